@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from jaxrl.core import files
 from jaxrl.core.errors import RunDirectoryError
 from jaxrl.core.versions import installed_version, own_version
+from jaxrl.parallel import targets
 from jaxrl.parallel.mesh import cores
 from jaxrl.parallel.threads import VARIABLES
 from jaxrl.run.directory import check_no_pattern
@@ -43,6 +44,23 @@ def examine(run_dir: str | os.PathLike = "runs") -> int:
     problems += _print(disk(files.expand(run_dir)))
     print("no problem found" if not problems else f"{problems} problem{'s' if problems > 1 else ''} found")
     return 1 if problems else 0
+
+
+def describe_device(out: Path | None = None) -> int:
+    """Print the description of the first accelerator, as `jaxrl compile --target` takes it from a file; return 0.
+
+    Args:
+      out: where to write it too.
+
+    Raises:
+      ConfigError: there is no accelerator, or JAX does not tell all that a description has.
+    """
+    description = targets.describe(jax.local_devices()[0])
+    print(files.to_json(description, indent=2))
+    if out is not None:
+        files.write_json(out, description)
+        print(f"written to {out}: jaxrl compile ... --target {out}", file=sys.stderr)
+    return 0
 
 
 def _print(findings: Iterator[Finding]) -> int:

@@ -260,15 +260,25 @@ def _algos(argv: Sequence[str]) -> int:
 
 
 def _doctor(argv: Sequence[str]) -> int:
-    from jaxrl.cli.flags import PATH, Flag, Group, parse
+    from jaxrl.cli.flags import BOOL, PATH, Flag, Group, optional, parse
 
-    flags = [Flag("run_dir", PATH, Path("runs"), "directory for runs; checked to be writable")]
+    what = "print the first accelerator's description and check nothing; jaxrl compile --target FILE.json takes it"
+    flags = [
+        Flag("run_dir", PATH, Path("runs"), "directory for runs; checked to be writable"),
+        Flag("describe_device", BOOL, False, what),
+        Flag("out", optional(PATH), None, "with --describe-device: also write the description to this file"),
+    ]
     values, problems = parse("jaxrl doctor", "Checks this machine and installation.", [Group("doctor", flags)], argv)
+    arguments = values["doctor"]
+    if arguments["out"] is not None and not arguments["describe_device"]:
+        problems.append("--out needs --describe-device")
     if problems:
         raise ConfigError(problems)
-    from jaxrl.cli.doctor import examine
+    from jaxrl.cli import doctor
 
-    return examine(values["doctor"]["run_dir"])
+    if arguments["describe_device"]:
+        return doctor.describe_device(arguments["out"])
+    return doctor.examine(arguments["run_dir"])
 
 
 # By name: the command, and what it does in a line.

@@ -18,7 +18,11 @@ _COMPILES = (
 # What changes the programs of a run or how they are run, and has no meaning for a target.
 _NO_TARGET = ("dataset", "record", "init_from", "async_evaluation", "video_every", "wandb", "launch", "distributed")
 _TARGET = Flag(
-    "target", TEXT, None, "accelerators to compile for and report on, such as v5e:4x4 or h100:8; they need not be here"
+    "target",
+    TEXT,
+    None,
+    "accelerators to compile for and report on, such as v5e:4x4 or h100:8, which need not be here; or the file of "
+    "jaxrl doctor --describe-device",
 )
 
 

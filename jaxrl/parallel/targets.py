@@ -10,8 +10,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jax
+from jax._src.lib import _jax
 from jax.experimental import topologies
 
+from jaxrl.core import files
 from jaxrl.core.errors import ConfigError
 
 _DESCRIPTIONS = json.loads(Path(__file__).with_name("accelerators.json").read_text())
@@ -30,6 +33,8 @@ gpu_device_info {{
 platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 12 }} runtime_version {{ major: 13 }}
 device_description_str: "{name}"
 """
+_READ_ON_THE_CARD = dict(re.findall(r"(\w+): \{(\w+)\}", _GPU))  # XLA's names of what is in a description, and ours
+_FILE = re.compile(r"(?P<path>.+\.json)(:(?P<shape>[^/]*))?")  # in place of a kind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +42,7 @@ class Target:
     """Accelerators to compile for.
 
     Attributes:
-      name: as `get` takes it, such as "v5e:4x4" or "h100:8".
+      name: as `get` takes it, such as "v5e:4x4", "h100:8" or "card.json:8".
       devices: that describe the accelerators; nothing can run on them.
       memory: bytes of one device.
     """
@@ -50,7 +55,7 @@ class Target:
 def names() -> list[str]:
     """Return what can be compiled for, one form of name for each kind of accelerator."""
     slices = [f"{kind}:{entry['slice']}" for kind, entry in _DESCRIPTIONS["tpu"].items()]
-    return [*slices, *(f"{card}[:COUNT]" for card in _DESCRIPTIONS["gpu"])]
+    return [*slices, *(f"{card}[:COUNT]" for card in (*_DESCRIPTIONS["gpu"], "FILE.json"))]
 
 
 @functools.lru_cache
@@ -59,20 +64,103 @@ def get(name: str) -> Target:
 
     Args:
       name: of TPUs their kind and the shape of the slice, "v5e:4x4" or "v5p:2x2x1"; of GPUs the card and, unless it is
-        one, their number: "h100", "h100:8".
+        one, their number: "h100", "h100:8". In place of the kind or the card the path of a file in which `describe` was
+        written: "card.json", "card.json:8".
 
     Raises:
-      ConfigError: an unknown name; the compiler for these accelerators is not installed.
+      ConfigError: an unknown name; a file that holds no description; the compiler for them is not installed.
     """
-    kind, _, shape = name.partition(":")
-    if kind in _DESCRIPTIONS["tpu"] and re.fullmatch(r"\d+(x\d+)+", shape):
-        return _tpu(name, kind)
-    if kind in _DESCRIPTIONS["gpu"] and re.fullmatch(r"([1-9]\d*)?", shape):
-        return _gpu(name, kind, int(shape or 1))
+    if (file := _FILE.fullmatch(name)) is not None:
+        (platform, kind, description), shape = _read(name, file["path"]), file["shape"] or ""
+    else:
+        kind, _, shape = name.partition(":")
+        platform = next((platform for platform, kinds in _DESCRIPTIONS.items() if kind in kinds), "")
+        description = _DESCRIPTIONS.get(platform, {}).get(kind)
+    if platform == "tpu" and re.fullmatch(r"\d+(x\d+)+", shape):
+        return _tpu(name, f"{kind}:{shape}", description)
+    if platform == "gpu" and re.fullmatch(r"([1-9]\d*)?", shape):
+        return _gpu(name, kind, int(shape or 1), description)
     raise ConfigError(f"target={name!r} is not a known accelerator; use one of {', '.join(names())}, such as v5e:4x4")
 
 
-def _tpu(name, kind):
+def describe(device: Any) -> dict[str, dict[str, Any]]:
+    """Return the description of an accelerator of this machine, as `accelerators.json` has it.
+
+    Of a GPU its name is from JAX and everything else from XLA, which reads it on the card; of a TPU the memory is what
+    JAX may use of it, and all else in the compiler already.
+
+    Args:
+      device: of `jax.local_devices()`.
+
+    Raises:
+      ConfigError: it is a CPU, or of a kind that jaxrl cannot compile for; JAX does not tell all.
+    """
+    kind = device.device_kind
+    if device.platform == "gpu":
+        card = re.sub(r"[^a-z0-9]+", "-", kind.lower()).strip("-")
+        return {"gpu": {card: {"source": _source("by XLA"), "name": kind} | _read_on_the_card(device)}}
+    if device.platform == "tpu":
+        name = next((name for name, entry in _DESCRIPTIONS["tpu"].items() if kind in entry["device_kinds"]), None)
+        memory = (device.memory_stats() or {}).get("bytes_limit")
+        if name is None or memory is None:
+            lacking = "the compiler's name for it" if name is None else "its memory"
+            raise ConfigError(f"{kind} cannot be described: {lacking} is not known; use one of {', '.join(names())}")
+        return {"tpu": {name: _DESCRIPTIONS["tpu"][name] | {"memory": memory, "source": _source("by JAX")}}}
+    raise ConfigError(f"there is no accelerator to describe: JAX has nothing but CPUs here ({kind})")
+
+
+def _source(reader):
+    return f"read on the device {reader} (jaxrl doctor --describe-device, JAX {jax.__version__})"
+
+
+def _read_on_the_card(device):
+    """Return the fields of a GPU's description that XLA reads on it."""
+    try:
+        text = str(_jax.get_topology_for_devices([device]).target_config)
+    except (AttributeError, RuntimeError) as error:
+        raise ConfigError(f"{device.device_kind} cannot be described: JAX does not tell what XLA read on it") from error
+    values = dict(re.findall(r"(\w+): (\S+)", text))
+    capability = re.search(r"cuda_compute_capability\s*\{([^{}]*)\}", text)
+    version = dict(re.findall(r"(\w+): (\d+)", capability[1])) if capability else {}
+    found = {"capability": [int(version["major"]), int(version.get("minor", 0))]} if "major" in version else {}
+    found |= {ours: json.loads(values[theirs]) for theirs, ours in _READ_ON_THE_CARD.items() if theirs in values}
+    if missing := sorted({"capability", *_READ_ON_THE_CARD.values()} - found.keys()):
+        raise ConfigError(f"{device.device_kind} cannot be described: XLA does not tell its {', '.join(missing)}")
+    # What is the same on every card that jaxrl knows is not in a description.
+    for name, value in re.findall(r"(\w+): (\d+)", _GPU.partition("platform_name")[0]):
+        if values.get(name) != value:
+            raise ConfigError(
+                f"{device.device_kind} cannot be described: its {name} is {values.get(name, 'not known')}, where cards "
+                f"that jaxrl compiles for have {value}"
+            )
+    return found
+
+
+def _read(name, path):
+    """Return the platform, the name and the description of the one accelerator in a file."""
+    try:
+        content = files.read_json(files.expand(path))
+        [(platform, kinds)] = content.items()
+        [(kind, description)] = kinds.items()
+        [known, *_] = _DESCRIPTIONS[platform].values()
+        fine = description.keys() == known.keys() and all(_is_like(description[field], known[field]) for field in known)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ConfigError(f"target={name!r}: {path} cannot be read as a description: {error}") from error
+    if not fine:
+        raise ConfigError(
+            f"target={name!r}: {path} must have the fields {', '.join(known)} of one accelerator, as jaxrl doctor "
+            "--describe-device --out FILE.json writes it"
+        )
+    return platform, kind, description
+
+
+def _is_like(value, known):
+    if isinstance(known, int | float):
+        return isinstance(value, int | float) and value > 0
+    return type(value) is type(known)
+
+
+def _tpu(name, libtpu_name, description):
     if importlib.util.find_spec("libtpu") is None and not os.environ.get("TPU_LIBRARY_PATH"):
         raise ConfigError(f"target={name!r} needs the compiler for TPUs: pip install 'jaxrl[tpu-target]'")
     # Without these it looks for the TPUs of this machine, and waits for a server that tells what they are.
@@ -80,16 +168,15 @@ def _tpu(name, kind):
     known |= {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}  # else one process at a time; none of them holds a TPU
     try:
         with _environment(known):
-            devices = topologies.get_topology_desc(name, platform="tpu").devices
+            devices = topologies.get_topology_desc(libtpu_name, platform="tpu").devices
     except Exception as error:  # whatever the plugin raises
         raise ConfigError(f"target={name!r} is not a valid slice: {' '.join(str(error).split())}") from error
-    return Target(name, tuple(devices), _DESCRIPTIONS["tpu"][kind]["memory"])
+    return Target(name, tuple(devices), description["memory"])
 
 
-def _gpu(name, card, count):
+def _gpu(name, card, count, description):
     if not any(importlib.util.find_spec(plugin) for plugin in _GPU_PLUGINS):
         raise ConfigError(f"target={name!r} needs the compiler for NVIDIA's GPUs: pip install 'jaxrl[cuda13]'")
-    description = _DESCRIPTIONS["gpu"][card]
     try:
         with _environment({"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}):  # else the plugin fails where there is no driver
             devices = topologies.get_topology_desc(

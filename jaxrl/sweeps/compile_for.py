@@ -45,7 +45,8 @@ def compile_for(
 
     Args:
       target: of TPUs their kind and the shape of the slice, such as "v5e:4x4"; of GPUs the card and, unless it is one,
-        their number, such as "h100:8".
+        their number, such as "h100:8". In place of the kind or the card the file of `jaxrl doctor --describe-device`,
+        such as "card.json:8".
       algo, env, num_envs, evaluation_episodes: as for `jaxrl.train`; JAX environments only.
       devices: how many of the target's devices are used; None: all.
       runs: of a sweep, spread over the devices, each on one; None: one run over all devices.
