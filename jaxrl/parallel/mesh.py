@@ -120,6 +120,21 @@ def use_cpu_devices(count: int) -> bool:
     return True
 
 
+def device_problems(devices: int, processes: int | None = None, target: Target | None = None) -> list[str]:
+    """Explain why a run cannot have so many devices; empty if it can. The arguments are those of `checked_layout`."""
+    here = len(local_devices(target))
+    processes = 1 if target is not None else processes or jax.process_count()
+    if 1 <= devices <= here * processes and devices % processes == 0:
+        return []
+    if processes == 1:
+        owner = "this process" if target is None else target.name
+        return [f"devices={devices} must be between 1 and the {here} that {owner} has"]
+    return [
+        f"devices={devices} must be a multiple of {processes}, the processes, and at most {here * processes}, the "
+        "devices that they have together"
+    ]
+
+
 def checked_layout(
     algo: Algorithm,
     spec: EnvSpec,
@@ -146,16 +161,8 @@ def checked_layout(
     """
     if problems := count_problems(num_envs=(num_envs, 1), devices=(devices, 1), shards=(shards, 1)):
         raise ConfigError(problems)
-    here, processes = len(local_devices(target)), processes or jax.process_count()
-    if target is None and processes > 1 and (devices % processes or not 1 <= devices <= here * processes):
-        problems.append(
-            f"devices={devices} must be a multiple of {processes}, the processes, and at most {here * processes}, "
-            "the devices that they have together"
-        )
-    elif not 1 <= devices <= here * processes:
-        owner = "this process" if target is None else target.name
-        problems.append(f"devices={devices} must be between 1 and the {here} that {owner} has")
-    elif num_envs % devices:
+    problems = device_problems(devices, processes, target)
+    if not problems and num_envs % devices:
         below, above = num_envs // devices * devices, -(-num_envs // devices) * devices
         allowed = f"{below} or {above}" if below else f"{above}"
         problems.append(f"num_envs={num_envs} does not divide over {devices} devices; use {allowed}")

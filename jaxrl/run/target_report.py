@@ -107,8 +107,8 @@ def compiled_for(target: Target, name: str, compile_it: Callable[[], jax.stages.
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        said = " ".join(str(error).split())
-        raise ConfigError(_too_much(target, name, f"more memory than {target.name} has: {said:.300}")) from error
+        message = " ".join(str(error).split())
+        raise ConfigError(_too_much(target, name, f"more memory than {target.name} has: {message:.300}")) from error
     seconds = time.monotonic() - since
     stats: Any = compiled.memory_analysis()
     sizes = stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.temp_size_in_bytes
@@ -152,10 +152,10 @@ def _program_lines(report, program):
     if program.flops is not None:
         rows.append(("work", f"{program.flops:.3g} FLOPs, {readable(program.bytes_accessed or 0)} read and written"))
     body = program.iteration
-    known = all(loop.trips is not None for loop in list(body.walk())[1:])
-    whole = _counts(body.all_kernels(), body.all_collectives())
-    whole += "" if known else "; loops of unknown length counted once"
-    rows += [("an iteration" if program.name == "chunk" else "in all", whole)]
+    totals = _counts(body.all_kernels(), body.all_collectives())
+    if any(loop.trips is None for loop in list(body.walk())[1:]):
+        totals += "; loops of unknown length counted once"
+    rows += [("an iteration" if program.name == "chunk" else "in all", totals)]
     if body.loops:
         rows += [("  outside of loops", _counts(sum(body.kernels.values()), body.collectives)), *_loop_rows(body, 1)]
     width = max(len(name) for name, _ in rows)

@@ -17,7 +17,7 @@ from jaxrl.core.sources import Replay
 from jaxrl.core.types import Algorithm, Environment
 from jaxrl.parallel import targets
 from jaxrl.parallel.anakin import Anakin
-from jaxrl.parallel.mesh import described
+from jaxrl.parallel.mesh import described, device_problems
 from jaxrl.parallel.targets import Target
 from jaxrl.run.evaluation import compile_evaluation
 from jaxrl.run.result import policy_at
@@ -71,7 +71,7 @@ def report_for(target: Target, settings: RunSettings, runs: int | None = None) -
 
     Args:
       target: accelerators.
-      settings: of the run, as they were passed.
+      settings: of the run, as they were passed, without a dataset or a recording.
       runs: as of `compile_for`.
 
     Raises:
@@ -79,11 +79,10 @@ def report_for(target: Target, settings: RunSettings, runs: int | None = None) -
     """
     topology = (settings.topology or Anakin(settings.num_envs)).over(target)
     devices: Any = topology.devices
-    if not 1 <= devices <= (most := len(target.devices)):
-        raise ConfigError(f"devices={devices} must be between 1 and the {most} that {target.name} has")
-    if settings.dataset is not None:
-        raise ConfigError(f"target={target.name!r} is for runs without a dataset")
-    topology = dataclasses.replace(topology, devices=1) if runs else topology
+    if runs:  # each on one of the devices
+        if problems := device_problems(devices, target=target):
+            raise ConfigError(problems)
+        topology = dataclasses.replace(topology, devices=1)
     settings = settings.replace(topology=topology, num_envs=None, total_steps=1).prepared().resolved()
     sources = settings.algo.experience.values()
     if any(isinstance(source, Replay) and source.storage == "flashbax" for source in sources):

@@ -17,7 +17,7 @@ from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import Environment
 from jaxrl.parallel import memory
-from jaxrl.parallel.mesh import cores, local_devices, over_devices, use_cpu_devices
+from jaxrl.parallel.mesh import cores, device_problems, local_devices, over_devices, use_cpu_devices
 from jaxrl.parallel.program import Program
 from jaxrl.run.evaluation import MAX_STEPS, layout, play
 from jaxrl.run.settings import RunSettings
@@ -37,10 +37,9 @@ def devices_and_mapping(devices: int | None, mapping: str | None) -> tuple[int, 
         use_cpu_devices(cores())
     if mapping not in (None, "vmap", "in_turn"):
         raise ConfigError(f"mapping={mapping!r} is not one of 'vmap', 'in_turn'")
-    here = jax.local_device_count()
-    devices = here if devices is None else devices
-    if not 1 <= devices <= here:
-        raise ConfigError(f"devices={devices} must be between 1 and the {here} that this process has")
+    devices = jax.local_device_count() if devices is None else devices
+    if problems := device_problems(devices, processes=1):
+        raise ConfigError(problems)
     return devices, mapping or ("in_turn" if jax.default_backend() == "cpu" else "vmap")
 
 
