@@ -231,6 +231,11 @@ class Worker:
         self._process.stdin.close()
         self._process.wait(timeout=60)
 
+    def kill(self) -> None:
+        """End it at once, also while it answers or is stopped."""
+        self._process.kill()
+        self._process.wait()
+
 
 def serve(answer: Any) -> None:
     """Answers each request read from standard input with `answer(**request)`, until it is closed."""

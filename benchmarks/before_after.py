@@ -10,6 +10,7 @@ ratio of a pair, with the interval of its mean over the pairs.
 
 import argparse
 import concurrent.futures
+import contextlib
 import itertools
 import mmap
 import os
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any
 
 HERE = pathlib.Path(__file__).parent
@@ -102,28 +104,47 @@ class Stoppable:
             self._since = None
         os.kill(self.worker.pid, signal.SIGCONT)
 
-    def close(self) -> None:
-        self.go()
-        self.worker.close()
+    def kill(self) -> None:
+        self.worker.kill()
         self._file.close()
+
+
+@contextlib.contextmanager
+def running(trees: dict[str, pathlib.Path]) -> Iterator[dict[str, Stoppable]]:
+    """Workers for these checkouts, none of which is left behind, stopped, however this process ends."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
+    workers: dict[str, Stoppable] = {}
+    try:
+        for name, tree in trees.items():
+            workers[name] = Stoppable(tree)
+        yield workers
+    finally:
+        for worker in workers.values():
+            worker.kill()
 
 
 def together(workers: dict[str, Stoppable], case: str) -> dict[str, float]:
     """Steps a second of each worker, which run in turn, a slice each, until both have answered."""
     with concurrent.futures.ThreadPoolExecutor(len(workers)) as threads:
-        asked = {name: threads.submit(worker.worker.ask, case=case) for name, worker in workers.items()}
-        for worker in workers.values():
-            worker.stop()
-        for name in itertools.cycle(workers):
-            if all(answer.done() for answer in asked.values()):
-                break
-            if not asked[name].done():
-                workers[name].go()
-                concurrent.futures.wait([asked[name]], timeout=SLICE)
-                workers[name].stop()
-        for worker in workers.values():
-            worker.go()
-        return {name: answer.result() for name, answer in asked.items()}
+        answers = {name: threads.submit(worker.worker.ask, case=case) for name, worker in workers.items()}
+        try:
+            for worker in workers.values():
+                worker.stop()
+            for name in itertools.cycle(workers):
+                if all(answer.done() for answer in answers.values()):
+                    break
+                if not answers[name].done():
+                    workers[name].go()
+                    concurrent.futures.wait([answers[name]], timeout=SLICE)
+                    workers[name].stop()
+            for worker in workers.values():
+                worker.go()
+        except BaseException:
+            for worker in workers.values():
+                worker.kill()  # else the threads would wait for answers of processes that are stopped
+            raise
+        return {name: answer.result() for name, answer in answers.items()}
 
 
 def interval(ratios: list[float]) -> tuple[float, float]:
@@ -153,20 +174,19 @@ def main() -> None:
     asked = parser.parse_args()
     import _record
 
-    workers = {"before": Stoppable(checkout(asked.before)), "now": Stoppable(ROOT)}
     rows = []
-    for case in asked.only:
-        for worker in workers.values():
-            worker.worker.ask(case=case)  # compiles
-        pairs = [together(dict(sorted(workers.items(), reverse=pair % 2 == 0)), case) for pair in range(asked.pairs)]
-        speeds = {name: [pair[name] for pair in pairs] for name in workers}
-        ratios = [now / before for now, before in zip(speeds["now"], speeds["before"], strict=True)]
-        low, high = interval(ratios)
-        medians = {f"{name} (steps/s)": statistics.median(values) for name, values in speeds.items()}
-        rows.append({"work": case} | medians | {"ratio": statistics.mean(ratios), "low": low, "high": high})
-        print(_record.table(rows[-1:]), flush=True)
-    for worker in workers.values():
-        worker.close()
+    with running({"before": checkout(asked.before), "now": ROOT}) as workers:
+        for case in asked.only:
+            for worker in workers.values():
+                worker.worker.ask(case=case)  # compiles
+            orders = (dict(sorted(workers.items(), reverse=pair % 2 == 0)) for pair in range(asked.pairs))
+            pairs = [together(order, case) for order in orders]
+            speeds = {name: [pair[name] for pair in pairs] for name in workers}
+            ratios = [now / before for now, before in zip(speeds["now"], speeds["before"], strict=True)]
+            low, high = interval(ratios)
+            medians = {f"{name} (steps/s)": statistics.median(values) for name, values in speeds.items()}
+            rows.append({"work": case} | medians | {"ratio": statistics.mean(ratios), "low": low, "high": high})
+            print(_record.table(rows[-1:]), flush=True)
     print(_record.save("before-after", rows, before=asked.before, pairs=asked.pairs, slice_seconds=SLICE))
 
 

@@ -2,12 +2,16 @@
 
 import argparse
 import json
+import os
 import pathlib
+import signal
 import subprocess
 import sys
+import time
 
 import jax
 import pytest
+from helpers.patience import PATIENCE
 
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -39,6 +43,30 @@ def test_a_part_of_a_record_leaves_the_others(tmp_path):
         _record.save_part(path, name, {"rows": rows})
     assert json.loads(path.read_text()) == {"parts": {"first": {"rows": [3]}, "second": {"rows": [2]}}}
     assert [file.name for file in path.parent.iterdir()] == ["accelerator.json"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_comparison_that_is_interrupted_leaves_no_process_behind(number):
+    """Its workers are stopped in turn: nothing else would continue or end them."""
+    script = """if True:
+        import pathlib, sys
+        sys.path.insert(0, "benchmarks")
+        import before_after
+        root = pathlib.Path.cwd()
+        with before_after.running({"before": root, "now": root}) as workers:
+            print(*(worker.worker.pid for worker in workers.values()), flush=True)
+            before_after.together(workers, "PPO CartPole, 2048 environments")
+    """
+    comparison = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    workers = [int(word) for word in comparison.stdout.readline().split()]
+    time.sleep(1.0)  # for a few turns
+    assert len(workers) == 2 and comparison.poll() is None
+    comparison.send_signal(number)
+    assert comparison.wait(timeout=PATIENCE) == (143 if number == signal.SIGTERM else -signal.SIGINT)
+    for pid in workers:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
 
 
 @pytest.mark.long
