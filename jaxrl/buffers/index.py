@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from flax import struct
 from jax.sharding import PartitionSpec
 
-from jaxrl.buffers import samplers, sum_tree, uniform
-from jaxrl.core.sources import Replay, Uniform, by_priority
+from jaxrl.buffers import best_tree, samplers, sum_tree, uniform
+from jaxrl.core.sources import Fifo, MaxHeap, MinHeap, Replay, Uniform, by_priority
 from jaxrl.core.types import Counter, PyTree, Replicas
 
 _BELOW_ONE = 1.0 - 2.0**-24
@@ -23,7 +23,7 @@ class Index(struct.PyTreeNode):
     """One sampler's view of a ring; leaves begin with the shard axis, unless said."""
 
     priority: jax.Array | None  # [shards, positions] float32, -1 where no item; None: rows alike, looked up when drawn
-    levels: sum_tree.Levels  # [shards, ...] sums over weights; () where the sampler does not need them
+    levels: sum_tree.Levels | best_tree.Levels  # [shards, ...] see `_put`; () where rows are alike
     touched: jax.Array | None  # [shards, positions] int32, the update that last gave a priority; None where unused
     times_sampled: jax.Array  # [shards, positions] int32
     drawable: jax.Array  # [shards] int32, how many items there are
@@ -40,6 +40,11 @@ def dense(source: Replay) -> bool:
     return isinstance(source.sampler, Uniform) and source.sequence is None and not source.max_times_sampled
 
 
+def heap(source: Replay) -> bool:
+    """Whether items are drawn in the order of their priorities."""
+    return isinstance(source.sampler, MinHeap | MaxHeap)
+
+
 def one_by_one(source: Replay) -> bool:
     """Whether a draw depends on the draws before it in the batch."""
     return bool(source.max_times_sampled) or not samplers.by_chance(source.sampler)
@@ -54,12 +59,16 @@ def init(source: Replay, shards: int, slots: int, columns: int) -> Index:
     """An index of an empty ring: `shards` shards of `columns` environments each."""
     positions = slots * columns
     every = lambda x: jnp.broadcast_to(x[None], (shards, *x.shape)).copy()  # noqa: E731
-    levels = sum_tree.zeros(positions) if samplers.by_chance(source.sampler) and not dense(source) else ()
-    heap = by_priority(source.sampler) and not samplers.by_chance(source.sampler)
+    levels = ()
+    if heap(source):
+        levels = best_tree.init(shards, positions)
+    elif not dense(source):
+        sums = sum_tree.zeros(positions, jnp.float32 if samplers.by_chance(source.sampler) else jnp.int32)
+        levels = tuple(every(level) for level in sums)
     return Index(
         priority=None if dense(source) else jnp.full((shards, positions), samplers.ABSENT, jnp.float32),
-        levels=tuple(every(level) for level in levels),
-        touched=jnp.zeros((shards, positions), jnp.int32) if heap else None,
+        levels=levels,
+        touched=jnp.zeros((shards, positions), jnp.int32) if heap(source) else None,
         times_sampled=jnp.zeros((shards, positions), jnp.int32),
         drawable=jnp.zeros(shards, jnp.int32),
         largest=jnp.ones(shards, jnp.float32),
@@ -103,36 +112,61 @@ def write(index: Index, source: Replay, start: jax.Array, priority: jax.Array) -
     first = (start % slots) * columns
     position = (first + jnp.arange(new.shape[1], dtype=jnp.int32)) % positions
 
-    def one(old, levels, new):
-        before, after = _held(old[position]), _held(new)
-        # Read first, then write: else XLA copies the whole array to read it afterwards.
-        before, new = jax.lax.optimization_barrier((before, new))
-        if levels:
-            levels = sum_tree.put_range(levels, first, samplers.weight(source.sampler, new), positions)
-        return old.at[position].set(new, unique_indices=True), levels, after - before
-
-    written, levels, more = jax.vmap(one)(index.priority, index.levels, new)
+    before, after = _held(index.priority[:, position]), _held(new)
+    # Read first, then write: else XLA copies the whole array to read it afterwards.
+    before, new = jax.lax.optimization_barrier((before, new))
     touched = index.touched
     if touched is not None:
         touched = touched.at[:, position].set(index.updates, unique_indices=True)
-    return index.replace(
-        priority=written,
-        levels=levels,
+    index = index.replace(
+        priority=index.priority.at[:, position].set(new, unique_indices=True),
         touched=touched,
-        drawable=index.drawable + more,
+        drawable=index.drawable + after - before,
         largest=jnp.maximum(index.largest, jnp.max(new, axis=1)),
         refused=index.refused + jnp.sum(refuse.astype(jnp.int32), axis=1, dtype=jnp.int32),
     )
+    if heap(source):
+        levels = best_tree.put_range(index.levels, first, new.shape[1], positions, _ranks(index, source))
+    else:
+        put = jax.vmap(lambda levels, weight: sum_tree.put_range(levels, first, weight, positions))
+        levels = put(index.levels, _weight(source, new))
+    return index.replace(levels=levels)
+
+
+def _put(index: Index, source: Replay, tree: jax.Array, position: jax.Array, priority: jax.Array) -> Index:
+    """Return the index whose levels know of the priorities [k] that positions [k] of trees [k] have now.
+
+    Draws by chance need sums over weights, those in the order of insertion count items to find one by its rank, and
+    heaps have a tournament.
+    """
+    if heap(source):
+        ranks, positions = _ranks(index, source), index.times_sampled.shape[1]
+        return index.replace(levels=best_tree.put(index.levels, tree, position, positions, ranks))
+    return index.replace(levels=sum_tree.put_in(index.levels, tree, position, _weight(source, priority)))
+
+
+def _weight(source: Replay, priority: jax.Array) -> jax.Array:
+    weight = samplers.weight(source.sampler, priority)
+    return weight if samplers.by_chance(source.sampler) else weight.astype(jnp.int32)
+
+
+def _ranks(index: Index, source: Replay) -> best_tree.Ranks:
+    def ranks(tree, position):
+        assert index.priority is not None and index.touched is not None, "only heaps have ranks"
+        since = index.updates - index.touched[tree, position]
+        return samplers.rank(source.sampler, index.priority[tree, position], since, since)
+
+    return ranks
 
 
 def _held(priority: jax.Array) -> jax.Array:
-    """How many of these positions hold an item."""
-    return jnp.sum((priority >= 0.0).astype(jnp.int32), dtype=jnp.int32)
+    """How many of the positions [shards, k] hold an item."""
+    return jnp.sum((priority >= 0.0).astype(jnp.int32), axis=1, dtype=jnp.int32)
 
 
 def draw(
     index: Index, source: Replay, key: jax.Array, shard: jax.Array, count: int, newest: jax.Array
-) -> tuple[Index, jax.Array, jax.Array]:
+) -> tuple[Index, jax.Array, jax.Array, jax.Array]:
     """Draws `count` items from every shard one after another, and counts that they were.
 
     Args:
@@ -144,15 +178,96 @@ def draw(
       newest: int32, the slot written last.
 
     Returns:
-      The index; positions int32 [shards, count]; the chance of each draw within its shard, 0 where there was nothing.
+      The index; positions int32 [shards, count]; the chance of each draw within its shard, 0 where there was nothing;
+      and the items' priorities, though some may be drawn no more and have none now.
     """
-    keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(shard)
-    return _draw_in_turn(index, source, keys, count, newest)
+    if samplers.by_chance(source.sampler) or heap(source):
+        return _draw_in_turn(index, source, key, shard, count)
+    return _draw_in_order(index, source, count, newest)
+
+
+def _draw_in_order(index, source, count, newest):
+    """Draw items in the order of their insertion, or in its reverse: a whole batch at once."""
+    most, slots, (shards, positions) = source.max_times_sampled, index.stamps.shape[0], index.times_sampled.shape
+    here, items = jnp.arange(shards, dtype=jnp.int32), index.drawable[:, None]
+    # One after another; without a limit it is one and the same for all draws.
+    number = jnp.arange(count if most else 1, dtype=jnp.int32)[None]
+    tree = jnp.broadcast_to(here[:, None], (shards, number.size))
+    oldest = jnp.broadcast_to((newest + 1) % slots * (positions // slots), (shards,))
+    rank = sum_tree.before(index.levels, here, oldest)[:, None]
+    rank = rank + (number if isinstance(source.sampler, Fifo) else items - 1 - number)
+    rank = (rank % jnp.maximum(items, 1)).reshape(-1)
+    position = sum_tree.find(index.levels, tree.reshape(-1), rank).reshape(tree.shape)
+    # How many draws each has left, and which of the batch's are its.
+    room = most - index.times_sampled[tree, position] if most else jnp.full(tree.shape, count, jnp.int32)
+    room = jnp.where(number < items, room, 0)
+    ends = jnp.cumsum(room, axis=1, dtype=jnp.int32)
+    draws = jnp.arange(count, dtype=jnp.int32)
+    which = jax.vmap(lambda ends: jnp.searchsorted(ends, draws, side="right"))(ends).astype(jnp.int32)
+    held = draws[None] < ends[:, -1:]
+    drawn = jnp.where(held, jnp.take_along_axis(position, jnp.minimum(which, number.size - 1), axis=1), 0)
+    times = jnp.clip(count - (ends - room), 0, room)
+    # Read all first, then write: else XLA copies whole arrays to read them afterwards.
+    read = position, room, times, drawn, held, index.priority[here[:, None], drawn]
+    (position, room, times, drawn, held, priority), index = jax.lax.optimization_barrier((read, index))
+    position = jnp.where(times > 0, position, sum_tree.NOWHERE)
+    index = index.replace(times_sampled=index.times_sampled.at[tree, position].add(times, mode="drop"))
+    if most:
+        worn = jnp.where(times == room, position, sum_tree.NOWHERE)
+        index = _remove(index, source, tree.reshape(-1), worn.reshape(-1))
+    return index, drawn, held.astype(jnp.float32), priority
+
+
+def _draw_in_turn(index, source, key, shard, count):
+    """Draw items one after another, by chance or from a heap."""
+    (shards, positions), most = index.times_sampled.shape, source.max_times_sampled
+    here, keys = jnp.arange(shards, dtype=jnp.int32), None
+    if heap(source):
+        # Without a limit it is one and the same item for all draws.
+        turns = jnp.tile(here, (count if most else 1, 1))
+    else:
+        # One shard after another: sums over several at once may be rounded otherwise, on as many devices as shards.
+        keys = jax.vmap(lambda number: jax.random.split(jax.random.fold_in(key, number), count))(shard).reshape(-1)
+        turns = jnp.repeat(here, count)[:, None]
+    times = shards * count // turns.size
+
+    def step(index, turn):
+        tree, key = turn
+        items = index.drawable[tree]
+        if key is None:
+            best = best_tree.best(index.levels, shards, positions, _ranks(index, source))
+            position, chance = jnp.where(items > 0, best, 0), (items > 0).astype(jnp.float32)
+        else:
+            position, chance = samplers.draw(key, index.priority, index.levels, tree, items)
+        # Read all first, then write: else XLA copies whole arrays to read them afterwards.
+        read = position, chance, index.priority[tree, position]
+        (position, chance, priority), index = jax.lax.optimization_barrier((read, index))
+        drawn = jnp.where(chance > 0.0, position, sum_tree.NOWHERE)
+        index = index.replace(times_sampled=index.times_sampled.at[tree, drawn].add(times, mode="drop"))
+        if most:
+            worn = index.times_sampled[tree, position] >= most
+            index = _remove(index, source, tree, jnp.where(worn, drawn, sum_tree.NOWHERE))
+        return index, (position, chance, priority)
+
+    index, drawn = jax.lax.scan(step, index, (turns, keys))
+    if keys is None:
+        drawn = jax.tree.map(lambda x: jnp.broadcast_to(x.T, (shards, count)), drawn)
+    return index, *jax.tree.map(lambda x: x.reshape(shards, count), drawn)
+
+
+def _remove(index, source, tree, position):
+    """Return the index without the items at positions [k] of trees [k], but for `NOWHERE`."""
+    gone = (position != sum_tree.NOWHERE).astype(jnp.int32)
+    index = index.replace(
+        priority=index.priority.at[tree, position].set(samplers.ABSENT, mode="drop"),
+        drawable=index.drawable.at[tree].add(-gone),
+    )
+    return _put(index, source, tree, position, jnp.full(position.shape, samplers.ABSENT, jnp.float32))
 
 
 def draw_over_all(
     index: Index, key: jax.Array, count: int, used: jax.Array | None, shards: int, replicas: Replicas
-) -> tuple[Index, jax.Array, jax.Array, jax.Array, jax.Array]:
+) -> tuple[Index, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
     """Draws a whole batch by chance, over the shards of all devices, and counts what was drawn here.
 
     An item is drawn with a chance proportional to its weight among all; where all weights are 0, every item alike.
@@ -168,7 +283,7 @@ def draw_over_all(
 
     Returns:
       The index; of every draw the shard among those here, int32 [count], its position there, its chance, 0 where there
-      was nothing; and whether it is here, bool. The rest means nothing of a draw that is not here.
+      was nothing, its priority; and whether it is here, bool. The rest means nothing of a draw that is not here.
     """
     here, depth, priority = index.drawable.shape[0], len(index.levels), index.priority
     assert priority is not None, "a dense index is not drawn from by weight"
@@ -212,45 +327,16 @@ def draw_over_all(
         chance = jnp.where(used, chance, 0.0)
     drawn = jnp.where(mine & (chance > 0.0), position, sum_tree.NOWHERE)
     times_sampled = index.times_sampled.at[tree, drawn].add(1, mode="drop")
-    return index.replace(times_sampled=times_sampled), tree, position, chance, mine
+    # Read before new ones are written: else XLA copies the whole array to read it afterwards.
+    of_drawn, priority = jax.lax.optimization_barrier((priority[tree, position], priority))
+    index = index.replace(priority=priority, times_sampled=times_sampled)
+    return index, tree, position, chance, of_drawn, mine
 
 
 def count_draws(index: Index, position: jax.Array, held: jax.Array) -> Index:
     """With the draws at positions [shards, k] counted, where they held an item."""
     times = jax.vmap(lambda times, position, held: times.at[position].add(held.astype(jnp.int32)))
     return index.replace(times_sampled=times(index.times_sampled, position, held))
-
-
-def _draw_in_turn(index, source, keys, count, newest):
-    slots, positions = index.stamps.shape[0], index.priority.shape[1]
-    columns = positions // slots
-    position = jnp.arange(positions, dtype=jnp.int32)
-    inserted = ((newest - position // columns) % slots) * columns + columns - 1 - position % columns
-
-    def shard(carried):
-        priority, levels, touched, times, key = carried
-        since = inserted if touched is None else index.updates - touched
-
-        def step(state, key):
-            priority, levels, times = state
-            position, chance = samplers.choose(source.sampler, key, priority, levels, inserted, since)
-            drawn = jnp.where(chance > 0.0, position, sum_tree.NOWHERE)
-            times = times.at[drawn].add(1, mode="drop")
-            if source.max_times_sampled:
-                gone = jnp.where(times[position] >= source.max_times_sampled, drawn, sum_tree.NOWHERE)
-                priority = priority.at[gone].set(samplers.ABSENT, mode="drop")
-                if levels:
-                    levels = sum_tree.put(levels, gone[None], jnp.zeros(1, jnp.float32))
-            return (priority, levels, times), (position, chance)
-
-        return jax.lax.scan(step, (priority, levels, times), jax.random.split(key, count))
-
-    # In turn, not mapped: under vmap both branches of the choice would run.
-    carried = (index.priority, index.levels, index.touched, index.times_sampled, keys)
-    (priority, levels, times), (position, chance) = jax.lax.map(shard, carried)
-    drawable = jnp.sum((priority >= 0.0).astype(jnp.int32), axis=1, dtype=jnp.int32)
-    index = index.replace(priority=priority, levels=levels, times_sampled=times, drawable=drawable)
-    return index, position, chance
 
 
 def update(
@@ -275,15 +361,13 @@ def update(
     where = jnp.where(live & fine, position, sum_tree.NOWHERE)
     # Two writes that do not depend on the order of equal positions, so that the result is the same on any device.
     new = index.priority.at[shard, where].set(0.0, mode="drop").at[shard, where].max(priority, mode="drop")
-    levels, touched = index.levels, index.touched
-    if levels:
-        levels = sum_tree.put_in(levels, shard, where, samplers.weight(source.sampler, new[shard, position]))
-    if touched is not None:
-        touched = touched.at[shard, where].set(index.updates, mode="drop")
-    return index.replace(
+    index = index.replace(
         priority=new,
-        levels=levels,
-        touched=touched,
         largest=jnp.maximum(index.largest, jnp.max(jnp.where(fine & drawn, priority, 0.0))),
         refused=index.refused.at[shard].add((live & ~fine).astype(jnp.int32)),
     )
+    if not by_priority(source.sampler):
+        return index
+    if index.touched is not None:
+        index = index.replace(touched=index.touched.at[shard, where].set(index.updates, mode="drop"))
+    return _put(index, source, shard, where, new[shard, position])

@@ -203,15 +203,9 @@ class ReplayBuffer:
         """
         source, rows, idx = self.source, state.ring, state.index
         slots, columns = rows.slots, rows.columns // self.replicas.shards
-        idx, shard, position, chance, mine = self._drawn(rows, idx, key, used)
+        idx, shard, position, chance, priority, mine = self._drawn(rows, idx, key, used)
         slot, column = position // columns, shard * columns + position % columns
         step = rows.step_at(slot)
-        priority = (chance > 0.0).astype(jnp.float32)
-        if state.index.priority is not None:
-            # That of before: an item that may be drawn no more has none now. And read before new ones are written: else
-            # XLA copies the whole array to read it afterwards.
-            priority, remaining = jax.lax.optimization_barrier((state.index.priority[shard, position], idx.priority))
-            idx = idx.replace(priority=remaining)
         info = SampleInfo(
             position=(self.replicas.first_shard + shard) * (slots * columns) + position,
             step=step,
@@ -238,8 +232,8 @@ class ReplayBuffer:
 
     def _drawn(
         self, rows: Ring, idx: Index, key: jax.Array, used: jax.Array | None
-    ) -> tuple[Index, jax.Array, jax.Array, jax.Array, jax.Array | None]:
-        """The index, and of every draw [k] the shard among those here, the position in it, and the chance of the item.
+    ) -> tuple[Index, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array | None]:
+        """The index, and of every draw [k] the shard among those here, the place in it, and its chance and priority.
 
         Where a device makes all draws there are those of all devices, and at the end whether the item is here.
         """
@@ -261,11 +255,12 @@ class ReplayBuffer:
             if rows.parts is not None:
                 of_each = rows.parts.total.astype(jnp.float32)
             chance = held.astype(jnp.float32) / of_each
+            priority = held.astype(jnp.float32)
         else:
-            idx, position, chance = index.draw(idx, source, key, shard, count, (rows.cursor - 1) % rows.slots)
+            idx, position, chance, priority = index.draw(idx, source, key, shard, count, (rows.cursor - 1) % rows.slots)
             chance = jnp.where(counted, chance / self.shards, 0.0)
         owner = jnp.broadcast_to(here[:, None], position.shape)
-        return idx, owner.reshape(-1), position.reshape(-1), chance.reshape(-1), None
+        return idx, owner.reshape(-1), position.reshape(-1), chance.reshape(-1), priority.reshape(-1), None
 
     def update_priorities(self, state: ReplayState, info: SampleInfo, priorities: jax.Array) -> ReplayState:
         """Gives the items of a batch new priorities; for a source that keeps them.

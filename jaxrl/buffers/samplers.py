@@ -1,7 +1,8 @@
 """Which item is drawn, or removed, next: `jaxrl.core.sources` names the rules, this is what they do.
 
-Items are known by arrays over their positions: a priority (negative where there is no item), sums over weights where
-the rule draws by chance, and ages. What a weight is depends on the sampler alone.
+Items are known by arrays over their positions: a priority (negative where there is no item) and ages. A rule that goes
+by chance also has sums over weights (`sum_tree`), any other a tournament (`best_tree`), so that no choice passes
+over all. What a weight is depends on the sampler alone.
 """
 
 from collections.abc import Callable
@@ -36,54 +37,55 @@ def acceptable(priority: jax.Array) -> jax.Array:
     return jnp.isfinite(priority) & (priority >= 0.0)
 
 
-def choose(
-    sampler: Sampler,
-    key: jax.Array,
-    priority: jax.Array,
-    levels: sum_tree.Levels,
-    inserted: jax.Array,
-    touched: jax.Array,
+def draw(
+    key: jax.Array, priority: jax.Array, levels: sum_tree.Levels, tree: jax.Array, items: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """One item.
+    """Draw an item of one of several trees by chance.
 
     Args:
-      sampler: the rule; removers use the same, but not those that draw by chance.
-      key: for those that do.
-      priority: float32 [n], negative where there is no item.
-      levels: over `weight(sampler, priority)`; () where the rule does not draw by chance.
-      inserted: how long ago each was inserted, int32 [n], no two alike.
-      touched: how long ago each was inserted or given a priority, likewise.
+      key: for this draw.
+      priority: float32 [trees, n], negative where there is no item.
+      levels: over `weight(sampler, priority)`.
+      tree: int32 [1], which tree.
+      items: int32 [1], how many there are in it.
 
     Returns:
-      Its position, int32, and the chance it had, float32: 0 where there is no item at all.
+      Its position, int32 [1], and the chance it had, float32 [1]; both 0 where there is no item at all.
+    """
+    uniform = jax.random.uniform(key, (len(levels), 1), jnp.float32)
+    total = jnp.sum(levels[-1][tree[0]])
+
+    def weighted():
+        position = sum_tree.draw_in(levels, tree, uniform)
+        return position, levels[0][tree, position] / total
+
+    def alike():
+        counts = jnp.cumsum((priority[tree[0]] >= 0.0).astype(jnp.int32), dtype=jnp.int32)
+        number = (uniform[0, 0] * counts[-1].astype(jnp.float32)).astype(jnp.int32)
+        position = jnp.argmax(counts > jnp.minimum(number, counts[-1] - 1)).astype(jnp.int32)
+        return position[None], 1.0 / counts[-1].astype(jnp.float32)[None]
+
+    position, chance = usual_or((total > 0.0) | (items[0] == 0), weighted, alike)
+    return position, jnp.where(items > 0, chance, 0.0)
+
+
+def rank(rule: Sampler, priority: jax.Array, inserted: jax.Array, touched: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return what items are compared by where a rule goes by an order, as `best_tree` compares them.
+
+    Args:
+      rule: a sampler or a remover.
+      priority: float32 [...], negative where there is no item.
+      inserted: how long ago each was inserted, int32 [...], no two alike.
+      touched: how long ago each was inserted or given a priority, likewise; not read where priorities do not count.
+
+    Returns:
+      A float32, -inf where there is no item, and an int32; the item comes first that has the largest, of those that are
+      equal in it the one with the largest second.
     """
     present = priority >= 0.0
-    if by_chance(sampler):
-        uniform = jax.random.uniform(key, (len(levels), 1), jnp.float32)
-
-        def weighted():
-            position = sum_tree.draw(levels, uniform)[0]
-            return position, levels[0][position] / sum_tree.total(levels)
-
-        def alike():
-            counts = jnp.cumsum(present.astype(jnp.int32), dtype=jnp.int32)
-            rank = (uniform[0, 0] * counts[-1].astype(jnp.float32)).astype(jnp.int32)
-            position = jnp.argmax(counts > jnp.minimum(rank, counts[-1] - 1)).astype(jnp.int32)
-            return position, 1.0 / jnp.maximum(counts[-1].astype(jnp.float32), 1.0)
-
-        position, chance = usual_or(sum_tree.total(levels) > 0.0, weighted, alike)
-    else:
-        if isinstance(sampler, Fifo):
-            best, age = present, inserted
-        elif isinstance(sampler, Lifo):
-            best, age = present, -inserted
-        elif isinstance(sampler, MinHeap):
-            best, age = present & (priority == jnp.min(jnp.where(present, priority, jnp.inf))), touched
-        else:
-            best, age = present & (priority == jnp.max(priority)), touched
-        position = jnp.argmax(jnp.where(best, age, jnp.iinfo(jnp.int32).min)).astype(jnp.int32)
-        chance = jnp.float32(1.0)
-    return position, jnp.where(jnp.any(present), chance, 0.0)
+    if isinstance(rule, Fifo | Lifo):
+        return jnp.where(present, 0.0, -jnp.inf), inserted if isinstance(rule, Fifo) else -inserted
+    return jnp.where(present, -priority if isinstance(rule, MinHeap) else priority, -jnp.inf), touched
 
 
 def usual_or[Drawn](fits: jax.Array, usual: Callable[[], Drawn], rare: Callable[[], Drawn]) -> Drawn:

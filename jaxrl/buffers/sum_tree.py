@@ -3,7 +3,10 @@
 Level 0 holds the weights, and each entry of the next level is the sum of `FAN` entries below. A write adds up the
 touched blocks again from what lies below them, so float32 errors never accumulate, however many writes there are.
 A draw uses a new uniform number on each level: one number of 24 bits could not tell a million items apart evenly.
+Counts in place of weights find the item of a rank.
 """
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +27,9 @@ def widths(size: int) -> tuple[int, ...]:
     return *found, width
 
 
-def zeros(size: int) -> Levels:
-    """The levels over `size` weights of 0, float32."""
-    return tuple(jnp.zeros(width, jnp.float32) for width in widths(size))
+def zeros(size: int, dtype: Any = jnp.float32) -> Levels:
+    """The levels over `size` weights of 0; whole numbers are counts, to be found by their rank."""
+    return tuple(jnp.zeros(width, dtype) for width in widths(size))
 
 
 def total(levels: Levels) -> jax.Array:
@@ -45,7 +48,7 @@ def put(levels: Levels, position: jax.Array, weight: jax.Array) -> Levels:
     changed = [levels[0].at[position].set(weight, mode="drop", wrap_negative_indices=False)]
     for level in levels[1:]:
         position = position // FAN
-        sums = jnp.sum(_blocks(changed[-1], position), axis=-1)
+        sums = jnp.sum(_blocks(changed[-1], position), axis=-1, dtype=level.dtype)
         changed.append(level.at[position].set(sums, mode="drop", wrap_negative_indices=False))
     return tuple(changed)
 
@@ -68,7 +71,7 @@ def put_range(levels: Levels, start: jax.Array, weight: jax.Array, size: int) ->
         count = min(count // FAN + 3, blocks)
         start = start // FAN
         block = (start + jnp.arange(count, dtype=jnp.int32)) % blocks
-        sums = jnp.sum(_blocks(changed[-1], block), axis=-1)
+        sums = jnp.sum(_blocks(changed[-1], block), axis=-1, dtype=level.dtype)
         changed.append(level.at[block].set(sums, unique_indices=True))
     return tuple(changed)
 
@@ -79,7 +82,8 @@ def put_in(levels: Levels, tree: jax.Array, position: jax.Array, weight: jax.Arr
     for level in levels[1:]:
         position = position // FAN
         blocks = changed[-1].reshape(level.shape[0], -1, FAN)
-        sums = jnp.sum(blocks.at[tree, position].get(mode="clip", wrap_negative_indices=False), axis=-1)
+        of_block = blocks.at[tree, position].get(mode="clip", wrap_negative_indices=False)
+        sums = jnp.sum(of_block, axis=-1, dtype=level.dtype)
         changed.append(level.at[tree, position].set(sums, mode="drop", wrap_negative_indices=False))
     return tuple(changed)
 
@@ -110,6 +114,35 @@ def draw(levels: Levels, uniform: jax.Array) -> jax.Array:
         block = level.reshape(-1, FAN).at[position].get(mode="promise_in_bounds", wrap_negative_indices=False)
         position = position * FAN + choose(block, u)
     return position
+
+
+def before(levels: Levels, tree: jax.Array, position: jax.Array) -> jax.Array:
+    """Return the sums of the weights before positions [k] in trees [k]: levels [trees, ...]."""
+    total = jnp.zeros(position.shape, levels[0].dtype)
+    for level in levels:
+        width = level.shape[1] if level is levels[-1] else FAN
+        block = level.reshape(level.shape[0], -1, width).at[tree, position // width].get(mode="promise_in_bounds")
+        earlier = jnp.arange(width, dtype=jnp.int32)[None] < (position % width)[:, None]
+        total = total + jnp.sum(jnp.where(earlier, block, 0), axis=1, dtype=total.dtype)
+        position = position // width
+    return total
+
+
+def find(levels: Levels, tree: jax.Array, rank: jax.Array) -> jax.Array:
+    """Return the positions [k] of the counted items of ranks [k] in trees [k], from 0: levels [trees, ...], int32.
+
+    Where there are no more than `rank` items it is some position.
+    """
+    position = jnp.zeros_like(rank)
+    for level in levels[::-1]:
+        width = level.shape[1] if level is levels[-1] else FAN
+        block = level.reshape(level.shape[0], -1, width).at[tree, position].get(mode="clip")
+        sums = jnp.cumsum(block, axis=1, dtype=jnp.int32)
+        passed = sums <= rank[:, None]
+        column = jnp.minimum(jnp.sum(passed.astype(jnp.int32), axis=1, dtype=jnp.int32), width - 1)
+        rank = rank - jnp.max(jnp.where(passed, sums, 0), axis=1)
+        position = position * width + column
+    return jnp.minimum(position, levels[0].shape[1] - 1)
 
 
 def _blocks(level: jax.Array, block: jax.Array) -> jax.Array:

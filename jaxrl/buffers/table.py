@@ -1,8 +1,8 @@
 """A table of whole items, with Reverb's semantics: any sampler, any remover, items that go after so many draws.
 
 For items that outlive the ring of rows they came from: the best episodes so far, demonstrations, a queue between
-stages. Inserts and draws are made one by one, each a pass over the table where its rule is not by chance; a replay of
-raw rows (`jaxrl.buffers.replay`) is far cheaper where its oldest-first removal will do.
+stages. Inserts and draws are made one by one, each in a time that hardly depends on the capacity; a replay of raw rows
+(`jaxrl.buffers.replay`) is cheaper where its oldest-first removal will do.
 """
 
 import dataclasses
@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxrl.buffers import samplers, sum_tree
+from jaxrl.buffers import best_tree, samplers, sum_tree
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.sources import Fifo, Sampler, Uniform
+from jaxrl.core.sources import Fifo, Sampler, Uniform, by_priority
 from jaxrl.core.types import PyTree
 
 
@@ -29,7 +29,8 @@ class TableState(struct.PyTreeNode):
 
     items: PyTree  # [capacity + 1, ...]
     priority: jax.Array  # [capacity + 1] float32, -1 where there is no item
-    levels: sum_tree.Levels  # over the sampler's weights; () where it needs none
+    levels: sum_tree.Levels  # over the sampler's weights; () where it does not draw by chance
+    orders: dict[str, best_tree.Levels]  # of the other rules by name, and the lowest "free" position
     generation: jax.Array  # [capacity + 1] int32, the insertion that filled the position
     touched: jax.Array  # [capacity + 1] int32, when it was inserted or given a priority
     times_sampled: jax.Array  # [capacity + 1] int32
@@ -83,6 +84,7 @@ class Table:
             items=jax.tree.map(lambda x: jnp.zeros((positions, *x.shape), x.dtype), example),
             priority=jnp.full(positions, samplers.ABSENT, jnp.float32),
             levels=sum_tree.zeros(positions) if samplers.by_chance(self.sampler) else (),
+            orders={name: best_tree.init(1, positions) for name in ("free", *self._rules)},
             generation=jnp.zeros(positions, jnp.int32),
             touched=jnp.zeros(positions, jnp.int32),
             times_sampled=jnp.zeros(positions, jnp.int32),
@@ -105,7 +107,7 @@ class Table:
         def one(state, pair):
             item, priority = pair
             accepted = samplers.acceptable(priority)
-            position = jnp.argmax(state.priority < 0.0).astype(jnp.int32)
+            position = self._best(state, "free")
             where = jnp.where(accepted, position, sum_tree.NOWHERE)
             clock = state.clock + accepted.astype(jnp.int32)
             state = state.replace(
@@ -116,9 +118,9 @@ class Table:
                 clock=clock,
                 size=state.size + accepted.astype(jnp.int32),
             )
-            state = self._put(state, where, priority)
+            state = self._put(state, where[None], priority[None], state.orders)
             full = state.size > self.capacity
-            gone, _ = self._choose(self.remover, state, None)
+            gone = self._best(state, type(self.remover).__name__)
             state = self._remove(state, jnp.where(full, gone, sum_tree.NOWHERE), full)
             return state, Key(position, jnp.where(accepted, clock, 0))
 
@@ -129,8 +131,14 @@ class Table:
 
         def one(state, key):
             size = state.size
-            position, chance = self._choose(self.sampler, state, key)
             held = size > 0
+            if samplers.by_chance(self.sampler):
+                levels = tuple(level[None] for level in state.levels)
+                drawn = samplers.draw(key, state.priority[None], levels, jnp.zeros(1, jnp.int32), size[None])
+                position, chance = drawn[0][0], drawn[1][0]
+            else:
+                position = jnp.where(held, self._best(state, type(self.sampler).__name__), 0)
+                chance = held.astype(jnp.float32)
             where = jnp.where(held, position, sum_tree.NOWHERE)
             times = state.times_sampled.at[where].add(1, mode="drop")
             drawn = TableSample(
@@ -155,29 +163,51 @@ class Table:
     def update_priorities(self, state: TableState, keys: Key, priorities: jax.Array) -> TableState:
         """Gives items new priorities in turn; dropped where the item is gone or the priority unacceptable."""
 
-        def one(state, pair):
-            key, priority = pair
-            live = self._live(state, key) & samplers.acceptable(priority)
-            where = jnp.where(live, key.position, sum_tree.NOWHERE)
-            clock = state.clock + live.astype(jnp.int32)
-            state = state.replace(touched=state.touched.at[where].set(clock, mode="drop"), clock=clock)
-            return self._put(state, where, priority), None
-
-        return jax.lax.scan(one, state, (keys, priorities.astype(jnp.float32)))[0]
+        priorities = priorities.astype(jnp.float32)
+        live = self._live(state, keys) & samplers.acceptable(priorities)
+        turn = jnp.cumsum(live.astype(jnp.int32), dtype=jnp.int32)
+        # The last of those for one item, found without a loop: of writes to one place any could be the last.
+        where = jnp.where(live, keys.position, sum_tree.NOWHERE)
+        touched = state.touched.at[where].set(0, mode="drop").at[where].max(turn, mode="drop")
+        where = jnp.where(live & (touched[keys.position] == turn), where, sum_tree.NOWHERE)
+        touched = touched.at[where].set(state.clock + turn, mode="drop")
+        state = state.replace(touched=touched, clock=state.clock + turn[-1])
+        return self._put(state, where, priorities, [name for name, rule in self._rules.items() if by_priority(rule)])
 
     def _live(self, state, key):
         return (state.priority[key.position] >= 0.0) & (state.generation[key.position] == key.generation)
 
-    def _put(self, state, where, priority):
-        levels = state.levels
+    @property
+    def _rules(self):
+        """Return the rules that go by an order, by name."""
+        return {type(rule).__name__: rule for rule in (self.sampler, self.remover) if not samplers.by_chance(rule)}
+
+    def _put(self, state, where, priority, changed):
+        """Set priorities [k] at positions [k], and have it known to the orders that it changes."""
+        levels, orders = state.levels, dict(state.orders)
         if levels:
-            levels = sum_tree.put(levels, where[None], samplers.weight(self.sampler, priority)[None])
-        return state.replace(priority=state.priority.at[where].set(priority, mode="drop"), levels=levels)
+            levels = sum_tree.put(levels, where, samplers.weight(self.sampler, priority))
+        state = state.replace(priority=state.priority.at[where].set(priority, mode="drop"), levels=levels)
+        for name in changed:
+            tree, ranks = jnp.zeros_like(where), self._ranks(state, name)
+            orders[name] = best_tree.put(orders[name], tree, where, self.capacity + 1, ranks)
+        return state.replace(orders=orders)
 
     def _remove(self, state, where, removed):
-        state = self._put(state, where, jnp.float32(samplers.ABSENT))
+        state = self._put(state, where[None], jnp.full(1, samplers.ABSENT, jnp.float32), state.orders)
         return state.replace(size=state.size - removed.astype(jnp.int32))
 
-    def _choose(self, sampler, state, key):
-        inserted, touched = state.clock - state.generation, state.clock - state.touched
-        return samplers.choose(sampler, key, state.priority, state.levels, inserted, touched)
+    def _best(self, state, name):
+        return best_tree.best(state.orders[name], 1, self.capacity + 1, self._ranks(state, name))[0]
+
+    def _ranks(self, state, name):
+        """Return what items are compared by: to be chosen by a rule, or whether their position is free."""
+
+        def ranks(_, position):
+            priority = state.priority[position]
+            if name == "free":
+                return (priority < 0.0).astype(jnp.float32), jnp.zeros_like(position)
+            inserted, touched = (state.clock - x[position] for x in (state.generation, state.touched))
+            return samplers.rank(self._rules[name], priority, inserted, touched)
+
+        return ranks

@@ -189,7 +189,8 @@ class Replay:
       n_step: rewards of a transition.
       sequence: items are sequences instead.
       sampler: by which items are drawn.
-      max_times_sampled: an item is gone once it was drawn so often; 0: never. Draws are then made one by one.
+      max_times_sampled: an item is gone once it was drawn so often; 0: never. Draws are then made one by one, but for
+        Fifo and Lifo.
       extras: names of the entries of `ActorOutput.extras` to store with the rows.
       frame_stack: store each frame once.
       over: the name of another replay source: draw from its rows, and store none. Its `capacity`, `extras` and

@@ -10,7 +10,7 @@ import pytest
 from helpers.tiers import few
 
 from jaxrl.buffers import replay
-from jaxrl.core.sources import FrameStack, Prioritized, Replay, Sequence, Uniform
+from jaxrl.core.sources import FrameStack, Lifo, MinHeap, Prioritized, Replay, Sequence, Uniform, by_priority
 from jaxrl.core.types import Trajectory
 from jaxrl.parallel.replicas import SingleReplica
 
@@ -20,6 +20,9 @@ SOURCES = {
     "uniform_stacks": {"replay": Replay(ENVS * SLOTS, 32, 1, frame_stack=FrameStack(3))},
     "prioritized": {"replay": Replay(ENVS * SLOTS, 32, 1, n_step=2, sampler=Prioritized())},
     "sequences": {"replay": Replay(ENVS * SLOTS, 32, 1, sequence=Sequence(6, 3, "truncate"), sampler=Prioritized())},
+    "counted": {"replay": Replay(ENVS * SLOTS, 32, 1, max_times_sampled=2)},
+    "lifo": {"replay": Replay(ENVS * SLOTS, 32, 1, sampler=Lifo(), max_times_sampled=2)},
+    "heap": {"replay": Replay(ENVS * SLOTS, 32, 1, sampler=MinHeap(), max_times_sampled=2)},
     "two_views": {
         "replay": Replay(ENVS * SLOTS, 32, 1, sampler=Prioritized()),
         "other": Replay(ENVS * SLOTS, 32, 1, sequence=Sequence(4), sampler=Uniform(), over="replay"),
@@ -28,7 +31,7 @@ SOURCES = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", few(SOURCES, "prioritized", "sequences", "uniform"))
+@pytest.mark.parametrize("name", few(SOURCES, "prioritized", "sequences", "uniform", "lifo", "heap"))
 def test_nothing_large_is_copied(name):
     rollout = 4
     buffers = replay.bind(SOURCES[name], num_envs=ENVS, rollout_length=rollout, shards=2, replicas=SingleReplica(2))
@@ -45,7 +48,7 @@ def test_nothing_large_is_copied(name):
                 state = states[name].replace(ring=states[buffer.source.over or name].ring)
                 key_i = jax.random.fold_in(key, i)
                 state, batch = buffer.sample(state, key_i)
-                if isinstance(buffer.source.sampler, Prioritized):
+                if by_priority(buffer.source.sampler):
                     # Priorities that do not depend on the weights, as an algorithm's do not.
                     priorities = jax.random.uniform(key_i, (buffer.source.batch_size,))
                     state = buffer.update_priorities(state, batch.sample_info, priorities)

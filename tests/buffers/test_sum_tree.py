@@ -50,6 +50,24 @@ def test_writes_to_nowhere_are_dropped(size):
 
 
 @pytest.mark.parametrize("size", [20, 700])
+def test_counted_items_are_found_by_their_rank(size):
+    trees = 2
+    there = RNG.random((trees, size)) < 0.3
+    there[1, : size // 2] = False  # whole blocks with nothing
+    rows = [put_range(sum_tree.zeros(size, jnp.int32), jnp.int32(0), row.astype(np.int32), size) for row in there]
+    levels = jax.tree.map(lambda *x: jnp.stack(x), *rows)
+    assert all(level.dtype == jnp.int32 for level in levels)
+    tree = np.repeat(np.arange(trees, dtype=np.int32), size)
+    position = np.tile(np.arange(size, dtype=np.int32), trees)
+    before = np.asarray(jax.jit(sum_tree.before)(levels, tree, position)).reshape(trees, size)
+    np.testing.assert_array_equal(before, np.cumsum(there, axis=1) - there)
+    found = np.asarray(jax.jit(sum_tree.find)(levels, tree, position)).reshape(trees, size)
+    for row, places in zip(found, there, strict=True):
+        np.testing.assert_array_equal(row[: places.sum()], np.flatnonzero(places))
+    assert ((0 <= found) & (found < sum_tree.widths(size)[0])).all()
+
+
+@pytest.mark.parametrize("size", [20, 700])
 def test_frequencies_are_in_proportion(size):
     weight = RNG.random(size).astype(np.float32) ** 3
     weight[RNG.random(size) < 0.2] = 0.0

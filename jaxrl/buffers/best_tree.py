@@ -1,0 +1,100 @@
+"""Tournaments over many items in a few wide levels, to find the best item without a pass over all.
+
+Each entry of the lowest level is the position of the best of `FAN` items, each entry of the next level that of the
+best of `FAN` entries below. Items themselves are not copied: `ranks` reads what they are compared by, from arrays that
+the caller holds. A write compares the blocks that it touched again, from below. Only the order counts, so ranks may be
+ages that grow with a clock.
+
+There are several trees over as many positions each, one a shard; levels are `[trees, width]`.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+FAN = 16
+TOP = 32  # the last level, or the items where there are no levels, are at most this many, and searched whole
+
+Levels = tuple[jax.Array, ...]
+# Of trees and positions, int32 of one shape: a float32, the larger the better, and an int32, likewise among equals.
+Ranks = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+
+
+def init(trees: int, size: int) -> Levels:
+    """Return the levels of `trees` trees over `size` items each, of which none is better than another."""
+    levels, covered, width = [], 1, size
+    while width > TOP:
+        covered, width = covered * FAN, -(-width // FAN)
+        first = jnp.minimum(jnp.arange(width, dtype=jnp.int32) * covered, size - 1)
+        levels.append(jnp.broadcast_to(first[None], (trees, width)).copy())
+    return tuple(levels)
+
+
+def best(levels: Levels, trees: int, size: int, ranks: Ranks) -> jax.Array:
+    """Return the position of the best item of each tree, int32 [trees]; of equal ones the lowest position."""
+    everyone = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32)[None], (trees, size))
+    tree = jnp.arange(trees, dtype=jnp.int32)
+    return _winner(tree, levels[-1] if levels else everyone, ranks)
+
+
+def put(levels: Levels, tree: jax.Array, position: jax.Array, size: int, ranks: Ranks) -> Levels:
+    """Compare again where items have changed.
+
+    Args:
+      levels: of all trees.
+      tree: int32 [k].
+      position: int32 [k] in these trees; `sum_tree.NOWHERE` is dropped.
+      size: items of each tree, static.
+      ranks: with the change.
+    """
+    changed: list[jax.Array] = []
+    for level in levels:
+        position = position // FAN
+        winner = _winner(tree, _blocks(changed, tree, position, size), ranks)
+        changed.append(level.at[tree, position].set(winner, mode="drop", wrap_negative_indices=False))
+    return tuple(changed)
+
+
+def put_range(levels: Levels, start: jax.Array, count: int, size: int, ranks: Ranks) -> Levels:
+    """Compare again where the items at `start`, `start + 1`, ... modulo `size` have changed in every tree.
+
+    Args:
+      levels: of all trees.
+      start: int32, in [0, size).
+      count: of items, static; at most `size`.
+      size: items of each tree, static.
+      ranks: with the change.
+    """
+    changed: list[jax.Array] = []
+    for level in levels:
+        trees, blocks = level.shape
+        # A partial block at either end, and at the wrap; a block too many is only compared again.
+        count = min(count // FAN + 3, blocks)
+        start = start // FAN
+        block = jnp.broadcast_to((start + jnp.arange(count, dtype=jnp.int32)) % blocks, (trees, count)).reshape(-1)
+        tree = jnp.repeat(jnp.arange(trees, dtype=jnp.int32), count)
+        winner = _winner(tree, _blocks(changed, tree, block, size), ranks)
+        changed.append(level.at[tree, block].set(winner, unique_indices=True, mode="promise_in_bounds"))
+    return tuple(changed)
+
+
+def _blocks(changed: list[jax.Array], tree: jax.Array, block: jax.Array, size: int) -> jax.Array:
+    """Return the positions [k, FAN] that compete in blocks [k] of the next level; the last one again past the end."""
+    width = changed[-1].shape[1] if changed else size
+    entry = block[:, None] * FAN + jnp.arange(FAN, dtype=jnp.int32)[None]
+    entry = jnp.minimum(entry, width - 1)
+    return changed[-1].at[tree[:, None], entry].get(mode="promise_in_bounds") if changed else entry
+
+
+def _winner(tree: jax.Array, position: jax.Array, ranks: Ranks) -> jax.Array:
+    """Return the best of positions [k, n], each in tree [k]."""
+    first, second = ranks(jnp.broadcast_to(tree[:, None], position.shape), position)
+
+    def better(a, b):
+        later = (a[1] > b[1]) | ((a[1] == b[1]) & (a[2] <= b[2]))
+        wins = (a[0] > b[0]) | ((a[0] == b[0]) & later)
+        return tuple(jnp.where(wins, x, y) for x, y in zip(a, b, strict=True))
+
+    least = jnp.float32(-jnp.inf), jnp.int32(jnp.iinfo(jnp.int32).min), jnp.int32(jnp.iinfo(jnp.int32).max)
+    return jax.lax.reduce((first, second, position), least, better, (1,))[2]
