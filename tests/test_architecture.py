@@ -30,7 +30,7 @@ BUDGET = {
     "core": 2668,
     "envs": 4022,
     "networks": 2010,
-    "buffers": 1596,
+    "buffers": 1733,
     "algos": 4871,
     "parallel": 4246,
     "data": 2994,
