@@ -195,7 +195,7 @@ def pooled(task, iterations, repeats):
 
 def torchbeast(task, iterations, repeats):
     """The preset, with its paper's environments and batches."""
-    preset = preset("torchbeast")
+    preset = jaxrl.preset("torchbeast")
     env = jaxrl.make(preset.env)
     choices = {
         "8 environments": {"num_envs": 8},

@@ -105,8 +105,9 @@ def normalize(statistics: RunningStatistics, x: PyTree, clip: float | jax.Array 
     Entries that hardly varied (see `varies`) become 0, whatever their value now.
 
     Args:
-      statistics: frozen; those that the rows were acted with, in a loss.
-      x: a tree like the example, leaves with any leading axes.
+      statistics: frozen; those that the rows were acted with, in a loss. Their leaves may have a batch axis, of rows
+        that were acted with different ones.
+      x: a tree like the example, leaves with any leading axes, of which the last is the batch.
       clip: largest absolute value that comes out.
 
     Returns:
@@ -118,12 +119,12 @@ def normalize(statistics: RunningStatistics, x: PyTree, clip: float | jax.Array 
         moments = statistics.moments.get(_name(path))
         if moments is None:
             return leaf
-        leading = tuple(range(leaf.ndim - moments.mean.ndim))
-        scale = jnp.expand_dims(_inverse_std(moments, 0.0), leading)
+        scale, mean = (_with_axes(x, leaf.ndim) for x in (_inverse_std(moments, 0.0), moments.mean))
         value = leaf.astype(jnp.float32)
-        scaled = jnp.clip((value - jnp.expand_dims(moments.mean, leading)) * scale, -clip, clip)
+        scaled = jnp.clip((value - mean) * scale, -clip, clip)
         dtype = leaf.dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.float32
-        return jnp.where(known, scaled, value).astype(dtype)
+        of_row = known.reshape(known.shape + (1,) * (moments.mean.ndim - known.ndim))
+        return jnp.where(_with_axes(of_row, leaf.ndim), scaled, value).astype(dtype)
 
     return jax.tree_util.tree_map_with_path(one, x)
 
@@ -135,13 +136,14 @@ def scale_reward(statistics: RunningStatistics, reward: jax.Array, clip: float |
     while returns hardly vary (see `varies`).
 
     Args:
-      statistics: of the running discounted return, an `init` of a scalar; see `discounted_return`.
+      statistics: of the running discounted return, an `init` of a scalar; see `discounted_return`. Their leaves may
+        have a batch axis.
       reward: any shape.
       clip: largest absolute value that comes out.
     """
     (moments,) = statistics.moments.values()
-    scaled = jnp.clip(reward * _inverse_std(moments, 1.0), -clip, clip)
-    return jnp.where(_is_known(statistics), scaled, reward)
+    scaled = jnp.clip(reward * _with_axes(_inverse_std(moments, 1.0), reward.ndim), -clip, clip)
+    return jnp.where(_with_axes(_is_known(statistics), reward.ndim), scaled, reward)
 
 
 def discounted_return(previous: jax.Array, reward: jax.Array, first: jax.Array, gamma: float | jax.Array) -> jax.Array:
@@ -172,8 +174,13 @@ def _name(path):
     return jax.tree_util.keystr(path, simple=True, separator="/") or "array"
 
 
+def _with_axes(x, rank):
+    """Return `x` with leading axes of 1, up to a rank."""
+    return jnp.expand_dims(x, tuple(range(rank - x.ndim)))
+
+
 def _is_known(statistics: RunningStatistics) -> jax.Array:
-    """Return whether two entries were seen, enough to normalize with; a scalar bool."""
+    """Return whether two entries were seen, enough to normalize with; bool, of the count's shape."""
     return (statistics.count.high > 0) | (statistics.count.low >= 2)
 
 

@@ -129,7 +129,6 @@ def _preset_json(preset):
         "algorithm": type(preset.algorithm).__name__.lower(),
         "env": preset.env,
         "num_envs": preset.topology["num_envs"],
-        "topology": {name: value for name, value in preset.topology.items() if name != "num_envs"},
         "total_steps": preset.total_steps,
         "defaults": defaults,
     }

@@ -240,8 +240,7 @@ def _own_flags(command, preset):
         flags = [*flags, _TARGET]
     if preset is None:
         return flags
-    known = {name: {"default": value} for name, value in preset.topology.items()}
-    known["total_steps"] = {"default": preset.total_steps, "hint": None}
+    known = {"total_steps": {"default": preset.total_steps, "hint": None}}
     return [dataclasses.replace(flag, **known.get(flag.name, {})) for flag in flags]
 
 

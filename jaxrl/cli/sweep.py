@@ -1,5 +1,6 @@
 """`jaxrl sweep` once its flags are read: many runs, in one program or as experiments side by side."""
 
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -36,22 +37,35 @@ def sweep(parsed: ParsedCommand) -> int:
     run = _backend(arguments)
     if tasks and run is not launch:
         raise ConfigError("--grid env: other environments are other programs; add --backend ray")
-    env = [make_environment(name, parsed.values["run"]["env_params"]) for name in tasks] or request.env
-    result = run(request.algo, env, seeds=seeds[0] if len(seeds) == 1 else seeds, **arguments, **space)
+    if tasks and out is not None:
+        raise ConfigError("--out: not with --grid env, whose results are in a directory for each environment")
+    seeds, root, failed = seeds[0] if len(seeds) == 1 else seeds, arguments["run_dir"], False
+    made = {name: make_environment(name, parsed.values["run"]["env_params"]) for name in tasks}
+    for name, env in made.items():  # whose scores cannot be compared: each has a table and a best of its own
+        arguments["run_dir"] = root / re.sub(r"[^\w.-]", "_", name)
+        print(f"{name}:")
+        failed |= _report(run(request.algo, env, seeds=seeds, **arguments, **space), arguments["run_dir"], None)
+    if not tasks:
+        failed = _report(run(request.algo, request.env, seeds=seeds, **arguments, **space), root, out)
+    return 1 if failed else 0
+
+
+def _report(result, run_dir, out):
+    """Print the table of a sweep, and where its results are; return whether a run raised."""
     if distributed.is_leader():
         print(result.table())
         how = "including start-up and evaluation" if isinstance(result, Experiments) else "while training"
         print(f"{result.wall_seconds:,.0f} s; {result.steps_per_second:,.0f} steps/s over all runs {how}")
         if out is not None:
             _save_sweep(result, out)
-        if arguments["run_dir"] is not None:
-            print(f"curves, table and best policy: {arguments['run_dir']}")
+        if run_dir is not None:
+            print(f"curves, table and best policy: {run_dir}")
         elif out is None:
             print("nothing is kept: --run-dir DIR keeps the curves, the table and the best policy")
     errors = result.errors if isinstance(result, Experiments) else {}
     for (place, index), error in errors.items():
         print(f"error: {result.run_dirs[place][index]}:\n{error}", file=sys.stderr)
-    return 1 if errors else 0
+    return bool(errors)
 
 
 def _backend(arguments):

@@ -39,13 +39,12 @@ def command_flags(command: str) -> list[Flag]:
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """What the flags show of a preset: what it fixes of a topology beside `num_envs`, and its `defaults`, by option."""
+    """What the flags show of a preset; `defaults` by option."""
 
     name: str
     algorithm: str
     env: str
     num_envs: int
-    topology: Mapping[str, Any]
     total_steps: int
     defaults: Mapping[str, Any]
 

@@ -63,8 +63,7 @@ def train_settings(parsed: ParsedCommand) -> RunSettings:
     request = prepare("train", parsed)
     arguments = dict(request.arguments)
     layout = {name: value for name in _LAYOUT if (value := arguments[name]) is not None}
-    fixed = {} if parsed.preset is None else preset(parsed.preset).topology
-    topology = _topology(request.env, request.num_envs, layout, fixed)
+    topology = _topology(request.env, request.num_envs, layout)
     if arguments["record"] is not None:
         arguments["record"] = Record(arguments["record"], arguments["record_every"])
     elif arguments["record_every"] != 1:
@@ -142,13 +141,11 @@ def make_environment(name: str, words: Sequence[str] = ()) -> Environment | Host
     return envs.make(name, **{key: literal(value) for key, value in assignments("--env-params", words).items()})
 
 
-def _topology(env, num_envs, layout, fixed):
+def _topology(env, num_envs, layout):
     if env is None and num_envs is not None:
         raise ConfigError(f"--num-envs {num_envs} needs --env")
     topology = default_topology(env, num_envs)
     known = {field.name for field in dataclasses.fields(topology)}
-    # What a preset fixes of actors does not count where the environment is another, in JAX.
-    layout = {name: value for name, value in layout.items() if name in known or value != fixed.get(name)}
     if strange := [name for name in layout if name not in known]:
         raise ConfigError(_only_on_the_host(strange, env))
     return dataclasses.replace(topology, **layout)

@@ -83,7 +83,7 @@ def decode_fields(cls: Any, fields: Mapping[str, Any], **overrides: Any) -> Any:
         raise ConfigError(f"{registry.name_of(cls) or cls!r} is not a dataclass, so it cannot be made from a file")
     known = {field.name for field in dataclasses.fields(cls)}
     older = {field.name: field.metadata[BEFORE] for field in dataclasses.fields(cls) if BEFORE in field.metadata}
-    # A field that there is no more, and that was not set.
+    # A field of an earlier version that was not set, and is null, changes nothing.
     values = {name: decode(item) for name, item in fields.items() if name in known or item is not None}
     return build(cls, older | values | overrides)
 

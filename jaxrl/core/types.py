@@ -107,7 +107,7 @@ class Rollout(struct.PyTreeNode):
     extras: dict[str, PyTree]  # [T, B, ...] stored by the algorithm: log_prob, value, ...
     carry: Carry  # [B, ...] at the first time step
     final_carry: Carry  # [B, ...] at the last one
-    statistics: PyTree = ()  # the frozen normalizer statistics that were acted with
+    statistics: PyTree = ()  # the frozen normalizer statistics that were acted with; [B, ...] where they differ
     version: jax.Array | None = None  # of the actor state that acted, int32
     # Every environment began an episode at the first row, and what follows the episode's end has weight 0.
     whole_episodes: bool = struct.field(pytree_node=False, default=False)
@@ -544,6 +544,11 @@ class Replicas(Protocol):
 
     @property
     def first_shard(self) -> jax.Array | int: ...
+
+    @property
+    def platform(self) -> str:
+        """Return the platform of the devices, such as "cpu", static."""
+        ...
 
     def mean(self, tree: PyTree) -> PyTree: ...
     def sum(self, tree: PyTree) -> PyTree: ...

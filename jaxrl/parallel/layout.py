@@ -47,9 +47,10 @@ class Layout:
     @property
     def replicas(self) -> Replicas:
         """What an update is averaged over."""
+        platform = self.mesh.devices.flat[0].platform
         if self.devices == 1:
-            return SingleReplica(self.shards)
-        return MeshReplicas("data", self.shards // self.devices)
+            return SingleReplica(self.shards, platform)
+        return MeshReplicas("data", self.shards // self.devices, platform)
 
     def experience(self, algo: Algorithm) -> Experience:
         """What `algo` learns from."""

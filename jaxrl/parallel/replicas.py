@@ -14,9 +14,11 @@ class SingleReplica:
 
     Args:
       shards: logical shards, all on this device.
+      platform: of the device.
     """
 
     shards: int = 1
+    platform: str = "cpu"
 
     @property
     def devices(self) -> int:
@@ -49,10 +51,12 @@ class MeshReplicas:
     Args:
       axis_name: the axis, or several.
       shards: logical shards on each device; a device's are numbered by its place along the axis.
+      platform: of the devices.
     """
 
     axis_name: str | tuple[str, ...]
     shards: int = 1
+    platform: str = "cpu"
 
     @property
     def devices(self) -> int:

@@ -30,7 +30,8 @@ def recording_problems(record, topology):
     if record is None or topology.batch_envs == topology.num_envs:
         return []
     some = f"{topology.batch_envs} of the {topology.num_envs} environments"
-    return [f"record: every batch holds the rollouts of {some}, and an episode's would not be one after another"]
+    why = f"every batch holds the rollouts of {some}, and an episode's would not be one after another"
+    return [f"record: {why}; use learner_batch=None, or do not record"]
 
 
 def resource_problems(resources, topology, env, async_evaluation):

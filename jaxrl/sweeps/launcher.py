@@ -69,7 +69,7 @@ class Experiments(SweepResult):
 @whole_arguments
 def launch(
     algo: Algorithm | str,
-    env: EnvironmentLike | Sequence[EnvironmentLike],
+    env: EnvironmentLike,
     *,
     total_steps: int,
     run_dir: str | Path,
@@ -93,8 +93,8 @@ def launch(
     Runs that ended are not run again, and those that were cut off go on from their checkpoints.
 
     Args:
-      algo, env, total_steps, num_envs, topology: of every run; environments on the host too. Of a list of environments
-        each is tried with every setting. Defaults of the topology follow `algo`, whatever `space` changes.
+      algo, env, total_steps, num_envs, topology: of every run; environments on the host too. Defaults of the topology
+        follow `algo`, whatever `space` changes.
       run_dir: holds the run directories; all machines must see it. At the end also the curves, the table and a picture,
         as `SweepResult.save` writes them.
       seeds: how many, from 0 on, or which.
@@ -119,22 +119,25 @@ def launch(
     check_no_evaluator("a sweep of experiments")
     run = RunSettings.of(locals())
     algo = as_algorithm(run.algo)
-    several = isinstance(run.env, list | tuple)
-    tasks = [envs.prepared(one) for one in (run.env if several else [run.env])]
+    env = envs.prepared(run.env)
     seeds = checked_seeds(seeds)
     problems = count_problems(total_steps=(run.total_steps, 1), points=(points, 1), restarts=(restarts, 0))
+    if only_instance(env) is not None:
+        problems.append(f"{env.name} is one environment, and every run needs its own; pass its class or a function")
     problems += amount_problems(cpus_per_run=cpus_per_run, gpus_per_run=gpus_per_run)
-    for env in tasks:
-        if only_instance(env) is not None:
-            problems.append(f"{env.name} is one environment, and every run needs its own; pass its class or a function")
-        problems += choose(run.topology, env, run.num_envs)[1]
+    topology, topology_problems = choose(run.topology, env, run.num_envs)
+    problems += topology_problems
     if problems:
         raise ConfigError(problems)
-    names = {"env": [env.name for env in tasks]} if several else {}
-    settings = configurations(num_samples, names | space, search_seed)
-    by_name = {env.name: env for env in tasks}
-    runs = [_resolved(run, algo, by_name[setting.get("env", tasks[0].name)], setting) for setting in settings]
-    shards = [one.topology.bind(one.algo, one.env).layout.shards for one in runs]
+    settings = configurations(num_samples, space, search_seed)
+    topology = topology.resolve(algo)
+    episodes = default_episodes(env) if run.evaluation_episodes is None else run.evaluation_episodes
+    run = run.replace(env=env, topology=topology, num_envs=None, evaluation_episodes=episodes, progress=False)
+    runs = [
+        run.replace(algo=replace(algo, **setting).resolve(env_spec(env), topology.batch_envs or 0))
+        for setting in settings
+    ]
+    shards = [topology.bind(one.algo, env).layout.shards for one in runs]
     root = files.expand(run.run_dir).absolute()
     check_no_pattern(root)
     run_dirs = [[root / _name(setting) / f"seed={seed}" for seed in seeds] for setting in settings]
@@ -144,7 +147,7 @@ def launch(
 
     def config(place, seed):
         """As `train` will write it."""
-        resolved = dataclasses.replace(runs[place].topology.resolve(runs[place].algo), shards=shards[place])
+        resolved = dataclasses.replace(topology.resolve(runs[place].algo), shards=shards[place])
         return runs[place].replace(topology=resolved).config() | {"seed": seed}
 
     began = time.monotonic()
@@ -161,20 +164,6 @@ def launch(
     result = _gathered(settings, seeds, run_dirs, errors, run.total_steps, points, rate, wall, configs)
     leave(result, root)
     return result
-
-
-def _resolved(run, algo, env, setting):
-    """Return a run's settings with what depends on its environment."""
-    topology = choose(run.topology, env, run.num_envs)[0].resolve(algo)
-    fields = {name: value for name, value in setting.items() if name != "env"}
-    return run.replace(
-        algo=replace(algo, **fields).resolve(env_spec(env), topology.batch_envs or 0),
-        env=env,
-        topology=topology,
-        num_envs=None,
-        evaluation_episodes=default_episodes(env) if run.evaluation_episodes is None else run.evaluation_episodes,
-        progress=False,
-    )
 
 
 # --- the runs ----------------------------------------------------------------------------------------------------

@@ -288,3 +288,24 @@ def test_features_that_vary_normally_are_normalized_bit_for_bit_as_before():
     x = jnp.asarray(VARIED[:50] * np.ones(3), jnp.float32)
     before = jnp.clip((x - moments.mean[None]) * jax.lax.rsqrt(moments.variance + 1e-8)[None], -10, 10)
     np.testing.assert_array_equal(normalization.normalize(statistics, x), before)
+
+
+def test_rows_may_each_have_statistics_of_their_own():
+    """As rollouts of several versions in one batch have; the first one has seen nothing, and is left as it is."""
+    x, weight = batches(7, 3, mean=3.0, scale=2.0)
+    one = normalization.init(jnp.zeros(3))
+    reward = normalization.init(jnp.float32(0.0))
+    apart, rewards = [], []
+    for batch, counts in zip(x, weight, strict=True):
+        apart += [one]
+        rewards += [reward]
+        one = update(one, jnp.asarray(batch), jnp.asarray(counts))
+        reward = update(reward, jnp.asarray(batch[..., 0]), jnp.asarray(counts))
+    rows = jnp.asarray(x[0][:, :3])  # [T, B, 3]
+    together = normalization.normalize(jax.tree.map(lambda *leaves: jnp.stack(leaves), *apart), rows)
+    scaled = normalization.scale_reward(jax.tree.map(lambda *leaves: jnp.stack(leaves), *rewards), rows[..., 0])
+    for place, (mine, of_reward) in enumerate(zip(apart, rewards, strict=True)):
+        np.testing.assert_allclose(together[:, place], normalization.normalize(mine, rows[:, place]), rtol=1e-6)
+        alone = normalization.scale_reward(of_reward, rows[:, place, 0])
+        np.testing.assert_allclose(scaled[:, place], alone, rtol=1e-6)
+    assert (together[:, 0] == rows[:, 0]).all() and (together[:, 1] != rows[:, 1]).any()

@@ -625,8 +625,7 @@ def test_preset_is_valid(name):
         observation = jaxrl.spaces.Box(0, 255, (4, 84, 84), np.uint8)
     elif "MinAtar" in preset.env:
         observation = jaxrl.spaces.Box(0, 1, (10, 10, 4))
-    num_envs = preset.topology.get("num_envs", 1)  # none where it learns from a dataset alone
-    assert preset.algorithm.validate(EnvSpec("probe", observation, actions), num_envs, 1) == []
+    assert preset.algorithm.validate(EnvSpec("probe", observation, actions), preset.topology["num_envs"], 1) == []
     assert preset.name == name and preset.source
     installed = any(env.startswith(f"{suite}:") for env in known)  # a suite may be an extra
     assert preset.env in known or not installed

@@ -66,7 +66,7 @@ def test_impala(name, numbers):
         "value cost": algo.value_cost,
         "entropy cost": algo.entropy_cost,
         "rows": algo.rollout_length,
-        "rollouts": preset.topology.get("learner_batch", preset.topology["num_envs"]),
+        "rollouts": preset.topology["num_envs"],
         "rewards": algo.reward_clipping,
         "reduction": algo.reduction,
         "bootstraps at time limits": algo.bootstrap_truncated,

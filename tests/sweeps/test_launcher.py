@@ -10,11 +10,11 @@ from helpers import clusters
 from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, assert_equal
 
 import jaxrl
-from jaxrl.cli import main
+from jaxrl.cli import main, sweep
 from jaxrl.core.errors import ConfigError, RunDirectoryError
 from jaxrl.run.loop import Loop
 from jaxrl.sweeps import launcher
-from jaxrl.sweeps.launcher import launch
+from jaxrl.sweeps.launcher import Experiments, launch
 
 PLAIN = PPO.replace(learning_rate=1e-2)
 SETTINGS = {"total_steps": 2 * ROWS, "num_envs": NUM_ENVS, "evaluation_episodes": 2, "points": 4, "progress": False}
@@ -187,24 +187,25 @@ def test_flags_reach_ray(tmp_path, monkeypatch):
 
 
 def test_a_study_over_environments(tmp_path, monkeypatch, capsys):
-    """Each has its own defaults, topology and directories; in one program they cannot be, and that is told."""
-    runs = {}
+    """A sweep for each, in a directory of its own; in one program they cannot be, and that is told."""
+    sweeps = []
 
-    def launched(unfinished, *_):
-        runs.update(unfinished)
-        raise _Launched
+    def launched(algo, env, *, run_dir, **others):
+        sweeps.append((env.name, run_dir, others["clip"], others["seeds"]))
+        return Experiments([], [], np.zeros((0, 0)), {}, np.zeros((0, 0, 1)), np.zeros((0, 0)), [], 0.0, 0.0)
 
-    monkeypatch.setattr(launcher, "_run", launched)
+    monkeypatch.setattr(sweep, "launch", launched)
+    monkeypatch.setattr(Experiments, "table", lambda self: "a table")
     words = ["sweep", "ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "64", "--grid", "clip=0.1,0.2"]
     words += ["env=gymnax:CartPole-v1,gymnasium:Pendulum-v1", "--seeds", "2", "--run-dir", str(tmp_path / "search")]
-    with pytest.raises(_Launched):
-        main.main([*words, "--backend", "ray"])
-    found = [(one.env.name, type(one.topology).__name__, one.algo.clip, one.seed) for one in runs.values()]
-    tasks = [("gymnax:CartPole-v1", "Anakin"), ("gymnasium:Pendulum-v1", "Sebulba")]
-    assert found == [(*task, clip, seed) for task in tasks for clip in (0.1, 0.2) for seed in (0, 1)]
-    epochs = {one.env.name: one.algo.epochs for one in runs.values()}
-    assert epochs["gymnax:CartPole-v1"] != epochs["gymnasium:Pendulum-v1"], "as each environment needs it"
-    assert len({one.run_dir for one in runs.values()}) == 8 and "Pendulum" in str(runs[2, 0].run_dir)
+    assert main.main([*words, "--backend", "ray"]) == 0
+    root = tmp_path / "search"
+    assert sweeps == [
+        ("gymnax:CartPole-v1", root / "gymnax_CartPole-v1", [0.1, 0.2], 2),
+        ("gymnasium:Pendulum-v1", root / "gymnasium_Pendulum-v1", [0.1, 0.2], 2),
+    ]
+    said = capsys.readouterr().out
+    assert said.count("a table") == 2 and said.index("gymnax:CartPole-v1:") < said.index("gymnasium:Pendulum-v1:")
     assert main.main(words) == 2 and "--grid env: other environments are other programs" in capsys.readouterr().err
 
 

@@ -164,6 +164,7 @@ class ActorThreads:
         """
         batch: list[Taken] = []
         while True:
+            self._look()  # first: some groups may fill batches while another one hangs or has raised
             busy, began = learning(), time.monotonic()
             with self._changed:
                 batch += self._take(batch, version)
@@ -174,7 +175,6 @@ class ActorThreads:
                 self._learner_idle += time.monotonic() - began
             if len(batch) == self._selection.size:
                 return sorted(batch, key=lambda taken: taken[:2][::-1])
-            self._look()
 
     def _take(self, batch, version):
         """What is there now of the next batch; the lock is held."""

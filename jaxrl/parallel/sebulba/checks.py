@@ -42,10 +42,10 @@ def _out_of_range(topology):
     platform = topology.actor_platform
     try:
         jax.local_devices(backend=platform)
-    except RuntimeError:
+    except (RuntimeError, AttributeError):
         found.append(
-            f"actor_platform={platform!r}: JAX has no such devices in this process; use {jax.default_backend()!r}, "
-            "'cpu', or None"
+            f"actor_platform={platform!r} must be 'cpu', None, or a platform that JAX has started here; if "
+            "JAX_PLATFORMS is set, it must name both, as cuda,cpu does"
         )
     if topology.step_timeout <= 0:
         found.append(f"step_timeout={topology.step_timeout} must be more than 0 seconds")
@@ -72,6 +72,11 @@ def _not_together(topology):
             f"actors={actors}, groups={groups}: both must be 1 with remote.policy=True",
         ),
         (
+            topology.actor_platform is not None and remote_policy,
+            f"actor_platform={topology.actor_platform!r} with remote.policy=True: Ray actors act themselves; use "
+            "actor_platform=None",
+        ),
+        (
             ready is not None and groups == 2,
             f"ready={ready} with groups=2: some environments step already while others act; use groups=1",
         ),
@@ -86,7 +91,7 @@ def _not_together(topology):
         (
             topology.learner_batch is not None and lockstep,
             f"learner_batch={topology.learner_batch} with lockstep=True: whose rollouts are full first differs by run; "
-            "use lockstep=None",
+            "use lockstep=None and lag=None, in one process",
         ),
     ]
     return [why for both, why in pairs if both]
@@ -95,7 +100,7 @@ def _not_together(topology):
 def _not_dividing(topology, num_envs, env):
     """Of the environments over groups, and of each group over what it consists of."""
     processes, groups = jax.process_count(), topology.all_groups
-    if num_envs % groups:
+    if num_envs % groups or num_envs < groups:
         below, above = num_envs // groups * groups, -(-num_envs // groups) * groups
         return [
             f"num_envs={num_envs} does not divide over {groups} groups "
@@ -109,9 +114,9 @@ def _not_dividing(topology, num_envs, env):
         found += ready_collector.problems(ready, group, env)
     batch = topology.learner_batch
     if batch is not None and (batch % group or not 0 < batch <= num_envs):
-        fit = ", ".join(str(size) for size in range(group, num_envs + 1, group))
         found.append(
-            f"learner_batch={batch} is not some of the {groups} groups of {group} environments; use one of {fit}"
+            f"learner_batch={batch} must be a multiple of {group}, the environments of a group, and at most "
+            f"num_envs={num_envs}; use {min(max(batch // group, 1) * group, num_envs)}, or other num_envs"
         )
     return found
 

@@ -65,10 +65,17 @@ class HostRollouts:
 
 @dataclasses.dataclass(frozen=True)
 class HostLearning:
-    """The learner's compiled pieces of one run, static: a key of the compilation cache."""
+    """The learner's compiled pieces of one run, static: a key of the compilation cache.
+
+    Args:
+      layout: of the learner over its devices.
+      processes: that hold the environments.
+      pooled: whether the rollouts of a batch may be of different versions.
+    """
 
     layout: Layout
     processes: int = 1
+    pooled: bool = False
 
     @partial(jax.jit, static_argnums=0)
     def prepare(self, algo, state, total_steps_per_env):
@@ -83,9 +90,9 @@ class HostLearning:
         rollouts = [rollout if _lies_on(rollout, first) else jax.device_put(rollout, first) for rollout in rollouts]
         if layout.devices == 1:
             return rollouts  # `learn` joins them where it reads them, which saves a pass over the frames
-        whole = rollouts[0] if len(rollouts) == 1 else self._joined(rollouts)
+        whole = self._whole(rollouts)
         everywhere: PyTree = PartitionSpec()
-        specs = Collected(_rollout_specs(whole.rollout), everywhere)
+        specs = Collected(self._rollout_specs(whole.rollout), everywhere)
         if self.processes == 1:
             return [jax.device_put(whole, layout.on_mesh(specs))]
         # Each process counted the episodes of its own environments: they are summed where they are used.
@@ -94,9 +101,24 @@ class HostLearning:
         specs = specs.replace(episodes=PartitionSpec("data"))
         return [meshes.from_processes(whole.replace(episodes=apart), layout.mesh, specs)]
 
+    def _whole(self, rollouts):
+        return rollouts[0] if len(rollouts) == 1 and not self.pooled else self._joined(rollouts)
+
+    def _statistics(self, parts):
+        """Return what the rollouts were acted with: one for all, or where versions differ one for each environment."""
+        if not self.pooled:
+            return parts[0].statistics
+
+        def of_environments(*leaves):
+            sizes = [part.timesteps.first.shape[1] for part in parts]
+            rows = [jnp.broadcast_to(x[None], (size, *x.shape)) for x, size in zip(leaves, sizes, strict=True)]
+            return jnp.concatenate(rows)
+
+        return jax.tree.map(of_environments, *(part.statistics for part in parts))
+
     @partial(jax.jit, static_argnums=0)
     def _joined(self, rollouts):
-        """One batch; the newest parameters that acted are those of the last rollout."""
+        """Return one batch; its version is that of the last rollout, the newest."""
         parts = [collected.rollout for collected in rollouts]
         along_time = lambda *x: jnp.concatenate(x, axis=1)  # noqa: E731
         at_once = lambda *x: jnp.concatenate(x, axis=0)  # noqa: E731
@@ -106,7 +128,7 @@ class HostLearning:
             extras=jax.tree.map(along_time, *(part.extras for part in parts)),
             carry=jax.tree.map(at_once, *(part.carry for part in parts)),
             final_carry=jax.tree.map(at_once, *(part.final_carry for part in parts)),
-            statistics=parts[-1].statistics,
+            statistics=self._statistics(parts),
             version=parts[-1].version,
             whole_episodes=parts[0].whole_episodes,
         )
@@ -132,7 +154,7 @@ class HostLearning:
 
     def _on_devices(self, function, algo, state, buffers, rollouts, dataset, number):
         layout, partition, everywhere = self.layout, self.layout.partition(algo), PartitionSpec()
-        collected = rollouts[0] if len(rollouts) == 1 else self._joined(rollouts) if rollouts else None
+        collected = None if not rollouts else rollouts[0] if layout.devices > 1 else self._whole(rollouts)
         rollout = None if collected is None else collected.rollout
 
         def one_device(algo, state, rollout, dataset, number):
@@ -142,7 +164,7 @@ class HostLearning:
         advance = one_device
         if layout.devices > 1:
             rings = None if dataset is None else fixed.partition(dataset, "data")
-            rows = None if rollout is None else _rollout_specs(rollout)
+            rows = None if rollout is None else self._rollout_specs(rollout)
             specs = (everywhere, partition, rows, rings, everywhere)
             advance = meshes.over_devices(one_device, layout.mesh, specs, (partition, everywhere))
         state, report = advance(algo, state.replace(buffers=buffers), rollout, dataset, number)
@@ -150,6 +172,20 @@ class HostLearning:
             return state, report
         episodes, summed = collected.episodes, partial(jax.tree.map, jnp.sum)
         return state, report.replace(episodes=episodes if self.processes == 1 else episodes.merged(summed))
+
+    def _rollout_specs(self, rollout: Rollout) -> Rollout:
+        """How a rollout lies on the mesh: a prefix tree of partition specs."""
+        over_time, environments, everywhere = PartitionSpec(None, "data"), PartitionSpec("data"), PartitionSpec()
+        specs: dict[str, PyTree] = {
+            "timesteps": over_time,
+            "action": over_time,
+            "extras": over_time,
+            "carry": environments,
+            "final_carry": environments,
+            "statistics": environments if self.pooled else everywhere,
+            "version": everywhere,
+        }
+        return Rollout(**specs, whole_episodes=rollout.whole_episodes)
 
 
 def _learn(collects, algo, state, rollout, dataset, number):
@@ -172,18 +208,3 @@ def _update(collects, algo, state, rollout, dataset, number):
 def _lies_on(tree, device) -> bool:
     """Whether the arrays of `tree`, which one program made, are on `device` already."""
     return jax.tree.leaves(tree)[0].devices() == {device}
-
-
-def _rollout_specs(rollout: Rollout) -> Rollout:
-    """How a rollout lies on the mesh: a prefix tree of partition specs."""
-    over_time, environments, everywhere = PartitionSpec(None, "data"), PartitionSpec("data"), PartitionSpec()
-    specs: dict[str, PyTree] = {
-        "timesteps": over_time,
-        "action": over_time,
-        "extras": over_time,
-        "carry": environments,
-        "final_carry": environments,
-        "statistics": everywhere,
-        "version": everywhere,
-    }
-    return Rollout(**specs, whole_episodes=rollout.whole_episodes)

@@ -48,7 +48,7 @@ class SebulbaLoop:
     def __init__(self, topology: "Sebulba", layout: Layout):
         self.topology, self.layout = topology, layout
         self._processes, self._begins = jax.process_count(), HostRollouts(layout)
-        self._learning = HostLearning(layout, self._processes)
+        self._learning = HostLearning(layout, self._processes, topology.learner_batch is not None)
         self._collectors: list[Collector] = []
         self._threads: ActorThreads | None = None
         self._rounds: Rounds | None = None  # there as long as the threads are

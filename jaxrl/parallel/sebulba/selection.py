@@ -5,7 +5,7 @@ from typing import Protocol
 
 
 class Selection(Protocol):
-    """What makes a batch. Groups are numbers, in the order of their environments."""
+    """Choose the rollouts of a batch. Groups are numbers, in the order of their environments."""
 
     @property
     def size(self) -> int:
@@ -30,7 +30,7 @@ class OneOfEveryGroup:
     """A `Selection` of one rollout of every group, taken as they come.
 
     Args:
-      groups: how many there are.
+      groups: their number.
     """
 
     def __init__(self, groups: int):
@@ -53,7 +53,7 @@ class OldestFull:
 
     Args:
       size: rollouts of a batch.
-      groups: how many groups there are.
+      groups: their number.
       queue: full rollouts of a group that may wait while it collects the next one.
       lag: versions, more than `batches_at_hand`.
     """
@@ -66,10 +66,11 @@ class OldestFull:
     ) -> list[int]:
         if any(version - begun > self._most for begun in collecting.values()):
             return []
-        oldest = sorted((of, group) for group, versions in enumerate(full) for of in versions)[: self.size]
-        return [group for _, group in oldest] if len(oldest) == self.size else []
+        # Among rollouts that are as old, first one of every group.
+        ranked = sorted((of, place, group) for group, versions in enumerate(full) for place, of in enumerate(versions))
+        return [group for *_, group in ranked[: self.size]] if len(ranked) >= self.size else []
 
 
 def batches_at_hand(size: int, groups: int, queue: int) -> int:
-    """Return the batches of `size` rollouts that all groups' full rollouts and those they collect make, at most."""
+    """Return an upper bound on the batches of `size` rollouts that are full or being collected."""
     return -(-groups * (queue + 1) // size)

@@ -60,12 +60,11 @@ PRESETS = (
         ),
         env="envpool:Pong-v5",
         total_steps=50_000_000,
-        topology={"num_envs": 48, "actors": 12, "learner_batch": 8},
+        topology={"num_envs": 8},
         source="github.com/facebookresearch/torchbeast at 3f3029c, the defaults of polybeast_learner.py (monobeast "
-        "has the same ones, with another network), in batches of 8 rollouts, whichever are full; the length and the 48 "
-        "environments are its paper's, arXiv:1910.03552. An environment in JAX is stepped in one program, all 48 in a "
-        "batch: --num-envs 8. Its episodes end with a life: --env-params preset=classic. --network.core lstm:256 "
-        "is its --use_lstm.",
+        "has the same ones, with another network), in batches of 8 rollouts; the length is its paper's, "
+        "arXiv:1910.03552, whose 48 environments fill such batches with --num-envs 48 --actors 12 --learner-batch 8. "
+        "Its episodes end with a life: --env-params preset=classic. --network.core lstm:256 is its --use_lstm.",
     ),
     Preset(
         name="impala-paper",

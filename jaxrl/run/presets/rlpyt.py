@@ -8,19 +8,30 @@ from jaxrl.algos.optimizers import Adam
 from jaxrl.core.schedules import Linear
 from jaxrl.core.sources import FrameStack
 from jaxrl.networks import LSTM, ActionValues, ActorCritic, CategoricalValues, Core, ImpalaCNN, NatureCNN, QNetwork
-from jaxrl.networks.q_heads import QHead
 from jaxrl.run.presets import plain
 from jaxrl.run.presets.description import Preset
 
 _SOURCE = (
     "github.com/astooke/rlpyt at f04f23d, rlpyt/experiments/configs/atari/{file}.py ({name}), of figure {figure} of "
     "arXiv:1909.01500. Its frames are 80 x 104, here 84 x 84, and its episodes end with a life: --env-params "
-    "preset=classic. Initialization differs: here it is orthogonal."
+    "preset=classic{more}. Initialization differs: here it is orthogonal, and convolutions are not padded."
 )
+_DQN_DIFFERS = (
+    " Ramps of epsilon and of the importance exponent begin at the first step, there after 50,000, and greedy "
+    "evaluation stands for its epsilon of 0.001."
+)
+_DUELING_DIFFERS = " A dense layer of 512 comes before both dueling streams, where gradients are not rescaled."
 _BATCH = 128
 
 
-def _dqn(name: str, head: QHead, *, learning_rate: float = 1e-4, **fields: Any) -> Preset:
+def _dqn(
+    name: str,
+    head: ActionValues | CategoricalValues,
+    *,
+    learning_rate: float = 1e-4,
+    eps: float = 1e-8,
+    **fields: Any,
+) -> Preset:
     shared: dict[str, Any] = {
         "gamma": 0.99,
         "epsilon": Linear(1.0, 0.01, 0.02),  # over 1M steps
@@ -31,7 +42,7 @@ def _dqn(name: str, head: QHead, *, learning_rate: float = 1e-4, **fields: Any) 
         "batch_size": _BATCH,
         "rollout_length": 2,
         "replay_ratio": 1 / 16,
-        "optimizer": Adam(b1=0.9, b2=0.999, eps=0.01 / _BATCH),
+        "optimizer": Adam(b1=0.9, b2=0.999, eps=eps),
         "network": QNetwork(torso=NatureCNN(), core=None, head=head),
         "huber": 1.0,
         "frame_stack": FrameStack(4, axis=0, fill="repeat"),
@@ -42,7 +53,9 @@ def _dqn(name: str, head: QHead, *, learning_rate: float = 1e-4, **fields: Any) 
         env="envpool:Pong-v5",
         total_steps=50_000_000,
         topology={"num_envs": 16},
-        source=_SOURCE.format(file="dqn/atari_dqn", name=_CONFIGURATIONS[name], figure=6),
+        source=_SOURCE.format(file="dqn/atari_dqn", name=_CONFIGURATIONS[name], figure=6, more="")
+        + _DQN_DIFFERS
+        + (_DUELING_DIFFERS if head.dueling else ""),
     )
 
 
@@ -52,14 +65,14 @@ _CONFIGURATIONS = {
     "prioritized-dueling-double": "double_pri_duel",
     "rainbow-minus-noisy": "ernbw",
 }
-# Priorities of new transitions are the largest so far, there always 1, the largest that a clipped error gives.
+# Priorities of new transitions are the largest so far, there always 1.
 _PRIORITIZED: dict[str, Any] = {
     "prioritized": True,
     "priority_exponent": 0.6,
     "importance_exponent": Linear(0.4, 1.0),
     "double": True,
 }
-_ATOMS: dict[str, Any] = {"v_min": -10.0, "v_max": 10.0, "huber": None}
+_ATOMS: dict[str, Any] = {"v_min": -10.0, "v_max": 10.0, "huber": None, "eps": 0.01 / _BATCH}
 
 
 def _a2c(name: str, core: Core | None, rollout_length: int, config: str) -> Preset:
@@ -92,7 +105,7 @@ def _a2c(name: str, core: Core | None, rollout_length: int, config: str) -> Pres
         env="envpool:Pong-v5",
         total_steps=50_000_000,
         topology={"num_envs": 32},
-        source=_SOURCE.format(file=f"pg/{config}", name="0", figure=5),
+        source=_SOURCE.format(file=f"pg/{config}", name="0", figure=5, more=" stack_num=1" if recurrent else ""),
     )
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 import jaxrl
 from jaxrl import networks
 from jaxrl.core import config
-from jaxrl.core.errors import ConfigError
+from jaxrl.core.errors import ConfigError, EnvironmentFailedError
 from jaxrl.core.types import env_spec
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel.sebulba.collector import Group
@@ -65,7 +66,8 @@ def test_no_rollout_is_learned_from_too_late_and_nobody_waits_forever(groups, si
 
 def test_the_oldest_go_first_and_a_group_may_give_two():
     pool = OldestFull(3, 3, 1, 9)
-    assert pool.choose([[4], [2, 3], [3]], {}, [], 5) == [1, 1, 2]
+    assert pool.choose([[4], [2, 3], [3]], {}, [], 5) == [1, 2, 1]
+    assert pool.choose([[2, 2], [2, 2], [2]], {}, [], 5) == [0, 1, 2], "of one age first one of every group"
     assert pool.choose([[4], [], [3]], {1: 4}, [], 5) == [], "too few"
     assert pool.choose([[8], [8, 8], []], {2: 1}, [], 8) == [0, 1, 1]
     assert pool.choose([[9], [8, 8], []], {2: 1}, [], 9) == [], "two batches are at hand: it has to be full now"
@@ -120,6 +122,69 @@ def test_a_group_that_hangs_holds_up_no_other(monkeypatch):
 
 
 @pytest.mark.long
+def test_an_error_ends_the_run_though_other_groups_fill_every_batch(monkeypatch):
+    learned, learn = [], HostLearning.learn
+
+    def learn_late(*arguments):
+        learned.append(1)
+        until = time.monotonic() + PATIENCE / 2
+        while program.host._threads._error is None and time.monotonic() < until:
+            time.sleep(1e-3)
+        return learn(*arguments)
+
+    def fail(host):
+        raise ZeroDivisionError("in step 5")
+
+    monkeypatch.setattr(HostLearning, "learn", learn_late)
+    env = FirstIsSlow(ENV, at=5, then=fail)
+    program = jaxrl.Sebulba(num_envs=NUM_ENVS, actors=4, learner_batch=4).bind(IMPALA, env)
+    try:
+        with within(PATIENCE), pytest.raises(ZeroDivisionError, match="in step 5"):
+            program.chunk(IMPALA, env, program.start(IMPALA, env, 3), 100, 100)
+    finally:
+        program.close()
+    assert len(learned) <= 1
+
+
+@pytest.mark.long
+def test_a_group_that_hangs_for_too_long_is_named_though_others_fill_every_batch():
+    free = threading.Event()
+    env = FirstIsSlow(ENV, at=5, then=lambda host: free.wait(PATIENCE))
+    program = jaxrl.Sebulba(num_envs=NUM_ENVS, actors=4, learner_batch=4, max_lag=10**6, step_timeout=5.0)
+    program = program.bind(IMPALA, env)
+    try:
+        with within(PATIENCE), pytest.raises(EnvironmentFailedError, match="at their step for .* step_timeout is 5 s"):
+            state = program.start(IMPALA, env, 3)
+            while True:
+                state, _ = program.chunk(IMPALA, env, state, 20, 10**9)
+    finally:
+        free.set()
+        program.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("devices", [1, 2])
+def test_each_rollout_is_normalized_as_it_was_acted(devices):
+    """Of parameters that never change, the statistics of each version alone do: every probability ratio is 1."""
+    algo, free = ALGORITHMS["ppo"].replace(learning_rate=1e-30, normalize_observation=True), threading.Event()
+    env = FirstIsSlow(ENV, at=5, then=lambda host: free.wait(PATIENCE))
+    program = jaxrl.Sebulba(num_envs=NUM_ENVS, actors=4, learner_batch=4, devices=devices, shards=2).bind(algo, env)
+    mixed, divergence, until = False, [], time.monotonic() + PATIENCE / 2
+    try:
+        state = program.start(algo, env, 3)
+        while not mixed and time.monotonic() < until:
+            state, report = program.chunk(algo, env, state, 1, 10**6)
+            mixed = report.actors["policy_lag"] < report.actors["policy_lag_max"] and len(divergence) > 3
+            divergence.append(float(report.metrics()["update/approximate_kl"]))
+            if len(divergence) == 3:
+                free.set()  # its rollout is of the first version, the others are not
+    finally:
+        free.set()
+        program.close()
+    assert mixed and max(map(abs, divergence)) < 1e-6, divergence
+
+
+@pytest.mark.long
 def test_it_learns_and_resumes_with_other_random_numbers(tmp_path, monkeypatch):
     began_at, begin_at = [], Group.begin_at
     monkeypatch.setattr(Group, "begin_at", lambda self, steps: began_at.append(steps) or begin_at(self, steps))
@@ -137,8 +202,7 @@ def test_it_learns_and_resumes_with_other_random_numbers(tmp_path, monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["recurrent_ppo", "impala"])
-def test_a_batch_of_all_groups_in_step_is_the_round(name):
-    """Of one thread, which gives its groups in turn: the pool takes what a round takes."""
+def test_a_pool_of_one_group_takes_what_a_round_takes(name):
     algo = IMPALA if name == "impala" else ALGORITHMS[name]
     found = []
     for topology in ({"lockstep": True}, {"learner_batch": NUM_ENVS}):
@@ -157,9 +221,13 @@ def test_a_batch_of_all_groups_in_step_is_the_round(name):
         (
             IMPALA,
             {"learner_batch": 3},
-            "learner_batch=3 is not some of the 4 groups of 2 environments; use one of 2, 4",
+            "learner_batch=3 must be a multiple of 2, the environments of a group, and at most num_envs=8; use 2, or",
         ),
-        (IMPALA, {"learner_batch": 16}, "learner_batch=16 is not some of the 4 groups"),
+        (
+            IMPALA,
+            {"learner_batch": 16},
+            "learner_batch=16 must be a multiple of 2, .* at most num_envs=8; use 8, or other num_envs",
+        ),
         (IMPALA, {"learner_batch": 4, "lockstep": True}, "learner_batch=4 with lockstep=True"),
         (IMPALA, {"learner_batch": 4, "lag": 1}, "learner_batch=4 with lockstep=True"),
         (IMPALA, {"learner_batch": 4, "max_lag": 4}, "max_lag=4 must be more than the 4 batches .* at least 5"),

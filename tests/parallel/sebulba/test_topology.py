@@ -305,7 +305,7 @@ def test_settings_that_do_not_fit_are_told_at_once():
             ALGORITHMS["ppo"], HOST
         )
     said = "\n".join(caught.value.problems)
-    others = "step_timeout=0.0", "num_envs=7 does not divide over 6 groups", "actor_platform='rocm': JAX has no such"
+    others = "step_timeout=0.0", "num_envs=7 does not divide over 6 groups", "actor_platform='rocm' must be 'cpu', None"
     for words in ("groups=3", "lag=2", "queue=0", *others):
         assert words in said
 
