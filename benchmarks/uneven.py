@@ -171,26 +171,33 @@ def pooled(task, iterations, repeats):
     if task == "by chance":
         algo, envs, free = jaxrl.PPO(rollout_length=ROLLOUT), GROUP, {"lockstep": False}
         choices = {
-            "ready=quarter, 1 thread": {"ready": GROUP // 4},
-            "round, 4 threads": {"actors": 4} | free,
-            "pool, 4 threads": {"actors": 4, "learner_batch": GROUP},
-            f"round, {GROUP} threads": {"actors": GROUP} | free,
-            f"pool, {GROUP} threads": {"actors": GROUP, "learner_batch": GROUP},
+            "ready=quarter, 1 thread": (task, {"ready": GROUP // 4}),
+            "round, 4 threads": (task, {"actors": 4} | free),
+            "pool, 4 threads": (task, {"actors": 4, "learner_batch": GROUP}),
+            f"round, {GROUP} threads": (task, {"actors": GROUP} | free),
+            f"pool, {GROUP} threads": (task, {"actors": GROUP, "learner_batch": GROUP}),
         }
     else:
         algo, envs = jaxrl.IMPALA(), POOLED
+        alone = {"actors": POOLED}
         choices = {
-            "round": {"actors": POOLED},
-            "round, queue=8": {"actors": POOLED, "queue": 8},
-            "pool": {"actors": POOLED, "learner_batch": POOLED},
+            "even, round": ("even", alone),
+            "even, pool": ("even", alone | {"learner_batch": POOLED}),
+            "one slow, round": (task, alone),
+            "one slow, round, queue=8": (task, alone | {"queue": 8}),
+            "one slow, pool": (task, alone | {"learner_batch": POOLED}),
         }
     asks = {
-        name: functools.partial(rows_per_second, algo, Uneven(task), iterations, num_envs=envs, **chosen)
-        for name, chosen in choices.items()
+        name: functools.partial(rows_per_second, algo, Uneven(steps), iterations, num_envs=envs, **chosen)
+        for name, (steps, chosen) in choices.items()
     }
     rates, lags = in_turn(asks, repeats)
     row = {"steps": task, "environments": envs} | {f"{name} (rows/s)": rate for name, rate in rates.items()}
-    return row | {f"{name} (largest lag)": max(found) for name, found in lags.items()}
+    row |= {f"{name} (largest lag)": max(found) for name, found in lags.items()}
+    if task != "by chance":
+        row["one slow, pool / even, pool"] = rates["one slow, pool"] / rates["even, pool"]
+        row["one slow, pool / one slow, round"] = rates["one slow, pool"] / rates["one slow, round"]
+    return row
 
 
 def torchbeast(task, iterations, repeats):
@@ -219,7 +226,7 @@ def main() -> None:
     arguments = parser.parse_args()
     parts = {
         "ready": (measured, ("by chance", "one slow", "even", "Pong-v5"), "uneven"),
-        "pool": (pooled, ("even", "one ten times as slow", "by chance"), "pool"),
+        "pool": (pooled, ("one ten times as slow", "by chance"), "pool"),
         "torchbeast": (torchbeast, ("Pong-v5",), "torchbeast"),
     }
     for part, (measure, tasks, name) in parts.items():
