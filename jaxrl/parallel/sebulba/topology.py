@@ -122,7 +122,8 @@ class Sebulba(Topology):
         processes, remote = jax.process_count(), self.remote
         holders = 1 if remote is None or remote.policy else max(remote.actors * processes // self.all_groups, 1)
         multiple = self.all_groups * math.lcm(max(self.ready or 1, 1), holders)  # of a group's environments
-        devices, shards = self.devices or processes, self.shards or 1
+        # What a batch is divided over: without `learner_batch` it has all environments.
+        devices, shards = (self.devices or processes, self.shards or 1) if self.learner_batch is None else (1, 1)
         return ro.default_num_envs(algo, math.lcm(multiple, max(devices, 1), max(shards, 1)))
 
     @property
