@@ -26,7 +26,7 @@ def instance_problems(env, played, topology, video_every):
 
 
 def recording_problems(record, topology):
-    """Return a line for each problem with recording the episodes of this run."""
+    """Return a line for each problem with recording the episodes of a run."""
     if record is None or topology.batch_envs == topology.num_envs:
         return []
     some = f"{topology.batch_envs} of the {topology.num_envs} environments"

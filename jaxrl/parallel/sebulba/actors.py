@@ -1,7 +1,7 @@
 """Actor threads: each serves one group of host environments, or two in turn, and hands rollouts to a learner.
 
-What may go wrong in them is told to whoever waits for a rollout: an error is raised there as it was, and environments
-that take too long are named.
+An error in a thread is raised, as it was, where the learner waits for rollouts; environments that take too long are
+named there.
 """
 
 import threading
@@ -46,7 +46,7 @@ class ParameterServer:
             self._changed.notify_all()
 
     def for_rollout(self, number: int, first: int = 0) -> tuple[int, Any] | None:
-        """What the rollout `number` is acted with and its version, as soon as it is there; None once closed.
+        """Wait for what the rollout `number` is acted with, and return its version and it; None once closed.
 
         Args:
           number: counted over the whole run.
@@ -152,11 +152,11 @@ class ActorThreads:
         self._parameters.publish(version, copies)
 
     def rollouts(self, version: int, learning: Callable[[], bool] = lambda: False) -> list[Taken]:
-        """The next batch, for which it waits: the oldest versions first, and of one version in the groups' order.
+        """Wait for the next batch and return it: the oldest versions first, and of one version in the groups' order.
 
         Args:
           version: of the parameters that will learn from it.
-          learning: whether the learner is still at what it was given; then it does not wait, whoever asks for more.
+          learning: whether the learner still computes the last update; the time until then is no time that it waits.
 
         Raises:
           EnvironmentFailedError: environments took longer than `step_timeout`; the stacks are on standard error.
@@ -177,7 +177,7 @@ class ActorThreads:
                 return sorted(batch, key=lambda taken: taken[:2][::-1])
 
     def _take(self, batch, version):
-        """What is there now of the next batch; the lock is held."""
+        """Return the rollouts of the next batch that are there now; the lock is held."""
         full = [[taken.version for taken in waiting] for waiting in self._full]
         groups = self._selection.choose(full, self._collecting, [taken.group for taken in batch], version)
         if groups:
@@ -185,7 +185,7 @@ class ActorThreads:
         return [self._full[group].popleft() for group in groups]
 
     def give_back(self, batch: Sequence[Taken], is_learned: Callable[[], bool]) -> None:
-        """Has the actors write over rollouts that `rollouts` gave, as soon as `is_learned` says that nobody reads them.
+        """Let the actors write over the rollouts of a batch, once `is_learned` says that no program reads them.
 
         Args:
           batch: what it gave.
@@ -197,7 +197,7 @@ class ActorThreads:
                 collector.give_back(taken.collected.rollout, is_learned)
 
     def is_round_ready(self) -> bool:
-        """Whether the next rollout of every group is there, so that `rollouts` need not wait.
+        """Return whether the next rollout of every group is there, so that `rollouts` need not wait.
 
         Raises:
           as `rollouts`.
@@ -269,7 +269,7 @@ class ActorThreads:
             self._error = self._error or error
 
     def _has_room(self, mine):
-        """Waits until the learner has taken enough of the groups' rollouts; False once it is closed."""
+        """Wait until the learner has taken enough of the groups' rollouts; return False once it is closed."""
         began = time.monotonic()
         with self._changed:
             self._changed.wait_for(lambda: self._closed or all(len(self._full[group]) <= self._depth for group in mine))

@@ -42,7 +42,7 @@ class Rounds(Protocol):
           algo, state, dataset: as of `Program`.
           length: rounds.
           total_steps_per_env: of the run, float32, on the learner's devices.
-          keep: gets the rollouts of every round, and from how many the newest policy that acted had learned.
+          keep: called with the rollouts of every batch, and the batches from which the newest policy had learned.
 
         Returns:
           The state, the report, and figures of the actors.
