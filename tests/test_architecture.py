@@ -27,12 +27,12 @@ MOST_PAIRS = 60
 
 # Lines of code, without comments, docstrings and blank lines; the aim is 24,000 in all.
 BUDGET = {
-    "core": 2668,
+    "core": 2671,
     "envs": 4022,
     "networks": 2010,
     "buffers": 1733,
-    "algos": 4872,
-    "parallel": 4262,
+    "algos": 4871,
+    "parallel": 4265,
     "data": 2994,
     "plots": 492,
     "run": 6214,
