@@ -47,7 +47,7 @@ class Layout:
     @property
     def replicas(self) -> Replicas:
         """What an update is averaged over."""
-        platform = self.mesh.devices.flat[0].platform
+        platform = meshes.local_devices(self.target)[0].platform
         if self.devices == 1:
             return SingleReplica(self.shards, platform)
         return MeshReplicas("data", self.shards // self.devices, platform)
