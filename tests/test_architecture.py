@@ -30,7 +30,7 @@ BUDGET = {
     "core": 2671,
     "envs": 4022,
     "networks": 2010,
-    "buffers": 1733,
+    "buffers": 1734,
     "algos": 4871,
     "parallel": 4265,
     "data": 2994,

@@ -97,4 +97,5 @@ def _winner(tree: jax.Array, position: jax.Array, ranks: Ranks) -> jax.Array:
         return tuple(jnp.where(wins, x, y) for x, y in zip(a, b, strict=True))
 
     least = jnp.float32(-jnp.inf), jnp.int32(jnp.iinfo(jnp.int32).min), jnp.int32(jnp.iinfo(jnp.int32).max)
-    return jax.lax.reduce((first, second, position), least, better, (1,))[2]
+    operands = first.astype(jnp.float32), second.astype(jnp.int32), position
+    return jax.lax.reduce(operands, least, better, (1,))[2]
