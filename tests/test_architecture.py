@@ -32,7 +32,7 @@ BUDGET = {
     "networks": 2010,
     "buffers": 1734,
     "algos": 4871,
-    "parallel": 4265,
+    "parallel": 4266,
     "data": 2994,
     "plots": 492,
     "run": 6214,

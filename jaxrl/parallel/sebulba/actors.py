@@ -93,7 +93,6 @@ class ActorThreads:
       selection: which rollouts make a batch.
       first: the number of the first rollout.
       lag: as of `ParameterServer`.
-      agree: whether every group's k-th rollout is acted with the same version.
       depth: how many rollouts of a group may wait for the learner.
       step_timeout: seconds that environments have for one step.
     """
@@ -106,13 +105,12 @@ class ActorThreads:
         selection: Selection,
         first: int,
         lag: int | None,
-        agree: bool,
         depth: int,
         step_timeout: float,
     ):
         # Notified when a rollout is full or taken, when parameters are published, and at the end.
         self._changed = threading.Condition()
-        self._parameters = ParameterServer(lag, depth + 2 if agree else None, self._changed)
+        self._parameters = ParameterServer(lag, depth + 2 if selection.one_version else None, self._changed)
         self._selection, self._first, self._depth = selection, first, depth
         self._devices = list(dict.fromkeys(devices))
         self._collectors = [collector for mine in threads for collector in mine]

@@ -196,7 +196,6 @@ class SebulbaLoop:
                 selection=self._selection(size) if pooled else OneOfEveryGroup(size),
                 first=iterations,
                 lag=topology.lag if topology.lockstep else None,
-                agree=not pooled,
                 depth=topology.queue,
                 step_timeout=topology.step_timeout,
             )

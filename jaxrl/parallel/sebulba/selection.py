@@ -7,6 +7,9 @@ from typing import Protocol
 class Selection(Protocol):
     """Choose the rollouts of a batch. Groups are numbers, in the order of their environments."""
 
+    # Whether every group's k-th rollout is acted with the same version, and so all of a batch.
+    one_version: bool
+
     @property
     def size(self) -> int:
         """Rollouts of a batch."""
@@ -33,6 +36,8 @@ class OneOfEveryGroup:
       groups: their number.
     """
 
+    one_version = True
+
     def __init__(self, groups: int):
         self.size = groups
 
@@ -57,6 +62,8 @@ class OldestFull:
       queue: full rollouts of a group that may wait while it collects the next one.
       lag: versions, more than `batches_at_hand`.
     """
+
+    one_version = False
 
     def __init__(self, size: int, groups: int, queue: int, lag: int):
         self.size, self._most = size, lag - batches_at_hand(size, groups, queue)
