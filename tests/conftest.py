@@ -47,7 +47,7 @@ def not_too_many_programs_after_a_file():
 @pytest.fixture(autouse=True)
 def not_too_many_programs_after_a_long_test(request):
     yield
-    if request.node.get_closest_marker("long"):
+    if request.node.get_closest_marker("long") or request.node.get_closest_marker("exhaustive"):
         forget_programs_if_many()
 
 
