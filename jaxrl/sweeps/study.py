@@ -26,7 +26,6 @@ from jaxrl.sweeps.spaces import Range
 
 MOST_TRIALS = 20_000  # of a search: what a file may hold, and what Optuna can choose from in bearable time
 _BEGINNING = b'{"settings": '  # of a line
-_RUNG = "completed_rung_"  # what successive halving keeps with a trial, and compares later ones with
 SAMPLERS: dict[str, Callable[..., optuna.samplers.BaseSampler]] = {
     # Trials that are under way count as poor ones, so that those begun beside them are not next to them.
     "tpe": functools.partial(optuna.samplers.TPESampler, constant_liar=True),
@@ -34,7 +33,6 @@ SAMPLERS: dict[str, Callable[..., optuna.samplers.BaseSampler]] = {
 }
 PRUNERS: dict[str, Callable[[], optuna.pruners.BasePruner]] = {
     "median": optuna.pruners.MedianPruner,
-    "halving": lambda: optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=2),
     "none": optuna.pruners.NopPruner,
 }
 
@@ -242,7 +240,6 @@ class Study:
             "returns": trial.returns,
             "ended": trial.ended,
             "problem": trial.problem,
-            "rungs": {name: value for name, value in frozen.system_attrs.items() if name.startswith(_RUNG)},
         }
         if number != len(self._trials) - 1:  # else its line says it
             record["number"] = number
@@ -275,13 +272,11 @@ class Study:
         Raises:
           ValueError, TypeError, KeyError: it is none of this search.
         """
-        params, returns, problem, rungs = (record[name] for name in ("settings", "returns", "problem", "rungs"))
+        params, returns, problem = (record[name] for name in ("settings", "returns", "problem"))
         finished, failed = record["ended"] == "finished", record["ended"] == "failed"
         numbers = [math.nan if value is None else value for value in returns]
-        if not all(value is None or is_number(value) for value in (*returns, *rungs.values())):
+        if not all(value is None or is_number(value) for value in returns):
             raise ValueError("a return is no number")
-        if not set(rungs) <= {f"{_RUNG}{number}" for number in range(len(numbers))}:
-            raise ValueError("it was pruned in no way that is known")
         if record["ended"] not in ("finished", "pruned", "failed") or failed != isinstance(problem, str):
             raise ValueError("it ended in no way that is known")
         if set(params) != set(self._distributions):
@@ -297,7 +292,6 @@ class Study:
             params=params,
             distributions=self._distributions,
             user_attrs={"problem": problem} if failed else {},
-            system_attrs={name: math.nan if value is None else value for name, value in rungs.items()},
             intermediate_values=dict(enumerate(numbers, 1)),
         )
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from jaxrl.sweeps.study import Trial
 
 Search = Literal["tpe", "random"]
-Pruner = Literal["median", "halving", "none"]
+Pruner = Literal["median", "none"]
 Backend = Literal["jax", "ray"]
 
 
@@ -183,7 +183,7 @@ def tune(
       seeds: of every trial: how many, from 0 on, or a list of seeds. Their mean is the score.
       search: how settings are drawn: "tpe", by Bayesian search (tree-structured Parzen estimator), or "random".
       pruner: which trials end early: "median", those below the median of the trials before at the same evaluation;
-        "halving", those not in the better half at evaluations 1, 2, 4, ...; "none".
+        "none".
       search_seed: seed of these draws.
       devices: number of devices of this process to spread the seeds over; None: all of them. On a CPU, JAX is asked for
         one device per core if it has not started yet. With `backend="ray"`: of each trial's process; None: one for
