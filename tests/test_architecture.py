@@ -27,15 +27,15 @@ MOST_PAIRS = 60
 
 # Lines of code, without comments, docstrings and blank lines; the aim is 24,000 in all.
 BUDGET = {
-    "core": 2671,
+    "core": 2673,
     "envs": 4022,
     "networks": 2010,
-    "buffers": 1734,
-    "algos": 4871,
-    "parallel": 4266,
+    "buffers": 1870,
+    "algos": 4878,
+    "parallel": 4283,
     "data": 2994,
     "plots": 492,
-    "run": 6214,
+    "run": 6222,
     "sweeps": 1814,
     "cli": 2337,
     "__init__": 202,

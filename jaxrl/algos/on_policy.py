@@ -345,7 +345,19 @@ def apply_gradients(
 def source(algo: RolloutFields, *, max_policy_lag: int | None) -> Rollouts | Episodes:
     """Return the source of an on-policy algorithm, with a policy lag of at most `max_policy_lag`."""
     length = 1 if algo.rollout_length is None else algo.rollout_length  # None is not resolved yet
-    return (Episodes if algo.whole_episodes else Rollouts)(length, max_policy_lag)
+    if not algo.whole_episodes:
+        return Rollouts(length, max_policy_lag)
+    unit = getattr(algo, "minibatches", None) or 1
+    return Episodes(algo.whole_episodes, algo.max_episode_length, length, max_policy_lag, unit)
+
+
+def minibatch_problems(algo: Any, num_envs: int, shards: int, by: minibatches.By = "row") -> list[str]:
+    """Explain why batches of an algorithm with `RolloutFields` and `MinibatchFields` cannot be divided."""
+    rows, columns = algo.rollout_length, num_envs
+    if algo.whole_episodes:
+        rows, columns = algo.max_episode_length, algo.whole_episodes
+    found = minibatches.minibatch_problems(rows=rows, num_envs=columns, shards=shards, count=algo.minibatches, by=by)
+    return [line.replace("num_envs", "whole_episodes") for line in found] if algo.whole_episodes else found
 
 
 def minibatch_unit(network: Network) -> minibatches.By:

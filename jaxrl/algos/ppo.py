@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxrl.algos import on_policy
 from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static
 from jaxrl.algos.fields import AdvantageFields, MinibatchFields
-from jaxrl.algos.minibatches import minibatch_problems, steps_over_minibatches
+from jaxrl.algos.minibatches import steps_over_minibatches
 from jaxrl.algos.on_policy import PolicyState, PolicyValueActing
 from jaxrl.algos.train_state import Variables, weighted_mean, weighted_means
 from jaxrl.core import spaces
@@ -93,9 +93,7 @@ class PPO(AdvantageFields, MinibatchFields, PolicyValueActing):
             problems.append(f"PPO.policy_loss={self.policy_loss!r} must be a function (jaxrl.algos.ppo.PolicyLoss)")
         problems += network_problems("PPO.network", self.network, spec, SEQUENCE_INPUTS)
         by = on_policy.minibatch_unit(self.network)
-        return problems + minibatch_problems(
-            rows=self.rollout_length, num_envs=num_envs, shards=shards, count=self.minibatches, by=by
-        )
+        return problems + on_policy.minibatch_problems(self, num_envs, shards, by)
 
     @property
     def experience(self) -> Mapping[str, Source]:

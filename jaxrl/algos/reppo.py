@@ -83,9 +83,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
         problems = field_problems(self) + off_policy.problems(
             "REPPO", self.policy, self.critic, spec, stochastic=True, discrete=True, heads=_HEADS
         )
-        return problems + minibatches.minibatch_problems(
-            rows=self.rollout_length, num_envs=num_envs, shards=shards, count=self.minibatches
-        )
+        return problems + on_policy.minibatch_problems(self, num_envs, shards)
 
     @property
     def experience(self) -> Mapping[str, Source]:

@@ -13,7 +13,7 @@ from jaxrl.algos import on_policy, returns, train_state
 from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, static
 from jaxrl.algos.fields import AdvantageFields, KLFields, MinibatchFields
 from jaxrl.algos.kl_limits import clip_duals, decoupled_kl, inverse_softplus, lagrangian_loss
-from jaxrl.algos.minibatches import minibatch_problems, steps_over_minibatches
+from jaxrl.algos.minibatches import steps_over_minibatches
 from jaxrl.algos.on_policy import ActingState, PolicyValueActing, Statistics
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
@@ -52,8 +52,7 @@ class VMPO(KLFields, AdvantageFields, MinibatchFields, PolicyValueActing):
     )
     rollout_length: int | None = changed(
         None,
-        help="steps per environment and batch; None: 64, or 128 for continuous actions without a recurrent core; "
-        "whole_episodes: longest episode",
+        help="steps per environment and batch; None: 64, or 128 for continuous actions without a recurrent core",
     )
     epsilon_mean: Scalar = changed(1e-2)
     epsilon_std: Scalar = changed(1e-3)
@@ -80,9 +79,7 @@ class VMPO(KLFields, AdvantageFields, MinibatchFields, PolicyValueActing):
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         problems = field_problems(self) + network_problems("VMPO.network", self.network, spec, SEQUENCE_INPUTS)
         by = on_policy.minibatch_unit(self.network)
-        return problems + minibatch_problems(
-            rows=self.rollout_length, num_envs=num_envs, shards=shards, count=self.minibatches, by=by
-        )
+        return problems + on_policy.minibatch_problems(self, num_envs, shards, by)
 
     @property
     def experience(self) -> Mapping[str, Source]:

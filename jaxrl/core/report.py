@@ -133,6 +133,9 @@ class Report(struct.PyTreeNode):
         """Return means by name: `train/...` of ended episodes, `update/...` of updates, `actors/...` of host actors."""
         episodes = {f"train/{name}": value for name, value in self.episodes.metrics().items()}
         episodes["train/updates"] = self.made
+        if "learned_transitions" in self.updates:  # of whole episodes: others are still going on, or were too long
+            learned = self.updates["learned_transitions"] / self.iterations * self.made
+            episodes["train/learned_fraction"] = learned / self.episodes.steps
         if self.actors:
             episodes |= {f"actors/{name}": value for name, value in self.actors.items()}
             episodes["actors/lost_transitions"] = self.episodes.lost

@@ -28,18 +28,26 @@ class Rollouts:
 
 @dataclasses.dataclass(frozen=True)
 class Episodes:
-    """An on-policy source of whole episodes: every environment begins a new one and plays it to its end.
+    """An on-policy source of whole episodes: a batch is the `count` of them that ended first since the batch before.
 
-    Rows after the end have weight 0. An episode that is longer is cut, and its next observation is still bootstrapped
-    from.
+    Environments go on meanwhile, so that an episode may begin under one version of the policy and end under another;
+    each row says with what probability it was acted. In a batch, a `jaxrl.core.types.Rollout` `[T, count]`, an episode
+    has a column, and rows after its end have weight 0.
 
     Args:
-      max_length: transitions of an episode, at most.
+      count: episodes of a batch, over all devices.
+      max_length: transitions of an episode that are learned from. One that is longer is cut, and its next observation
+        is still bootstrapped from; what follows is left out.
+      length: steps of every environment between two looks at how many episodes have ended.
       max_policy_lag: as of `Rollouts`.
+      unit: T is a multiple of this, and at most the multiple above `max_length`.
     """
 
+    count: int
     max_length: int
+    length: int
     max_policy_lag: int | None = 0
+    unit: int = 1
 
 
 # --- samplers ----------------------------------------------------------------------------------------------------

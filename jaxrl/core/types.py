@@ -109,7 +109,7 @@ class Rollout(struct.PyTreeNode):
     final_carry: Carry  # [B, ...] at the last one
     statistics: PyTree = ()  # the frozen normalizer statistics that were acted with; [B, ...] where they differ
     version: jax.Array | None = None  # of the actor state that acted, int32
-    # Every environment began an episode at the first row, and what follows the episode's end has weight 0.
+    # Each column is one episode from its first row on, and what follows its end has weight 0.
     whole_episodes: bool = struct.field(pytree_node=False, default=False)
 
     @property
@@ -280,16 +280,6 @@ class AsyncRecipe(HostRecipe, Protocol):
 
     def build_async(self, num_envs: int, batch_size: int, seed: int, first_env: int = 0) -> AsyncEnvironment:
         """Build the environments of `build`, of which every `recv` returns `batch_size`."""
-        ...
-
-
-@runtime_checkable
-class ResumingRecipe(HostRecipe, Protocol):
-    """A recipe of environments whose reset may continue the episode instead of beginning a new one."""
-
-    @property
-    def resumes(self) -> str | None:
-        """Return why a reset continues an episode, and what to set instead; None if every reset begins a new one."""
         ...
 
 

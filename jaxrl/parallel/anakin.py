@@ -108,8 +108,8 @@ class CompiledRollouts:
         self, algo: Algorithm, source: Environment, state: RunState, dataset: Rings | None
     ) -> dict[str, ReplayState]:
         resolved = resolve_schedules(algo, jnp.float32(0.0))
-        rows = jax.eval_shape(lambda: self.collect(resolved, source, state, 0)[1].rows)
-        return self.layout.experience(algo).empty(rows, state.carry, dataset)
+        rollout = jax.eval_shape(lambda: self.collect(resolved, source, state, 0)[1])
+        return self.layout.experience(algo).empty(rollout, dataset)
 
     def steps_per_env(self, algo: Algorithm) -> int:
         return ro.rollout_length(algo)
@@ -124,14 +124,7 @@ class CompiledRollouts:
         env_keys = keys.tick_keys(roots, state.steps_per_env.low, length)
         act_keys = keys.tick_keys(keys.policy_keys(state.key, env_index), state.steps_per_env.low, length)
         acting = Acting(state.env_state, state.timestep, state.carry)
-        whole_episodes = ro.in_whole_episodes(algo)
-        if whole_episodes:
-            env_state, timestep = jax.vmap(source.reset)(keys.episode_keys(env_keys[0]))
-            acting = acting.replace(env_state=env_state, timestep=ro.first_timestep(timestep, spec))
-        step_keys = env_keys, act_keys
-        acting, rollout = ro.unroll(
-            algo, actor, source, acting, step_keys, spec=spec, explore=True, whole_episodes=whole_episodes
-        )
+        acting, rollout = ro.unroll(algo, actor, source, acting, (env_keys, act_keys), spec=spec, explore=True)
         state = state.replace(
             env_state=acting.env_state,
             timestep=acting.timestep,

@@ -5,7 +5,8 @@ source that a dataset alone can serve gets all of its batch from it, whatever th
 """
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
@@ -15,13 +16,14 @@ import jax.numpy as jnp
 
 from jaxrl.buffers import checks, fixed, replay
 from jaxrl.buffers.batches import Batch, join, split
+from jaxrl.buffers.episodes import EpisodeBuffer
 from jaxrl.buffers.fixed import Rings
 from jaxrl.buffers.flashbax import FlashbaxReplay
 from jaxrl.buffers.replay import Buffer, ReplayBuffer, ReplayState
 from jaxrl.buffers.ring import Ring
 from jaxrl.buffers.table_replay import TableReplay
-from jaxrl.core.sources import Dataset, Prioritized, Replay, Uniform
-from jaxrl.core.types import Algorithm, Counter, EnvSpec, Metrics, PyTree, Replicas, SampleInfo, Trajectory
+from jaxrl.core.sources import Dataset, Episodes, Prioritized, Replay, Uniform
+from jaxrl.core.types import Algorithm, Counter, EnvSpec, Metrics, PyTree, Replicas, Rollout, SampleInfo
 from jaxrl.parallel import replay_ratio
 from jaxrl.parallel.replicas import SingleReplica
 from jaxrl.parallel.rollout import executed, rollout_length
@@ -134,6 +136,21 @@ class Experience:
         """All that an update draws from, by the name of its state."""
         return {**self.online, **self.dataset}
 
+    @cached_property
+    def episodes(self) -> dict[str, EpisodeBuffer]:
+        """The buffers of whole episodes, by source."""
+        return {
+            name: EpisodeBuffer(
+                source,
+                self.num_envs,
+                self.shards,
+                self.replicas,
+                self.algo.initial_carry(self.spec, jnp.int32(0), self.num_envs),
+            )
+            for name, source in self.algo.experience.items()
+            if isinstance(source, Episodes)
+        }
+
     def _bound(self, sources: Mapping[str, Replay], length: int, items: Mapping[str, int]) -> dict[str, ReplayBuffer]:
         carry = ()
         if any(source.sequence is not None for source in sources.values()):
@@ -192,26 +209,30 @@ class Experience:
                     f"dataset the same number of items; dataset_fraction={self.dataset_fraction} of "
                     f"{source.batch_size} is not one"
                 )
+        for source in self.algo.experience.values():
+            if isinstance(source, Episodes) and source.count % self.shards:
+                found.append(f"whole_episodes={source.count} does not divide over {self.shards} shards")
         return [f"{type(self.algo).__name__} {line}" for line in found]
 
     def partition(self, axis: str) -> dict[str, ReplayState]:
         """How states lie on a mesh whose axis `axis` shards the environments: a prefix tree of partition specs."""
-        online = {name: buffer.partition(axis) for name, buffer in self.online.items()}
+        online = {name: buffer.partition(axis) for name, buffer in (self.online | self.episodes).items()}
         dataset = {name: buffer.partition(axis).replace(ring=None) for name, buffer in self.dataset.items()}
         return online | dataset
 
     # --- a run ---------------------------------------------------------------------------------------------------
 
-    def empty(self, rows: Trajectory, carry: PyTree, dataset: Rings | None = None) -> dict[str, ReplayState]:
-        """An empty replay for each source that keeps one, and an index for each that draws from a dataset; pure.
+    def empty(self, rollout: Rollout, dataset: Rings | None = None) -> dict[str, ReplayState]:
+        """An empty buffer for each source that keeps one, and an index for each that draws from a dataset; pure.
 
         Args:
-          rows: example rows `[T, num_envs, ...]` or their shapes.
-          carry: `[num_envs, ...]` or its shapes.
+          rollout: an example of all environments, or its shapes.
           dataset: its rings, by name.
         """
-        online = {name: buffer.init(rows, carry) for name, buffer in self.online.items()}
-        return online | self.dataset_indices(dataset or {})
+        rows = jax.eval_shape(lambda x: x.rows, rollout)
+        online = {name: buffer.init(rows, rollout.carry) for name, buffer in self.online.items()}
+        episodes = {name: buffer.init(rollout) for name, buffer in self.episodes.items()}
+        return online | episodes | self.dataset_indices(dataset or {})
 
     def dataset_indices(self, dataset: Rings) -> dict[str, ReplayState]:
         """An index for each source that draws from a dataset; pure."""
@@ -220,19 +241,22 @@ class Experience:
             for name, buffer in self.dataset.items()
         }
 
-    def store(self, states: Mapping[str, ReplayState], rows: Trajectory, carry: PyTree) -> dict[str, ReplayState]:
-        """Stores a rollout: rows `[T, B, ...]` with their extras, and the carry `[B, ...]` at the first."""
-        rows = executed(rows, self.spec)
+    def store(self, states: Mapping[str, ReplayState], rollout: Rollout) -> dict[str, ReplayState]:
+        """Stores a rollout of this device's environments."""
+        rows, carry = executed(rollout.rows, self.spec), rollout.carry
         rings = {name: buffer for name, buffer in self.online.items() if isinstance(buffer, ReplayBuffer)}
         stored = replay.add(rings, {name: states[name] for name in rings}, rows, carry) if rings else {}
         others = {name: buffer for name, buffer in self.online.items() if name not in rings}
         stored |= {name: buffer.add(states[name], rows, carry) for name, buffer in others.items()}
+        stored |= {name: buffer.add(states[name], rollout) for name, buffer in self.episodes.items()}
         return dict(states) | stored
 
     def rings(self, states: Mapping[str, ReplayState], dataset: Rings | None) -> dict[str, Ring]:
         """What every buffer draws from, by the name of its state."""
         stored = {name: state.ring for name, state in states.items() if state.ring is not None} | dict(dataset or {})
-        return {name: stored[self._ring(name)] for name in self.buffers}
+        return {name: stored[self._ring(name)] for name in self.buffers} | {
+            name: stored[name] for name in self.episodes
+        }
 
     def _ring(self, name: str) -> str:
         """The name of the ring that the buffer `name` draws from."""
@@ -265,6 +289,25 @@ class Experience:
             parts.setdefault(buffer.name, []).append(part)
         shards = self.replicas.shards
         return states, {name: join(found, shards, second[name]) for name, found in parts.items()}
+
+    def complete_batches(self, states: Mapping[str, ReplayState]) -> jax.Array:
+        """How many updates there are enough whole episodes for, int32."""
+        least = [buffer.batches(states[name]) for name, buffer in self.episodes.items()]
+        return functools.reduce(jnp.minimum, least)
+
+    def take(
+        self, states: Mapping[str, ReplayState], rollouts: Mapping[str, Rollout]
+    ) -> tuple[dict[str, ReplayState], dict[str, Rollout]]:
+        """The batches of whole episodes of one update, and the states without them; `rollouts` are the last ones."""
+        taken = {name: buffer.take(states[name], rollouts[name]) for name, buffer in self.episodes.items()}
+        after = {name: state for name, (state, _) in taken.items()}
+        return dict(states) | after, {name: batch for name, (_, batch) in taken.items()}
+
+    def cut_to_length[T](self, learn: Callable[[dict[str, Any]], T], batches: dict[str, Any]) -> T:
+        """`learn` from the batches of all sources, those of whole episodes without most rows that do not count."""
+        for name, buffer in self.episodes.items():
+            learn = functools.partial(_with_one_cut, learn, name, buffer)
+        return learn(batches)
 
     def update_priorities(
         self, states: Mapping[str, ReplayState], batches: Mapping[str, Batch], priorities: Mapping[str, jax.Array]
@@ -315,6 +358,10 @@ class Experience:
             name: (without(info, ~second if name in self.online else second), values)
             for name, (info, values) in parts.items()
         }
+
+
+def _with_one_cut(learn, name, buffer, batches):
+    return buffer.cut_to_length(batches[name], lambda cut: learn(batches | {name: cut}))
 
 
 def of_dataset(name: str) -> str:

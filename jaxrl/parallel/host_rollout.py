@@ -65,7 +65,6 @@ class HostSteps:
       group: those here.
       length: steps of a rollout.
       explore: sample as in training, else the best action.
-      whole_episodes: every rollout begins new episodes, and what follows their ends does not count.
     """
 
     spec: EnvSpec
@@ -73,7 +72,6 @@ class HostSteps:
     group: int
     length: int
     explore: bool = True
-    whole_episodes: bool = False
 
     @partial(jax.jit, static_argnums=0)
     def roots(self, key: jax.Array, env_index: jax.Array) -> jax.Array:
@@ -147,7 +145,6 @@ class HostSteps:
             final_carry=carry,
             statistics=actor.statistics,
             version=version,
-            whole_episodes=self.whole_episodes,
         )
         return ro.with_extras(algo, actor, rollout, spec=self.spec, explore=self.explore)
 

@@ -93,13 +93,18 @@ def iterate[Env](
     held = state.steps_per_env.since(state.empty_at) * experience.num_envs
     online = experience.online_sources.values()
     enough = held >= max((replay.least_size(source, experience.num_envs) for source in online), default=0)
+    if collected is None:
+        updates = 1  # without environments there are no steps that a ratio could count
+    elif experience.episodes:
+        updates = experience.complete_batches(state.buffers)
+    else:
+        updates = experience.updates_now(state.steps_per_env)
     state, metrics, made = run_updates(
         experience,
         state,
         rollouts,
         enough if online else True,
-        # Without environments there are no steps that a ratio could count.
-        updates=1 if collected is None else experience.updates_now(state.steps_per_env),
+        updates=updates,
         tick=tick,
         dataset=dataset,
     )
@@ -109,8 +114,7 @@ def iterate[Env](
 
 def store(experience: Experience, state: RunState, collected: Rollout) -> tuple[RunState, dict[str, jax.Array]]:
     """Stores this device's rows in the replays, and says of rewards and observations whether they are finite. Pure."""
-    rows = collected.rows
-    return state.replace(buffers=experience.store(state.buffers, rows, collected.carry)), _finite(rows)
+    return state.replace(buffers=experience.store(state.buffers, collected)), _finite(collected.rows)
 
 
 def _finite(rows):
@@ -138,9 +142,9 @@ def run_updates(
     Args:
       experience: of the algorithm with its schedules resolved, on this device.
       state: with everything stored that there is to draw from.
-      rollouts: batches of the sources that are no replay.
+      rollouts: what was collected last, for each source that is no replay.
       enough: whether there is enough to learn from; else nothing changes.
-      updates: how many, int32 where iterations differ; one for all runs of a mapped batch.
+      updates: how many, int32 where iterations differ.
       tick: names the keys of this round, uint32.
       first: the number of the first of these updates in this round, int32, where it is made in parts.
       dataset: its rings, by name.
@@ -157,10 +161,17 @@ def run_updates(
         replays = {name: ReplayState(rings[name], index) for name, index in indices.items()}
         replays, batches = experience.sample(replays, sample_key, number)
         key = jax.random.fold_in(update_key, number)
-        with shared_batch(replicas):
-            learner, info = algo.update(learner, dict(rollouts) | batches, spec=spec, key=key, replicas=replicas)
+        replays, taken = experience.take(replays, rollouts)
+
+        def learn(batch):
+            with shared_batch(replicas):
+                return algo.update(learner, batch, spec=spec, key=key, replicas=replicas)
+
+        learner, info = experience.cut_to_length(learn, dict(rollouts) | taken | batches)
         replays = experience.update_priorities(replays, batches, info.priorities)
         metrics = dict(info.metrics) | experience.statistics(replays, batches)
+        for batch in taken.values():
+            metrics["learned_transitions"] = replicas.sum(jnp.sum(batch.rows.weight, dtype=jnp.float32))
         indices = {name: replay.index for name, replay in replays.items()}
         return (learner, indices), jax.tree.map(jnp.float32, metrics)
 

@@ -7,7 +7,7 @@ import jax
 
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.run_state import RunState
-from jaxrl.core.sources import Replay
+from jaxrl.core.sources import Episodes, Replay
 from jaxrl.core.types import Algorithm, PyTree
 
 _HEADROOM = 0.9  # of what is free: the program around the replay needs some too
@@ -58,13 +58,13 @@ def check_run(
     Raises:
       ConfigError: with the capacity that would fit.
     """
-    sources = {name: source for name, source in algo.experience.items() if isinstance(source, Replay)}
+    sources = {name: source for name, source in algo.experience.items() if isinstance(source, Replay | Episodes)}
     check(state.buffers, sources, devices=devices, runs=runs, saved=saved, free=free)
 
 
 def check(
     buffers: Mapping[str, PyTree],
-    sources: Mapping[str, Replay],
+    sources: Mapping[str, Replay | Episodes],
     *,
     devices: list[jax.Device],
     runs: int = 1,
@@ -105,9 +105,9 @@ def check(
             continue
         share = 0.99 * bytes_free * _HEADROOM / bytes_needed  # the levels of sums round up
         fitting = ", ".join(
-            f"{name}: capacity={math.floor(source.capacity * share)} (now {source.capacity})"
+            f"{name}: {field}={math.floor(size * share)} (now {size})"
             for name, source in sources.items()
-            if source.over is None
+            for field, size in _size(source).items()
         )
         copied = saved and (on_cpu or place == "the host")
         what = "the replay and an asynchronous save's copy of it need" if copied else "the replay needs"
@@ -117,6 +117,13 @@ def check(
         )
     if problems:
         raise ConfigError(problems)
+
+
+def _size(source):
+    """The field that says how much a source stores, and its value; none where it stores nothing."""
+    if isinstance(source, Episodes):
+        return {"max_episode_length": source.max_length}
+    return {"capacity": source.capacity} if source.over is None else {}
 
 
 def rollout_problems(

@@ -29,18 +29,11 @@ from jaxrl.core.types import (
 )
 
 
-def in_whole_episodes(algo: Algorithm) -> bool:
-    """Whether an algorithm asks for batches of whole episodes: each rollout begins new ones everywhere."""
-    return any(isinstance(source, Episodes) for source in algo.experience.values())
-
-
 def rollout_length(algo: Algorithm) -> int:
     """How many rows of every environment one iteration collects: the longest that any source asks for."""
     lengths = [1]  # where all comes from a dataset
     for source in algo.experience.values():
-        if isinstance(source, Episodes):
-            lengths.append(source.max_length)
-        elif isinstance(source, Rollouts):
+        if isinstance(source, Rollouts | Episodes):
             lengths.append(source.length)
         elif isinstance(source, Replay):
             lengths.append(source.rollout_length)
@@ -166,7 +159,6 @@ def unroll(
     *,
     spec: EnvSpec,
     explore: bool,
-    whole_episodes: bool = False,
 ) -> tuple[Acting, Rollout]:
     """Acts for T steps in each of B environments; pure, and compiled by whoever calls it.
 
@@ -178,7 +170,6 @@ def unroll(
       keys: of the environments' steps and of the actions, each `[T, B]`.
       spec: of `env`.
       explore: sample as in training, else the best action.
-      whole_episodes: every environment is at the beginning of an episode, and what follows its end does not count.
 
     Returns:
       Where they stand then, and the rollout.
@@ -218,7 +209,6 @@ def unroll(
         carry=acting.carry,
         final_carry=carry,
         statistics=actor.statistics,
-        whole_episodes=whole_episodes,
     )
     return Acting(env_state, final, carry), with_extras(algo, actor, rollout, spec=spec, explore=explore)
 

@@ -501,7 +501,7 @@ def test_every_default_is_read_back_from_its_text(name):
 def test_every_field_of_an_algorithm_can_be_set():
     algo = jaxrl.PPO()
     given = ["--clip=linear:0.2:0.1", "--value-learning-rate", "1e-3", "--max-grad-norm", "none", "--epochs", "2"]
-    given += ["--no-clip-value", "--whole-episodes", "--objective", "kl", "--optimizer", "rmsprop:0.9:eps=1e-3"]
+    given += ["--no-clip-value", "--whole-episodes", "8", "--objective", "kl", "--optimizer", "rmsprop:0.9:eps=1e-3"]
     given += ["--network.torso", "mlp:32,16:activation=relu", "--network.core", "gru:8", "--network.shared"]
     groups = fields.algorithm_groups(algo)
     found, problems = flags.parse("test", "", groups, given)
@@ -514,7 +514,7 @@ def test_every_field_of_an_algorithm_can_be_set():
         max_grad_norm=None,
         epochs=2,
         clip_value=False,
-        whole_episodes=True,
+        whole_episodes=8,
         objective="kl",
         optimizer=type(changed.optimizer)(decay=0.9, eps=1e-3),
         network=jaxrl.networks.ActorCritic(torso=MLP((32, 16), "relu"), core=GRU(8), shared=True),

@@ -351,8 +351,6 @@ def test_presets():
     assert classic.action_space.n == 6 and machado.action_space.n == 18
     assert classic.observation_space == machado.observation_space == spaces.Box(0, 255, (4, 84, 84), np.uint8)
     assert classic.games and not machado.games and not make("Pong-v5").games
-    assert make("D1Basic-v1").no_restart and not classic.no_restart
-    assert "set episodic_life=False" in classic.resumes and machado.resumes is None
     # What is given comes before the preset, and all of it reaches EnvPool.
     recipe = make("Pong-v5", preset="machado", repeat_action_probability=0.5, stack_num=2)
     used = recipe.build(1, 0)._pool.config

@@ -64,7 +64,7 @@ def _other_state():
     yield "random actions that go on", jaxrl.DQN(**SMALL, random_persistence=0.5), DISCRETE
     yield "batch normalization", jaxrl.SAC(**SMALL, critic=Critic(normalization="batch")), CONTINUOUS
     yield "statistics", jaxrl.PPO(normalize_observation=True, normalize_reward=True), CONTINUOUS
-    yield "whole episodes", jaxrl.PPO(whole_episodes=True), DISCRETE
+    yield "whole episodes", jaxrl.PPO(whole_episodes=8, max_episode_length=100), DISCRETE
     yield "a recurrent policy", jaxrl.PPO(network=ActorCritic(torso=TORSO, core=GRU(8))), DISCRETE
     yield "brax", jaxrl.SAC(**SMALL), "brax:fast"
 

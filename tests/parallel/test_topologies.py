@@ -52,8 +52,8 @@ REPPO = jaxrl.REPPO(
     policy=Actor(widths=(8,)),
     critic=Critic(widths=(8,), ensemble=1, head=SelfPredictiveValues(11, widths=(8,))),
 )
-# Batches of an episode of every environment; those that end early leave the rest of their rows out.
-WHOLE = programs.PPO.replace(whole_episodes=True, rollout_length=14)
+# Episodes have at most 12 transitions; those that are still going on when a batch is taken are in the next one.
+WHOLE = programs.PPO.replace(whole_episodes=8, max_episode_length=12, rollout_length=14)
 OTHERS = {"a2c": A2C, "crossq": CROSSQ, "reppo": REPPO, "vmpo": VMPO, "r2d2": programs.R2D2, "whole_episodes": WHOLE}
 ON_HOST = ALGORITHMS | OTHERS
 HOST_KINDS = ["recurrent_ppo", "dqn", "r2d2"]  # rollouts, transitions and sequences
@@ -89,7 +89,10 @@ def test_host_lockstep_is_the_compiled_run(name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", one_quick([*ALGORITHMS, "crossq", "reppo", "vmpo"], rest=["dqn", "crossq"]))
+@pytest.mark.parametrize(
+    "name",
+    one_quick([*ALGORITHMS, "crossq", "reppo", "vmpo", "whole_episodes"], rest=["dqn", "crossq", "whole_episodes"]),
+)
 def test_four_devices_are_one(name):
     one, one_report = run(name, anakin())
     four, four_report = run(name, anakin(devices=4))

@@ -142,18 +142,21 @@ def test_the_network_of_recurrent_batchppo():
 
 @pytest.mark.long
 def test_recurrent_batchppo_learns_from_whole_episodes():
-    """Shortened to episodes of 16 steps: the penalty of the KL divergence moves, and nothing is lost on the way."""
+    """Shortened to episodes of 16 steps: the penalty of the KL divergence moves, and all are learned from."""
     preset = PRESETS["batchppo-recurrent"]
     result = jaxrl.train(
-        preset.algorithm.replace(rollout_length=16, epochs=4, learning_rate=1e-3),
+        preset.algorithm.replace(
+            rollout_length=17, whole_episodes=8, max_episode_length=16, epochs=4, learning_rate=1e-3
+        ),
         jaxrl.make("gymnax:Pendulum-v1", max_steps_in_episode=16),
-        total_steps=8 * 16 * 4,
+        total_steps=8 * 17 * 4,
         num_envs=8,
         evaluation_episodes=2,
         progress=False,
     )
     rows = [row for row in result.metrics if "train/episodes" in row]
     assert [row["train/episodes"] for row in rows] == [8, 8, 8, 8], "an episode of every environment an update"
+    assert [row["train/learned_fraction"] for row in rows] == [1.0] * 4
     assert {row["update/penalty"] for row in rows} != {1.0}
     assert all(math.isfinite(value) for row in rows for value in row.values() if isinstance(value, float))
 

@@ -18,7 +18,9 @@ class RolloutFields(DiscountFields):
     )
     reward_clip: Scalar = number(10.0, above=0, only_with="normalize_reward", help="clip of normalized rewards")
     rollout_length: int | None = static(
-        128, low=1, help="steps per environment and batch; whole_episodes: longest episode"
+        128,
+        low=1,
+        help="steps per environment and batch; whole_episodes: between looks at how many episodes have ended",
     )
     normalize_observation: bool | None = static(
         None,
@@ -30,7 +32,10 @@ class RolloutFields(DiscountFields):
         choices=(None, True, False),
         help="divide by the running standard deviation of the discounted return; None: for continuous actions",
     )
-    whole_episodes: bool = static(False, help="each batch is one complete episode of every environment")
+    whole_episodes: int = static(0, low=0, help="complete episodes of a batch; 0: batches are rollouts")
+    max_episode_length: int = static(
+        1000, low=1, only_with="whole_episodes", help="transitions of an episode that are learned from, at most"
+    )
     bootstrap_truncated: bool = static(True, help="bootstrap at time limits; False treats them as terminations")
 
 

@@ -81,7 +81,6 @@ class EnvPoolRecipe:
       options: what goes to EnvPool beside sizes and seeds.
       lives: whether it reports unmodified rewards and whether a game is over, as Atari does.
       games: whether an episode is one life of a game.
-      no_restart: whether an episode goes on where it is reset before its end, as in ViZDoom; games go on too.
       info: names of the scalars of its info that become `TimeStep.info`.
       native: its own spaces; None where a file of an earlier version has not kept them.
     """
@@ -92,7 +91,6 @@ class EnvPoolRecipe:
     action_space: Space
     lives: bool = False
     games: bool = False
-    no_restart: bool = False
     info: tuple[str, ...] = ()
     native: NativeSpaces | None = dataclasses.field(default=None, compare=False)  # follows from the environment
 
@@ -104,18 +102,10 @@ class EnvPoolRecipe:
     def parameters(self) -> dict[str, Any]:
         """The options, and what is known of the task."""
         reported = {"info": self.info} if self.info else {}
-        resuming = {"no_restart": True} if self.no_restart else {}
-        return {**self.options, "lives": self.lives, "games": self.games, **resuming, **reported}
+        return {**self.options, "lives": self.lives, "games": self.games, **reported}
 
     def __repr__(self) -> str:
         return settings.made(self.name, self.options | ({"info": self.info} if self.info else {}), {})
-
-    @property
-    def resumes(self) -> str | None:
-        """EnvPool begins a game anew where it is over or out of time, and not before."""
-        if self.games:
-            return "episodic_life=True ends episodes within a game; set episodic_life=False or whole_episodes=False"
-        return "EnvPool has no restart of this task; set whole_episodes=False" if self.no_restart else None
 
     @classmethod
     def restore(
@@ -126,8 +116,9 @@ class EnvPoolRecipe:
         Raises:
           ConfigError: an option that is not for `make`, one that names programs or files, or a value of the wrong type.
         """
-        own = ("lives", "games", "no_restart", "info")
-        options = {key: value for key, value in parameters.items() if key not in own}
+        own = ("lives", "games", "info")
+        # `no_restart` is in files of earlier versions.
+        options = {key: value for key, value in parameters.items() if key not in (*own, "no_restart")}
         if strange := sorted(options.keys() & _RESERVED.keys()):
             raise ConfigError([f"{key} is not for envpool:{name}: {_RESERVED[key]}" for key in strange])
         if by_hand := sorted(options.keys() & set(_BY_HAND)):
@@ -394,7 +385,6 @@ def make(name: str, *, preset: str | None = None, info: Sequence[str] = (), **pa
         taken.space,
         lives=atari,
         games=atari and bool(config["episodic_life"]),
-        no_restart=family == "envpool.vizdoom",
         info=tuple(info),
         native=NativeSpaces(observed.native, taken.native),
     )

@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from jaxrl.core.types import Algorithm, HostRecipe, Replay, ResumingRecipe
-from jaxrl.parallel import rollout as ro
+from jaxrl.core.types import Algorithm, Episodes, HostRecipe, Replay
 from jaxrl.parallel.sebulba import ready_collector
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ def problems(topology: "Sebulba", num_envs: int, algo: Algorithm, env: HostRecip
         *_out_of_range(topology),
         *_not_together(topology),
         *_not_dividing(topology, num_envs, env),
-        *_not_in_whole_episodes(algo, env),
         *_not_in_any_order(topology, num_envs, algo),
     ]
 
@@ -121,12 +119,6 @@ def _not_dividing(topology, num_envs, env):
     return found
 
 
-def _not_in_whole_episodes(algo, env):
-    if not ro.in_whole_episodes(algo) or not isinstance(env, ResumingRecipe) or not env.resumes:
-        return []
-    return [f"whole_episodes=True, and {env.name} goes on with an episode if reset before its end: {env.resumes}"]
-
-
 def _not_in_any_order(topology, num_envs, algo):
     """Of rollouts that are learned from as they are full."""
     batch, found = topology.learner_batch, []
@@ -135,9 +127,9 @@ def _not_in_any_order(topology, num_envs, algo):
             f"max_lag={topology.max_lag} is for batches of learner_batch environments; set it, or max_lag=None"
         )
         return [] if topology.max_lag is None else [of_no_batch]
-    if replays := [name for name, source in algo.experience.items() if isinstance(source, Replay)]:
+    if storing := [name for name, source in algo.experience.items() if isinstance(source, Replay | Episodes)]:
         found.append(
-            f"learner_batch={batch}: {type(algo).__name__}'s replay {replays[0]!r} stores a rollout of every "
+            f"learner_batch={batch}: {type(algo).__name__}'s source {storing[0]!r} stores a rollout of every "
             "environment at a time; use learner_batch=None"
         )
     if topology.max_lag <= (least := topology.batches_at_hand(num_envs)):

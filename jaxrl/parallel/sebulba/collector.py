@@ -164,10 +164,6 @@ class StepCollector:
         algo, actor, version = published.algo, published.actor, published.version
         acting = self._group.acting(algo, self._first)
         step = self._step if stepper is None else partial(self._step_in, stepper)
-        if self._group.steps.whole_episodes:
-            wait = self._reset() if stepper is None else self._wait_in(stepper, self._reset)
-            yield
-            acting.timestep = wait()
         storage = self._storage(acting)
         return with_episodes((yield from unroll(self._group.steps, algo, actor, acting, step, version, storage)))
 
@@ -186,16 +182,8 @@ class StepCollector:
             timestep = self.host.step(action)
         return lambda: timestep
 
-    def _reset(self) -> Callable[[], TimeStep[np.ndarray]]:
-        with self.stepping:
-            timestep = self.host.reset()
-        return lambda: timestep
-
     def _step_in(self, stepper: Stepper, action: PyTree) -> Callable[[], TimeStep[np.ndarray]]:
-        return self._wait_in(stepper, partial(self._step, action))
-
-    def _wait_in(self, stepper, call):
-        stepper.begin(lambda: call()())
+        stepper.begin(lambda: self._step(action)())
         return stepper.wait
 
 

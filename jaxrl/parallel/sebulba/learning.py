@@ -42,8 +42,8 @@ class HostRollouts:
     def empty_buffers(
         self, algo: Algorithm, source: TimeStep, state: RunState, dataset: Rings | None
     ) -> dict[str, ReplayState]:
-        rows = jax.eval_shape(lambda: self._example(resolve_schedules(algo, jnp.float32(0.0)), state))
-        return self.layout.experience(algo).empty(rows, state.carry, dataset)
+        rollout = jax.eval_shape(lambda: self._example(resolve_schedules(algo, jnp.float32(0.0)), state))
+        return self.layout.experience(algo).empty(rollout, dataset)
 
     def collect(
         self, algo: Algorithm, source: Rollout, state: RunState, first_env: jax.Array | int
@@ -60,7 +60,7 @@ class HostRollouts:
         action = ro.no_action(spec, num_envs)
         actor, timestep = algo.actor(state.learner), state.timestep.replace(previous_action=None)
         storage = steps.storage(algo, actor, timestep, state.carry, action, roots)
-        return steps.finish(algo, actor, storage, timestep, action, state.carry, state.carry, jnp.int32(0)).rows
+        return steps.finish(algo, actor, storage, timestep, action, state.carry, state.carry, jnp.int32(0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +130,6 @@ class HostLearning:
             final_carry=jax.tree.map(at_once, *(part.final_carry for part in parts)),
             statistics=self._statistics(parts),
             version=parts[-1].version,
-            whole_episodes=parts[0].whole_episodes,
         )
         episodes = rollouts[0].episodes
         for collected in rollouts[1:]:
@@ -185,7 +184,7 @@ class HostLearning:
             "statistics": environments if self.pooled else everywhere,
             "version": everywhere,
         }
-        return Rollout(**specs, whole_episodes=rollout.whole_episodes)
+        return Rollout(**specs)
 
 
 def _learn(collects, algo, state, rollout, dataset, number):

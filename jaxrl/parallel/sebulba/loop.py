@@ -82,8 +82,7 @@ class SebulbaLoop:
         groups, remote = self.topology.threads * self.topology.groups, self.topology.remote
         size = self._group
         first_env = jax.process_index() * groups * size
-        length, whole = ro.rollout_length(algo), ro.in_whole_episodes(algo)
-        steps = HostSteps(self.layout.spec, self._num_envs, size, length, whole_episodes=whole)
+        steps = HostSteps(self.layout.spec, self._num_envs, size, ro.rollout_length(algo))
         devices = [device for device in self._actor_devices() for _ in range(self.topology.groups)]
         store = None
         if remote is not None and remote.policy:

@@ -107,8 +107,6 @@ class ReadyCollector:
     def collect(self, published: Published, stepper: Stepper | None) -> Generator[None, None, Collected]:
         """`stepper` is not used, environments are sent actions in parts."""
         steps = self._group.steps
-        if steps.whole_episodes:
-            self._timestep = self._reset()
         turns = ReadyScheduler(steps.group, self.host.batch_size, steps.length)
         acting = self._group.acting(published.algo, self._timestep)
         rollout = RolloutInParts(steps, published, acting, self._timestep)

@@ -15,6 +15,7 @@ def _batchppo(
     value_learning_rate: float | None,
     policy_factor: float,
     initial_log_std: float,
+    episodes: int = 25,
     torso: MLP = _FEED_FORWARD,
     core: GRU | None = None,
 ) -> PPO:
@@ -32,14 +33,15 @@ def _batchppo(
         kl_target=0.01,
         kl_cutoff_cost=1000.0,
         initial_penalty=1.0,
-        rollout_length=1000,
+        rollout_length=32,
         epochs=25,
         minibatches=1,
         clip_value=False,
         normalize_advantage=True,
         normalize_observation=True,
         normalize_reward=True,
-        whole_episodes=True,
+        whole_episodes=episodes,
+        max_episode_length=1000,
         bootstrap_truncated=False,
         optimizer=Adam(b1=0.9, b2=0.999, eps=1e-8),
         network=ActorCritic(
@@ -102,8 +104,13 @@ PRESETS = (
     ),
     Preset(
         name="batchppo-head",
-        # A deviation of 0.35 at the start.
-        algorithm=_batchppo(gamma=0.995, value_learning_rate=None, policy_factor=0.1, initial_log_std=-1.05),
+        algorithm=_batchppo(
+            gamma=0.995,
+            value_learning_rate=None,
+            policy_factor=0.1,
+            initial_log_std=-1.05,  # a deviation of 0.35 at the start
+            episodes=30,
+        ),
         env="brax:walker2d",
         total_steps=10_000_000,
         topology={"num_envs": 30},

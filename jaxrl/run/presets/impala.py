@@ -26,7 +26,7 @@ def _impala(
         reward_clipping="abs_one",
         normalize_observation=False,
         normalize_reward=False,
-        whole_episodes=False,
+        whole_episodes=0,
         bootstrap_truncated=False,
         optimizer=optimizer,
         network=ActorCritic(

@@ -26,7 +26,7 @@ _PPO: dict[str, Any] = {
     "normalize_advantage": True,
     "observation_clip": 10.0,
     "reward_clip": 10.0,
-    "whole_episodes": False,
+    "whole_episodes": 0,
     "bootstrap_truncated": True,
     "value_learning_rate": None,
 }

@@ -91,7 +91,7 @@ def _a2c(name: str, core: Core | None, rollout_length: int, config: str) -> Pres
             normalize_advantage=False,
             normalize_observation=False,
             normalize_reward=False,
-            whole_episodes=False,
+            whole_episodes=0,
             bootstrap_truncated=False,
             optimizer=plain.ADAM,
             network=ActorCritic(

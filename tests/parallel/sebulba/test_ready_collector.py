@@ -137,9 +137,6 @@ def published():
 STEPS = HostSteps(env_spec(ENV), 2 * NUM_ENVS, NUM_ENVS, 8)
 
 
-WHOLE = dataclasses.replace(STEPS, whole_episodes=True)
-
-
 def collector(cls, host, steps=STEPS):
     group = Group(steps, jax.random.key(3), NUM_ENVS, jax.devices()[0])
     made = cls(group, host)
@@ -163,17 +160,6 @@ def test_who_is_ready_first_changes_nothing(ready, order, published, in_step):
         assert_equal(one, other, 1e-5)  # products are rounded differently in batches of another size
         # Whatever is not the network's: bit by bit.
         assert_equal(lived(one), lived(other))
-
-
-@pytest.mark.long
-def test_whole_episodes_begin_with_every_rollout(published):
-    host = Shuffled(ENV, 1)
-    whole = rollouts(collector(StepCollector, host.build(NUM_ENVS, 3, NUM_ENVS), WHOLE), published)
-    ready = rollouts(collector(ReadyCollector, host.build_async(NUM_ENVS, 2, 3, NUM_ENVS), WHOLE), published)
-    for one, other in zip(whole, ready, strict=True):
-        assert_equal(lived(one), lived(other))
-        assert one.rollout.timesteps.first[0].all() and one.rollout.whole_episodes and one.episodes.lost == 0
-    assert (whole[0].rollout.timesteps.observation[0] != whole[1].rollout.timesteps.observation[0]).any()
 
 
 def lived(collected):
