@@ -220,6 +220,47 @@ def test_mujoco_at_the_defaults(algo, task, record, kept_dir):
 
 
 @pytest.mark.learning
+@pytest.mark.parametrize("task", ["Walker2d", "Hopper", "HalfCheetah"])
+@pytest.mark.parametrize("name", ["batchppo-paper", "batchppo-recurrent"])
+def test_batchppo_in_mujoco(name, task, record_rows, kept_dir):
+    """1M steps, where its figures end at 10M; three seeds, by the mean action and by samples."""
+    preset, rows, curves = PRESETS[name], [], []
+    for seed in range(3):
+        result = jaxrl.train(
+            preset.algorithm,
+            f"envpool:{task}-v4",
+            total_steps=1_000_000,
+            seed=seed,
+            progress=False,
+            evaluate_every=100_000,
+            evaluation_episodes=16,
+            run_dir=kept_dir / str(seed),
+            **preset.topology,
+        )
+        training = [row for row in result.metrics if np.isfinite(row.get("train/learned_fraction", np.nan))]
+        learned = sum(row["train/learned_fraction"] * row["train/transitions"] for row in training)
+        curves.append([row["evaluation/return_mean"] for row in result.metrics if "evaluation/return_mean" in row])
+        rows.append(
+            {
+                "mean action": round(float(result.evaluate(32).return_mean), 1),
+                "samples": round(float(result.evaluate(32, explore=True).return_mean), 1),
+                "learned_fraction": round(learned / sum(row["train/transitions"] for row in training), 4),
+                "wall_seconds": round(result.wall_seconds),
+            }
+        )
+    quartiles = np.percentile(np.asarray(curves), (25, 50, 75), axis=0).round(1).tolist()
+    record_rows(
+        f"mujoco-{task.lower()}-{name}",
+        rows,
+        total_steps=1_000_000,
+        settings={"command": f"jaxrl train --preset {name} --env envpool:{task}-v4 --total-steps 1000000"},
+        curve={"every": 100_000, "25 %": quartiles[0], "50 %": quartiles[1], "75 %": quartiles[2]},
+    )
+    assert min(row["learned_fraction"] for row in rows) >= 0.9, rows
+    assert np.mean([row["mean action"] for row in rows]) >= 300.0, rows
+
+
+@pytest.mark.learning
 @pytest.mark.skipif("jax.default_backend() == 'cpu'")
 @pytest.mark.parametrize("name", ["impala", "ppo"])
 def test_pong_is_solved(name, record):
