@@ -1,6 +1,6 @@
 """Runs compiled for accelerators that are not here: seconds, memory of a chip, collectives and kernels an iteration.
 
-    python benchmarks/targets.py [--only TARGET ...]
+    python benchmarks/targets.py [--only TARGET ...] [--work "ppo brax:ant" ...]
 
 Targets whose compiler is not installed are left out: TPUs need the extra `tpu-target`, NVIDIA's GPUs the extra
 `cuda13`. Each row is written as soon as it is there, to benchmarks/results/targets.json, and leaves the others.
@@ -19,6 +19,7 @@ import _record as record
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # else JAX looks for the devices whose compilers are installed
 CARTPOLE, PENDULUM, BREAKOUT = "gymnax:CartPole-v1", "gymnax:Pendulum-v1", "gymnax:Breakout-MinAtar"
+ANT = "brax:ant"
 # By target: what runs there, with so many environments, and how many runs if it is a sweep.
 WORKS: dict[str, list[tuple[str, str, int, int | None]]] = {
     "v5e:4x4": [
@@ -35,6 +36,7 @@ WORKS: dict[str, list[tuple[str, str, int, int | None]]] = {
     "h100": [
         ("ppo", CARTPOLE, 2048, None),
         ("ppo", BREAKOUT, 1024, None),
+        ("ppo", ANT, 2048, None),
         ("dqn", CARTPOLE, 64, None),
         ("sac", PENDULUM, 64, None),
         ("pqn", BREAKOUT, 128, None),
@@ -68,13 +70,16 @@ def row(target: str, algorithm: str, env: str, num_envs: int, runs: int | None) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(WORKS), default=list(WORKS))
-    targets = parser.parse_args().only
+    parser.add_argument("--work", nargs="+", help="an algorithm and its environment: those alone")
+    arguments = parser.parse_args()
     from jaxrl.core.errors import ConfigError
 
     path = record.HERE / "results" / "targets.json"
     rows = json.loads(path.read_text())["rows"] if path.exists() else []
-    for target in targets:
+    for target in arguments.only:
         for work in WORKS[target]:
+            if arguments.work is not None and " ".join(work[:2]) not in arguments.work:
+                continue
             try:
                 new = row(target, *work)
             except ConfigError as error:
