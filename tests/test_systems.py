@@ -7,34 +7,20 @@ import shlex
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
+from helpers.systems import COMMANDS, DEVICES, ROWS, TEXT, rows, write_datasets
 
 import jaxrl
 from jaxrl.cli import main, multihost, runs, sweep
 from jaxrl.cli.flags import build_parts
-from jaxrl.core.types import Trajectory
-from jaxrl.data import EpisodeCutter, RldsWriter
 from jaxrl.parallel.multihost import launch
 from jaxrl.run import follow, loading, replays, training
 from jaxrl.run.directory import RunDirectory
 from jaxrl.run.loop import Loop
 
 ROOT = Path(__file__).parents[1]
-TEXT = (ROOT / "docs" / "systems.md").read_text()
 SYSTEMS = {"Acme, Reverb, Launchpad, RLDS": 50, "TorchBeast": 20, "TensorFlow Agents and BatchPPO": 20, "rlpyt": 35}
 ABSENT = re.compile(r"\*\*not (yet|carried over)\*\*(, because )?")
-
-
-def rows(text):
-    """The rows of the tables, as their cells."""
-    lines = [line for line in text.split("\n") if line.startswith("| ") and not line.startswith("| there |")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-
-
-ROWS = rows(TEXT)
-DEVICES = r"(?:JAX_NUM_CPU_DEVICES=4 )?"  # before a command that takes several, for a machine with one
-COMMANDS = sorted({command for row in ROWS for command in re.findall(rf"`{DEVICES}(jaxrl [a-z][^`]*)`", row[2])})
 
 
 def state(row):
@@ -98,22 +84,7 @@ class Began(Exception):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder with what the commands read: two datasets, and the metrics of a run."""
-    for name, width, action in (("cartpole", 4, np.int32(1)), ("pendulum", 3, np.float32([0.5]))):
-        steps, last = 6, np.arange(6)[:, None] == 5
-        episode = Trajectory(
-            observation=np.zeros((steps, 1, width), np.float32),
-            action=np.broadcast_to(action, (steps, 1, *action.shape)),
-            reward=np.ones((steps, 1), np.float32),
-            terminated=np.arange(steps)[:, None] == 4,
-            truncated=np.zeros((steps, 1), bool),
-            first=np.arange(steps)[:, None] == 0,
-            weight=~last,
-        )
-        with RldsWriter(tmp_path / "data" / name, name) as writer:
-            for _ in range(60):
-                for _, one in EpisodeCutter(num_envs=1).add(episode):
-                    writer.write(one, {})
-            writer.close()
+    write_datasets(tmp_path)
     with RunDirectory(tmp_path / "runs" / "cartpole", {"seed": 0}) as run:
         run.metrics_jsonl.write_text('{"step": 1, "train/return_mean": 1.0}\n{"step": 2, "train/return_mean": 2.0}\n')
     monkeypatch.chdir(tmp_path)

@@ -1,0 +1,80 @@
+"""The rows of docs/systems.md and their commands."""
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+
+from jaxrl.core.types import Trajectory
+from jaxrl.data import EpisodeCutter, RldsWriter
+from jaxrl.run.presets import preset
+
+PAGE = Path(__file__).parents[2] / "docs" / "systems.md"
+TEXT = PAGE.read_text()
+DEVICES = r"(?:JAX_NUM_CPU_DEVICES=4 )?"  # before a command that takes several, for a machine with one
+
+
+def rows(text):
+    """The rows of the tables, as their cells."""
+    lines = [line for line in text.split("\n") if line.startswith("| ") and not line.startswith("| there |")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+ROWS = rows(TEXT)
+# As typed, with what stands before them.
+LINES = sorted({line for row in ROWS for line in re.findall(rf"`({DEVICES}jaxrl [a-z][^`]*)`", row[2])})
+COMMANDS = [line[line.index("jaxrl ") :] for line in LINES]
+
+
+def write_datasets(folder):
+    """Write the datasets that the commands read, data/cartpole and data/pendulum."""
+    for name, width, action in (("cartpole", 4, np.int32(1)), ("pendulum", 3, np.float32([0.5]))):
+        steps, last = 6, np.arange(6)[:, None] == 5
+        episode = Trajectory(
+            observation=np.zeros((steps, 1, width), np.float32),
+            action=np.broadcast_to(action, (steps, 1, *action.shape)),
+            reward=np.ones((steps, 1), np.float32),
+            terminated=np.arange(steps)[:, None] == 4,
+            truncated=np.zeros((steps, 1), bool),
+            first=np.arange(steps)[:, None] == 0,
+            weight=~last,
+        )
+        with RldsWriter(folder / "data" / name, name) as writer:
+            for _ in range(60):
+                for _, one in EpisodeCutter(num_envs=1).add(episode):
+                    writer.write(one, {})
+            writer.close()
+
+
+TRAINING = ("train", "sweep", "tune")
+LONGEST = 128  # steps of a rollout
+
+
+def shortened(line):
+    """Return the environment variables and the words of a command that is to make a few updates, in its own process.
+
+    A preset makes one round of rollouts, after those that its replay, a small one, is filled with. A dataset alone is
+    learned from in a few updates. Whatever else trains takes a few more steps than its replay is filled with at first.
+    """
+    variables, words = line[: line.index("jaxrl ")].split(), shlex.split(line[line.index("jaxrl ") :])[1:]
+    added: dict[str, int | str | None] = {}
+    if words[0] in TRAINING:
+        added |= {"--evaluation-episodes": 2, "--no-progress": None}
+        added |= {} if "--run-dir" in words else {"--run-dir": "runs/new"}
+        if "--preset" in words:
+            published = preset(words[words.index("--preset") + 1])
+            length = getattr(published.algorithm, "rollout_length", None) or 1
+            if length > LONGEST:
+                length = LONGEST
+                added |= {"--rollout-length": length}
+            steps = published.topology["num_envs"] * length
+            if hasattr(published.algorithm, "min_size"):
+                least = max(steps, 1_000)
+                added |= {"--min-size": least, "--capacity": 8 * least}
+                steps += least
+            added |= {"--total-steps": steps, "--evaluate-every": 0}
+        else:
+            added |= {"--total-steps": 50 if "--eval-env" in words else 1_200}
+    further = [str(word) for pair in added.items() for word in pair if word is not None]
+    return dict(variable.split("=") for variable in variables), words + further
