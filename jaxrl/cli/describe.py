@@ -219,7 +219,8 @@ def _sweep_flags():
     left_out, help_ = ("seeds", "topology", "num_envs", "devices"), documented(launch)
     values = (
         "values to try for fields of the algorithm, as learning_rate=1e-4,3e-4; with --num-samples also "
-        "uniform:LOW:HIGH and loguniform:LOW:HIGH"
+        "uniform:LOW:HIGH and loguniform:LOW:HIGH; with --backend ray also environments in place of --env, as "
+        "env=NAME,NAME"
     )
     kinds = {"cpus_per_run": FLOAT, "gpus_per_run": FLOAT, "restarts": INT}
     kinds |= {"address": TEXT}

@@ -129,11 +129,12 @@ def read(command: str, argv: Sequence[str]) -> ParsedCommand:
     problems += limit_problems(fields[0], values[fields[0].title]) + multihost.problems(run, command)
     problems += limits.training_problems(**{name: run[name] for name in limits.LEAST if name in run})
     problems += _network_problems(fields, values)
-    if run["env"] is None and run.get("dataset") is None:
+    of_grid = grid_environments(run.get("grid", ()))
+    if run["env"] is None and run.get("dataset") is None and not of_grid:
         problems.append("no environment: --env NAME, such as gymnax:CartPole-v1 (jaxrl envs lists them)")
     if run["total_steps"] is None and run.get("target") is None:
         problems.append("no number of steps: --total-steps N")
-    for env in (run["env"], run.get("eval_env")):
+    for env in (run["env"], run.get("eval_env"), *of_grid):
         problems += [] if env is None else table.environment_problems(env)
     if run.get("target") is not None:
         unusable = [flag for flag in groups[0].flags if flag.name in _NO_TARGET and run[flag.name] != flag.default]
@@ -141,6 +142,11 @@ def read(command: str, argv: Sequence[str]) -> ParsedCommand:
     if problems:
         raise ConfigError(problems)
     return ParsedCommand(name, None if preset is None else preset.name, groups, values)
+
+
+def grid_environments(words: Sequence[str]) -> list[str]:
+    """Return the names of the environments among the words of `--grid`: of `env=NAME,NAME`."""
+    return [name for word in words if word.startswith("env=") for name in word[len("env=") :].split(",")]
 
 
 def _help_groups(run, fields, name):

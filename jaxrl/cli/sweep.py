@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl.cli.fields import read_field
-from jaxrl.cli.runs import ParsedCommand
+from jaxrl.cli.runs import ParsedCommand, grid_environments
 from jaxrl.cli.training import make_environment, prepare
 from jaxrl.cli.values import assignments
 from jaxrl.core.errors import ConfigError
@@ -29,8 +29,8 @@ def sweep(parsed: ParsedCommand) -> int:
     request = prepare("sweep", parsed)
     arguments = {name: value for name, value in request.arguments.items() if name not in ("out", "seeds", "grid")}
     seeds, out = request.arguments["seeds"], request.arguments["out"]
+    tasks = grid_environments(request.arguments["grid"])
     words = [word for word in request.arguments["grid"] if not word.startswith("env=")]
-    tasks = [name for word in request.arguments["grid"] if word not in words for name in word[4:].split(",")]
     space = read_space(request.algo, "--grid", words)
     if request.num_envs is not None:
         arguments["num_envs"] = request.num_envs

@@ -362,7 +362,12 @@ def _read_step(path: Path, template: PyTree, partial: bool) -> tuple[PyTree, Man
     template_leaves = manifests.named_leaves(template)
     problems = manifests.differences(record, template_leaves, partial)
     if problems:
-        raise CheckpointError(f"checkpoint {path} does not fit this configuration:\n  " + "\n  ".join(problems))
+        raise CheckpointError(
+            f"checkpoint {path} does not fit this configuration:\n  " + "\n  ".join(problems) + "\n"
+            f"jaxrl {record.jaxrl_version} wrote it, and this is {manifests.own_version()}: where the settings are the "
+            "same, the versions have other states. Go on with the one that wrote it, or begin another run, in another "
+            f"run_dir, from what this one has learned: init_from={str(path)!r} (--init-from)"
+        )
     entries = [entry for entry in record.leaves if entry.name in template_leaves]
     for entry in entries:
         if (entry.data_dtype, entry.data_shape) != manifests.stored_as(template_leaves[entry.name]):

@@ -40,6 +40,11 @@ class Leaf:
     crc32: int | None = None  # None: spread over processes, no one of which could compute it
 
 
+def own_version() -> str:
+    """The version of jaxrl that runs."""
+    return installed_version("jaxrl") or "unknown"
+
+
 def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
@@ -54,7 +59,7 @@ class Manifest:
     score: float | None = None
     callbacks: dict[str, Any] = dataclasses.field(default_factory=dict)  # what `jaxrl.run.callbacks` keeps
     time: str = dataclasses.field(default_factory=_now)
-    jaxrl_version: str = dataclasses.field(default_factory=lambda: installed_version("jaxrl") or "unknown")
+    jaxrl_version: str = dataclasses.field(default_factory=own_version)
     jax_version: str = jax.__version__
     python_version: str = platform.python_version()
     format: int = FORMAT
@@ -139,7 +144,7 @@ def read(path: Path) -> Manifest:
     if isinstance(newer := body.get("format"), int) and newer > FORMAT:
         raise CheckpointError(
             f"{path} has format {newer}, written by jaxrl {body.get('jaxrl_version', '?')!s:.40}; this jaxrl "
-            f"{installed_version('jaxrl') or 'unknown'} reads up to {FORMAT}: install that version"
+            f"{own_version()} reads up to {FORMAT}: install that version"
         )
     try:
         return build(Manifest, body | {"leaves": [_leaf(entry) for entry in body.get("leaves", ())]})

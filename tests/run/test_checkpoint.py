@@ -364,6 +364,7 @@ def test_another_structure_names_the_leaves(saved):
     assert "leaf odd was saved as float32[4], here it is float32[5]" in text
     assert "leaf half was saved as float16[], here it is float32[]" in text
     assert "leaf keys was saved, here there is none" in text
+    assert "begin another run" in text and f"init_from='{saved}" in text
 
 
 def test_nothing_there_is_an_error(tmp_path, saved):

@@ -4,6 +4,7 @@ Two of them are killed, and not asked to stop, in tests/faults/test_kill_and_res
 """
 
 import itertools
+import re
 import signal
 
 import jax
@@ -13,8 +14,9 @@ from helpers.programs import DQN, ENV, NUM_ENVS, ROWS, all_finite, anakin, asser
 from helpers.tiers import few
 
 import jaxrl
+from jaxrl.core.errors import CheckpointError
 from jaxrl.core.sources import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Uniform
-from jaxrl.run import loop
+from jaxrl.run import loop, manifest
 
 ITERATIONS = 6
 REST = ("prioritized-3", "table-160-prioritized-lifo-4")
@@ -82,3 +84,23 @@ def test_interrupted_and_started_again(choices, tmp_path):
     times = index.tables.times_sampled if "storage" in choices else index.times_sampled
     if most := choices.get("max_times_sampled"):
         assert np.max(times) <= most
+
+
+@pytest.mark.long
+def test_a_replay_that_was_saved_otherwise_is_refused_with_a_way_to_go_on(tmp_path):
+    """As by an earlier version, which kept less of it."""
+    algo = DQN.replace(prioritized=False, sampler=Lifo(), max_times_sampled=3)
+    settings = {"topology": anakin(), "evaluation_episodes": NUM_ENVS, "progress": False}
+    before = jaxrl.train(algo, ENV, total_steps=3 * ROWS, run_dir=tmp_path / "before", **settings)
+    saved = tmp_path / "before" / "checkpoints" / f"{3 * ROWS:012d}"
+    record = manifest.read(saved / manifest.FILE)
+    missing = next(leaf for leaf in record.leaves if leaf.name.startswith("buffers/"))
+    record.leaves.remove(missing)
+    manifest.write(saved / manifest.FILE, record)
+    with pytest.raises(CheckpointError, match=f"leaf {missing.name} was not saved") as refused:
+        jaxrl.train(algo, ENV, total_steps=4 * ROWS, run_dir=tmp_path / "before", **settings)
+    source = re.search(r"init_from='(.*)' \(--init-from\)", str(refused.value))[1]
+    with pytest.warns(RuntimeWarning, match="nothing is learned"):
+        again = jaxrl.train(algo, ENV, total_steps=ROWS, run_dir=tmp_path / "again", init_from=source, **settings)
+    assert again.config["parent"]["step"] == 3 * ROWS and again.config["parent"]["fresh"] == []
+    assert_equal(again.policy.actor.params, before.policy.actor.params)

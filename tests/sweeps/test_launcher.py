@@ -196,7 +196,7 @@ def test_a_study_over_environments(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(sweep, "launch", launched)
     monkeypatch.setattr(Experiments, "table", lambda self: "a table")
-    words = ["sweep", "ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "64", "--grid", "clip=0.1,0.2"]
+    words = ["sweep", "ppo", "--total-steps", "64", "--grid", "clip=0.1,0.2"]
     words += ["env=gymnax:CartPole-v1,gymnasium:Pendulum-v1", "--seeds", "2", "--run-dir", str(tmp_path / "search")]
     assert main.main([*words, "--backend", "ray"]) == 0
     root = tmp_path / "search"
@@ -207,6 +207,7 @@ def test_a_study_over_environments(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert said.count("a table") == 2 and said.index("gymnax:CartPole-v1:") < said.index("gymnasium:Pendulum-v1:")
     assert main.main(words) == 2 and "--grid env: other environments are other programs" in capsys.readouterr().err
+    assert main.main([*words, "env=gymnax:CartPole-v2"]) == 2 and "CartPole-v2" in capsys.readouterr().err
 
 
 def test_what_has_ended_is_not_run_again(ended, monkeypatch):

@@ -178,7 +178,13 @@ class Sebulba(Topology):
         processes, spec = jax.process_count(), env_spec(env)
         devices = processes if self.devices is None else self.devices
         batch_envs = self.learner_batch or self.num_envs
-        shards = meshes.checked_layout(algo, spec, batch_envs, devices, self.shards, dataset_fraction)
+        try:
+            shards = meshes.checked_layout(algo, spec, batch_envs, devices, self.shards, dataset_fraction)
+        except ConfigError as error:
+            if self.learner_batch is None:
+                raise
+            # What learns knows a batch as its `num_envs`.
+            raise ConfigError([line.replace("num_envs=", "learner_batch=") for line in error.problems]) from None
         layout = Layout(spec, batch_envs, devices, shards, dataset_fraction)
         if self.error_buffer is not None:
             steps = self.steps_per_iteration(algo)

@@ -232,6 +232,8 @@ def test_a_pool_of_one_group_takes_what_a_round_takes(name):
         (IMPALA, {"learner_batch": 4, "lag": 1}, "learner_batch=4 with lockstep=True"),
         (IMPALA, {"learner_batch": 4, "max_lag": 4}, "max_lag=4 must be more than the 4 batches .* at least 5"),
         (IMPALA, {"max_lag": 4}, "max_lag=4 is for batches of learner_batch"),
+        (IMPALA, {"learner_batch": 6, "shards": 4}, "^shards=4 must divide learner_batch=6$"),
+        (ALGORITHMS["recurrent_ppo"], {"learner_batch": 4, "shards": 4}, r"\(learner_batch=4 over 4 shards\)"),
         (ALGORITHMS["dqn"], {"learner_batch": 4}, "DQN's replay 'replay' stores a rollout of every environment at a"),
     ],
     ids=str,
