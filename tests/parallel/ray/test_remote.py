@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 from helpers import clusters
+from helpers.pools import check_ends_while_groups_wait
 from helpers.programs import NUM_ENVS, PPO, assert_equal, plain
+from helpers.tiers import few
 
 import jaxrl
 from jaxrl.cli import fields, values
@@ -157,6 +159,16 @@ def test_an_actor_with_the_policy_that_dies_is_replaced(cluster):
         program.close()
     assert report.actors["failures"] == 1 and report.failed_at == -1
     assert int(np.asarray(state.steps_per_env.low)) == 3 * 8
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("policy", "interrupted"), few([(False, False), (False, True), (True, False), (True, True)], (True, True))
+)
+def test_a_pool_of_rollouts_ends_while_groups_wait_for_room(policy, interrupted, cluster, monkeypatch):
+    layout = {"remote": Remote(actors=4, policy=policy, cpus=0.25)} | ({} if policy else {"actors": 4})
+    env = jaxrl.make("gymnasium:CartPole-v1")
+    check_ends_while_groups_wait(env, monkeypatch, interrupted=interrupted, **layout)
 
 
 # --- without a cluster -----------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 from helpers.patience import PATIENCE, within
+from helpers.pools import check_ends_while_groups_wait
 from helpers.programs import ALGORITHMS, ENV, NUM_ENVS, ROWS, SMALL, actor_threads, all_finite, assert_equal, plain
 from helpers.spoiled import Spoiled
 from hypothesis import given
@@ -213,6 +214,18 @@ def test_a_pool_of_one_group_takes_what_a_round_takes(name):
         finally:
             program.close()
     assert_equal(*found)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("interrupted", [False, True])
+@pytest.mark.parametrize("ready", [None, 1])
+def test_it_ends_while_groups_wait_for_room(ready, interrupted, monkeypatch):
+    """Also where the environments of a group that are ready first act first."""
+    env = HOST
+    if ready is not None:
+        pytest.importorskip("envpool")
+        env = jaxrl.make("envpool:CartPole-v1")
+    check_ends_while_groups_wait(env, monkeypatch, interrupted=interrupted, actors=4, ready=ready)
 
 
 @pytest.mark.parametrize(

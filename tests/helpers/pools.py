@@ -1,0 +1,70 @@
+"""Runs that learn from whichever rollouts are full, and end while their actors wait for room for the next."""
+
+import signal
+import time
+
+import numpy as np
+
+import jaxrl
+from helpers.patience import PATIENCE, within
+from helpers.programs import NUM_ENVS, SMALL, actor_threads, all_finite, plain
+from jaxrl import networks
+from jaxrl.parallel.sebulba.actors import ActorThreads
+from jaxrl.parallel.sebulba.learning import HostLearning
+from jaxrl.run import loop
+
+BATCH = NUM_ENVS // 2
+IMPALA = jaxrl.IMPALA(learning_rate=1e-2, rollout_length=8, network=networks.ActorCritic(torso=SMALL))
+
+
+class Interrupt:
+    """A logger that ends the run as a key press would, at its first row."""
+
+    done = False
+
+    def write(self, step, metrics):
+        if not self.done:
+            self.done = True  # a second one would not wait for the end of the chunk
+            signal.raise_signal(signal.SIGINT)
+
+    def close(self):
+        pass
+
+
+def check_ends_while_groups_wait(env, monkeypatch, *, interrupted, **layout):
+    """A run in `env` ends, by itself or interrupted, while no group has room, and each rollout is learned from once.
+
+    Args:
+      env: on the host.
+      monkeypatch: of the test.
+      interrupted: whether it is ended by Ctrl-C.
+      layout: fields of its topology.
+    """
+    learned, learn, rollouts = [], HostLearning.learn, ActorThreads.rollouts
+
+    def watched(self, algo, state, buffers, batch, dataset):
+        learned.extend(np.asarray(one.rollout.timesteps.observation) for one in batch)
+        return learn(self, algo, state, buffers, batch, dataset)
+
+    def once_all_wait(self, *arguments):
+        until = time.monotonic() + PATIENCE / 2
+        while not all(len(full) > self._depth for full in self._full) and self._error is None:
+            assert time.monotonic() < until, "a group has room and collects nothing"
+            time.sleep(1e-3)
+        return rollouts(self, *arguments)
+
+    monkeypatch.setattr(HostLearning, "learn", watched)
+    monkeypatch.setattr(ActorThreads, "rollouts", once_all_wait)
+    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 0.0)  # an iteration each
+    topology = jaxrl.Sebulba(num_envs=NUM_ENVS, learner_batch=BATCH, **layout)
+    settings = {"total_steps": 6 * BATCH * 8, "log_every": BATCH * 8, "evaluate_every": 0, "evaluation_episodes": 2}
+    with within(PATIENCE):
+        result = jaxrl.train(
+            IMPALA, env, topology=topology, loggers=[Interrupt()] if interrupted else [], progress=False, **settings
+        )
+    assert result.stopped == ("interrupted" if interrupted else "finished") and not actor_threads()
+    updates = int(result.state.learner.updates)
+    assert 1 <= updates < 6 if interrupted else updates == 6
+    assert all_finite(plain(result.state.learner))
+    rows = np.concatenate([one[:-1].reshape(-1, one.shape[-1]) for one in learned])
+    assert len(np.unique(rows, axis=0)) == len(rows) >= updates * BATCH * 8, "each is learned from once"
