@@ -26,6 +26,7 @@ FORMAT = 1  # of config.json; a change that earlier files do not survive takes t
 _FILES = ("config.json", "metrics.jsonl", "metrics.csv", "learning_curve.png", "result.json", "study.journal")
 _TRIALS = ("trials.csv", "trials.md", "trials.png")  # of a search
 _WANDB_ID = "wandb_run.json"  # of jaxrl.run.loggers, which knows no directories
+LOG = "log.txt"  # what a run says
 EVALUATIONS = "evaluations.jsonl"  # of an evaluator that follows the run
 _FOLDERS = ("checkpoints", "tensorboard", "videos")
 SWEEP = "sweep.json"  # of a sweep that was completed, see jaxrl.run.sweep_directory
@@ -368,8 +369,8 @@ def _steps(path: Path) -> list[Path]:
 def _clear_remains(path: Path) -> None:
     """Removes what came to be where a run was deleted or moved: a save made the folders anew, and views went there."""
     with contextlib.suppress(OSError):
-        if {found.name for found in path.iterdir()} <= {"metrics.csv", *_FOLDERS}:
-            for view in [path / "metrics.csv", *(path / "tensorboard").glob("events.out.tfevents.*")]:
+        if {found.name for found in path.iterdir()} <= {"metrics.csv", LOG, *_FOLDERS}:
+            for view in [path / "metrics.csv", path / LOG, *(path / "tensorboard").glob("events.out.tfevents.*")]:
                 view.unlink(missing_ok=True)
     for folder in (*(path / name for name in _FOLDERS), path):
         with contextlib.suppress(OSError):
@@ -381,7 +382,7 @@ def _delete_run(path: Path) -> None:
         return  # no run of ours; what is in the way is named by the comparison
     for name in _FILES[1:]:
         (path / name).unlink(missing_ok=True)
-    for name in (_WANDB_ID, EVALUATIONS, *_TRIALS):
+    for name in (_WANDB_ID, LOG, EVALUATIONS, *_TRIALS):
         (path / name).unlink(missing_ok=True)
     for step in _steps(path):
         shutil.rmtree(step)

@@ -15,6 +15,7 @@ from jaxrl.run.directory import RunDirectory
 from jaxrl.run.loggers import Logger, Loggers, read_metrics
 from jaxrl.run.progress import ProgressBar
 from jaxrl.run.result import metrics_files
+from jaxrl.run.run_log import RunLog
 from jaxrl.run.timing import Laps
 
 
@@ -24,6 +25,7 @@ class Journal:
     Args:
       loggers: of the user.
       display: shows the newest values; None: nothing does.
+      log: keeps what is said; None: nothing does.
       laps: the clock of this session.
 
     Attributes:
@@ -33,17 +35,19 @@ class Journal:
       laps: the clock of this session.
     """
 
-    def __init__(self, loggers: Sequence[Logger], display: ProgressBar | None, laps: Laps):
+    def __init__(self, loggers: Sequence[Logger], display: ProgressBar | None, log: RunLog | None, laps: Laps):
         self.history: list[dict[str, float]] = []
         self.newest: dict[str, float] = {}
         self.earlier_seconds = 0.0
-        self.laps, self._display, self._user_loggers = laps, display, loggers
+        self.laps, self._display, self._log, self._user_loggers = laps, display, log or RunLog(), loggers
         self._files: list[Logger] = []
         self._loggers = Loggers(loggers)
         self._advised: set[str] = set()
 
     def open(self, directory: RunDirectory, step: int) -> None:
-        """Write to the files of a run directory too, after the rows up to `step` that are there."""
+        """Write to the files of a run directory too, after the rows up to `step` that are there, and show them."""
+        if self._display is not None and step:
+            self._display.resume(step)
         self._files = metrics_files(directory, step)
         rows = read_metrics(directory.metrics_jsonl)  # with None for NaN, which a run that was not interrupted has
         self.history = [{name: np.nan if x is None else x for name, x in row.items()} for row in rows]
@@ -68,6 +72,8 @@ class Journal:
         self.history.append({"step": step} | found)
         self.newest |= found
         self._loggers.write(step, found)
+        if (score := metrics.get("evaluation/return_mean")) is not None:
+            self.log(f"step {step:,}: return {score:.6g} in evaluation")
         if self._display is not None:
             # Of an evaluation in a thread the step is an earlier one.
             self._display.update(max(step, self._display.step), found)
@@ -82,9 +88,14 @@ class Journal:
         self._loggers.show(step, video)
 
     def note(self, text: str) -> None:
-        """Show a line."""
+        """Show a line, and log it."""
+        self.log(text)
         if self._display is not None:
             self._display.note(text)
+
+    def log(self, text: str) -> None:
+        """Write a line to the log alone."""
+        self._log.write(text)
 
     def advise(self, step: int, metrics: Mapping[str, float]) -> None:
         """Warn, once in a run, of what metrics say is wrong with the settings."""
@@ -108,6 +119,10 @@ class Journal:
     def drop_files(self) -> None:
         """Write no more to the run directory, which is gone."""
         self._loggers.drop(self._files)
+        self._log.close()
 
-    def close(self) -> None:
+    def close(self, last: str | None = None) -> None:
+        """End the files, and the log by a last line if there is one. May be called twice."""
+        if last is not None:
+            self.log(last)
         self._loggers.close()

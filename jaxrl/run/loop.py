@@ -39,6 +39,7 @@ from jaxrl.run.progress import ProgressBar
 from jaxrl.run.recorder import Recorder
 from jaxrl.run.result import Result, write_result
 from jaxrl.run.rows import TrainingRows
+from jaxrl.run.run_log import RunLog
 from jaxrl.run.saving import Saver
 from jaxrl.run.schedule import NO_LIMITS, LoopLimits, Schedule
 from jaxrl.run.settings import RunSettings
@@ -88,6 +89,7 @@ class Loop:
       initial: what the run begins with.
       videos: that are written while it goes on.
       display: shows how far it is; None: nothing does.
+      log: of what is said.
       directory: of the run, in the first process.
       checkpointer: of the run; None: nothing is saved.
     """
@@ -104,6 +106,7 @@ class Loop:
         initial: Initial | None = None,
         videos: Videos | None = None,
         display: ProgressBar | None = None,
+        log: RunLog | None = None,
         directory: RunDirectory | None = None,
         checkpointer: Checkpointer | None = None,
     ):
@@ -120,7 +123,7 @@ class Loop:
         self.times, self.seconds_per_iteration = ChunkTimes(self.laps), 0.0  # the first process's
         self.programs = compile_cache.programs()  # compiled and loaded before the run
         self.background: dict[str, BackgroundTask] = {}  # threads that make ready what comes later, by what it is
-        self.journal = Journal(settings.loggers, display, self.laps)
+        self.journal = Journal(settings.loggers, display, log, self.laps)
         self.saver = Saver(directory, checkpointer, recorder, self.callbacks, self.journal, settings.save_replay)
         self.signals = Signals(self.saver.announce_stop)
         parts: dict[str, Any] = {"schedule": self.schedule, "saver": self.saver, "journal": self.journal}
@@ -155,8 +158,6 @@ class Loop:
         if self.saver.directory is not None:
             self.journal.open(self.saver.directory, self.first_step)
             self.evaluations.evaluator.remember(self.journal.history)
-        if self.display is not None and done:
-            self.display.resume(self.first_step)
         self.laps.lap("restore" if done else "compile")
         stop = Stop("finished")
         try:
@@ -441,6 +442,6 @@ class Loop:
             callbacks=self.callbacks.keep(),
         )
         if saver.directory is not None:
-            self.journal.close()
+            self.journal.close(f"{stop.reason} at step {step:,}")
             write_result(result, saver.directory)
         return result

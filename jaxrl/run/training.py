@@ -34,6 +34,7 @@ from jaxrl.run.loop import Loop
 from jaxrl.run.progress import ProgressBar
 from jaxrl.run.recorder import Record, Recorder
 from jaxrl.run.result import Result, opened
+from jaxrl.run.run_log import RunLog
 from jaxrl.run.schedule import NO_LIMITS, LoopLimits
 from jaxrl.run.settings import RunSettings, default_notes, network_lines
 from jaxrl.run.videos import Videos
@@ -149,51 +150,59 @@ def run_training(settings: RunSettings, limits: LoopLimits = NO_LIMITS) -> Resul
     if settings.deterministic:
         determinism.set_flags()  # they are part of the name of the folder of compiled programs
     keep_compiled_programs()
-    prepared = settings.prepared()
-    settings = prepared.resolved()
-    algo, env, run_dir = settings.algo, settings.env, settings.run_dir
-    if is_evaluator():
-        follow_launched(settings)
-    _check_same(settings)
-    program = settings.topology.bind(algo, env, settings.dataset_fraction)
-    notes = default_notes(prepared, settings) + network_lines(algo, program.layout.spec)
-    leader = distributed.is_leader()
-    if leader and settings.dataset_fraction < 1.0:
-        _warn_if_no_updates(algo, settings.total_steps)
-    initial, parent = None, None
-    if settings.init_from is not None:
-        with distributed.collective_errors("reading what the run begins with"):
-            initial, parent = _initial(settings, program.layout.spec)
-        distributed.check_same({"parent": parent})
-        notes += said(parent)
-    described, dataset = None, None
-    if settings.dataset is not None:
-        settings, program = _with_stream(settings, program)
-        learned = _streamed if settings.topology.stream else _held
-        described, dataset = learned(settings, program)
-    recorder = _recorder(settings, program)
-    videos = _videos(settings, program.layout.spec)
-    settings = settings.replace(topology=dataclasses.replace(settings.topology, shards=program.layout.shards))
-    config = settings.config(dataset=described, parent=parent)
-    parts = {"dataset": dataset, "recorder": recorder, "initial": initial, "videos": videos}
-    display = ProgressBar() if settings.progress and leader else None
-    if display is not None:
+    with RunLog() as log:
+        prepared = settings.prepared()
+        settings = prepared.resolved()
+        algo, env, run_dir = settings.algo, settings.env, settings.run_dir
+        if is_evaluator():
+            follow_launched(settings)
+        _check_same(settings)
+        program = settings.topology.bind(algo, env, settings.dataset_fraction)
+        notes = default_notes(prepared, settings) + network_lines(algo, program.layout.spec)
+        leader = distributed.is_leader()
+        if leader and settings.dataset_fraction < 1.0:
+            _warn_if_no_updates(algo, settings.total_steps)
+        initial, parent = None, None
+        if settings.init_from is not None:
+            with distributed.collective_errors("reading what the run begins with"):
+                initial, parent = _initial(settings, program.layout.spec)
+            distributed.check_same({"parent": parent})
+            notes += said(parent)
+        described, dataset = None, None
+        if settings.dataset is not None:
+            settings, program = _with_stream(settings, program)
+            learned = _streamed if settings.topology.stream else _held
+            described, dataset = learned(settings, program)
+        recorder = _recorder(settings, program)
+        videos = _videos(settings, program.layout.spec)
+        settings = settings.replace(topology=dataclasses.replace(settings.topology, shards=program.layout.shards))
+        config = settings.config(dataset=described, parent=parent)
+        parts = {"dataset": dataset, "recorder": recorder, "initial": initial, "videos": videos, "log": log}
+        display = ProgressBar() if settings.progress and leader else None
+        log.write(f"{type(algo).__name__} on {env.name}, seed {settings.seed}, {settings.total_steps:,} steps")
         for line in notes:
-            display.note(line)
-    settings = settings if leader else settings.replace(loggers=())
-    loop = functools.partial(Loop, settings, program, config=config, limits=limits, display=display, **parts)
-    try:
-        with applied(settings.resources):
-            if run_dir is None:
-                return loop().train()
-            with opened(run_dir, config, overwrite=settings.overwrite, keep=settings.keep) as (directory, checkpointer):
-                return loop(directory=directory, checkpointer=checkpointer).train()
-    finally:
-        if recorder is not None:
-            recorder.close()
-        program.close()
-        if isinstance(dataset, Loader):
-            dataset.close()
+            log.write(line)
+            if display is not None:
+                display.note(line)
+        settings = settings if leader else settings.replace(loggers=())
+        loop = functools.partial(Loop, settings, program, config=config, limits=limits, display=display, **parts)
+        try:
+            with applied(settings.resources):
+                if run_dir is None:
+                    return loop().train()
+                with opened(run_dir, config, overwrite=settings.overwrite, keep=settings.keep) as (
+                    directory,
+                    checkpointer,
+                ):
+                    if directory is not None:
+                        log.open(directory.path)
+                    return loop(directory=directory, checkpointer=checkpointer).train()
+        finally:
+            if recorder is not None:
+                recorder.close()
+            program.close()
+            if isinstance(dataset, Loader):
+                dataset.close()
 
 
 def _check_same(settings):

@@ -1,0 +1,78 @@
+"""The text log of a run directory: what a run prints, but for its progress, with times."""
+
+import contextlib
+import threading
+import time
+import warnings
+from collections import deque
+from pathlib import Path
+
+from jaxrl.core import files
+from jaxrl.core.errors import RunStoppedWarning
+from jaxrl.run.directory import LOG
+
+_MOST = 2**20  # bytes; where there would be more, the older half goes
+_MOST_HELD = 1_000  # lines from before there is a directory
+_TIME = "%Y-%m-%d %H:%M:%S "
+
+
+class RunLog:
+    """Keeps the lines of a run, in `log.txt` once its directory is open; within `with` also the warnings.
+
+    A line that cannot be written is lost: no run ends for that.
+    """
+
+    def __init__(self):
+        self._file: Path | None = None
+        self._held: deque[str] = deque(maxlen=_MOST_HELD)
+        self._lock = threading.RLock()  # a signal's handler writes too, in a thread that may be writing
+        self._leaving = contextlib.ExitStack()
+
+    def __enter__(self) -> "RunLog":
+        shown = warnings.showwarning
+
+        def show(message, category, filename, lineno, file=None, line=None):
+            self.write(f"{'error' if issubclass(category, RunStoppedWarning) else 'warning'}: {message}")
+            shown(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = show  # ty: ignore[invalid-assignment]  # as its documentation says to replace it
+        self._leaving.callback(setattr, warnings, "showwarning", shown)
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self._leaving.close()
+        if isinstance(error, Exception):
+            self.write(f"error: {str(error) or type(error).__name__}")
+        self.close()
+
+    def open(self, directory: Path) -> None:
+        """Write to a run directory, after what earlier sessions wrote there, what was held and what comes."""
+        with self._lock:
+            self._file = directory / LOG
+            self._append("".join(self._held))
+            self._held.clear()
+
+    def write(self, text: str) -> None:
+        """Write a line with the time, or several with one."""
+        lines = files.escape_for_terminal(text).replace("\n", "\n" + " " * 20)
+        line = f"{time.strftime(_TIME)}{lines}\n"
+        with self._lock:
+            if self._file is None:
+                self._held.append(line)
+            else:
+                self._append(line)
+
+    def close(self) -> None:
+        """Write no more: the run has ended, or its directory is gone."""
+        with self._lock:
+            self._file = None
+
+    def _append(self, text):
+        assert self._file is not None
+        with contextlib.suppress(OSError):
+            with files.open_to_append(self._file) as file:
+                file.write(text)
+            if self._file.stat().st_size > _MOST:
+                kept = self._file.read_text(errors="replace")
+                with files.replacing(self._file) as file:
+                    file.write(kept[len(kept) // 2 :].partition("\n")[2])
