@@ -11,6 +11,7 @@ from typing import Any
 from jaxrl.algos import ALGORITHMS
 from jaxrl.cli.fields import algorithm_groups, documented, first_line, kind_of, typed
 from jaxrl.cli.flags import BOOL, FLOAT, INT, INTS, PATH, TEXT, DefaultText, Flag, optional
+from jaxrl.core.resources import Resources
 from jaxrl.core.sources import Dataset
 from jaxrl.core.spaces import Box, Dict, Discrete, Tuple
 from jaxrl.core.types import EnvSpec, Replay
@@ -223,7 +224,7 @@ def _sweep_flags():
         "env=NAME,NAME"
     )
     kinds = {"cpus_per_run": FLOAT, "gpus_per_run": FLOAT, "restarts": INT}
-    kinds |= {"address": TEXT}
+    kinds |= {"address": TEXT, "resources": kind_of(Resources)}
     return [
         Flag("grid", TEXT, (), values, many=True),
         Flag("seeds", INTS, (8,), "number of seeds, from 0 on; or the seeds, separated by commas"),

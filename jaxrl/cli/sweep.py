@@ -19,7 +19,7 @@ from jaxrl.sweeps.search import LogUniform, Uniform
 from jaxrl.sweeps.sweep import sweep as run_sweep
 
 # What only experiments have; None: as `launch` has it. And what only sweeps in one program have.
-_RAY = ("cpus_per_run", "gpus_per_run", "restarts", "address")
+_RAY = ("cpus_per_run", "gpus_per_run", "restarts", "address", "resources")
 _IN_ONE_PROGRAM = ("devices", "mapping", "checkpoint_every", "overwrite")
 PICTURES = (".png", ".svg", ".pdf")  # what --out ends in for curves
 

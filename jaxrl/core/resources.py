@@ -8,9 +8,12 @@ import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Collection, Generator, Mapping, Set
+import tempfile
+from collections.abc import Collection, Generator, Mapping, Sequence, Set
+from pathlib import Path
 
-from jaxrl.core import registry
+from jaxrl.core import files, registry
+from jaxrl.core.errors import ConfigError
 
 PARTS = ("learner", "actors", "environments", "evaluator")
 _GIB = 2**30
@@ -21,7 +24,7 @@ class Resources:
     """Processor cores of the parts of a run, and memory of worker processes, on Linux.
 
     Cores are written as "0-3,8". They count those that this process may use, from 0 on: where several processes share a
-    machine, by `jaxrl.launch` or by Slurm, each counts its own.
+    machine, by `jaxrl.launch` or by Slurm, each counts its own; with `own_cores` those.
 
     Args:
       learner: cores of this process with all its threads, but for those below. On a CPU that includes the threads of
@@ -31,6 +34,8 @@ class Resources:
       evaluator: cores of the thread that evaluates (`async_evaluation`). None: the learner's.
       worker_memory: GiB of data that each worker process may hold; allocating more is a `MemoryError` there, which
         ends the run. None: no limit.
+      own_cores: how many cores the run takes for itself, until it ends, of those that no other run with `own_cores` of
+        this user has on this machine: experiments of a sweep, say, or several commands. None: it shares all.
     """
 
     learner: str | None = None
@@ -38,6 +43,7 @@ class Resources:
     environments: str | None = None
     evaluator: str | None = None
     worker_memory: float | None = None
+    own_cores: int | None = None
 
 
 registry.add("topology", Resources)
@@ -67,10 +73,15 @@ def problems(resources: Resources, absent: dict[str, str], workers: int) -> list
     if settings and not hasattr(os, "sched_setaffinity"):
         return [f"resources: {', '.join(settings)}: only Linux has cores and memory for parts of a run; leave them out"]
     found = [f"resources: {name}={settings[name]!r}: {why}" for name, why in absent.items() if name in settings]
-    here = sorted(os.sched_getaffinity(0)) if settings else []
+    count = len(os.sched_getaffinity(0)) if settings else 0
+    if (own := resources.own_cores) is not None:
+        if type(own) is not int or not 1 <= own <= count:
+            found.append(f"resources: own_cores={own!r} must be a number from 1 to {count}, the cores of this process")
+        else:
+            count = own
     for name in PARTS:
         if name in settings:
-            found += _core_problems(name, settings[name], len(here))
+            found += _core_problems(name, settings[name], count)
     memory = resources.worker_memory
     if memory is None:
         return found
@@ -93,16 +104,67 @@ def applied(resources: Resources | None) -> Generator[None]:
 
     Args:
       resources: of which `problems` has found none; None: nothing is changed.
+
+    Raises:
+      ConfigError: other runs have so many cores for themselves that fewer than `own_cores` are left.
     """
-    global _applied
     if resources is None:
         yield
         return
-    here, before = sorted(os.sched_getaffinity(0)), _applied
-    settings = {part: getattr(resources, part) for part in PARTS}
-    cores = {part: {here[index] for index in _indices(text)} for part, text in settings.items() if text is not None}
-    memory = resources.worker_memory
-    _applied = _Applied(cores, None if memory is None else int(memory * _GIB))
+    with contextlib.ExitStack() as stack:
+        here = before = sorted(os.sched_getaffinity(0))
+        settings = {part: getattr(resources, part) for part in PARTS}
+        if resources.own_cores is not None:
+            here = stack.enter_context(_owned(before, resources.own_cores))
+            settings["learner"] = settings["learner"] or f"0-{len(here) - 1}"
+        cores = {part: {here[index] for index in _indices(text)} for part, text in settings.items() if text is not None}
+        memory = resources.worker_memory
+        stack.enter_context(_in_force(_Applied(cores, None if memory is None else int(memory * _GIB)), set(before)))
+        yield
+
+
+@contextlib.contextmanager
+def _owned(cores: Sequence[int], count: int) -> Generator[list[int]]:
+    """So many of `cores` that nobody else has by this; given back on leaving, or by the system with the process."""
+    folder = Path(tempfile.gettempdir()) / f"jaxrl-cores-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        owned = []
+        with _locked(folder / "choosing", wait=True):  # of two that choose at once one finds what it needs
+            for core in cores:
+                if len(owned) < count and stack.enter_context(_locked(folder / str(core), wait=False)):
+                    owned.append(core)
+        if len(owned) < count:
+            raise ConfigError(
+                f"resources: own_cores={count}: only {len(owned)} of {len(cores)} cores are left by other runs with "
+                "own_cores; wait for one to end, or use fewer"
+            )
+        yield owned
+
+
+@contextlib.contextmanager
+def _locked(path: Path, *, wait: bool) -> Generator[bool]:
+    """Hold the lock of a file; whether it was free."""
+    import fcntl  # there is none on Windows
+
+    with files.open_to_append(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # a process that was forked has the file too
+
+
+@contextlib.contextmanager
+def _in_force(applies: _Applied, here: Set[int]) -> Generator[None]:
+    """Move this process's threads to the learner's cores, and on leaving to those that they had, else to `here`."""
+    global _applied
+    before, cores = _applied, applies.cores
+    _applied = applies
     own: dict[int, Set[int]] = {}
     if "learner" in cores:
         while new := [thread for thread in _threads() if thread not in own]:
@@ -114,7 +176,7 @@ def applied(resources: Resources | None) -> Generator[None]:
     finally:
         _applied = before
         for thread in _threads() if own else ():
-            _move(thread, own.get(thread, set(here)))
+            _move(thread, own.get(thread, here))
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from jaxrl.core.arguments import whole_arguments
 from jaxrl.core.errors import ConfigError, RunDirectoryError
 from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import amount_problems, count_problems
+from jaxrl.core.resources import Resources
 from jaxrl.core.types import Algorithm, env_spec, only_instance
 from jaxrl.envs.registry import EnvironmentLike
 from jaxrl.parallel.multihost.place import check_no_evaluator
@@ -82,6 +83,7 @@ def launch(
     gpus_per_run: float = 0.0,
     restarts: int = 3,
     address: str | None = None,
+    resources: Resources | None = None,
     points: int = 50,
     evaluation_episodes: int | None = None,
     explore_in_evaluation: bool = False,
@@ -104,6 +106,8 @@ def launch(
       gpus_per_run: GPUs that Ray reserves for each run; 0: the run is on the processor.
       restarts: how often a run may lose its process or machine and be taken up again.
       address: address of the Ray cluster; None: what RAY_ADDRESS says, else a cluster of this machine alone.
+      resources: processor cores and memory of the parts of each run (Linux). Ray only counts CPUs: runs with cores of
+        their own, as resources:own_cores=2, stay off those of others.
       points: of the curves.
       evaluation_episodes, explore_in_evaluation: of the evaluations of every run, as `jaxrl.train` takes them.
       progress: show a progress bar, over runs.

@@ -1,6 +1,9 @@
 """Cores and memory of the parts of a run: how they are written, what is refused, and what threads and processes get."""
 
+import json
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -35,6 +38,9 @@ def test_cores_as_text(text, indices):
         (Resources(actors="3-1"), "actors='3-1': this process may use 4 cores, which are 0 to 3 here"),
         (Resources(environments="2-4"), "environments='2-4': this process may use 4 cores, which are 0 to 3 here"),
         (Resources(evaluator="0"), "evaluator='0': none there"),
+        (Resources(own_cores=0), "own_cores=0 must be a number from 1 to 4, the cores of this process"),
+        (Resources(own_cores=5), "own_cores=5 must be a number from 1 to 4"),
+        (Resources(own_cores=2, learner="1-2"), "learner='1-2': this process may use 2 cores, which are 0 to 1 here"),
         (Resources(worker_memory=0.0), "worker_memory=0.0 must be more than 0 GiB"),
         (Resources(worker_memory=2.0), "worker_memory=2 GiB for each of 3 workers is more than the 4.0 GiB"),
     ],
@@ -94,6 +100,53 @@ def test_threads_have_the_cores_of_their_part_and_all_have_their_own_again(last)
     finally:
         go.set()
         waiting.join()
+
+
+# Takes a core for itself, says in PLACE.json on which cores its threads may be, and keeps it until its input ends.
+ALONE = """
+import json, re, sys
+from pathlib import Path
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.resources import Resources, applied
+import jax
+jax.numpy.ones(3).block_until_ready()  # XLA has threads of its own
+try:
+    with applied(Resources(own_cores=1)):
+        status = [(task / "status").read_text() for task in Path("/proc/self/task").iterdir()]
+        cores = {found for text in status for found in re.findall("Cpus_allowed_list:\\t(.*)", text)}
+        print(json.dumps([len(status), sorted(cores)]), flush=True)
+        sys.stdin.read()
+except ConfigError as error:
+    print(error, flush=True)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif("len(os.sched_getaffinity(0)) < 2", reason="each of two processes has a core")
+def test_no_two_processes_have_a_core_of_their_own_in_common(tmp_path):
+    environment = os.environ | {"TMPDIR": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+    two = sorted(os.sched_getaffinity(0))[:2]
+    started = []
+
+    def start():
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
+        with resources.on_cores(two):
+            started.append(subprocess.Popen([sys.executable, "-c", ALONE], **pipes))
+        return started[-1]
+
+    try:
+        said = [json.loads(start().stdout.readline()) for _ in range(2)]
+        assert sorted(cores for _, cores in said) == [[str(core)] for core in two]
+        assert min(threads for threads, _ in said) > 2, "all threads are there"
+        words = "own_cores=1: only 0 of 2 cores are left by other runs with own_cores"
+        assert words in start().stdout.readline()
+        started[0].kill()
+        started[0].wait()
+        assert json.loads(start().stdout.readline())[1] == said[0][1], "of one that was killed the next may have it"
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 def test_workers_have_the_cores_and_the_memory_of_environments(last):
