@@ -54,6 +54,7 @@ _TITLES = {
         "queue",
         "learner_batch",
         "max_lag",
+        "parameter_period",
         "ready",
         "error_buffer",
         "step_timeout",

@@ -25,23 +25,30 @@ class ParameterServer:
     """What is published, by version; every group's k-th rollout is acted with the same one, or each with the newest.
 
     Args:
-      lag: how many versions behind, exactly; None: whatever is newest when the first group begins the rollout.
+      period: of the versions, that are given to actors: the multiples of it, and the first one.
+      lag: how many versions behind, exactly, or with a `period` the one before that; None: whatever is newest when the
+        first group begins the rollout.
       apart: how many rollouts the groups may be apart; None: each group's rollouts are of whatever is newest.
       changed: notified when something is published.
     """
 
-    def __init__(self, lag: int | None, apart: int | None, changed: threading.Condition | None = None):
+    def __init__(self, lag: int | None, apart: int | None, changed: threading.Condition | None = None, period: int = 1):
         self._lag, self._apart, self._changed = lag, apart, changed or threading.Condition()
+        self._period = period
         self._published: dict[int, Any] = {}
         self._chosen: dict[int, int] = {}  # the version of each rollout
         self._closed = False
 
+    def is_due(self, version: int) -> bool:
+        """Return whether actors are given this version."""
+        return not self._published or version % self._period == 0
+
     def publish(self, version: int, what: Any) -> None:
-        """Versions come in order."""
+        """Versions come in order, those that are due."""
         with self._changed:
             self._published[version] = what
             # What a rollout was given is held by its actor; what none can be given any more goes.
-            oldest = version if self._lag is None else version - self._lag
+            oldest = version if self._lag is None else version - self._lag - self._period + 1
             self._published = {v: x for v, x in self._published.items() if v >= oldest or v in self._chosen.values()}
             self._changed.notify_all()
 
@@ -62,7 +69,10 @@ class ParameterServer:
     def _choose(self, number, first):
         if number in self._chosen:
             return self._chosen[number]
-        version = max(self._published, default=None) if self._lag is None else max(number - self._lag, first)
+        if self._lag is None:
+            version = max(self._published, default=None)
+        else:
+            version = max((number - self._lag) // self._period * self._period, first)
         if version is None or version not in self._published:
             return None
         if self._apart is not None:
@@ -92,7 +102,7 @@ class ActorThreads:
       devices: for each thread the device it acts on.
       selection: which rollouts make a batch.
       first: the number of the first rollout.
-      lag: as of `ParameterServer`.
+      lag, period: as of `ParameterServer`.
       depth: how many rollouts of a group may wait for the learner.
       step_timeout: seconds that environments have for one step.
     """
@@ -105,12 +115,13 @@ class ActorThreads:
         selection: Selection,
         first: int,
         lag: int | None,
+        period: int,
         depth: int,
         step_timeout: float,
     ):
         # Notified when a rollout is full or taken, when parameters are published, and at the end.
         self._changed = threading.Condition()
-        self._parameters = ParameterServer(lag, depth + 2 if selection.one_version else None, self._changed)
+        self._parameters = ParameterServer(lag, depth + 2 if selection.one_version else None, self._changed, period)
         self._selection, self._first, self._depth = selection, first, depth
         self._devices = list(dict.fromkeys(devices))
         self._collectors = [collector for mine in threads for collector in mine]
@@ -141,7 +152,9 @@ class ActorThreads:
     # --- the learner's side --------------------------------------------------------------------------------------
 
     def publish(self, version: int, published: Published) -> None:
-        """Makes `published` what the next rollouts are acted with."""
+        """Makes `published` what the next rollouts are acted with, if it is due."""
+        if not self._parameters.is_due(version):
+            return
         # As an array of the device alone, which costs no copy where it is there: by the mesh of the learner, which is
         # part of an array's type, programs of the actors would be compiled a second and a third time.
         copies = {

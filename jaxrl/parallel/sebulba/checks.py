@@ -30,7 +30,7 @@ def problems(topology: "Sebulba", num_envs: int, algo: Algorithm, env: HostRecip
 def _out_of_range(topology):
     found = [
         f"{name}={value} must be at least 1"
-        for name in ("actors", "groups", "actor_devices", "queue")
+        for name in ("actors", "groups", "actor_devices", "queue", "parameter_period")
         if (value := getattr(topology, name)) < 1
     ]
     if topology.groups > 2:
@@ -132,9 +132,11 @@ def _not_in_any_order(topology, num_envs, algo):
             f"learner_batch={batch}: {type(algo).__name__}'s source {storing[0]!r} stores a rollout of every "
             "environment at a time; use learner_batch=None"
         )
-    if topology.max_lag <= (least := topology.batches_at_hand(num_envs)):
+    at_hand, period = topology.batches_at_hand(num_envs), topology.parameter_period
+    if topology.max_lag < at_hand + period:
+        older = f" by parameter_period={period}" if period > 1 else ""
         found.append(
-            f"max_lag={topology.max_lag} must be more than the {least} batches that all groups' rollouts make; use at "
-            f"least {least + 1}, or max_lag=None"
+            f"max_lag={topology.max_lag} must be more than the {at_hand} batches that all groups' rollouts make{older}; "
+            f"use at least {at_hand + period}, or max_lag=None"
         )
     return found

@@ -195,6 +195,7 @@ class SebulbaLoop:
                 selection=self._selection(size) if pooled else OneOfEveryGroup(size),
                 first=iterations,
                 lag=topology.lag if topology.lockstep else None,
+                period=topology.parameter_period,
                 depth=topology.queue,
                 step_timeout=topology.step_timeout,
             )

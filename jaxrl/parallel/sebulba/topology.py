@@ -58,6 +58,8 @@ class Sebulba(Topology):
       max_lag: with `learner_batch`, the most updates by which a rollout's parameters may be older than those that learn
         from it: the learner waits for rollouts that would be older. None: 16 times the batches that all groups'
         rollouts make.
+      parameter_period: updates between two sets of parameters that actors are given, which are up to so many less one
+        older than they would be. A larger one saves sending them, to Ray actors with the policy above all.
       ready: number of environments to act for at once: the first of their group that are ready; must divide the group.
         None: the whole group, in step.
       error_buffer: transitions that draws may be ahead of or behind the samples per insert: the learner then draws from
@@ -81,6 +83,7 @@ class Sebulba(Topology):
     queue: int = 1
     learner_batch: int | None = None
     max_lag: int | None = None
+    parameter_period: int = 1
     ready: int | None = None
     error_buffer: float | None = None
     step_timeout: float = STEP_TIMEOUT
@@ -140,7 +143,7 @@ class Sebulba(Topology):
         """With `num_envs`, `lockstep`, `lag` and `max_lag` as the algorithm needs them where they are None."""
         lockstep, lag, max_lag, num_envs = self.lockstep, self.lag, self.max_lag, self._num_envs(algo)
         if self.learner_batch is not None and max_lag is None:
-            max_lag = 16 * self.batches_at_hand(num_envs)
+            max_lag = 16 * self.batches_at_hand(num_envs) + self.parameter_period - 1
         if lockstep is None:
             sources = [source for source in algo.experience.values() if isinstance(source, Rollouts | Episodes)]
             most = [source.max_policy_lag for source in sources if source.max_policy_lag is not None]

@@ -35,13 +35,14 @@ IMPALA = IMPALA.resolve(env_spec(HOST), 4)
     groups=st.integers(1, 9),
     size=st.integers(1, 9),
     queue=st.integers(1, 3),
-    slack=st.integers(1, 6),
+    slack=st.integers(0, 6),
+    period=st.integers(1, 5),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_no_rollout_is_learned_from_too_late_and_nobody_waits_forever(groups, size, queue, slack, seed):
+def test_no_rollout_is_learned_from_too_late_and_nobody_waits_forever(groups, size, queue, slack, period, seed):
     """A simulation: groups collect at speeds of their own, on a clock that the next rollout to be full moves."""
     rng, size = np.random.default_rng(seed), min(size, groups)
-    lag = batches_at_hand(size, groups, queue) + slack
+    lag = batches_at_hand(size, groups, queue) + period + slack
     selection = OldestFull(size, groups, queue, lag)
     seconds = rng.exponential(rng.choice([1.0, 30.0], groups))
     full, collecting, ends = [[] for _ in range(groups)], {}, np.full(groups, np.inf)
@@ -49,7 +50,7 @@ def test_no_rollout_is_learned_from_too_late_and_nobody_waits_forever(groups, si
     while version < 60:
         for group in range(groups):
             if group not in collecting and len(full[group]) <= queue:
-                collecting[group], ends[group] = version, now + seconds[group] * rng.random()
+                collecting[group], ends[group] = version // period * period, now + seconds[group] * rng.random()
         batch = selection.choose(full, collecting, [], version)
         if not batch:
             group = int(np.argmin(ends))
@@ -244,6 +245,12 @@ def test_it_ends_while_groups_wait_for_room(ready, interrupted, monkeypatch):
         (IMPALA, {"learner_batch": 4, "lockstep": True}, "learner_batch=4 with lockstep=True"),
         (IMPALA, {"learner_batch": 4, "lag": 1}, "learner_batch=4 with lockstep=True"),
         (IMPALA, {"learner_batch": 4, "max_lag": 4}, "max_lag=4 must be more than the 4 batches .* at least 5"),
+        (
+            IMPALA,
+            {"learner_batch": 4, "max_lag": 6, "parameter_period": 3},
+            "4 batches .* make by parameter_period=3; use at least 7",
+        ),
+        (IMPALA, {"parameter_period": 0}, "parameter_period=0 must be at least 1"),
         (IMPALA, {"max_lag": 4}, "max_lag=4 is for batches of learner_batch"),
         (IMPALA, {"learner_batch": 6, "shards": 4}, "^shards=4 must divide learner_batch=6$"),
         (ALGORITHMS["recurrent_ppo"], {"learner_batch": 4, "shards": 4}, r"\(learner_batch=4 over 4 shards\)"),

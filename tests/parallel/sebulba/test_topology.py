@@ -355,6 +355,32 @@ def test_an_exact_lag_waits_for_its_version():
     assert got == [(1, "one")]
 
 
+def test_actors_are_given_every_third_version():
+    board = ParameterServer(lag=1, apart=3, period=3)
+    given = []
+    for version in range(5, 12):  # a run that goes on
+        if board.is_due(version):
+            board.publish(version, version)
+        given.append(board.for_rollout(version + 1, 5))
+    assert given == [(version, version) for version in (5, 6, 6, 6, 9, 9, 9)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("layout", "mean", "most"), [({"lag": 0}, 1.0, 2), ({"lag": 1}, 2.0, 3)])
+def test_parameters_that_are_pushed_every_third_update(layout, mean, most):
+    algo, reports = ALGORITHMS["ppo"], []
+    program = jaxrl.Sebulba(num_envs=NUM_ENVS, actors=2, lockstep=True, parameter_period=3, **layout).bind(algo, HOST)
+    try:
+        state, report = program.chunk(algo, HOST, program.start(algo, HOST, 3), 3, 100)
+        for _ in range(2):
+            state, report = program.chunk(algo, HOST, state, 3, 100)
+            reports.append(report.actors)
+    finally:
+        program.close()
+    assert [(one["policy_lag"], one["policy_lag_max"]) for one in reports] == [(pytest.approx(mean), most)] * 2
+    assert all_finite(plain(state.learner))
+
+
 def test_closing_lets_everybody_go():
     board, got = ParameterServer(lag=0, apart=3), []
     waiting = threading.Thread(target=lambda: got.append(board.for_rollout(4)))
