@@ -3,6 +3,7 @@
 Only how far it goes is cut down (`helpers.systems.shortened`). What a command should come to, the tests of its row say.
 """
 
+import glob
 import json
 import math
 import os
@@ -27,15 +28,12 @@ SAMPLE = (
     "jaxrl train impala --env gymnasium:CartPole-v1 --total-steps 4096 --num-envs 16 --actors 8 --learner-batch 8",
     "jaxrl train sac --env gymnax:Pendulum-v1 --total-steps 2000",
 )
-# What a machine without accelerators has not.
+# What a machine without accelerators refuses.
 GPUS = "--gpus-per-run"
 
 
 def case(line):
-    marks = [pytest.mark.long if line in SAMPLE else pytest.mark.exhaustive]
-    if GPUS in line:
-        marks.append(pytest.mark.skip("it waits for a GPU; tests/sweeps/test_launcher.py lets Ray count two"))
-    return pytest.param(line, marks=marks, id=line)
+    return pytest.param(line, marks=pytest.mark.long if line in SAMPLE else pytest.mark.exhaustive, id=line)
 
 
 # Runs the commands that it reads, one after another: a process each takes longer to begin than most of them do.
@@ -150,6 +148,9 @@ def test_a_command_as_typed(line, server, folder, tmp_path):
         shutil.copytree(folder / name, tmp_path / name)
     apart = any(word in line for word in APART)
     code, said = run_apart(line, tmp_path) if apart else server.run(words, tmp_path)
+    if GPUS in line and not glob.glob("/dev/nvidia[0-9]*"):
+        assert code == 2 and "the Ray cluster has" in said, said
+        return
     assert code == 0, said
     if command == "train":
         (metrics,) = (tmp_path / "runs").glob("*/metrics.jsonl")

@@ -29,14 +29,14 @@ class RunLog:
         self._leaving = contextlib.ExitStack()
 
     def __enter__(self) -> "RunLog":
-        shown = warnings.showwarning
+        previous = warnings.showwarning
 
         def show(message, category, filename, lineno, file=None, line=None):
             self.write(f"{'error' if issubclass(category, RunStoppedWarning) else 'warning'}: {message}")
-            shown(message, category, filename, lineno, file, line)
+            previous(message, category, filename, lineno, file, line)
 
         warnings.showwarning = show  # ty: ignore[invalid-assignment]  # as its documentation says to replace it
-        self._leaving.callback(setattr, warnings, "showwarning", shown)
+        self._leaving.callback(setattr, warnings, "showwarning", previous)
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
@@ -73,6 +73,6 @@ class RunLog:
             with files.open_to_append(self._file) as file:
                 file.write(text)
             if self._file.stat().st_size > _MOST:
-                kept = self._file.read_text(errors="replace")
+                lines = self._file.read_text(errors="replace")
                 with files.replacing(self._file) as file:
-                    file.write(kept[len(kept) // 2 :].partition("\n")[2])
+                    file.write(lines[len(lines) // 2 :].partition("\n")[2])

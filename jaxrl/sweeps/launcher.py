@@ -24,7 +24,7 @@ from jaxrl.core.resources import Resources
 from jaxrl.core.types import Algorithm, env_spec, only_instance
 from jaxrl.envs.registry import EnvironmentLike
 from jaxrl.parallel.multihost.place import check_no_evaluator
-from jaxrl.parallel.ray.remote import connect
+from jaxrl.parallel.ray.remote import connect, room
 from jaxrl.parallel.topology import Topology, choose
 from jaxrl.run import sweep_directory
 from jaxrl.run.directory import check_below, check_no_pattern, difference, read_config, with_new_fields
@@ -117,7 +117,8 @@ def launch(
       The results; a run that raised is marked as failed, and disturbs none.
 
     Raises:
-      ConfigError: settings that do not fit, all of them, before anything is launched.
+      ConfigError: settings that do not fit, all of them, before anything is launched; or the cluster has less than a
+        run asks for.
       RunDirectoryError: the directory of a run is a link.
     """
     check_no_evaluator("a sweep of experiments")
@@ -182,6 +183,7 @@ def _run(unfinished, cpus, gpus, restarts, address, count, progress) -> dict[tup
     try:
         if unfinished:
             ray = connect(address)
+            room(ray, cpus, gpus)
             # A process a run: what one leaves in its process or on the accelerator is gone when the next begins.
             options = {"num_cpus": cpus, "num_gpus": gpus, "max_retries": restarts, "max_calls": 1}
             task = ray.remote(**options)(_experiment)

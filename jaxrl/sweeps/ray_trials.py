@@ -11,7 +11,7 @@ import jax
 from jaxrl.core.errors import ConfigError, NonFiniteError, PeerError
 from jaxrl.core.limits import amount_problems, count_problems
 from jaxrl.parallel.mesh import use_cpu_devices
-from jaxrl.parallel.ray.remote import START_TIMEOUT, connect
+from jaxrl.parallel.ray.remote import START_TIMEOUT, connect, room
 from jaxrl.run.compile_cache import keep_compiled_programs
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def side_by_side(
         pending[actors[-1].__ray_ready__.remote()] = actors[-1], None
 
     try:
-        for _ in range(min(how.max_concurrent or _room(ray, how), trials - study.begun)):
+        for _ in range(min(how.max_concurrent or room(ray, how.cpus_per_run, how.gpus_per_run), trials - study.begun)):
             start()
         while len(study.trials()) < trials:
             reference = _first(ray, pending)
@@ -142,23 +142,6 @@ class TrialActor:
         if settings is not None:
             self._under_way = self._evaluations(settings)
         return next(self._under_way)
-
-
-def _room(ray, how):
-    """How many actors the cluster has room for.
-
-    Raises:
-      ConfigError: for none.
-    """
-    shares = {"CPU": how.cpus_per_run, "GPU": how.gpus_per_run}
-    there = {name: ray.cluster_resources().get(name, 0) for name in shares}
-    room = min(int(there[name] // share) for name, share in shares.items() if share)
-    if room < 1:
-        raise ConfigError(
-            f"cpus_per_run={how.cpus_per_run:g} and gpus_per_run={how.gpus_per_run:g}: the Ray cluster has "
-            f"{there['CPU']:g} CPUs and {there['GPU']:g} GPUs. Ask for less, or add machines"
-        )
-    return room
 
 
 def _first(ray, pending):

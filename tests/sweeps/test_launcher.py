@@ -169,7 +169,7 @@ def _again(root, algo=PPO, env=ENV, **others):
     return launch(algo, env, run_dir=root, **{"seeds": [5], "clip": [0.2], **SETTINGS, **others})
 
 
-def test_flags_reach_ray(tmp_path, monkeypatch):
+def test_flags_reach_ray_if_it_has_as_much(tmp_path, monkeypatch, capsys):
     asked = {}
 
     class Ray:
@@ -178,11 +178,18 @@ def test_flags_reach_ray(tmp_path, monkeypatch):
             asked.update(options)
             raise _Launched
 
+        @staticmethod
+        def cluster_resources():
+            return {"CPU": 2.0, "GPU": 1.0}
+
     monkeypatch.setattr(launcher, "connect", lambda address: asked.update(address=address) or Ray)
     words = ["sweep", "ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "64", "--backend", "ray"]
     words += ["--cpus-per-run", "2", "--gpus-per-run", "0.5", "--restarts", "7", "--address", "there:1"]
     with pytest.raises(_Launched):
         main.main([*words, "--seeds", "2", "--run-dir", str(tmp_path / "search")])
+    words[words.index("--gpus-per-run") + 1] = "1.5"
+    assert main.main([*words, "--seeds", "2", "--run-dir", str(tmp_path / "search")]) == 2
+    assert "gpus_per_run=1.5: the Ray cluster has 2 CPUs and 1 GPUs" in capsys.readouterr().err
     assert asked == {"address": "there:1", "num_cpus": 2.0, "num_gpus": 0.5, "max_retries": 7, "max_calls": 1}
 
 

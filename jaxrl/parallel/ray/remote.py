@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl.core import interrupts, registry
-from jaxrl.core.errors import EnvironmentFailedError, MissingExtraError
+from jaxrl.core.errors import ConfigError, EnvironmentFailedError, MissingExtraError
 
 START_TIMEOUT = 120.0  # seconds for an actor to find its place, import what it needs and make its environments
 
@@ -234,3 +234,20 @@ def connect(address: str | None = None) -> Any:
         if interrupts.owned():
             interrupts.own()  # it takes SIGTERM for itself
     return ray
+
+
+def room(ray: Any, cpus_per_run: float, gpus_per_run: float) -> int:
+    """Return how many runs with so much of each the cluster has room for, when nothing else is there.
+
+    Raises:
+      ConfigError: for none: Ray would wait for machines that nobody adds.
+    """
+    shares = {"CPU": cpus_per_run, "GPU": gpus_per_run}
+    there = {name: ray.cluster_resources().get(name, 0) for name in shares}
+    most = min((int(there[name] // share) for name, share in shares.items() if share), default=1)
+    if most < 1:
+        raise ConfigError(
+            f"cpus_per_run={cpus_per_run:g} and gpus_per_run={gpus_per_run:g}: the Ray cluster has "
+            f"{there['CPU']:g} CPUs and {there['GPU']:g} GPUs. Ask for less, or add machines"
+        )
+    return most

@@ -134,9 +134,9 @@ def _not_in_any_order(topology, num_envs, algo):
         )
     at_hand, period = topology.batches_at_hand(num_envs), topology.parameter_period
     if topology.max_lag < at_hand + period:
-        older = f" by parameter_period={period}" if period > 1 else ""
+        what = f"the {at_hand} batches that all groups' rollouts make"
+        what += f" by parameter_period={period}" if period > 1 else ""
         found.append(
-            f"max_lag={topology.max_lag} must be more than the {at_hand} batches that all groups' rollouts make{older}; "
-            f"use at least {at_hand + period}, or max_lag=None"
+            f"max_lag={topology.max_lag} must be more than {what}; use at least {at_hand + period}, or max_lag=None"
         )
     return found

@@ -53,14 +53,14 @@ class OldestFull:
     No rollout is learned from by parameters more than `lag` versions after its own. One of version v that is still
     collected holds the learner up at version v + lag - D + 1, where D is the number of batches that all rollouts at
     hand make (`batches_at_hand`). From then on it is full, and so are all that are as old; no others of that age can
-    begin, since actors have a newer version by v + lag - D, if that is a period of the versions later. They are at most as many as there are at hand and go first, so the last of them is learned from D batches
-    later at most, at version v + lag.
+    begin, as by then actors have the next version, which comes a period later. They are at most as many as there are at
+    hand and go first, so the last of them is learned from D batches later at most, at version v + lag.
 
     Args:
       size: rollouts of a batch.
       groups: their number.
       queue: full rollouts of a group that may wait while it collects the next one.
-      lag: versions, at least `batches_at_hand` and the period of the versions that actors are given together.
+      lag: versions, at least the sum of `batches_at_hand` and of the period of the versions that actors are given.
     """
 
     one_version = False
