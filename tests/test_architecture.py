@@ -37,7 +37,7 @@ BUDGET = {
     "plots": 492,
     "run": 6222,
     "sweeps": 1814,
-    "cli": 2337,
+    "cli": 2343,
     "__init__": 202,
     "__main__": 8,
     "schedules": 4,
