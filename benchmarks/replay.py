@@ -1,6 +1,6 @@
 """Adding to, drawing from and updating a replay of a million rows, against flashbax's flat buffers.
 
-    python benchmarks/replay.py [--capacity 1000000] [--add 64] [--batch 256] [--repeats 15]
+    python benchmarks/replay.py [--capacity 1000000] [--add 64] [--batch 256] [--repeats 15] [--memory]
 
 One compiled, donated loop a case: add 64 rows of 17 floats, draw 256 transitions, and, where prioritized, compute
 importance weights and give new priorities. Random keys are of the kind that a run has: ours for ours (`core/keys.py`),
@@ -8,6 +8,11 @@ JAX's for flashbax. Priorities do not depend on the weights, as an algorithm's d
 them, because XLA copies its tree in the one case and not in the other. The buffer is full before the clock starts.
 Prints microseconds an iteration (the least of several alternations) and writes benchmarks/results/replay.json. Needs
 the `flashbax` extra; without it only ours is measured.
+
+With `--memory` it holds ours in the host's memory against ours in the device's instead (`replay_memory`), and writes
+benchmarks/results/replay-memory.json: these transitions, drawn uniformly, and prioritized sequences as R2D2 has them,
+64 of 120 rows with the state of an LSTM of 512 units at the first, of observations of 400 bytes; 40 rows an iteration
+of each of 64 environments are added.
 """
 
 import argparse
@@ -23,17 +28,18 @@ import jax.numpy as jnp
 
 from jaxrl.buffers import replay
 from jaxrl.core import keys
-from jaxrl.core.sources import Prioritized, Replay
+from jaxrl.core.sources import Prioritized, Replay, Sequence
 from jaxrl.core.types import Trajectory
 from jaxrl.parallel.replicas import SingleReplica
 
-RESULTS = pathlib.Path(__file__).parent / "results" / "replay.json"
+RESULTS = pathlib.Path(__file__).parent / "results"
 OBSERVATION, ACTION, ALPHA, BETA = 17, 6, 0.6, 0.4
 
 
-def ours(capacity: int, add: int, batch: int, prioritized: bool, shards: int):
+def ours(capacity: int, add: int, batch: int, prioritized: bool, shards: int, memory: str = "device"):
     """A full replay, and a function of it, a key and a number of iterations."""
-    source = Replay(capacity, batch, 1, **({"sampler": Prioritized(ALPHA, BETA)} if prioritized else {}))
+    sampler = {"sampler": Prioritized(ALPHA, BETA)} if prioritized else {}
+    source = Replay(capacity, batch, 1, replay_memory=memory, **sampler)
     buffer = replay.bind(
         {"replay": source}, num_envs=add, rollout_length=1, shards=shards, replicas=SingleReplica(shards)
     )["replay"]
@@ -57,7 +63,28 @@ def ours(capacity: int, add: int, batch: int, prioritized: bool, shards: int):
             state = buffer.update_priorities(state, drawn.sample_info, priorities)
         return state, used
 
-    return buffer.init(rows, ()), looped(iteration)
+    return jax.jit(lambda: buffer.init(rows, ()))(), looped(iteration)
+
+
+def sequences(capacity: int, add: int, memory: str):
+    """The same of R2D2's sequences."""
+    rollout, sequence = 40, Sequence(81, 40, "truncate", burn_in=40, stored_carry=True)
+    source = Replay(capacity, 64, 1, sequence=sequence, sampler=Prioritized(0.9, 0.6), replay_memory=memory)
+    buffer = replay.bind({"replay": source}, num_envs=add, rollout_length=rollout, shards=1, replicas=SingleReplica(1))[
+        "replay"
+    ]
+    shape = rollout, add
+    flag, carry = jnp.zeros(shape, bool), (jnp.ones((add, 512)), jnp.ones((add, 512)))
+    rows = Trajectory(jnp.ones((*shape, 10, 10, 4), bool), jnp.zeros(shape, jnp.int32), jnp.zeros(shape), *[flag] * 4)
+    rows = rows.replace(weight=~flag)
+
+    def iteration(state, key):
+        state, drawn = buffer.sample(buffer.add(state, rows, carry), key)
+        priorities = jax.random.uniform(jax.random.fold_in(key, 1), (source.batch_size,))
+        used = sum(jnp.sum(x, dtype=jnp.float32) for x in jax.tree.leaves((drawn.timesteps, drawn.carry)))
+        return buffer.update_priorities(state, drawn.sample_info, priorities), used
+
+    return jax.jit(lambda: buffer.init(rows, carry))(), looped(iteration)
 
 
 def flashbax(capacity: int, add: int, batch: int, prioritized: bool, ordered: bool = False):
@@ -109,15 +136,8 @@ def looped(iteration):
     return loop
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--capacity", type=int, default=1_000_000)
-    parser.add_argument("--add", type=int, default=64, help="rows an iteration adds: environments")
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--iterations", type=int, default=50, help="in one measurement")
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
-    arguments = parser.parse_args()
+def by_library(arguments: argparse.Namespace):
+    """Ours and flashbax's."""
     sizes = (arguments.capacity, arguments.add, arguments.batch)
     cases = {
         "ours, uniform": ours(*sizes, False, 1),
@@ -125,17 +145,40 @@ def main() -> None:
         "ours, prioritized, 8 shards": ours(*sizes, True, 8),
     }
     try:
-        cases |= {
+        return cases | {
             "flashbax, uniform": flashbax(*sizes, False),
             "flashbax, prioritized": flashbax(*sizes, True),
             "flashbax, prioritized, priorities depend on weights": flashbax(*sizes, True, ordered=True),
         }
     except ImportError:
         print("flashbax is not installed (pip install 'jaxrl[flashbax]'): only ours is measured")
-    made = {name: keys.root_key if name.startswith("ours") else jax.random.key for name in cases}
-    fill = -(-arguments.capacity // arguments.add)
+        return cases
+
+
+def by_memory(arguments: argparse.Namespace):
+    """Ours in either memory."""
+    capacity, add = arguments.capacity, arguments.add
+    places = ("device", "host")
+    found = {f"transitions, {place}": ours(capacity, add, arguments.batch, False, 1, place) for place in places}
+    return found | {f"sequences, {place}": sequences(capacity, add, place) for place in places}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--capacity", type=int, default=1_000_000)
+    parser.add_argument("--add", type=int, default=64, help="rows an iteration adds: environments")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--iterations", type=int, default=50, help="in one measurement")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--memory", action="store_true", help="the host's memory against the device's")
+    parser.add_argument("--output", type=pathlib.Path)
+    arguments = parser.parse_args()
+    output = arguments.output or RESULTS / ("replay-memory.json" if arguments.memory else "replay.json")
+    cases = by_memory(arguments) if arguments.memory else by_library(arguments)
+    made = {name: jax.random.key if name.startswith("flashbax") else keys.root_key for name in cases}
     states, best = {}, dict.fromkeys(cases, float("inf"))
     for name, (state, loop) in cases.items():
+        fill = arguments.capacity // (arguments.add * (40 if name.startswith("sequences") else 1)) + 1
         states[name] = jax.block_until_ready(loop(state, made[name](0), fill))[0]
     for number in range(arguments.repeats):
         # In turn, so that what else the machine does meets all of them.
@@ -155,10 +198,14 @@ def main() -> None:
         }
         for name, ratio in found["flashbax / ours"].items():
             print(f"flashbax / ours, {name:35} {ratio:9.2f}")
+    if arguments.memory:
+        found["host / device"] = {
+            kind: best[f"{kind}, host"] / best[f"{kind}, device"] for kind in ("transitions", "sequences")
+        }
     machine = _record.machine() | {"load": os.getloadavg()[0]}
     settings = {name: value for name, value in vars(arguments).items() if name != "output"}
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps({"machine": machine, **settings, **found}, indent=2) + "\n")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps({"machine": machine, **settings, **found}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -50,6 +50,10 @@ def _problems(sources, name, num_envs, rollout, shards):
         return found
     if stored.capacity < source.min_size:
         found.append(f"capacity={stored.capacity} is less than min_size={source.min_size}; raise it")
+    if source.replay_memory not in ("device", "host"):
+        found.append(f"replay_memory={source.replay_memory!r} must be 'device' or 'host'")
+    elif source.replay_memory == "host" and source.storage != "ring":
+        found.append(f"replay_memory='host' needs storage='ring', not {source.storage!r}")
     if source.storage == "table":
         return found + _batch_problems(source, shards) + table_replay.problems(sources, name, shards)
     if source.remover != Fifo():

@@ -31,7 +31,7 @@ def observation(ring: Ring, slot: jax.Array, column: jax.Array, stack: FrameStac
     """
     stored = ring.rows.observation
     if stack is None:
-        return jax.tree.map(lambda leaf: ring.take(leaf, slot, column), stored)
+        return ring.take(stored, slot, column)
     # Backwards from the newest, standing still at the episode's first frame.
     slots, before = [slot], jnp.zeros(slot.shape, bool)
     absent = [before]

@@ -61,6 +61,7 @@ class Storage:
     extras: tuple[str, ...]  # the names of those that are kept
     carries: bool  # whether the recurrent state at every rollout's first row is kept
     episode_steps: bool  # whether rows are numbered within their episode
+    on_host: bool  # whether observations and recurrent states lie in the host's memory
 
     def select(self, rows: Trajectory) -> Trajectory:
         """What is kept of rows `[T, B, ...]`: the newest frames, and the extras that somebody asks for."""
@@ -80,6 +81,7 @@ def storage(sources: Sources, name: str) -> Storage:
         extras=tuple(sorted(extras)),
         carries=any(sequence.stored_carry for sequence in stretches),
         episode_steps=any(sequence.end != "continue" for sequence in stretches),
+        on_host=sources[owner].replay_memory == "host",
     )
 
 
@@ -170,13 +172,16 @@ class ReplayBuffer:
         if self.source.over is not None:
             return ReplayState(None, empty)
         example = jax.eval_shape(self.storage.select, rows)
-        ring_carry = carry if self.storage.carries else ()
-        rows_ring = ring.init(example, ring_carry, self.slots, self.rollout_length, self.storage.episode_steps)
+        stored, ring_carry = self.storage, carry if self.storage.carries else ()
+        lies = stored.episode_steps, stored.on_host
+        rows_ring = ring.init(example, ring_carry, self.slots, self.rollout_length, *lies)
         return ReplayState(rows_ring, empty)
 
     def partition(self, axis: str) -> ReplayState:
-        """How the state lies on a mesh whose axis `axis` shards the environments: a prefix tree of partition specs."""
-        rows_ring = None if self.source.over is not None else ring.partition(axis, self.storage.episode_steps)
+        """How the state lies on a mesh whose axis `axis` shards the environments, as `ring.partition` says it."""
+        stored, rows_ring = self.storage, None
+        if self.source.over is None:
+            rows_ring = ring.partition(axis, stored.episode_steps, on_host=stored.on_host)
         return ReplayState(rows_ring, index.partition(axis))
 
     def add(self, state: ReplayState, rows: Trajectory, carry: PyTree) -> ReplayState:

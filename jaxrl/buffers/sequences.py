@@ -119,7 +119,7 @@ def gather(
     rows, valid = ring.rows, info.probability > 0.0
     offset = jnp.arange(sequence.rows, dtype=jnp.int32)[:, None]
     slots, columns = slot[None] + offset, jnp.broadcast_to(column[None], (sequence.rows, column.shape[0]))
-    at = lambda leaves, where: jax.tree.map(lambda leaf: ring.take(leaf, where, columns), leaves)  # noqa: E731
+    at = lambda leaves, where: ring.take(leaves, where, columns)  # noqa: E731
 
     first = at(rows.first, slots)
     stretch = at(rows.replace(observation=()), slots).replace(
@@ -144,8 +144,7 @@ def gather(
     belongs = jnp.broadcast_to(valid[None], mask.shape) if sequence.end == "zero_pad" else mask
     carry = initial
     if sequence.stored_carry:
-        rollout = ring.slots // jax.tree.leaves(ring.carry)[0].shape[1] if jax.tree.leaves(ring.carry) else 1
-        carry = jax.tree.map(lambda leaf: leaf[column, (slot % ring.slots) // rollout], ring.carry)
+        carry = ring.take_carry(slot, column)
     stretch = stretch.replace(weight=stretch.weight & (offset >= sequence.burn_in))
     return SequenceBatch(stretch, timesteps, belongs, carry, info, sequence.burn_in)
 

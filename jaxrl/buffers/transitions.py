@@ -42,7 +42,7 @@ def gather(
         alive = alive & ~terminated & ~ring.take(rows.truncated, slot + k, column)
 
     def at(leaves, where):
-        return jax.tree.map(lambda leaf: ring.take(leaf, where, column), leaves)
+        return ring.take(leaves, where, column)
 
     # Where the episode ends on the way, `steps` stops there, and the row it points to is the true last observation.
     return TransitionBatch(

@@ -13,11 +13,12 @@ from jaxrl.core.types import Counter, PyTree, TimeStep
 class RunState(struct.PyTreeNode):
     """The complete state of a run, all of which a checkpoint holds."""
 
+    # First: JAX gives donated memory to the first results of its shape, whichever memory they are to lie in.
+    buffers: dict[str, PyTree]
     learner: PyTree
     env_state: PyTree  # [B, ...]; () where environments are on the host
     timestep: TimeStep  # [B, ...] the time step to act at
     carry: PyTree  # [B, ...]
-    buffers: dict[str, PyTree]
     key: jax.Array  # the run's root key, constant
     steps_per_env: Counter  # steps of one environment so far
     empty_at: Counter  # the ticks at which the replays were empty: 0, unless a resume lost their contents

@@ -201,12 +201,15 @@ class Replay:
         Fifo and Lifo.
       extras: names of the entries of `ActorOutput.extras` to store with the rows.
       frame_stack: store each frame once.
-      over: the name of another replay source: draw from its rows, and store none. Its `capacity`, `extras` and
-        `frame_stack` count then, not this one's.
+      over: the name of another replay source: draw from its rows, and store none. Its `capacity`, `extras`,
+        `frame_stack` and `replay_memory` count then, not this one's.
       storage: "ring": rows as they are, which everything above works with; "table": whole items, each stored by
         itself, as Reverb's tables have them: slower, and takes a `remover`; "flashbax": flashbax's flat buffers, for
         one-step transitions drawn uniformly or by priority.
       remover: which item leaves a full table. A ring's oldest rows are overwritten.
+      replay_memory: where a ring's observations and recurrent states lie: "device", or "host": in the memory of the
+        devices' host, for a replay that no device holds. What is drawn is gathered there. Everything else, by which
+        items are drawn, stays on the devices, and the run is bit for bit the same.
     """
 
     capacity: int
@@ -223,6 +226,7 @@ class Replay:
     over: str | None = None
     storage: Literal["ring", "table", "flashbax"] = "ring"
     remover: Remover = Fifo()
+    replay_memory: Literal["device", "host"] = "device"
 
     @property
     def transitions(self) -> int:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxrl.buffers.ring import HostMemory
 from jaxrl.core.recorded import Recorded
 from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
@@ -71,6 +72,13 @@ class Layout:
 
     def partition(self, algo: Algorithm) -> RunState:
         """How a run's state lies on the mesh: a prefix tree of partition specs."""
+        return jax.tree.map(lambda x: x.spec if isinstance(x, HostMemory) else x, self._lies(algo), is_leaf=_is_spec)
+
+    def shardings(self, algo: Algorithm) -> RunState:
+        """How a run's state lies on the mesh: a prefix tree of shardings, which also tell of the host's memory."""
+        return self.on_mesh(self._lies(algo))
+
+    def _lies(self, algo):
         data, everywhere = PartitionSpec("data"), PartitionSpec()
         specs: dict[str, PyTree] = {
             "learner": everywhere,
@@ -85,9 +93,14 @@ class Layout:
         return RunState(**specs)
 
     def on_mesh(self, specs: PyTree) -> PyTree:
-        """A tree of partition specs as shardings."""
-        is_spec = lambda x: isinstance(x, PartitionSpec)  # noqa: E731
-        return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs, is_leaf=is_spec)
+        """A tree of partition specs, or `HostMemory`, as shardings."""
+
+        def sharding(x):
+            if isinstance(x, HostMemory):
+                return NamedSharding(self.mesh, x.spec, memory_kind="pinned_host")
+            return NamedSharding(self.mesh, x)
+
+        return jax.tree.map(sharding, specs, is_leaf=_is_spec)
 
     def resolve(self, algo: Algorithm, state: RunState, total_steps_per_env: jax.Array) -> Algorithm:
         """`algo` with its schedules resolved at where `state` stands; pure."""
@@ -96,3 +109,7 @@ class Layout:
     def recorded(self, algo: Algorithm, every: int) -> Recorded:
         """What `Program.recorded_chunk` records for about one in `every` episodes."""
         return Recorded.every(every, self.num_envs, ro.rollout_length(algo) * ro.row_bytes(self.spec))
+
+
+def _is_spec(x) -> bool:
+    return isinstance(x, PartitionSpec | HostMemory)

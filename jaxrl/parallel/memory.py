@@ -89,14 +89,16 @@ def check(
     here = [device for device in devices if device.process_index == jax.process_index()]
     if free is None:
         free = {"host": free_on_host(), "device": free_on_device(here[0])}
-    needed, on_cpu = size_of(buffers) * runs * len(here) // len(devices), here[0].platform == "cpu"
+    on_cpu = here[0].platform == "cpu"
+    on_host = [x for x in jax.tree.leaves(buffers) if x.sharding and x.sharding.memory_kind == "pinned_host"]
+    needed, there = (size_of(x) * runs * len(here) // len(devices) for x in (buffers, on_host))
     copy = needed if saved else 0
     places = (
         [("this machine", needed + copy, free["host"])]
         if on_cpu
         else [
-            (f"each of {len(devices)} devices", needed // len(here), free["device"]),
-            ("the host", copy, free["host"]),
+            (f"each of {len(devices)} devices", (needed - there) // len(here), free["device"]),
+            ("the host", there + copy, free["host"]),
         ]
     )
     problems = []

@@ -212,7 +212,7 @@ class Program[Env, Data]:
         def on(sharding, part):
             return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), part)
 
-        template = jax.tree.map(on, self.layout.on_mesh(self.layout.partition(algo)), shapes)
+        template = jax.tree.map(on, self.layout.shardings(algo), shapes)
         return partial(compiled, *arguments), template
 
     def unsaved_state(self, algo: Algorithm) -> dict[str, PyTree]:
@@ -320,7 +320,7 @@ def _with_empty_buffers(collects, algo, source, state, dataset):
 def _beginnings(collects, structure):
     """The two beginnings compiled for algorithms of a tree structure, which holds all that is static."""
     layout, algo = collects.layout, jax.tree.unflatten(structure, [0.0] * structure.num_leaves)
-    shardings = layout.on_mesh(layout.partition(algo))
+    shardings = layout.shardings(algo)
     functions = _init, _with_empty_buffers
     return tuple(jax.jit(partial(function, collects), out_shardings=shardings) for function in functions)
 

@@ -158,7 +158,7 @@ def load_learner(
     # The rest of the state is left out of the template, and so is not read.
     left_out: Any = None
     template = RunState(
-        learner,
+        learner=learner,
         env_state=left_out,
         timestep=left_out,
         carry=left_out,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.buffers.replay import ReplayState
-from jaxrl.buffers.ring import Ring
+from jaxrl.buffers.ring import Ring, is_on_host
 from jaxrl.core import files, spaces
 from jaxrl.core.arguments import checked
 from jaxrl.core.errors import CheckpointError, ConfigError
@@ -115,7 +115,8 @@ def _stretches(ring: Ring, env_index: int, length: int) -> Iterator[tuple[Trajec
     """Rows `[T, 1, ...]` of an environment oldest first, and their ticks `[T]`."""
     filled, slots = int(ring.filled), ring.slots
     begin, tick = int(ring.cursor) - filled, int(ring.written) - filled
-    column = jax.tree.map(lambda x: np.asarray(x[env_index]), ring.rows.replace(action_mask=None, extras={}))
+    rows = jax.tree.map(lambda x: np.asarray(x) if is_on_host(x) else x, ring.rows.replace(action_mask=None, extras={}))
+    column = jax.tree.map(lambda x: np.asarray(x[env_index]), rows)
     for start in range(0, filled, max(length, 1)):
         number = np.arange(start, min(start + length, filled))
         yield jax.tree.map(lambda x: x[(begin + number) % slots][:, None], column), tick + number  # noqa: B023

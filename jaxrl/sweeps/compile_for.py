@@ -84,8 +84,12 @@ def report_for(target: Target, settings: RunSettings, runs: int | None = None) -
             raise ConfigError(problems)
         topology = dataclasses.replace(topology, devices=1)
     settings = settings.replace(topology=topology, num_envs=None, total_steps=1).prepared().resolved()
-    sources = settings.algo.experience.values()
-    if any(isinstance(source, Replay) and source.storage == "flashbax" for source in sources):
+    sources = [source for source in settings.algo.experience.values() if isinstance(source, Replay)]
+    if target.devices[0].platform == "gpu" and any(source.replay_memory == "host" for source in sources):
+        raise ConfigError(
+            f"replay_memory='host': JAX does not compile for the memory of {target.name}'s host; use 'device'"
+        )
+    if any(source.storage == "flashbax" for source in sources):
         raise ConfigError("storage='flashbax' chooses its program by the devices that are here; use 'ring' or 'table'")
     bind = partial(settings.topology.bind, settings.algo, settings.env, processes=1, target=target)
     if runs:

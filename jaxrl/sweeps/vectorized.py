@@ -93,7 +93,7 @@ class VectorizedRuns:
     def check_memory(
         self, algos: Any, env: Environment, keys: Any, free: Mapping[str, int | None] | None = None
     ) -> None:
-        """Check that the states of all runs fit the devices.
+        """Check that the states of all runs may lie on the devices, and fit.
 
         Args:
           algos, env, keys: of the runs, stacked; of the keys the shapes are enough.
@@ -102,6 +102,12 @@ class VectorizedRuns:
         Raises:
           ConfigError: they do not.
         """
+        sources = self.program.layout.experience(self.first(algos)).online_sources.values()
+        if any(source.replay_memory == "host" for source in sources):
+            raise ConfigError(
+                "replay_memory='host': the host writes and reads the replay of one run in place, and not those of runs "
+                "in one program; use replay_memory='device', or jaxrl.train for each run"
+            )
         one = jax.eval_shape(lambda algos, keys: self.program.init(self.first(algos), env, keys[0]), algos, keys)
         devices, runs = list(self.mesh.devices.flat), jax.tree.leaves(algos)[0].shape[0]
         memory.check_run(self.first(algos), one, devices, runs=runs, saved=False, free=free)

@@ -23,6 +23,7 @@ SOURCES = {
     "counted": {"replay": Replay(ENVS * SLOTS, 32, 1, max_times_sampled=2)},
     "lifo": {"replay": Replay(ENVS * SLOTS, 32, 1, sampler=Lifo(), max_times_sampled=2)},
     "heap": {"replay": Replay(ENVS * SLOTS, 32, 1, sampler=MinHeap(), max_times_sampled=2)},
+    "host": {"replay": Replay(ENVS * SLOTS, 32, 1, replay_memory="host", frame_stack=FrameStack(3))},
     "two_views": {
         "replay": Replay(ENVS * SLOTS, 32, 1, sampler=Prioritized()),
         "other": Replay(ENVS * SLOTS, 32, 1, sequence=Sequence(4), sampler=Uniform(), over="replay"),
@@ -31,7 +32,7 @@ SOURCES = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", few(SOURCES, "prioritized", "sequences", "uniform", "lifo", "heap"))
+@pytest.mark.parametrize("name", few(SOURCES, "prioritized", "sequences", "uniform", "lifo", "heap", "host"))
 def test_nothing_large_is_copied(name):
     rollout = 4
     buffers = replay.bind(SOURCES[name], num_envs=ENVS, rollout_length=rollout, shards=2, replicas=SingleReplica(2))
@@ -58,7 +59,7 @@ def test_nothing_large_is_copied(name):
 
         return jax.lax.fori_loop(0, 10, body, (states, jnp.float32(0.0)))
 
-    states = jax.eval_shape(lambda: {name: buffer.init(rows, ()) for name, buffer in buffers.items()})
+    states = jax.jit(lambda: {name: buffer.init(rows, ()) for name, buffer in buffers.items()})()
     compiled = loop.lower(states, jax.random.key(0)).compile()
     sizes = re.findall(r"= \w+\[([\d,]+)\]\S* copy\(", compiled.as_text())
     largest = max((math.prod(int(n) for n in size.split(",")) for size in sizes), default=0)

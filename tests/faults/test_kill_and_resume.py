@@ -33,6 +33,7 @@ LIVES = {
     "callbacks": "hasty",
     "table": "hasty",
     "heap": "patient",
+    "host memory": "hasty",
 }
 SHARES = dict(zip(LIVES, np.random.default_rng(5).uniform(0.3, 0.9, len(LIVES)), strict=True))
 MANY = {"ppo": 50, "dqn": 50, "r2d2": 10, "sebulba": 10, "sweep": 10}  # kills in `make faults`
@@ -148,7 +149,7 @@ def assert_the_same_run(resumed, reference, run_dir, case=CASES["ppo"]):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", few(LIVES, "ppo on two devices", "dqn"))
+@pytest.mark.parametrize("name", few(LIVES, "ppo on two devices", "dqn", "host memory"))
 def test_killed_and_started_again(name, whole, cache, tmp_path):
     reference, moments = whole(name)
     life(name, tmp_path / "run", SHARES[name], LIVES[name], moments, cache)

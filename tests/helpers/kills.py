@@ -102,6 +102,7 @@ CASES = {
     "table": Case(TABLE),
     "heap": Case(HEAP),
     "r2d2": Case(programs.R2D2),
+    "host memory": Case(programs.R2D2.replace(replay_memory="host")),
     "sebulba": Case(programs.PPO, host=True),
     "sweep": Case(programs.PPO),
 }

@@ -56,9 +56,9 @@ def lived(rollouts, stack, seed=0):
     return Trajectory(**jax.tree.map(lambda *x: np.stack(x), *by_time))
 
 
-def stored(rows, slots, stack):
+def stored(rows, slots, stack, memory="device"):
     """A run whose replay went through these rows, a rollout at a time."""
-    source = Replay(slots * ENVS, batch_size=1, min_size=1, frame_stack=stack)
+    source = Replay(slots * ENVS, batch_size=1, min_size=1, frame_stack=stack, replay_memory=memory)
     layout = {"num_envs": ENVS, "rollout_length": ROLLOUT, "shards": 1, "replicas": SingleReplica()}
     buffer = replay.bind({"replay": source}, **layout)["replay"]
     state, add = buffer.init(rows, ()), jax.jit(lambda state, rows: buffer.add(state, rows, ()))
@@ -74,19 +74,19 @@ def stored(rows, slots, stack):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "rollouts, slots, stack",
+    "rollouts, slots, stack, memory",
     [
-        (4, 20, None),
-        (5, 20, None),
-        (13, 20, None),
-        (13, 40, FrameStack(FRAMES)),
-        (7, 20, FrameStack(FRAMES, axis=1, fill="zeros")),
+        (4, 20, None, "device"),
+        (5, 20, None, "device"),
+        (13, 20, None, "device"),
+        (13, 40, FrameStack(FRAMES), "device"),
+        (7, 20, FrameStack(FRAMES, axis=1, fill="zeros"), "host"),
     ],
-    ids=["not full", "just full", "wrapped", "stacks", "stacks of zeros"],
+    ids=["not full", "just full", "wrapped", "stacks", "stacks of zeros, on the host"],
 )
-def test_what_is_whole_in_the_ring_comes_out(tmp_path, rollouts, slots, stack):
+def test_what_is_whole_in_the_ring_comes_out(tmp_path, rollouts, slots, stack, memory):
     rows = lived(rollouts, stack)
-    run = stored(rows, slots, stack)
+    run = stored(rows, slots, stack, memory)
     for unfinished in (False, True):
         path = jaxrl.export_replay(run, tmp_path / f"data{unfinished}", unfinished=unfinished)
         read = list(jaxrl.load_dataset(f"rlds:{path}"))

@@ -45,6 +45,9 @@ class StorageFields:
     storage: Literal["ring", "table", "flashbax"] = static(
         "ring", choices=("ring", "table", "flashbax"), help="ring of rows, table of items, or flashbax (one-step only)"
     )
+    replay_memory: Literal["device", "host"] = static(
+        "device", choices=("device", "host"), help="memory that holds the ring's observations and recurrent states"
+    )
     sampler: Sampler | None = static(None, help="which item is drawn; None: uniformly")
     remover: Remover | None = static(None, help="which item leaves a full table; None: the oldest")
     max_times_sampled: int = static(0, low=0, help="draws after which an item is removed; 0: no limit")
@@ -78,6 +81,7 @@ class StorageFields:
             sequence=sequence,
             frame_stack=frame_stack,
             storage=self.storage,
+            replay_memory=self.replay_memory,
             sampler=self.sampler or sampler or Uniform(),
             remover=self.remover or Fifo(),
             max_times_sampled=self.max_times_sampled,
