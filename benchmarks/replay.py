@@ -11,7 +11,7 @@ the `flashbax` extra; without it only ours is measured.
 
 With `--memory` it holds ours in the host's memory against ours in the device's instead (`replay_memory`), and writes
 benchmarks/results/replay-memory.json: these transitions, drawn uniformly, and prioritized sequences as R2D2 has them,
-64 of 120 rows with the state of an LSTM of 512 units at the first, of observations of 400 bytes; 40 rows an iteration
+64 of 121 rows with the state of an LSTM of 512 units at the first, of observations of 400 bytes; 40 rows an iteration
 of each of 64 environments are added.
 """
 
