@@ -112,10 +112,12 @@ def check(
             for field, size in _size(source).items()
         )
         copied = saved and (on_cpu or place == "the host")
+        in_rings = not on_cpu and runs == 1 and all(source.storage == "ring" for source in sources.values())
+        elsewhere = "; or replay_memory='host'" if in_rings and not on_host else ""
         what = "the replay and an asynchronous save's copy of it need" if copied else "the replay needs"
         problems.append(
             f"{what} {readable(bytes_needed)} of {place}, where {readable(bytes_free)} are free; what would fit is "
-            f"{fitting}" + ("; or leave the replay out of checkpoints" if copied else "")
+            f"{fitting}" + ("; or leave the replay out of checkpoints" if copied else elsewhere)
         )
     if problems:
         raise ConfigError(problems)

@@ -110,12 +110,14 @@ def test_it_is_counted_on_the_host():
 
     check(state, 2**29, 2**26, saved=False)  # 400 MB of observations there, and what is left here
     check(state, 2**30, 2**26)
-    with pytest.raises(ConfigError, match=r"needs 3\d\d MiB of each of 1 devices"):
+    with pytest.raises(ConfigError, match=r"needs 3\d\d MiB of each of 1 devices.*replay_memory='host'"):
         check(shapes, 2**30, 2**26, saved=False)
     with pytest.raises(ConfigError, match=r"the replay needs 381 MiB of the host"):
         check(state, 2**28, 2**26, saved=False)
     with pytest.raises(ConfigError, match="copy of it need 7.. MiB of the host"):
         check(state, 2**29, 2**26)
+    with pytest.raises(ConfigError, match=r"needs \S+ MiB of each of 1 devices[^;]*; what would fit is [^;]*$"):
+        check(state, 2**30, 2**20)  # which holds nothing more that could lie elsewhere
 
 
 def test_only_rows_lie_there():
