@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from jaxrl.buffers import flashbax, replay, ring, table_replay
-from jaxrl.core.sources import Fifo, Prioritized, Replay
+from jaxrl.buffers import flashbax, index, replay, ring
+from jaxrl.core.sources import Fifo, Prioritized, Remover, Replay
 
 _FILLS = ("repeat", "zeros")
 _ENDS = ("write", "truncate", "zero_pad", "continue")
@@ -54,11 +54,16 @@ def _problems(sources, name, num_envs, rollout, shards):
         found.append(f"replay_memory={source.replay_memory!r} must be 'device' or 'host'")
     elif source.replay_memory == "host" and source.storage != "ring":
         found.append(f"replay_memory='host' needs storage='ring', not {source.storage!r}")
+    if source.storage == "table" or index.bounded(source):
+        found += _item_problems(source, shards)
     if source.storage == "table":
-        return found + _batch_problems(source, shards) + table_replay.problems(sources, name, shards)
-    if source.remover != Fifo():
+        if source.over is not None or any(other.over == name for other in sources.values()):
+            found.append("storage='table' holds items and no rows that several sources could share (over=); use 'ring'")
+        return found + _batch_problems(source, shards)
+    if source.over is None and source.remover not in (None, Fifo()):
         found.append(
-            f"remover={source.remover!r} needs storage='table'; with storage={source.storage!r} the oldest rows go"
+            f"remover={source.remover!r} needs storage='table', or a view (over=); with storage={source.storage!r} the "
+            "oldest rows go"
         )
     # A write must leave the rows of one item before and after it, in whole rollouts.
     rows = replay.lookahead(source) + replay.lookback(source, stored) + 1 + rollout
@@ -70,6 +75,16 @@ def _problems(sources, name, num_envs, rollout, shards):
         found += flashbax.problems(source, num_envs, rollout, shards)
     elif source.storage != "ring":
         found.append(f"storage={source.storage!r} must be 'ring', 'table' or 'flashbax'")
+    return found
+
+
+def _item_problems(source, shards):
+    found = []
+    if not isinstance(source.remover, Remover | None):
+        found.append(f"remover={source.remover!r} draws by chance; use Fifo, Lifo, MinHeap or MaxHeap")
+    if source.capacity < 1 or source.capacity % shards:
+        above = max(-(-source.capacity // shards), 1) * shards
+        found.append(f"capacity={source.capacity} does not divide over {shards} shards, each with items; use {above}")
     return found
 
 

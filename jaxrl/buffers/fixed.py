@@ -11,7 +11,7 @@ from jaxrl.buffers.index import Index
 from jaxrl.buffers.replay import ReplayBuffer
 from jaxrl.buffers.ring import Parts, Ring
 from jaxrl.buffers.ring import partition as ring_specs
-from jaxrl.core.sources import Dataset, Fifo, Prioritized, Replay, Uniform
+from jaxrl.core.sources import Dataset, Prioritized, Replay, Uniform
 from jaxrl.core.types import Counter, PyTree, Trajectory
 
 Rings = Mapping[str, Ring]
@@ -41,7 +41,7 @@ def source_of(source: Replay | Dataset) -> Replay:
         max_times_sampled=0,
         storage="ring",
         replay_memory="device",
-        remover=Fifo(),
+        remover=None,
     )
 
 

@@ -12,7 +12,7 @@ from flax import struct
 from jax.sharding import PartitionSpec
 
 from jaxrl.buffers import best_tree, samplers, sum_tree, uniform
-from jaxrl.core.sources import Fifo, MaxHeap, MinHeap, Replay, Uniform, by_priority
+from jaxrl.core.sources import Fifo, Lifo, MaxHeap, MinHeap, Replay, Sampler, Uniform, by_priority
 from jaxrl.core.types import Counter, PyTree, Replicas
 
 _BELOW_ONE = 1.0 - 2.0**-24
@@ -24,12 +24,14 @@ class Index(struct.PyTreeNode):
 
     priority: jax.Array | None  # [shards, positions] float32, -1 where no item; None: rows alike, looked up when drawn
     levels: sum_tree.Levels | best_tree.Levels  # [shards, ...] see `_put`; () where rows are alike
+    removal: best_tree.Levels  # [shards, ...] of a remover's order; () without one
     touched: jax.Array | None  # [shards, positions] int32, the update that last gave a priority; None where unused
     times_sampled: jax.Array  # [shards, positions] int32
     drawable: jax.Array  # [shards] int32, how many items there are
     largest: jax.Array  # [shards] float32, the largest priority ever given
     refused: jax.Array  # [shards] int32, priorities that were NaN, infinite or negative
     stamps: jax.Array  # [slots] int32: `updates` when the slot was written; no shard axis
+    end: jax.Array | None  # int32, the slot after the last write, for a remover; no shard axis
     updates: jax.Array  # int32, batches drawn so far; no shard axis
     sampled: Counter  # items drawn so far, over all devices; no shard axis
     inserted: Counter  # rows stored so far, over all devices; no shard axis
@@ -37,12 +39,24 @@ class Index(struct.PyTreeNode):
 
 def dense(source: Replay) -> bool:
     """Whether any row that counts may be drawn and all are alike, so that nothing about them need be kept."""
-    return isinstance(source.sampler, Uniform) and source.sequence is None and not source.max_times_sampled
+    plain = isinstance(source.sampler, Uniform) and source.sequence is None and not source.max_times_sampled
+    return plain and not bounded(source)
+
+
+def bounded(source: Replay) -> bool:
+    """Whether it is a view that holds no more than so many items, of which a remover says which leaves."""
+    return source.over is not None and source.remover is not None
 
 
 def heap(source: Replay) -> bool:
     """Whether items are drawn in the order of their priorities."""
     return isinstance(source.sampler, MinHeap | MaxHeap)
+
+
+def _rules(source: Replay) -> tuple[Sampler, ...]:
+    """Return the sampler, and the remover of a bounded view."""
+    remover = source.remover
+    return (source.sampler,) if remover is None or not bounded(source) else (source.sampler, remover)
 
 
 def one_by_one(source: Replay) -> bool:
@@ -59,7 +73,7 @@ def init(source: Replay, shards: int, slots: int, columns: int) -> Index:
     """An index of an empty ring: `shards` shards of `columns` environments each."""
     positions = slots * columns
     every = lambda x: jnp.broadcast_to(x[None], (shards, *x.shape)).copy()  # noqa: E731
-    levels = ()
+    levels, heaps = (), any(isinstance(rule, MinHeap | MaxHeap) for rule in _rules(source))
     if heap(source):
         levels = best_tree.init(shards, positions)
     elif not dense(source):
@@ -68,12 +82,14 @@ def init(source: Replay, shards: int, slots: int, columns: int) -> Index:
     return Index(
         priority=None if dense(source) else jnp.full((shards, positions), samplers.ABSENT, jnp.float32),
         levels=levels,
-        touched=jnp.zeros((shards, positions), jnp.int32) if heap(source) else None,
+        removal=best_tree.init(shards, positions) if bounded(source) else (),
+        touched=jnp.zeros((shards, positions), jnp.int32) if heaps else None,
         times_sampled=jnp.zeros((shards, positions), jnp.int32),
         drawable=jnp.zeros(shards, jnp.int32),
         largest=jnp.ones(shards, jnp.float32),
         refused=jnp.zeros(shards, jnp.int32),
         stamps=jnp.zeros(slots, jnp.int32),
+        end=jnp.int32(0) if bounded(source) else None,
         updates=jnp.int32(0),
         sampled=Counter.zero(),
         inserted=Counter.zero(),
@@ -84,7 +100,7 @@ def partition(axis: str) -> Index:
     """How an index lies on a mesh whose axis `axis` shards the environments: a prefix tree of partition specs."""
     shards: PyTree = PartitionSpec(axis)
     everywhere: PyTree = PartitionSpec()
-    return Index(*([shards] * 7), *([everywhere] * 4))
+    return Index(*([shards] * 8), *([everywhere] * 5))
 
 
 def by_shard(x: jax.Array, shards: int) -> jax.Array:
@@ -93,7 +109,7 @@ def by_shard(x: jax.Array, shards: int) -> jax.Array:
     return jnp.moveaxis(x.reshape(slots, shards, envs // shards), 1, 0).reshape(shards, -1)
 
 
-def write(index: Index, source: Replay, start: jax.Array, priority: jax.Array) -> Index:
+def write(index: Index, source: Replay, start: jax.Array, priority: jax.Array, limit: int = 0) -> Index:
     """Sets what rows begin, over a range of slots.
 
     Args:
@@ -101,6 +117,7 @@ def write(index: Index, source: Replay, start: jax.Array, priority: jax.Array) -
       source: gives the sampler.
       start: int32, the first slot, modulo the number of slots.
       priority: float32 [count, B], negative where a row begins no item.
+      limit: items of a shard, static; of a bounded view.
     """
     assert index.priority is not None, "a dense index is not written to"
     shards, positions = index.priority.shape
@@ -124,13 +141,33 @@ def write(index: Index, source: Replay, start: jax.Array, priority: jax.Array) -
         drawable=index.drawable + after - before,
         largest=jnp.maximum(index.largest, jnp.max(new, axis=1)),
         refused=index.refused + jnp.sum(refuse.astype(jnp.int32), axis=1, dtype=jnp.int32),
+        end=None if index.end is None else (start + priority.shape[0]) % slots,
     )
     if heap(source):
-        levels = best_tree.put_range(index.levels, first, new.shape[1], positions, _ranks(index, source))
+        levels = best_tree.put_range(index.levels, first, new.shape[1], positions, _ranks(index, source.sampler))
     else:
         put = jax.vmap(lambda levels, weight: sum_tree.put_range(levels, first, weight, positions))
         levels = put(index.levels, _weight(source, new))
-    return index.replace(levels=levels)
+    index = index.replace(levels=levels)
+    if not bounded(source):
+        return index
+    removal = best_tree.put_range(index.removal, first, new.shape[1], positions, _ranks(index, source.remover))
+    return _limited(index.replace(removal=removal), source, limit)
+
+
+def _limited(index, source, limit):
+    """Return the index without the items that are too many, in the order in which the remover names them."""
+    shards, positions = index.times_sampled.shape
+
+    def remove(index):
+        # One shard after another: sums over several at once may be rounded otherwise, on as many devices as shards.
+        tree = jnp.argmax(index.drawable > limit).astype(jnp.int32)[None]
+        position = best_tree.best(index.removal, shards, positions, _ranks(index, source.remover))[tree]
+        # Read all first, then write: else XLA copies whole arrays to read them afterwards.
+        position, index = jax.lax.optimization_barrier((position, index))
+        return _remove(index, source, tree, position)
+
+    return jax.lax.while_loop(lambda index: jnp.any(index.drawable > limit), remove, index)
 
 
 def _put(index: Index, source: Replay, tree: jax.Array, position: jax.Array, priority: jax.Array) -> Index:
@@ -139,10 +176,13 @@ def _put(index: Index, source: Replay, tree: jax.Array, position: jax.Array, pri
     Draws by chance need sums over weights, those in the order of insertion count items to find one by its rank, and
     heaps have a tournament.
     """
+    positions = index.times_sampled.shape[1]
+    removal = best_tree.put(index.removal, tree, position, positions, _ranks(index, source.remover))
     if heap(source):
-        ranks, positions = _ranks(index, source), index.times_sampled.shape[1]
-        return index.replace(levels=best_tree.put(index.levels, tree, position, positions, ranks))
-    return index.replace(levels=sum_tree.put_in(index.levels, tree, position, _weight(source, priority)))
+        levels = best_tree.put(index.levels, tree, position, positions, _ranks(index, source.sampler))
+    else:
+        levels = sum_tree.put_in(index.levels, tree, position, _weight(source, priority))
+    return index.replace(levels=levels, removal=removal)
 
 
 def _weight(source: Replay, priority: jax.Array) -> jax.Array:
@@ -150,11 +190,17 @@ def _weight(source: Replay, priority: jax.Array) -> jax.Array:
     return weight if samplers.by_chance(source.sampler) else weight.astype(jnp.int32)
 
 
-def _ranks(index: Index, source: Replay) -> best_tree.Ranks:
+def _ranks(index: Index, rule: Sampler | None) -> best_tree.Ranks:
+    (_, positions), slots = index.times_sampled.shape, index.stamps.shape[0]
+
     def ranks(tree, position):
-        assert index.priority is not None and index.touched is not None, "only heaps have ranks"
-        since = index.updates - index.touched[tree, position]
-        return samplers.rank(source.sampler, index.priority[tree, position], since, since)
+        assert index.priority is not None and rule is not None, "only what goes by an order has ranks"
+        if index.end is not None and isinstance(rule, Fifo | Lifo):
+            since = (index.end * (positions // slots) - 1 - position) % positions
+        else:
+            assert index.touched is not None, "kept for heaps"
+            since = index.updates - index.touched[tree, position]
+        return samplers.rank(rule, index.priority[tree, position], since, since)
 
     return ranks
 
@@ -235,7 +281,7 @@ def _draw_in_turn(index, source, key, shard, count):
         tree, key = turn
         items = index.drawable[tree]
         if key is None:
-            best = best_tree.best(index.levels, shards, positions, _ranks(index, source))
+            best = best_tree.best(index.levels, shards, positions, _ranks(index, source.sampler))
             position, chance = jnp.where(items > 0, best, 0), (items > 0).astype(jnp.float32)
         else:
             position, chance = samplers.draw(key, index.priority, index.levels, tree, items)
@@ -366,7 +412,7 @@ def update(
         largest=jnp.maximum(index.largest, jnp.max(jnp.where(fine & drawn, priority, 0.0))),
         refused=index.refused.at[shard].add((live & ~fine).astype(jnp.int32)),
     )
-    if not by_priority(source.sampler):
+    if not by_priority(*_rules(source)):
         return index
     if index.touched is not None:
         index = index.replace(touched=index.touched.at[shard, where].set(index.updates, mode="drop"))

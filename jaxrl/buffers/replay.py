@@ -370,7 +370,8 @@ class ReplayBuffer:
         # Nothing begins at the newest rows yet, nor at the oldest, whose past the next write takes.
         blank = jnp.full((ahead + back, after.columns), samplers.ABSENT, jnp.float32)
         priority = jnp.where(begun & exists, priority, samplers.ABSENT)
-        return index.write(fresh, self.source, start, jnp.concatenate([priority, blank]))
+        limit = self.source.capacity // self.shards
+        return index.write(fresh, self.source, start, jnp.concatenate([priority, blank]), limit)
 
     def _importance(self, idx: Index, chance: jax.Array) -> jax.Array:
         """Importance weights [shards, count] against the true chance of each draw; 1 without priorities."""

@@ -7,7 +7,7 @@ cost.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -19,15 +19,17 @@ from jaxrl.buffers.batches import Batch, drawn_statistics, importance
 from jaxrl.buffers.replay import ReplayBuffer, ReplayState
 from jaxrl.buffers.ring import Ring
 from jaxrl.buffers.table import Key, Table, TableState
-from jaxrl.core.sources import Prioritized, Replay
+from jaxrl.core.sources import Fifo, Prioritized, Replay
 from jaxrl.core.types import Counter, Metrics, PyTree, SampleInfo, Trajectory, TransitionBatch
 
 
 class Item(struct.PyTreeNode):
     """What the table holds of each, `[items, ...]`."""
 
-    batch: PyTree  # a batch, whose leaves begin with the items; without `sample_info`
+    batch: PyTree  # a batch, whose leaves begin with the items; no `sample_info`, and weights as if without burn-in
+    column: jax.Array  # int32, its environment
     step: jax.Array  # uint32, of its environment at its first row
+    truncated: jax.Array  # bool, whether the episode was truncated at the end of a transition
     stamp: jax.Array  # int32: `updates` when it was inserted
 
 
@@ -75,7 +77,8 @@ class TableReplay:
     def _table(self) -> Table:
         """Of one shard."""
         source = self.source
-        return Table(source.capacity // self.rules.shards, source.sampler, source.remover, source.max_times_sampled)
+        remover = source.remover or Fifo()
+        return Table(source.capacity // self.rules.shards, source.sampler, remover, source.max_times_sampled)
 
     def init(self, rows: Trajectory, carry: PyTree) -> ReplayState:
         rules, length, shards = self.rules, self.rules.rollout_length, self.rules.shards
@@ -113,7 +116,9 @@ class TableReplay:
         priority = index.by_shard(jnp.where(begun & exists, priority, samplers.ABSENT), shards)
         positions = jnp.broadcast_to(jnp.arange(priority.shape[1], dtype=jnp.int32)[None], priority.shape)
         item, slot = self._made(recent, start, positions)
-        item = item.replace(step=recent.step_at(slot), stamp=jnp.broadcast_to(idx.updates, slot.shape))
+        before = jnp.asarray(rules.replicas.first_shard, jnp.int32) * (recent.columns // shards)
+        stamp = jnp.broadcast_to(idx.updates, slot.shape)
+        item = item.replace(column=before + item.column, step=recent.step_at(slot), stamp=stamp)
         tables, _ = jax.vmap(self._table.insert)(idx.tables.replace(items=state.ring.items), item, priority)
         bad = ~samplers.acceptable(priority) & (priority != samplers.ABSENT)
         fine = jnp.where(samplers.acceptable(priority), priority, 0.0)
@@ -128,21 +133,26 @@ class TableReplay:
     def _made(self, recent: Ring, start: jax.Array, position: jax.Array) -> tuple[Item, jax.Array]:
         """The items that begin at positions [shards, n] of the rows from slot `start` on, and their slots.
 
-        A position is that of `index.by_shard`. Steps and stamps are left at 0.
+        A position is that of `index.by_shard`. Steps and stamps are left at 0, and columns are those here.
         """
         columns = recent.columns // position.shape[0]
         shard = jnp.arange(position.shape[0], dtype=jnp.int32)[:, None]
         slot, column = start + position // columns, shard * columns + position % columns
         where, source, stack = (slot.reshape(-1), column.reshape(-1)), self.source, self.rules.storage.frame_stack
+        truncated = jnp.zeros(slot.shape, bool)
         if source.sequence is None:
             batch = transitions.gather(recent, *where, source.n_step, stack)
+            last = slot + batch.steps.reshape(slot.shape) - 1
+            truncated = recent.take(recent.rows.truncated, last, column)
         else:
             count = where[0].shape[0]
             initial = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (count, *x.shape)), self.rules.initial_carry)
             drawn = _sample_info(jnp.ones(count, jnp.float32))
-            batch = sequences.gather(recent, *where, drawn, initial, source.sequence, stack).replace(sample_info=None)
+            whole = dataclasses.replace(source.sequence, length=source.sequence.rows, burn_in=0)
+            batch = sequences.gather(recent, *where, drawn, initial, whole, stack).replace(sample_info=None)
         batch = _by_item(batch, lambda axis: lambda x: jnp.moveaxis(x, axis, 0).reshape(*slot.shape, *_rest(x, axis)))
-        return Item(batch, jnp.zeros(slot.shape, jnp.uint32), jnp.zeros(slot.shape, jnp.int32)), slot
+        step, stamp = jnp.zeros(slot.shape, jnp.uint32), jnp.zeros(slot.shape, jnp.int32)
+        return Item(batch, column, step, truncated, stamp), slot
 
     def sample(self, state: ReplayState, key: jax.Array, used: jax.Array | None = None) -> tuple[ReplayState, Batch]:
         """Draws this device's share of a batch, an equal part from every shard; uses all."""
@@ -174,8 +184,11 @@ class TableReplay:
         if isinstance(batch, TransitionBatch):
             batch = batch.replace(weight=batch.weight & drawn.held)
         else:
-            batch = batch.replace(mask=batch.mask & drawn.held[None])
-            batch = batch.replace(rows=batch.rows.replace(weight=batch.rows.weight & drawn.held[None]))
+            assert source.sequence is not None, "what sequences are made by"
+            burn_in = source.sequence.burn_in
+            learned = drawn.held[None] & (jnp.arange(batch.mask.shape[0], dtype=jnp.int32) >= burn_in)[:, None]
+            batch = batch.replace(mask=batch.mask & drawn.held[None], burn_in=burn_in)
+            batch = batch.replace(rows=batch.rows.replace(weight=batch.rows.weight & learned))
         idx = idx.replace(
             tables=tables.replace(items=()), updates=idx.updates + 1, sampled=idx.sampled.add(source.batch_size)
         )
@@ -205,19 +218,6 @@ class TableReplay:
         return drawn_statistics(idx, info, self.source, replicas) | {
             name: replicas.sum(jnp.sum(x, dtype=jnp.int32)).astype(jnp.float32) for name, x in counts.items()
         }
-
-
-def problems(sources: Mapping[str, Replay], name: str, shards: int) -> list[str]:
-    """Why a table cannot serve the source `name`, one line each; empty if it can."""
-    source, found = sources[name], []
-    if source.over is not None or any(other.over == name for other in sources.values()):
-        found.append("storage='table' holds items and no rows that several sources could share (over=); use 'ring'")
-    if samplers.by_chance(source.remover):
-        found.append(f"remover={source.remover!r} draws by chance; use Fifo, Lifo, MinHeap or MaxHeap")
-    if source.capacity < 1 or source.capacity % shards:
-        above = max(-(-source.capacity // shards), 1) * shards
-        found.append(f"capacity={source.capacity} does not divide over {shards} shards, each with a table; use {above}")
-    return found
 
 
 def _sample_info(chance: jax.Array) -> SampleInfo:

@@ -189,7 +189,7 @@ class Replay:
     """An off-policy source: transitions, or sequences if `sequence` is set, drawn from stored experience.
 
     Args:
-      capacity: rows over all environments; with `storage="table"` items.
+      capacity: rows over all environments; with `storage="table"`, or with `over` and a remover, items.
       batch_size: items of one update, over all devices.
       min_size: rows before the first update, which also waits until every environment has those of one item.
       rollout_length: steps of every environment between two rounds of updates.
@@ -201,12 +201,13 @@ class Replay:
         Fifo and Lifo.
       extras: names of the entries of `ActorOutput.extras` to store with the rows.
       frame_stack: store each frame once.
-      over: the name of another replay source: draw from its rows, and store none. Its `capacity`, `extras`,
-        `frame_stack` and `replay_memory` count then, not this one's.
+      over: the name of another replay source: draw from its rows, and store none. Its `extras`,
+        `frame_stack` and `replay_memory` count then, and of rows its `capacity`. What it overwrites is gone from here too.
       storage: "ring": rows as they are, which everything above works with; "table": whole items, each stored by
         itself, as Reverb's tables have them: slower, and takes a `remover`; "flashbax": flashbax's flat buffers, for
         one-step transitions drawn uniformly or by priority.
-      remover: which item leaves a full table. A ring's oldest rows are overwritten.
+      remover: which item leaves a full table; None: the oldest. With `over`, this source holds `capacity` items at most
+        and this one leaves; None: it holds all that begin in the rows. A ring's oldest rows are overwritten.
       replay_memory: where a ring's observations and recurrent states lie: "device", or "host": in the memory of the
         devices' host, for a replay that no device holds. What is drawn is gathered there. Everything else, by which
         items are drawn, stays on the devices, and the run is bit for bit the same.
@@ -225,13 +226,46 @@ class Replay:
     frame_stack: FrameStack | None = None
     over: str | None = None
     storage: Literal["ring", "table", "flashbax"] = "ring"
-    remover: Remover = Fifo()
+    remover: Remover | None = None
     replay_memory: Literal["device", "host"] = "device"
 
     @property
     def transitions(self) -> int:
         """Return the number of transitions to learn from in an item."""
         return 1 if self.sequence is None else max(self.sequence.length - 1, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """Another view of the rows of a replay, which gives a part of every batch (`Replay(over=...)`).
+
+    Args:
+      items: how many of each batch.
+      sampler: by which they are drawn.
+      capacity: how many items it holds at most, over all environments; None: all that begin in the rows.
+      remover: with `capacity`, which item leaves when there are more.
+      max_times_sampled: an item is gone from it once it was drawn so often; 0: never.
+    """
+
+    items: int
+    sampler: Sampler = Uniform()
+    capacity: int | None = None
+    remover: Remover = Fifo()
+    max_times_sampled: int = 0
+
+    def of(self, name: str, replay: Replay) -> Replay:
+        """Return the source over the rows of `replay`, which is called `name`."""
+        return dataclasses.replace(
+            replay,
+            over=name,
+            batch_size=self.items,
+            sampler=self.sampler,
+            capacity=replay.capacity if self.capacity is None else self.capacity,
+            remover=None if self.capacity is None else self.remover,
+            max_times_sampled=self.max_times_sampled,
+            extras=(),
+            frame_stack=None,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,4 +288,4 @@ class Dataset:
 Source = Rollouts | Episodes | Replay | Dataset
 
 registry.add("sampler", Uniform, Prioritized, Fifo, Lifo, MinHeap, MaxHeap)
-registry.add("source", Rollouts, Episodes, Sequence, FrameStack, Replay, Dataset)
+registry.add("source", Rollouts, Episodes, Sequence, FrameStack, Replay, View, Dataset)

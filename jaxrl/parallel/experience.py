@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl.buffers import checks, fixed, replay
+from jaxrl.buffers import checks, fixed, index, replay
 from jaxrl.buffers.batches import Batch, join, split
 from jaxrl.buffers.episodes import EpisodeBuffer
 from jaxrl.buffers.fixed import Rings
@@ -430,4 +430,4 @@ def dataset_problems(algo: Algorithm, spec: EnvSpec, dataset_fraction: float, *,
 def _needs_inserts(source: Replay) -> bool:
     """Whether what a replay is asked for means something only where items are added while it learns."""
     in_turn = not isinstance(source.sampler, Uniform | Prioritized)
-    return in_turn or bool(source.max_times_sampled) or source.storage == "table"
+    return in_turn or bool(source.max_times_sampled) or source.storage == "table" or index.bounded(source)

@@ -10,7 +10,7 @@ import pytest
 from helpers.tiers import few
 
 from jaxrl.buffers import replay
-from jaxrl.core.sources import FrameStack, Lifo, MinHeap, Prioritized, Replay, Sequence, Uniform, by_priority
+from jaxrl.core.sources import FrameStack, Lifo, MinHeap, Prioritized, Replay, Sequence, Uniform, View, by_priority
 from jaxrl.core.types import Trajectory
 from jaxrl.parallel.replicas import SingleReplica
 
@@ -24,6 +24,10 @@ SOURCES = {
     "lifo": {"replay": Replay(ENVS * SLOTS, 32, 1, sampler=Lifo(), max_times_sampled=2)},
     "heap": {"replay": Replay(ENVS * SLOTS, 32, 1, sampler=MinHeap(), max_times_sampled=2)},
     "host": {"replay": Replay(ENVS * SLOTS, 32, 1, replay_memory="host", frame_stack=FrameStack(3))},
+    "bounded": {
+        "replay": Replay(ENVS * SLOTS, 32, 1),
+        "other": View(32, Prioritized(), 4096, MinHeap()).of("replay", Replay(ENVS * SLOTS, 32, 1)),
+    },
     "two_views": {
         "replay": Replay(ENVS * SLOTS, 32, 1, sampler=Prioritized()),
         "other": Replay(ENVS * SLOTS, 32, 1, sequence=Sequence(4), sampler=Uniform(), over="replay"),
@@ -32,7 +36,7 @@ SOURCES = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", few(SOURCES, "prioritized", "sequences", "uniform", "lifo", "heap", "host"))
+@pytest.mark.parametrize("name", few(SOURCES, "prioritized", "sequences", "uniform", "lifo", "heap", "bounded", "host"))
 def test_nothing_large_is_copied(name):
     rollout = 4
     buffers = replay.bind(SOURCES[name], num_envs=ENVS, rollout_length=rollout, shards=2, replicas=SingleReplica(2))

@@ -1,5 +1,6 @@
 """Which items of a ring are drawn in an order: as a pass over all of them says, one draw after another."""
 
+import dataclasses
 import functools
 
 import hypothesis
@@ -13,17 +14,20 @@ from jaxrl.buffers import index
 from jaxrl.core.sources import Fifo, Lifo, MaxHeap, MinHeap, Replay
 
 SHARDS, COLUMNS, ROWS, COUNT = 2, 3, 2, 5  # of every write and of every draw, so that each is compiled once
+LIMIT = 7  # of a shard, where there is a remover
 PRIORITY = st.sampled_from([-1.0, 0.0, 1.0, 2.5])
 
 
 @functools.cache
-def compiled(sampler, most, slots):
-    source = Replay(SHARDS * COLUMNS * slots, SHARDS * COUNT, 1, sampler=sampler, max_times_sampled=most)
+def compiled(sampler, most, slots, remover=None):
+    source = Replay(SHARDS * LIMIT, SHARDS * COUNT, 1, sampler=sampler, max_times_sampled=most)
+    if remover is not None:
+        source = dataclasses.replace(source, over="another", remover=remover)
     shard = jnp.arange(SHARDS, dtype=jnp.int32)
 
     def write(state, start, priority):
         state = state.replace(times_sampled=state.times_sampled.at[:, places(start, slots)].set(0))
-        return index.write(state, source, start, priority)
+        return index.write(state, source, start, priority, LIMIT)
 
     def draw(state, newest):
         state, *drawn = index.draw(state, source, jax.random.key(0), shard, COUNT, newest)
@@ -42,8 +46,9 @@ def places(start, slots):
 class Model:
     """Arrays, and a search through all of them for every draw."""
 
-    def __init__(self, sampler, most, slots):
+    def __init__(self, sampler, most, slots, remover=None):
         self.sampler, self.most, self.slots, self.updates, self.newest = sampler, most, slots, 0, slots - 1
+        self.remover = remover
         self.priority = np.full((SHARDS, slots * COLUMNS), -1.0, np.float32)
         self.touched, self.times = np.zeros(self.priority.shape, int), np.zeros(self.priority.shape, int)
 
@@ -52,8 +57,11 @@ class Model:
         self.priority[:, places(start, self.slots)] = of_shard
         self.touched[:, places(start, self.slots)], self.times[:, places(start, self.slots)] = self.updates, 0
         self.newest = (start + ROWS - 1) % self.slots
+        for shard in range(SHARDS if self.remover else 0):
+            while (self.priority[shard] >= 0).sum() > LIMIT:
+                self.priority[shard, self.best(shard, self.remover)] = -1.0
 
-    def best(self, shard):
+    def best(self, shard, rule):
         held = np.flatnonzero(self.priority[shard] >= 0)
         if not held.size:
             return None
@@ -65,13 +73,13 @@ class Model:
             MinHeap: lambda p: (priority[p], touched[p], p),
             MaxHeap: lambda p: (-priority[p], touched[p], p),
         }
-        return min(held, key=keys[type(self.sampler)])
+        return min(held, key=keys[type(rule)])
 
     def draw(self):
         drawn = []
         for shard in range(SHARDS):
             for _ in range(COUNT):
-                place = self.best(shard)
+                place = self.best(shard, self.sampler)
                 if place is None:
                     drawn.append((0, 0.0))
                     continue
@@ -94,8 +102,24 @@ class Model:
 @hypothesis.settings(max_examples=15, deadline=None)
 @hypothesis.given(data=st.data())
 def test_draws_are_those_of_a_search_through_all(sampler, most, slots, data):
-    state, write, draw, update = compiled(sampler, most, slots)
-    model, cursor = Model(sampler, most, slots), data.draw(st.integers(0, slots // ROWS - 1)) * ROWS
+    compare(data, sampler, most, slots)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "remover"),
+    [(Fifo(), Lifo()), (Lifo(), Fifo()), (MinHeap(), MaxHeap()), (MaxHeap(), MinHeap()), (Lifo(), MinHeap())],
+)
+@pytest.mark.parametrize("slots", [8, pytest.param(60, marks=pytest.mark.long)])
+@hypothesis.settings(max_examples=15, deadline=None)
+@hypothesis.given(data=st.data())
+def test_what_a_view_holds_is_what_its_remover_left(sampler, remover, slots, data):
+    """Which items were removed, of those that the ring holds: the remover's choice, one after another."""
+    compare(data, sampler, 3, slots, remover)
+
+
+def compare(data, sampler, most, slots, remover=None):
+    state, write, draw, update = compiled(sampler, most, slots, remover)
+    model, cursor = Model(sampler, most, slots, remover), data.draw(st.integers(0, slots // ROWS - 1)) * ROWS
     for _ in range(data.draw(st.integers(1, 8))):
         move = data.draw(st.sampled_from(["write", "write", "draw", "update"]))
         if move == "write":
