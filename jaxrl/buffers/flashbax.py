@@ -6,6 +6,7 @@ left at a constant: priorities, ages and times sampled. A priority for a row tha
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 from collections.abc import Generator
 from types import ModuleType
@@ -19,6 +20,7 @@ from jax.sharding import PartitionSpec
 from jaxrl.buffers import samplers
 from jaxrl.buffers.batches import importance
 from jaxrl.buffers.replay import ReplayState
+from jaxrl.buffers.ring import Ring
 from jaxrl.core.errors import MissingExtraError
 from jaxrl.core.sources import Prioritized, Replay, Uniform
 from jaxrl.core.types import Counter, Metrics, PyTree, Replicas, SampleInfo, Trajectory, TransitionBatch
@@ -69,9 +71,13 @@ class FlashbaxReplay:
         with foreign() as flashbax:
             if isinstance(self.source.sampler, Uniform):
                 return flashbax.make_flat_buffer(**settings)
-            # The exponent may be traced, which flashbax does not allow: priorities are raised before they go in.
-            backend = jax.default_backend()
-            return flashbax.make_prioritised_flat_buffer(**settings, priority_exponent=1.0, device=backend)
+            # The exponent may be traced, which flashbax does not allow: priorities are raised before they go in. And it
+            # takes only devices that are here, though all that they change is which program adds up priorities.
+            made = flashbax.make_prioritised_flat_buffer(**settings, priority_exponent=1.0, device="cpu")
+            add, set_priorities = (
+                functools.partial(one, device=self.replicas.platform) for one in (made.add, made.set_priorities)
+            )
+            return made.replace(add=add, set_priorities=set_priorities)
 
     def init(self, rows: Trajectory, carry: PyTree) -> ReplayState:
         """An empty replay over all devices for rows like these `[T, num_envs, ...]`, or their shapes."""
@@ -204,6 +210,24 @@ def problems(source: Replay, num_envs: int, rollout_length: int, shards: int) ->
             f"rollout; capacity={source.capacity}, use {whole}"
         )
     return found
+
+
+def as_ring(state: ReplayState) -> Ring:
+    """Return the rows as a ring of ours, to be read."""
+    rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), state.ring.experience)
+    (envs, slots), cursor = rows.reward.shape, state.ring.current_index[0]
+    filled = jnp.where(state.ring.is_full[0], slots, cursor)
+    return Ring(rows, (), None, cursor, filled, jnp.uint32(int(state.index.inserted) // envs % 2**32))
+
+
+def template(rows: Trajectory, number: PyTree) -> ReplayState:
+    """Return what `as_ring` reads of a state, with leaves like these."""
+    with foreign() as flashbax:
+        kept = flashbax.buffers.trajectory_buffer.TrajectoryBufferState(
+            experience=rows, current_index=number, is_full=number
+        )
+    count = Counter(number, number)
+    return ReplayState(kept, FlashbaxIndex((), count, count))
 
 
 @contextlib.contextmanager

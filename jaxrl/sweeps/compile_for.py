@@ -13,7 +13,6 @@ from jaxrl.core import keys
 from jaxrl.core.arguments import whole_arguments
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import count_problems
-from jaxrl.core.sources import Replay
 from jaxrl.core.types import Algorithm, Environment
 from jaxrl.parallel import targets
 from jaxrl.parallel.anakin import Anakin
@@ -89,8 +88,6 @@ def report_for(target: Target, settings: RunSettings, runs: int | None = None) -
         raise ConfigError(
             f"replay_memory='host': JAX does not compile for the memory of {target.name}'s host; use 'device'"
         )
-    if any(source.storage == "flashbax" for source in sources):
-        raise ConfigError("storage='flashbax' chooses its program by the devices that are here; use 'ring' or 'table'")
     bind = partial(settings.topology.bind, settings.algo, settings.env, processes=1, target=target)
     if runs:
         return _sweep(target, settings, VectorizedRuns(bind(), min(devices, runs), "vmap", runs))

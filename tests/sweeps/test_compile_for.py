@@ -22,6 +22,7 @@ RUNS = {
     "recurrent ppo": (RECURRENT_PPO, ENV),
     "dqn": (DQN, ENV),
     "r2d2": (R2D2.replace(batch_size=16), ENV),
+    "flashbax": (DQN.replace(storage="flashbax", n_step=1), ENV),
     "pqn": (jaxrl.PQN(rollout_length=4, minibatches=2, network=QNetwork(MLP((8,)))), ENV),
     "impala": (jaxrl.IMPALA(rollout_length=4, network=PPO.network), ENV),
     "a2c": (jaxrl.A2C(rollout_length=4, network=PPO.network), ENV),
@@ -128,8 +129,6 @@ def test_what_does_not_fit_is_refused_before_it_is_compiled(tpu_compiler):  # no
         jaxrl.compile_for("v5e:2x2", PPO, ENV, devices=8, runs=16)
     with pytest.raises(ConfigError, match=r"the replay needs .* of each of 4 devices.*capacity="):
         jaxrl.compile_for("v5e:2x2", DQN.replace(capacity=2**26), "gymnax:Breakout-MinAtar", runs=16)
-    with pytest.raises(ConfigError, match="storage='flashbax'"):
-        jaxrl.compile_for("v5e:2x2", DQN.replace(storage="flashbax", prioritized=False, n_step=1), ENV, num_envs=16)
     with pytest.raises(ConfigError, match="v5e:3x7.* is not a valid slice"):
         jaxrl.compile_for("v5e:3x7", PPO, ENV)
     with pytest.raises(ConfigError, match="Anakin compiles environments in JAX"):
