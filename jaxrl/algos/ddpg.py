@@ -204,12 +204,12 @@ class D4PG(PrioritizedFields, SupportFields, CombinedReplayFields, Deterministic
         statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas)
         support = {"v_min": self.v_min, "v_max": self.v_max}
         target = self._target(state, replay, self._target_action(state, replay, spec), spec, **support)
-        importance = replay.importance if self.by_priority else None
+        importance = replay.importance if combined_replay.sources_by_priority(self.experience) else None
         loss = support | {"importance": importance, "quantile_huber": self.quantile_huber}
         critic, fit = self._critic_step(state.critic, replay, target, spec, replicas, **loss)
         policy, policy_loss = self._policy_step(state.policy, critic, replay, spec, replicas, **support)
         policy, critic = polyak_update(policy, self.tau), polyak_update(critic, self.tau)
-        error = combined_replay.replay_part(fit.error, batch, replicas)
-        priorities = {"replay": error + q_learning.LEAST_PRIORITY} if self.by_priority else {}
+        priority = fit.error + q_learning.LEAST_PRIORITY
+        priorities = combined_replay.priorities(priority, self.experience, batch, replicas)
         metrics = replicas.mean(fit.metrics | {"policy_loss": policy_loss})
         return DDPGState(policy, critic, statistics, state.updates + 1), UpdateInfo(metrics, priorities)

@@ -235,7 +235,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
             losses, error = q_learning.td_loss(
                 current, view.action, target, self.v_min, self.v_max, self.quantile_huber, self.huber
             )
-            if self.by_priority:
+            if combined_replay.sources_by_priority(self.experience):
                 losses = losses * view.importance
             loss = view.loss(losses, self.time_reduction, replicas)
             values = q_learning.action_values(current, self.v_min, self.v_max)
@@ -260,10 +260,8 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
             "epsilon": jnp.asarray(self.epsilon),
             "learning_rate": jnp.asarray(self.learning_rate),
         }
-        priorities = {}
-        if self.by_priority:
-            error = combined_replay.replay_part(view.priorities(error, self.priority_eta), batch, replicas)
-            priorities["replay"] = error + q_learning.LEAST_PRIORITY
+        priority = view.priorities(error, self.priority_eta) + q_learning.LEAST_PRIORITY
+        priorities = combined_replay.priorities(priority, self.experience, batch, replicas)
         return DQNState(network, updates), UpdateInfo(metrics, priorities)
 
     @property

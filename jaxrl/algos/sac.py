@@ -63,8 +63,9 @@ class SAC(StochasticActing, SequenceFields, CombinedReplayFields, TargetFields, 
             "SAC", self.policy, self.critic, spec, stochastic=True, discrete=True, memory=True
         )
         problems = field_problems(self) + networks
-        if self.imitate and self.newest:
-            problems.append(f"SAC.newest={self.newest} is of what a run does; with imitate=True use 0")
+        if self.imitate and (self.newest or self.view):
+            what = f"newest={self.newest} and view={self.view}"
+            problems.append(f"SAC.imitate=True learns without parts of its own experience; {what} must be 0 and None")
         if self.imitate and self.recurrent:
             problems.append("SAC.imitate=True learns from single transitions; use networks without a recurrent core")
         return problems

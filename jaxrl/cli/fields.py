@@ -19,7 +19,7 @@ from jaxrl.core import limits, registry, schedules
 from jaxrl.core.errors import unknown
 from jaxrl.core.resources import Resources
 from jaxrl.core.settings import field_help
-from jaxrl.core.sources import FrameStack
+from jaxrl.core.sources import FrameStack, View
 from jaxrl.core.types import Algorithm
 from jaxrl.networks import (
     GRU,
@@ -51,6 +51,7 @@ PARTS: dict[Any, tuple[type, ...]] = {
     Remote: (Remote,),
     Resources: (Resources,),
     FrameStack: (FrameStack,),
+    View: (View,),
 }
 
 

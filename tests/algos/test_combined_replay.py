@@ -12,7 +12,7 @@ from helpers.tiers import one_quick
 import jaxrl
 from jaxrl.algos import combined_replay
 from jaxrl.core.schedules import resolve_schedules
-from jaxrl.core.sources import Prioritized, Replay
+from jaxrl.core.sources import MaxHeap, MinHeap, Prioritized, Replay, View
 from jaxrl.networks import GRU, MLP, QNetwork
 from jaxrl.parallel.replicas import SingleReplica
 
@@ -51,9 +51,16 @@ def test_each_shards_transitions_lie_side_by_side():
     parts = {"replay": one, "newest": other}
     both = combined_replay.combined_batch(parts, replicas)
     np.testing.assert_array_equal(both.weight, [1, 2, 10, 3, 4, 20])
-    np.testing.assert_array_equal(combined_replay.replay_part(both.weight, parts, replicas), one.weight)
+    sources = jaxrl.DQN(newest=1, view=View(1, MaxHeap()), prioritized=True).experience
+    parts["view"] = only([100, 200])
+    both = combined_replay.combined_batch(parts, replicas)
+    np.testing.assert_array_equal(both.weight, [1, 2, 10, 100, 3, 4, 20, 200])
+    found = combined_replay.priorities(both.weight, sources, parts, replicas)
+    assert found.keys() == {"replay", "view"}, "the newest are drawn by no priority"
+    np.testing.assert_array_equal(found["replay"], one.weight)
+    np.testing.assert_array_equal(found["view"], [100, 200])
     assert combined_replay.combined_batch({"replay": one}, replicas) is one
-    assert combined_replay.replay_part(one.weight, {"replay": one}, replicas) is one.weight
+    assert combined_replay.priorities(one.weight, jaxrl.SAC().experience, {"replay": one}, replicas) == {}
 
 
 @pytest.mark.long
@@ -93,6 +100,11 @@ def test_a_run_is_the_same_on_any_number_of_devices():
         (jaxrl.DQN(newest=1, network=QNetwork(MLP((4,)), core=GRU(4))), "networks without a recurrent core"),
         (jaxrl.R2D2(newest=1), "networks without a recurrent core"),
         (jaxrl.DQN(newest=-1), "newest=-1"),
+        (jaxrl.DQN(newest=64, view=View(64)), "DQN.newest=64 and DQN.view=View.* must be less than batch_size=128"),
+        (jaxrl.DQN(view=View(1), storage="table"), "needs storage=.ring., not .table."),
+        (jaxrl.SAC(view=View(1, capacity=64, remover=MinHeap())), "goes by priorities, which SAC does not give"),
+        (jaxrl.DQN(view="lifo"), "DQN.view=.lifo. is not a jaxrl.core.sources.View"),
+        (jaxrl.DQN(view=View(0)), "batch_size=0 must be at least 1"),
     ],
 )
 def test_what_is_refused(algo, words):
@@ -101,5 +113,6 @@ def test_what_is_refused(algo, words):
 
 
 def test_demonstrations_without_rewards_have_no_newest():
-    found = ALGORITHMS["sac"].replace(newest=1, imitate=True).validate(SPEC, 1, 1)
-    assert found == ["SAC.newest=1 is of what a run does; with imitate=True use 0"]
+    for part in ({"newest": 1}, {"view": View(1)}):
+        [found] = ALGORITHMS["sac"].replace(imitate=True, **part).validate(SPEC, 1, 1)
+        assert "SAC.imitate=True learns without parts" in found

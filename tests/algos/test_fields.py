@@ -14,7 +14,7 @@ from jaxrl.algos.base import changed, field_group, field_problems, has_effect
 from jaxrl.algos.fields import CombinedReplayFields, ReplayFields, SequenceFields
 from jaxrl.algos.optimizers import Adam, RMSProp
 from jaxrl.core.schedules import Constant, resolve_schedules
-from jaxrl.core.sources import FrameStack, Lifo
+from jaxrl.core.sources import FrameStack, Lifo, View
 from jaxrl.networks import GRU, MLP, ActorCritic, CategoricalValues, QNetwork, QuantileValues
 from jaxrl.sweeps.launcher import launch
 
@@ -61,6 +61,7 @@ STATIC = {
     "sampler": Lifo(),
     "max_times_sampled": 3,
     "newest": 2,
+    "view": View(2, Lifo()),
     "random_persistence": 0.5,
     "ladder": True,
     "sequence_length": 6,

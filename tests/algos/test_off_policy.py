@@ -29,7 +29,7 @@ from jaxrl.algos.train_state import Variables
 from jaxrl.core import spaces
 from jaxrl.core.keys import root_key
 from jaxrl.core.schedules import resolve_schedules
-from jaxrl.core.sources import Lifo
+from jaxrl.core.sources import Lifo, View
 from jaxrl.core.types import EnvSpec, TimeStep
 from jaxrl.networks import ActionValues, Actor, CategoricalValues, Critic, QuantileValues
 from jaxrl.parallel.replicas import SingleReplica
@@ -44,7 +44,7 @@ STATIC = {
     "replay_ratio": 0.5,
     "samples_per_insert": 24,
 }
-STATIC |= {"storage": "flashbax", "sampler": Lifo(), "max_times_sampled": 3, "newest": 2}
+STATIC |= {"storage": "flashbax", "sampler": Lifo(), "max_times_sampled": 3, "newest": 2, "view": View(2, Lifo())}
 STATIC |= {
     "noise_correlation": 0.5,
     "random_correlation": 0.6,

@@ -34,6 +34,7 @@ LIVES = {
     "table": "hasty",
     "heap": "patient",
     "host memory": "hasty",
+    "views": "hasty",
 }
 SHARES = dict(zip(LIVES, np.random.default_rng(5).uniform(0.3, 0.9, len(LIVES)), strict=True))
 MANY = {"ppo": 50, "dqn": 50, "r2d2": 10, "sebulba": 10, "sweep": 10}  # kills in `make faults`

@@ -14,18 +14,20 @@ import jaxrl
 from helpers import programs
 from helpers.programs import ROWS
 from jaxrl.core.errors import CheckpointError
-from jaxrl.core.sources import Lifo, MaxHeap, MinHeap
+from jaxrl.core.sources import Lifo, MaxHeap, MinHeap, Prioritized, View
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.run import checkpoint, loop
 from jaxrl.run.callbacks import Decision, FunctionCallback
 from jaxrl.run.checkpoint import Checkpointer
 
-# A table so small that most items are removed, and a ring of which the items with the lowest priority are drawn.
+# A table so small that most items are removed, a ring of which the items with the lowest
+# priority are drawn, and views of a ring, one of which holds few items of high priority.
 UNPRIORITIZED = programs.DQN.replace(prioritized=False)
 TABLE = UNPRIORITIZED.replace(
     storage="table", capacity=programs.NUM_ENVS * 20, sampler=Lifo(), remover=MaxHeap(), max_times_sampled=4
 )
 HEAP = UNPRIORITIZED.replace(sampler=MinHeap(), max_times_sampled=3)
+VIEWS = UNPRIORITIZED.replace(newest=4, view=View(8, Prioritized(), programs.NUM_ENVS * 5, MinHeap()))
 ITERATIONS = 12
 INTERVAL = 2  # iterations between checkpoints
 SEBULBA = jaxrl.Sebulba(num_envs=programs.NUM_ENVS, actors=2, shards=4, lockstep=True)
@@ -101,6 +103,7 @@ CASES = {
     "dqn": Case(programs.DQN),
     "table": Case(TABLE),
     "heap": Case(HEAP),
+    "views": Case(VIEWS),
     "r2d2": Case(programs.R2D2),
     "host memory": Case(programs.R2D2.replace(replay_memory="host")),
     "sebulba": Case(programs.PPO, host=True),

@@ -15,11 +15,11 @@ from helpers.tiers import few
 
 import jaxrl
 from jaxrl.core.errors import CheckpointError
-from jaxrl.core.sources import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Uniform
+from jaxrl.core.sources import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Uniform, View
 from jaxrl.run import loop, manifest
 
 ITERATIONS = 6
-REST = ("prioritized-3", "table-160-prioritized-lifo-4")
+REST = ("prioritized-3", "table-160-prioritized-lifo-4", "view-prioritized-lifo")
 SAMPLERS = [Uniform(), Prioritized(0.6), Fifo(), Lifo(), MinHeap(), MaxHeap()]
 REMOVERS = [Fifo(), Lifo(), MinHeap(), MaxHeap()]
 RING = [{"sampler": sampler, "max_times_sampled": 3} for sampler in SAMPLERS]
@@ -55,8 +55,18 @@ def name(choices):
     )
 
 
+# Two views of one ring beside the replay, each with so few items that most were removed.
+VIEWS = [
+    pytest.param(
+        {"newest": 4, "view": View(8, sampler, NUM_ENVS * 5, remover)},
+        id=name({"view": "view", "sampler": sampler, "remover": remover}),
+    )
+    for sampler, remover in zip(SAMPLERS, itertools.cycle(REMOVERS))  # noqa: B905
+]
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("choices", few([pytest.param(x, id=name(x)) for x in TABLE + RING], *REST))
+@pytest.mark.parametrize("choices", few([pytest.param(x, id=name(x)) for x in TABLE + RING] + VIEWS, *REST))
 def test_interrupted_and_started_again(choices, tmp_path):
     algo = DQN.replace(prioritized=False, **choices)
 
@@ -80,7 +90,7 @@ def test_interrupted_and_started_again(choices, tmp_path):
     assert_equal(whole.state, resumed.state)
     assert all_finite(whole.state.learner) and int(whole.state.learner.updates) == 2 * (ITERATIONS - 1)
     index = jax.device_get(whole.state.buffers["replay"].index)
-    assert int(index.sampled) == 32 * 2 * (ITERATIONS - 1)
+    assert sum(int(held.index.sampled) for held in whole.state.buffers.values()) == 32 * 2 * (ITERATIONS - 1)
     times = index.tables.times_sampled if "storage" in choices else index.times_sampled
     if most := choices.get("max_times_sampled"):
         assert np.max(times) <= most

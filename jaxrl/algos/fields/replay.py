@@ -7,7 +7,6 @@ from typing import Literal
 from jaxrl.algos.base import changed, field_group, number, static
 from jaxrl.core.schedules import Linear, Scalar
 from jaxrl.core.sources import (
-    Fifo,
     FrameStack,
     Lifo,
     PlainRemover,
@@ -18,6 +17,7 @@ from jaxrl.core.sources import (
     Sequence,
     Source,
     Uniform,
+    View,
     by_priority,
     steps_per_update,
 )
@@ -83,7 +83,7 @@ class StorageFields:
             storage=self.storage,
             replay_memory=self.replay_memory,
             sampler=self.sampler or sampler or Uniform(),
-            remover=self.remover or Fifo(),
+            remover=self.remover,
             max_times_sampled=self.max_times_sampled,
         )
 
@@ -159,11 +159,6 @@ class PrioritizedFields(StorageFields):
     prioritized: bool = static(True, help="prioritized replay: sample by the last error")
     sampler: Sampler | None = changed(None, help="which item is drawn; None: by prioritized")
 
-    @property
-    def by_priority(self) -> bool:
-        """Return whether items are drawn or removed by priorities, so that updates must return some."""
-        return self.prioritized or by_priority(self.sampler, self.remover)
-
     def problems(self) -> list[str]:
         """Explain which fields do not go together, one line each."""
         if not self.prioritized or self.sampler is None:
@@ -215,46 +210,54 @@ class SequenceFields(ReplayFields, NStepFields):
 
 @field_group
 class CombinedReplayFields(StorageFields):
-    """Combined experience replay (Zhang and Sutton, 2017, arXiv:1712.01275): the newest transitions in every batch.
+    """Batches of several parts, each drawn from a view of its own of one storage.
 
-    What is new is drawn late from a large replay. So the newest transitions are a part of each batch, and the rest is
-    drawn as ever. Both parts are views of one storage.
+    What is new is drawn late from a large replay. In combined experience replay (Zhang and Sutton, 2017,
+    arXiv:1712.01275) the newest transitions are a part of each batch, and the rest is drawn as ever. `view` says of
+    another part how it is drawn, and which items it is drawn from.
     """
 
     newest: int = static(
         0, low=0, help="of each batch, so many are the newest transitions (combined experience replay)"
     )
 
-    def combined_sources(self, replay: Replay) -> dict[str, Source]:
-        """Return the replay, which gives all of a batch but its `newest` transitions, and the source of these."""
-        if not self.newest:
-            return {"replay": replay}
-        own = dataclasses.replace(replay, batch_size=replay.batch_size - self.newest)
+    view: View | None = static(
+        None, help="another part of each batch, from a view of the same rows with its own sampler and remover"
+    )
+
+    @property
+    def _views(self) -> dict[str, View]:
         # Drawn as the newest once, so that several of them, or several updates in one iteration, have different ones.
-        view = dataclasses.replace(
-            replay,
-            over="replay",
-            batch_size=self.newest,
-            sampler=Lifo(),
-            max_times_sampled=1,
-            extras=(),
-            frame_stack=None,
-        )
-        return {"replay": own, "newest": view}
+        newest = {"newest": View(self.newest, Lifo(), max_times_sampled=1)} if self.newest else {}
+        # Values that are not views are refused later.
+        return newest | ({"view": self.view} if isinstance(self.view, View) else {})
+
+    def combined_sources(self, replay: Replay) -> dict[str, Source]:
+        """Return the replay, which gives all of a batch but the parts of `newest` and `view`, and their sources."""
+        views = self._views
+        own = dataclasses.replace(replay, batch_size=replay.batch_size - sum(view.items for view in views.values()))
+        return {"replay": own, **{name: view.of("replay", replay) for name, view in views.items()}}
 
     def problems(self) -> list[str]:
-        """Explain why batches cannot have the newest transitions, one line each."""
+        """Explain why batches cannot have such parts, one line each."""
         name, found = type(self).__name__, []
-        if not self.newest:
-            return found
-        if isinstance(self.newest, int) and isinstance(self.batch_size, int) and self.newest >= self.batch_size:
-            found.append(
-                f"{name}.newest={self.newest} must be less than batch_size={self.batch_size}, of which it is a part"
-            )
-        if self.storage != "ring":
-            found.append(f"{name}.newest={self.newest} needs storage='ring', not {self.storage!r}: both draw from it")
-        if _is_recurrent(self):
-            found.append(f"{name}.newest={self.newest} is of transitions; use networks without a recurrent core")
+        if not isinstance(self.view, View | None):
+            return [f"{name}.view={self.view!r:.80} is not a jaxrl.core.sources.View, or None"]
+        views = self._views
+        what = " and ".join(f"{name}.{part}={getattr(self, part)}" for part in views)
+        sizes = [view.items for view in views.values()]
+        if all(isinstance(size, int) for size in (*sizes, self.batch_size)) and sum(sizes) >= self.batch_size:
+            found.append(f"{what} must be less than batch_size={self.batch_size}, of which it is a part")
+        if views and self.storage != "ring":
+            found.append(f"{what} needs storage='ring', not {self.storage!r}: all parts draw from it")
+        if views and _is_recurrent(self):
+            found.append(f"{what} is of transitions; use networks without a recurrent core")
+        if self.view is not None and not isinstance(self, PrioritizedFields):
+            if by_priority(self.view.sampler, self.view.remover):
+                found.append(
+                    f"{name}.view={self.view} goes by priorities, which {name} does not give; use other rules, or "
+                    "another algorithm: DQN, R2D2 or D4PG"
+                )
         return found
 
 
