@@ -2,6 +2,7 @@
 
 import os
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,24 +11,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.buffers.replay import ReplayState
+from jaxrl.buffers import flashbax, frames
+from jaxrl.buffers.index import Index
+from jaxrl.buffers.replay import ReplayState, lookahead
 from jaxrl.buffers.ring import Ring, is_on_host
+from jaxrl.buffers.table import TableState
+from jaxrl.buffers.table_replay import Item, TableIndex, TableRows
 from jaxrl.core import files, spaces
 from jaxrl.core.arguments import checked
 from jaxrl.core.errors import CheckpointError, ConfigError
 from jaxrl.core.interrupts import interruptible
 from jaxrl.core.sources import FrameStack, Replay
-from jaxrl.core.types import Counter, EnvSpec, Trajectory
-from jaxrl.data.episodes import Episode
+from jaxrl.core.types import Counter, EnvSpec, PyTree, SequenceBatch, Trajectory, TransitionBatch
 from jaxrl.data.rlds import RldsWriter
-from jaxrl.data.rows import EpisodeCutter
-from jaxrl.parallel.rollout import rollout_length, row_bytes
+from jaxrl.data.rows import episode_from_rows
+from jaxrl.parallel.rollout import rollout_length
 from jaxrl.run import checkpoint
 from jaxrl.run.checkpoint import read_manifest
 from jaxrl.run.export import configuration_hash
 from jaxrl.run.loading import load_run
 
-_STRETCH_BYTES = 1 << 25  # of one environment's rows, looked at together
+# Rows [T + 1, ...] of one episode that follow one another, and the step of the first; oldest first.
+Stretches = Iterator[tuple[int, Trajectory[np.ndarray]]]
 
 
 @interruptible
@@ -43,14 +48,20 @@ def export_replay(
 ) -> Path:
     """Writes the episodes in a replay buffer as an RLDS dataset, oldest first in every environment.
 
-    Episodes whose first transitions were overwritten are left out. Frame stacks are rebuilt. `path` appears when the
-    dataset is complete, as with `export_rlds`; `policy_version` is the iteration in which the episode started.
+    Of a ring, episodes whose first transitions were overwritten are left out. Of a table, and of a view of a ring's
+    rows, every item is written: those that follow one another in an episode as one, from the first one's first step to
+    the last one's last, "cut off" there unless the episode ends. Of n steps a table's item holds no observations but
+    the first and the last, so where none begins at its next step, and the episode goes on, it is left out with a
+    warning.
+
+    Frame stacks are rebuilt. `path` appears when the dataset is complete, as with `export_rlds`; `policy_version` is
+    the iteration in which the first step was taken.
 
     Args:
       run: a `Result`, or a run directory whose checkpoints hold the replay buffer.
       path: the directory to create.
-      replay: which of the algorithm's replay buffers, if it has several.
-      unfinished: also write unfinished episodes, as "cut off".
+      replay: which of the algorithm's replay buffers, or views of one; None: the buffer, if there is one.
+      unfinished: also write a ring's unfinished episodes, as "cut off".
       step: the checkpoint to read; None: the newest.
       best: read the checkpoint with the highest evaluation instead.
 
@@ -64,16 +75,18 @@ def export_replay(
     """
     if isinstance(run, str | os.PathLike):
         loaded = load_run(run, step=step, best=best)
-        algo, env, spec, seed = loaded.algo, loaded.env, loaded.policy.spec, loaded.config.get("seed")
-        buffers, empty_at = _saved(files.expand(run) / "checkpoints", loaded.step, spec)
+        algo, env, seed = loaded.algo, loaded.env, loaded.config.get("seed")
+        saved = files.expand(run) / "checkpoints"
+        buffers, empty_at = _saved(saved, loaded.step, algo.experience, loaded.policy.spec)
     elif step is not None or best:
         raise ConfigError("step and best select a checkpoint of a run directory; a result has one state")
     else:
-        algo, env, spec, seed = run.algo, run.env, run.spec, run.seed
+        algo, env, seed = run.algo, run.env, run.seed
         buffers, empty_at = run.state.buffers, run.state.empty_at
-    rings = {name: held.ring for name, held in buffers.items() if isinstance(held.ring, Ring)}
-    name, ring = _chosen(rings, replay, type(algo).__name__)
-    if not all(x.is_fully_addressable for x in jax.tree.leaves(ring) if isinstance(x, jax.Array)):
+    sources = {name: x for name, x in algo.experience.items() if isinstance(x, Replay) and name in buffers}
+    name = _chosen(sources, replay, type(algo).__name__)
+    stored = buffers[sources[name].over or name]
+    if not all(x.is_fully_addressable for x in jax.tree.leaves(stored.ring) if isinstance(x, jax.Array)):
         raise ConfigError("the replay is divided over processes; export it from the run directory, in one process")
     common = {
         "algorithm": type(algo).__name__,
@@ -81,78 +94,216 @@ def export_replay(
         "seed": -1 if seed is None else seed,
         "configuration_hash": configuration_hash(algo, env),
     }
-    source, empty, length = algo.experience[name], int(empty_at), rollout_length(algo)
-    stack = source.frame_stack if isinstance(source, Replay) else None
+    empty, length = int(empty_at), rollout_length(algo)
     with RldsWriter(path, env.name) as writer:
-        for env_index in range(ring.columns):
-            cutter = EpisodeCutter(1)
-            for rows, steps_per_env in _stretches(ring, env_index, _STRETCH_BYTES // row_bytes(spec)):
-                for _, episode in cutter.add(rows, (empty + steps_per_env) // length):
-                    writer.write(_with_stacks(episode, stack), common | {"env_index": env_index})
-            for _, episode in cutter.finish() if unfinished else ():
-                writer.write(_with_stacks(episode, stack), common | {"env_index": env_index})
+        for env_index, stretches in enumerate(_stretches(sources, buffers, name, unfinished)):
+            for steps_per_env, rows in stretches:
+                episode = episode_from_rows(rows, {"policy_version": (empty + steps_per_env) // length})
+                writer.write(episode, common | {"env_index": env_index})
         if not writer.episodes:
-            raise ConfigError(
-                f"no complete episode in the {int(ring.filled) * ring.columns:,} time steps of replay {name!r}"
-            )
+            raise ConfigError(f"no complete episode in replay {name!r}")
         return writer.close()
 
 
-def _chosen(rings: Mapping[str, Ring], name: str | None, kind: str) -> tuple[str, Ring]:
-    if not rings:
+def _chosen(sources: Mapping[str, Replay], name: str | None, kind: str) -> str:
+    if not sources:
         raise ConfigError(
-            f"there is no replay of rows: {kind} keeps none, or keeps it in a table or in flashbax, or its checkpoints "
-            "were saved without (save_replay=False)"
+            f"there is no replay: {kind} keeps none, or its checkpoints were saved without (save_replay=False)"
         )
-    if name is None and len(rings) == 1:
-        name = next(iter(rings))
-    if name is None or name not in rings:
-        raise ConfigError(f"replay={name!r}: {kind} has the replay buffers {', '.join(sorted(rings))}; use one of them")
-    return name, rings[name]
+    stores = [name for name, source in sources.items() if source.over is None]
+    if name is None and len(stores) == 1:
+        return stores[0]
+    if name is None or name not in sources:
+        known = ", ".join(sorted(sources))
+        raise ConfigError(f"replay={name!r}: {kind} has the replay buffers {known}; use one of them")
+    return name
 
 
-def _stretches(ring: Ring, env_index: int, length: int) -> Iterator[tuple[Trajectory, np.ndarray]]:
-    """Rows `[T, 1, ...]` of an environment oldest first, and their ticks `[T]`."""
-    filled, slots = int(ring.filled), ring.slots
-    begin, tick = int(ring.cursor) - filled, int(ring.written) - filled
-    rows = jax.tree.map(lambda x: np.asarray(x) if is_on_host(x) else x, ring.rows.replace(action_mask=None, extras={}))
-    column = jax.tree.map(lambda x: np.asarray(x[env_index]), rows)
-    for start in range(0, filled, max(length, 1)):
-        number = np.arange(start, min(start + length, filled))
-        yield jax.tree.map(lambda x: x[(begin + number) % slots][:, None], column), tick + number  # noqa: B023
+# --- what is written of each environment ----------------------------------------------------------------------------
 
 
-def _with_stacks(episode: Episode, stack: FrameStack | None) -> Episode:
-    """The episode with its stacks of frames, of which the newest alone are stored."""
+def _stretches(
+    sources: Mapping[str, Replay], buffers: Mapping[str, ReplayState], name: str, unfinished: bool
+) -> Iterator[Stretches]:
+    source, held = sources[name], buffers[name]
+    if source.storage == "table":
+        yield from _of_table(held, source, name)
+        return
+    owner = source.over or name
+    ring = flashbax.as_ring(held) if source.storage == "flashbax" else buffers[owner].ring
+    starts = None
+    if source.over is not None:
+        starts = np.asarray(ring.rows.weight)  # any row that counts begins an item
+        if held.index.priority is not None:
+            begun = np.asarray(held.index.priority) >= 0.0
+            starts = begun.reshape(len(begun), ring.slots, -1).swapaxes(1, 2).reshape(starts.shape)
+    for env in range(ring.columns):
+        of_items = None if starts is None else starts[env]
+        yield _of_ring(ring, env, source, sources[owner].frame_stack, of_items, unfinished)
+
+
+def _of_ring(
+    ring: Ring, env: int, source: Replay, stack: FrameStack | None, starts: np.ndarray | None, unfinished: bool
+) -> Stretches:
+    """Whole episodes; with `starts`, bool [slots], whatever the items hold that begin there."""
+    filled, reach = int(ring.filled), lookahead(source)
+    number = np.arange(filled)
+    slot = (int(ring.cursor) - filled + number) % ring.slots
+    rows = ring.rows.replace(action_mask=None, extras={})
+    column = jax.tree.map(lambda x: np.asarray((np.asarray(x) if is_on_host(x) else x)[env]), rows)
+    first, weight = column.first[slot], column.weight[slot]
+    began = np.maximum.accumulate(np.where(first, number, 0))  # where each row's episode begins
+    known = weight[:-1] & ~first[1:]  # the next row is there
+    if starts is not None:
+        begins = starts[slot]
+        begins[: frames.lookback(stack) if filled == ring.slots else 0] = False  # their stacks are not whole
+        last = np.maximum.accumulate(np.where(begins, number, -filled - reach))
+        crosses = source.sequence is not None and source.sequence.end == "continue"
+        known &= ((number - last < reach) & (crosses | (last >= began)))[:-1]
+    known = np.flatnonzero(known)
+    for run in _runs(known):
+        rows = np.append(known[run], known[run[-1]] + 1)
+        ended = rows[-1] + 1 < filled or not weight[rows[-1]]
+        if starts is not None or (first[rows[0]] and (unfinished or ended)):
+            stretch = _at(column.replace(observation=()), slot[rows])
+            observation = _stacked(column.observation, slot, rows, began, stack)
+            yield int(ring.written) - filled + int(rows[0]), stretch.replace(observation=observation)
+
+
+def _of_table(state: ReplayState, source: Replay, name: str) -> Iterator[Stretches]:
+    items, priority = jax.tree.map(np.asarray, (_read(state.ring.items), state.index.tables.priority))
+    newest = int(state.ring.recent.written) - 1
+    left = 0
+    for env in range(state.ring.recent.columns):
+        held = _at(items, np.nonzero((priority >= 0.0) & (items.column == env)))
+        step = newest - (np.uint32(newest % 2**32) - held.step).astype(np.int64)  # their numbers may have wrapped
+        if isinstance(held.batch, SequenceBatch):
+            yield _of_sequences(held.batch.rows, step)
+        else:
+            order = np.argsort(step)
+            runs = [order[run] for run in _runs(step[order])]
+            left += sum(int(held.batch.steps[run[-1]] > 1) for run in runs)
+            yield _of_transitions(held, step, runs)
+    if left:
+        warnings.warn(
+            f"{left:,} items of replay {name!r} are left out: of {source.n_step} steps, they hold no observation after "
+            "the first, and no other item begins there; use n_step=1, or sequences",
+            stacklevel=4,
+        )
+
+
+def _of_transitions(items: Item, step: np.ndarray, runs: list[np.ndarray]) -> Stretches:
+    """Items [n], of which each run's follow one another."""
+    for run in runs:
+        if len(run) > 1 or items.batch.steps[run[0]] == 1:
+            yield int(step[run[0]]), _joined(items, run)
+
+
+def _joined(items: Item, run: np.ndarray) -> Trajectory[np.ndarray]:
+    unread: PyTree = None
+    batch, last = items.batch, run[-1:]
+    one = batch.steps == 1  # an item's next observation is that of the next row
+    rows, after = (np.append(run, last), batch.next_observation) if one[last[0]] else (run, batch.observation)
+    return Trajectory(
+        observation=jax.tree.map(lambda x, y: np.append(x[rows[:-1]], y[last], axis=0), batch.observation, after),
+        action=_at(batch.action, rows),
+        reward=batch.rewards[rows, 0],
+        terminated=(one & ~batch.bootstrap)[rows],
+        truncated=(one & items.truncated)[rows],
+        first=unread,
+        weight=unread,
+    )
+
+
+def _of_sequences(rows: Trajectory, step: np.ndarray) -> Stretches:
+    """Sequences [n, length, ...], of whose rows many are in several."""
+    item, offset = np.nonzero(rows.weight[:, :-1])
+    steps, chosen = np.unique(step[item] + offset, return_index=True)
+    item, offset = item[chosen], offset[chosen]
+    for run in _runs(steps):
+        last = run[-1]
+        yield (
+            int(steps[run[0]]),
+            _at(rows, (np.append(item[run], item[last]), np.append(offset[run], offset[last] + 1))),
+        )
+
+
+def _runs(step: np.ndarray) -> list[np.ndarray]:
+    """Return the places [k] of ascending steps [n] that follow one another."""
+    places = np.split(np.arange(len(step)), np.flatnonzero(np.diff(step) != 1) + 1)
+    return [run for run in places if len(run)]
+
+
+def _at(tree: PyTree, place: Any) -> PyTree:
+    return jax.tree.map(lambda x: x[place], tree)
+
+
+def _stacked(stored: PyTree, slot: np.ndarray, rows: np.ndarray, began: np.ndarray, stack: FrameStack | None) -> PyTree:
+    """The observations of rows, each with the frames before it in its episode, of which the newest alone is stored."""
     if stack is None:
-        return episode
+        return _at(stored, slot[rows])
 
-    def one(frames):
+    def one(leaf):
         pieces = []
         for back in reversed(range(stack.frames)):
-            at = np.arange(len(frames)) - back
-            piece = frames[np.maximum(at, 0)]
+            piece = leaf[slot[np.maximum(rows - back, began[rows])]]
             if stack.fill == "zeros":
-                piece[at < 0] = 0
+                piece[rows - back < began[rows]] = 0
             pieces.append(piece)
-        return np.concatenate(pieces, axis=frames.ndim + stack.axis if stack.axis < 0 else 1 + stack.axis)
+        return np.concatenate(pieces, axis=leaf.ndim + stack.axis if stack.axis < 0 else 1 + stack.axis)
 
-    return Episode(**{**vars(episode), "observation": jax.tree.map(one, episode.observation)})
+    return jax.tree.map(one, stored)
 
 
-def _saved(directory: Path, step: int, spec: EnvSpec) -> tuple[dict[str, ReplayState], Counter]:
+# --- what is read of a checkpoint -----------------------------------------------------------------------------------
+
+
+def _read(items: Item) -> Item:
+    """The items without what is not written."""
+    batch = items.batch
+    if isinstance(batch, SequenceBatch):
+        rows = batch.rows.replace(action_mask=None, extras={})
+        return items.replace(batch=batch.replace(rows=rows, timesteps=None, mask=None, carry=()), stamp=None)
+    batch = batch.replace(action_mask=None, next_action_mask=None, extras={}, weight=None)
+    return items.replace(batch=batch, stamp=None)
+
+
+def _template(source: Replay, spec: EnvSpec) -> ReplayState:
+    """What is read of the state of a source, with numbers for arrays."""
+    number: PyTree = jnp.int32(0)
+    unread: PyTree = None
+    observation, action = spaces.zeros(spec.observation_space), spaces.zeros(spec.action_space)
+    rows = Trajectory(observation, action, *[number] * 5)
+    if source.storage == "flashbax":
+        return flashbax.template(rows, number)
+    if source.storage == "table":
+        batch: PyTree = SequenceBatch(rows, unread, unread, (), unread)
+        if source.sequence is None:
+            batch = TransitionBatch(observation, action, number, number, number, observation, unread)
+        counts = Ring(Trajectory(unread, unread, number, *[unread] * 4), (), unread, unread, unread, number)
+        tables = TableState((), number, *[unread] * 7)
+        items = Item(batch, number, number, number, unread)
+        return ReplayState(TableRows(counts, items), TableIndex(tables, *[unread] * 5))
+    if source.over is not None:
+        return ReplayState(unread, Index(number, *[unread] * 12))
+    return ReplayState(Ring(rows, (), None, number, number, number), unread)
+
+
+def _saved(
+    directory: Path, step: int, sources: Mapping[str, Any], spec: EnvSpec
+) -> tuple[dict[str, ReplayState], Counter]:
     """The replays of a checkpoint, in host memory, and when they were empty."""
     leaves = {leaf.name: leaf for leaf in read_manifest(directory, step).leaves}
-    found = [re.fullmatch(r"buffers/([^/]+)/ring/filled", name) for name in leaves]
+    found = {match[1] for name in leaves if (match := re.match(r"buffers/([^/]+)/", name))} & sources.keys()
     number = jnp.int32(0)
-    observation, action = spaces.zeros(spec.observation_space), spaces.zeros(spec.action_space)
-    rows = Trajectory(observation, action, number, number, number, number, number)
-    ring = Ring(rows, carry=(), episode_step=None, cursor=number, filled=number, written=number)
-    buffers = {match.group(1): ReplayState(ring, None) for match in found if match}
+    buffers = {name: _template(sources[name], spec) for name in found if isinstance(sources[name], Replay)}
     template = {"buffers": buffers, "empty_at": Counter(number, number)}  # as in `RunState`
 
     def shaped(path, _):
-        leaf = leaves[jax.tree_util.keystr(path, simple=True, separator="/")]
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        if name not in leaves and re.fullmatch(r"buffers/[^/]+/index/priority", name):
+            return None  # of a view whose items are all alike
+        leaf = leaves[name]
         dtype = jnp.dtype(leaf.dtype)
         if dtype.itemsize > 8:
             raise ValueError(f"it has numbers of type {leaf.dtype!r:.80}")

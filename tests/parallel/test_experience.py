@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.programs import ALGORITHMS, ENV, NUM_ENVS, assert_equal
+from helpers.rows_alone import RowsAlone
 from helpers.streams import Fed, rows_of
 
 from jaxrl.buffers import batches
@@ -97,9 +98,9 @@ def test_shards_take_turns_and_what_is_not_used_leaves_no_trace():
     theirs = Episode(np.ones((41, 4), np.float32), np.zeros(41, np.int32), np.ones(41), np.ones(41), *marks)
     made, _ = rings.rings([theirs], parts.dataset_sources, parts.spec, columns=shards)
     dataset = {of_dataset(name): jax.tree.map(jnp.asarray, ring) for name, ring in made.items()}
-    states = parts.empty(jax.tree.map(lambda x: x[:8], own), (), dataset)
+    states = parts.empty(RowsAlone(jax.tree.map(lambda x: x[:8], own)), dataset)
     for start in (0, 8):
-        states = parts.store(states, jax.tree.map(lambda x: x[start : start + 8], own), ())  # noqa: B023
+        states = parts.store(states, RowsAlone(jax.tree.map(lambda x: x[start : start + 8], own)))  # noqa: B023
 
     @jax.jit
     def update(states, dataset, number):

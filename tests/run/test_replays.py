@@ -1,5 +1,6 @@
 """The episodes of a replay buffer are those that went in, whatever the ring's place, the stacks and the run's end."""
 
+import dataclasses
 import re
 from types import SimpleNamespace
 
@@ -8,16 +9,29 @@ import numpy as np
 import pytest
 from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS, anakin
 from helpers.recorded import assert_bitwise
+from helpers.rows_alone import RowsAlone
 
 import jaxrl
-from jaxrl.buffers import replay
 from jaxrl.cli import main
 from jaxrl.core import spaces
 from jaxrl.core.errors import CheckpointError, ConfigError
-from jaxrl.core.sources import FrameStack, Replay, Rollouts
+from jaxrl.core.sources import (
+    Fifo,
+    FrameStack,
+    Lifo,
+    MaxHeap,
+    MinHeap,
+    Prioritized,
+    Replay,
+    Rollouts,
+    Sequence,
+    Uniform,
+    View,
+    by_priority,
+)
 from jaxrl.core.types import Counter, EnvSpec, Trajectory
 from jaxrl.data.rows import EpisodeCutter
-from jaxrl.parallel.replicas import SingleReplica
+from jaxrl.parallel.experience import Experience
 from jaxrl.run import manifest, replays
 
 pytest.importorskip("tensorflow_datasets")
@@ -56,37 +70,64 @@ def lived(rollouts, stack, seed=0):
     return Trajectory(**jax.tree.map(lambda *x: np.stack(x), *by_time))
 
 
-def stored(rows, slots, stack, memory="device"):
-    """A run whose replay went through these rows, a rollout at a time."""
-    source = Replay(slots * ENVS, batch_size=1, min_size=1, frame_stack=stack, replay_memory=memory)
-    layout = {"num_envs": ENVS, "rollout_length": ROLLOUT, "shards": 1, "replicas": SingleReplica()}
-    buffer = replay.bind({"replay": source}, **layout)["replay"]
-    state, add = buffer.init(rows, ()), jax.jit(lambda state, rows: buffer.add(state, rows, ()))
-    for start in range(0, len(rows.reward), ROLLOUT):
-        state = add(state, jax.tree.map(lambda x: x[start : start + ROLLOUT], rows))  # noqa: B023
-    algo = SimpleNamespace(experience={"replay": source, "rollout": Rollouts(ROLLOUT)})
+def stored(rows, slots, stack, views=(), **settings):
+    """A run whose replay went through these rows, a rollout at a time, with priorities given between."""
+    settings = {"frame_stack": stack, "rollout_length": ROLLOUT} | settings
+    sources = {"replay": Replay(slots * ENVS, 12, 1, **settings)}
+    sources |= {name: view.of("replay", sources["replay"]) for name, view in views}
+    algo = SimpleNamespace(
+        experience=sources | {"rollout": Rollouts(ROLLOUT)}, initial_carry=lambda spec, env_index, num_envs: ()
+    )
     box = spaces.Box(0, 9999, rows.observation.shape[2:], np.int32)
     spec = EnvSpec("tests:Made up", box, spaces.Box(-9999, 9999, (2,)))
+    experience = Experience(algo, spec, ENVS, shards=1)
+    assert experience.problems() == []
+
+    @jax.jit
+    def step(states, rows, key):
+        states = experience.store(states, RowsAlone(rows))
+        for name, ring in experience.rings(states, None).items():
+            buffer, source = experience.online[name], sources[name]
+            if by_priority(source.sampler, source.remover):
+                state, batch = buffer.sample(states[name].replace(ring=ring), key)
+                state = buffer.update_priorities(state, batch.sample_info, jax.random.uniform(key, (12,)))
+                states[name] = state.replace(ring=states[name].ring)
+        return states
+
+    states = experience.empty(RowsAlone(rows))
+    for start in range(0, len(rows.reward), ROLLOUT):
+        part = jax.tree.map(lambda x: x[start : start + ROLLOUT], rows)  # noqa: B023
+        states = step(states, part, jax.random.key(start))
     empty_at = Counter(np.uint32(0), np.uint32(5 * ROLLOUT))
-    state = SimpleNamespace(buffers={"replay": state}, empty_at=empty_at)
+    state = SimpleNamespace(buffers=states, empty_at=empty_at)
     return SimpleNamespace(algo=algo, env=spec, spec=spec, state=state, seed=7)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "rollouts, slots, stack, memory",
+    "rollouts, slots, stack, storage",
     [
-        (4, 20, None, "device"),
-        (5, 20, None, "device"),
-        (13, 20, None, "device"),
-        (13, 40, FrameStack(FRAMES), "device"),
+        (4, 20, None, "ring"),
+        (5, 20, None, "ring"),
+        (13, 20, None, "ring"),
+        (13, 40, FrameStack(FRAMES), "ring"),
         (7, 20, FrameStack(FRAMES, axis=1, fill="zeros"), "host"),
+        (4, 20, None, "flashbax"),
+        (13, 20, None, "flashbax"),
     ],
-    ids=["not full", "just full", "wrapped", "stacks", "stacks of zeros, on the host"],
+    ids=[
+        "not full",
+        "just full",
+        "wrapped",
+        "stacks",
+        "stacks of zeros, on the host",
+        "flashbax, not full",
+        "flashbax, wrapped",
+    ],
 )
-def test_what_is_whole_in_the_ring_comes_out(tmp_path, rollouts, slots, stack, memory):
+def test_what_is_whole_in_the_ring_comes_out(tmp_path, rollouts, slots, stack, storage):
     rows = lived(rollouts, stack)
-    run = stored(rows, slots, stack, memory)
+    run = stored(rows, slots, stack, **({"replay_memory": "host"} if storage == "host" else {"storage": storage}))
     for unfinished in (False, True):
         path = jaxrl.export_replay(run, tmp_path / f"data{unfinished}", unfinished=unfinished)
         read = list(jaxrl.load_dataset(f"rlds:{path}"))
@@ -106,6 +147,111 @@ def test_what_is_whole_in_the_ring_comes_out(tmp_path, rollouts, slots, stack, m
             assert one.metadata["seed"] == 7
         if unfinished:
             assert sum(e.metadata["ending"] == "cut off" for e in read) > 0
+
+
+def held(run, name):
+    """The (environment, step) at which the items begin that a view or a table holds now."""
+    state, ring = run.state.buffers[name], run.state.buffers["replay"].ring
+    if name == "replay":
+        live = np.asarray(state.index.tables.priority) >= 0
+        return {*zip(ring.items.column[live].tolist(), ring.items.step[live].tolist(), strict=True)}
+    begun = np.asarray(state.index.priority)[0].reshape(ring.slots, ENVS) >= 0  # of one shard
+    steps = np.asarray(ring.step_at(np.arange(ring.slots)))
+    return {(int(env), int(steps[slot])) for slot, env in np.argwhere(begun)}
+
+
+def stretches(rows, starts, source):
+    """What these items hold: by environment the steps of its transitions, those that follow one another together."""
+    known = set()
+    for env, step in starts:
+        reach, crosses = source.n_step, False
+        if source.sequence is not None:
+            reach, crosses = source.sequence.rows - 1, source.sequence.end == "continue"
+        for tick in range(step, step + reach):
+            if not rows.weight[tick, env] and not crosses:
+                break
+            if rows.weight[tick, env]:
+                known.add((env, tick))
+    found = []
+    for env, tick in sorted(known):
+        if found and found[-1][0] == env and found[-1][1][-1] == tick - 1:
+            found[-1][1].append(tick)
+        else:
+            found.append((env, [tick]))
+    return found
+
+
+def assert_written(read, rows, expected):
+    assert len(read) == len(expected) > ENVS
+    for one, (env, ticks) in zip(read, expected, strict=True):
+        steps = np.append(ticks, ticks[-1] + 1)
+        assert one.metadata["env_index"] == env and one.metadata["policy_version"] == 5 + ticks[0] // ROLLOUT
+        np.testing.assert_array_equal(one.observation, rows.observation[steps, env])
+        np.testing.assert_array_equal(one.action[:-1], rows.action[ticks, env])
+        np.testing.assert_array_equal(one.reward[:-1], rows.reward[ticks, env])
+        ended = rows.terminated[ticks[-1], env], rows.truncated[ticks[-1], env]
+        assert one.metadata["ending"] == {(1, 0): "terminated", (0, 1): "truncated", (0, 0): "cut off"}[ended]
+        assert one.is_terminal.sum() == one.is_terminal[-1] == ended[0]
+        assert one.is_first.tolist() == [True] + [False] * len(ticks)
+        assert one.is_last.tolist() == [False] * len(ticks) + [True]
+    kinds = {e.metadata["ending"] for e in read}
+    assert "cut off" in kinds and len(kinds) > 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("settings", "view"),
+    [
+        ({"n_step": 2}, View(12, Prioritized(), 30, MinHeap())),
+        ({"n_step": 3}, View(12, MaxHeap(), 45, Lifo())),
+        ({}, View(12, Uniform())),
+        ({"sequence": Sequence(4, 2, "truncate", burn_in=1)}, View(12, Uniform(), 24, MaxHeap())),
+        ({"sequence": Sequence(4, 3)}, View(12, Fifo(), 9, MinHeap())),
+    ],
+    ids=["steps", "first", "all", "sequences", "sequences over ends"],
+)
+@pytest.mark.parametrize("stack", [None, FrameStack(FRAMES)], ids=["whole", "stacks"])
+def test_a_view_writes_what_its_items_hold(tmp_path, settings, view, stack):
+    rows = lived(13, stack)
+    run = stored(rows, 40, stack, [("view", view)], **settings)
+    source = run.algo.experience["view"]
+    if run.state.buffers["view"].index.priority is None:
+        oldest = len(rows.reward) - 40 + (FRAMES - 1 if stack else 0)
+        starts = {(env, tick) for env in range(ENVS) for tick in range(oldest, len(rows.reward) - 1)}
+    else:
+        starts = held(run, "view")
+    path = jaxrl.export_replay(run, tmp_path / "data", replay="view")
+    assert_written(list(jaxrl.load_dataset(f"rlds:{path}")), rows, stretches(rows, starts, source))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stack", [None, FrameStack(FRAMES)], ids=["whole", "stacks"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sampler": Prioritized(), "remover": MinHeap()},
+        {"sampler": Prioritized(), "remover": MinHeap(), "n_step": 3},
+        {"sampler": MaxHeap(), "remover": MaxHeap(), "sequence": Sequence(4, 2, "zero_pad", burn_in=2)},
+        {"sampler": Prioritized(), "remover": MaxHeap(), "sequence": Sequence(4, 3, burn_in=1)},
+    ],
+    ids=["one step", "three steps", "sequences", "sequences over ends"],
+)
+def test_a_table_writes_what_its_items_hold(tmp_path, settings, stack):
+    rows = lived(13, stack)
+    run = stored(rows, 12, stack, storage="table", **settings)
+    source, starts = run.algo.experience["replay"], held(run, "replay")
+    assert len(starts) == 36 and min(step for _, step in starts) < len(rows.reward) - 12, "older than in a ring"
+    expected = stretches(rows, starts, source)
+    if source.n_step == 1:
+        path = jaxrl.export_replay(run, tmp_path / "data")
+    else:  # of what is between an item's first and last step only the steps at which another begins
+        firsts = stretches(rows, starts, dataclasses.replace(source, n_step=1))
+        ends = [env_ticks for env_ticks in firsts if rows.weight[env_ticks[1][-1] + 1, env_ticks[0]]]
+        with pytest.warns(match=rf"{len(ends)} items of replay 'replay' are left out: of 3 steps"):
+            path = jaxrl.export_replay(run, tmp_path / "data")
+        expected = [(env, ticks[:-1] if (env, ticks) in ends else ticks) for env, ticks in firsts]
+        expected = [(env, ticks) for env, ticks in expected if ticks]
+    assert_written(list(jaxrl.load_dataset(f"rlds:{path}")), rows, expected)
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +298,7 @@ def test_what_is_not_there_is_told(trained, tmp_path):
         with pytest.raises(ConfigError, match=re.escape(words)):
             jaxrl.export_replay(run, tmp_path / "data", **options)
     short = stored(jax.tree.map(lambda x: x[1:5], lived(2, None)).replace(first=np.zeros((4, ENVS), bool)), 20, None)
-    with pytest.raises(ConfigError, match="no complete episode in the 12 time steps"):
+    with pytest.raises(ConfigError, match="no complete episode in replay .replay."):
         jaxrl.export_replay(short, tmp_path / "data")
     assert list(tmp_path.iterdir()) == []
 
@@ -164,4 +310,4 @@ def test_a_manifest_with_another_replay_than_jaxrl_saves(dtype, shape, tmp_path)
     manifest.write(tmp_path / "000000000064" / "manifest.json", manifest.Manifest(64, {}, leaves))
     spec = EnvSpec("made", spaces.Box(0, 1, (2,)), spaces.Discrete(2))
     with pytest.raises(CheckpointError, match="holds no replay as jaxrl saves it"):
-        replays._saved(tmp_path, 64, spec)
+        replays._saved(tmp_path, 64, {"replay": Replay(64, 8, 1)}, spec)
