@@ -3,7 +3,8 @@
     python benchmarks/samplers.py [--capacity 1000000] [--repeats 5]
 
 SAC in Pendulum and DQN in CartPole, with their defaults; a ring of rows, and every sampler without a limit and with
-`max_times_sampled=4`. SAC gives no priorities, so it has no heaps. Acting, storing and learning in one compiled
+`max_times_sampled=4`; and with uniform draws a view beside the replay, without a remover and with one. SAC gives no
+priorities, so it has no heaps. Acting, storing and learning in one compiled
 program, warm, with as many threads as `jaxrl train` takes, the samplers in turn in one run. The replay holds few rows:
 that changes neither what a draw costs nor what a pass over its capacity would.
 """
@@ -19,13 +20,19 @@ import time
 import jax
 
 import jaxrl
-from jaxrl.core.sources import Fifo, Lifo, MaxHeap, MinHeap, Uniform
+from jaxrl.core.sources import Fifo, Lifo, MaxHeap, MinHeap, Uniform, View
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import _record as record
 
 MOST = 4
 SAMPLERS = (Uniform(), Fifo(), Lifo(), MinHeap(), MaxHeap())
+# So small that they are full.
+VIEWS = {
+    "Uniform and a view": View(16),
+    "Uniform and a view, remover Fifo": View(16, capacity=512, remover=Fifo()),
+    "Uniform and a view, remover MinHeap": View(16, capacity=512, remover=MinHeap()),
+}
 RUNS = {
     "SAC": (jaxrl.SAC(), "gymnax:Pendulum-v1", SAMPLERS[:3]),
     "DQN": (jaxrl.DQN(prioritized=False), "gymnax:CartPole-v1", SAMPLERS),
@@ -52,8 +59,9 @@ def prepared(name, env, sampler, most, capacity, iterations):
 
 
 def algorithm(name, sampler, most, capacity):
-    sampler = {type(one).__name__: one for one in SAMPLERS}[sampler]
-    return RUNS[name][0].replace(capacity=capacity, sampler=sampler, max_times_sampled=most)
+    view, samplers = VIEWS.get(sampler), {type(one).__name__: one for one in SAMPLERS}
+    chosen = Uniform() if view else samplers[sampler]
+    return RUNS[name][0].replace(capacity=capacity, sampler=chosen, max_times_sampled=most, view=view)
 
 
 def answer(**case):
@@ -81,6 +89,7 @@ def main() -> None:
         worker = record.Worker(sys.executable, pathlib.Path(__file__), more)
         fixed = {"name": name, "env": env, "capacity": arguments.capacity, "iterations": arguments.iterations}
         cases = [(type(sampler).__name__, most) for sampler in samplers for most in (0, MOST)]
+        cases += [(label, 0) for label, view in VIEWS.items() if view.remover == Fifo() or MinHeap() in samplers]
         rates = {case: [] for case in cases}
         for _ in range(arguments.repeats):
             for sampler, most in cases:
