@@ -1,20 +1,32 @@
 """Batches of several parts, each from a view of one storage: combined experience replay, and views of one's own."""
 
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from jaxrl.buffers.batches import join, split
 from jaxrl.core.sources import Replay, Source, by_priority
-from jaxrl.core.types import Replicas
+from jaxrl.core.types import Replicas, TransitionBatch
 
 _PARTS = ("replay", "newest", "view")
 
 
 def combined_batch(batch: Mapping[str, Any], replicas: Replicas) -> Any:
     """Return the batches of all parts as one; of one part as it is, also of sequences."""
-    return join([batch[name] for name in _PARTS if name in batch], replicas.shards)
+    parts = [batch[name] for name in _PARTS if name in batch]
+    return concatenate_by_shard(*parts, replicas=replicas) if len(parts) > 1 else parts[0]
+
+
+def concatenate_by_shard(*batches: TransitionBatch, replicas: Replicas) -> TransitionBatch:
+    """Join batches, each logical shard's transitions side by side, so that devices make no difference."""
+
+    def joined(*parts):
+        parts = [x.reshape(replicas.shards, -1, *x.shape[1:]) for x in parts]
+        return jnp.concatenate(parts, axis=1).reshape(-1, *parts[0].shape[2:])
+
+    return jax.tree.map(joined, *batches)
 
 
 def sources_by_priority(sources: Mapping[str, Source]) -> list[str]:
@@ -27,7 +39,9 @@ def priorities(
     x: jax.Array, sources: Mapping[str, Source], batch: Mapping[str, Any], replicas: Replicas
 ) -> dict[str, jax.Array]:
     """Return the entries of x [items], of a combined batch, for each source that goes by priorities."""
-    names, needed = [name for name in _PARTS if name in batch], sources_by_priority(sources)
-    sizes = [batch[name].sample_info.probability.shape[0] for name in names] if needed else []
-    parts = split(x, sizes, replicas.shards) if needed else []
-    return {name: part for name, part in zip(names, parts, strict=False) if name in needed}
+    if not (needed := sources_by_priority(sources)):
+        return {}
+    names = [name for name in _PARTS if name in batch]
+    ends = list(accumulate(batch[name].sample_info.position.shape[0] // replicas.shards for name in names))
+    parts = jnp.split(x.reshape(replicas.shards, -1), ends[:-1], axis=1)
+    return {name: part.reshape(-1) for name, part in zip(names, parts, strict=True) if name in needed}

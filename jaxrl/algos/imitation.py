@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxrl.buffers.batches import join
+from jaxrl.algos import combined_replay
 from jaxrl.core.sources import Dataset, Replay, Source
 from jaxrl.core.types import Replicas, TransitionBatch
 
@@ -25,5 +25,6 @@ def rewarded(batch: Mapping[str, Any], replicas: Replicas) -> TransitionBatch:
     own = own.replace(rewards=jnp.zeros_like(own.rewards))
     expert = expert.replace(rewards=taken.astype(expert.rewards.dtype))
     # Statistics of the draws belong to each source alone.
-    joined: Any = join([own.replace(sample_info=None), expert.replace(sample_info=None)], replicas.shards)
-    return joined
+    return combined_replay.concatenate_by_shard(
+        own.replace(sample_info=None), expert.replace(sample_info=None), replicas=replicas
+    )

@@ -223,11 +223,11 @@ def as_ring(state: ReplayState) -> Ring:
 def template(rows: Trajectory, number: PyTree) -> ReplayState:
     """Return what `as_ring` reads of a state, with leaves like these."""
     with foreign() as flashbax:
-        kept = flashbax.buffers.trajectory_buffer.TrajectoryBufferState(
+        read = flashbax.buffers.trajectory_buffer.TrajectoryBufferState(
             experience=rows, current_index=number, is_full=number
         )
     count = Counter(number, number)
-    return ReplayState(kept, FlashbaxIndex((), count, count))
+    return ReplayState(read, FlashbaxIndex((), count, count))
 
 
 @contextlib.contextmanager

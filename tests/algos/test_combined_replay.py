@@ -85,7 +85,7 @@ def test_an_update_is_that_of_both_parts(name):
 
 @pytest.mark.exhaustive
 def test_a_run_is_the_same_on_any_number_of_devices():
-    algo = DQN.replace(newest=4)
+    algo = DQN.replace(newest=4, view=View(8, Prioritized(), 40, MinHeap()))
     train = {"total_steps": 256, "evaluate_every": 0, "progress": False}
     one, two = (jaxrl.train(algo, ENV, topology=anakin(devices), **train) for devices in (1, 2))
     assert all_finite(one.state)

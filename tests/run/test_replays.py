@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS, anakin
+from helpers.programs import DQN, ENV, NUM_ENVS, PPO, R2D2, ROWS, anakin
 from helpers.recorded import assert_bitwise
 from helpers.rows_alone import RowsAlone
 
@@ -311,3 +311,28 @@ def test_a_manifest_with_another_replay_than_jaxrl_saves(dtype, shape, tmp_path)
     spec = EnvSpec("made", spaces.Box(0, 1, (2,)), spaces.Discrete(2))
     with pytest.raises(CheckpointError, match="holds no replay as jaxrl saves it"):
         replays._saved(tmp_path, 64, {"replay": Replay(64, 8, 1)}, spec)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("algo", "names"),
+    [
+        (DQN.replace(storage="table", n_step=1, prioritized=False, sampler=MaxHeap(), remover=MinHeap()), ["replay"]),
+        (R2D2.replace(storage="table"), ["replay"]),
+        (DQN.replace(newest=4, view=View(4, Prioritized(), 64, MaxHeap())), ["replay", "newest", "view"]),
+        (DQN.replace(prioritized=False, view=View(4)), ["replay", "view"]),
+        (DQN.replace(storage="flashbax", n_step=1), ["replay"]),
+    ],
+    ids=["table", "table of sequences", "views", "a view of all", "flashbax"],
+)
+def test_every_storage_and_view_of_a_directory_is_that_of_the_run(tmp_path, algo, names):
+    options = {"topology": anakin(), "evaluation_episodes": 8, "evaluate_every": 0, "progress": False}
+    result = jaxrl.train(algo, ENV, total_steps=11 * ROWS, run_dir=tmp_path / "run", **options)
+    for name in names:
+        path = jaxrl.export_replay(result, tmp_path / f"{name}-one", replay=name)
+        again = jaxrl.export_replay(tmp_path / "run", tmp_path / f"{name}-two", replay=name)
+        one, two = (jaxrl.load_dataset(f"rlds:{x}") for x in (path, again))
+        assert one.report().faults == [] and len(one) == len(two) > 0
+        for a, b in zip(one, two, strict=True):
+            assert_bitwise(a.steps, b.steps)
+            assert a.metadata == b.metadata
