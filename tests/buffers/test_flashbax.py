@@ -107,3 +107,18 @@ def test_what_flashbax_has_not_is_refused(changes, said):
 def test_an_algorithm_says_so_before_anything_is_compiled():
     with pytest.raises(ConfigError, match="one-step transitions only"):
         anakin().bind(DQN.replace(storage="flashbax"), ENV)
+
+
+def test_another_platform_has_another_program_of_the_same_priorities():
+    """For devices that are not here too: only the program that adds up priorities depends on them."""
+    here, there = (bound(Prioritized(0.6), SingleReplica(1, platform), 1) for platform in ("cpu", "tpu"))
+    programs, found = [], []
+    for buffer in (here, there):
+        state = buffer.add(buffer.init(ROWS, ()), jax.tree.map(lambda x: jnp.asarray(x[:4]), ROWS), ())
+        _, batch = buffer.sample(state, jax.random.key(0))
+        given = state, batch.sample_info, batch.rewards[:, 0]
+        programs.append(str(jax.make_jaxpr(buffer.update_priorities)(*given)))
+        found.append(jax.tree.leaves(buffer.update_priorities(*given)))
+    assert programs[0] != programs[1]
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
