@@ -123,7 +123,7 @@ class GAIL(StochasticActing, ReplayFields, TargetFields, TemperatureFields):
 
             def entropy_of(sign, logit, batch):  # each termination is followed by one absorbing state
                 logit = jnp.concatenate([logit, jnp.broadcast_to(params["absorbing"], logit.shape)])
-                ended = batch.weight & ~batch.bootstrap & self.absorbing
+                ended = batch.weight & jnp.logical_not(batch.bootstrap) & self.absorbing
                 return weighted_mean(jax.nn.softplus(sign * logit), jnp.concatenate([batch.weight, ended]), replicas)
 
             entropy = entropy_of(1.0, of_own, own) + entropy_of(-1.0, of_expert, expert)

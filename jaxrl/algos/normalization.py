@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl.core import spaces
-from jaxrl.core.types import Counter, PyTree, Replicas
+from jaxrl.core.types import Counter, PyTree, Replicas, TimeStep
 from jaxrl.core.variation import varies
 
 _EPSILON = 1e-8  # added to the variance, as in Gymnasium's and SB3's normalizers
@@ -146,16 +146,17 @@ def scale_reward(statistics: RunningStatistics, reward: jax.Array, clip: float |
     return jnp.where(_with_axes(_is_known(statistics), reward.ndim), scaled, reward)
 
 
-def discounted_return(previous: jax.Array, reward: jax.Array, first: jax.Array, gamma: float | jax.Array) -> jax.Array:
+def discounted_return(previous: jax.Array, timestep: TimeStep, gamma: float | jax.Array) -> jax.Array:
     """Return the running discounted return R <- gamma R + r, whose deviation scales rewards (Engstrom et al., 2020).
 
     Args:
-      previous: that of the time step before, any shape.
-      reward: of this time step, the same shape.
-      first: whether an episode begins here, where it is 0.
-      gamma: discount.
+      previous: that of the time step before, [...].
+      timestep: whose reward arrived; [...]. Where an episode begins it is 0.
+      gamma: discount, times the environment's own.
     """
-    return jnp.where(first, 0.0, gamma * previous + reward)
+    if timestep.discount is not None:  # at an end nothing follows that it could be of
+        gamma = gamma * jnp.where(timestep.terminated, 1.0, timestep.discount)
+    return jnp.where(timestep.first, 0.0, gamma * previous + timestep.reward)
 
 
 def _space_leaves(space, path=()):

@@ -116,7 +116,7 @@ def discounted_return(algo: RolloutFields, timestep: TimeStep, carry: PolicyCarr
     """Return the discounted returns [B] with the rewards that came with a time step; () if they are not normalized."""
     if not algo.normalize_reward:
         return ()
-    return normalization.discounted_return(carry.discounted_return, timestep.reward, timestep.first, algo.gamma)
+    return normalization.discounted_return(carry.discounted_return, timestep, algo.gamma)
 
 
 def network_inputs(algo: RolloutFields, timesteps: TimeStep, statistics: Statistics) -> NetworkInputs:
@@ -204,7 +204,7 @@ def update_statistics(algo: RolloutFields, statistics: Statistics, batch: Rollou
     if algo.normalize_reward:
         arrived = batch.extras["discounted_return"]
         if algo.whole_episodes:  # also what arrived with the time step after the last row
-            final = normalization.discounted_return(arrived[-1], batch.final.reward, batch.final.first, algo.gamma)
+            final = normalization.discounted_return(arrived[-1], batch.final, algo.gamma)
             arrived = jnp.concatenate([arrived, final[None]])
         counts = real & ~timesteps.first  # nothing arrived with an episode's first observation
         merged = merged.replace(reward=normalization.update(statistics.reward, arrived, counts, replicas))
@@ -238,6 +238,7 @@ def segment(
         terminated=rows.terminated if algo.bootstrap_truncated else rows.terminated | rows.truncated,
         truncated=rows.truncated,
         weight=rows.weight,
+        discount=rows.discount,
     )
 
 

@@ -242,12 +242,14 @@ def n_step_target(
     Args:
       rewards: [batch, n], 0 after an ending.
       steps: [batch] how many were taken, 1..n.
-      bootstrap: [batch] bool, False where the task terminated.
+      bootstrap: [batch] bool, False where the task terminated; float32 with discounts, as in `TransitionBatch`.
       value: [batch] of the observation that `steps` lead to.
       gamma: discount.
     """
     powers = jnp.power(jnp.asarray(gamma, jnp.float32), jnp.arange(rewards.shape[-1], dtype=jnp.float32))
     reach = jnp.power(jnp.asarray(gamma, jnp.float32), steps.astype(jnp.float32))
+    if bootstrap.dtype != jnp.bool_:
+        reach, bootstrap = reach * bootstrap, bootstrap > 0.0
     total = jnp.sum(rewards * powers[None], axis=-1) + jnp.where(bootstrap, reach * value, 0.0)
     return jax.lax.stop_gradient(total)
 

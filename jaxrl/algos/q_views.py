@@ -31,7 +31,7 @@ class Transitions(struct.PyTreeNode):
     action: jax.Array  # int32 [N]
     rewards: jax.Array  # [N, n], not discounted, 0 after an ending
     steps: jax.Array  # int32 [N], number of steps taken
-    bootstrap: jax.Array  # bool [N], False where the task terminated
+    bootstrap: jax.Array  # as of `TransitionBatch`, [N]
     weight: jax.Array  # bool [N], False where there is nothing to learn from
     importance: jax.Array  # float32 [N]
     network: Network = struct.field(pytree_node=False)
@@ -163,13 +163,18 @@ def steps_within(batch: SequenceBatch, n_step: int) -> StepsWithin:
     # A row begins a step if it counts, and the row after it is here.
     counts = jnp.concatenate([(rows.weight & batch.mask[batch.burn_in :])[:-1], ends])
     alive, rewards = counts, []
-    steps, bootstrap = jnp.zeros(counts.shape, jnp.int32), jnp.ones(counts.shape, bool)
+    steps = jnp.zeros(counts.shape, jnp.int32)
+    bootstrap = jnp.ones(counts.shape, bool if rows.discount is None else jnp.float32)
     for k in range(n_step):
         alive = alive & _ahead(counts, k)
         rewards.append(jnp.where(alive, _ahead(rows.reward, k), 0.0))
         steps = steps + alive.astype(jnp.int32)
         terminated = alive & _ahead(rows.terminated, k)
-        bootstrap = bootstrap & ~terminated
+        if rows.discount is None:
+            bootstrap = bootstrap & ~terminated
+        else:
+            rewards[k] = rewards[k] * bootstrap
+            bootstrap = bootstrap * jnp.where(alive, _ahead(rows.discount, k), 1.0)
         alive = alive & ~terminated & ~_ahead(rows.truncated, k)
     parts = StepsWithin(rows.action, jnp.stack(rewards, axis=-1), steps, bootstrap, counts)
     return jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), parts)

@@ -9,6 +9,8 @@ observation after row t is always the value of row t + 1, and `bootstrap_value` 
     from it, whatever the reason for the weight.
 Values of rows that no return depends on may be anything, NaN and infinities included.
 
+An environment's own discounts (`Segment.discount`) are times gamma wherever it stands in an equation.
+
 Nothing here stops gradients: that is for the loss to decide.
 """
 
@@ -31,11 +33,16 @@ class Segment(struct.PyTreeNode):
     terminated: jax.Array  # [T, B] bool, followed the action
     truncated: jax.Array  # [T, B] bool, followed the action
     weight: jax.Array  # [T, B] bool, False at last observations and masked rows
+    discount: jax.Array | None = None  # [T, B] the environment's own, followed the action; None: 1
 
     @classmethod
     def of_rows(cls, rows: Trajectory, values: jax.Array, bootstrap_value: jax.Array) -> "Segment":
         """Return the segment of `rows` [T, B], with their own rewards and with `values`."""
-        return cls(rows.reward, values, bootstrap_value, rows.terminated, rows.truncated, rows.weight)
+        return cls(rows.reward, values, bootstrap_value, rows.terminated, rows.truncated, rows.weight, rows.discount)
+
+    def discounts(self, gamma: Scalar) -> Scalar:
+        """Return gamma, times the environment's own discounts [T, B] where it has any."""
+        return gamma if self.discount is None else gamma * self.discount
 
     @property
     def continues(self) -> jax.Array:
@@ -50,7 +57,7 @@ class Segment(struct.PyTreeNode):
 
     def td_errors(self, gamma: Scalar) -> jax.Array:
         """Return r_t + gamma V(o_{t+1}) - V(o_t), [T, B]; 0 where weight is False."""
-        return jnp.where(self.weight, self.rewards + gamma * self.next_values - self.values, 0.0)
+        return jnp.where(self.weight, self.rewards + self.discounts(gamma) * self.next_values - self.values, 0.0)
 
 
 class VTrace(struct.PyTreeNode):
@@ -74,7 +81,8 @@ def gae(segment: Segment, gamma: Scalar, gae_lambda: Scalar) -> jax.Array:
       Advantages, shape (T, B); 0 where weight is False. `advantages + values` are the lambda-returns.
     """
     _check(segment)
-    return _backward_sum(segment.td_errors(gamma), jnp.where(segment.continues, gamma * gae_lambda, 0.0))
+    errors = segment.td_errors(gamma)
+    return _backward_sum(errors, jnp.where(segment.continues, segment.discounts(gamma) * gae_lambda, 0.0))
 
 
 def lambda_returns(segment: Segment, gamma: Scalar, return_lambda: Scalar) -> jax.Array:
@@ -93,7 +101,7 @@ def lambda_returns(segment: Segment, gamma: Scalar, return_lambda: Scalar) -> ja
       Returns, shape (T, B); the row's own value where weight is False.
     """
     _check(segment)
-    weight = segment.weight
+    weight, gamma = segment.weight, segment.discounts(gamma)
     continues = segment.continues & _next(weight, jnp.zeros_like(weight[0]))
     bootstrapped = jnp.where(continues, gamma * (1.0 - return_lambda), gamma) * segment.next_values
     one_step = jnp.where(weight, segment.rewards + bootstrapped, 0.0)
@@ -129,7 +137,7 @@ def vtrace(
     """
     _check(segment, rhos)
     rhos = jnp.where(segment.weight, rhos, 0.0)
-    errors = segment.td_errors(gamma)
+    errors, gamma = segment.td_errors(gamma), segment.discounts(gamma)
     traces = jnp.where(segment.continues, gamma * trace_lambda * jnp.minimum(clip_c, rhos), 0.0)
     corrections = _backward_sum(jnp.minimum(clip_rho, rhos) * errors, traces)
     # r_s + gamma v_{s+1} - V(o_s) is the temporal-difference error plus the discounted correction of the next row.
@@ -142,6 +150,7 @@ def _check(segment: Segment, *others: jax.Array) -> None:
     """Check ranks, shapes and types."""
     rewards, values, bootstrap_value = segment.rewards, segment.values, segment.bootstrap_value
     flags = [segment.terminated, segment.truncated, segment.weight]
+    others += () if segment.discount is None else (segment.discount,)
     chex.assert_rank([rewards, bootstrap_value], [2, 1])
     chex.assert_equal_shape([rewards, values, *flags, *others])
     chex.assert_shape(bootstrap_value, rewards.shape[1:])

@@ -67,6 +67,9 @@ class TimeStep(Generic[Array], struct.PyTreeNode):  # noqa: UP046
     previous_action: PyTree | None = None  # filled in by the acting loop; zeros where first
     episode: Episode[Array] | None = None
     info: dict[str, Array] | None = None  # further reports: float32 scalars by name; 0 where first
+    # Float32 in [0, 1], the environment's own beside gamma: of what follows this observation; 1 where first, 0 where
+    # terminated. None: 1 wherever the task goes on.
+    discount: Array | None = None
 
     @property
     def last(self) -> Array:
@@ -90,6 +93,14 @@ class Trajectory(Generic[Array], struct.PyTreeNode):  # noqa: UP046
     weight: Array  # bool: False at last observations (and masked rows), which are never learned from
     action_mask: PyTree | None = None
     extras: dict[str, PyTree] = struct.field(default_factory=dict)  # stored by the algorithm: log_prob, value, ...
+    discount: Array | None = None  # float32, followed the action: see `discounts`, which it is where None
+
+    @property
+    def discounts(self) -> Array:
+        """Return the environment's own discounts, float32: 0 where the task ended or weight is False, 1 if None."""
+        if self.discount is not None:
+            return self.discount
+        return (self.weight & ~self.terminated).astype(np.float32)
 
 
 class Rollout(struct.PyTreeNode):
@@ -125,6 +136,9 @@ class Rollout(struct.PyTreeNode):
         weight = ~now.last & ~following.first
         if self.whole_episodes:
             weight = jnp.cumsum((~weight).astype(jnp.int32), axis=0, dtype=jnp.int32) == 0
+        discount = following.discount
+        if discount is not None:
+            discount = jnp.where(weight & ~following.terminated, discount, 0.0)
         return Trajectory(
             observation=now.observation,
             action=self.action,
@@ -135,6 +149,7 @@ class Rollout(struct.PyTreeNode):
             weight=weight,
             action_mask=now.action_mask,
             extras=self.extras,
+            discount=discount,
         )
 
 
@@ -448,19 +463,26 @@ class TransitionBatch(Generic[Array], struct.PyTreeNode):  # noqa: UP046
 
     `rewards[:, k]` belongs to the k-th step: rewards after an ending are 0, and `bootstrap` is False where the episode
     terminated within the n steps. gamma is applied by the update (`q_learning.n_step_target`), so it stays traced.
+
+    Discounts of the environment's own are in both already: a reward is times those of the steps before it, and
+    `bootstrap` is float32, the product of those of all steps, 0 where the episode terminated.
     """
 
     observation: PyTree
     action: PyTree
     rewards: Array  # [batch, n]
     steps: Array  # [batch] how many steps the transition really spans, 1..n
-    bootstrap: Array  # [batch] bool
+    bootstrap: Array  # [batch] bool, or float32 with discounts
     next_observation: PyTree
     weight: Array  # [batch] bool: False where there is nothing to learn from
     action_mask: PyTree | None = None
     next_action_mask: PyTree | None = None
     extras: dict[str, PyTree] = struct.field(default_factory=dict)  # at the transition's first row
     sample_info: SampleInfo | None = None
+
+    def with_discounts(self) -> Self:
+        """Return the same transitions as of an environment with discounts, which are 1 where this batch has none."""
+        return self.replace(bootstrap=self.bootstrap.astype(np.float32))
 
     @property
     def importance(self) -> jax.Array:
@@ -481,6 +503,10 @@ class SequenceBatch(Generic[Array], struct.PyTreeNode):  # noqa: UP046
     carry: Carry  # [batch, ...] at the first row
     sample_info: SampleInfo | None
     burn_in: int = struct.field(pytree_node=False, default=0)
+
+    def with_discounts(self) -> Self:
+        """Return the same sequences with discounts, which are 1 where the rows have none."""
+        return self.replace(rows=self.rows.replace(discount=self.rows.discounts))
 
     @property
     def importance(self) -> jax.Array:

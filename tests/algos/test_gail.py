@@ -94,6 +94,14 @@ def updated(algo, state, batch, key, spec=SPEC):
 
 
 @pytest.mark.long
+def test_discounts_of_1_change_nothing():
+    state, batch = initial(GAIL), batches()
+    other = {name: part.with_discounts() for name, part in batch.items()}
+    one, two = (updated(GAIL, state, x, KEY) for x in (batch, other))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), one, two)
+
+
+@pytest.mark.long
 def test_transitions_of_no_weight_teach_nothing():
     state, batch = initial(GAIL), batches()
     other = {

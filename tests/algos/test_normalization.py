@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxrl.algos import normalization
 from jaxrl.core import spaces
-from jaxrl.core.types import Counter
+from jaxrl.core.types import Counter, TimeStep
 from jaxrl.parallel.replicas import MeshReplicas, SingleReplica
 
 ONE = SingleReplica()
@@ -208,16 +208,22 @@ def test_clip_limits_both_sides_and_may_be_traced():
     np.testing.assert_array_equal(normalization.normalize(statistics, far)[:2, 0], [10.0, -10.0])
 
 
-def test_rewards_are_scaled_by_the_deviation_of_the_discounted_return():
+@pytest.mark.parametrize("discounted", [False, True], ids=["gamma", "and discounts"])
+def test_rewards_are_scaled_by_the_deviation_of_the_discounted_return(discounted):
     rng = np.random.default_rng(7)
     reward = (rng.normal(size=(200, 3)) * 7 + 2).astype(np.float32)
     first = rng.random((200, 3)) < 0.1
     first[0] = True
+    own = rng.uniform(0.5, 1.0, (200, 3)).astype(np.float32) if discounted else np.ones((200, 3), np.float32)
+    terminated = np.append(first[1:], first[:1], axis=0)  # whose discount means nothing
     running, truth = jnp.zeros(3), np.zeros(3)
     ours, theirs = [], []
-    for r, f in zip(reward, first, strict=True):
-        running = normalization.discounted_return(running, jnp.asarray(r), jnp.asarray(f), 0.9)
-        truth = np.where(f, 0.0, 0.9 * truth + r)
+    for r, f, d, end in zip(reward, first, own, terminated, strict=True):
+        timestep = TimeStep(None, jnp.asarray(r), jnp.asarray(end), jnp.zeros(3, bool), jnp.asarray(f))
+        if discounted:
+            timestep = timestep.replace(discount=jnp.where(end, 0.0, d))
+        running = normalization.discounted_return(running, timestep, 0.9)
+        truth = np.where(f, 0.0, 0.9 * np.where(end, 1.0, d) * truth + r)
         ours.append(running)
         theirs.append(truth)
     np.testing.assert_allclose(np.stack(ours), np.stack(theirs), rtol=1e-4, atol=1e-4)

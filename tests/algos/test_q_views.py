@@ -41,7 +41,7 @@ def stream(seed, rows=BURN_IN + LENGTH, batch=BATCH):
     return first, weight, terminated, truncated, reward
 
 
-def sequences(seed, importance=1.0):
+def sequences(seed, importance=1.0, discounted=False):
     rng = np.random.default_rng(seed + 1)
     first, weight, terminated, truncated, reward = (jnp.asarray(x) for x in stream(seed))
     reward, shape = reward.astype(jnp.float32), first.shape
@@ -50,8 +50,12 @@ def sequences(seed, importance=1.0):
     flags = jnp.zeros(shape, bool)
     counted = weight & (jnp.arange(shape[0])[:, None] >= BURN_IN)
     batch, ones = shape[1], jnp.ones(shape[1])
+    rows = Trajectory(observation, action, reward, terminated, truncated, first, counted)
+    if discounted:
+        own = jnp.asarray(rng.uniform(0.2, 1.0, shape), jnp.float32)
+        rows = rows.replace(discount=jnp.where(weight & ~terminated, own, 0.0))
     return SequenceBatch(
-        rows=Trajectory(observation, action, reward, terminated, truncated, first, counted),
+        rows=rows,
         timesteps=TimeStep(
             observation, jnp.zeros(shape), flags, flags, first, previous_action=jnp.roll(action, 1, axis=0)
         ),
@@ -65,18 +69,19 @@ def sequences(seed, importance=1.0):
 
 
 def moves(batch, n):
-    """By loops: for every row after the burn-in that begins a step, its rewards, steps, and whether to bootstrap."""
+    """By loops: for every row after the burn-in that begins a step, its rewards, steps, and how much to bootstrap."""
     rows, found = jax.tree.map(np.asarray, batch.rows), {}
     for column in range(BATCH):
         for row in range(BURN_IN, BURN_IN + LENGTH - 1):
             if not rows.weight[row, column]:
                 continue
-            rewards, at_row, bootstrap = [], row, True
+            rewards, at_row, bootstrap = [], row, 1.0
             while len(rewards) < n and at_row < BURN_IN + LENGTH - 1 and rows.weight[at_row, column]:
-                rewards.append(rows.reward[at_row, column])
+                rewards.append(bootstrap * rows.reward[at_row, column])
+                bootstrap *= 1.0 if rows.discount is None else rows.discount[at_row, column]
                 at_row += 1
                 if rows.terminated[at_row - 1, column] or rows.truncated[at_row - 1, column]:
-                    bootstrap = not rows.terminated[at_row - 1, column]
+                    bootstrap *= not rows.terminated[at_row - 1, column]
                     break
             found[row - BURN_IN, column] = (rewards, at_row - row, bootstrap)
     return found
@@ -84,17 +89,18 @@ def moves(batch, n):
 
 @pytest.mark.long
 @settings(max_examples=60)
-@given(st.integers(0, 10_000), st.integers(1, 5))
-def test_the_transitions_of_sequences_are_those_of_loops(seed, n):
-    batch = sequences(seed)
+@given(st.integers(0, 10_000), st.integers(1, 5), st.booleans())
+def test_the_transitions_of_sequences_are_those_of_loops(seed, n, discounted):
+    batch = sequences(seed, discounted=discounted)
     view = q_views.Sequences.of(batch, NETWORK, SPEC, n)
     expected = moves(batch, n)
     weight = np.asarray(view.weight).reshape(LENGTH, BATCH)
     assert {(int(i), int(j)) for i, j in zip(*np.nonzero(weight), strict=True)} == set(expected)
     for (row, column), (rewards, steps, bootstrap) in expected.items():
         i = row * BATCH + column
-        assert view.steps[i] == steps and view.bootstrap[i] == bootstrap
-        np.testing.assert_array_equal(view.rewards[i, : len(rewards)], np.float32(rewards))
+        assert view.steps[i] == steps and view.bootstrap.dtype == (jnp.float32 if discounted else bool)
+        np.testing.assert_allclose(view.bootstrap[i], bootstrap, rtol=1e-5)
+        np.testing.assert_allclose(view.rewards[i, : len(rewards)], rewards, rtol=1e-5 if discounted else 1e-7)
         assert not view.rewards[i, len(rewards) :].any()
         assert view.action[i] == batch.rows.action[BURN_IN + row, column]
 

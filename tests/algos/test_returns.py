@@ -21,8 +21,11 @@ quick = settings(max_examples=30)
 FUNCTIONS = {name: jax.jit(getattr(returns, name)) for name in ("gae", "lambda_returns", "vtrace")}
 
 
-def rows(seed, time=T, masked=True):
-    """Random rows that keep the row convention, with both endings and, if asked, masked stretches without an ending."""
+def rows(seed, time=T, masked=True, discounted=False):
+    """Random rows that keep the row convention, with both endings and, if asked, masked stretches without an ending.
+
+    `discounted`: with discounts of the environment's own, which mean nothing at the terminated ones.
+    """
     rng = np.random.default_rng(seed)
     terminated = rng.random((time, B)) < 0.15
     truncated = (rng.random((time, B)) < 0.15) & ~terminated
@@ -43,6 +46,7 @@ def rows(seed, time=T, masked=True):
         "terminated": terminated,
         "truncated": truncated,
         "weight": weight,
+        "discount": rng.uniform(0.2, 1.0, (time, B)).astype(np.float32) if discounted else None,
         "q_values": normal(time, B, ACTIONS),
         "bootstrap_q_values": normal(B, ACTIONS),
         "rhos": np.exp(normal(time, B)),
@@ -50,7 +54,7 @@ def rows(seed, time=T, masked=True):
 
 
 def segment(data):
-    return returns.Segment(*(jnp.asarray(data[field.name]) for field in dataclasses.fields(returns.Segment)))
+    return returns.Segment(*(jax.tree.map(jnp.asarray, data[x.name]) for x in dataclasses.fields(returns.Segment)))
 
 
 def call(name, data, *arguments, **keywords):
@@ -68,6 +72,11 @@ class Definition:
     def __init__(self, data, gamma):
         self.data, self.gamma = data, gamma
         self.time = data["rewards"].shape[0]
+
+    def discount(self, steps, b):
+        """The product of the discounts of these rows."""
+        own = [1.0 if self.data["discount"] is None else float(self.data["discount"][t, b]) for t in steps]
+        return self.gamma ** len(steps) * np.prod(own)
 
     def following(self, t, b, values="values", bootstrap="bootstrap_value"):
         """The value of the observation after row t, 0 where the task ended."""
@@ -87,12 +96,12 @@ class Definition:
 
     def td_error(self, t, b, predictions="values"):
         prediction = float(self.data[predictions][t, b])
-        return float(self.data["rewards"][t, b]) + self.gamma * self.following(t, b) - prediction
+        return float(self.data["rewards"][t, b]) + self.discount([t], b) * self.following(t, b) - prediction
 
     def n_step(self, t, b, n):
         steps = self.steps(t, b)[:n]
-        rewards = sum(self.gamma**k * float(self.data["rewards"][s, b]) for k, s in enumerate(steps))
-        return rewards + self.gamma ** len(steps) * self.following(steps[-1], b)
+        rewards = sum(self.discount(steps[:k], b) * float(self.data["rewards"][s, b]) for k, s in enumerate(steps))
+        return rewards + self.discount(steps, b) * self.following(steps[-1], b)
 
     def lambda_return(self, t, b, lam):
         longest = len(self.steps(t, b))
@@ -100,14 +109,15 @@ class Definition:
         return mixed + lam ** (longest - 1) * self.n_step(t, b, longest)
 
     def gae(self, t, b, lam):
-        return sum((self.gamma * lam) ** k * self.td_error(s, b) for k, s in enumerate(self.steps(t, b)))
+        steps = self.steps(t, b)
+        return sum(self.discount(steps[:k], b) * lam**k * self.td_error(s, b) for k, s in enumerate(steps))
 
     def vtrace_value(self, s, b, lam, clip_rho, clip_c):
         rhos = self.data["rhos"].astype(np.float64)
         total, steps = float(self.data["values"][s, b]), self.steps(s, b)
         for k, t in enumerate(steps):
             traces = np.prod([lam * min(clip_c, rhos[i, b]) for i in steps[:k]])
-            total += self.gamma**k * traces * min(clip_rho, rhos[t, b]) * self.td_error(t, b)
+            total += self.discount(steps[:k], b) * traces * min(clip_rho, rhos[t, b]) * self.td_error(t, b)
         return total
 
     def vtrace_advantage(self, s, b, lam, clip_rho, clip_c, clip_pg):
@@ -115,7 +125,7 @@ class Definition:
             after = self.vtrace_value(s + 1, b, lam, clip_rho, clip_c)
         else:
             after = self.following(s, b)
-        target = float(self.data["rewards"][s, b]) + self.gamma * after
+        target = float(self.data["rewards"][s, b]) + self.discount([s], b) * after
         return min(clip_pg, float(self.data["rhos"][s, b])) * (target - float(self.data["values"][s, b]))
 
     def everywhere(self, function, elsewhere):
@@ -127,9 +137,9 @@ class Definition:
 
 
 @quick
-@given(SEEDS, DISCOUNTS, DISCOUNTS)
-def test_gae_and_lambda_returns_are_their_sums(seed, gamma, lam):
-    data = rows(seed)
+@given(SEEDS, DISCOUNTS, DISCOUNTS, st.booleans())
+def test_gae_and_lambda_returns_are_their_sums(seed, gamma, lam, discounted):
+    data = rows(seed, discounted=discounted)
     truth = Definition(data, gamma)
     close(call("gae", data, gamma, lam), truth.everywhere(lambda t, b: truth.gae(t, b, lam), 0.0))
     close(
@@ -139,9 +149,9 @@ def test_gae_and_lambda_returns_are_their_sums(seed, gamma, lam):
 
 
 @quick
-@given(SEEDS, DISCOUNTS, DISCOUNTS, st.sampled_from([0.7, 1.0, 1.5]), st.sampled_from([0.5, 1.0, 1.2]))
-def test_vtrace_is_its_sum(seed, gamma, lam, clip_rho, clip_c):
-    data = rows(seed)
+@given(SEEDS, DISCOUNTS, DISCOUNTS, st.sampled_from([0.7, 1.0, 1.5]), st.sampled_from([0.5, 1.0, 1.2]), st.booleans())
+def test_vtrace_is_its_sum(seed, gamma, lam, clip_rho, clip_c, discounted):
+    data = rows(seed, discounted=discounted)
     truth = Definition(data, gamma)
     result = call("vtrace", data, gamma, trace_lambda=lam, clip_rho=clip_rho, clip_c=clip_c, clip_pg_rho=1.1)
     close(
@@ -223,7 +233,7 @@ def test_nothing_leaks_over_an_end(seed, end, by_time):
     data["terminated"] &= data["weight"]
     data["truncated"] &= data["weight"]
     last = end + 1 if by_time else end  # the last row whose value counts
-    other = {name: np.array(x) for name, x in data.items()}
+    other = {name: None if x is None else np.array(x) for name, x in data.items()}
     for name in ("rewards", "values", "rhos"):
         other[name][last + 1 :] = np.nan
     other["rewards"][end + 1], other["rhos"][end + 1] = np.nan, np.nan
