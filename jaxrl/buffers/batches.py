@@ -131,6 +131,8 @@ def join(batches: list[Batch], shards: int, second: jax.Array | None = None) -> 
     """
     if len(batches) == 1:
         return batches[0]
+    if any(map(_discounted, batches)):
+        batches = [batch.with_discounts() for batch in batches]
 
     def along(axis):
         def joined(*parts):
@@ -146,6 +148,11 @@ def join(batches: list[Batch], shards: int, second: jax.Array | None = None) -> 
         return joined
 
     return _map_items(along, *batches)
+
+
+def _discounted(batch: Batch) -> bool:
+    """Whether the environment's own discounts are in it."""
+    return batch.bootstrap.dtype != bool if isinstance(batch, TransitionBatch) else batch.rows.discount is not None
 
 
 def split(values: PyTree, sizes: list[int], shards: int) -> list[PyTree]:

@@ -141,7 +141,7 @@ class FlashbaxReplay:
             action=now.action,
             rewards=now.reward[:, None],
             steps=jnp.ones(now.reward.shape, jnp.int32),
-            bootstrap=~now.terminated,
+            bootstrap=~now.terminated if now.discount is None else now.discount,
             next_observation=following.observation,
             weight=now.weight & ~following.first,
             action_mask=now.action_mask,

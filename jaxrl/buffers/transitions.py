@@ -30,7 +30,8 @@ def gather(
     """
     rows = ring.rows
     alive = weight = eligible(ring, slot, column)
-    rewards, steps, bootstrap = [], jnp.zeros(slot.shape, jnp.int32), jnp.ones(slot.shape, bool)
+    rewards, steps = [], jnp.zeros(slot.shape, jnp.int32)
+    bootstrap = jnp.ones(slot.shape, bool if rows.discount is None else jnp.float32)
     for k in range(n_step):
         if k:
             # A row that does not count here has lost its successor: bootstrap from its observation.
@@ -38,7 +39,11 @@ def gather(
         rewards.append(jnp.where(alive, ring.take(rows.reward, slot + k, column), 0.0))
         steps = steps + alive.astype(jnp.int32)
         terminated = alive & ring.take(rows.terminated, slot + k, column)
-        bootstrap = bootstrap & ~terminated
+        if rows.discount is None:
+            bootstrap = bootstrap & ~terminated
+        else:
+            rewards[k] = rewards[k] * bootstrap
+            bootstrap = bootstrap * jnp.where(alive, ring.take(rows.discount, slot + k, column), 1.0)
         alive = alive & ~terminated & ~ring.take(rows.truncated, slot + k, column)
 
     def at(leaves, where):

@@ -19,6 +19,8 @@ from jaxrl.parallel.replicas import MeshReplicas
 COLUMNS = [[5, 3, 9, 4, 6, 5], [2, 2, 2, 2, 24], [32], [4, 4, 4, 4, 4, 4, 4, 4]]
 ROWS = rows_of(COLUMNS, ("terminated", "truncated"))
 TICKS = ROWS.reward.shape[0]
+OWN = np.random.default_rng(0).uniform(0.2, 1.0, ROWS.reward.shape).astype(np.float32)
+DISCOUNTED = ROWS.replace(discount=OWN * (ROWS.weight & ~ROWS.terminated))
 GAMMA = 0.9
 
 
@@ -28,15 +30,16 @@ def source(sampler=None, **changes):
     )
 
 
-def oracle(tick, column, n):
+def oracle(tick, column, n, rows=ROWS):
     """The n-step transition at a row, from the rows as they were fed: rewards, steps, bootstrap, next observation."""
     rewards, at = [], tick
-    bootstrap = True
+    bootstrap = 1.0
     for _ in range(n):
-        rewards.append(float(ROWS.reward[at, column]))
+        rewards.append(bootstrap * float(ROWS.reward[at, column]))
+        bootstrap *= 1.0 if rows.discount is None else float(rows.discount[at, column])
         at += 1
         if ROWS.terminated[at - 1, column]:
-            bootstrap = False
+            bootstrap = 0.0
             break
         if ROWS.truncated[at - 1, column]:
             break
@@ -50,11 +53,15 @@ def begins(n, upto, slots=16, back=0):
 
 
 @pytest.mark.parametrize("n", one_quick([1, 3], 3))
-@pytest.mark.parametrize("sampler", [Uniform(), Prioritized()], ids=["uniform", "prioritized"])
-def test_transitions_are_those_of_the_episodes(sampler, n):
-    fed = Fed({"replay": source(sampler, n_step=n)}, ROWS, rollout=2, poison=True)
+@pytest.mark.parametrize(
+    ("sampler", "rows"),
+    [(Uniform(), ROWS), (Prioritized(), ROWS), (Uniform(), DISCOUNTED)],
+    ids=["uniform", "prioritized", "discounted"],
+)
+def test_transitions_are_those_of_the_episodes(sampler, rows, n):
+    fed = Fed({"replay": source(sampler, n_step=n)}, rows, rollout=2, poison=True)
     for upto in range(2, TICKS + 1, 2):
-        fed.feed(jax.tree.map(lambda x: x[upto - 2 : upto], ROWS))  # noqa: B023
+        fed.feed(jax.tree.map(lambda x: x[upto - 2 : upto], rows))  # noqa: B023
         expected = begins(n, upto)
         if not isinstance(sampler, Uniform):
             assert fed.starts() == expected
@@ -63,10 +70,10 @@ def test_transitions_are_those_of_the_episodes(sampler, n):
         for i in np.flatnonzero(np.asarray(batch.weight)):
             tick, column = int(batch.observation[i]) % 1000, int(batch.observation[i]) // 1000
             assert (tick, column) in expected
-            rewards, steps, bootstrap, following = oracle(tick, column, n)
-            np.testing.assert_array_equal(batch.rewards[i], rewards)
-            assert int(batch.steps[i]) == steps and bool(batch.bootstrap[i]) == bootstrap
-            assert float(batch.next_observation[i]) == following
+            rewards, steps, bootstrap, following = oracle(tick, column, n, rows)
+            np.testing.assert_allclose(batch.rewards[i], rewards, rtol=1e-5)
+            np.testing.assert_allclose(batch.bootstrap[i], bootstrap, rtol=1e-5)
+            assert int(batch.steps[i]) == steps and float(batch.next_observation[i]) == following
             assert int(batch.sample_info.age_steps[i]) == upto - 1 - tick
             assert int(batch.sample_info.step[i]) == tick
         if not expected:
