@@ -10,12 +10,15 @@ from dm_env import specs
 class Counting(dm_env.Environment):
     """Shows the seed, the step and the last action; the reward is the step; the last of `length` has `discount`.
 
+    `within` is the discount before that, and `spec` what it says of both.
+
     `fault` strikes in the second step: "raise", "kill", "first" (another episode begins), "zero" (a discount of 0
-    within the episode), "discounted" (0.9 there), "none" (no discount) or "reward" (none).
+    within the episode), "none" (no discount) or "reward" (none).
     """
 
-    def __init__(self, seed, length=3, discount=0.0, fault=None):
+    def __init__(self, seed, length=3, discount=0.0, fault=None, within=1.0, spec=None):
         self._seed, self._length, self._discount, self._fault = seed, length, discount, fault
+        self._within, self._spec = within, spec
         self._rng = np.random.default_rng(seed)
 
     def observation_spec(self):
@@ -29,6 +32,9 @@ class Counting(dm_env.Environment):
     def action_spec(self):
         return specs.BoundedArray((2,), np.float64, [-1.0, -2.0], [1.0, 2.0])
 
+    def discount_spec(self):
+        return super().discount_spec() if self._spec is None else self._spec
+
     def reset(self):
         self._step = 0
         return dm_env.restart(self._shown(np.zeros(2)))
@@ -36,7 +42,7 @@ class Counting(dm_env.Environment):
     def step(self, action):
         self.action_spec().validate(action)
         self._step += 1
-        discount = 1.0
+        discount = self._within
         if self._step == 2 and self._fault is not None:
             if self._fault == "raise":
                 raise ValueError("the simulator is out of cheese")
@@ -44,7 +50,7 @@ class Counting(dm_env.Environment):
                 os.kill(os.getpid(), 9)
             if self._fault == "first":
                 return self.reset()
-            discount = {"zero": 0.0, "discounted": 0.9, "none": None}.get(self._fault, discount)
+            discount = {"zero": 0.0, "none": None}.get(self._fault, discount)
         last = self._step == self._length
         return dm_env.TimeStep(
             dm_env.StepType.LAST if last else dm_env.StepType.MID,

@@ -16,7 +16,7 @@ from jaxrl.core.errors import ConfigError, EnvironmentContractError
 from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import checked_seed
 from jaxrl.core.types import Environment, PyTree, TimeStep
-from jaxrl.envs.host.check import check_recipe
+from jaxrl.envs.host.check import DISCOUNT_RANGE, check_recipe
 from jaxrl.envs.registry import EnvironmentLike, as_environment
 from jaxrl.envs.wrappers import with_auto_reset
 
@@ -184,7 +184,10 @@ def _kind(value):
 
 def _time_step_problems(env: Environment, method: str, time_step: TimeStep) -> list[str]:
     problems = []
-    for name, dtype in (("reward", "float32"), ("terminated", "bool"), ("truncated", "bool"), ("first", "bool")):
+    required = {"reward": "float32", "terminated": "bool", "truncated": "bool", "first": "bool"}
+    if time_step.discount is not None:
+        required["discount"] = "float32"
+    for name, dtype in required.items():
         leaf = getattr(time_step, name)
         if not hasattr(leaf, "dtype") or leaf.shape != () or leaf.dtype != dtype:
             problems.append(f"{method}: TimeStep.{name} is {_describe(leaf)}; a scalar of {dtype} is required")
@@ -301,6 +304,8 @@ def _rollout_problems(env: Environment, key: jax.Array, steps: int) -> list[str]
                 "TimeStep.reward is not 0 where first": time_step.first & (time_step.reward != 0),
                 "TimeStep.reward is not finite": ~jnp.isfinite(time_step.reward),
             }
+            if (discount := time_step.discount) is not None:
+                wrong[DISCOUNT_RANGE] = ~time_step.terminated & ~((discount > 0) & (discount <= 1))
             if allowed := [jnp.any(m, axis=-1) for m in jax.tree.leaves(time_step.action_mask)]:
                 wrong["TimeStep.action_mask allows nothing"] = ~jnp.all(jnp.stack(allowed), axis=0)
             return (state, time_step), (wrong, misfits(time_step))

@@ -18,13 +18,19 @@ from jaxrl.core.types import Environment, Episode, PyTree, TimeStep
 from jaxrl.envs.delegate import check_arguments, forward
 
 
-def restart(observation: PyTree, action_mask: PyTree | None = None, info: Iterable[str] = ()) -> TimeStep:
+def restart(
+    observation: PyTree,
+    action_mask: PyTree | None = None,
+    info: Iterable[str] = (),
+    discount: jax.Array | float | None = None,
+) -> TimeStep:
     """Return the first time step of an episode.
 
     Args:
       observation: an element of the observation space.
       action_mask: bool, True where an action is allowed; None allows everything.
       info: names of the scalars of the other time steps (`TimeStep.info`), which are 0 here.
+      discount: 1 if the other time steps have one.
     """
     return TimeStep(
         observation=observation,
@@ -34,6 +40,7 @@ def restart(observation: PyTree, action_mask: PyTree | None = None, info: Iterab
         first=jnp.ones((), jnp.bool_),
         action_mask=action_mask,
         info={name: jnp.zeros((), jnp.float32) for name in info} or None,
+        discount=None if discount is None else _scalar("discount", discount, jnp.float32),
     )
 
 
@@ -44,6 +51,7 @@ def transition(
     truncated: jax.Array,
     action_mask: PyTree | None = None,
     info: Mapping[str, jax.Array] | None = None,
+    discount: jax.Array | float | None = None,
 ) -> TimeStep:
     """Return the time step that follows an action. Where an episode both terminated and was cut off, it terminated.
 
@@ -54,9 +62,11 @@ def transition(
       truncated: bool, whether a limit cut the episode off.
       action_mask: bool, True where an action is allowed; None allows everything.
       info: further scalars by name, the same names at every step.
+      discount: the environment's own, of what follows, a scalar in (0, 1], any where it terminated; None: 1.
 
     Raises:
-      EnvironmentContractError: `reward`, `terminated`, `truncated` or a value of `info` is more than one number.
+      EnvironmentContractError: `reward`, `terminated`, `truncated`, `discount` or a value of `info` is more than one
+        number.
     """
     terminated = _scalar("terminated", terminated, jnp.bool_)
     return TimeStep(
@@ -67,6 +77,7 @@ def transition(
         first=jnp.zeros((), jnp.bool_),
         action_mask=action_mask,
         info={name: _scalar(f"info[{name!r}]", x, jnp.float32) for name, x in (info or {}).items()} or None,
+        discount=None if discount is None else jnp.where(terminated, 0.0, _scalar("discount", discount, jnp.float32)),
     )
 
 

@@ -39,7 +39,9 @@ class Walk:
         if self.fault == "host code" and float(jax.random.uniform(key)) > 0.5:
             pass
         time = 0 if self.fault == "weak" else jnp.int32(0)
-        time_step = restart(self._observe(jnp.int32(0), key))
+        time_step = restart(self._observe(jnp.int32(0), key), discount=1.0 if "discount" in self.fault else None)
+        if self.fault == "discount type":
+            time_step = time_step.replace(discount=jnp.int32(1))
         if self.fault == "first not set":
             time_step = time_step.replace(first=jnp.bool_(False))
         return State(time, key), time_step
@@ -50,7 +52,12 @@ class Walk:
             key = jax.random.fold_in(key, int(np.random.default_rng().integers(1 << 30)))
         if self.fault == "dtype changes":
             time = time.astype(jnp.float32)
-        time_step = transition(self._observe(jnp.asarray(time, jnp.int32), key), jnp.float32(1), time >= 3, time < 0)
+        seen, discount = self._observe(jnp.asarray(time, jnp.int32), key), None
+        if "discount" in self.fault:
+            discount = jnp.where(
+                time == 2, {"large discount": 1.1, "discount of 0 within": 0.0}.get(self.fault, 0.9), 0.9
+            )
+        time_step = transition(seen, jnp.float32(1), time >= 3, time < 0, discount=discount)
         if self.fault == "reward type":
             time_step = time_step.replace(reward=jnp.int32(1))
         if self.fault == "both endings":
@@ -82,6 +89,9 @@ FAULTS = {
     "a key of its own": "state.key: reset and step give keys of two kinds; make every key from the one that is given",
     "two kinds of keys": "step cannot be traced .* make every key from the one that is given",
     "reward type": r"step: TimeStep.reward is int32\[\]; a scalar of float32 is required",
+    "discount type": r"reset: TimeStep.discount is int32\[\]; a scalar of float32 is required",
+    "large discount": r"TimeStep.discount is not in \(0, 1\] where the task goes on",
+    "discount of 0 within": r"TimeStep.discount is not in \(0, 1\] where the task goes on",
     "both endings": "terminated and TimeStep.truncated are both set",
     "infinite reward": "TimeStep.reward is not finite",
     "first within": "TimeStep.first is set within an episode",
@@ -184,6 +194,7 @@ def test_what_is_no_environment_is_named():
 @pytest.mark.long
 def test_a_right_environment_passes():
     envs.check_env(Walk(), steps=10)
+    envs.check_env(Walk("with a discount"), steps=10)
     envs.check_env(envs.make("gymnax:CartPole-v1", max_steps_in_episode=5), steps=20)
 
 
@@ -320,6 +331,8 @@ class Clock:
             return timestep.replace(episode=None)
         if self.fault == "both endings":
             return timestep.replace(truncated=timestep.terminated)
+        if self.fault == "discount":
+            return timestep.replace(discount=np.where(timestep.terminated, 0, np.float32(step != 2)))
         if self.fault == "never first":
             return timestep.replace(first=np.full(4, self._rows == 0))
         if self.fault == "reward at first":
@@ -340,6 +353,7 @@ HOST_FAULTS = {
     "overwritten": r"TimeStep.observation\['step'\] was written to after",
     "outside": r"TimeStep.observation\['step'\] leaves the space",
     "both endings": "terminated and TimeStep.truncated are both set",
+    "discount": r"TimeStep.discount is not in \(0, 1\] where the task goes on",
     "never first": "first is not set on the step after an episode's end",
     "reward at first": "reward is not 0 where first",
     "chance": r"TimeStep.observation\['step'\] differs between two batches of one seed",

@@ -74,6 +74,36 @@ def test_the_last_discount_says_how_it_ended(discount, flags):
     assert (last.terminated[0], last.truncated[0]) == flags
 
 
+SPECS = {
+    "any in [0, 1]": (None, True),
+    "one number": (specs.BoundedArray((), np.float64, 0.9, 0.9), True),
+    "0 and 1": (specs.DiscreteArray(2), False),
+    "1 alone": (specs.BoundedArray((), np.float32, 1.0, 1.0), False),
+}
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)], ids=["in process", "workers"])
+@pytest.mark.parametrize(("spec", "discounted"), SPECS.values(), ids=SPECS)
+def test_discounts_come_with_observations_unless_the_spec_has_0_and_1_alone(spec, discounted, workers):
+    within = 0.9 if discounted else 1.0
+    recipe = jaxrl.from_dm_env(dm_probes.Counting, length=3, within=within, spec=spec, workers=workers)
+    jaxrl.check_env(recipe, steps=8)
+    found = [timestep.discount for timestep in play(recipe.build(2, 0), 5, ACTION[:2])]
+    if not discounted:
+        assert found == [None] * 6
+        return
+    assert all(x.dtype == np.float32 for x in found)
+    np.testing.assert_array_equal(found, np.float32([[x] * 2 for x in (1, 0.9, 0.9, 0, 1, 0.9)]))
+
+
+@pytest.mark.long
+def test_a_discount_that_the_spec_has_not_is_an_error():
+    host = jaxrl.from_dm_env(dm_probes.Counting, within=0.9, spec=specs.DiscreteArray(2)).build(1, 0)
+    host.reset()
+    with pytest.raises(EnvironmentFailedError, match="its discount is 0.9, and its discount_spec has 0 and 1 alone"):
+        host.step(ACTION[:1])
+
+
 def test_the_contract():
     jaxrl.check_env(jaxrl.from_dm_env(dm_probes.Counting, info=("square",)), steps=10)
     jaxrl.check_env(jaxrl.from_dm_env(dm_probes.bandit), steps=5)
@@ -161,7 +191,6 @@ def test_actions_are_counted_from_the_specs_lowest():
         ("raise", "out of cheese"),
         ("first", "began another episode, and the last one had no end"),
         ("zero", "its discount is 0 within an episode"),
-        ("discounted", "its discount is 0.9 within an episode, where it must be 1: algorithms discount by their own"),
         ("none", "its discount must be a number from 0 to 1, and it is None"),
         ("reward", "reward must be a number, and it is None"),
     ],

@@ -10,6 +10,7 @@ from jaxrl.core.errors import EnvironmentContractError
 from jaxrl.core.types import AsyncRecipe, HostRecipe, PyTree, TimeStep, only_instance
 
 _BATCH, _READY = 4, 2
+DISCOUNT_RANGE = "TimeStep.discount is not in (0, 1] where the task goes on; terminated says where it ends"
 
 
 def check_recipe(recipe: HostRecipe, steps: int, seed: int) -> None:
@@ -140,6 +141,8 @@ def _type_problems(recipe: HostRecipe, number: int, timestep: TimeStep[np.ndarra
         ".episode.returns": ((), "float32"),
         ".episode.length": ((), "int32"),
     } | {f".info[{name!r}]": ((), "float32") for name in timestep.info or ()}
+    if timestep.discount is not None:
+        expected[".discount"] = (), "float32"
     expected |= {
         f".observation{path}": (space.shape, space.dtype.name)
         for path, space in spaces.leaves_with_path(recipe.observation_space)
@@ -162,11 +165,13 @@ def _row_problems(recipe: HostRecipe, timesteps: list[TimeStep[np.ndarray]]) -> 
     problems = []
     ended = np.ones_like(timesteps[0].first)
     for number, timestep in enumerate(timesteps):
+        discount = timestep.discount
         wrong = {
             "TimeStep.terminated and TimeStep.truncated are both set": timestep.terminated & timestep.truncated,
             "TimeStep.first and an ending are both set": timestep.first & timestep.last,
             "TimeStep.reward is not 0 where first": timestep.first & (timestep.reward != 0),
             "TimeStep.reward is not finite": ~np.isfinite(timestep.reward),
+            DISCOUNT_RANGE: False if discount is None else ~timestep.terminated & ~((discount > 0) & (discount <= 1)),
             "TimeStep.first is set within an episode": timestep.first & ~ended,
             "TimeStep.first is not set by reset"
             if number == 0

@@ -111,8 +111,8 @@ def from_dm_env(
 ) -> DmEnvRecipe:
     """A recipe of environments that `factory` makes, for `jaxrl.train` and `jaxrl.register`.
 
-    A last time step with a discount of 0 is terminated, with any other truncated. Discounts within an episode must be
-    1: that of the learner is `gamma`.
+    A last time step with a discount of 0 is terminated, with any other truncated. Discounts are learned from beside
+    the learner's `gamma`, unless the `discount_spec` has 0 and 1 alone, as `specs.DiscreteArray(2)`.
 
     Args:
       factory: a function with a parameter `seed`, which it is always given, that makes a `dm_env.Environment`.

@@ -69,6 +69,7 @@ class Episodes:
         true_reward: np.ndarray | None = None,
         complete: np.ndarray | None = None,
         info: Mapping[str, np.ndarray] | None = None,
+        discount: np.ndarray | None = None,
     ) -> TimeStep[np.ndarray]:
         """The time step of the environments `index` [B].
 
@@ -80,6 +81,7 @@ class Episodes:
           true_reward: the unmodified reward, [B]; None: `reward`.
           complete: whether the game is over, [B], meant where the episode ended; only with `games`.
           info: scalars that the environments report, each [B], by name; ignored where an episode begins.
+          discount: the environments' own, [B]; ignored where an episode begins.
         """
         first, fresh = self.ended[index].copy(), self._over[index]
         terminated = np.asarray(terminated, np.bool_)
@@ -112,6 +114,7 @@ class Episodes:
                 totals or None,
             ),
             info={name: x.astype(np.float32) for name, x in reported.items()} or None,
+            discount=None if discount is None else np.where(first, 1.0, discount).astype(np.float32),
         )
 
     def _life(self, index, first, gained) -> Episode[np.ndarray]:

@@ -112,13 +112,13 @@ def looked_at(
     """
     with suite.refusing(where, options, (Exception,)):
         found = _spaces(where, spec, options, workers, start_timeout)
-    observations, actions = converted(*found, where)
+    observations, actions = converted(*found[:2], where)
     own = NativeSpaces(observations.native, actions.native)
     return {"observation_space": observations.space, "action_space": actions.space, "native": own}
 
 
 def _spaces(where, spec, options, workers, start_timeout):
-    """As the suite has them."""
+    """As the suite has them, and whether it discounts."""
     if workers:
         one = {"step_timeout": 0.0, "start_timeout": start_timeout, "restarts": 0}
         try:
@@ -171,7 +171,8 @@ class SteppedEnvironment:
             )
         else:
             self._stepper = InProcess(*arguments)
-        observations, actions = converted(*self._stepper.spaces, self.name)
+        *both, self._discounted = self._stepper.spaces
+        observations, actions = converted(*both, self.name)
         built = EnvSpec(self.name, observations.space, actions.space)
         if problems := space_problems(built, recipe, "its recipe, as made or as a file has it,"):
             self._stepper.close()
@@ -262,7 +263,7 @@ class SteppedEnvironment:
             self.close()
             raise
         self._episodes.begin(rebuilt)
-        observations, rewards, terminated, truncated, reported = zip(*outcomes, strict=True)
+        observations, rewards, terminated, truncated, discounts, reported = zip(*outcomes, strict=True)
         return self._episodes.follow(
             slice(None),
             self._batched(observations),
@@ -270,6 +271,7 @@ class SteppedEnvironment:
             np.asarray(terminated, np.bool_),
             np.asarray(truncated, np.bool_),
             info=dict(zip(self._reports, np.asarray(reported).T, strict=True)),
+            discount=np.asarray(discounts, np.float32) if self._discounted else None,
         )
 
     def _batched(self, observations) -> PyTree:

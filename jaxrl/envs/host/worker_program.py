@@ -93,8 +93,9 @@ def made(spec, options):
 
 
 def spaces(environment):
-    """Of observations and of actions; of dm_env its specs."""
-    return environment.observation_space, environment.action_space
+    """Of observations and of actions; of dm_env its specs, and whether its discounts are to be learned from."""
+    discounted = isinstance(environment, FromDmEnv) and environment.discounted
+    return environment.observation_space, environment.action_space, discounted
 
 
 def answer(environment, info, index, call, argument):
@@ -108,15 +109,16 @@ def answer(environment, info, index, call, argument):
 def outcome(environment, names, call, argument):
     """Observation, reward, terminated, truncated after a reset with the seed, or a step with the action, `argument`.
 
-    And the numbers of these names in the step's info; zeros after a reset.
+    And dm_env's discount, else 1; and the numbers of these names in the step's info, zeros after a reset.
     """
     if call == "reset":
         observation, _ = parts(environment.reset(seed=argument), "reset", ("observation", "info"))
-        return observation, 0.0, False, False, (0.0,) * len(names)
+        return observation, 0.0, False, False, 1.0, (0.0,) * len(names)
     result = ("observation", "reward", "terminated", "truncated", "info")
     observation, reward, terminated, truncated, info = parts(environment.step(argument), "step", result)
     ends = flag(terminated, "terminated"), flag(truncated, "truncated")
-    return observation, real(reward), *ends, tuple(number(info, name) for name in names)
+    discount = environment.discount if isinstance(environment, FromDmEnv) else 1.0
+    return observation, real(reward), *ends, discount, tuple(number(info, name) for name in names)
 
 
 def parts(result, call, names):
@@ -188,7 +190,7 @@ class FromDmEnv:
     metadata = {}
 
     def __init__(self, what, options):
-        self._what, self._options = what, options
+        self._what, self._options, self.discount = what, options, 1.0  # of the newest step
         self._environment: Any = None
 
     @property
@@ -199,6 +201,14 @@ class FromDmEnv:
     def action_space(self):
         return self._made().action_spec()
 
+    @property
+    def discounted(self):
+        """Whether a discount may be another than 0 and 1, by its spec; those of dm_control's suite never are."""
+        spec = self._made().discount_spec()
+        low, high = getattr(spec, "minimum", 0.0), getattr(spec, "maximum", 1.0)
+        whole = spec.dtype.kind in "iub" or (low == high and high in (0.0, 1.0))
+        return not (whole or isinstance(self._what, str))
+
     def reset(self, *, seed=None):
         if seed is not None:
             self.close()
@@ -206,7 +216,9 @@ class FromDmEnv:
 
     def step(self, action):
         timestep = self._environment.step(action)
-        terminated, truncated = endings(timestep)
+        terminated, truncated, self.discount = ending(timestep)
+        if self.discount not in (0.0, 1.0) and not self.discounted:
+            raise ValueError(f"its discount is {self.discount:g}, and its discount_spec has 0 and 1 alone")
         return timestep.observation, timestep.reward, terminated, truncated, self._info(timestep.observation)
 
     def close(self):
@@ -250,11 +262,11 @@ def control_task(name, seed, options):
 CONTROL_OPTIONS = ("control_timestep", "flat_observation", "legacy_step", "n_sub_steps")
 
 
-def endings(timestep):
-    """Whether a time step of dm_env is terminated, truncated: its last one, with a discount of 0, or of more.
+def ending(timestep):
+    """Whether a time step of dm_env is terminated, truncated (its last one; by a discount of 0, or more); the discount.
 
     Raises:
-      ValueError: the discount is none, or another than 1 within an episode, or another episode began without an end.
+      ValueError: the discount is none, or 0 within an episode, or another episode began without an end.
     """
     if timestep.first():
         raise ValueError("step() began another episode, and the last one had no end: StepType.LAST must come before")
@@ -264,16 +276,9 @@ def endings(timestep):
         discount = -1.0
     if not 0.0 <= discount <= 1.0:
         raise ValueError(f"its discount must be a number from 0 to 1, and it is {timestep.discount!r:.80}")
-    if timestep.last():
-        return discount == 0.0, discount > 0.0
-    if discount == 0.0:
+    if not timestep.last() and discount == 0.0:
         raise ValueError("its discount is 0 within an episode; what ends there has StepType.LAST")
-    if discount != 1.0:
-        raise ValueError(
-            f"its discount is {discount:g} within an episode, where it must be 1: algorithms discount by their own "
-            "gamma, so set that, and wrap the environment"
-        )
-    return False, False
+    return timestep.last() and discount == 0.0, timestep.last() and discount > 0.0, discount
 
 
 if __name__ == "__main__":

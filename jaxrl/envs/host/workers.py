@@ -25,7 +25,8 @@ from jaxrl.envs.host.episodes import environment_seeds
 from jaxrl.envs.host.watchdog import warn_if_slow
 
 Command = tuple[str, Any]  # ("reset", seed or None) or ("step", action)
-Outcome = tuple[Any, float, bool, bool, tuple[float, ...]]  # observation, reward, terminated, truncated, info
+# Observation, reward, terminated, truncated, discount, info.
+Outcome = tuple[Any, float, bool, bool, float, tuple[float, ...]]
 
 _POLL_INTERVAL = 0.005  # seconds between two looks at a process that is ending
 _LOOK = 1.0  # and at those that do not answer
@@ -38,7 +39,7 @@ class InProcess:
     Attributes:
       failures, patience: 0; what fails here cannot be rebuilt.
       seeds: that each environment is begun with.
-      spaces: of observations and actions, as the suite has them.
+      spaces: of observations and actions, as the suite has them, and whether it discounts.
     """
 
     failures, patience = 0, 0.0
@@ -117,7 +118,7 @@ class Workers:
       failures: how many workers were replaced.
       patience: seconds that it may take until a worker that hangs is given up and another one is there.
       seeds: that each environment was begun with.
-      spaces: of observations and actions, as the suite has them.
+      spaces: of observations and actions, as the suite has them, and whether it discounts.
     """
 
     def __init__(
