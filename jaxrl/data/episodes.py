@@ -25,7 +25,7 @@ class Episode:
     Attributes:
       observation, action: arrays, or nested dictionaries of them; what is a tuple elsewhere has the names "0", "1", ...
       reward, discount: followed the action, one number a step; the discount is 0 where the episode then terminated,
-        else 1.
+        else 1, or the environment's own in (0, 1).
       is_first, is_last: true at the first step, at the last.
       is_terminal: true at the last step if the episode terminated there; never where it was truncated or cut off.
       metadata: of the whole episode. `ending` is "terminated", "truncated", or "cut off": what came then is unknown.
@@ -164,20 +164,23 @@ def broken_steps(episode: Episode) -> list[tuple[str, str]]:
 
 
 def odd_discounts(episode: Episode) -> list[tuple[str, str]]:
-    """Discounts that learners do not use: (field, at which step).
+    """Discounts that mean nothing: (field, at which step).
 
-    They discount by a number of their own, and take from an episode only whether it terminated. So each must be 1, but
-    for the one before a terminal end, which is 0 by RLDS and 1 in datasets that leave it to `is_terminal`.
+    Each must be in (0, 1], but for the one before a terminal end, which is 0 by RLDS and anything up to 1 in datasets
+    that leave it to `is_terminal`. A 0 elsewhere would end what goes on.
     """
-    odd = episode.discount[:-1] != 1
+    found = episode.discount[:-1]
+    if found.dtype.kind in "OSUMmc":
+        return [("discount", f"is of {found.dtype}, which is no real number")]
+    odd = ~((found > 0) & (found <= 1))
     if episode.is_terminal[-1]:
-        odd[-1:] &= episode.discount[:-1][-1:] != 0
+        odd[-1:] &= found[-1:] != 0
     if not odd.any():
         return []
     step = int(np.argmax(odd))
     what = (
-        f"is {episode.discount[step]:g} at step {step} of {len(odd) + 1}; it must be 1, or 0 before a terminal end, "
-        "because algorithms discount by their own gamma: set it with dataset.map"
+        f"is {episode.discount[step]:g} at step {step} of {len(odd) + 1}; it must be more than 0 and at most 1, or 0 "
+        "before a terminal end: change it with dataset.map, or cut the episode there with jaxrl.data.views.truncate"
     )
     return [("discount", what)]
 

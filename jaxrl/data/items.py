@@ -80,6 +80,7 @@ class RowReader:
                 )
             try:
                 rows = with_extras(rows_from_episode(episode), self._extras)
+                rows = rows.replace(discount=rows.discounts)  # the next one may have some
                 self._kind = check_kind(rows, self._kind, axes=1)
             except DatasetError as error:
                 raise DatasetError(f"episode {index}: {error}") from error

@@ -58,7 +58,8 @@ def arrays(dataset: Episodes, *, extras: tuple[str, ...] = ()) -> Trajectory:
         for target, leaf in zip(jax.tree.leaves(everything), jax.tree.leaves(rows), strict=True):
             target[at:stop] = leaf
         at = stop
-    return everything
+    plain = everything.replace(discount=None)
+    return plain if np.array_equal(plain.discounts, everything.discount) else everything
 
 
 class Loader:
@@ -243,7 +244,7 @@ def _fitting_window(dataset, extras, cache_bytes):
     if not len(lengths):
         return None
     (example,) = RowReader(dataset, extras).read(np.arange(1))
-    episode = memory.size_of(example) / len(example.first) * (lengths.mean() + 1)
+    episode = memory.size_of(example.replace(discount=None)) / len(example.first) * (lengths.mean() + 1)
     return None if len(lengths) * episode <= cache_bytes else max(1, int(cache_bytes / (2 * episode)))
 
 

@@ -238,6 +238,8 @@ def _array_within(action: np.ndarray, space: spaces.ArraySpace, acting: np.ndarr
 def _joined(parts):
     if not parts:
         raise DatasetError("the dataset has no episodes")
+    if any(part.discount is not None for part in parts):
+        parts = [part.replace(discount=part.discounts) for part in parts]
     return jax.tree.map(lambda *x: np.concatenate(x), *parts)
 
 

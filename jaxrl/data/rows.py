@@ -32,11 +32,11 @@ def rows_from_episode(episode: Episode) -> Trajectory[np.ndarray]:
 
     An episode that did not terminate is `truncated`, also where a recording cut it off: the task would have gone on, so
     learners bootstrap from its last observation. The last row's action and reward are zero, whatever the dataset holds
-    there. Rewards are float32; the discount follows from the ending.
+    there. Rewards are float32; so are discounts, None where they follow from the ending.
 
     Raises:
       AssertionError: the arrays are not equally long, a mark is no bool, or there are several rewards a step.
-      DatasetError: a discount is one that would be ignored, or float32 cannot hold a reward.
+      DatasetError: a discount is not in (0, 1] within the episode, or float32 cannot hold a reward.
     """
     last = episode.is_last
     chex.assert_rank([episode.reward, episode.discount, last], 1)
@@ -45,6 +45,7 @@ def rows_from_episode(episode: Episode) -> Trajectory[np.ndarray]:
     for field, what in odd_discounts(episode):
         raise DatasetError(f"{field} {what}")
     before_last, terminal = np.append(last[1:], False), bool(episode.is_terminal[-1])
+    discount = zero_where(last | (before_last & terminal), cast(episode.discount, np.float32, "discount", ~last))
     return Trajectory(
         observation=episode.observation,
         action=jax.tree.map(lambda x: zero_where(last, x), episode.action),
@@ -54,6 +55,7 @@ def rows_from_episode(episode: Episode) -> Trajectory[np.ndarray]:
         first=episode.is_first,
         weight=~last,
         extras=dict(episode.extras),
+        discount=None if np.array_equal(discount, implied_discount(episode.is_terminal)) else discount,
     )
 
 
@@ -80,7 +82,7 @@ def episode_from_rows(rows: Trajectory[np.ndarray], metadata: Mapping[str, Any] 
         observation=rows.observation,
         action=jax.tree.map(lambda x: zero_where(is_last, x), spaces.named(rows.action)),
         reward=zero_where(is_last, rows.reward),
-        discount=implied_discount(is_terminal),
+        discount=zero_where(is_last, rows.discounts),
         is_first=is_first,
         is_last=is_last,
         is_terminal=is_terminal,
@@ -90,7 +92,7 @@ def episode_from_rows(rows: Trajectory[np.ndarray], metadata: Mapping[str, Any] 
 
 
 # What is kept of unfinished episodes: `first` and `weight` follow from where a row lies.
-_CUT = ("observation", "action", "reward", "terminated", "truncated")
+_CUT = ("observation", "action", "reward", "terminated", "truncated", "discount")
 
 
 class EpisodeCutter:

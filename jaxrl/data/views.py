@@ -103,13 +103,19 @@ def gather_transitions(take: Take, start: np.ndarray, left: np.ndarray, n_step: 
     steps = np.minimum(left, n_step).astype(np.int32)
     offset = np.arange(n_step)
     within = offset < steps[:, None]
-    rewards = take("reward", start[:, None] + np.where(within, offset, 0))
+    at = start[:, None] + np.where(within, offset, 0)
+    rewards, discounts = np.where(within, take("reward", at), np.float32(0)), take("discount", at)
+    bootstrap = ~take("terminated", start + steps - 1)
+    if discounts is not None:
+        reach = np.cumprod(np.where(within, discounts, np.float32(1)), axis=1)
+        rewards[:, 1:] *= reach[:, :-1]
+        bootstrap = reach[:, -1]
     return TransitionBatch(
         observation=take("observation", start),
         action=take("action", start),
-        rewards=np.where(within, rewards, np.float32(0)),
+        rewards=rewards,
         steps=steps,
-        bootstrap=~take("terminated", start + steps - 1),
+        bootstrap=bootstrap,
         next_observation=take("observation", start + steps),
         weight=np.ones(len(start), np.bool_),
         extras=take("extras", start),
@@ -130,7 +136,7 @@ def gather_sequences(
     offset = np.arange(sequence.rows)[:, None]
     mask = offset < extent
     at = start + np.where(mask, offset, 0)
-    fields = ("observation", "action", "reward", "terminated", "truncated", "first", "weight", "extras")
+    fields = ("observation", "action", "reward", "terminated", "truncated", "first", "weight", "extras", "discount")
     stretch = Trajectory(
         **{name: jax.tree.map(lambda x: zero_where(~mask, x), take(name, at)) for name in fields}  # noqa: B023
     )
@@ -172,13 +178,13 @@ def return_to_go(episode: Episode, gamma: float = 1.0, bootstrap_value: float = 
 
     Args:
       episode: of T transitions.
-      gamma: discount of one step.
+      gamma: discount of one step, times the episode's own.
       bootstrap_value: the value of the last observation of an episode that did not terminate.
     """
     found = np.empty(len(episode.is_last))
     found[-1] = following = 0.0 if episode.is_terminal[-1] else float(bootstrap_value)
     for step in range(episode.length - 1, -1, -1):
-        found[step] = following = float(episode.reward[step]) + gamma * following
+        found[step] = following = float(episode.reward[step]) + gamma * float(episode.discount[step]) * following
     return found
 
 

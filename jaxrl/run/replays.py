@@ -179,6 +179,11 @@ def _of_table(state: ReplayState, source: Replay, name: str) -> Iterator[Stretch
         step = newest - (np.uint32(newest % 2**32) - held.step).astype(np.int64)  # their numbers may have wrapped
         if isinstance(held.batch, SequenceBatch):
             yield _of_sequences(held.batch.rows, step)
+        elif source.n_step > 1 and held.batch.bootstrap.dtype != bool:
+            raise ConfigError(
+                f"replay {name!r} holds items of {source.n_step} steps, and of discounts within episodes their product "
+                "alone; use n_step=1, sequences, or storage='ring'"
+            )
         else:
             order = np.argsort(step)
             runs = [order[run] for run in _runs(step[order])]
@@ -208,10 +213,11 @@ def _joined(items: Item, run: np.ndarray) -> Trajectory[np.ndarray]:
         observation=jax.tree.map(lambda x, y: np.append(x[rows[:-1]], y[last], axis=0), batch.observation, after),
         action=_at(batch.action, rows),
         reward=batch.rewards[rows, 0],
-        terminated=(one & ~batch.bootstrap)[rows],
+        terminated=(one & (batch.bootstrap == 0))[rows],
         truncated=(one & items.truncated)[rows],
         first=unread,
         weight=unread,
+        discount=batch.bootstrap[rows] if batch.bootstrap.dtype == np.float32 else None,
     )
 
 
@@ -268,12 +274,12 @@ def _read(items: Item) -> Item:
     return items.replace(batch=batch, stamp=None)
 
 
-def _template(source: Replay, spec: EnvSpec) -> ReplayState:
-    """What is read of the state of a source, with numbers for arrays."""
+def _template(source: Replay, spec: EnvSpec, discounted: bool) -> ReplayState:
+    """What is read of the state of a source, with numbers for arrays; `discounted`: of rows with discounts too."""
     number: PyTree = jnp.int32(0)
     unread: PyTree = None
     observation, action = spaces.zeros(spec.observation_space), spaces.zeros(spec.action_space)
-    rows = Trajectory(observation, action, *[number] * 5)
+    rows = Trajectory(observation, action, *[number] * 5, discount=number if discounted else None)
     if source.storage == "flashbax":
         return flashbax.template(rows, number)
     if source.storage == "table":
@@ -296,7 +302,14 @@ def _saved(
     leaves = {leaf.name: leaf for leaf in read_manifest(directory, step).leaves}
     found = {match[1] for name in leaves if (match := re.match(r"buffers/([^/]+)/", name))} & sources.keys()
     number = jnp.int32(0)
-    buffers = {name: _template(sources[name], spec) for name in found if isinstance(sources[name], Replay)}
+
+    def discounted(name):
+        return any(
+            re.fullmatch(f"buffers/{name}/ring/((items/batch/)?rows|experience)/discount", leaf) for leaf in leaves
+        )
+
+    replays = {name: sources[name] for name in found if isinstance(sources[name], Replay)}
+    buffers = {name: _template(source, spec, discounted(name)) for name, source in replays.items()}
     template = {"buffers": buffers, "empty_at": Counter(number, number)}  # as in `RunState`
 
     def shaped(path, _):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from jaxrl.core.errors import ConfigError, DatasetError
 from jaxrl.core.sources import Sequence
+from jaxrl.core.types import TransitionBatch
 from jaxrl.data import views
 from jaxrl.data.loading import Loader, arrays
 from jaxrl.data.rows import rows_from_episode
@@ -26,8 +27,9 @@ pytest.importorskip("grain")
 class InMemory:
     """A dataset of episodes that are there; counts how often each is read, and how many are held at once."""
 
-    def __init__(self, lengths, garbage=True):
-        self._made = [made(n, ENDINGS[i % 3], seed=i, garbage=garbage) for i, n in enumerate(lengths)]
+    def __init__(self, lengths, garbage=True, discounted=False):
+        own = [discounted and i % 2 for i in range(len(lengths))]
+        self._made = [made(n, ENDINGS[i % 3], i, garbage, own[i]) for i, n in enumerate(lengths)]
         self.lengths = np.asarray(lengths, np.int64)
         self.reads: Counter[int] = Counter()
         self.held = self.most_held = 0
@@ -55,13 +57,22 @@ def columns(batch, axis):
     return [jax.tree.map(lambda x, i=i: np.take(x, [i], axis=axis), batch) for i in range(size)]
 
 
+def settled(item):
+    """An item with discounts, as a loader gives them, zero where they mean nothing."""
+    item = item.with_discounts()
+    if isinstance(item, TransitionBatch):
+        return item
+    return item.replace(rows=item.rows.replace(discount=np.where(item.rows.weight, item.rows.discount, np.float32(0))))
+
+
 def expected(dataset, n_step, sequence):
     """By the number of its first row, every item of a dataset."""
     if sequence is None:
         found = [item for one in dataset for item in columns(views.transitions(one, n_step), 0)]
         return {int(item.observation["number"][0]): item for item in found}
     if sequence.end == "continue":
-        rows = jax.tree.map(lambda *x: np.concatenate(x), *(rows_from_episode(one) for one in dataset))
+        rows = [rows_from_episode(one) for one in dataset]
+        rows = jax.tree.map(lambda *x: np.concatenate(x), *(one.replace(discount=one.discounts) for one in rows))
         take = lambda name, at: jax.tree.map(lambda x: x[at], getattr(rows, name))  # noqa: E731
         start = np.arange(0, len(rows.first) - sequence.rows + 1, sequence.period)
         batch = views.gather_sequences(take, start, np.full_like(start, sequence.rows), sequence)
@@ -92,7 +103,7 @@ SEQUENCES = st.builds(
     st.integers(0, 3),
 )
 def test_an_epoch_has_every_item_once_as_its_view_has_it(lengths, sequence, n_step, size, window, cache_bytes, seed):
-    dataset = InMemory(lengths)
+    dataset = InMemory(lengths, discounted=True)
     wanted = expected(dataset, n_step, sequence)
     settings = {"n_step": n_step, "sequence": sequence, "seed": seed, "window": window, "extras": ("value",)}
     if not wanted:
@@ -109,7 +120,7 @@ def test_an_epoch_has_every_item_once_as_its_view_has_it(lengths, sequence, n_st
         numbers = [int(first["number"].ravel()[0]) for first in firsts]
         assert sorted(numbers) == sorted(wanted)
         for number, item in zip(numbers, epoch, strict=True):
-            assert_bitwise(item, wanted[number])
+            assert_bitwise(settled(item), settled(wanted[number]))
 
 
 def order_of(loader, batches):
@@ -214,7 +225,10 @@ def test_all_rows_are_those_of_the_episodes():
     dataset = InMemory([5, 9, 1])
     everything = arrays(dataset, extras=("value",))
     assert_bitwise(everything, jax.tree.map(lambda *x: np.concatenate(x), *(rows_from_episode(one) for one in dataset)))
-    assert arrays(dataset).extras == {}
+    assert arrays(dataset).extras == {} and everything.discount is None
+    dataset = InMemory([5, 9, 1], discounted=True)
+    wanted = [x for one in dataset for x in rows_from_episode(one).discounts]
+    np.testing.assert_array_equal(arrays(dataset).discount, wanted)
 
 
 def test_rows_that_do_not_fit_are_refused_before_they_are_read(monkeypatch):
@@ -258,7 +272,7 @@ WRONG = {
         "reward",
     ),
     "a reward of text": (changed(reward=lambda x: x.astype(str)), "reward"),
-    "a discount that would be ignored": (changed(discount=lambda x: np.full_like(x, 0.9)), "discount"),
+    "a discount that means nothing": (changed(discount=lambda x: np.full_like(x, 1.1)), "discount"),
 }
 
 

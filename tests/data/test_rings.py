@@ -179,7 +179,7 @@ def test_frames_are_stored_once():
         ({"observation": np.full((4, 2), 1e300)}, "episode 1: observation is .* at step 0; which float32 cannot hold"),
         ({"reward": np.array([0, 1e300, 0, 0])}, "episode 1: reward is 1.e.300 at step 1; which float32 cannot hold"),
         ({"reward": np.zeros((4, 1), np.float32)}, r"episode 1: reward has shape \(1,\) at each step"),
-        ({"discount": np.full(4, 0.9, np.float32)}, "episode 1: discount is 0.9 at step 0"),
+        ({"discount": np.float32([1, 0, 1, 0])}, "episode 1: discount is 0 at step 1"),
         ({"action": np.zeros((4, 1), np.int32)}, None),
         ({"action": np.full((4, 1), np.nan, np.float32)}, "episode 1: action is not finite at step 0"),
         ({"reward": np.array([0, np.inf, 0, 0], np.float32)}, "episode 1: reward is not finite at step 1"),

@@ -8,8 +8,11 @@ from jaxrl.data.episodes import CUT_OFF, TERMINATED, TRUNCATED, Episode
 ENDINGS = (TERMINATED, TRUNCATED, CUT_OFF)
 
 
-def made(transitions, ending, seed=0, garbage=False):
-    """An episode; `garbage`: its last action, reward and discount are not zero, as other programs leave them."""
+def made(transitions, ending, seed=0, garbage=False, discounted=False):
+    """An episode; `garbage`: its last action, reward and discount are not zero, as other programs leave them.
+
+    `discounted`: it has discounts of its own.
+    """
     rng, steps = np.random.default_rng(seed), transitions + 1
     number = 1000 * seed + np.arange(steps, dtype=np.int32)
     observation = {
@@ -19,6 +22,8 @@ def made(transitions, ending, seed=0, garbage=False):
     }
     action = {"which": rng.integers(0, 9, steps).astype(np.int64), "how": rng.normal(size=(steps, 1))}
     reward, discount = rng.integers(-16, 16, steps).astype(np.float32) / 4, np.ones(steps, np.float32)
+    if discounted:
+        discount = rng.choice(np.float32([0.25, 0.5, 1.0]), steps)
     is_first, is_last, is_terminal = np.zeros((3, steps), bool)
     is_first[0] = is_last[-1] = True
     if ending == TERMINATED:
@@ -37,5 +42,6 @@ def episodes(min_transitions=1, max_transitions=9):
         st.integers(min_transitions, max_transitions),
         st.sampled_from(ENDINGS),
         st.integers(0, 50),
+        st.booleans(),
         st.booleans(),
     )
