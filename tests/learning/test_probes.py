@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.tiers import one_quick
+from helpers.discounted import Discounted
+from helpers.tiers import few, one_quick
 
 import jaxrl
 from jaxrl import envs, networks
@@ -165,6 +166,16 @@ def test_time_limits_are_bootstrapped_through(name):
     np.testing.assert_allclose(value, 1.0 / (1.0 - GAMMA), rtol=0.05)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", few(ALGORITHMS | LIMITED, "ppo", "dqn", "r2d2"))
+def test_discounts_of_the_environment(name):
+    """Each step discounts by 0.5 beside gamma: a reward a step later is worth 0.45, one at every step 1.82, not 10."""
+    algo, iterations = (ALGORITHMS | LIMITED)[name]
+    for probe, beside in {"TwoStepDiscount": (0.5 * GAMMA, 1.0), "Truncated": (1.0 / (1.0 - 0.5 * GAMMA),) * 2}.items():
+        observation, value, _ = trained(algo, iterations, probe, lambda env: Discounted(env, 0.5))
+        np.testing.assert_allclose(value, np.where(observation == 0, *beside), atol=0.1, err_msg=probe)
+
+
 COMPOSITE = {
     "ppo": (ALGORITHMS["ppo"][0], 100),
     "recurrent_ppo": (
@@ -199,9 +210,9 @@ def test_composite_actions(name):
     assert abs(action["amount"] - 0.5) < 0.25
 
 
-def trained(algo, iterations, probe):
+def trained(algo, iterations, probe, wrap=lambda env: env):
     """Observations, values and actions of what was learned on a probe."""
-    env = envs.prepared(envs.make(f"probe:{probe}"))
+    env = envs.prepared(wrap(envs.make(f"probe:{probe}")))
     program = TOPOLOGY.bind(algo, env)
     algo = algo.resolve(program.layout.spec, program.layout.num_envs)
     steps_per_env = iterations * program.steps_per_iteration(algo) // program.layout.num_envs

@@ -5,6 +5,7 @@ import functools
 import jax
 import pytest
 from helpers import programs
+from helpers.discounted import Discounted
 from helpers.programs import ALGORITHMS, ENV, NUM_ENVS, anakin, assert_equal, plain
 from helpers.tiers import one_quick
 
@@ -54,15 +55,18 @@ REPPO = jaxrl.REPPO(
 )
 # Episodes have at most 12 transitions; those that are still going on when a batch is taken are in the next one.
 WHOLE = programs.PPO.replace(whole_episodes=8, max_episode_length=12, rollout_length=14)
+# In an environment that discounts by itself.
+DISCOUNTED = {f"discounted_{name}": algo for name, algo in {**ALGORITHMS, "r2d2": programs.R2D2}.items()}
 OTHERS = {"a2c": A2C, "crossq": CROSSQ, "reppo": REPPO, "vmpo": VMPO, "r2d2": programs.R2D2, "whole_episodes": WHOLE}
-ON_HOST = ALGORITHMS | OTHERS
-HOST_KINDS = ["recurrent_ppo", "dqn", "r2d2"]  # rollouts, transitions and sequences
+ON_HOST = ALGORITHMS | OTHERS | DISCOUNTED
+HOST_KINDS = ["recurrent_ppo", "discounted_dqn", "r2d2"]  # rollouts, transitions and sequences
 
 
 @functools.cache
 def run(name, topology, host=False, seed=3):
     """The state after some updates, and the report of all of them, as numpy."""
-    algo, env = ON_HOST[name], ServedFromHost(ENV) if host else ENV
+    algo, env = ON_HOST[name], Discounted(ENV, 0.7) if name in DISCOUNTED else ENV
+    env = ServedFromHost(env) if host else env
     program = topology.bind(algo, env)
     iterations = UPDATES + ("replay" in algo.experience)  # whose first iteration only fills it
     try:
@@ -78,7 +82,8 @@ def run(name, topology, host=False, seed=3):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "name", one_quick([*ALGORITHMS, "a2c", "reppo", "vmpo", "r2d2", "whole_episodes"], "ppo", rest=HOST_KINDS)
+    "name",
+    one_quick([*ALGORITHMS, "a2c", "reppo", "vmpo", "r2d2", "whole_episodes", *DISCOUNTED], "ppo", rest=HOST_KINDS),
 )
 def test_host_lockstep_is_the_compiled_run(name):
     state, report = run(name, anakin())
@@ -91,7 +96,10 @@ def test_host_lockstep_is_the_compiled_run(name):
 @pytest.mark.long
 @pytest.mark.parametrize(
     "name",
-    one_quick([*ALGORITHMS, "crossq", "reppo", "vmpo", "whole_episodes"], rest=["dqn", "crossq", "whole_episodes"]),
+    one_quick(
+        [*ALGORITHMS, "crossq", "reppo", "vmpo", "whole_episodes", *DISCOUNTED],
+        rest=["dqn", "crossq", "whole_episodes", "discounted_recurrent_ppo"],
+    ),
 )
 def test_four_devices_are_one(name):
     one, one_report = run(name, anakin())
