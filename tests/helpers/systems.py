@@ -72,7 +72,7 @@ def shortened(line):
             if hasattr(published.algorithm, "min_size"):
                 least = max(steps, 1_000)
                 added |= {"--min-size": least, "--capacity": 8 * least}
-                steps += least
+                steps = least + 5 * steps  # a sequence may take some rollouts
             added |= {"--total-steps": steps, "--evaluate-every": 0}
         else:
             added |= {"--total-steps": 50 if "--eval-env" in words else 1_200}
