@@ -354,11 +354,14 @@ def source(algo: RolloutFields, *, max_policy_lag: int | None) -> Rollouts | Epi
 
 def minibatch_problems(algo: Any, num_envs: int, shards: int, by: minibatches.By = "row") -> list[str]:
     """Explain why batches of an algorithm with `RolloutFields` and `MinibatchFields` cannot be divided."""
-    rows, columns = algo.rollout_length, num_envs
-    if algo.whole_episodes:
-        rows, columns = algo.max_episode_length, algo.whole_episodes
-    found = minibatches.minibatch_problems(rows=rows, num_envs=columns, shards=shards, count=algo.minibatches, by=by)
-    return [line.replace("num_envs", "whole_episodes") for line in found] if algo.whole_episodes else found
+    episodes, count = algo.whole_episodes, algo.minibatches
+    sizes = {"shards": shards, "count": count, "by": by}
+    if not episodes:
+        return minibatches.minibatch_problems(rows=algo.rollout_length, num_envs=num_envs, **sizes)
+    if any(type(number) is not int or number < 1 for number in (episodes, count)):
+        return []  # the fields' own limits tell of it
+    found = minibatches.minibatch_problems(rows=count, num_envs=episodes, **sizes)  # batches have a multiple of it
+    return [line.replace("num_envs", "whole_episodes").replace("environments", "episodes") for line in found]
 
 
 def minibatch_unit(network: Network) -> minibatches.By:

@@ -58,7 +58,8 @@ class EpisodeBuffer:
     def slots(self) -> int:
         """Slots of a shard: for what goes on, what waits for the next batch, and what ends in a rollout.
 
-        Of the last as many as there are if episodes have `_SHORT` rows; of shorter ones some are left out.
+        Of the last as many as there are if episodes have `_SHORT` rows; of shorter ones some are left out. So are some
+        where shards differ: a batch waits for the shard whose episodes are longest, and the others' slots fill up.
         """
         return self.episodes + self.num_envs // self.shards * (2 + self.source.length // _SHORT)
 
@@ -67,6 +68,15 @@ class EpisodeBuffer:
         """Lengths in rows that batches are cut to, ascending: few, since the update is compiled for each."""
         most, unit = self.source.max_length, self.source.unit
         return tuple(sorted({-(-most // (part * unit)) * unit for part in _PARTS}))
+
+    def problems(self) -> list[str]:
+        """Why there cannot be such batches; empty if there can."""
+        count, longest = self.source.count, self.source.max_length
+        if count % self.shards:
+            return [f"{count} episodes do not divide over {self.shards} shards; use a multiple"]
+        if (rows := (longest + 1) * self.slots * self.shards) >= 2**31:
+            return [f"room for {rows:,} rows of episodes of {longest:,} transitions; it must be less than 2^31"]
+        return []
 
     def init(self, rollout: Rollout) -> ReplayState:
         """No episode yet, over all devices; `rollout` is of all environments, or its shapes."""

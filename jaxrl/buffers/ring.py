@@ -122,7 +122,8 @@ def partition(axis: str, episode_steps: bool, parts: bool = False, on_host: bool
     columns: PyTree = PartitionSpec(axis)
     if on_host:
         large, rows = HostMemory(columns), Trajectory(*[columns] * len(dataclasses.fields(Trajectory)))
-        steps, counts = columns if episode_steps else None, [PartitionSpec()] * 3
+        steps: PyTree = columns if episode_steps else None
+        counts: list[PyTree] = [PartitionSpec()] * 3
         return Ring(rows.replace(observation=large), large, steps, *counts)
     everywhere: PyTree = PartitionSpec()
     divided = Parts(columns, columns, columns, everywhere) if parts else None

@@ -85,8 +85,9 @@ def decode_fields(cls: Any, fields: Mapping[str, Any], **overrides: Any) -> Any:
     older = {field.name: field.metadata[BEFORE] for field in dataclasses.fields(cls) if BEFORE in field.metadata}
     # A field of an earlier version that was not set, and is null, changes nothing.
     values = {name: decode(item) for name, item in fields.items() if name in known or item is not None}
-    # Nor does a number that was a switch in an earlier version, and was off.
-    values = {name: 0 if item is False and _hints(cls).get(name) is int else item for name, item in values.items()}
+    # Nor does a number that was a switch in an earlier version, and was off, if 0 is what it is by default.
+    off = {field.name for field in dataclasses.fields(cls) if type(field.default) is int and field.default == 0}
+    values = {name: 0 if item is False and name in off else item for name, item in values.items()}
     return build(cls, older | values | overrides)
 
 

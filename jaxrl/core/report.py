@@ -75,6 +75,7 @@ class Report(struct.PyTreeNode):
     finite: dict[str, jax.Array]  # bool by metric, and of the reward: at the first iteration in which one was not
     failed_at: jax.Array  # int32: the number of that iteration within the chunk, or -1
     actors: Metrics = struct.field(default_factory=dict)  # of host actors, over the chunk
+    learned: jax.Array | None = None  # transitions of whole episodes that were learned from, float32
 
     @classmethod
     def zeros_like(cls, shapes: "Report") -> "Report":
@@ -93,6 +94,7 @@ class Report(struct.PyTreeNode):
             made=self.made + other.made,
             finite=jax.tree.map(lambda old, now: jnp.where(new, now, old), self.finite, other.finite),
             failed_at=jnp.where(new, jnp.asarray(number, jnp.int32), self.failed_at),
+            learned=None if self.learned is None or other.learned is None else self.learned + other.learned,
         )
 
     def with_updates(self, updates: "Report", last: int) -> "Report":
@@ -133,9 +135,8 @@ class Report(struct.PyTreeNode):
         """Return means by name: `train/...` of ended episodes, `update/...` of updates, `actors/...` of host actors."""
         episodes = {f"train/{name}": value for name, value in self.episodes.metrics().items()}
         episodes["train/updates"] = self.made
-        if "learned_transitions" in self.updates:  # of whole episodes: others are still going on, or were too long
-            learned = self.updates["learned_transitions"] / self.iterations * self.made
-            episodes["train/learned_fraction"] = learned / self.episodes.steps
+        if self.learned is not None:
+            episodes["train/learned_fraction"] = self.learned / self.episodes.steps
         if self.actors:
             episodes |= {f"actors/{name}": value for name, value in self.actors.items()}
             episodes["actors/lost_transitions"] = self.episodes.lost
@@ -188,7 +189,9 @@ def make_report(episodes: EpisodeSums, metrics: Metrics, made: jax.Array, finite
     """Return the report of one iteration on this device, with `made` updates (float32) and these mean metrics."""
     fine = jnp.all(jnp.stack(list(finite.values())))
     iterations = (made > 0.0).astype(jnp.float32)
-    return Report(episodes, metrics, iterations, made, finite, jnp.where(fine, jnp.int32(-1), jnp.int32(0)))
+    learned = metrics["learned_transitions"] * made if "learned_transitions" in metrics else None
+    failed_at = jnp.where(fine, jnp.int32(-1), jnp.int32(0))
+    return Report(episodes, metrics, iterations, made, finite, failed_at, learned=learned)
 
 
 @jax.jit

@@ -201,8 +201,8 @@ class Replay:
         Fifo and Lifo.
       extras: names of the entries of `ActorOutput.extras` to store with the rows.
       frame_stack: store each frame once.
-      over: the name of another replay source: draw from its rows, and store none. Its `extras`,
-        `frame_stack` and `replay_memory` count then, and of rows its `capacity`. What it overwrites is gone from here too.
+      over: the name of another replay source: draw from its rows, and store none. Its `extras`, `frame_stack` and
+        `replay_memory` count then, and of rows its `capacity`. What it overwrites is gone from here too.
       storage: "ring": rows as they are, which everything above works with; "table": whole items, each stored by
         itself, as Reverb's tables have them: slower, and takes a `remover`; "flashbax": flashbax's flat buffers, for
         one-step transitions drawn uniformly or by priority.

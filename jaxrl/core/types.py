@@ -100,7 +100,8 @@ class Trajectory(Generic[Array], struct.PyTreeNode):  # noqa: UP046
         """Return the environment's own discounts, float32: 0 where the task ended or weight is False, 1 if None."""
         if self.discount is not None:
             return self.discount
-        return (self.weight & ~self.terminated).astype(np.float32)
+        discounts: Any = self.weight & ~self.terminated
+        return discounts.astype(np.float32)
 
 
 class Rollout(struct.PyTreeNode):

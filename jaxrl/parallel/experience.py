@@ -209,9 +209,8 @@ class Experience:
                     f"dataset the same number of items; dataset_fraction={self.dataset_fraction} of "
                     f"{source.batch_size} is not one"
                 )
-        for source in self.algo.experience.values():
-            if isinstance(source, Episodes) and source.count % self.shards:
-                found.append(f"whole_episodes={source.count} does not divide over {self.shards} shards")
+        for name, buffer in self.episodes.items():
+            found += [f"source {name!r}: {line}" for line in buffer.problems()]
         return [f"{type(self.algo).__name__} {line}" for line in found]
 
     def partition(self, axis: str) -> dict[str, ReplayState]:

@@ -187,7 +187,7 @@ def run_updates(
     # Only what an update changes goes round: the learner and the indices, and not the rows.
     carried = (state.learner, {name: state.buffers[name].index for name in rings})
     if not isinstance(updates, int):
-        # A loop of so many turns, not a branch: the number is the same for all runs of a mapped batch.
+        # A loop of so many turns, not a branch: of a replay the number is the same for all runs of a mapped batch.
         made = jnp.where(enough, updates, 0)
         shapes = jax.eval_shape(update, carried, jnp.int32(0))[1]
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)

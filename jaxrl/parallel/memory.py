@@ -112,12 +112,14 @@ def check(
             for field, size in _size(source).items()
         )
         copied = saved and (on_cpu or place == "the host")
-        in_rings = not on_cpu and runs == 1 and all(source.storage == "ring" for source in sources.values())
+        replays = [source for source in sources.values() if isinstance(source, Replay)]
+        in_rings = not on_cpu and runs == 1 and replays and all(source.storage == "ring" for source in replays)
         elsewhere = "; or replay_memory='host'" if in_rings and not on_host else ""
-        what = "the replay and an asynchronous save's copy of it need" if copied else "the replay needs"
+        held = "the replay" if replays else "the room for whole episodes"
+        what = f"{held} and an asynchronous save's copy of it need" if copied else f"{held} needs"
         problems.append(
             f"{what} {readable(bytes_needed)} of {place}, where {readable(bytes_free)} are free; what would fit is "
-            f"{fitting}" + ("; or leave the replay out of checkpoints" if copied else elsewhere)
+            f"{fitting}" + (f"; or leave {held} out of checkpoints (save_replay=False)" if copied else elsewhere)
         )
     if problems:
         raise ConfigError(problems)
@@ -126,7 +128,7 @@ def check(
 def _size(source):
     """The field that says how much a source stores, and its value; none where it stores nothing."""
     if isinstance(source, Episodes):
-        return {"max_episode_length": source.max_length}
+        return {"max_episode_length": source.max_length, "rollout_length": source.length}
     return {"capacity": source.capacity} if source.over is None else {}
 
 

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import count_problems
-from jaxrl.core.types import Algorithm, EnvSpec, PyTree
+from jaxrl.core.types import Algorithm, EnvSpec, Episodes, PyTree
 from jaxrl.parallel import memory
 from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.experience import Experience
@@ -180,7 +180,9 @@ def checked_layout(
         if problems := memory.rollout_problems(ro.row_bytes(spec), num_envs, length, of_all, free):
             raise ConfigError(problems)
 
-    candidates = [shards] if shards else sorted({*_DEFAULT_SHARDS, devices}, reverse=True)
+    # Of whole episodes as few as there can be: a batch waits for the shard whose episodes are longest.
+    most_first = not any(isinstance(source, Episodes) for source in algo.experience.values())
+    candidates = [shards] if shards else sorted({*_DEFAULT_SHARDS, devices}, reverse=most_first)
     first_problems = None
     for candidate in candidates:
         if num_envs % candidate or candidate % devices:

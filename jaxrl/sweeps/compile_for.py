@@ -13,7 +13,7 @@ from jaxrl.core import keys
 from jaxrl.core.arguments import whole_arguments
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import count_problems
-from jaxrl.core.types import Algorithm, Environment
+from jaxrl.core.types import Algorithm, Environment, Replay
 from jaxrl.parallel import targets
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.mesh import described, device_problems
@@ -83,8 +83,9 @@ def report_for(target: Target, settings: RunSettings, runs: int | None = None) -
             raise ConfigError(problems)
         topology = dataclasses.replace(topology, devices=1)
     settings = settings.replace(topology=topology, num_envs=None, total_steps=1).prepared().resolved()
-    sources = [source for source in settings.algo.experience.values() if isinstance(source, Replay)]
-    if target.devices[0].platform == "gpu" and any(source.replay_memory == "host" for source in sources):
+    sources = settings.algo.experience.values()
+    on_host = any(isinstance(source, Replay) and source.replay_memory == "host" for source in sources)
+    if target.devices[0].platform == "gpu" and on_host:
         raise ConfigError(
             f"replay_memory='host': JAX does not compile for the memory of {target.name}'s host; use 'device'"
         )

@@ -8,6 +8,8 @@ from helpers import programs
 
 import jaxrl
 from jaxrl.buffers.episodes import EpisodeBuffer
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.report import EpisodeSums, make_report
 from jaxrl.core.sources import Episodes
 from jaxrl.core.types import Rollout, TimeStep
 from jaxrl.parallel.replicas import SingleReplica
@@ -179,6 +181,35 @@ def test_a_run_goes_on_in_the_middle_of_episodes(tmp_path):
     jaxrl.train(algo, programs.ENV, total_steps=2 * rows, run_dir=tmp_path / "run", **settings)
     again = jaxrl.train(algo, programs.ENV, total_steps=6 * rows, run_dir=tmp_path / "run", **settings)
     programs.assert_equal(whole.state, again.state)
-    totals = [row for row in whole.metrics if "train/learned_fraction" in row]
+    totals = [row for row in whole.metrics if "train/transitions" in row]
     learned = sum(row["train/learned_fraction"] * row["train/transitions"] for row in totals)
-    assert learned >= sum(row["train/transitions"] for row in totals) - 2 * 8 * 12
+    lived = sum(row["train/transitions"] for row in totals)
+    assert lived - 2 * 8 * 12 <= learned <= lived, "all but what goes on, and what waits for a batch"
+
+
+@pytest.mark.parametrize(("fields", "shards"), [({}, 8), ({"whole_episodes": 8, "max_episode_length": 2**20 - 3}, 1)])
+def test_shards_are_few_where_a_batch_waits_for_each(fields, shards):
+    algo = programs.PPO.replace(**fields)
+    assert jaxrl.Anakin(num_envs=8, devices=1).bind(algo, programs.ENV).layout.shards == shards
+
+
+def test_room_that_cannot_be_is_refused_at_once():
+    algo = programs.PPO.replace(whole_episodes=8, max_episode_length=2**31 - 1)
+    with pytest.raises(ConfigError, match="episodes of 2,147,483,647 transitions; it must be less than 2"):
+        jaxrl.Anakin(num_envs=8, devices=1).bind(algo, programs.ENV)
+
+
+def test_the_part_that_was_learned_from_is_of_all_iterations():
+    """Also of those without a batch, and of those with several."""
+    reports = [
+        make_report(
+            EpisodeSums.zero().replace(steps=jnp.float32(100.0)),
+            {"learned_transitions": jnp.float32(mean)},
+            jnp.float32(made),
+            {"x": jnp.bool_(True)},
+        )
+        for mean, made in ((0.0, 0), (100.0, 1), (50.0, 3))
+    ]
+    total = reports[0].add(reports[1], jnp.int32(1)).add(reports[2], jnp.int32(2))
+    np.testing.assert_allclose(total.metrics()["train/learned_fraction"], 250.0 / 300.0, rtol=1e-6)
+    assert reports[0].metrics()["train/learned_fraction"] == 0.0
