@@ -87,6 +87,7 @@ DEFAULTS = [
         worst_missed="one seed of ten at 474.6",
         variant="QR-DQN",
     ),
+    Row("cartpole-munchausen", f"dqn {CARTPOLE} --munchausen", "", worst=SOLVED, variant="Munchausen DQN"),
     Row("acrobot-ppo", f"ppo {ACROBOT}", "-86.36 ± 1.32 (CleanRL)", worst=-100.0),
     Row("acrobot-dqn", f"dqn {ACROBOT}", "-88.89 ± 1.56 (CleanRL)", worst=-100.0),
     Row("acrobot-pqn", f"pqn {ACROBOT}", "-95.63 (CleanRL)", worst=-100.0),
