@@ -35,7 +35,7 @@ class RunLog:
             self.write(f"{'error' if issubclass(category, RunStoppedWarning) else 'warning'}: {message}")
             previous(message, category, filename, lineno, file, line)
 
-        warnings.showwarning = show  # ty: ignore[invalid-assignment]  # as its documentation says to replace it
+        setattr(warnings, "showwarning", show)  # noqa: B010  as its documentation says, which its type does not allow
         self._leaving.callback(setattr, warnings, "showwarning", previous)
         return self
 

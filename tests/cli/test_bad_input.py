@@ -189,6 +189,7 @@ ON_THE_HOST = {
     "--queue": "2",
     "--learner-batch": "8",
     "--max-lag": "20",
+    "--parameter-period": "2",
     "--ready": "2",
     "--error-buffer": "512",
     "--step-timeout": "9",

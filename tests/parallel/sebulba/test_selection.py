@@ -254,7 +254,7 @@ def test_it_ends_while_groups_wait_for_room(ready, interrupted, monkeypatch):
         (IMPALA, {"max_lag": 4}, "max_lag=4 is for batches of learner_batch"),
         (IMPALA, {"learner_batch": 6, "shards": 4}, "^shards=4 must divide learner_batch=6$"),
         (ALGORITHMS["recurrent_ppo"], {"learner_batch": 4, "shards": 4}, r"\(learner_batch=4 over 4 shards\)"),
-        (ALGORITHMS["dqn"], {"learner_batch": 4}, "DQN's replay 'replay' stores a rollout of every environment at a"),
+        (ALGORITHMS["dqn"], {"learner_batch": 4}, "DQN's source 'replay' stores a rollout of every environment at a"),
     ],
     ids=str,
 )
