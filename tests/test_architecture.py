@@ -27,15 +27,15 @@ MOST_PAIRS = 60
 
 # Lines of code, without comments, docstrings and blank lines; the aim is 24,000 in all.
 BUDGET = {
-    "core": 2760,
-    "envs": 4039,
+    "core": 2789,
+    "envs": 4044,
     "networks": 2010,
-    "buffers": 1990,
-    "algos": 4911,
-    "parallel": 4327,
+    "buffers": 1992,
+    "algos": 4915,
+    "parallel": 4330,
     "data": 3009,
     "plots": 492,
-    "run": 6433,
+    "run": 6440,
     "sweeps": 1814,
     "cli": 2344,
     "__init__": 202,

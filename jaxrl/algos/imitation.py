@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxrl.algos import combined_replay
+from jaxrl.core.errors import ConfigError
 from jaxrl.core.sources import Dataset, Replay, Source
 from jaxrl.core.types import Replicas, TransitionBatch
 
@@ -21,6 +22,11 @@ def sources(replay: Replay) -> dict[str, Source]:
 def rewarded(batch: Mapping[str, Any], replicas: Replicas) -> TransitionBatch:
     """Join both parts, with reward 1 for steps of demonstrations and 0 for others (SQIL, algorithm 1)."""
     own, expert = batch["replay"], batch["demonstrations"]
+    if expert.rewards.shape[1] > 1 and expert.bootstrap.dtype != bool:
+        raise ConfigError(
+            f"imitate=True with n_step={expert.rewards.shape[1]}: of discounts within episodes a transition holds the "
+            "product alone, by which rewards of 1 a step cannot be discounted; use n_step=1"
+        )
     taken = jnp.arange(expert.rewards.shape[1], dtype=jnp.int32)[None] < expert.steps[:, None]
     own = own.replace(rewards=jnp.zeros_like(own.rewards))
     expert = expert.replace(rewards=taken.astype(expert.rewards.dtype))

@@ -7,6 +7,7 @@ process. What is in force is known in one place, `applied`; every part is starte
 import contextlib
 import dataclasses
 import os
+import platform
 import re
 import tempfile
 from collections.abc import Collection, Generator, Mapping, Sequence, Set
@@ -35,7 +36,8 @@ class Resources:
       worker_memory: GiB of data that each worker process may hold; allocating more is a `MemoryError` there, which
         ends the run. None: no limit.
       own_cores: how many cores the run takes for itself, until it ends, of those that no other run with `own_cores` of
-        this user has on this machine: experiments of a sweep, say, or several commands. None: it shares all.
+        this user and this folder of temporary files (TMPDIR) has on this machine: experiments of a sweep, say, or
+        several commands. None: it shares all.
     """
 
     learner: str | None = None
@@ -126,14 +128,20 @@ def applied(resources: Resources | None) -> Generator[None]:
 @contextlib.contextmanager
 def _owned(cores: Sequence[int], count: int) -> Generator[list[int]]:
     """So many of `cores` that nobody else has by this; given back on leaving, or by the system with the process."""
-    folder = Path(tempfile.gettempdir()) / f"jaxrl-cores-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    folder = Path(tempfile.gettempdir()) / f"jaxrl-cores-{os.getuid()}-{platform.node()}"
     with contextlib.ExitStack() as stack:
         owned = []
-        with _locked(folder / "choosing", wait=True):  # of two that choose at once one finds what it needs
-            for core in cores:
-                if len(owned) < count and stack.enter_context(_locked(folder / str(core), wait=False)):
-                    owned.append(core)
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            with _locked(folder / "choosing", wait=True):  # of two that choose at once one finds what it needs
+                for core in cores:
+                    if len(owned) < count and stack.enter_context(_locked(folder / str(core), wait=False)):
+                        owned.append(core)
+        except OSError as error:
+            raise ConfigError(
+                f"resources: own_cores={count}: whose cores are whose is known by locks in {folder}, which cannot be "
+                f"had: {error}; set TMPDIR to a folder of this machine, or leave own_cores out"
+            ) from None
         if len(owned) < count:
             raise ConfigError(
                 f"resources: own_cores={count}: only {len(owned)} of {len(cores)} cores are left by other runs with "

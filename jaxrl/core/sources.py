@@ -89,6 +89,15 @@ class Prioritized:
     insertion: str | None = None
     eta: float | Any = 0.9
 
+    def problems(self) -> list[str]:
+        """Return why it cannot be a field's value as it is, one line each."""
+        if all(isinstance(x, int | float) and x >= 0 for x in (self.exponent, self.beta)):
+            return []
+        return [
+            "exponent and beta must be numbers of at least 0; only prioritized=True takes schedules "
+            "(priority_exponent, importance_exponent)"
+        ]
+
 
 @dataclasses.dataclass(frozen=True)
 class Fifo:
@@ -252,6 +261,23 @@ class View:
     capacity: int | None = None
     remover: Remover = Fifo()
     max_times_sampled: int = 0
+
+    def problems(self) -> list[str]:
+        """Return why it cannot be, one line each."""
+        least = {"items": 1, "max_times_sampled": 0} | ({} if self.capacity is None else {"capacity": 1})
+        found = [
+            f"{field}={value!r} must be a whole number of at least {number}"
+            for field, number in least.items()
+            if type(value := getattr(self, field)) is not int or value < number
+        ]
+        for field, kinds in (("sampler", Sampler), ("remover", Remover)):
+            if not isinstance(rule := getattr(self, field), kinds):
+                found.append(f"{field}={rule!r:.80} is none of jaxrl.core.sources")
+        if isinstance(self.sampler, Prioritized):
+            found += self.sampler.problems()
+        if self.capacity is None and self.remover != Fifo():
+            found.append(f"remover={self.remover!r:.80} without capacity: nothing is removed; set one")
+        return found
 
     def of(self, name: str, replay: Replay) -> Replay:
         """Return the source over the rows of `replay`, which is called `name`."""

@@ -172,7 +172,7 @@ def odd_discounts(episode: Episode) -> list[tuple[str, str]]:
     found = episode.discount[:-1]
     if found.dtype.kind in "OSUMmc":
         return [("discount", f"is of {found.dtype}, which is no real number")]
-    odd = ~((found > 0) & (found <= 1))
+    odd = ~((found.astype(np.float32) > 0) & (found <= 1))
     if episode.is_terminal[-1]:
         odd[-1:] &= found[-1:] != 0
     if not odd.any():

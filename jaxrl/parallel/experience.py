@@ -209,8 +209,9 @@ class Experience:
                     f"dataset the same number of items; dataset_fraction={self.dataset_fraction} of "
                     f"{source.batch_size} is not one"
                 )
+        divided = hasattr(self.algo, "minibatches")  # then it has told what does not divide over shards
         for name, buffer in self.episodes.items():
-            found += [f"source {name!r}: {line}" for line in buffer.problems()]
+            found += [f"source {name!r}: {line}" for line in buffer.problems(divided)]
         return [f"{type(self.algo).__name__} {line}" for line in found]
 
     def partition(self, axis: str) -> dict[str, ReplayState]:
@@ -317,7 +318,9 @@ class Experience:
             drawn = batches[source].sample_info
             assert drawn is not None  # of every batch that a replay gives
             for name, (info, part) in self._parts(source, states, drawn, values).items():
-                states[name] = self.buffers[name].update_priorities(states[name], info, part)
+                # A dataset's part has no priorities where the other's are for items that come and go.
+                if name in self.online or not index.dense(self.buffers[name].source):
+                    states[name] = self.buffers[name].update_priorities(states[name], info, part)
         return states
 
     def statistics(self, states: Mapping[str, ReplayState], batches: Mapping[str, Batch]) -> Metrics:

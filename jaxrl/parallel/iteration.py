@@ -167,7 +167,8 @@ def run_updates(
             with shared_batch(replicas):
                 return algo.update(learner, batch, spec=spec, key=key, replicas=replicas)
 
-        learner, info = experience.cut_to_length(learn, dict(rollouts) | taken | batches)
+        found = dict(rollouts) | taken | batches
+        learner, info = experience.cut_to_length(learn, found) if taken else learn(found)
         replays = experience.update_priorities(replays, batches, info.priorities)
         metrics = dict(info.metrics) | experience.statistics(replays, batches)
         for batch in taken.values():

@@ -101,7 +101,7 @@ def export_replay(
                 episode = episode_from_rows(rows, {"policy_version": (empty + steps_per_env) // length})
                 writer.write(episode, common | {"env_index": env_index})
         if not writer.episodes:
-            raise ConfigError(f"no complete episode in replay {name!r}")
+            raise ConfigError(f"no complete episode in replay {name!r}, or of a table or view no item")
         return writer.close()
 
 

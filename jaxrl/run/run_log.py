@@ -32,16 +32,23 @@ class RunLog:
         previous = warnings.showwarning
 
         def show(message, category, filename, lineno, file=None, line=None):
-            self.write(f"{'error' if issubclass(category, RunStoppedWarning) else 'warning'}: {message}")
+            if not ended:
+                self.write(f"{'error' if issubclass(category, RunStoppedWarning) else 'warning'}: {message}")
             previous(message, category, filename, lineno, file, line)
 
+        def leave():
+            ended.append(True)
+            if warnings.showwarning is show:  # a run in another thread may have replaced it since
+                setattr(warnings, "showwarning", previous)  # noqa: B010  as above
+
+        ended: list[bool] = []
         setattr(warnings, "showwarning", show)  # noqa: B010  as its documentation says, which its type does not allow
-        self._leaving.callback(setattr, warnings, "showwarning", previous)
+        self._leaving.callback(leave)
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._leaving.close()
-        if isinstance(error, Exception):
+        if error is not None:
             self.write(f"error: {str(error) or type(error).__name__}")
         self.close()
 
@@ -73,6 +80,7 @@ class RunLog:
             with files.open_to_append(self._file) as file:
                 file.write(text)
             if self._file.stat().st_size > _MOST:
-                lines = self._file.read_text(errors="replace")
+                lines = self._file.read_text(encoding="utf-8", errors="replace")
+                half = lines[len(lines) // 2 :]
                 with files.replacing(self._file) as file:
-                    file.write(lines[len(lines) // 2 :].partition("\n")[2])
+                    file.write(half.partition("\n")[2] or half)

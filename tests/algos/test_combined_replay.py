@@ -104,7 +104,11 @@ def test_a_run_is_the_same_on_any_number_of_devices():
         (jaxrl.DQN(view=View(1), storage="table"), "needs storage=.ring., not .table."),
         (jaxrl.SAC(view=View(1, capacity=64, remover=MinHeap())), "goes by priorities, which SAC does not give"),
         (jaxrl.DQN(view="lifo"), "DQN.view=.lifo. is not a jaxrl.core.sources.View"),
-        (jaxrl.DQN(view=View(0)), "batch_size=0 must be at least 1"),
+        (jaxrl.DQN(view=View(0)), "DQN.view=View.*items=0 must be a whole number of at least 1"),
+        (jaxrl.DQN(view=View("4")), "items='4' must be a whole number"),
+        (jaxrl.DQN(view=View(4, "lifo")), "sampler='lifo' is none of jaxrl.core.sources"),
+        (jaxrl.DQN(view=View(4, Prioritized(exponent=-1.0))), "exponent and beta must be numbers of at least 0"),
+        (jaxrl.DQN(view=View(4, remover=MinHeap())), "without capacity: nothing is removed"),
     ],
 )
 def test_what_is_refused(algo, words):

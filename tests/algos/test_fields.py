@@ -58,6 +58,8 @@ STATIC = {
     "replay_ratio": 0.5,
     "samples_per_insert": 24,
     "storage": "flashbax",
+    "replay_memory": "host",
+    "whole_episodes": 8,
     "sampler": Lifo(),
     "max_times_sampled": 3,
     "newest": 2,

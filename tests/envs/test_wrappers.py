@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
+from helpers.discounted import Discounted
 
 import jaxrl
 from jaxrl.cli import main
@@ -372,3 +373,13 @@ def test_make_refuses_what_is_no_wrapper_or_does_not_fit():
             jaxrl.make("gymnax:CartPole-v1", **{name: value})
     words = ["--env-params", "wrappers=Flatten"]
     assert main.main(["train", "ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "16"] + words) == 2
+
+
+def test_repeated_actions_discount_what_follows():
+    """As the environment does step by step: 2 + 0.5 (2 + 0.5 x 2), and where it ends nothing follows."""
+    env = ActionRepeat(Discounted(Counter(length=5), 0.5), 3)
+    state, _ = env.reset(jax.random.key(0))
+    state, one = env.step(state, jnp.float32(2.0), jax.random.key(1))
+    assert (float(one.reward), float(one.discount)) == (3.5, 0.125)
+    _, last = env.step(state, jnp.float32(2.0), jax.random.key(2))
+    assert bool(last.terminated) and (float(last.reward), float(last.discount)) == (3.0, 0.0)

@@ -115,12 +115,8 @@ class StorageFields:
                 )
             else:
                 found.append(f"{name}.{field}={rule!r:.80} is not one of {names} of jaxrl.core.sources, or None")
-        numbers = (self.sampler.exponent, self.sampler.beta) if isinstance(self.sampler, Prioritized) else ()
-        if not all(isinstance(x, int | float) and x >= 0 for x in numbers):
-            found.append(
-                f"{name}.sampler={self.sampler!r:.120}: exponent and beta must be numbers of at least 0; only "
-                "prioritized=True takes schedules (priority_exponent, importance_exponent)"
-            )
+        if isinstance(self.sampler, Prioritized):
+            found += [f"{name}.sampler={self.sampler!r:.120}: {line}" for line in self.sampler.problems()]
         ratio, samples = self.replay_ratio, self.samples_per_insert
         default = type(self).__dataclass_fields__["replay_ratio"].default
         if samples is not None and ratio not in (None, default):
@@ -229,8 +225,8 @@ class CombinedReplayFields(StorageFields):
     def _views(self) -> dict[str, View]:
         # Drawn as the newest once, so that several of them, or several updates in one iteration, have different ones.
         newest = {"newest": View(self.newest, Lifo(), max_times_sampled=1)} if self.newest else {}
-        # Values that are not views are refused later.
-        return newest | ({"view": self.view} if isinstance(self.view, View) else {})
+        # Values that are not views, and views that cannot be, are refused later.
+        return newest | ({"view": self.view} if isinstance(self.view, View) and not self.view.problems() else {})
 
     def combined_sources(self, replay: Replay) -> dict[str, Source]:
         """Return the replay, which gives all of a batch but the parts of `newest` and `view`, and their sources."""
@@ -243,6 +239,8 @@ class CombinedReplayFields(StorageFields):
         name, found = type(self).__name__, []
         if not isinstance(self.view, View | None):
             return [f"{name}.view={self.view!r:.80} is not a jaxrl.core.sources.View, or None"]
+        if self.view is not None and (wrong := self.view.problems()):
+            return [f"{name}.view={self.view!r:.120}: {line}" for line in wrong]
         views = self._views
         what = " and ".join(f"{name}.{part}={getattr(self, part)}" for part in views)
         sizes = [view.items for view in views.values()]

@@ -85,7 +85,12 @@ class ActionRepeat(struct.PyTreeNode):
         def again(now, key):
             state, time_step = now
             next_state, next_step = self.env.step(state, action, key)
-            next_step = next_step.replace(reward=time_step.reward + next_step.reward)
+            before = time_step.discount  # the environment's own, of all steps so far
+            if before is None:
+                next_step = next_step.replace(reward=time_step.reward + next_step.reward)
+            else:
+                reward, discount = time_step.reward + before * next_step.reward, before * next_step.discount
+                next_step = next_step.replace(reward=reward, discount=discount)
             # `first`: an environment that resets itself began an episode; the action was not meant for it.
             stop = time_step.last | time_step.first
             return jax.tree.map(lambda a, b: jnp.where(stop, a, b), now, (next_state, next_step)), None

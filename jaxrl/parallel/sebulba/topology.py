@@ -59,7 +59,8 @@ class Sebulba(Topology):
         from it: the learner waits for rollouts that would be older. None: 16 times the batches that all groups'
         rollouts make.
       parameter_period: updates between two sets of parameters that actors are given, which are up to so many less one
-        older than they would be. A larger one saves sending them, to Ray actors with the policy above all.
+        older than `lag` says, also for algorithms that allow no such age by themselves. A larger one saves sending
+        them, to Ray actors with the policy above all.
       ready: number of environments to act for at once: the first of their group that are ready; must divide the group.
         None: the whole group, in step.
       error_buffer: transitions that draws may be ahead of or behind the samples per insert: the learner then draws from
@@ -151,7 +152,8 @@ class Sebulba(Topology):
             in_step = self.ready is None and self.learner_batch is None
             lockstep = lag is not None or not alone or (bool(most) and in_step)
             if lag is None:
-                lag = min([1, *most]) if lockstep else 0
+                # With parameters of several updates ago they would be older still.
+                lag = min([1, *most]) if lockstep and self.parameter_period == 1 else 0
         return dataclasses.replace(self, num_envs=num_envs, lockstep=lockstep, lag=lag or 0, max_lag=max_lag)
 
     def batches_at_hand(self, num_envs: int) -> int:
