@@ -34,8 +34,17 @@ def forget_programs_if_many():
 
 
 def pytest_collection_modifyitems(items):
-    """Begins with the files that take longest, those of pages and notebooks: each is run by one worker alone."""
-    items.sort(key=lambda item: item.path.parent != pathlib.Path(__file__).parent)
+    """Begins with the files that take longest, those of pages and notebooks: each is run by one worker alone.
+
+    The further commands of docs/systems.md come last: half an hour of them would keep all others from being run.
+    """
+
+    def place(item):
+        if item.path.name == "test_systems_commands.py" and item.get_closest_marker("exhaustive"):
+            return 2
+        return int(item.path.parent != pathlib.Path(__file__).parent)
+
+    items.sort(key=place)
 
 
 @pytest.fixture(autouse=True, scope="module")
