@@ -98,6 +98,8 @@ def init(example: Trajectory, carry: PyTree, slots: int, rollout: int, keep_step
     """
 
     def zeros(shape, dtype, space):
+        if space is jax.memory.Space.Device:
+            return jnp.zeros(shape, dtype)
         # Of a number that is there already: else zeros for the host would fill the device's memory first.
         return jax.lax.broadcast(jax.device_put(jnp.zeros((), dtype), space), shape)
 

@@ -208,16 +208,18 @@ def _joined(items: Item, run: np.ndarray) -> Trajectory[np.ndarray]:
     unread: PyTree = None
     batch, last = items.batch, run[-1:]
     one = batch.steps == 1  # an item's next observation is that of the next row
+    discounted = batch.bootstrap.dtype != bool
     rows, after = (np.append(run, last), batch.next_observation) if one[last[0]] else (run, batch.observation)
+    terminated = (one & (batch.bootstrap == 0))[rows]
     return Trajectory(
         observation=jax.tree.map(lambda x, y: np.append(x[rows[:-1]], y[last], axis=0), batch.observation, after),
         action=_at(batch.action, rows),
         reward=batch.rewards[rows, 0],
-        terminated=(one & (batch.bootstrap == 0))[rows],
+        terminated=terminated,
         truncated=(one & items.truncated)[rows],
         first=unread,
         weight=unread,
-        discount=batch.bootstrap[rows] if batch.bootstrap.dtype == np.float32 else None,
+        discount=np.where(terminated, 0, batch.bootstrap[rows] if discounted else 1).astype(np.float32),
     )
 
 

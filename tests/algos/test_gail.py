@@ -28,7 +28,14 @@ from jaxrl.parallel.replicas import SingleReplica
 KEY = jax.random.key(0)
 CHOICE = EnvSpec("choice", SPEC.observation_space, spaces.Discrete(2))
 STATIC = {"capacity": 512, "min_size": 64, "batch_size": 8, "rollout_length": 4, "replay_ratio": 0.5}
-STATIC |= {"samples_per_insert": 24, "storage": "table", "sampler": Lifo(), "remover": Lifo(), "max_times_sampled": 3}
+STATIC |= {
+    "replay_memory": "host",
+    "samples_per_insert": 24,
+    "storage": "table",
+    "sampler": Lifo(),
+    "remover": Lifo(),
+    "max_times_sampled": 3,
+}
 STATIC |= {"policy_learning_rate": 1e-3, "temperature_learning_rate": 1e-3, "discriminator_learning_rate": 1e-3}
 STATIC |= {"reward": "gail", "absorbing": False, "learn_temperature": False, "normalize_observation": False}
 STATIC |= {"optimizer": RMSProp(), "policy": Actor(widths=(5,)), "critic": Critic(widths=(5,))}

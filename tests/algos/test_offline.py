@@ -24,7 +24,12 @@ STATIC |= {"samples_per_insert": 24, "sampler": Lifo(), "remover": Lifo(), "max_
 STATIC |= {"target_period": 3, "samples": 5, "policy_delay": 3, "learn_temperature": False, "optimizer": RMSProp()}
 STATIC |= {"temperature_learning_rate": 1e-3, "noise_correlation": 0.5, "random_correlation": 0.5}
 STATIC |= {"entropy_in_target": True, "normalize_observation": False, "weighting": "indicator", "baseline": "max"}
-STATIC |= {"storage": "flashbax", "critic": Critic(widths=(5,)), "value": Critic(widths=(5,), ensemble=1)}
+STATIC |= {
+    "storage": "flashbax",
+    "replay_memory": "host",
+    "critic": Critic(widths=(5,)),
+    "value": Critic(widths=(5,), ensemble=1),
+}
 # Of no use to these settings: to discrete actions, to the first state, to actors, to a head of quantiles.
 ELSEWHERE = {".target_entropy_fraction", ".temperature", ".exploration_noise", ".quantile_huber"}
 
