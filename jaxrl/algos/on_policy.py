@@ -360,6 +360,8 @@ def minibatch_problems(algo: Any, num_envs: int, shards: int, by: minibatches.By
         return minibatches.minibatch_problems(rows=algo.rollout_length, num_envs=num_envs, **sizes)
     if any(type(number) is not int or number < 1 for number in (episodes, count)):
         return []  # the fields' own limits tell of it
+    if episodes % shards:
+        return []  # for all algorithms the buffer of the episodes tells of it
     found = minibatches.minibatch_problems(rows=count, num_envs=episodes, **sizes)  # batches have a multiple of it
     return [line.replace("num_envs", "whole_episodes").replace("environments", "episodes") for line in found]
 

@@ -69,13 +69,11 @@ class EpisodeBuffer:
         most, unit = self.source.max_length, self.source.unit
         return tuple(sorted({-(-most // (part * unit)) * unit for part in _PARTS}))
 
-    def problems(self, divided: bool) -> list[str]:
-        """Why there cannot be such batches; empty if there can. `divided`: that they divide over shards is known."""
+    def problems(self) -> list[str]:
+        """Why there cannot be such batches; empty if there can."""
         count, longest = self.source.count, self.source.max_length
         if count % self.shards:
-            if divided:
-                return []
-            return [f"{count} episodes do not divide over {self.shards} shards; use a multiple"]
+            return [f"whole_episodes={count} does not divide over {self.shards} shards; use a multiple"]
         if (rows := (longest + 1) * self.slots * self.shards) >= 2**31:
             return [f"room for {rows:,} rows of episodes of {longest:,} transitions; it must be less than 2^31"]
         return []

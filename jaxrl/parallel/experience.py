@@ -209,9 +209,8 @@ class Experience:
                     f"dataset the same number of items; dataset_fraction={self.dataset_fraction} of "
                     f"{source.batch_size} is not one"
                 )
-        divided = hasattr(self.algo, "minibatches")  # then it has told what does not divide over shards
         for name, buffer in self.episodes.items():
-            found += [f"source {name!r}: {line}" for line in buffer.problems(divided)]
+            found += [f"source {name!r}: {line}" for line in buffer.problems()]
         return [f"{type(self.algo).__name__} {line}" for line in found]
 
     def partition(self, axis: str) -> dict[str, ReplayState]:
