@@ -152,10 +152,17 @@ def joined(parts: Sequence[tuple[Report, int]]) -> Report:
     if len(parts) == 1:
         return parts[0][0]
     reports, lengths = zip(*parts, strict=True)
-    whole = jax.tree.map(lambda *xs: np.sum(np.asarray(xs), axis=0), *(one.replace(finite={}) for one in reports))
+    # Not every chunk has updates: a learner that draws while actors insert may do nothing but store in one.
+    names = sorted({name for one in reports for name in one.updates})
+    updates = {name: np.sum([one.updates[name] for one in reports if name in one.updates], axis=0) for name in names}
+    whole = _summed([one.replace(finite={}, updates={}) for one in reports]).replace(updates=updates)
     actors = {name: _joined_figure(name, [one.actors[name] for one in reports], lengths) for name in whole.actors}
     episodes = _joined_episodes([one.episodes for one in reports])
     return whole.replace(episodes=episodes, finite=reports[-1].finite, failed_at=reports[-1].failed_at, actors=actors)
+
+
+def _summed(trees):
+    return jax.tree.map(lambda *xs: np.sum(np.asarray(xs), axis=0), *trees)
 
 
 def _joined_figure(name, values, lengths):
@@ -169,7 +176,7 @@ def _joined_figure(name, values, lengths):
 
 def _joined_episodes(parts):
     """Merge like `EpisodeSums.merged`, for parts on the host."""
-    whole = jax.tree.map(lambda *xs: np.sum(np.asarray(xs), axis=0), *parts)
+    whole = _summed(parts)
     means = [one.returns / np.maximum(one.count, 1.0) for one in parts]
     mean = whole.returns / np.maximum(whole.count, 1.0)
     between = sum(one.count * np.square(its - mean) for one, its in zip(parts, means, strict=True))

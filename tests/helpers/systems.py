@@ -54,7 +54,8 @@ LONGEST = 128  # steps of a rollout
 def shortened(line):
     """Return the environment variables and the words of a command that is to make a few updates, in its own process.
 
-    A preset makes one round of rollouts, after those that its replay, a small one, is filled with. A dataset alone is
+    A preset makes one round of rollouts, after those that its replay, a small one, is filled with; one of whole
+    episodes as many as complete a few. A dataset alone is
     learned from in a few updates. Whatever else trains takes a few more steps than its replay is filled with at first.
     """
     variables, words = line[: line.index("jaxrl ")].split(), shlex.split(line[line.index("jaxrl ") :])[1:]
@@ -69,6 +70,9 @@ def shortened(line):
                 length = LONGEST
                 added |= {"--rollout-length": length}
             steps = published.topology["num_envs"] * length
+            if getattr(published.algorithm, "whole_episodes", 0):
+                added |= {"--whole-episodes": 2, "--max-episode-length": length}
+                steps *= 2  # by then every environment completed an episode
             if hasattr(published.algorithm, "min_size"):
                 least = max(steps, 1_000)
                 added |= {"--min-size": least, "--capacity": 8 * least}

@@ -120,6 +120,17 @@ def test_joined_reports_are_the_sum_that_one_program_makes(seed, number, lives):
     assert all(isinstance(leaf, np.ndarray | np.generic | float) for leaf in jax.tree.leaves(told))
 
 
+def test_chunks_without_an_update_are_joined_with_those_that_have_some():
+    """A learner that draws while actors insert stored a whole chunk before its first update, and the run ended."""
+    rng = np.random.default_rng(0)
+    none, some = report(rng), report(rng).replace(made=np.float32(2.0), iterations=np.float32(1.0))
+    none = none.replace(updates={}, made=np.float32(0.0), iterations=np.float32(0.0))
+    for parts in ((none, some), (some, none), (none, none, some)):
+        metrics = joined([(part, 1) for part in parts]).metrics()
+        assert metrics["update/loss"] == some.updates["loss"] and metrics["train/updates"] == 2
+    assert "update/loss" not in joined([(none, 1), (none, 1)]).metrics()
+
+
 def test_a_row_is_timed_without_the_chunk_that_compiled():
     rng = np.random.default_rng(0)
     training = TrainingRows(10, 32)
