@@ -80,5 +80,6 @@ def shortened(line):
             added |= {"--total-steps": steps, "--evaluate-every": 0}
         else:
             added |= {"--total-steps": 50 if "--eval-env" in words else 1_200}
+            added |= {"--max-episode-length": 40} if "--whole-episodes" in words else {}
     further = [str(word) for pair in added.items() for word in pair if word is not None]
     return dict(variable.split("=") for variable in variables), words + further
