@@ -4,6 +4,7 @@ PYTEST_ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/.installed
 LIBTPU := .venv/libtpu/.installed
+SUITES := .venv/.suites
 NEXT := .cache/next/.installed
 
 # Tests and the processes they start share what they compiled, and Python's byte code is written even where the
@@ -26,7 +27,7 @@ train: $(STAMP)  ## Train PPO on CartPole.
 test: $(STAMP)  ## The quick tests: a few minutes on two cores.
 	$(QUICKLY) $(PYTEST) $(PYTEST_ARGS)
 
-test-rest: $(STAMP) | $(LIBTPU)  ## The tests that `make test` leaves out, but for the long trainings.
+test-rest: $(STAMP) $(SUITES) | $(LIBTPU)  ## The tests that `make test` leaves out, but for the long trainings.
 	code=0; $(CACHE_ENV) $(PYTEST) -rs -m "$(EXACT)" $(PYTEST_ARGS) || [ $$? -eq 5 ] || code=1; \
 	$(QUICKLY) $(PYTEST) -rs -m "$(REST) and not exact" $(PYTEST_ARGS) || code=1; exit $$code
 
@@ -34,14 +35,14 @@ test-all:  ## The quick tests and those of test-rest: what CI always runs.
 	$(MAKE) test
 	$(MAKE) test-rest
 
-exhaustive: $(STAMP) | $(LIBTPU)  ## Further cases of the tests of test-rest: every algorithm, sampler, page and kind of kill.
+exhaustive: $(STAMP) $(SUITES) | $(LIBTPU)  ## Further cases of the tests of test-rest: every algorithm, sampler, page and kind of kill.
 	code=0; $(CACHE_ENV) $(PYTEST) -rs -m "exact and $(FURTHER)" $(PYTEST_ARGS) || [ $$? -eq 5 ] || code=1; \
 	$(QUICKLY) $(PYTEST) -rs -m "not exact and $(FURTHER)" $(PYTEST_ARGS) || code=1; exit $$code
 
 test-next: $(NEXT)  ## The quick tests with the newest JAX and Gymnasium, in an environment of their own, .cache/next.
 	$(QUICKLY) $(patsubst $(BIN)/%,.cache/next/bin/%,$(PYTEST)) $(PYTEST_ARGS)
 
-learning: $(STAMP)  ## Long real trainings that must reach a score.
+learning: $(STAMP) $(SUITES)  ## Long real trainings that must reach a score.
 	$(CACHE_ENV) $(BIN)/python -m pytest -q -rs -m learning $(PYTEST_ARGS)
 
 # FAULTS_MINUTES: of each training whose memory is watched; FAULTS_KILLS: of each kind of run, at most;
@@ -78,6 +79,9 @@ lock: $(STAMP)  ## Resolve the dependencies anew: the newest that pyproject.toml
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.12 --generate-hashes \
 		--no-emit-index-url --no-emit-find-links --no-annotate --no-config --custom-compile-command "make lock" \
 		--extra brax --extra envpool --extra data --extra flashbax --extra ray --extra tune --extra video --extra test --extra docs --extra dev pyproject.toml --output-file requirements.lock
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.12 --generate-hashes \
+		--no-emit-index-url --no-emit-find-links --no-annotate --no-config --custom-compile-command "make lock" \
+		--constraints requirements.lock --extra suites pyproject.toml --output-file requirements-suites.lock
 	echo libtpu | $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.12 --generate-hashes \
 		--no-emit-index-url --no-emit-find-links --no-annotate --no-config --custom-compile-command "make lock" \
 		--output-file requirements-tpu.lock -
@@ -86,6 +90,12 @@ setup: $(STAMP)
 
 $(STAMP): requirements.lock pyproject.toml scripts/make_venv.sh scripts/find_python.sh
 	sh scripts/make_venv.sh
+	touch $@
+
+# The suites of JAX environments (the extra `suites`), which `make test` does without: a gigabyte.
+$(SUITES): requirements-suites.lock $(STAMP)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements-suites.lock || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-suites.lock
 	touch $@
 
 # The compiler for TPUs, apart: among the installed packages it would make every start of JAX look for TPUs.

@@ -161,10 +161,14 @@ def _names(suite: str) -> Iterable[str]:
         return suites.INSTALLED_NAMES[suite]()
     if suite not in suite_modules.SUITES:
         return suite_modules.load(suite).names()
-    module, known = sys.modules.get(suite_modules.SUITES[suite]), load()["environments"][suite]
-    if module is None and known["version"] == (known["package"] and installed_version(known["package"])):
-        return known["names"]
-    return import_module(suite_modules.SUITES[suite]).names()  # of another version, or with what a user registered
+    module, known = suite_modules.SUITES[suite].module, load()["environments"].get(suite)
+    if known is None or module in sys.modules or known["version"] != _version(known["package"]):
+        return import_module(module).names()  # of another version, or with what a user registered
+    return known["names"]
+
+
+def _version(package: str | None) -> str | None:
+    return package and installed_version(package)
 
 
 # --- from JSON ---------------------------------------------------------------------------------------------------

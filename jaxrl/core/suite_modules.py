@@ -13,7 +13,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from jaxrl.core.errors import ConfigError, unknown
 
@@ -21,14 +21,38 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "jaxrl.suites"
-# jaxrl's own are no entry points: a checkout may be newer than its metadata, and reading metadata takes time.
+
+
+class Own(NamedTuple):
+    """A suite of jaxrl's own.
+
+    Attributes:
+      module: its adapter.
+      package: what may not be installed, as it is imported; the extra that brings it has the suite's name.
+      hint: what else its installation may need.
+    """
+
+    module: str
+    package: str | None = None
+    hint: str = ""
+
+
+_NO_LABMAZE = "on Python 3.13, for which its labmaze has no wheel, then pip install --no-deps dm-control"
+# They are no entry points: a checkout may be newer than its metadata, and reading metadata takes time.
 SUITES = {
-    "brax": "jaxrl.envs.brax",
-    "dm_control": "jaxrl.envs.host.dm_env",
-    "envpool": "jaxrl.envs.host.envpool",
-    "gymnasium": "jaxrl.envs.host.gymnasium",
-    "gymnax": "jaxrl.envs.gymnax",
-    "probe": "jaxrl.envs.probes",
+    "brax": Own("jaxrl.envs.brax", "brax"),
+    "craftax": Own("jaxrl.envs.suites.craftax", "craftax"),
+    "dm_control": Own("jaxrl.envs.host.dm_env", "dm_control", _NO_LABMAZE),
+    "envpool": Own("jaxrl.envs.host.envpool", "envpool"),
+    "gymnasium": Own("jaxrl.envs.host.gymnasium"),
+    "gymnax": Own("jaxrl.envs.gymnax"),
+    "jumanji": Own("jaxrl.envs.suites.jumanji", "jumanji"),
+    "navix": Own("jaxrl.envs.suites.navix", "navix"),
+    "octax": Own("jaxrl.envs.suites.octax", "octax"),
+    "pgx": Own("jaxrl.envs.suites.pgx", "pgx"),
+    "playground": Own("jaxrl.envs.suites.playground", "mujoco_playground"),
+    "probe": Own("jaxrl.envs.probes"),
+    "xminigrid": Own("jaxrl.envs.suites.xminigrid", "xminigrid"),
 }
 # Beginnings of names that mean something else: what users register, and passed environments of dm_env.
 _RESERVED = ("dm_env", "user")
@@ -80,7 +104,7 @@ def load(suite: str) -> Suite:
         function.
     """
     if suite in SUITES:
-        return cast("Suite", importlib.import_module(SUITES[suite]))
+        return cast("Suite", importlib.import_module(SUITES[suite].module))
     installed = declared()
     if not (entries := installed.get(suite)):
         raise unknown("suite", suite, [*SUITES, *installed])

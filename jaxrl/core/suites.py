@@ -12,14 +12,12 @@ _YOURS = (
     "a suite of yours comes with an installed package that declares it (entry point jaxrl.suites); a single "
     "environment is registered by jaxrl.register, in a shell by --import MODULE"
 )
-# Suites whose package may be missing, and the extra that brings it, of the same name.
-EXTRAS = {"brax": "brax", "dm_control": "dm_control", "envpool": "envpool"}
-_HINTS = {"dm_control": "on Python 3.13, for which its labmaze has no wheel, then pip install --no-deps dm-control"}
 
 
 def installed(suite: str) -> bool:
     """Return whether the package of a suite is installed."""
-    return suite not in EXTRAS or importlib.util.find_spec(EXTRAS[suite]) is not None
+    package = suite_modules.SUITES[suite].package
+    return package is None or importlib.util.find_spec(package) is not None
 
 
 def environments(names: Callable[[str], Iterable[str]]) -> list[str]:
@@ -65,7 +63,7 @@ def suite_of(name: str, names: Callable[[str], Iterable[str]]) -> tuple[str, str
             known = {*suite_modules.SUITES, *declared, *registered}
             raise unknown("suite", suite, known, f"asked for {name!r}; {_YOURS}")
     if not installed(suite):
-        raise MissingExtraError(f"{name}", EXTRAS[suite], _HINTS.get(suite, ""))
+        raise MissingExtraError(f"{name}", suite, suite_modules.SUITES[suite].hint)
     return suite, rest
 
 

@@ -1,0 +1,105 @@
+"""What every suite of `jaxrl.envs.suites` holds; the rest of each is in its own file of tests/envs/suites."""
+
+import importlib
+from collections import defaultdict
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from helpers.programs import NUM_ENVS, PPO, ROWS, anakin, assert_equal
+from helpers.suite_samples import SAMPLES, SUITES, each_suite
+
+import jaxrl
+from jaxrl.core import suite_modules
+from jaxrl.envs.host.jax_host import ServedFromHost
+from jaxrl.run.callbacks import FunctionCallback
+from jaxrl.run.recorder import Record
+
+ROOT = Path(__file__).parents[2]
+LONGEST = 150  # lines of an adapter
+EACH = pytest.mark.parametrize("suite", each_suite())
+TOTAL = 8 * ROWS
+ALGO = PPO.replace(network=jaxrl.networks.ActorCritic())
+
+
+def environment(suite):
+    return jaxrl.make(f"{suite}:{SAMPLES[suite].name}", **SAMPLES[suite].parameters)
+
+
+def train(suite, run_dir, devices=1, **settings):
+    settings = {"checkpoint_every": 2 * ROWS, "evaluate_every": 0, "evaluation_episodes": 0, "progress": False} | settings
+    return jaxrl.train(
+        ALGO, environment(suite), total_steps=TOTAL, topology=anakin(devices), run_dir=run_dir, **settings
+    )
+
+
+def test_each_suite_is_tried_and_has_its_page():
+    assert set(SAMPLES) == set(SUITES)
+    assert all((ROOT / "docs" / "suites" / f"{suite}.md").exists() for suite in SUITES)
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_an_adapter_is_one_short_file(suite):
+    file = ROOT / Path(*suite_modules.SUITES[suite].module.split(".")).with_suffix(".py")
+    assert len(file.read_text().splitlines()) <= LONGEST
+    package = suite_modules.SUITES[suite].package
+    users = {path for path in (ROOT / "jaxrl").rglob("*.py") if f"import {package}" in path.read_text()}
+    users |= {path for path in (ROOT / "jaxrl").rglob("*.py") if f"from {package}" in path.read_text()}
+    assert users == {file}
+
+
+@EACH
+@pytest.mark.long
+def test_names_are_listed_and_an_unknown_one_is_refused(suite):
+    module = importlib.import_module(suite_modules.SUITES[suite].module)
+    assert SAMPLES[suite].name in module.names() and len(set(module.names())) == len(module.names())
+    assert f"{suite}:{SAMPLES[suite].name}" in jaxrl.environments()
+    with pytest.raises(jaxrl.ConfigError, match="did you mean"):
+        jaxrl.make(f"{suite}:{SAMPLES[suite].name}x")
+    with pytest.raises(jaxrl.ConfigError, match="nonsense"):
+        jaxrl.make(f"{suite}:{SAMPLES[suite].name}", nonsense=1)
+
+
+@EACH
+@pytest.mark.long
+def test_the_sample_keeps_the_protocol(suite):
+    jaxrl.check_env(environment(suite), steps=30)
+
+
+@EACH
+@pytest.mark.long
+def test_a_killed_run_is_the_whole_one_and_four_devices_are_one(suite, tmp_path):
+    whole = train(suite, tmp_path / "whole")
+
+    def killed(moment):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(suite, tmp_path / "killed", callbacks=[FunctionCallback(killed)], log_every=4 * ROWS)
+    resumed = train(suite, tmp_path / "killed", log_every=4 * ROWS)
+    assert_equal(whole.state, resumed.state)
+    four = train(suite, None, devices=4)
+    assert_equal(whole.state, four.state, 1e-5)
+
+
+@EACH
+@pytest.mark.long
+def test_a_recording_is_what_the_actions_in_it_lead_to(suite, tmp_path):
+    """Stepped one by one, from the same seed, with the recorded actions, the environment shows the recorded steps."""
+    env = environment(suite)
+    train(suite, None, record=Record(tmp_path / "data"))
+    lives = defaultdict(list)
+    for episode in jaxrl.load_dataset(f"rlds:{tmp_path / 'data'}"):
+        lives[episode.metadata["env_index"]].append(episode.steps)
+    lives = [jax.tree.map(lambda *x: np.concatenate(x), *lives[column]) for column in range(NUM_ENVS)]
+    steps = jax.tree.map(lambda *x: np.stack(x, axis=1), *lives)  # [time, environment]
+    host = ServedFromHost(env).build(NUM_ENVS, 0)
+    shown = host.reset()
+    for now in range(TOTAL // NUM_ENVS):
+        assert_equal(jax.tree.map(lambda x, now=now: x[now], steps["observation"]), shown.observation, 1e-5)
+        assert steps["is_first"][now].tolist() == shown.first.tolist()
+        assert steps["is_terminal"][now].tolist() == shown.terminated.tolist()
+        if now + 1 < TOTAL // NUM_ENVS:
+            shown = host.step(jax.tree.map(lambda x, now=now: x[now], steps["action"]))
+    assert steps["is_last"].any(), "an episode ends within the run"

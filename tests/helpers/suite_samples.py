@@ -1,0 +1,33 @@
+"""An environment of each suite of `jaxrl.envs.suites`, small enough to be trained in a test."""
+
+from typing import Any, NamedTuple
+
+import pytest
+
+from jaxrl.core import suite_modules
+from jaxrl.core.suites import installed
+
+
+class Sample(NamedTuple):
+    """An environment whose random episodes end within some tens of steps, or are cut off there.
+
+    Attributes:
+      name: within its suite.
+      parameters: of `jaxrl.make`.
+    """
+
+    name: str
+    parameters: dict[str, Any]
+
+
+SAMPLES: dict[str, Sample] = {}
+SUITES = [name for name, own in suite_modules.SUITES.items() if own.module.startswith("jaxrl.envs.suites.")]
+
+
+def needs(suite):
+    """A mark of tests that need a suite's package: `make test` runs without."""
+    return pytest.mark.skipif(not installed(suite), reason=f"needs jaxrl[{suite}]")
+
+
+def each_suite():
+    return [pytest.param(suite, marks=needs(suite), id=suite) for suite in SAMPLES]
