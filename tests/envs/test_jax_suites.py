@@ -28,7 +28,12 @@ def environment(suite):
 
 
 def train(suite, run_dir, devices=1, **settings):
-    settings = {"checkpoint_every": 2 * ROWS, "evaluate_every": 0, "evaluation_episodes": 0, "progress": False} | settings
+    settings = {
+        "checkpoint_every": 2 * ROWS,
+        "evaluate_every": 0,
+        "evaluation_episodes": 0,
+        "progress": False,
+    } | settings
     return jaxrl.train(
         ALGO, environment(suite), total_steps=TOTAL, topology=anakin(devices), run_dir=run_dir, **settings
     )
