@@ -1,11 +1,13 @@
 """Devices and processes: the one mesh that everything runs on, and the layout of environments over it."""
 
+import math
 import os
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
@@ -202,10 +204,10 @@ def checked_layout(
 def over_devices(function: Callable, mesh: jax.sharding.Mesh, in_specs: Any, out_specs: Any) -> Callable:
     """`jax.shard_map` of `function`, with `check_vma=False`: gradients are averaged by hand, see `MeshReplicas`.
 
-    The function is compiled for itself within (`jax.jit`), so that the arrays it closes over, of which brax's
-    environments have over a hundred, stay its own. As inputs of the map they crash XLA's Shardy partitioner (jaxlib
-    0.11.2: a null operand in ManualComputationUnusedInputsPattern). GSPMD, the partitioner before, is no way out: it
-    aborts on a sort in there.
+    Two things crash XLA's Shardy partitioner as inputs of a map (jaxlib 0.11.2: a null operand in
+    ManualComputationUnusedInputsPattern), and are kept out of it: arrays that the function closes over, of which
+    brax's environments have over a hundred, by compiling it for itself within (`jax.jit`); and arrays without elements,
+    of which the states of MJX have dozens. GSPMD, the partitioner before, is no way out: it aborts on a sort in there.
 
     Args:
       function: of one device's share of the arguments; may use collectives over the mesh's axes.
@@ -213,4 +215,61 @@ def over_devices(function: Callable, mesh: jax.sharding.Mesh, in_specs: Any, out
       in_specs: a tuple of partition specs, or prefix trees of them, one an argument.
       out_specs: likewise of the result.
     """
-    return jax.shard_map(jax.jit(function), mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+    def call(*arguments):
+        inputs = _Empty(in_specs, arguments, mesh)
+        outputs = None
+
+        @jax.jit
+        def one(*shares):
+            nonlocal outputs
+            result = function(*inputs.restored(shares, whole=False))
+            outputs = _Empty(out_specs, result, mesh)
+            return outputs.without
+
+        found = jax.shard_map(one, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)(*inputs.without)
+        assert outputs is not None
+        return outputs.restored(found, whole=True)
+
+    return call
+
+
+class _Empty:
+    """The arrays of a tree that have no elements, and the tree without them.
+
+    Args:
+      specs: a prefix tree of partition specs.
+      tree: arrays.
+      mesh: whose axes the specs name.
+    """
+
+    def __init__(self, specs: Any, tree: Any, mesh: jax.sharding.Mesh):
+        def of_leaf(spec):
+            return lambda x: partial(_make, NamedSharding(mesh, spec), x.shape, x.dtype) if x.size == 0 else False
+
+        is_spec = lambda x: isinstance(x, PartitionSpec)  # noqa: E731
+        found = jax.tree.map(lambda spec, part: jax.tree.map(of_leaf(spec), part), specs, tree, is_leaf=is_spec)
+        self._empty = jax.tree.leaves(found)  # False where there are elements
+        self._structure = jax.tree.structure(tree)
+        self.without = jax.tree.map(lambda x: None if x.size == 0 else x, tree)
+
+    def restored(self, rest: Any, *, whole: bool) -> Any:
+        """Return the tree of which `rest` is all but the empty arrays.
+
+        Args:
+          rest: the other arrays.
+          whole: these arrays are of all devices, made from the share of one; or else a share, made from the whole.
+        """
+        others = iter(jax.tree.leaves(rest))
+        return self._structure.unflatten(empty(whole) if empty else next(others) for empty in self._empty)
+
+
+def _make(sharding, shape, dtype, whole):
+    """Return the empty array of which every device has a share of this shape, or one device's share of it."""
+    if not whole:
+        return jnp.zeros(sharding.shard_shape(shape), dtype)
+    parts = [() if axis is None else axis if isinstance(axis, tuple) else (axis,) for axis in sharding.spec]
+    times = [math.prod(sharding.mesh.shape[name] for name in names) for names in parts]
+    times += [1] * (len(shape) - len(times))
+    array = jnp.zeros([size * count for size, count in zip(shape, times, strict=True)], dtype)
+    return jax.lax.with_sharding_constraint(array, sharding)

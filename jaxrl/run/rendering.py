@@ -273,7 +273,7 @@ def _write_gif(path: Path, frames: list[Image.Image], per_second: float) -> None
         first.save(file, "GIF", save_all=True, append_images=others, duration=durations, loop=0)
 
 
-_BRAX = Drawing(lambda env, state, time_step: state.brax.pipeline_state, lambda view: view)
+_BRAX = Drawing(lambda env, state, time_step: state.own.pipeline_state, lambda view: view)
 
 
 def _brax_page(base: Any, states: list[PyTree]) -> str:

@@ -20,7 +20,9 @@ class Sample(NamedTuple):
     parameters: dict[str, Any]
 
 
-SAMPLES: dict[str, Sample] = {}
+SAMPLES: dict[str, Sample] = {
+    "playground": Sample("CartpoleBalance", {"episode_length": 20}),
+}
 SUITES = [name for name, own in suite_modules.SUITES.items() if own.module.startswith("jaxrl.envs.suites.")]
 
 

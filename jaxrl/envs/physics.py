@@ -1,0 +1,109 @@
+"""Suites of simulated physics: environments with a time limit and a physical system whose parts are parameters."""
+
+import functools
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from jaxrl.core import spaces
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.limits import count_problems
+from jaxrl.core.types import PyTree
+from jaxrl.envs.suite import Key, SuiteEnv, unread
+
+
+class PhysicsState(struct.PyTreeNode):
+    """A library's own state, and the length of the episode, which it does not count."""
+
+    own: PyTree
+    steps: jax.Array  # int32, transitions so far
+    drawn: dict[str, jax.Array] = struct.field(default_factory=dict)  # parts of the system, for this episode
+
+
+class PhysicsEnv(SuiteEnv):
+    """An environment of a library of simulated physics.
+
+    Leaves: the time limit, where episodes are truncated, and the replaced parts of the physical system by their path in
+    it, such as `{"opt.gravity": [0.0, 0.0, -3.7]}`, each in its shape (or with more axes in front, to be mapped over).
+    """
+
+    episode_length: Any
+    system: dict[str, Any]
+    key: Key = struct.field(pytree_node=False)
+    observation_space: spaces.Space = struct.field(pytree_node=False)
+    action_space: spaces.Space = struct.field(pytree_node=False)
+
+    if TYPE_CHECKING:
+
+        @classmethod
+        def physical(cls, key: Key) -> Any:
+            """Return the library's physical system of an environment; None if it has none."""
+
+    def reads(self) -> str:
+        """Return what a message about a part without effect adds."""
+        return ""
+
+    def fit(self, name: str, value: Any) -> Any:
+        if name == "episode_length":
+            return value  # `contradictions` checks it
+        if not isinstance(value, Mapping | None):
+            raise ConfigError(
+                f"system={value!r:.80} of {self.name} must be a dictionary, such as {{'opt.gravity': [0, 0, -3.7]}}"
+            )
+        system, parts, problems = self.physical(self.key), {}, []
+        if value and system is None:
+            raise ConfigError(f"{self.name} has no physical system; leave system={value!r:.80} out")
+        for path, replacement in (value or {}).items():
+            try:
+                parts[path] = _fitted(part(system, path), replacement)
+            except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
+                problems.append(f"system[{path!r}] of {self.name}: {error}")
+        if problems:
+            raise ConfigError(problems)
+        return parts
+
+    def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
+        limit = self.episode_length
+        if "episode_length" not in changed or isinstance(limit, jax.Array | np.ndarray):
+            return []  # an array may be mapped over
+        return count_problems(episode_length=("None" if limit is None else limit, 1))
+
+    def ineffective(self, changed: Collection[str]) -> list[str]:
+        paths = [path for path in self.system if {"system", path} & set(changed)]
+        reasons = {path: _useless(type(self), self.key, path) for path in paths}
+        return [f"system[{path!r}] of {self.name}{why}{self.reads()}" for path, why in reasons.items() if why]
+
+
+def part(system: Any, path: str) -> Any:
+    """Return the part of a physical system at a path, such as "opt.gravity"."""
+    return functools.reduce(getattr, path.split("."), system)
+
+
+def unbounded(observation: Any) -> spaces.Space:
+    """Return the space of an observation, arrays or dictionaries of them, without bounds."""
+    if isinstance(observation, Mapping):
+        return spaces.Dict({name: unbounded(child) for name, child in observation.items()})
+    return spaces.Box(-np.inf, np.inf, observation.shape, observation.dtype)
+
+
+def _fitted(now: Any, replacement: Any) -> jax.Array:
+    array, shape = jnp.asarray(replacement, jnp.result_type(now)), jnp.shape(now)
+    if array.shape[array.ndim - len(shape) :] != shape:
+        raise ValueError(f"shape {array.shape} is not {shape}")
+    return array
+
+
+@functools.lru_cache(maxsize=256)
+def _useless(cls, key, path):
+    """Return why a part of the physical system is no parameter of the dynamics; "" if it is one."""
+    env = cls.default(key)
+    try:
+        value = jnp.asarray(part(cls.physical(key), path))
+        useless = unread(lambda values: env.replace(system=values), {path: value})
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, jax.errors.JAXTypeError) as error:
+        return f" is no number that may change: {str(error).strip().splitlines()[0]:.120}"
+    return " changes nothing: no observation, reward or ending depends on it" if useless else ""

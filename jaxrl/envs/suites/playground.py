@@ -1,0 +1,149 @@
+"""MuJoCo Playground environments (Zakka et al., 2025, arXiv:2502.08844), as raw episodic environments.
+
+The library's own `step` is used and none of its wrappers, which show the first observation of an episode in place of
+the last one of the episode before.
+"""
+
+import copy
+import functools
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from mujoco_playground import registry as playground
+from mujoco_playground._src import mjx_env
+
+from jaxrl.core import registry, spaces
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.types import PyTree
+from jaxrl.envs import drawings
+from jaxrl.envs.physics import PhysicsEnv, PhysicsState, part, unbounded
+from jaxrl.envs.suite import Key, Step, constructing
+
+_IMPLS = ("jax", "warp")
+_OF_WARP = ("naconmax", "naccdmax", "njmax")  # sizes of its memory
+_ROBOTS = "python -c 'from mujoco_playground._src import mjx_env; mjx_env.ensure_menagerie_exists()'"
+_ELSEWHERE = ("action_repeat", "episode_length", "impl", "vision_config")  # of the configuration
+
+
+class PlaygroundEnvironment(PhysicsEnv):
+    """One environment of MuJoCo Playground.
+
+    Its physical system is MJX's `Model`. Static parameters: the library's configuration (`ctrl_dt`; nested ones with
+    dots between, `reward_config.scales.tracking_lin_vel`); `impl`, the simulator, `jax` or, with an NVIDIA GPU, `warp`;
+    and `randomize`, which draws the physical system anew for each episode, as the library's own randomizer of a robot
+    does once for each environment.
+    """
+
+    suite = "playground"
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Return the environments whose models are there: those of robots need MuJoCo Menagerie."""
+        return playground.ALL_ENVS if mjx_env.MENAGERIE_PATH.exists() else playground.dm_control_suite.ALL_ENVS
+
+    @classmethod
+    def static_parameters(cls, name: str) -> Mapping[str, Any]:
+        config = playground.get_default_config(name).to_dict()
+        flat = jax.tree.leaves_with_path(config, is_leaf=lambda x: not isinstance(x, dict))
+        options = {".".join(part.key for part in path): value for path, value in flat}
+        options = {k: tuple(x) if isinstance(x, list) else x for k, x in options.items()}
+        kept = {k: x for k, x in options.items() if k.partition(".")[0] not in _ELSEWHERE}
+        return kept | {"impl": "jax", "randomize": False}
+
+    @classmethod
+    def default(cls, key: Key) -> "PlaygroundEnvironment":
+        env = foreign(key)
+        observation = jax.eval_shape(env.reset, jax.ShapeDtypeStruct((2,), np.uint32)).obs
+        box, limit = spaces.Box(-1.0, 1.0, (env.action_size,)), int(env._config.episode_length)
+        return cls(limit, {}, key=key, observation_space=unbounded(observation), action_space=box)
+
+    @classmethod
+    def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
+        if name in playground.ALL_ENVS and name not in cls.names():
+            raise ConfigError(f"playground:{name} needs MuJoCo Menagerie, which jaxrl never downloads; once: {_ROBOTS}")
+        super().check(name, parameters)
+        impl, problems = parameters.get("impl", "jax"), []
+        if impl not in _IMPLS:
+            problems.append(f"impl={impl!r:.80} of playground:{name} must be one of {', '.join(_IMPLS)}")
+        elif impl == "warp" and jax.default_backend() != "gpu":
+            problems.append(f"impl='warp' of playground:{name} needs an NVIDIA GPU; use impl='jax'")
+        if parameters.get("randomize") and _randomizer(name) is None:
+            problems.append(f"randomize=True: Playground does not randomize {name}; see jaxrl.envs.RandomParameters")
+        if problems:
+            raise ConfigError(problems)
+
+    @classmethod
+    def physical(cls, key: Key) -> Any:
+        return foreign(key).mjx_model
+
+    def unused(self, chosen: Mapping[str, Any]) -> list[str]:
+        useless = [k for k in _OF_WARP if k in chosen and self.static("impl") == "jax"]
+        return [f"{k}={chosen[k]!r} of {self.name} changes nothing with impl='jax'; leave it out" for k in useless]
+
+    def begin(self, key: jax.Array) -> tuple[PhysicsState, Step]:
+        key, own = jax.random.split(key)
+        drawn = _drawn(self.key, own) if self.static("randomize") else {}
+        state = self._playground(drawn).reset(jax.random.key_data(key))
+        return PhysicsState(state, jnp.zeros((), jnp.int32), drawn), Step(state.obs)
+
+    def advance(self, state: PhysicsState, action: PyTree, key: jax.Array) -> tuple[PhysicsState, Step]:
+        del key  # its randomness is in its state
+        # A copy, because it updates the dictionaries of the state that it takes.
+        after = self._playground(state.drawn).step(jax.tree.map(lambda x: x, state.own), action)
+        steps = state.steps + 1
+        # A simulation that diverged is an end, with NaN everywhere; agents see the last numbers that there were.
+        sane = lambda now, before: jnp.where(jnp.isnan(now), before, now)  # noqa: E731
+        seen = jax.tree.map(sane, after.obs, state.own.obs)
+        end = after.done > 0, steps >= self.episode_length
+        step = Step(seen, sane(after.reward, 0.0), *end, info=after.metrics)
+        return PhysicsState(after.replace(obs=seen), steps, state.drawn), step
+
+    def _playground(self, drawn: PyTree) -> Any:
+        if not self.system and not drawn:
+            return foreign(self.key)
+        env = copy.copy(foreign(self.key))
+        env._mjx_model = env._mjx_model.tree_replace(drawn | self.system)
+        return env
+
+
+registry.add("suite", playground=PlaygroundEnvironment)
+names, make = PlaygroundEnvironment.names, PlaygroundEnvironment.make
+
+
+@functools.lru_cache(maxsize=64)
+def foreign(key: Key) -> Any:
+    """Return Playground's own environment of this key."""
+    chosen: dict[str, Any] = {k: list(x) if isinstance(x, tuple) else x for k, x in key[1] if k != "randomize"}
+    with constructing():
+        return playground.load(key[0], config_overrides={"impl": "jax"} | chosen)
+
+
+def _randomizer(name):
+    modules = (playground.locomotion, playground.manipulation)
+    return next((m.get_domain_randomizer(name) for m in modules if name in m._randomizer), None)
+
+
+def _drawn(key, random):
+    """Return the arrays of the physical model that the library's randomizer replaces, by path, for one environment."""
+    model, axes = _randomizer(key[0])(PlaygroundEnvironment.physical(key), jax.random.key_data(random)[None])
+    paths = [path for path, _ in jax.tree.leaves_with_path(axes)]  # None, no leaf, where all have one array
+    names = [".".join(one.name for one in path) for path in paths]
+    return {name: part(model, name)[0] for name in names}
+
+
+def _see(env, state, time_step):
+    data = state.own.data
+    return {name: getattr(data, name) for name in ("qpos", "qvel", "mocap_pos", "mocap_quat")}
+
+
+def _draw(name, view):
+    state: Any = SimpleNamespace(data=SimpleNamespace(**view, xfrc_applied=0.0))
+    return playground.load(name, config_overrides={"impl": "jax"}).render(state)
+
+
+for name in names():
+    drawings.register(f"playground:{name}", drawings.Drawing(_see, functools.partial(_draw, name)))
