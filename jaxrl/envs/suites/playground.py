@@ -103,8 +103,6 @@ class PlaygroundEnvironment(PhysicsEnv):
         return PhysicsState(after.replace(obs=seen), steps, state.drawn), step
 
     def _playground(self, drawn: PyTree) -> Any:
-        if not self.system and not drawn:
-            return foreign(self.key)
         env = copy.copy(foreign(self.key))
         env._mjx_model = env._mjx_model.tree_replace(drawn | self.system)
         return env
@@ -142,7 +140,10 @@ def _see(env, state, time_step):
 
 def _draw(name, view):
     state: Any = SimpleNamespace(data=SimpleNamespace(**view, xfrc_applied=0.0))
-    return playground.load(name, config_overrides={"impl": "jax"}).render(state)
+    try:
+        return foreign((name, ())).render(state)
+    except Exception as error:  # MuJoCo's own; of the display
+        raise ConfigError(f"MuJoCo cannot draw here: {error}; set MUJOCO_GL=egl before Python starts") from error
 
 
 for name in names():
