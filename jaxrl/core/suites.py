@@ -16,8 +16,8 @@ _YOURS = (
 
 def installed(suite: str) -> bool:
     """Return whether the package of a suite is installed."""
-    package = suite_modules.SUITES[suite].package
-    return package is None or importlib.util.find_spec(package) is not None
+    own = suite_modules.SUITES.get(suite)  # what another distribution declares is installed
+    return own is None or own.package is None or importlib.util.find_spec(own.package) is not None
 
 
 def environments(names: Callable[[str], Iterable[str]]) -> list[str]:

@@ -51,8 +51,8 @@ class PlaygroundEnvironment(PhysicsEnv):
         flat = jax.tree.leaves_with_path(config, is_leaf=lambda x: not isinstance(x, dict))
         options = {".".join(part.key for part in path): value for path, value in flat}
         options = {k: tuple(x) if isinstance(x, list) else x for k, x in options.items()}
-        kept = {k: x for k, x in options.items() if k.partition(".")[0] not in _ELSEWHERE}
-        return kept | {"impl": "jax", "randomize": False}
+        usable = {k: x for k, x in options.items() if k.partition(".")[0] not in _ELSEWHERE}
+        return usable | {"impl": "jax", "randomize": False}
 
     @classmethod
     def default(cls, key: Key) -> "PlaygroundEnvironment":
