@@ -1,0 +1,150 @@
+"""Jumanji's environments (Bonnet et al., 2023, arXiv:2306.09884), as raw episodic environments."""
+
+import copy
+import functools
+import inspect
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jumanji
+import numpy as np
+from flax import struct
+from jax.tree_util import Partial
+from jumanji import specs
+from PIL import Image, ImageOps
+
+from jaxrl.core import registry, spaces
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.types import PyTree
+from jaxrl.envs.drawings import Drawing, register
+from jaxrl.envs.suite import Key, Step, SuiteEnv, constructing, foreign_rules
+
+_NEVER = 2**31 - 1
+
+
+class JumanjiEnvironment(SuiteEnv):
+    """One of Jumanji's environments.
+
+    Its leaf is the time limit in steps, infinite where tasks end by themselves. Static parameters are the other numbers
+    in the constructors of the environment and of its generator of instances, such as `num_rows`.
+
+    An action of several numbers with one mask for all their combinations is `Discrete`, the index of the combination,
+    the last number varying fastest. Actions of several agents are `MultiDiscrete`, and their rewards are added up.
+    """
+
+    time_limit: Any
+    key: Key = struct.field(pytree_node=False)
+    observation_space: spaces.Space = struct.field(pytree_node=False)
+    action_space: spaces.Space = struct.field(pytree_node=False)
+
+    suite = "jumanji"
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Return Jumanji's environments that need no download, and those that were registered with it."""
+        return tuple(sorted(jumanji.registered_environments() - {"Sokoban-v0"}))
+
+    @classmethod
+    def static_parameters(cls, name: str) -> Mapping[str, Any]:
+        env = foreign((name, ()))
+        own = {k: p.default for k, p in inspect.signature(type(env)).parameters.items() if k != "time_limit"}
+        return {k: x for k, x in (own | _generator(env)[1]).items() if isinstance(x, bool | int | float)}
+
+    @classmethod
+    def default(cls, key: Key) -> "JumanjiEnvironment":
+        env = foreign(key)
+        drawing = Drawing(lambda env, state, _: Partial(foreign(env.key).render, state[0]), _drawn, 5.0)
+        register(f"jumanji:{key[0]}", drawing)
+        return cls(env.declared_limit, key, _space(env.observation_spec), _actions(env))
+
+    @classmethod
+    def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
+        if name == "Sokoban-v0":
+            raise ConfigError("jumanji:Sokoban-v0 downloads its levels, which jaxrl never does: docs/suites/jumanji.md")
+        super().check(name, parameters)
+
+    def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
+        most = _generator(foreign(self.key))[1].get("max_step", math.inf)  # the size of MMST's state
+        if isinstance(self.time_limit, jax.Array | np.ndarray) or 1 <= self.time_limit <= most:
+            return []  # an array may be mapped over
+        return [f"time_limit={self.time_limit} of {self.name} must be at least 1, and at most max_step={most}"]
+
+    def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
+        state, first = foreign(self.key).reset(key)
+        return (state, jnp.zeros((), jnp.int32)), self._step(first)
+
+    def advance(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, Step]:
+        del key  # its randomness is in its state
+        (inner, steps), env, spec = state, foreign(self.key), foreign(self.key).action_spec
+        if self.key[0].startswith("SearchAndRescue"):  # its rewards shrink toward the time limit
+            env, rewards = copy.copy(env), env._reward_fn
+            env._reward_fn = lambda found, step, _: rewards(found, step, self.time_limit)
+        if isinstance(self.action_space, spaces.Discrete) and spec.shape:
+            action = jnp.stack(jnp.unravel_index(action, tuple(np.asarray(spec.num_values).tolist())))
+        inner, after = env.step(inner, action.astype(spec.dtype))
+        step = self._step(after)._replace(terminated=after.last(), truncated=steps + 1 >= self.time_limit)
+        return (inner, steps + 1), step
+
+    def _step(self, seen: Any) -> Step:
+        if (mask := getattr(seen.observation, "action_mask", None)) is not None:
+            agents = mask if isinstance(self.action_space, spaces.MultiDiscrete) else mask.reshape(1, -1)
+            mask = (agents | ~agents.any(axis=-1, keepdims=True)).ravel()  # where nothing is allowed, all is
+        observation = _values(self.observation_space, seen.observation)
+        return Step(observation, jnp.sum(seen.reward), action_mask=mask, info=seen.extras)
+
+
+registry.add("suite", jumanji=JumanjiEnvironment)
+names, make = JumanjiEnvironment.names, JumanjiEnvironment.make
+
+
+@functools.lru_cache(maxsize=64)
+def foreign(key: Key) -> Any:
+    """Return Jumanji's own environment of this key, without its time limit, which it mostly calls a termination."""
+    with constructing():
+        env, chosen = jumanji.make(key[0]), dict(key[1])
+        own = {k: chosen.pop(k) for k in [*chosen] if k in inspect.signature(type(env)).parameters}
+        kind, arguments = _generator(env)
+        env = jumanji.make(key[0], **own | ({"generator": kind(**arguments | chosen)} if chosen else {}))
+    env.declared_limit, env.time_limit = getattr(env, "time_limit", math.inf), _NEVER
+    viewer = next(getattr(env, k) for k in ("_viewer", "_env_viewer", "viewer") if hasattr(env, k))
+    viewer._display = lambda figure: setattr(env, "frame", viewer._display_rgb_array(figure))  # in place of a window
+    return env
+
+
+def _generator(env: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the class of an environment's generator, and its arguments, which it keeps under the same names."""
+    generator = getattr(env, "generator", getattr(env, "_generator", None))
+    signature = inspect.signature(type(generator)).parameters if generator is not None else {}
+    names = [k for k, p in signature.items() if p.default is not None]  # where it is, it follows from the others
+    return type(generator), {k: getattr(generator, k, getattr(generator, f"_{k}", None)) for k in names}
+
+
+def _actions(env: Any) -> spaces.Space:
+    spec, mask = env.action_spec, env.observation_spec._specs.get("action_mask")
+    if np.issubdtype(spec.dtype, np.floating):
+        return spaces.Box(spec.minimum, spec.maximum, spec.shape)
+    counts = tuple(np.ravel(spec.maximum + 1).tolist())
+    joint = mask is None or mask.shape == counts
+    return spaces.Discrete(math.prod(counts)) if joint else spaces.MultiDiscrete((mask.shape[1],) * mask.shape[0])
+
+
+def _space(spec: Any) -> spaces.Space:
+    if not isinstance(spec, specs.Array):
+        return spaces.Dict({k: _space(child) for k, child in spec._specs.items() if k != "action_mask"})
+    if spec.name in ("step", "step_count"):
+        return spaces.Box(0, _NEVER, (), np.int32)
+    low = -1 if spec.name == "position" else getattr(spec, "minimum", -_NEVER)  # TSP's, before the first city
+    return spaces.Box(low, getattr(spec, "maximum", _NEVER), spec.shape, spec.dtype)
+
+
+def _values(space: spaces.Space, seen: Any) -> PyTree:
+    return {k: _values(x, getattr(seen, k)) for k, x in space.items} if isinstance(space, spaces.Dict) else seen
+
+
+def _drawn(render: Any) -> np.ndarray:
+    with foreign_rules():
+        render.func(*jax.tree.map(jnp.asarray, render.args))
+    return np.asarray(ImageOps.contain(Image.fromarray(render.func.__self__.frame).convert("RGB"), (300, 300)))
