@@ -23,6 +23,8 @@ class Sample(NamedTuple):
 SAMPLES: dict[str, Sample] = {
     "playground": Sample("CartpoleBalance", {"episode_length": 20}),
     "jumanji": Sample("Maze-v0", {"num_rows": 4, "num_cols": 4, "time_limit": 9}),
+    "octax": Sample("pong", {"max_num_steps_per_episodes": 9, "frame_skip": 2}),
+    "pgx": Sample("tic_tac_toe", {}),
 }
 SUITES = [name for name, own in suite_modules.SUITES.items() if own.module.startswith("jaxrl.envs.suites.")]
 

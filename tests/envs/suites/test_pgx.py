@@ -1,0 +1,113 @@
+"""The adapter of PGX: games of several players as one agent's, seen from its seat."""
+
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.legal_play import outside, play
+from helpers.suite_samples import needs
+
+import jaxrl
+from jaxrl.core import suite_modules
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.suites import installed
+
+pytestmark = needs("pgx")
+
+COUNT = 32  # games at once
+NAMES = importlib.import_module(suite_modules.SUITES["pgx"].module).names() if installed("pgx") else ()
+
+
+def raw(name, **parameters):
+    return importlib.import_module(suite_modules.SUITES["pgx"].module).make(name, **parameters)
+
+
+@pytest.mark.long
+def test_games_against_random_are_played_by_the_rules_and_their_last_board_is_seen():
+    """Every game is read off its observations and judged by rules written here."""
+    env = raw("tic_tac_toe")
+    first, following, actions = jax.device_get(play(env, jax.random.key(1), COUNT, 5))
+    results, openings = [], set()
+    for game in range(COUNT):
+        before = first.observation[game].reshape(9, 2)
+        assert before[:, 0].sum() == 0 and before[:, 1].sum() <= 1
+        opened = bool(before[:, 1].any())  # by the opponent
+        openings.add(opened)
+        for t in range(5):
+            after, action = following.observation[t, game].reshape(9, 2), actions[t, game]
+            mine, theirs = after[:, 0], after[:, 1]
+            assert mine[action] and not before[action].any()
+            np.testing.assert_array_equal(np.flatnonzero(mine & ~before[:, 0]), [action])
+            assert (theirs >= before[:, 1]).all() and not (mine & theirs).any()
+            won, lost = has_line(mine), has_line(theirs)
+            over = won or lost or after.any(axis=-1).all()
+            replies = theirs.sum() - before[:, 1].sum()
+            assert replies == (0 if won or (mine | before[:, 1]).all() else 1)
+            assert following.terminated[t, game] == over and not following.truncated[t, game]
+            assert following.reward[t, game] == float(won) - float(lost)
+            if over:
+                results.append(following.reward[t, game])
+                break
+            np.testing.assert_array_equal(following.action_mask[t, game], ~after.any(axis=-1))
+            before = after
+    assert set(results) == {-1.0, 0.0, 1.0} and openings == {False, True} and len(results) == COUNT
+
+
+def has_line(marks):
+    lines = np.asarray([[0, 1, 2], [3, 4, 5], [6, 7, 8], [0, 3, 6], [1, 4, 7], [2, 5, 8], [0, 4, 8], [2, 4, 6]])
+    return bool(marks[lines].all(axis=-1).any())
+
+
+@pytest.mark.long
+def test_a_game_of_one_player_is_pgxs_own():
+    import pgx
+
+    env, theirs = raw("minatar-breakout", sticky_action_prob=0.0), pgx.make("minatar-breakout")
+    theirs = type(theirs)(sticky_action_prob=0.0)
+    first, following, actions = jax.device_get(play(env, jax.random.key(2), 4, 40))
+
+    @jax.jit
+    def run(boards, actions):
+        def one(state, action):
+            state = jax.vmap(lambda s, a: theirs.step(s, a, jax.random.key(0)))(state, action)
+            return state, (state.observation, state.rewards[:, 0], state.terminated)
+
+        return jax.lax.scan(one, boards, actions)[1]
+
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        # The adapter's own deals; what follows them has no chance in it, without sticky actions.
+        keys = jax.random.split(jax.random.split(jax.random.key(2))[0], 4)
+        start = jax.vmap(env.reset)(keys)[0].game
+        start = start.replace(observation=jnp.asarray(first.observation))
+        observation, reward, terminated = jax.device_get(run(start, actions))
+    alive = np.cumsum(terminated, axis=0) - terminated == 0
+    assert (terminated & alive).any() and first.action_mask is None
+    np.testing.assert_array_equal(observation[alive], following.observation[alive])
+    np.testing.assert_array_equal(reward[alive], following.reward[alive])
+    np.testing.assert_array_equal(terminated[alive], following.terminated[alive])
+
+
+def test_bridge_is_left_out_and_arguments_are_the_games_own():
+    assert "bridge_bidding" not in NAMES and len(NAMES) == 20
+    assert raw("go_9x9", komi=5.5).parameters == {"komi": 5.5}
+    for name, wrong, why in (
+        ("tic_tac_toe", {"opponent": "perfect"}, "opponent"),
+        ("2048", {"opponent": "random"}, "unknown parameter"),
+        ("go_9x9", {"size": 5}, "unknown parameter"),
+        ("hex", {"size": 5}, "unknown parameter"),
+        ("minatar-breakout", {"sticky_action_prob": "often"}, "a number"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            raw(name, **wrong)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.learning
+def test_every_game_keeps_the_protocol_under_random_and_under_legal_play(name):
+    jaxrl.check_env(jaxrl.make(f"pgx:{name}"))
+    env = jaxrl.make(f"pgx:{name}")
+    _, following, _ = play(env, jax.random.key(0), 16, 100)
+    assert outside(env, following) == []
+    assert following.action_mask is None or bool(following.action_mask.any(axis=-1).all())
