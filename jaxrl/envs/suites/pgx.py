@@ -1,7 +1,6 @@
 """PGX's games (Koyamada et al., 2023, arXiv:2303.17503), as raw episodic environments of one player.
 
-Games of several players are played against opponents, from a seat that is drawn anew for each episode. A state keeps
-who the agent is, so that an environment in which every player learns can be built on the same functions.
+Games of several players are played against opponents, from a seat that is drawn anew for each episode.
 """
 
 import functools
@@ -106,7 +105,9 @@ class PgxEnvironment(SuiteEnv):
         alone = pgx_game.num_players == 1
         game, _, reward, _, _ = move(start) if alone else jax.lax.while_loop(lambda carry: carry[-1], move, start)
         state = PgxState(game, seat)
-        return state, self._seen(state)._replace(reward=reward, terminated=game.terminated, truncated=game.truncated)
+        ended, timed = game.terminated, self.key[0] == "minatar-freeway"  # which nothing but its timer ends
+        truncated = game.truncated | (ended & timed)
+        return state, self._seen(state)._replace(reward=reward, terminated=ended & (not timed), truncated=truncated)
 
     def _opponent(self, game: Any, key: jax.Array) -> jax.Array:
         """Return the move of the player whose turn it is, who is not the agent."""

@@ -89,6 +89,32 @@ def test_a_game_of_one_player_is_pgxs_own():
     np.testing.assert_array_equal(terminated[alive], following.terminated[alive])
 
 
+@pytest.mark.long
+def test_freeways_timer_truncates_and_its_last_screen_is_pgxs():
+    import pgx
+
+    env, theirs = raw("minatar-freeway"), pgx.make("minatar-freeway")
+    state, now = jax.jit(env.reset)(jax.random.key(0))
+
+    @jax.jit
+    def late(state, key):
+        near = state.replace(game=state.game.replace(_terminate_timer=jnp.asarray(1, jnp.int32)))
+
+        def one(state, key):
+            state, after = env.step(state, jnp.asarray(0), key)
+            return state, (state.game, after)
+
+        return jax.lax.scan(one, near, jax.random.split(key, 4))[1]
+
+    games, after = jax.device_get(late(state, jax.random.key(1)))
+    assert not after.terminated.any() and after.truncated.any() and not after.truncated[0]
+    np.testing.assert_array_equal(after.truncated, games.terminated)
+    end = int(np.argmax(after.truncated))
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        last = theirs.observe(jax.tree.map(lambda x: jnp.asarray(x[end]), games))
+    np.testing.assert_array_equal(last, after.observation[end])
+
+
 def test_bridge_is_left_out_and_arguments_are_the_games_own():
     assert "bridge_bidding" not in NAMES and len(NAMES) == 20
     assert raw("go_9x9", komi=5.5).parameters == {"komi": 5.5}
