@@ -104,10 +104,10 @@ names, make = JumanjiEnvironment.names, JumanjiEnvironment.make
 def foreign(key: Key) -> Any:
     """Return Jumanji's own environment of this key, without its time limit, which it mostly calls a termination."""
     with constructing():
-        env, chosen = jumanji.make(key[0]), dict(key[1])
-        own = {k: chosen.pop(k) for k in [*chosen] if k in inspect.signature(type(env)).parameters}
-        kind, arguments = _generator(env)
-        env = jumanji.make(key[0], **own | ({"generator": kind(**arguments | chosen)} if chosen else {}))
+        usual, chosen = jumanji.make(key[0]), dict(key[1])
+        own = {k: chosen.pop(k) for k in [*chosen] if k in inspect.signature(type(usual)).parameters}
+        kind, arguments = _generator(usual)
+        env: Any = jumanji.make(key[0], **own | ({"generator": kind(**arguments | chosen)} if chosen else {}))
     env.declared_limit, env.time_limit = getattr(env, "time_limit", math.inf), _NEVER
     viewer = next(getattr(env, k) for k in ("_viewer", "_env_viewer", "viewer") if hasattr(env, k))
     viewer._display = lambda figure: setattr(env, "frame", viewer._display_rgb_array(figure))  # in place of a window

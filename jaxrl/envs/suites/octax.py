@@ -60,7 +60,7 @@ class OctaxEnvironment(SuiteEnv):
     @classmethod
     def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
         super().check(name, parameters)
-        values = _PARAMETERS | parameters
+        values = {**_PARAMETERS, **parameters}
         counts = {k: (values[k], 1) for k in _PARAMETERS}
         if problems := count_problems(**counts):
             raise ConfigError(problems)
@@ -95,8 +95,9 @@ names, make = OctaxEnvironment.names, OctaxEnvironment.make
 @functools.lru_cache(maxsize=64)
 def foreign(key: Key) -> Any:
     """Return Octax's own environment of this key."""
+    parameters: dict[str, Any] = dict(key[1])
     with constructing():
-        return octax_games.create_environment(key[0], **dict(key[1]))[0]
+        return octax_games.create_environment(key[0], **parameters)[0]
 
 
 def _seen(env: OctaxEnvironment, state: PyTree, time_step: Any) -> PyTree:

@@ -6,7 +6,7 @@ Games of several players are played against opponents, from a seat that is drawn
 import functools
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -129,7 +129,7 @@ def foreign(key: Key) -> Any:
     """Return PGX's own game of this key."""
     arguments = {k: x for k, x in key[1] if k != "opponent"}
     with constructing():
-        game = pgx.make(key[0])
+        game: Any = pgx.make(cast("Any", key[0]))
         fixed = {"size": game._game.size} if key[0].startswith("go_") else {}
         return type(game)(**fixed, **arguments) if arguments else game
 
