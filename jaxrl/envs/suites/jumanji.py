@@ -23,6 +23,7 @@ from jaxrl.envs.drawings import Drawing, register
 from jaxrl.envs.suite import Key, Step, SuiteEnv, constructing, foreign_rules
 
 _NEVER = 2**31 - 1
+_CLOCKS = ("step", "step_count")  # up to the time limit, which truncates: no part of the task, and large numbers
 
 
 class JumanjiEnvironment(SuiteEnv):
@@ -133,9 +134,7 @@ def _actions(env: Any) -> spaces.Space:
 
 def _space(spec: Any) -> spaces.Space:
     if not isinstance(spec, specs.Array):
-        return spaces.Dict({k: _space(child) for k, child in spec._specs.items() if k != "action_mask"})
-    if spec.name in ("step", "step_count"):
-        return spaces.Box(0, _NEVER, (), np.int32)
+        return spaces.Dict({k: _space(x) for k, x in spec._specs.items() if k not in ("action_mask", *_CLOCKS)})
     low = -1 if spec.name == "position" else getattr(spec, "minimum", -_NEVER)  # TSP's, before the first city
     return spaces.Box(low, getattr(spec, "maximum", _NEVER), spec.shape, spec.dtype)
 

@@ -85,7 +85,7 @@ def as_dict(observation):
     return {
         k: as_dict(x) if hasattr(x, "_asdict") or hasattr(x, "__dataclass_fields__") else x
         for k, x in items.items()
-        if k != "action_mask"
+        if k not in ("action_mask", "step", "step_count")
     }
 
 
