@@ -1,0 +1,115 @@
+"""NAVIX (Pignatelli et al., 2024, arXiv:2407.19396), as raw episodic environments.
+
+The library's `step` begins a new episode one step late and computes a reset at every step of a batch; what it calls
+otherwise is called here.
+"""
+
+import contextlib
+import functools
+import io
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax import struct
+
+from jaxrl.core import registry, spaces
+from jaxrl.core.errors import unknown
+from jaxrl.core.limits import count_problems
+from jaxrl.core.types import PyTree
+from jaxrl.envs import drawings
+from jaxrl.envs.suite import Key, Step, SuiteEnv, constructing, foreign_rules
+
+with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
+    import navix
+    from navix.rendering.cache import RenderingCache
+
+_LAST = 10  # kind of a field; colors and states are smaller numbers
+# Their smallest and largest numbers: the library's spaces forget walls (-1) and unseen fields (100), or say 255.
+OBSERVATIONS = {
+    "categorical": (-1, _LAST),
+    "categorical_first_person": (-1, 100),
+    "rgb": (0, 255),
+    "rgb_first_person": (0, 255),
+    "symbolic": (0, _LAST),
+    "symbolic_first_person": (0, _LAST),
+}
+
+
+class NavixEnvironment(SuiteEnv):
+    """One environment of NAVIX.
+
+    Leaves: `max_steps`, where episodes are truncated, and `penalty_coeff`, how much of the last reward time takes. The
+    static parameter is `observation`, one of `OBSERVATIONS`.
+    """
+
+    max_steps: Any
+    penalty_coeff: Any
+    key: Key = struct.field(pytree_node=False)
+    observation_space: spaces.Space = struct.field(pytree_node=False)
+    action_space: spaces.Space = struct.field(pytree_node=False)
+
+    suite = "navix"
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        return tuple(navix.registry())
+
+    @classmethod
+    def static_parameters(cls, name: str) -> Mapping[str, Any]:
+        return {"observation": foreign((name, ())).observation_fn.__name__}
+
+    @classmethod
+    def default(cls, key: Key) -> "NavixEnvironment":
+        env = foreign(key)
+        seen, bounds = env.observation_space, OBSERVATIONS[env.observation_fn.__name__]
+        box = spaces.Box(*bounds, seen.shape, seen.dtype)
+        return cls(env.max_steps, env.penalty_coeff, key, box, spaces.Discrete(int(env.action_space.n)))
+
+    @classmethod
+    def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
+        super().check(name, parameters)
+        if (chosen := parameters.get("observation", "rgb")) not in OBSERVATIONS:
+            raise unknown("observation of navix", str(chosen), OBSERVATIONS)
+
+    def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
+        limit = changed.get("max_steps")
+        return [] if isinstance(limit, jax.Array | np.ndarray) else count_problems(max_steps=(limit, 1))
+
+    def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
+        first = foreign(self.key).reset(key)
+        # The background of pictures, 192 bytes a field, is drawn anew where observations are none.
+        pictures = self.static("observation").startswith("rgb")
+        kept = first if pictures else first.replace(state=first.state.replace(cache=None))
+        return kept, Step(first.observation)
+
+    def advance(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, Step]:
+        del key  # its randomness is in its state
+        env = foreign(self.key).replace(max_steps=self.max_steps, penalty_coeff=self.penalty_coeff)
+        after = env._step(state, action)  # `step`, which may reset, calls it
+        return after, Step(after.observation, after.reward, after.is_termination(), after.is_truncation())
+
+
+registry.add("suite", navix=NavixEnvironment)
+names, make = NavixEnvironment.names, NavixEnvironment.make
+
+
+@functools.lru_cache(maxsize=256)
+def foreign(key: Key) -> Any:
+    """Return NAVIX's own environment of this key."""
+    with constructing():
+        env = navix.make(key[0])
+        chosen = dict(key[1]).get("observation", env.observation_fn.__name__)
+        return navix.make(key[0], observation_fn=getattr(navix.observations, chosen))
+
+
+def _see(env, state, time_step):
+    state = state.state
+    with foreign_rules():
+        return navix.observations.rgb(state.replace(cache=state.cache or RenderingCache.init(state.grid)))
+
+
+for _name in names():
+    drawings.register(f"navix:{_name}", drawings.Drawing(_see, drawings.image, 8.0))
