@@ -21,6 +21,9 @@ class Sample(NamedTuple):
 
 
 SAMPLES: dict[str, Sample] = {
+    "craftax": Sample("Craftax-Classic-Symbolic-v1", {"max_timesteps": 20, "map_size": (32, 32)}),
+    "navix": Sample("Navix-Dynamic-Obstacles-5x5-v0", {"max_steps": 20}),
+    "xminigrid": Sample("MiniGrid-EmptyRandom-5x5", {"max_steps": 20}),
     "playground": Sample("CartpoleBalance", {"episode_length": 20}),
     "jumanji": Sample("Maze-v0", {"num_rows": 4, "num_cols": 4, "time_limit": 9}),
     "octax": Sample("pong", {"max_num_steps_per_episodes": 9, "frame_skip": 2}),
