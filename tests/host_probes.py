@@ -224,6 +224,13 @@ class Hungry(gymnasium.Env):
         return np.full(1, self._step, np.float64), 0.0, False, False, {}
 
 
+class Tripled(gymnasium.RewardWrapper):
+    """A wrapper that workers import."""
+
+    def reward(self, reward):
+        return 3.0 * reward
+
+
 gymnasium.register("Hungry-v0", entry_point=f"{__name__}:Hungry")
 gymnasium.register("Parts-v0", entry_point=f"{__name__}:Parts")
 gymnasium.register("Misbehaving-v0", entry_point=f"{__name__}:Misbehaving")

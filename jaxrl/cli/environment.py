@@ -26,6 +26,10 @@ def describe(name: str) -> str:
         rows += _rows(envs.parameters(env))
     else:
         rows.append(("parameters", "the arguments of the suite's own constructor: --env-params NAME=VALUE"))
+        if spec.name.startswith("gymnasium:"):
+            from jaxrl.envs.host.gymnasium import arguments
+
+            rows += _rows(arguments(env))
     width = max(len(title) for title, _ in rows)
     return "\n".join([name, *(f"  {title.ljust(width)}  {text}" for title, text in rows)])
 

@@ -5,7 +5,7 @@ one `Box` or `Integers` for every array, in the order of the leaves of our space
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -75,7 +75,8 @@ def reader(space: spaces.Space, native: Sequence[Native], where: str) -> Callabl
       native: the environment's own, one for every leaf.
       where: the environment's name, for errors.
     """
-    return _over_parts(space, list(native), lambda leaf, own: _leaf_reader(leaf, own, where))
+    read = _over_parts(space, list(native), lambda leaf, own: _leaf_reader(leaf, own, where))
+    return (lambda x: read(named_parts(space, x))) if isinstance(space, spaces.Composite) else read
 
 
 def differs(space: spaces.Space, native: Sequence[Native]) -> bool:
@@ -84,6 +85,17 @@ def differs(space: spaces.Space, native: Sequence[Native]) -> bool:
         own.dtype != leaf.dtype if leaf.dtype == np.bool_ else not isinstance(leaf, spaces.Box) and np.any(_first(own))
         for leaf, own in zip(spaces.leaves(space), native, strict=True)
     )
+
+
+def named_parts(space: spaces.Space, x: Any) -> Any:
+    """Return an element of a space with the tuples that stand for dictionaries as these: by position, "0", "1"."""
+    if not isinstance(space, spaces.Composite) or not isinstance(x, Mapping | tuple | list):
+        return x
+    if isinstance(space, spaces.Dict) and not isinstance(x, Mapping):
+        x = {str(i): part for i, part in enumerate(x)}
+    if isinstance(space, spaces.Dict):
+        return {key: named_parts(space.spaces[key], part) if key in space.spaces else part for key, part in x.items()}
+    return tuple(named_parts(child, part) for child, part in zip(space.spaces, x, strict=True))
 
 
 def _over_parts(space, native, of_leaf):

@@ -72,7 +72,8 @@ def unknown_name(suite: str, name: str, names: Iterable[str]) -> ConfigError:
     listing = "" if suite == "probe" else "jaxrl.environments() lists all"
     if suite == "gymnasium":
         example = name if name.isprintable() and ":" not in name else "Name-v0"
-        listing += f"; one of yours is registered by its module: --import my_envs, or gymnasium:my_envs:{example}"
+        listing += "; one of another package, or of yours, is registered by its module, ALE's by ale_py: "
+        listing += f"gymnasium:my_envs:{example}, or --import my_envs"
     return unknown(f"{suite} environment", name, names, listing)
 
 

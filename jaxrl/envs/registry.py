@@ -33,7 +33,7 @@ _AUTO_RESETS: dict[str | None, Callable[[Environment], Environment]] = {
 def make(
     name: str | Any,
     *,
-    wrappers: Sequence[Callable[[Environment], Environment]] = (),
+    wrappers: Any = (),
     auto_reset: str | None = "exact",
     sticky_actions: float | None = None,
     hide: int | tuple[int, ...] = (),
@@ -43,7 +43,9 @@ def make(
 
     Args:
       name: "suite:name", one of `environments()`; or a Gymnasium environment, its class, or a function that makes one.
-      wrappers: functions from environment to environment, applied in order, under the auto-reset.
+      wrappers: functions from environment to environment, applied in order, under the auto-reset. Of Gymnasium's
+        environments its own wrappers: a name (`"FlattenObservation"`, `"my_module:Mine"`) or a class, several of them,
+        or a table of their arguments by name (`{"FrameStackObservation": {"stack_size": 4}}`).
       auto_reset: "exact" (`AutoReset`), "pooled" (`PooledReset`: cheaper where resets are costly), or None: a raw
         environment, whose episodes end.
       sticky_actions: the probability, in [0, 1], that a JAX environment repeats the previous action instead
@@ -60,6 +62,8 @@ def make(
         raise unknown("auto_reset", str(auto_reset), [str(k) for k in _AUTO_RESETS])
     if not isinstance(name, str) and not is_gymnasium(name):
         raise ConfigError(f"{name!r:.80} is no name of an environment, such as 'gymnax:CartPole-v1'")
+    if not isinstance(name, str) or name.startswith("gymnasium:"):
+        parameters, wrappers = parameters | {"wrappers": wrappers}, ()  # Gymnasium's own, around each environment
     if not isinstance(wrappers, Sequence) or isinstance(wrappers, str) or not all(map(callable, wrappers)):
         raise ConfigError(
             f"wrappers={wrappers!r:.80} must be a tuple of functions from environment to environment, in Python: "

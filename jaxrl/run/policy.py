@@ -135,6 +135,7 @@ class Policy:
             space of integers that does not begin at 0, or another argument does not fit it.
         """
         space = self._spec.observation_space
+        observation = native.named_parts(space, observation)
         batch = checked_batch(observation, space)
         in_jax = any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(observation))
         if self._read is not None and not in_jax:

@@ -190,7 +190,7 @@ def test_an_environment_of_several_parts_keeps_the_contract():
 @pytest.mark.parametrize(
     ("convert", "space", "message"),
     [
-        (conversion.observations, foreign.Tuple([foreign.Discrete(2)]), "observation space Tuple.*FlattenObservation"),
+        (conversion.observations, foreign.Text(3), "observation space Text.*FlattenObservation"),
         (conversion.observations, foreign.Dict(a=foreign.Text(3)), r"it\['a'\] has the observation space Text"),
         (conversion.observations, foreign.MultiDiscrete([[2, 3]]), "only vectors"),
         (conversion.array_actions, foreign.Dict(a=foreign.Discrete(2)), "space Dict.*and MultiBinary: .*ActionWrapper"),
@@ -345,5 +345,5 @@ def test_options_of_a_file_that_the_environment_does_not_know(workers):
 
 
 def test_an_unknown_environment_hints_at_the_module_that_registers_it():
-    with pytest.raises(ConfigError, match="--import my_envs, or gymnasium:my_envs:Pick-v0"):
+    with pytest.raises(ConfigError, match="gymnasium:my_envs:Pick-v0, or --import my_envs"):
         jaxrl.make("gymnasium:Pick-v0")

@@ -15,6 +15,7 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.native import Integers, Native
 from jaxrl.core.types import PyTree
 
+_FLATTEN = "gymnasium.wrappers.FlattenObservation (--env-params wrappers=FlattenObservation)"
 _NARROWER = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}
 
 
@@ -45,6 +46,8 @@ class ArrayActions(NamedTuple):
 def observations(space: Any, where: str) -> Observations:
     """How to read the observations of the suite's `space`; `where` names the environment in errors.
 
+    A tuple becomes a dictionary whose names are the positions, "0", "1".
+
     Raises:
       ConfigError: a space that ours cannot hold.
     """
@@ -72,11 +75,17 @@ def array_actions(space: Any, where: str) -> ArrayActions:
 
 
 def _observations(space: Any, where: str) -> tuple[spaces.Space, tuple[Native, ...]]:
-    if isinstance(space, Mapping | foreign.Dict):
-        children = {
-            name: _observations(child, f"{where}[{name!r}]")
-            for name, child in sorted(getattr(space, "spaces", space).items())
-        }
+    if isinstance(space, Mapping | foreign.Dict | foreign.Tuple):
+        parts = getattr(space, "spaces", space)
+        parts = parts if isinstance(parts, Mapping) else {str(i): child for i, child in enumerate(parts)}
+        numeric = [name for name, child in parts.items() if _is_taken(child)]
+        if numeric and len(numeric) < len(parts) and isinstance(space, foreign.Dict):
+            name = next(name for name in parts if name not in numeric)
+            raise ConfigError(
+                f"{where} has the observation {name!r}, {parts[name]}, which is not of numbers of one size; leave it "
+                f"out: --env-params \"wrappers={{'FilterObservation':{{'filter_keys':{numeric}}}}}\""
+            )
+        children = {name: _observations(child, f"{where}[{name!r}]") for name, child in sorted(parts.items())}
         return _together(spaces.Dict, children)
     with _refusing(where, "observation", space):
         if isinstance(space, foreign.Discrete):
@@ -88,7 +97,12 @@ def _observations(space: Any, where: str) -> tuple[spaces.Space, tuple[Native, .
             return spaces.Box(False, True, space.shape, np.bool_), (spaces.Box(0, 1, space.shape, space.dtype),)
         if isinstance(space, foreign.Box):
             return _box(space), (spaces.Box(space.low, space.high, space.shape, space.dtype),)
-    raise _refused("observation", space, where, "Dict")
+    raise _refused("observation", space, where, "Dict and Tuple")
+
+
+def _is_taken(space: Any) -> bool:
+    kinds = (foreign.Box, foreign.Dict, foreign.Discrete, foreign.MultiBinary, foreign.MultiDiscrete, foreign.Tuple)
+    return isinstance(space, (Mapping, *kinds))
 
 
 def _actions(space: Any, where: str) -> tuple[spaces.Space, tuple[Native, ...]]:
@@ -135,7 +149,7 @@ def _integers(space: foreign.Discrete) -> Integers:
 
 def _vector(space: foreign.MultiDiscrete) -> spaces.Box:
     if len(space.shape) != 1:
-        raise ConfigError("of MultiDiscrete only vectors are taken, so flatten it")
+        raise ConfigError(f"of MultiDiscrete only vectors are taken; convert it with {_FLATTEN}")
     start = np.asarray(space.start, np.int64)
     return spaces.Box(start, start + np.asarray(space.nvec, np.int64) - 1, space.shape, space.dtype)
 
@@ -170,5 +184,6 @@ def _refused(what: str, space: Any, where: str, of_parts: str) -> ConfigError:
     """What is taken; `of_parts` are the spaces of several parts among it, "" where it must be one array."""
     arrays = "Box, Discrete, MultiDiscrete"
     allowed = f"{arrays}, MultiBinary and {of_parts} of these" if of_parts else f"{arrays} and MultiBinary"
-    wrapper = "gymnasium.wrappers.FlattenObservation" if what == "observation" else "a gymnasium.ActionWrapper"
+    flat = _FLATTEN if getattr(space, "is_np_flattenable", False) else "a gymnasium.ObservationWrapper of yours"
+    wrapper = flat if what == "observation" else "a gymnasium.ActionWrapper"
     return ConfigError(f"{where} has the {what} space {space}; taken are {allowed}: convert it with {wrapper}")

@@ -1,13 +1,16 @@
 """Gymnasium's environments (Towers et al., 2024, arXiv:2407.17032), in this process or in workers."""
 
 import dataclasses
+import functools
 import importlib
 import inspect
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
+from gymnasium.envs.registration import load_env_creator
 
 from jaxrl.core import registry, settings
 from jaxrl.core.errors import ConfigError
@@ -88,7 +91,8 @@ class GymnasiumRecipe:
             plain word, or a value is of the wrong type.
         """
         if ":" in name:
-            raise ConfigError(_module_problem(name))
+            options = {key: x for key, x in parameters.items() if key not in stepped.USUAL or x != stepped.USUAL[key]}
+            raise ConfigError(_module_problem(name, options))
         settings = {"id": name, "observation_space": observation_space, "action_space": action_space}
         return stepped.restored(cls, f"gymnasium:{name}", parameters, **settings)
 
@@ -127,6 +131,7 @@ def make(
     start_timeout: float | None = None,
     restarts: int | None = None,
     info: Sequence[str] = (),
+    wrappers: Any = (),
     **options: Any,
 ) -> GymnasiumRecipe:
     """The recipe of the Gymnasium environment `name` ("LunarLander-v3", or "module:Name-v0" to import it from there).
@@ -140,6 +145,7 @@ def make(
       start_timeout: seconds that a worker may take to import what it needs and make its environments; 120 if not given.
       restarts: how many workers that hang or are killed are replaced before the run stops; 3 if not given.
       info: which numbers of every step's info to report, as metrics of training: `("reward_ctrl", "x_position")`.
+      wrappers: put around it, the first one first, as of `wrapping`.
       options: what `gymnasium.make` takes, the environment's own among it.
 
     Raises:
@@ -148,6 +154,7 @@ def make(
     fields = stepped.stepping(workers, step_timeout, start_timeout, restarts)
     where = f"gymnasium:{name}"
     spec = _find(name)
+    options |= wrapping(wrappers)
     if workers and getattr(spec.entry_point, "__module__", "") == "__main__":
         raise ConfigError(
             f"{where} is defined in the main program, which workers do not import; move its class to a module, or use "
@@ -162,15 +169,70 @@ def replaced(recipe: GymnasiumRecipe, **fields: Any) -> GymnasiumRecipe:
     return dataclasses.replace(recipe, **fields, by_hand=True)
 
 
+def wrapping(wrappers: Any) -> dict[str, Any]:
+    """Return the option of an environment that names the wrappers around it, none where there are none.
+
+    Args:
+      wrappers: the name of one (`"FlattenObservation"` of `gymnasium.wrappers`, `"my_module:Mine"`) or its class; a
+        mapping from names to their arguments; or a sequence of names, classes, partials of classes with arguments by
+        name, and pairs of a name and its arguments.
+
+    Raises:
+      ConfigError: it is something else.
+    """
+    several = list(wrappers.items()) if isinstance(wrappers, Mapping) else wrappers
+    several = list(several) if isinstance(several, list | tuple) else [several]
+    found = tuple(_wrapper(one) for one in several)
+    return {"wrappers": found} if found else {}
+
+
+def _wrapper(one: Any) -> tuple[str, dict[str, Any]]:
+    """A wrapper's name and arguments, in which lists are tuples, as a file gives them back."""
+    named, arguments = one if isinstance(one, list | tuple) and len(one) == 2 else (one, {})
+    if isinstance(named, functools.partial) and not named.args:
+        named, arguments = named.func, named.keywords
+    if isinstance(named, type) and issubclass(named, gymnasium.Wrapper) and "<locals>" not in named.__qualname__:
+        usual = getattr(gymnasium.wrappers, named.__name__, None) is named
+        named = named.__name__ if usual else f"{named.__module__}:{named.__qualname__}"
+    if not isinstance(named, str) or not isinstance(arguments, Mapping):
+        raise ConfigError(
+            f"the wrapper {one!r:.80} is no class of a module that wraps Gymnasium environments, nor its name "
+            "('FlattenObservation', 'my_module:Mine'), alone or with a table of arguments; pass what else wraps within "
+            "a function: env=lambda: Mine(gymnasium.make(...))"
+        )
+    return named, {key: tuple(x) if isinstance(x, list) else x for key, x in arguments.items()}
+
+
 def converted(observation_space: Any, action_space: Any, where: str) -> tuple[Any, Any]:
     """Return how observations and actions of Gymnasium's spaces become ours; as of `stepped.Converted`."""
     return conversion.observations(observation_space, where), conversion.actions(action_space, where)
 
 
-def _module_problem(name):
+def arguments(recipe: GymnasiumRecipe) -> dict[str, Any]:
+    """Return what the constructor of a registered environment takes beside `render_mode`, with what it is if not given.
+
+    Args:
+      recipe: of it.
+    """
+    spec = _find(recipe.id)
+    creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(spec.entry_point)
+    try:
+        taken = inspect.signature(creator).parameters
+    except (TypeError, ValueError):
+        return {}
+    named = {name: x.default for name, x in taken.items() if x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)}
+    named = {name: "required" if default is inspect.Parameter.empty else default for name, default in named.items()}
+    found = named | spec.kwargs | {"max_episode_steps": spec.max_episode_steps}
+    return {name: default for name, default in found.items() if name != "render_mode"}
+
+
+def _module_problem(name, options=()):
+    assigned = [f"{key}={settings.text(value)}" for key, value in dict(options).items()]
+    words = " ".join(f'"{x}"' if "'" in x and not set(x) & set('"$`\\!') else shlex.quote(x) for x in assigned)
     return (
-        f"gymnasium:{name} asks for the import of a module, which a file may not; hand the environment in: "
-        f"env=jaxrl.make('gymnasium:{name}')"
+        f"gymnasium:{name} asks for the import of a module, which a file may not; hand the environment in: in a shell "
+        f"--env gymnasium:{name}{' --env-params ' * bool(assigned)}{words}, in Python "
+        f"env=jaxrl.{settings.made(f'gymnasium:{name}', dict(options), {})}"
     )
 
 
@@ -184,7 +246,8 @@ def _find(name: str) -> Any:
     except gymnasium.error.UnregisteredEnv:
         raise unknown_name("gymnasium", registered, names()) from None
     except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:  # the last two: "..", ""
-        raise ConfigError(f"gymnasium:{name} cannot be found: {error}") from error
+        hint = f"; a module has no '-' in its name: {module.replace('-', '_')}" if "-" in module else ""
+        raise ConfigError(f"gymnasium:{name} cannot be found: {error}{hint}") from error
 
 
 def _takes_render_mode(factory: Any) -> bool:

@@ -25,6 +25,7 @@ def recipe(
     start_timeout: float | None = None,
     restarts: int | None = None,
     info: Sequence[str] = (),
+    wrappers: Any = (),
     **options: Any,
 ) -> adapter.GymnasiumRecipe:
     """Return the recipe of a Gymnasium environment.
@@ -32,7 +33,7 @@ def recipe(
     Args:
       env: a class or a function, which is called once for each environment; or an instance, which is made again from
         its `spec`. An instance without a usable `spec` is the only environment that the recipe has.
-      workers, step_timeout, start_timeout, restarts, info: as of `make`.
+      workers, step_timeout, start_timeout, restarts, info, wrappers: as of `make`.
       options: arguments of the class or function.
 
     Raises:
@@ -46,12 +47,11 @@ def recipe(
     stepping = {"workers": workers, "step_timeout": step_timeout, "start_timeout": start_timeout, "restarts": restarts}
     fields = stepped.stepping(**stepping)
     if not isinstance(env, gymnasium.Env):
-        return _of_function(env, options, fields, tuple(info))
+        return _of_function(env, options | adapter.wrapping(wrappers), fields, tuple(info))
     name = _name(type(env.unwrapped))
-    if options:
-        raise ConfigError(
-            f"{', '.join(options)}: gymnasium:{name} is made already; pass its class, or a function, with arguments"
-        )
+    if wrappers or options:
+        names = ", ".join([*options, *["wrappers"] * bool(wrappers)])
+        raise ConfigError(f"{names}: gymnasium:{name} is made already; pass its class, or a function, with arguments")
     spec = _spec(env)
     if spec is None:
         if workers:

@@ -4,8 +4,10 @@ It is run as a script and imports nothing of jaxrl, hence no JAX: a worker start
 arguments are the file descriptors of the pipe, and of a lifeline that closes when the parent ends, however it ends.
 """
 
+import difflib
 import fcntl
 import functools
+import importlib
 import os
 import pickle
 import select
@@ -84,12 +86,38 @@ def made(spec, options):
         return FromDmEnv(*spec, options)
     import gymnasium
 
+    options = dict(options)
+    wrappers = options.pop("wrappers", ())
     if callable(spec):
         found = spec(**options)
         if not isinstance(found, gymnasium.Env):
             raise TypeError(f"it gives a {type(found).__name__}; what makes one gymnasium.Env is needed")
-        return found
-    return gymnasium.make(spec, disable_env_checker=True, **options)
+    else:
+        found = gymnasium.make(spec, disable_env_checker=True, **options)
+    for name, arguments in wrappers:
+        found = wrapper(name)(found, **arguments)
+    return found
+
+
+def wrapper(name):
+    """The class "module:Class" of a wrapper, of `gymnasium.wrappers` where no module is named.
+
+    Raises:
+      ImportError, TypeError: there is none of this name, or it is no wrapper.
+    """
+    import gymnasium
+
+    module, _, within = name.rpartition(":")
+    module = module or "gymnasium.wrappers"
+    try:
+        found = functools.reduce(getattr, within.split("."), importlib.import_module(module))
+    except AttributeError:
+        close = difflib.get_close_matches(within, dir(sys.modules[module]), 1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ImportError(f"{module} has no wrapper {within!r}{hint}") from None
+    if not (isinstance(found, type) and issubclass(found, gymnasium.Wrapper)):
+        raise TypeError(f"{name} is no gymnasium.Wrapper")
+    return found
 
 
 def spaces(environment):
@@ -144,7 +172,8 @@ def real(reward):
     try:
         found = float(reward)
     except (TypeError, ValueError):
-        raise TypeError(f"reward must be a number, and it is {reward!r:.80}") from None
+        hint = "; make one number of several with a gymnasium.RewardWrapper (wrappers=...)" * hasattr(reward, "shape")
+        raise TypeError(f"reward must be a number, and it is {reward!r:.80}{hint}") from None
     if LARGEST < abs(found) < float("inf"):
         raise ValueError(f"the reward {found:g} is none that float32 can hold")
     return found

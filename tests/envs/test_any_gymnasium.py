@@ -1,0 +1,263 @@
+"""Gymnasium environments of other packages: composite spaces, wrappers by name, and the errors that lead a newcomer."""
+
+import functools
+import json
+import shlex
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces as foreign
+from helpers.programs import NUM_ENVS, ROWS, all_finite
+
+import jaxrl
+from jaxrl.cli import main
+from jaxrl.cli.training import make_environment
+from jaxrl.core import config, spaces
+from jaxrl.core.errors import ConfigError, EnvironmentFailedError
+
+BOX = foreign.Box(-1, 1, (2,), np.float64)
+SPACES = {
+    "tuple": foreign.Tuple((foreign.Discrete(3, start=5), BOX)),
+    "nested": foreign.Dict(b=foreign.Tuple((BOX, foreign.MultiBinary(2))), a=foreign.Discrete(2)),
+    "integers": foreign.Box(0, 10, (3,), np.int64),
+    "choices": foreign.MultiDiscrete([2, 3], start=[1, -1]),
+    "bits": foreign.MultiBinary((2, 2)),
+    "long tuple": foreign.Tuple([foreign.Discrete(i + 1) for i in range(11)]),  # "10" comes before "2"
+}
+
+
+class Shown(gymnasium.Env):
+    """Draws observations of any space, and returns NumPy's scalars as many environments do."""
+
+    def __init__(self, space="tuple", actions=None, length=3, render_mode=None):
+        self.observation_space = SPACES[space] if isinstance(space, str) else space
+        self.action_space = actions or foreign.Discrete(2, start=-1)
+        self._length, self.render_mode = length, render_mode
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._seen(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self._steps += 1
+        return self._seen(), np.float64(0.5), np.bool_(self._steps >= self._length), np.bool_(False), {}
+
+    def _seen(self):
+        self.observation_space.seed(int(self.np_random.integers(2**31)))
+        self.seen = self.observation_space.sample()
+        return self.seen
+
+
+class Doubled(gymnasium.RewardWrapper):
+    def __init__(self, env, by=2.0):
+        super().__init__(env)
+        self._by = by
+
+    def reward(self, reward):
+        return self._by * reward
+
+
+# --- composite spaces --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_observations_of_any_space_of_numbers(space):
+    jaxrl.check_env(jaxrl.make(Shown, space=space), steps=8)
+
+
+def test_a_tuple_is_a_dictionary_of_its_positions():
+    env = Shown("long tuple")  # lent, so that what it gave can be seen
+    recipe = jaxrl.make(env)
+    assert recipe.observation_space == spaces.Dict({str(i): spaces.Discrete(i + 1) for i in range(11)})
+    host = recipe.build(1, 0)
+    for play in (host.reset, lambda: host.step(np.zeros(1, np.int32))):
+        shown = play().observation
+        assert [int(shown[str(i)][0]) for i in range(11)] == [int(x) for x in env.seen]
+    host.close()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "tuple"
+    result = jaxrl.train(
+        jaxrl.PPO(rollout_length=ROWS, epochs=1, minibatches=1),
+        Shown,
+        total_steps=NUM_ENVS * ROWS,
+        num_envs=NUM_ENVS,
+        run_dir=path,
+        evaluation_episodes=1,
+        progress=False,
+    )
+    assert all_finite(result.state.learner)
+    return path
+
+
+def test_a_policy_reads_the_environments_own_tuples(trained):
+    policy, env = jaxrl.load(trained, env=Shown), Shown()
+    seen, _ = env.reset(seed=0)
+    assert isinstance(seen, tuple) and seen[0] >= 5
+    action, _ = policy(seen)
+    ours = {"0": np.int32(seen[0] - 5), "1": np.float32(seen[1])}
+    assert env.action_space.contains(action)
+    named, _ = policy({"0": seen[0], "1": seen[1]})
+    assert action == named and set(ours) == set(policy.spec.observation_space.spaces)
+    batch, _ = policy((np.stack([seen[0]] * 3), np.stack([seen[1]] * 3)))
+    assert list(batch) == [action] * 3
+
+
+@pytest.mark.parametrize(
+    ("space", "says"),
+    [
+        (foreign.Text(5), "wrappers=FlattenObservation"),
+        (foreign.Sequence(BOX), "a gymnasium.ObservationWrapper of yours"),
+        (foreign.Graph(BOX, None), "a gymnasium.ObservationWrapper of yours"),
+        (foreign.MultiDiscrete([[2, 3]]), "only vectors.*wrappers=FlattenObservation"),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_what_cannot_be_read_says_what_to_do(space, says):
+    with pytest.raises(ConfigError, match=says):
+        jaxrl.make(Shown, space=space)
+
+
+def test_a_text_among_numbers_is_left_out_by_the_command_that_the_error_shows():
+    gymnasium.register("Mission-v0", Shown, kwargs={"space": foreign.Dict(mission=foreign.Text(9), x=BOX)})
+    try:
+        with pytest.raises(ConfigError, match="'mission'.*leave it out: --env-params") as caught:
+            jaxrl.make("gymnasium:Mission-v0")
+        words = shlex.split(str(caught.value).partition("--env-params ")[2])
+        assert make_environment("gymnasium:Mission-v0", words).observation_space == spaces.Dict(
+            {"x": spaces.Box(-1.0, 1.0, (2,))}
+        )
+    finally:
+        del gymnasium.registry["Mission-v0"]
+
+
+# --- wrappers ----------------------------------------------------------------------------------------------------
+
+
+STACKED = {"FrameStackObservation": {"stack_size": 3}}
+
+
+@pytest.mark.parametrize(
+    "wrappers",
+    [
+        {**STACKED, "FlattenObservation": {}},
+        [["FrameStackObservation", {"stack_size": 3}], "FlattenObservation"],
+        (
+            functools.partial(gymnasium.wrappers.FrameStackObservation, stack_size=3),
+            gymnasium.wrappers.FlattenObservation,
+        ),
+    ],
+    ids=["table", "names", "classes"],
+)
+def test_wrappers_by_name_and_class_are_the_same_in_their_order(wrappers):
+    recipe = jaxrl.make("gymnasium:CartPole-v1", wrappers=wrappers)
+    assert recipe.observation_space.shape == (12,)
+    assert recipe.parameters["wrappers"] == (("FrameStackObservation", {"stack_size": 3}), ("FlattenObservation", {}))
+    again = config.decode(json.loads(json.dumps(config.encode(recipe))))
+    assert again == recipe
+    host = again.build(2, 0)
+    assert host.reset().observation.shape == (2, 12)
+    host.close()
+
+
+def test_a_wrapper_of_a_module_in_workers():
+    recipe = jaxrl.make("gymnasium:host_probes:Counting-v0", wrappers={"host_probes:Tripled": {}}, workers=1)
+    host = recipe.build(1, 0)
+    host.reset(), host.step(np.zeros(1, np.int32))
+    assert host.step(np.zeros(1, np.int32)).reward.tolist() == [6.0]
+    host.close()
+    with pytest.raises(ConfigError, match="wrappers, whose values a file may not choose"):
+        recipe.restore("Counting-v0", recipe.parameters, recipe.observation_space, recipe.action_space)
+
+
+def test_wrappers_of_a_class_that_is_passed():
+    host = jaxrl.make(Shown, wrappers=functools.partial(Doubled, by=4.0)).build(1, 0)
+    host.reset()
+    assert host.step(np.zeros(1, np.int32)).reward.tolist() == [2.0]
+    host.close()
+    with pytest.raises(ConfigError, match="wrappers: gymnasium:.*is made already"):
+        jaxrl.make(Shown(), wrappers="FlattenObservation")
+
+
+@pytest.mark.parametrize(
+    ("wrappers", "says"),
+    [
+        ("FlattenObservatio", "did you mean FlattenObservation"),
+        ("no_such_module:Mine", "No module named 'no_such_module'"),
+        ("os:system", "os:system is no gymnasium.Wrapper"),
+        (lambda env: env, "pass what else wraps within a function"),
+        ([["FlattenObservation", 3]], "with a table of arguments"),
+        ({"FrameStackObservation": {"stack": 3}}, "cannot be made with wrappers=.*'stack'"),
+    ],
+)
+def test_wrong_wrappers(wrappers, says):
+    with pytest.raises(ConfigError, match=says):
+        jaxrl.make("gymnasium:CartPole-v1", wrappers=wrappers)
+
+
+# --- what a newcomer meets ---------------------------------------------------------------------------------------
+
+
+def test_a_run_on_another_packages_environment_says_the_flags_that_load_it():
+    options = {"length": 2, "wrappers": "FlattenObservation"}
+    recipe = jaxrl.make("gymnasium:host_probes:Counting-v0", **options)
+    with pytest.raises(ConfigError, match="a file may not") as caught:
+        recipe.restore(recipe.id, recipe.parameters, recipe.observation_space, recipe.action_space)
+    shell = str(caught.value).partition("in a shell ")[2].partition(", in Python")[0]
+    flag, name, params, *words = shlex.split(shell)
+    assert (flag, params) == ("--env", "--env-params") and make_environment(name, words) == recipe
+
+
+def test_names_of_packages_lead_to_their_modules():
+    with pytest.raises(ConfigError, match="registered by its module, ALE's by ale_py: gymnasium:my_envs:ALE/Pong-v5"):
+        jaxrl.make("gymnasium:ALE/Pong-v5")
+    with pytest.raises(ConfigError, match="no '-' in its name: no_such_gym"):
+        jaxrl.make("gymnasium:no-such-gym:Mine-v0")
+
+
+def test_rewards_of_several_objectives_say_what_to_do():
+    host = jaxrl.make(Shown, wrappers={f"{__name__}:Doubled": {"by": np.ones(2)}}).build(1, 0)
+    host.reset()
+    with pytest.raises(EnvironmentFailedError, match="make one number of several with a gymnasium.RewardWrapper"):
+        host.step(np.zeros(1, np.int32))
+
+
+def test_envs_lists_the_constructors_arguments(capsys):
+    assert main.main(["envs", "gymnasium:host_probes:Counting-v0"]) == 0
+    said = capsys.readouterr().out
+    assert "length" in said and "'terminated'" in said and "max_episode_steps" in said
+
+
+# --- packages that nobody here wrote -----------------------------------------------------------------------------
+
+
+@pytest.mark.learning
+def test_minigrid():
+    """PPO solves Empty-5x5 (best 0.955, random near 0.2), one seed."""
+    pytest.importorskip("minigrid")
+    name = "gymnasium:minigrid:MiniGrid-Empty-5x5-v0"
+    with pytest.raises(ConfigError, match="'mission'.*leave it out"):
+        jaxrl.make(name)
+    env = jaxrl.make(name, wrappers="minigrid.wrappers:ImgObsWrapper")
+    jaxrl.check_env(env, steps=120)
+    result = jaxrl.train(jaxrl.PPO(), env, total_steps=150_000, explore_in_evaluation=True, progress=False)
+    assert result.evaluation.return_mean > 0.8
+
+
+@pytest.mark.learning
+def test_highway():
+    """An environment with a table of settings, drawn as it drives."""
+    pytest.importorskip("highway_env")
+    settings = {"observation": {"type": "Kinematics", "vehicles_count": 3}, "duration": 5}
+    env = jaxrl.make("gymnasium:highway_env:highway-fast-v0", config=settings)
+    assert env.observation_space.shape == (3, 5)
+    jaxrl.check_env(env, steps=12)
+    host = env.build_rendered(0)
+    host.reset()
+    assert host.render().ndim == 3
+    host.close()
