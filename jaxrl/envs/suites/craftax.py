@@ -35,7 +35,7 @@ class CraftaxEnvironment(SuiteEnv):
 
     params: PyTree
     key: Key = struct.field(pytree_node=False)
-    observation_space: spaces.Space = struct.field(pytree_node=False)
+    observation_space: spaces.Box = struct.field(pytree_node=False)
     action_space: spaces.Space = struct.field(pytree_node=False)
 
     suite = "craftax"

@@ -82,8 +82,8 @@ class NavixEnvironment(SuiteEnv):
         first = foreign(self.key).reset(key)
         # The background of pictures, 192 bytes a field, is drawn anew where observations are none.
         pictures = self.static("observation").startswith("rgb")
-        kept = first if pictures else first.replace(state=first.state.replace(cache=None))
-        return kept, Step(first.observation)
+        state = first if pictures else first.replace(state=first.state.replace(cache=None))
+        return state, Step(first.observation)
 
     def advance(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, Step]:
         del key  # its randomness is in its state
@@ -101,7 +101,7 @@ def foreign(key: Key) -> Any:
     """Return NAVIX's own environment of this key."""
     with constructing():
         env = navix.make(key[0])
-        chosen = dict(key[1]).get("observation", env.observation_fn.__name__)
+        chosen: Any = dict(key[1]).get("observation", env.observation_fn.__name__)
         return navix.make(key[0], observation_fn=getattr(navix.observations, chosen))
 
 

@@ -29,6 +29,8 @@ _VIEWS = range(3, 32, 2)  # sides of what an agent sees; the library does not ch
 _OBJECTS = range(1, 101)  # that fit the rooms of Playground
 _BENCHMARK = "trivial-21k"
 _TILE = 16  # pixels of a tile in pictures
+_AGENT: Any = AgentState
+_TIME_STEP: Any = TimeStep
 
 
 class XMiniGridEnvironment(SuiteEnv):
@@ -106,7 +108,7 @@ class XMiniGridEnvironment(SuiteEnv):
     def advance(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, Step]:
         del key  # nothing happens by chance
         env, parameters, _ = foreign(self.key)
-        before: Any = TimeStep(state, None, None, None, None)
+        before = _TIME_STEP(state, None, None, None, None)  # of which only the state is read
         after = env.step(parameters.replace(max_steps=self.max_steps), before, action)
         truncated = after.state.step_num >= self.max_steps  # the library's "equal" misses a limit that was lowered
         return after.state, Step(after.observation, after.reward, after.discount == 0, truncated)
@@ -119,7 +121,7 @@ names, make = XMiniGridEnvironment.names, XMiniGridEnvironment.make
 @functools.lru_cache(maxsize=64)
 def foreign(key: Key) -> tuple[Any, Any, Any]:
     """Return the library's own environment of this key, its parameters, and its tasks, if it has any."""
-    chosen = dict(key[1])
+    chosen: dict[str, Any] = dict(key[1])
     with constructing():
         tasks = xminigrid.load_benchmark(chosen.pop("benchmark", _BENCHMARK)) if _is_xland(key[0]) else None
         return *xminigrid.make(key[0], **chosen), tasks
@@ -139,7 +141,7 @@ def _see(env, state, time_step):
 
 
 def _draw(view):
-    return render(view["grid"], AgentState(view["at"], int(view["to"]), None), int(view["view"]), _TILE)
+    return render(view["grid"], _AGENT(view["at"], int(view["to"]), None), int(view["view"]), _TILE)
 
 
 for _name in xminigrid.registered_environments():
