@@ -82,8 +82,8 @@ class NavixEnvironment(SuiteEnv):
         first = foreign(self.key).reset(key)
         # The background of pictures, 192 bytes a field, is drawn anew where observations are none.
         pictures = self.static("observation").startswith("rgb")
-        state = first if pictures else first.replace(state=first.state.replace(cache=None))
-        return state, Step(first.observation)
+        timestep = first if pictures else first.replace(state=first.state.replace(cache=None))
+        return timestep, Step(first.observation)
 
     def advance(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, Step]:
         del key  # its randomness is in its state
