@@ -27,17 +27,17 @@ MOST_PAIRS = 60
 
 # Lines of code, without comments, docstrings and blank lines; the aim is 24,000 in all.
 BUDGET = {
-    "core": 2789,
-    "envs": 4044,
+    "core": 2814,
+    "envs": 4805,
     "networks": 2010,
     "buffers": 1992,
     "algos": 4917,
-    "parallel": 4329,
+    "parallel": 4363,
     "data": 3009,
     "plots": 492,
-    "run": 6442,
+    "run": 6443,
     "sweeps": 1809,
-    "cli": 2344,
+    "cli": 2349,
     "__init__": 202,
     "__main__": 8,
     "schedules": 4,

@@ -27,9 +27,9 @@ def describe(name: str) -> str:
     else:
         rows.append(("parameters", "the arguments of the suite's own constructor: --env-params NAME=VALUE"))
         if spec.name.startswith("gymnasium:"):
-            from jaxrl.envs.host.gymnasium import arguments
+            from jaxrl.envs.host.gymnasium import GymnasiumRecipe, arguments
 
-            rows += _rows(arguments(env))
+            rows += _rows(arguments(env)) if isinstance(env, GymnasiumRecipe) else []
     width = max(len(title) for title, _ in rows)
     return "\n".join([name, *(f"  {title.ljust(width)}  {text}" for title, text in rows)])
 
