@@ -376,6 +376,10 @@ def test_every_name_is_a_task_and_the_rest_is_refused_with_a_reason():
     assert {"Pong-v5", "CartPole-v1", "Ant-v4", "WalkerWalk-v1", "CoinrunEasy-v0", "Taxi-v3"} <= set(known)
     with pytest.raises(ConfigError, match="use 'Craftax-Classic-Symbolic-v1'"):
         make("Craftax-Classic-Symbolic-AutoReset-v1")
+    for name in ("MyoHandAirplaneFixed-v0", "MyoSuite/MyoHandAirplaneFixed-v0"):
+        with pytest.raises(ConfigError, match="ends every episode after its first step"):
+            make(name)
+    assert {"MyoHandAirplaneFly-v0", "myoHandPoseFixed-v0"} <= set(known)
     with pytest.raises(ConfigError, match="3 agents"):
         make("MarlGrid-3AgentEmpty9x9-v0")
 

@@ -5,6 +5,7 @@ EnvPool is imported when its names are first asked for; it is an extra.
 
 import dataclasses
 import functools
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -56,6 +57,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 # Families and tasks that end by rules of their own, whatever `max_episode_steps` says: EnvPool would only call their
 # later ends time limits. Jumanji's own limits are terminations, there as here: most of its observations show the clock.
 _OWN_LIMIT = ("envpool.jumanji", "envpool.pgx", "envpool.procgen", "envpool.highway", "Catch-v0", "CliffWalking-v0")
+
+# MyoSuite's tasks of following a recorded grasp, in which nothing can be learned (all 50 tried by hand, docs/envpool.md).
+_TRACKING = re.compile(r"(^|/)MyoHand\w+Fixed-v0$")
 
 # Options of EnvPool that are not for `make`, and where they come from.
 _RESERVED = {
@@ -422,6 +426,8 @@ def _unusable(name: str) -> str | None:
     if "AutoReset" in name:
         instead = name.replace("-AutoReset", "")
         return f"shows the next episode's first observation in place of an episode's last; use {instead!r}"
+    if _TRACKING.search(name):
+        return "ends every episode after its first step, whatever is done (EnvPool 1.2.7); use its tasks of other names"
     players = _registered()[name][2].get("max_num_players", 1)
     return f"is for {players} agents, and jaxrl trains one" if players > 1 else None
 
