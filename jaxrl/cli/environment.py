@@ -29,7 +29,7 @@ def describe(name: str) -> str:
         if spec.name.startswith("gymnasium:"):
             from jaxrl.envs.host.gymnasium import GymnasiumRecipe, arguments
 
-            rows += _rows(arguments(env)) if isinstance(env, GymnasiumRecipe) else []
+            rows += _rows(arguments(name.removeprefix("gymnasium:")))
     width = max(len(title) for title, _ in rows)
     return "\n".join([name, *(f"  {title.ljust(width)}  {text}" for title, text in rows)])
 

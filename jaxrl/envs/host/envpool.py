@@ -58,7 +58,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 # later ends time limits. Jumanji's own limits are terminations, there as here: most of its observations show the clock.
 _OWN_LIMIT = ("envpool.jumanji", "envpool.pgx", "envpool.procgen", "envpool.highway", "Catch-v0", "CliffWalking-v0")
 
-# MyoSuite's tasks of following a recorded grasp, in which nothing can be learned (all 50 tried by hand, docs/envpool.md).
+# MyoSuite's tasks of following a recorded grasp, in which nothing can be learned (docs/envpool.md); all 50 were tried.
 _TRACKING = re.compile(r"(^|/)MyoHand\w+Fixed-v0$")
 
 # Options of EnvPool that are not for `make`, and where they come from.

@@ -208,13 +208,13 @@ def converted(observation_space: Any, action_space: Any, where: str) -> tuple[An
     return conversion.observations(observation_space, where), conversion.actions(action_space, where)
 
 
-def arguments(recipe: GymnasiumRecipe) -> dict[str, Any]:
+def arguments(name: str) -> dict[str, Any]:
     """Return what the constructor of a registered environment takes beside `render_mode`, with what it is if not given.
 
     Args:
-      recipe: of it.
+      name: as of `make`.
     """
-    spec = _find(recipe.id)
+    spec = _find(name)
     creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(spec.entry_point)
     try:
         taken = inspect.signature(creator).parameters
