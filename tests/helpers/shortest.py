@@ -150,6 +150,19 @@ DEFAULTS = [
         "",
         worst=MINATAR["Breakout"][1],
     ),
+    # One task of each suite that two cores train in minutes; Octax's take hours there.
+    Row("playground-balance", "ppo --env playground:CartpoleBalance --total-steps 1000000 --seeds 3", "", worst=950.0),
+    Row("playground-swingup", "ppo --env playground:CartpoleSwingup --total-steps 1000000 --seeds 3", "", worst=600.0),
+    Row("pgx-tictactoe", "ppo --env pgx:tic_tac_toe --total-steps 1000000 --seeds 3", "", worst=0.8),
+    Row("xminigrid-doorkey", "ppo --env xminigrid:MiniGrid-DoorKey-5x5 --total-steps 500000 --seeds 3", "", worst=0.9),
+    Row("navix-empty", "ppo --env navix:Navix-Empty-5x5-v0 --total-steps 500000 --seeds 3", "", worst=0.9),
+    Row("jumanji-2048", "ppo --env jumanji:Game2048-v1 --total-steps 2000000 --seeds 3", "", worst=2000.0),
+    Row(
+        "craftax-classic",
+        "ppo --env craftax:Craftax-Classic-Symbolic-v1 --env-params auto_reset=pooled --total-steps 1000000 --seeds 3",
+        "",
+        worst=3.0,
+    ),
 ]
 PRESETS = [
     Row("purejaxrl-cartpole", "--preset purejaxrl-cartpole --seeds 10", "", mean=SOLVED),
