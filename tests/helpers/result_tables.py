@@ -39,6 +39,15 @@ TRAININGS = {
     "host-pendulum-ppo": ("Pendulum-v1 (EnvPool)", "PPO", "500k", _POOLED("ppo", "Pendulum-v1", 500000)),
     "halfcheetah-ppo": ("HalfCheetah-v4", "PPO, 8 environments", "1M", ""),
     "halfcheetah-defaults-clip": ("HalfCheetah-v4", "PPO", "1M", _POOLED("ppo", "HalfCheetah-v4", 1000000)),
+    **{
+        f"mujoco-{task.lower()}-ppo": (
+            f"{task}-v4",
+            "PPO",
+            "1M",
+            f"jaxrl train ppo --env envpool:{task}-v4 --total-steps 1000000",
+        )
+        for task in ("HalfCheetah", "Hopper", "Walker2d")
+    },
     "halfcheetah-defaults-kl": (
         "HalfCheetah-v4",
         "PPO, KL penalty",
