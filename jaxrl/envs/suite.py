@@ -196,6 +196,8 @@ class SuiteEnv(struct.PyTreeNode):
             if k in numbers and k not in static:
                 try:
                     values[k] = env.fit(k, value)
+                    if isinstance(value, int) and abs(value) > _LARGEST:
+                        problems.append(f"parameter {k}={value} of {where} must be at most {_LARGEST:,}")
                 except ConfigError as error:
                     problems += error.problems
                 except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
@@ -346,7 +348,8 @@ _PACKAGES = {
     "mujoco": "mujoco",
     "pygame": "pygame",
 }
-_REFUSALS = (AssertionError, RuntimeError, TypeError, ValueError)
+_LARGEST = 2**31 - 1  # of an int32
+_REFUSALS = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def key_of(name: str, arguments: Mapping[str, Any]) -> Key:

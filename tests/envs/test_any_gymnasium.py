@@ -261,3 +261,33 @@ def test_highway():
     host.reset()
     assert host.render().ndim == 3
     host.close()
+
+
+@pytest.mark.parametrize(
+    "name, instead",
+    [
+        ("NormalizeObservation", "normalize_observation"),
+        ("NormalizeReward", "normalize_reward"),
+        ("RecordVideo", "jaxrl render"),
+        ("HumanRendering", "jaxrl render"),
+    ],
+)
+def test_wrappers_that_a_run_cannot_have(name, instead):
+    """They keep statistics that a resumed run loses, or write files and open windows, which a file must not ask for."""
+    from jaxrl.envs.host.gymnasium import GymnasiumRecipe
+
+    with pytest.raises(ConfigError, match=f"the wrapper {name} is not for training: .*{instead}"):
+        jaxrl.make("gymnasium:Pendulum-v1", wrappers=name)
+    recipe = jaxrl.make("gymnasium:Pendulum-v1")
+    spaces = recipe.observation_space, recipe.action_space
+    with pytest.raises(ConfigError, match=f"the wrapper {name} is not for training"):
+        GymnasiumRecipe.restore("Pendulum-v1", {"wrappers": ((name, {}),)}, *spaces)
+    for spoiled in (5, "RecordVideo", (("FlattenObservation",),)):
+        with pytest.raises(ConfigError):
+            GymnasiumRecipe.restore("Pendulum-v1", {"wrappers": spoiled}, *spaces)
+
+
+def test_arguments_of_wrappers_in_numpys_types_can_be_in_files():
+    arguments = {"min_action": np.float32(-1.0), "max_action": np.float64(1.0)}
+    recipe = jaxrl.make("gymnasium:Pendulum-v1", wrappers={"RescaleAction": arguments})
+    assert recipe.parameters["wrappers"] == (("RescaleAction", {"min_action": -1.0, "max_action": 1.0}),)

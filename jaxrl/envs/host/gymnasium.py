@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.envs.registration import load_env_creator
 
 from jaxrl.core import registry, settings
@@ -94,6 +95,7 @@ class GymnasiumRecipe:
             options = {key: x for key, x in parameters.items() if key not in stepped.USUAL or x != stepped.USUAL[key]}
             raise ConfigError(_module_problem(name, options))
         settings = {"id": name, "observation_space": observation_space, "action_space": action_space}
+        parameters = dict(parameters) | wrapping(parameters.get("wrappers", ()))
         return stepped.restored(cls, f"gymnasium:{name}", parameters, **settings)
 
     def build(self, num_envs: int, seed: int, first_env: int = 0) -> SteppedEnvironment:
@@ -155,7 +157,8 @@ def make(
     where = f"gymnasium:{name}"
     spec = _find(name)
     options |= wrapping(wrappers)
-    if workers and getattr(spec.entry_point, "__module__", "") == "__main__":
+    wrapped_here = any(name.startswith("__main__:") for name, _ in options.get("wrappers", ()))
+    if workers and (wrapped_here or getattr(spec.entry_point, "__module__", "") == "__main__"):
         raise ConfigError(
             f"{where} is defined in the main program, which workers do not import; move its class to a module, or use "
             "workers=0"
@@ -167,6 +170,15 @@ def make(
 def replaced(recipe: GymnasiumRecipe, **fields: Any) -> GymnasiumRecipe:
     """Return the recipe with other fields."""
     return dataclasses.replace(recipe, **fields, by_hand=True)
+
+
+# Wrappers that a run cannot have, and what does their work.
+_REFUSED = {
+    "HumanRendering": "it opens a window; use jaxrl render",
+    "NormalizeObservation": "a resumed run loses its statistics; use the algorithm's normalize_observation",
+    "NormalizeReward": "a resumed run loses its statistics; use the algorithm's normalize_reward",
+    "RecordVideo": "it writes files while training; use jaxrl render",
+}
 
 
 def wrapping(wrappers: Any) -> dict[str, Any]:
@@ -200,7 +212,15 @@ def _wrapper(one: Any) -> tuple[str, dict[str, Any]]:
             "('FlattenObservation', 'my_module:Mine'), alone or with a table of arguments; pass what else wraps within "
             "a function: env=lambda: Mine(gymnasium.make(...))"
         )
-    return named, {key: tuple(x) if isinstance(x, list) else x for key, x in arguments.items()}
+    if named in _REFUSED:
+        raise ConfigError(f"the wrapper {named} is not for training: {_REFUSED[named]}")
+    return named, {key: _plain(x) for key, x in arguments.items()}
+
+
+def _plain(value: Any) -> Any:
+    """An argument with lists as tuples, and numbers as Python's, as a file gives them back."""
+    value = value.item() if isinstance(value, np.generic) else value
+    return tuple(_plain(x) for x in value) if isinstance(value, list | tuple) else value
 
 
 def converted(observation_space: Any, action_space: Any, where: str) -> tuple[Any, Any]:

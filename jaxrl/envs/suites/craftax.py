@@ -1,7 +1,6 @@
 """Craftax and Craftax-Classic (Matthews et al., 2024, arXiv:2402.16801), as raw episodic environments.
 
-Craftax's own rule ends an episode at death, victory and the time limit alike; here the rule is asked again without a
-time limit, which tells the one from the others.
+Its own rule ends an episode at death, victory and the time limit alike, and is asked again without a time limit.
 """
 
 import functools
@@ -63,15 +62,17 @@ class CraftaxEnvironment(SuiteEnv):
         super().check(name, parameters)
         sizes = dict(cls.static_parameters(name))
         size = parameters.get("map_size", sizes.pop("map_size"))
-        problems = count_problems(**{k: (x, 1) for k, x in parameters.items() if k in sizes})
+        counts = {k: x for k, x in parameters.items() if k in sizes}
+        problems = count_problems(**{k: (x, 1) for k, x in counts.items()})
+        problems += [f"{k}={x} must be at most 1000" for k, x in counts.items() if isinstance(x, int) and x > 1000]
         if not isinstance(size, list | tuple) or len(size) != 2 or size[0] != size[1] or size[0] not in _SIDES:
             problems.append(f"map_size={size!r:.80} of craftax:{name} must be two equal sides, of {[*_SIDES]}")
         if problems:
             raise ConfigError(problems)
 
     def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
-        limit = changed.get("max_timesteps")
-        return [] if isinstance(limit, jax.Array | np.ndarray) else count_problems(max_timesteps=(limit, 1))
+        counts = {k: (changed.get(k), 1) for k in ("max_timesteps", "day_length")}
+        return count_problems(**{k: x for k, x in counts.items() if not isinstance(x[0], jax.Array | np.ndarray)})
 
     @property
     def numbers(self) -> dict[str, Any]:

@@ -71,7 +71,8 @@ class JumanjiEnvironment(SuiteEnv):
         most = _generator(foreign(self.key))[1].get("max_step", math.inf)  # the size of MMST's state
         if isinstance(self.time_limit, jax.Array | np.ndarray) or 1 <= self.time_limit <= most:
             return []  # an array may be mapped over
-        return [f"time_limit={self.time_limit} of {self.name} must be at least 1, and at most max_step={most}"]
+        bound = "" if most == math.inf else f", and at most max_step={most}"
+        return [f"time_limit={self.time_limit} of {self.name} must be at least 1{bound}"]
 
     def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
         state, first = foreign(self.key).reset(key)

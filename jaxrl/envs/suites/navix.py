@@ -71,7 +71,7 @@ class NavixEnvironment(SuiteEnv):
     @classmethod
     def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
         super().check(name, parameters)
-        if (chosen := parameters.get("observation", "rgb")) not in OBSERVATIONS:
+        if str(chosen := parameters.get("observation", "rgb")) not in OBSERVATIONS:
             raise unknown("observation of navix", str(chosen), OBSERVATIONS)
 
     def contradictions(self, changed: Mapping[str, Any]) -> list[str]:

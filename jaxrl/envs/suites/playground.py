@@ -23,10 +23,9 @@ from jaxrl.envs import drawings
 from jaxrl.envs.physics import PhysicsEnv, PhysicsState, part, unbounded
 from jaxrl.envs.suite import Key, Step, constructing
 
-_IMPLS = ("jax", "warp")
 _OF_WARP = ("naconmax", "naccdmax", "njmax")  # sizes of its memory
 _ROBOTS = "python -c 'from mujoco_playground._src import mjx_env; mjx_env.ensure_menagerie_exists()'"
-_ELSEWHERE = ("action_repeat", "episode_length", "impl", "vision_config")  # of the configuration
+_ELSEWHERE = ("action_repeat", "episode_length", "impl", "vision", "vision_config")  # of the configuration
 
 
 class PlaygroundEnvironment(PhysicsEnv):
@@ -67,8 +66,8 @@ class PlaygroundEnvironment(PhysicsEnv):
             raise ConfigError(f"playground:{name} needs MuJoCo Menagerie, which jaxrl never downloads; once: {_ROBOTS}")
         super().check(name, parameters)
         impl, problems = parameters.get("impl", "jax"), []
-        if impl not in _IMPLS:
-            problems.append(f"impl={impl!r:.80} of playground:{name} must be one of {', '.join(_IMPLS)}")
+        if impl not in ("jax", "warp"):
+            problems.append(f"impl={impl!r:.80} of playground:{name} must be one of jax, warp")
         elif impl == "warp" and jax.default_backend() != "gpu":
             problems.append(f"impl='warp' of playground:{name} needs an NVIDIA GPU; use impl='jax'")
         if parameters.get("randomize") and _randomizer(name) is None:
@@ -117,7 +116,10 @@ def foreign(key: Key) -> Any:
     """Return Playground's own environment of this key."""
     chosen: dict[str, Any] = {k: list(x) if isinstance(x, tuple) else x for k, x in key[1] if k != "randomize"}
     with constructing():
-        return playground.load(key[0], config_overrides={"impl": "jax"} | chosen)
+        env = playground.load(key[0], config_overrides={"impl": "jax"} | chosen)
+    if env.n_substeps < 1 or not np.isclose(env.n_substeps * env.sim_dt, env.dt):
+        raise ValueError(f"ctrl_dt={env.dt} must be a multiple of sim_dt={env.sim_dt}")
+    return env
 
 
 def _randomizer(name):
@@ -128,14 +130,12 @@ def _randomizer(name):
 def _drawn(key, random):
     """Return the arrays of the physical model that the library's randomizer replaces, by path, for one environment."""
     model, axes = _randomizer(key[0])(PlaygroundEnvironment.physical(key), jax.random.key_data(random)[None])
-    paths = [path for path, _ in jax.tree.leaves_with_path(axes)]  # None, no leaf, where all have one array
-    names = [".".join(one.name for one in path) for path in paths]
+    names = [".".join(one.name for one in path) for path, _ in jax.tree.leaves_with_path(axes)]  # None is no leaf
     return {name: part(model, name)[0] for name in names}
 
 
 def _see(env, state, time_step):
-    data = state.own.data
-    return {name: getattr(data, name) for name in ("qpos", "qvel", "mocap_pos", "mocap_quat")}
+    return {name: getattr(state.own.data, name) for name in ("qpos", "qvel", "mocap_pos", "mocap_quat")}
 
 
 def _draw(name, view):

@@ -71,9 +71,10 @@ class XMiniGridEnvironment(SuiteEnv):
 
     @classmethod
     def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
-        registered = xminigrid.registered_environments()
-        if name not in registered or (not _is_xland(name) and "benchmark" in parameters):
+        if name not in xminigrid.registered_environments():
             super().check(name, parameters)
+        if "benchmark" in parameters and not _is_xland(name):
+            raise ConfigError(f"benchmark={parameters['benchmark']!r:.80}: xminigrid:{name} has one task; leave it out")
         view, problems = parameters.get("view_size", 5), []
         if view not in _VIEWS:
             problems.append(f"view_size={view!r:.80} of xminigrid:{name} must be odd, from 3 to {_VIEWS[-1]}")

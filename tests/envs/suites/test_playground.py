@@ -166,7 +166,10 @@ def test_what_cannot_run_is_refused_in_one_line(library, monkeypatch, tmp_path):
         ("CartpoleBalance", {"randomize": True}, "does not randomize CartpoleBalance"),
         ("CartpoleBalance", {"njmax": 7}, "changes nothing with impl='jax'"),
         ("CartpoleBalance", {"episode_length": 0}, "must be at least 1"),
+        ("CartpoleBalance", {"episode_length": 10**12}, "must be at most 2,147,483,647"),
         ("CartpoleBalance", {"action_repeat": 2}, "action_repeat"),
+        ("CartpoleBalance", {"ctrl_dt": 0.001}, "ctrl_dt=0.001 must be a multiple of sim_dt=0.01"),
+        ("CartpoleBalance", {"sim_dt": 0.003}, "must be a multiple"),
     ):
         with pytest.raises(ConfigError, match=reason):
             jaxrl.make(f"playground:{name}", **parameters)
