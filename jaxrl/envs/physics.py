@@ -11,9 +11,8 @@ from flax import struct
 
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.limits import count_problems
 from jaxrl.core.types import PyTree
-from jaxrl.envs.suite import Key, SuiteEnv, unread
+from jaxrl.envs.suite import Key, SuiteEnv, counts_below_one, unread
 
 
 class PhysicsState(struct.PyTreeNode):
@@ -67,10 +66,7 @@ class PhysicsEnv(SuiteEnv):
         return parts
 
     def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
-        limit = self.episode_length
-        if "episode_length" not in changed or isinstance(limit, jax.Array | np.ndarray):
-            return []  # an array may be mapped over
-        return count_problems(episode_length=("None" if limit is None else limit, 1))
+        return counts_below_one(changed, "episode_length")
 
     def ineffective(self, changed: Collection[str]) -> list[str]:
         paths = [path for path in self.system if {"system", path} & set(changed)]

@@ -18,6 +18,7 @@ from jax.interpreters import partial_eval
 
 from jaxrl.core import settings, spaces
 from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.core.limits import count_problems
 from jaxrl.core.suites import unknown_name
 from jaxrl.core.types import Environment, PyTree, TimeStep
 from jaxrl.envs.episode import restart, transition
@@ -350,6 +351,18 @@ _PACKAGES = {
 }
 _LARGEST = 2**31 - 1  # of an int32
 _REFUSALS = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
+
+
+def counts_below_one(changed: Mapping[str, Any], *names: str) -> list[str]:
+    """Return a line for each of these numbers that changed to no whole number of at least 1.
+
+    Args:
+      changed: numbers by name; arrays, which may be mapped over, pass.
+      names: of the counts among them, such as a time limit.
+    """
+    counts = {name: changed[name] for name in names if name in changed}
+    single = {name: x for name, x in counts.items() if not isinstance(x, jax.Array | np.ndarray)}
+    return count_problems(**{name: ("None" if x is None else x, 1) for name, x in single.items()})
 
 
 def key_of(name: str, arguments: Mapping[str, Any]) -> Key:

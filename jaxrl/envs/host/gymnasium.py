@@ -147,7 +147,7 @@ def make(
       start_timeout: seconds that a worker may take to import what it needs and make its environments; 120 if not given.
       restarts: how many workers that hang or are killed are replaced before the run stops; 3 if not given.
       info: which numbers of every step's info to report, as metrics of training: `("reward_ctrl", "x_position")`.
-      wrappers: put around it, the first one first, as of `wrapping`.
+      wrappers: put around it, the first one first; see `wrapping`.
       options: what `gymnasium.make` takes, the environment's own among it.
 
     Raises:
@@ -232,7 +232,7 @@ def arguments(name: str) -> dict[str, Any]:
     """Return what the constructor of a registered environment takes beside `render_mode`, with what it is if not given.
 
     Args:
-      name: as of `make`.
+      name: its registered name, or "module:Name-v0".
     """
     spec = _find(name)
     creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(spec.entry_point)

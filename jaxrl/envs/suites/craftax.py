@@ -19,7 +19,7 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import count_problems
 from jaxrl.core.types import PyTree
 from jaxrl.envs import drawings
-from jaxrl.envs.suite import Key, Step, SuiteEnv, constructing, foreign_rules
+from jaxrl.envs.suite import Key, Step, SuiteEnv, constructing, counts_below_one, foreign_rules
 
 _NAMES = ("Craftax-Symbolic-v1", "Craftax-Pixels-v1", "Craftax-Classic-Symbolic-v1", "Craftax-Classic-Pixels-v1")
 _SIDES = (32, 48, 64, 96, 128)  # of a world: what a file may choose, and what the library's noise divides by
@@ -71,8 +71,7 @@ class CraftaxEnvironment(SuiteEnv):
             raise ConfigError(problems)
 
     def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
-        counts = {k: (changed.get(k), 1) for k in ("max_timesteps", "day_length")}
-        return count_problems(**{k: x for k, x in counts.items() if not isinstance(x[0], jax.Array | np.ndarray)})
+        return counts_below_one(changed, "max_timesteps", "day_length")
 
     @property
     def numbers(self) -> dict[str, Any]:

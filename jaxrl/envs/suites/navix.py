@@ -12,15 +12,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import numpy as np
 from flax import struct
 
 from jaxrl.core import registry, spaces
 from jaxrl.core.errors import unknown
-from jaxrl.core.limits import count_problems
 from jaxrl.core.types import PyTree
 from jaxrl.envs import drawings
-from jaxrl.envs.suite import Key, Step, SuiteEnv, constructing, foreign_rules
+from jaxrl.envs.suite import Key, Step, SuiteEnv, constructing, counts_below_one, foreign_rules
 
 with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
     import navix
@@ -75,8 +73,7 @@ class NavixEnvironment(SuiteEnv):
             raise unknown("observation of navix", str(chosen), OBSERVATIONS)
 
     def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
-        limit = changed.get("max_steps")
-        return [] if isinstance(limit, jax.Array | np.ndarray) else count_problems(max_steps=(limit, 1))
+        return counts_below_one(changed, "max_steps")
 
     def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
         first = foreign(self.key).reset(key)

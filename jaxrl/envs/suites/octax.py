@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from flax import struct
 from octax import environments as octax_games
 from octax.rendering import chip8_display_to_rgb
@@ -18,7 +17,7 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import count_problems
 from jaxrl.core.types import PyTree
 from jaxrl.envs.drawings import Drawing, register
-from jaxrl.envs.suite import Key, Step, SuiteEnv, constructing
+from jaxrl.envs.suite import Key, Step, SuiteEnv, constructing, counts_below_one
 
 _PARAMETERS = {"frame_skip": 4, "instruction_frequency": 700, "fps": 60}  # those that decide shapes or the program
 
@@ -72,10 +71,7 @@ class OctaxEnvironment(SuiteEnv):
             raise ConfigError(f"a step of octax:{name} has {work} instructions; it must have 1 to {most:,}")
 
     def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
-        limit = self.max_num_steps_per_episodes
-        if isinstance(limit, jax.Array | np.ndarray):
-            return []  # an array may be mapped over
-        return count_problems(max_num_steps_per_episodes=(limit, 1))
+        return counts_below_one(changed, "max_num_steps_per_episodes")
 
     def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
         state, observation, _ = foreign(self.key).reset(key)

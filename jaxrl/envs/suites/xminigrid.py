@@ -20,10 +20,9 @@ from xminigrid.types import AgentState, TimeStep
 
 from jaxrl.core import registry, spaces
 from jaxrl.core.errors import ConfigError, unknown
-from jaxrl.core.limits import count_problems
 from jaxrl.core.types import PyTree
 from jaxrl.envs import drawings
-from jaxrl.envs.suite import Key, Step, SuiteEnv, constructing
+from jaxrl.envs.suite import Key, Step, SuiteEnv, constructing, counts_below_one
 
 _VIEWS = range(3, 32, 2)  # sides of what an agent sees; the library does not check them
 _OBJECTS = range(1, 101)  # that fit the rooms of Playground
@@ -94,8 +93,7 @@ class XMiniGridEnvironment(SuiteEnv):
         tasks = foreign(self.key)[2]
         if isinstance(task, int) and tasks is not None and not -1 <= task < tasks.num_rulesets():
             problems.append(f"ruleset={task} of {self.name} must be from -1 to {tasks.num_rulesets() - 1}")
-        limit = changed.get("max_steps")
-        return problems + ([] if isinstance(limit, jax.Array | np.ndarray) else count_problems(max_steps=(limit, 1)))
+        return problems + counts_below_one(changed, "max_steps")
 
     def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
         env, parameters, tasks = foreign(self.key)
