@@ -19,7 +19,7 @@ REST := long and not exhaustive and not learning and not endurance
 EXACT := exact and not exhaustive and not learning and not endurance
 FURTHER := exhaustive and not learning and not endurance
 
-.PHONY: train test test-rest test-all test-next exhaustive learning faults bench docs dist lint lock setup clean
+.PHONY: train test test-rest test-all test-next exhaustive learning zoo faults bench docs dist lint lock setup clean
 
 train: $(STAMP)  ## Train PPO on CartPole.
 	$(BIN)/jaxrl train --preset purejaxrl-cartpole --seed 0 --run-dir runs/make-train
@@ -45,6 +45,12 @@ test-next: $(NEXT)  ## The quick tests with the newest JAX and Gymnasium, in an 
 learning: $(STAMP) $(SUITES)  ## Long real trainings that must reach a score.
 	$(CACHE_ENV) $(BIN)/python -m pytest -q -rs -m learning $(PYTEST_ARGS)
 
+# BUDGET: minutes; called again, it goes on with what was begun, and with rows that had no turn.
+BUDGET ?= 60
+
+zoo: $(STAMP) $(SUITES)  ## Train the rows of benchmarks/zoo.toml that fit into BUDGET minutes, and write docs/zoo.md.
+	$(CACHE_ENV) $(BIN)/python benchmarks/zoo.py --budget $(BUDGET)
+
 # FAULTS_MINUTES: of each training whose memory is watched; FAULTS_KILLS: of each kind of run, at most;
 # FAULTS_MUTATIONS: of each kind of file; FAULTS_PRESSES: signals at moments of the first 30 seconds of commands.
 FAULTS_MINUTES ?= 120
@@ -64,6 +70,7 @@ docs: $(STAMP)  ## The documentation as a site, build/docs/site; every warning i
 	mkdir -p build/docs
 	cp -R docs jaxrl zensical.toml CHANGELOG.md CONTRIBUTING.md build/docs
 	cd build/docs && ../../$(BIN)/zensical build --strict  # in a copy: it takes the folder .cache beside it for its own
+	$(BIN)/python scripts/write_llms.py build/docs/site
 
 dist: $(STAMP)  ## The source distribution and, made from it, the wheel: into dist.
 	rm -rf dist
@@ -78,7 +85,7 @@ lint: $(STAMP)
 lock: $(STAMP)  ## Resolve the dependencies anew: the newest that pyproject.toml allows.
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.12 --generate-hashes \
 		--no-emit-index-url --no-emit-find-links --no-annotate --no-config --custom-compile-command "make lock" \
-		--extra brax --extra envpool --extra data --extra flashbax --extra ray --extra tune --extra video --extra test --extra docs --extra dev pyproject.toml --output-file requirements.lock
+		--extra brax --extra envpool --extra data --extra flashbax --extra export --extra hub --extra ray --extra search --extra tune --extra video --extra test --extra docs --extra dev pyproject.toml --output-file requirements.lock
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.12 --generate-hashes \
 		--no-emit-index-url --no-emit-find-links --no-annotate --no-config --custom-compile-command "make lock" \
 		--constraints requirements.lock --extra suites pyproject.toml --output-file requirements-suites.lock
@@ -107,7 +114,7 @@ $(LIBTPU): requirements-tpu.lock $(STAMP)
 $(NEXT): requirements-next.txt pyproject.toml $(STAMP)
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python .cache/next
 	$(BIN)/uv pip install --quiet --python .cache/next/bin/python --override requirements-next.txt \
-		--editable ".[brax,envpool,data,ray,tune,video,flashbax,test,docs,dev]"
+		--editable ".[brax,envpool,data,export,hub,ray,search,tune,video,flashbax,test,docs,dev]"
 	touch $@
 
 clean:

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
         TD3,
         TD3BC,
         VMPO,
+        AlphaZero,
         CrossQ,
+        Dreamer,
+        MuZero,
         make_algorithm,
     )
     from jaxrl.core.errors import JaxrlError
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
     from jaxrl.data import Dataset, load_dataset
     from jaxrl.envs import check_env, environments, make
     from jaxrl.envs.host.dm_env import from_dm_env
+    from jaxrl.export.hub import pull, push
+    from jaxrl.export.policies import export_policy
     from jaxrl.parallel.anakin import Anakin
     from jaxrl.parallel.multihost.launch import Processes, RayProcesses, launch
     from jaxrl.parallel.offline import Offline
@@ -56,6 +61,9 @@ if TYPE_CHECKING:
     from jaxrl.run.training import train
     from jaxrl.sweeps.compile_for import compile_for
     from jaxrl.sweeps.make_train import make_train
+    from jaxrl.sweeps.pbt import PBTResult, pbt
+    from jaxrl.sweeps.records import to_pandas
+    from jaxrl.sweeps.report import report
     from jaxrl.sweeps.search import LogUniform, Uniform
     from jaxrl.sweeps.sweep import SweepResult, sweep
     from jaxrl.sweeps.tune import TuneResult, tune
@@ -65,6 +73,7 @@ __version__ = "0.1.0"
 # Where each public name lives; a test holds this to the imports above.
 _PUBLIC = {
     "A2C": "algos",
+    "AlphaZero": "algos",
     "ALGORITHMS": "algos",
     "BC": "algos",
     "CQL": "algos",
@@ -73,10 +82,12 @@ _PUBLIC = {
     "D4PG": "algos",
     "DDPG": "algos",
     "DQN": "algos",
+    "Dreamer": "algos",
     "GAIL": "algos",
     "IMPALA": "algos",
     "IQL": "algos",
     "MPO": "algos",
+    "MuZero": "algos",
     "PPO": "algos",
     "PQN": "algos",
     "R2D2": "algos",
@@ -93,6 +104,7 @@ _PUBLIC = {
     "JaxrlError": "core.errors",
     "LogUniform": "sweeps.search",
     "Offline": "parallel.offline",
+    "PBTResult": "sweeps.pbt",
     "Policy": "run.policy",
     "Preset": "run.presets",
     "Processes": "parallel.multihost.launch",
@@ -111,6 +123,7 @@ _PUBLIC = {
     "envs": "envs",
     "evaluate": "run.evaluation",
     "export_minari": "run.export",
+    "export_policy": "export.policies",
     "export_replay": "run.replays",
     "export_rlds": "run.export",
     "from_dm_env": "envs.host.dm_env",
@@ -121,12 +134,17 @@ _PUBLIC = {
     "make_algorithm": "algos",
     "make_train": "sweeps.make_train",
     "networks": "networks",
+    "pbt": "sweeps.pbt",
     "preset": "run.presets",
+    "pull": "export.hub",
+    "push": "export.hub",
     "register": "core.registry",
     "render": "run.rendering",
+    "report": "sweeps.report",
     "schedules": "schedules",
     "spaces": "spaces",
     "sweep": "sweeps.sweep",
+    "to_pandas": "sweeps.records",
     "train": "run.training",
     "tune": "sweeps.tune",
 }
@@ -139,9 +157,11 @@ __all__ = [
     "CQL",
     "CRR",
     "CrossQ",
+    "MuZero",
     "D4PG",
     "DDPG",
     "DQN",
+    "Dreamer",
     "GAIL",
     "IMPALA",
     "IQL",
@@ -154,6 +174,7 @@ __all__ = [
     "TD3",
     "TD3BC",
     "VMPO",
+    "AlphaZero",
     "Anakin",
     "Dataset",
     "Decision",
@@ -162,6 +183,7 @@ __all__ = [
     "JaxrlError",
     "LogUniform",
     "Offline",
+    "PBTResult",
     "Policy",
     "Preset",
     "Processes",
@@ -180,6 +202,7 @@ __all__ = [
     "envs",
     "evaluate",
     "export_minari",
+    "export_policy",
     "export_replay",
     "export_rlds",
     "from_dm_env",
@@ -190,12 +213,17 @@ __all__ = [
     "make_algorithm",
     "make_train",
     "networks",
+    "pbt",
     "preset",
+    "pull",
+    "push",
     "register",
     "render",
+    "report",
     "schedules",
     "spaces",
     "sweep",
+    "to_pandas",
     "train",
     "tune",
 ]

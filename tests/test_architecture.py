@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 CODE = ROOT / "jaxrl"
 
 # A package imports only packages that stand before it (docs/design.md).
-PACKAGES = ("core", "envs", "networks", "buffers", "algos", "parallel", "data", "plots", "run", "sweeps", "cli")
+PACKAGES = "core envs networks buffers algos parallel data plots run export sweeps cli".split()
 NAMES = ("schedules", "spaces")  # of core, as `jaxrl.NAME`
 # And of those, some know less still.
 STRANGERS = {("parallel", "algos"), ("algos", "envs"), ("algos", "buffers"), ("buffers", "networks"), ("data", "algos")}
@@ -27,25 +27,26 @@ MOST_PAIRS = 60
 
 # Lines of code, without comments, docstrings and blank lines; the aim is 24,000 in all.
 BUDGET = {
-    "core": 2814,
-    "envs": 4830,
-    "networks": 2010,
-    "buffers": 1992,
-    "algos": 4917,
-    "parallel": 4363,
-    "data": 3009,
-    "plots": 492,
-    "run": 6443,
-    "sweeps": 1809,
-    "cli": 2349,
-    "__init__": 202,
+    "core": 2890,
+    "envs": 5141,
+    "networks": 3200,
+    "buffers": 1995,
+    "algos": 6210,
+    "parallel": 4412,
+    "data": 3011,
+    "plots": 737,
+    "run": 7380,
+    "export": 755,
+    "sweeps": 2607,
+    "cli": 2499,
+    "__init__": 230,
     "__main__": 8,
     "schedules": 4,
     "spaces": 4,
 }
 # Names that say less than the field's noun would; in these packages none is left.
 RIDDLES = {"told", "asked", "given", "shown", "kept", "wanted"}
-WITHOUT_RIDDLES = ("core", "networks", "algos", "envs", "buffers", "parallel", "run", "sweeps", "cli", "data", "plots")
+WITHOUT_RIDDLES = PACKAGES
 MOST_PASSED_ON = 12  # parameters of train, and of sweep, that reach another function one by one
 MOST_LINES = 350  # of a file
 LONG_FILES: dict[str, int] = {}

@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import _record  # noqa: E402
 import kernels  # noqa: E402
 import sampling  # noqa: E402
+import scaling  # noqa: E402
 
 
 @pytest.mark.parametrize(("typed", "several"), [([], False), (["--distributed"], True)])
@@ -35,6 +36,16 @@ def test_the_record_has_every_way_of_sampling():
     rows = json.loads((ROOT / "benchmarks" / "results" / "sampling.json").read_text())["rows"]
     assert [row["way"] for row in rows] == list(sampling.ways())
     assert all(row["steps/s"] > 0 for row in rows)
+
+
+def test_the_exchange_is_what_nccl_expects():
+    assert scaling.exchange(1) == 0
+    # 67 times through two machines of eight: up and down seven links of 0.52 us, 1.8 times, and a step of the network.
+    bytes_exchanged = scaling.program("v5e:4x4", 2048)["bytes exchanged"]
+    by_hand = 67 * (4.4 + 2 * (7 * 0.52 * 1.8 + 5.0)) + bytes_exchanged / 10_526.3
+    assert scaling.exchange(16) * 1e6 == pytest.approx(by_hand, rel=1e-5)
+    # Four GPUs of one machine have no network between them.
+    assert scaling.exchange(4) * 1e6 == pytest.approx(67 * (4.4 + 2 * 3 * 0.52) + bytes_exchanged / 10_526.3, rel=1e-5)
 
 
 def test_a_part_of_a_record_leaves_the_others(tmp_path):

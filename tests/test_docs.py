@@ -14,8 +14,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import jax
+import pandas
 import pytest
-from helpers import curve_pictures, kind_table, result_tables
+from helpers import architecture_picture, curve_pictures, kind_table, result_tables, score_pictures, zoo_tables
 from helpers.field_tables import expected_table, with_table
 from helpers.registered import OWN_ALGORITHMS, only_what_jaxrl_registers
 
@@ -86,7 +87,7 @@ def test_every_command_line_in_the_documentation_could_be_typed():
         for word, name in itertools.pairwise(rest):
             if word == "--preset" and name != "NAME":
                 algorithm = type(preset(name).algorithm).__name__.lower()
-        key = (command, algorithm) if command in ("train", "compile", "sweep", "tune") else (command,)
+        key = (command, algorithm) if command in ("train", "compile", "sweep", "tune", "pbt") else (command,)
         if key not in known:
             known[key] = flags(*key) | {"--help"}
         wanted = {word.partition("=")[0] for word in rest if word.startswith("--")}
@@ -99,7 +100,7 @@ def test_every_value_of_a_command_to_train_is_one(path):
         for line in block.replace("\\\n", " ").split("\n"):
             program, command, *words = [*shlex.split(line, comments=True), "", ""]
             words = words[:-2]
-            if program == "jaxrl" and command in ("train", "compile", "sweep", "tune") and "--help" not in words:
+            if program == "jaxrl" and command in ("train", "compile", "sweep", "tune", "pbt") and "--help" not in words:
                 if "--import" not in words:  # else of a module that is not here: tests/cli/test_own_modules.py
                     given = runs.read(command, words)
                     assert build_parts(given.groups, given.values)[1] == [], line
@@ -166,6 +167,39 @@ def test_the_curves_are_the_records():
     assert set(curve_pictures.FOLDER.iterdir()) == set(pictures)
 
 
+@pytest.mark.parametrize("kind", [architecture_picture, score_pictures, zoo_tables], ids=lambda kind: kind.__name__)
+def test_the_figures_are_the_code_and_the_records(kind):
+    for path, text in kind.pictures().items():
+        assert path.is_file() and path.read_text() == text, f"{identity(path)}: run scripts/update_results.py"
+        assert len(text) < 30_000
+
+
+def test_the_figure_of_the_architecture_has_every_topology():
+    figure = architecture_picture.draw()
+    assert set(architecture_picture.TOPOLOGIES) == set(architecture_picture.topologies())
+    assert architecture_picture.methods() == ["init", "act", "update"] and len(architecture_picture.experience()) == 4
+    assert all(f">{name}</text>" in figure for name in architecture_picture.topologies())
+
+
+def test_the_picture_of_scores_has_every_seed_of_several_algorithms():
+    panels = score_pictures.panels()
+    seeds = sum(len(scores) for members in panels.values() for _, scores, *_ in members)
+    assert score_pictures.draw().count("<circle") == seeds + 1 and len(panels) >= 10  # one in the legend
+    names = [[name for name, *_ in members] for members in panels.values()]
+    assert all(len(set(members)) == len(members) for members in names)
+
+
+def test_the_gallery_has_every_picture_that_was_trained():
+    parts = json.loads((ROOT / "benchmarks" / "results" / "gallery.json").read_text())["parts"]
+    pictures = {path.stem for path in (ROOT / "docs" / "assets" / "gallery").iterdir()}
+    assert pictures == set(parts)
+    text = (ROOT / "docs" / "gallery.md").read_text()
+    for name, part in parts.items():
+        words = shlex.split(part["run"])
+        assert f"assets/gallery/{name}.gif" in text and part["evaluation"]["unfinished"] == 0
+        assert words[:2] == ["jaxrl", "train"] and runs.read("train", words[2:]).algorithm == words[2]
+
+
 def test_pictures_are_small():
     assert [path for path in (ROOT / "docs" / "assets").rglob("*") if path.stat().st_size > 300_000] == []
 
@@ -193,7 +227,7 @@ def as_users_have_it(tmp_path, monkeypatch):
     Sweeps and `make_train` are only asked whether they would take their arguments: the quickstart notebook runs them.
     """
 
-    real = {name: getattr(jaxrl, name) for name in ("train", "make_train", "sweep")}
+    real = {name: getattr(jaxrl, name) for name in ("train", "make_train", "sweep", "pbt")}
 
     def train(algo, env=None, *, total_steps, **options):
         if "num_envs" in options:
@@ -222,12 +256,21 @@ def as_users_have_it(tmp_path, monkeypatch):
 
         if run_dir is not None:
             save(run_dir)
-        return SimpleNamespace(table=lambda: "", best={}, plot=lambda path: path, save=save)  # tests/sweeps
+        table = pandas.DataFrame({name: options[name] for name in lists[:1]} | {"evaluation/return_mean": 1.0})
+        drawn = {"plot": lambda path: path, "plot_settings": lambda path: path, "importance": dict}
+        return SimpleNamespace(table=lambda: "", best={}, save=save, to_pandas=lambda: table, **drawn)  # tests/sweeps
 
     def tune(name, env, *, total_steps, trials=30, run_dir=None, **space):
         assert search_space(algos.make_algorithm(name), space)[1]
         return SimpleNamespace(table=lambda: "", best={}, plot=lambda path: path)  # tests/sweeps/test_tune.py
 
+    def pbt(name, env, *, total_steps, population=16, run_dir=None, **space):
+        fields = [name for name in space if name not in inspect.signature(real["pbt"]).parameters]
+        assert search_space(algos.make_algorithm(name), {name: space[name] for name in fields}, schedules=True)[1]
+        found = {"schedules": {}, "plot": lambda path: path, "fresh_score": 0.0}
+        return SimpleNamespace(table=lambda: "", **found)  # tests/sweeps/test_pbt.py
+
+    monkeypatch.setattr(jaxrl, "pbt", pbt)
     monkeypatch.setattr(jaxrl, "train", train)
     monkeypatch.setattr(jaxrl, "make_train", make_train)
     monkeypatch.setattr(jaxrl, "sweep", sweep)
@@ -258,18 +301,20 @@ NOT_RUN = {
 }
 # As few as these, where a command gives more.
 FEW = {"--total-steps": 512, "--num-envs": 16, "--episodes": 4, "--seeds": 2, "--trials": 2, "--video-every": 256}
+FEW |= {"--population": 5, "--exploit-every": 128}
 UPDATES = 32  # where nothing acts each step is one
-TRAINING = ("train", "sweep", "tune", "compile")
+TRAINING = ("train", "sweep", "tune", "pbt", "compile")
 
 
 def shortened(words):
     """A command line that trains and plays next to nothing."""
     few = FEW | ({"--total-steps": UPDATES} if "--eval-env" in words else {})
+    few |= {"--total-steps": 4096} if words[0] == "pbt" else {}  # of two iterations and more, as members copy between
     words = [str(min(int(word), few[flag])) if flag in few else word for flag, word in itertools.pairwise(["", *words])]
     added = {"--evaluation-episodes": 4, "--total-steps": 512} if words[0] in TRAINING else {}
     added |= {"--episodes": 4} if words[0] == "eval" else {}
     words += [str(word) for flag in added if flag not in words for word in (flag, added[flag])]
-    return words + (["--no-progress"] if words[0] in ("train", "sweep", "tune") else [])
+    return words + (["--no-progress"] if words[0] in ("train", "sweep", "tune", "pbt") else [])
 
 
 def commands(block):

@@ -1,5 +1,6 @@
 """The set-up that `make` does: which Python it takes, and that the lock names no addresses."""
 
+import email
 import itertools
 import os
 import re
@@ -9,6 +10,7 @@ import sys
 import sysconfig
 import tomllib
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -156,6 +158,36 @@ def test_every_test_is_run_by_one_of_the_targets():
             assert ran == ({"exhaustive"} if exhaustive else {"test-rest"} if long else quick)
 
 
+def check_metadata(wheel):
+    """What `twine check` asks of a wheel, and its licence: a summary, and a description whose form is named."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        found = email.message_from_bytes(archive.read(name))
+        assert any(name.endswith("LICENSE") for name in archive.namelist())
+    assert found["Description-Content-Type"].startswith("text/markdown") and found["License-Expression"] == "Apache-2.0"
+    assert found["Summary"] and found["Requires-Python"] and len(found.get_payload()) > 5_000
+    assert {"pandas", "tune", "suites"} <= set(found.get_all("Provides-Extra"))
+
+
+def test_the_release_is_named_alike_everywhere():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    version = project["version"]
+    assert f'__version__ = "{version}"' in (ROOT / "jaxrl" / "__init__.py").read_text()
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert re.fullmatch(r"\d+\.\d+\.\d+", version)
+    for name in ("description", "readme", "license", "license-files", "requires-python", "keywords", "classifiers"):
+        assert project[name], f"{name} of a package is shown to those who look for one"
+
+
+def test_the_newest_release_is_read_in_a_minute():
+    """Users read the first section of the changelog: all its kinds of entries, on a screen or two."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    _, newest, *rest = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert newest.startswith(f"{version}\n") and rest[0].startswith(f"{version}, entry by entry\n")
+    assert re.findall(r"^### (\w+)$", newest, re.MULTILINE) == ["Added", "Changed", "Fixed"]
+    assert newest.count("\n") < 60 and len(newest) < 5_000
+
+
 @pytest.mark.long
 def test_the_wheel_and_the_source_distribution_work_outside_the_checkout(tmp_path):
     uv = Path(sys.executable).with_name("uv")
@@ -165,6 +197,7 @@ def test_the_wheel_and_the_source_distribution_work_outside_the_checkout(tmp_pat
     subprocess.run(
         [uv, "build", *options, "--python", sys.executable, "--out-dir", tmp_path / "dist", ROOT], check=True
     )
+    check_metadata(next((tmp_path / "dist").glob("*.whl")))
     alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     for made in ("*.whl", "*.tar.gz"):
         (package,) = (tmp_path / "dist").glob(made)

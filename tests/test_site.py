@@ -100,6 +100,20 @@ class Page(HTMLParser):
             self.loaded.add(given["src"])
 
 
+def script(name):
+    """A file of scripts/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def write_llms(folder):
+    """As `make docs` does after the site is built."""
+    folder.mkdir(exist_ok=True)
+    script("write_llms").write(folder)
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     if importlib.util.find_spec("zensical") is None:
@@ -112,6 +126,7 @@ def site(tmp_path_factory):
     command = [sys.executable, "-m", "zensical", "build", "--strict"]
     built = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
+    write_llms(folder / "site")
     return folder / "site"
 
 
@@ -135,6 +150,38 @@ def test_every_link_of_the_site_leads_on_and_nothing_is_loaded_from_elsewhere(si
     assert problems == []
 
 
+def test_llms_txt_has_every_page_of_the_navigation_as_markdown(tmp_path):
+    write_llms(tmp_path)
+    text, whole = (tmp_path / "llms.txt").read_text(), (tmp_path / "llms-full.txt").read_text()
+    nav = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
+    assert text.startswith("# jaxrl\n\n> Reinforcement learning in JAX")
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == [name for entry in nav for name in entry]
+    entries = re.findall(r"^- \[(.+?)\]\((.+?)\): (.+)$", text, re.MULTILINE)
+    assert [path for _, path, _ in entries] == list(pages(nav)) and len(entries) == text.count("\n- ")
+    for _, path, what in entries:
+        page = (tmp_path / path).read_text()
+        assert 5 <= len(what) <= 170 and "](" not in what, path
+        assert f"<!-- {path} -->" in whole and page.strip() in whole
+        assert not re.search(r"^(:::|--8<--)", page, re.MULTILINE), f"{path} includes what is not there"
+        for link in re.findall(r"\]\((?!https?:)([^)#\s]+\.md)", page.partition("\n## Source")[0]):
+            assert (tmp_path / path).parent.joinpath(link).is_file() or path in ("changelog.md", "contributing.md"), (
+                link
+            )
+    for name, part in (
+        ("training", "jaxrl.train(algo"),
+        ("sweeps", "jaxrl.TuneResult.to_pandas"),
+        ("types", "ConfigError"),
+    ):
+        assert part in (tmp_path / "reference" / f"{name}.md").read_text()
+
+
+def test_llms_txt_is_the_same_whenever_it_is_written(tmp_path):
+    for name in "ab":
+        write_llms(tmp_path / name)
+    one, two = ((tmp_path / name / "llms-full.txt").read_text() for name in "ab")
+    assert one == two and " at 0x" not in one
+
+
 # What newcomers type, and the page that answers it.
 SEARCHED = {
     "custom environment": "own_environment",
@@ -143,9 +190,16 @@ SEARCHED = {
     "grid search": "sweeps",
     "confidence interval": "getting_started",
     "vectorized": "environments",
-    "onnx": "use_your_policy",
+    "onnx": "export",
+    "robot": "export",
     "freeze layers": "fine_tuning",
 }
+
+
+@pytest.mark.long
+def test_the_markdown_of_every_page_lies_beside_it(site):
+    made = {path.with_suffix(".html") for path in site.rglob("*.md")}
+    assert made == {path for path in site.rglob("*.html") if path.name != "404.html"}
 
 
 @pytest.mark.long
@@ -175,6 +229,27 @@ def test_the_site_names_the_version():
     config = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert config["copyright"].startswith(f"jaxrl {version},")
+
+
+def test_versions_of_the_site_lie_side_by_side(tmp_path):
+    built, target = tmp_path / "site", tmp_path / "published"
+    built.mkdir()
+    for version in ("0.2.0", "0.10.0", "0.9.0", "0.9.0"):
+        (built / "index.html").write_text(f"of {version}")
+        script("publish_docs").publish(built, target, version)
+    listed = json.loads((target / "versions.json").read_text())
+    assert [x["version"] for x in listed] == ["0.10.0", "0.9.0", "0.2.0"]
+    assert [x["aliases"] for x in listed] == [["latest"], [], []]
+    assert [(target / x["version"] / "index.html").read_text() for x in listed] == [
+        f"of {x['version']}" for x in listed
+    ]
+    assert Page((target / "index.html").read_text()).links == {"0.10.0/index.html"}
+
+
+@pytest.mark.long
+def test_the_selector_of_versions_is_on_every_page(site):
+    for path in site.rglob("*.html"):
+        assert '"version":{"provider":"mike"}' in path.read_text().replace(" ", ""), path
 
 
 @pytest.mark.long

@@ -6,6 +6,9 @@ import sys
 
 import pytest
 
+from jaxrl.cli import table
+from jaxrl.core import suite_modules, suites
+
 # What is for pictures, files, logs and other suites, and none of it for a run that has not begun.
 NOT_YET = {"PIL", "brax", "gymnasium", "matplotlib", "orbax", "pandas", "scipy", "seaborn", "tensorboardX"}
 
@@ -99,7 +102,7 @@ WORDS = [
     ("plot --help", "learning_curves.png"),
     ("doctor --help", "--run-dir"),
     ("algos", "purejaxrl-cartpole"),
-    ("envs", "gymnasium:CartPole-v1"),
+    ("envs gymnasium", "gymnasium:CartPole-v1"),
     ("--version", "jaxrl"),
 ]
 ERRORS = [
@@ -117,11 +120,17 @@ ERRORS = [
     ("train ppo --env brax:annt --total-steps 1", "did you mean 'ant'"),
     ("train ppo --env envpool:Pongg-v5 --total-steps 1", "'Pong-v5'"),
     ("train ppo --env gymnasium:CartPol-v1 --total-steps 1", "'CartPole-v1'"),
-    ("train ppo --env CartPole-v1 --total-steps 1", "'gymnasium:CartPole-v1' or 'gymnax:CartPole-v1'"),
     ("train ppo --env gymnaxx:CartPole-v1 --total-steps 1", "unknown suite 'gymnaxx'"),
     ("eval nowhere --env gymnax:CartPool-v1", "did you mean 'CartPole-v1'"),
     ("envs gym", "unknown suite 'gym'; did you mean 'gymnax'"),
 ]
+
+
+# What lists every suite imports those whose names are not in the table.
+WITHOUT_JAX = {*table.load()["environments"], *suites.INSTALLED_NAMES}
+if not any(map(suites.installed, {*suite_modules.SUITES} - WITHOUT_JAX)):
+    WORDS.append(("envs", "gymnasium:CartPole-v1"))
+    ERRORS.append(("train ppo --env CartPole-v1 --total-steps 1", "'gymnasium:CartPole-v1' or 'gymnax:CartPole-v1'"))
 
 
 @pytest.fixture(scope="module")

@@ -99,8 +99,9 @@ def begun(folder, monkeypatch):
         raise Began
 
     monkeypatch.setattr(Loop, "train", begin)  # after all that is checked before the first compile
-    monkeypatch.setattr("jaxrl.sweeps.sweep._train_many", begin)
+    monkeypatch.setattr("jaxrl.sweeps.sweep.train_many", begin)
     monkeypatch.setattr("jaxrl.sweeps.tune._evaluations", begin)
+    monkeypatch.setattr("jaxrl.sweeps.pbt.train_many", begin)
     monkeypatch.setattr("jaxrl.sweeps.tune.side_by_side", begin)
     monkeypatch.setattr(sweep, "launch", begin)
     for module in (loading, replays):
@@ -126,7 +127,7 @@ def test_every_command_is_read():
     for line in COMMANDS:
         _, command, *words = shlex.split(line)
         assert command in main.COMMANDS, line
-        if command in ("train", "sweep", "tune"):
+        if command in ("train", "sweep", "tune", "pbt"):
             given = runs.read(command, words)  # raises what is wrong
             assert build_parts(given.groups, given.values)[1] == [], line
 

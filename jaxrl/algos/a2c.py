@@ -8,14 +8,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.algos import on_policy
-from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, static
-from jaxrl.algos.fields import AdvantageFields
+from jaxrl.algos.base import algorithm, changed, static
+from jaxrl.algos.fields import AdvantageFields, BonusFields
 from jaxrl.algos.on_policy import PolicyState, PolicyValueActing
 from jaxrl.algos.optimizers import Optimizer, RMSProp
 from jaxrl.algos.train_state import Variables, weighted_mean
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import (
-    SEQUENCE_INPUTS,
     EnvSpec,
     Replicas,
     Rollout,
@@ -25,7 +24,7 @@ from jaxrl.core.types import (
 
 
 @algorithm
-class A2C(AdvantageFields, PolicyValueActing):
+class A2C(BonusFields, AdvantageFields, PolicyValueActing):
     """Advantage actor-critic: one policy-gradient step per rollout; recurrent when its network is."""
 
     learning_rate: Scalar = changed(7e-4)
@@ -38,7 +37,7 @@ class A2C(AdvantageFields, PolicyValueActing):
         return dataclasses.replace(self, **on_policy.resolved(self, spec))
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        return field_problems(self) + network_problems("A2C.network", self.network, spec, SEQUENCE_INPUTS)
+        return on_policy.problems(self, spec)
 
     @property
     def experience(self) -> Mapping[str, Source]:
@@ -53,7 +52,11 @@ class A2C(AdvantageFields, PolicyValueActing):
         rollout: Rollout = batch["rollout"]
         statistics = on_policy.update_statistics(self, state.statistics, rollout, replicas)
         weight = rollout.rows.weight
+        bonus, intrinsic, explored = on_policy.explore(
+            self, state.bonus, rollout, spec=spec, key=key, replicas=replicas
+        )
         advantages, targets = on_policy.advantages(self, state.network.variables, rollout, self.gae_lambda, spec)
+        advantages = on_policy.with_bonus(self, advantages, intrinsic)
         if self.normalize_advantage:
             advantages = on_policy.standardized(advantages, weight, replicas)
         inputs = on_policy.batch_inputs(self, rollout)
@@ -70,10 +73,10 @@ class A2C(AdvantageFields, PolicyValueActing):
 
         gradients, (metrics, model_state) = jax.grad(loss, has_aux=True)(state.network.params)
         network, sizes = on_policy.apply_gradients(self, state.network, gradients, replicas, model_state)
-        metrics = replicas.mean(metrics) | sizes
+        metrics = replicas.mean(metrics) | sizes | explored
         metrics |= {
             "learning_rate": jnp.asarray(self.learning_rate),
             "explained_variance": on_policy.explained_variance(targets, rollout.rows.extras["value"], weight, replicas),
         }
-        new = state.replace(network=network, statistics=statistics, updates=state.updates + 1)
+        new = state.replace(network=network, statistics=statistics, bonus=bonus, updates=state.updates + 1)
         return new, UpdateInfo(metrics)

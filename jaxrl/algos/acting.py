@@ -4,6 +4,7 @@ from typing import Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from jaxrl.algos import off_policy, q_learning
@@ -36,6 +37,9 @@ class ActingCarry(struct.PyTreeNode):
 
     network: Carry  # the policy's recurrent state; () if feed-forward
     noise: Noise
+    noise_steps: jax.Array | tuple[()] = ()  # int32, for which the noise is still held; () where it never is
+    noise_scale: jax.Array | tuple[()] = ()  # float32, of the episode; () where all have the same
+    discounted_return: jax.Array | tuple[()] = ()  # float32, so far; () where nothing is scaled by it
 
 
 @field_group
@@ -46,15 +50,15 @@ class StochasticActing(NoiseFields, NormalizationFields, ActorCriticFields):
         return actor_state(state)
 
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> ActingCarry:
-        return ActingCarry(self.policy.initial_carry(spec), initial_noise(self, spec))
+        return ActingCarry(self.policy.initial_carry(spec), *initial_noise(self, spec))
 
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: ActingCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
     ) -> ActorOutput:
         distribution, memory = policy_output(self.policy, actor, timestep, carry.network, self.observation_clip, spec)
-        noise = next_noise(carry.noise, correlation(self, actor), timestep, key)
-        action = sample_action(distribution, actor, timestep, key, spec=spec, explore=explore, noise=noise)
-        return ActorOutput(action, ActingCarry(memory, noise))
+        carry = with_noise(self, actor, carry, timestep, key) if explore else carry
+        action = sample_action(distribution, actor, timestep, key, spec=spec, explore=explore, noise=carry.noise)
+        return ActorOutput(action, carry.replace(network=memory))
 
 
 @field_group
@@ -64,18 +68,21 @@ class DeterministicActing(ExplorationNoiseFields, NormalizationFields, ActorCrit
     policy: Network = changed(Actor(stochastic=False))
 
     def actor(self, state: ActorCriticState) -> ActorState:
-        return actor_state(state, noise=self.exploration_noise)
+        least = {} if self.least_noise is None else {"least_noise": self.least_noise}
+        return actor_state(state, noise=self.exploration_noise, **least)
 
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> ActingCarry:
-        return ActingCarry(self.policy.initial_carry(spec), initial_noise(self, spec))
+        scale = () if self.least_noise is None else jnp.float32(0.0)
+        return ActingCarry(self.policy.initial_carry(spec), *initial_noise(self, spec), scale)
 
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: ActingCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
     ) -> ActorOutput:
         action, memory = policy_output(self.policy, actor, timestep, carry.network, self.observation_clip, spec)
-        noise = next_noise(carry.noise, correlation(self, actor), timestep, key)
-        action = noisy_action(action, actor, key, spec=spec, explore=explore, noise=noise)
-        return ActorOutput(action, ActingCarry(memory, noise))
+        if explore:
+            carry = with_noise(self, actor, with_scale(actor, carry, timestep, key), timestep, key)
+            action = noisy_action(action, actor, carry, key, spec=spec)
+        return ActorOutput(action, carry.replace(network=memory))
 
 
 def actor_state(state: ActorCriticState, **exploration: Number) -> ActorState:
@@ -102,10 +109,48 @@ def policy_output(
     return jax.tree.map(lambda x: x[0], output), carry
 
 
-def initial_noise(algo: NoiseFields, spec: EnvSpec) -> Noise:
-    """Return an environment's noise [n] before its first step; () if steps are independent, or actions discrete."""
-    correlated = isinstance(spec.action_space, spaces.Box) and (algo.noise_correlation or algo.random_correlation)
-    return jnp.zeros(spec.action_space.shape, jnp.float32) if correlated else ()
+def initial_noise(algo: NoiseFields, spec: EnvSpec) -> tuple[Noise, jax.Array | tuple[()]]:
+    """Return an environment's noise [n] before its first step, and the steps for which it is held.
+
+    The noise is () if steps are independent, or actions discrete, the steps if it is held for one alone.
+    """
+    if not isinstance(spec.action_space, spaces.Box):
+        return (), ()
+    held = algo.noise_hold > 1
+    noise = jnp.zeros(spec.action_space.shape, jnp.float32)
+    return noise if held or algo.noise_correlation or algo.random_correlation else (), jnp.int32(0) if held else ()
+
+
+def with_noise(
+    algo: NoiseFields, actor: ActorState, carry: ActingCarry, timestep: TimeStep, key: jax.Array
+) -> ActingCarry:
+    """Return the carry with the noise of a step: `next_noise`, or what it was for as long as it is held.
+
+    Args:
+      algo: says how long at most, and how noises are correlated that follow one another.
+      actor: says whether it was updated.
+      carry: of the step before, [B, ...].
+      timestep: to act at, [B, ...].
+      key: keys [B].
+    """
+    noise = next_noise(carry.noise, correlation(algo, actor), timestep, key)
+    if isinstance(carry.noise_steps, tuple):
+        return carry.replace(noise=noise)
+    again = timestep.first | (carry.noise_steps == 0)
+    steps = jnp.where(again, held_steps(key, algo.noise_hold), carry.noise_steps) - 1
+    held = jax.tree.map(lambda new, old: jnp.where(again[:, None], new, old), noise, carry.noise)
+    return carry.replace(noise=held, noise_steps=steps)
+
+
+def held_steps(key: jax.Array, most: int) -> jax.Array:
+    """Return for how many steps noise is held, int32 [B] from 1 to `most`, n with a probability ~ 1 / n^2; keys [B].
+
+    The zeta distribution of Dabney et al. (2021, arXiv:2006.01782), there of greedy exploration.
+    """
+    mass = 1.0 / np.arange(1, most + 1) ** 2
+    below = jnp.asarray(np.cumsum(mass)[:-1] / np.sum(mass), jnp.float32)
+    draw = jax.vmap(lambda k: jax.random.uniform(jax.random.fold_in(k, 2), (), jnp.float32))(key)
+    return 1 + jnp.sum(draw[:, None] >= below[None], axis=-1, dtype=jnp.int32)
 
 
 def correlation(algo: NoiseFields, actor: ActorState) -> Number:
@@ -158,13 +203,25 @@ def sample_action(
     return random_at_first(action, key, actor, spec.action_space, timestep.action_mask, noise)
 
 
+def with_scale(actor: ActorState, carry: ActingCarry, timestep: TimeStep, key: jax.Array) -> ActingCarry:
+    """Return the carry with the noise's standard deviations [B] of the episodes, drawn uniformly where they begin.
+
+    Environments that explore more and less fill a replay better than all alike (Li et al., 2023, arXiv:2307.12983).
+    """
+    if isinstance(carry.noise_scale, tuple):
+        return carry
+    low, high = actor.exploration["least_noise"], actor.exploration["noise"]
+    share = jax.vmap(lambda k: jax.random.uniform(jax.random.fold_in(k, 3), (), jnp.float32))(key)
+    scale = jnp.where(timestep.first, low + (high - low) * share, carry.noise_scale)
+    return carry.replace(noise_scale=scale)
+
+
 def noisy_action(
-    action: jax.Array, actor: ActorState, key: jax.Array, *, spec: EnvSpec, explore: bool, noise: Noise = ()
+    action: jax.Array, actor: ActorState, carry: ActingCarry, key: jax.Array, *, spec: EnvSpec
 ) -> jax.Array:
-    """Return a deterministic policy's action [B, n]; if exploring with noise, or random before the first update."""
-    if not explore:
-        return action
-    box, std = spaces.expect(spec.action_space, spaces.Box), actor.exploration["noise"]
+    """Return a deterministic policy's action [B, n] with noise, or a random one before the first update; keys [B]."""
+    box, noise = spaces.expect(spec.action_space, spaces.Box), carry.noise
+    std = actor.exploration["noise"] if isinstance(carry.noise_scale, tuple) else carry.noise_scale[:, None]
     noisy = add_noise(action, key, std, box) if isinstance(noise, tuple) else shifted(action, std * noise, box)
     return random_at_first(noisy, key, actor, box, noise=noise)
 
@@ -198,7 +255,7 @@ def add_noise(
     Args:
       action: [B, n].
       key: keys [B].
-      std: of the noise, in units of half the box's range.
+      std: of the noise, in units of half the box's range, a scalar or [B, 1].
       space: the box.
       limit: the largest noise, in the same units; None: no limit.
     """

@@ -38,12 +38,13 @@ def _field(
     below=None,
     choices=None,
     only_with=None,
+    options=None,
     help="",
     before=dataclasses.MISSING,
 ):
     limits = {"low": low, "above": above, "high": high, "below": below, "choices": choices}
     limits = {name: limit for name, limit in limits.items() if limit is not None}
-    metadata = {"limits": limits, "only_with": only_with, "help": help}
+    metadata = {"limits": limits, "only_with": only_with, "options": options, "help": help}
     if before is not dataclasses.MISSING:
         metadata[BEFORE] = before
     return struct.field(pytree_node=traced, default=default, metadata=metadata)
@@ -56,8 +57,8 @@ def number(default: Any, **limits) -> Any:
       default: a number, a schedule, or None.
       **limits: `low`, `high` (inclusive), `above`, `below` (exclusive), `help`, one line, and `only_with`: the setting
         without which the field does nothing, as "prioritized", "objective=kl" or "network.head=quantilevalues"; several
-        with "and" or "or" between. `before`: what configurations mean that were written before the field existed, if
-        that is not the default.
+        with "and" or "or" between. `options`: a field group, one of which the field may hold, else None. `before`: what
+        configurations mean that were written before the field existed, if that is not the default.
     """
     return _field(default, True, **limits)
 
@@ -271,6 +272,10 @@ def field_problems(algo: "DataclassInstance") -> list[str]:
 def _value_problems(label: str, field: dataclasses.Field, value: Any) -> list[str]:
     """Explain why the field cannot have this value, whatever the others are."""
     limits, traced = field.metadata.get("limits", {}), field.metadata.get("pytree_node", True)
+    if (options := field.metadata.get("options")) is not None:
+        if value is None or isinstance(value, options):
+            return [] if value is None else field_problems(value)
+        return [f"{label}={value!r:.80} is not {options.__name__}(...), or None"]
     if "choices" in limits:
         allowed = ", ".join(repr(choice) for choice in limits["choices"])
         return [] if value in limits["choices"] else [f"{label}={value!r} is not one of {allowed}"]
@@ -297,7 +302,8 @@ def _is_whole(field: dataclasses.Field) -> bool:
     """Return whether a field is declared as `int` or `int | None`."""
     if isinstance(field.type, str):  # of a user's module
         return isinstance(field.default, int)
-    return field.type is int or int in typing.get_args(field.type)
+    of_tuple = typing.get_origin(field.type) is tuple
+    return field.type is int or (int in typing.get_args(field.type) and not of_tuple)
 
 
 def _takes_none(field: dataclasses.Field) -> bool:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxrl.algos import off_policy, q_learning, regression, sac, train_state
+from jaxrl.algos import off_policy, q_learning, regression, soft_policies, train_state
 from jaxrl.algos.acting import StochasticActing
 from jaxrl.algos.base import algorithm, changed, field_problems, number, static
 from jaxrl.algos.fields import NStepFields, ReplayFields, TargetFields, TemperatureFields
@@ -78,7 +78,7 @@ class CQL(StochasticActing, ReplayFields, NStepFields, TargetFields, Temperature
         return CQLState(
             policy=train_state.create(*self.policy.init(policy_key, spec), self.policy_optimizer),
             critic=train_state.create(*self.critic.init(critic_key, spec), optimizer, target=True),
-            log_temperature=sac.initial_temperature(self),
+            log_temperature=soft_policies.initial_temperature(self),
             log_coefficient=train_state.create(log_coefficient, (), optimizer),
             statistics=off_policy.init_statistics(spec, self.normalize_observation),
             updates=jnp.int32(0),
@@ -90,14 +90,14 @@ class CQL(StochasticActing, ReplayFields, NStepFields, TargetFields, Temperature
         optimizer = self.critic_optimizer
         statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas)
         next_key, key = (q_learning.transition_keys(k, replay.weight.shape[0], replicas) for k in jax.random.split(key))
-        temperature = sac.temperature_of(self, state.log_temperature)
+        temperature = soft_policies.temperature_of(self, state.log_temperature)
         coefficient = self.coefficient
         if self.lagrange_threshold is not None:
             coefficient = jnp.minimum(jnp.exp(state.log_coefficient.params), MAX_COEFFICIENT)
 
         observation, mask = replay.next_observation, replay.next_action_mask
         next_policy = off_policy.evaluate_policy(self.policy, state.policy.variables, observation, spec, mask)
-        value, log_prob, _ = sac.value_and_log_prob(
+        value, log_prob, _ = soft_policies.value_and_log_prob(
             self.critic, state.critic.target_variables, next_policy, observation, mask, next_key, spec
         )
         if self.entropy_in_target:
@@ -133,10 +133,10 @@ class CQL(StochasticActing, ReplayFields, NStepFields, TargetFields, Temperature
             cloning = state.updates.astype(jnp.float32) < self.cloning_updates
             return jnp.where(cloning, regression.log_likelihood(distribution, replay.action), value)
 
-        policy, loss, log_prob = sac.policy_step(
+        policy, loss, log_prob = soft_policies.policy_step(
             self, state.policy, critic, replay, temperature, key, spec, replicas, value_of=value_or_likelihood
         )
-        log_temperature = sac.temperature_step(self, state.log_temperature, replay, log_prob, spec, replicas)
+        log_temperature = soft_policies.temperature_step(self, state.log_temperature, replay, log_prob, spec, replicas)
         metrics = {"policy_loss": loss, "entropy": weighted_mean(-log_prob, replay.weight, replicas)}
         metrics = replicas.mean(fit.metrics | metrics | {"conservative_gap": gap})
         metrics |= {"temperature": temperature, "coefficient": jnp.asarray(coefficient, jnp.float32)}
@@ -163,7 +163,7 @@ def proposals(
     for place, observation in enumerate((batch.observation, batch.next_observation), 1):
         distribution = off_policy.evaluate_policy(network, policy, observation, spec)
         action, log_prob = jax.vmap(distribution.sample_and_log_prob)(draws(place))
-        drawn.append((action, log_prob + sac.log_half_range(box)))
+        drawn.append((action, log_prob + soft_policies.log_half_range(box)))
     actions, log_densities = (jnp.concatenate(parts) for parts in zip(*drawn, strict=True))
     return actions, log_densities
 

@@ -14,12 +14,14 @@ from flax import struct
 
 from jaxrl.algos import acting, combined_replay, off_policy, q_learning, train_state
 from jaxrl.algos.acting import DeterministicActing
-from jaxrl.algos.base import algorithm, changed, field_group, field_problems, number
+from jaxrl.algos.base import algorithm, changed, field_group, field_problems
 from jaxrl.algos.fields import (
     CombinedReplayFields,
     DelayedPolicyFields,
     NStepFields,
     PrioritizedFields,
+    QuantileFields,
+    ResetFields,
     SequenceFields,
     SupportFields,
     TargetFields,
@@ -30,7 +32,7 @@ from jaxrl.algos.train_state import TrainState, polyak_update
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.sources import Prioritized
 from jaxrl.core.types import EnvSpec, Replicas, Source, TransitionBatch, UpdateInfo
-from jaxrl.networks import ActionValues, CategoricalValues, Critic, QuantileValues
+from jaxrl.networks import CategoricalValues, Critic
 
 
 class DDPGState(struct.PyTreeNode):
@@ -49,7 +51,7 @@ class TD3State(DDPGState):
 
 
 @field_group
-class DeterministicLearner(NStepFields, DeterministicActing, TargetFields):
+class DeterministicLearner(NStepFields, SupportFields, QuantileFields, ResetFields, DeterministicActing, TargetFields):
     """A deterministic policy and critics, with target networks of both."""
 
     def init(self, key: jax.Array, spec: EnvSpec) -> DDPGState:
@@ -65,12 +67,10 @@ class DeterministicLearner(NStepFields, DeterministicActing, TargetFields):
         """Return the target policy's actions at the next observations, [batch, n]."""
         return off_policy.evaluate_policy(self.policy, state.policy.target_variables, replay.next_observation, spec)
 
-    def _target(
-        self, state: DDPGState, replay: TransitionBatch, next_action: jax.Array, spec: EnvSpec, **support: Any
-    ) -> Returns:
+    def _target(self, state: DDPGState, replay: TransitionBatch, next_action: jax.Array, spec: EnvSpec) -> Returns:
         """Return the critics' target for each transition, by the smallest target critic."""
-        target_critic = state.critic.target_variables
-        return off_policy.smallest_target(self.critic, target_critic, replay, next_action, self.gamma, spec, **support)
+        slow = state.critic.target_variables
+        return off_policy.smallest_target(self.critic, slow, replay, next_action, self.gamma, spec, **self.support)
 
     def _critic_step(
         self,
@@ -79,23 +79,18 @@ class DeterministicLearner(NStepFields, DeterministicActing, TargetFields):
         target: Returns,
         spec: EnvSpec,
         replicas: Replicas,
-        **loss: Any,
+        importance: jax.Array | None = None,
     ) -> tuple[TrainState, CriticLoss]:
+        options = self.support | {"quantile_huber": self.quantile_huber, "importance": importance}
         optimizer = self.critic_optimizer
-        return off_policy.critic_step(self.critic, critic, optimizer, replay, target, spec, replicas, **loss)
+        return off_policy.critic_step(self.critic, critic, optimizer, replay, target, spec, replicas, **options)
 
     def _policy_step(
-        self,
-        policy: TrainState,
-        critic: TrainState,
-        replay: TransitionBatch,
-        spec: EnvSpec,
-        replicas: Replicas,
-        **support: Any,
+        self, policy: TrainState, critic: TrainState, replay: TransitionBatch, spec: EnvSpec, replicas: Replicas
     ) -> tuple[TrainState, jax.Array]:
         optimizer = self.policy_optimizer
         return off_policy.dpg_step(
-            self.policy, policy, optimizer, self.critic, critic, replay, spec, replicas, **support
+            self.policy, policy, optimizer, self.critic, critic, replay, spec, replicas, **self.support
         )
 
 
@@ -125,7 +120,8 @@ class DelayedLearner(DeterministicLearner, DelayedPolicyFields):
             policy_step, state.policy, critic, state.policy_loss, due, self.tau, replicas
         )
         metrics = replicas.mean(fit.metrics) | {"policy_loss": loss}
-        return TD3State(policy, critic, statistics, updates, loss), UpdateInfo(metrics)
+        new = TD3State(policy, critic, statistics, updates, loss)
+        return self.after_reset(new, key, spec), UpdateInfo(metrics)
 
 
 @field_group
@@ -161,7 +157,8 @@ class DDPG(DeterministicSequenceLearner):
         policy, loss = self._policy_step(state.policy, critic, replay, spec, replicas)
         policy, critic = polyak_update(policy, self.tau), polyak_update(critic, self.tau)
         metrics = replicas.mean(fit.metrics | {"policy_loss": loss})
-        return DDPGState(policy, critic, statistics, state.updates + 1), UpdateInfo(metrics)
+        new = DDPGState(policy, critic, statistics, state.updates + 1)
+        return self.after_reset(new, key, spec), UpdateInfo(metrics)
 
 
 @algorithm
@@ -173,23 +170,19 @@ class TD3(DeterministicSequenceLearner, DelayedLearner):
 
 
 @algorithm
-class D4PG(PrioritizedFields, SupportFields, CombinedReplayFields, DeterministicLearner):
+class D4PG(PrioritizedFields, CombinedReplayFields, DeterministicLearner):
     """DDPG with a distributional critic, n-step returns and prioritized replay."""
 
     n_step: int = changed(5)
     exploration_noise: Scalar = changed(0.3)
     critic: Critic = changed(Critic(ensemble=1, head=CategoricalValues(51)))
-    quantile_huber: Scalar = number(
-        1.0, above=0, only_with="critic.head=quantilevalues", help="Huber threshold, above which the loss is linear"
-    )
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         steps = self.steps_per_update(num_envs)
         return dataclasses.replace(self, **self.resolved_networks(spec), rollout_length=steps)
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        heads = (ActionValues, CategoricalValues, QuantileValues)
-        networks = off_policy.problems("D4PG", self.policy, self.critic, spec, stochastic=False, heads=heads)
+        networks = off_policy.problems("D4PG", self.policy, self.critic, spec, stochastic=False)
         return field_problems(self) + networks
 
     @property
@@ -202,14 +195,13 @@ class D4PG(PrioritizedFields, SupportFields, CombinedReplayFields, Deterministic
         self, state: DDPGState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[DDPGState, UpdateInfo]:
         statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas)
-        support = {"v_min": self.v_min, "v_max": self.v_max}
-        target = self._target(state, replay, self._target_action(state, replay, spec), spec, **support)
+        target = self._target(state, replay, self._target_action(state, replay, spec), spec)
         importance = replay.importance if combined_replay.sources_by_priority(self.experience) else None
-        loss = support | {"importance": importance, "quantile_huber": self.quantile_huber}
-        critic, fit = self._critic_step(state.critic, replay, target, spec, replicas, **loss)
-        policy, policy_loss = self._policy_step(state.policy, critic, replay, spec, replicas, **support)
+        critic, fit = self._critic_step(state.critic, replay, target, spec, replicas, importance)
+        policy, policy_loss = self._policy_step(state.policy, critic, replay, spec, replicas)
         policy, critic = polyak_update(policy, self.tau), polyak_update(critic, self.tau)
         priority = fit.error + q_learning.LEAST_PRIORITY
         priorities = combined_replay.priorities(priority, self.experience, batch, replicas)
         metrics = replicas.mean(fit.metrics | {"policy_loss": policy_loss})
-        return DDPGState(policy, critic, statistics, state.updates + 1), UpdateInfo(metrics, priorities)
+        new = DDPGState(policy, critic, statistics, state.updates + 1)
+        return self.after_reset(new, key, spec), UpdateInfo(metrics, priorities)

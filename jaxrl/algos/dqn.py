@@ -84,7 +84,10 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
         help="Huber threshold of the TD error, above which the loss is linear; None: squared error",
     )
     quantile_huber: Scalar = number(
-        1.0, above=0, only_with="network.head=quantilevalues", help="Huber threshold, above which the loss is linear"
+        1.0,
+        above=0,
+        only_with="network.head=quantilevalues or network.head=implicitquantilevalues",
+        help="Huber threshold, above which the loss is linear",
     )
     munchausen_scale: Scalar = number(
         0.9, low=0, high=1, only_with="munchausen", help="weight of the log-policy in the reward (alpha)"
@@ -145,10 +148,9 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
         name, head = type(self).__name__, self.network.head if isinstance(self.network, QNetwork) else ActionValues()
         categorical = isinstance(head, CategoricalValues)
         found = []
-        if self.munchausen and (self._n_step > 1 or categorical or self.value_rescaling):
+        if self.munchausen and (categorical or self.value_rescaling):
             found.append(
-                f"{name}.munchausen=True needs n_step=1, because its bonus belongs to every step and the replay knows "
-                "the first one's action alone, a head of values or quantiles, whose returns its target shifts by "
+                f"{name}.munchausen=True needs a head of values or quantiles, whose returns its target shifts by "
                 "action, and value_rescaling=False, because its policy is a softmax of values"
             )
         if self.value_rescaling and not isinstance(head, ActionValues):
@@ -294,7 +296,8 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
             bonus = q_learning.munchausen_bonus(
                 values, view.action, temperature, self.munchausen_scale, self.munchausen_clip
             )
-            rewards = rewards + bonus[:, None]
+            # Of several steps the first alone: the replay knows no other action.
+            rewards = rewards.at[:, 0].add(bonus)
             next_returns = q_learning.soft_returns(next_output, next_values, temperature)
         else:
             if self.double:

@@ -47,7 +47,7 @@ class GAILState(SACState):
     @classmethod
     def of(cls, sac: SACState, discriminator: TrainState) -> Self:
         """Join SAC's state and the discriminator."""
-        return cls(sac.policy, sac.critic, sac.log_temperature, sac.statistics, sac.updates, discriminator)
+        return cls(**vars(sac), discriminator=discriminator)
 
 
 @algorithm
@@ -77,7 +77,9 @@ class GAIL(StochasticActing, ReplayFields, TargetFields, TemperatureFields):
         )
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        networks = off_policy.problems("GAIL", self.policy, self.critic, spec, stochastic=True, discrete=True)
+        networks = off_policy.problems(
+            "GAIL", self.policy, self.critic, spec, stochastic=True, discrete=True, dropout=True
+        )
         found, judge = field_problems(self) + networks, self.discriminator
         plain = isinstance(judge, Critic) and isinstance(judge.head, ActionValues) and not judge.head.noisy
         if not (plain and judge.ensemble == 1):
@@ -85,6 +87,7 @@ class GAIL(StochasticActing, ReplayFields, TargetFields, TemperatureFields):
                 f"GAIL.discriminator={judge!r:.250} must be a Critic(ensemble=1) with ActionValues(noisy=False)"
             )
         elif not networks:
+            found += off_policy.dropout_problems("GAIL.discriminator", judge)
             found += network_problems("GAIL.discriminator", judge, spec, TRANSITION_INPUTS)
         return found
 

@@ -72,6 +72,7 @@ class History(struct.PyTreeNode):
         action: jax.Array | None,
         spec: EnvSpec,
         mask: jax.Array | None,
+        key: jax.Array | None,
         *,
         train: bool,
     ) -> tuple[PyTree, ModelState]:
@@ -83,7 +84,7 @@ class History(struct.PyTreeNode):
         if not network.recurrent:
             inputs = self.selected.replace(action_mask=mask)
             output, model_state = network.apply(
-                critic.params, inputs, action, spec=spec, model_state=critic.model_state, train=train
+                critic.params, inputs, action, spec=spec, model_state=critic.model_state, train=train, key=key
             )
             return jax.tree.map(lambda x: x[:, 0], output), model_state
 
@@ -101,7 +102,7 @@ class History(struct.PyTreeNode):
         features, _, model_state = encode(critic, slice(self.burn_in, None), carry, train)
         features = jax.vmap(self._taken)(features)[:, None]
         output, model_state = network.evaluate(
-            critic.params, features, action, mask, spec=spec, model_state=model_state, train=train
+            critic.params, features, action, mask, spec=spec, model_state=model_state, train=train, key=key
         )
         return jax.tree.map(lambda x: x[:, 0], output), model_state
 
@@ -137,5 +138,6 @@ def transitions(batch: TransitionBatch | SequenceBatch, n_step: int) -> Transiti
         next_observation=history.replace(index=there),
         weight=steps.weight,
         action_mask=masks,
+        extras=jax.tree.map(lambda x: x[batch.burn_in :].reshape((-1, *x.shape[2:])), batch.rows.extras),
         next_action_mask=jax.tree.map(lambda x: x[there], masks),
     )

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.algos import on_policy, returns
-from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static
+from jaxrl.algos.base import algorithm, changed, number, static
+from jaxrl.algos.fields import BonusFields
 from jaxrl.algos.on_policy import PolicyState, PolicyValueActing
 from jaxrl.algos.optimizers import Optimizer, RMSProp
 from jaxrl.algos.train_state import Variables, weighted_mean
 from jaxrl.core.schedules import Linear, Scalar
 from jaxrl.core.types import (
-    SEQUENCE_INPUTS,
     EnvSpec,
     Replicas,
     Rollout,
@@ -25,7 +25,7 @@ from jaxrl.core.types import (
 
 
 @algorithm
-class IMPALA(PolicyValueActing):
+class IMPALA(BonusFields, PolicyValueActing):
     """Advantage actor-critic with V-trace: one off-policy-corrected step per rollout; recurrent when its network is."""
 
     learning_rate: Scalar = changed(Linear(6e-4, 0.0))
@@ -51,7 +51,7 @@ class IMPALA(PolicyValueActing):
         return dataclasses.replace(self, **on_policy.resolved(self, spec) | {"normalize_reward": scaled})
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        return field_problems(self) + network_problems("IMPALA.network", self.network, spec, SEQUENCE_INPUTS)
+        return on_policy.problems(self, spec)
 
     @property
     def experience(self) -> Mapping[str, Source]:
@@ -66,15 +66,18 @@ class IMPALA(PolicyValueActing):
         rollout: Rollout = batch["rollout"]
         rollout = rollout.replace(timesteps=self.preprocess(rollout.timesteps))
         statistics = on_policy.update_statistics(self, state.statistics, rollout, replicas)
+        bonus, intrinsic, explored = on_policy.explore(
+            self, state.bonus, rollout, spec=spec, key=key, replicas=replicas
+        )
         gradients, (metrics, model_state) = jax.grad(self._loss, has_aux=True)(
-            state.network.params, state.network.model_state, rollout, spec, replicas
+            state.network.params, state.network.model_state, rollout, intrinsic, spec, replicas
         )
         network, sizes = on_policy.apply_gradients(self, state.network, gradients, replicas, model_state)
-        metrics = replicas.mean(metrics) | sizes | {"learning_rate": jnp.asarray(self.learning_rate)}
-        new = state.replace(network=network, statistics=statistics, updates=state.updates + 1)
+        metrics = replicas.mean(metrics) | sizes | explored | {"learning_rate": jnp.asarray(self.learning_rate)}
+        new = state.replace(network=network, statistics=statistics, bonus=bonus, updates=state.updates + 1)
         return new, UpdateInfo(metrics)
 
-    def _loss(self, params, model_state, rollout, spec, replicas):
+    def _loss(self, params, model_state, rollout, intrinsic, spec, replicas):
         rows, weight = rollout.rows, rollout.rows.weight
         inputs = on_policy.batch_inputs(self, rollout)
         network = Variables(params, model_state)
@@ -84,11 +87,14 @@ class IMPALA(PolicyValueActing):
         # The learner's own carry, because the actors' `final_carry` is of their older parameters.
         fixed = jax.lax.stop_gradient((network, output.value, log_rho, carry))
         corrected = self._vtrace(*fixed, rollout, spec)
+        if intrinsic is not None:  # weighted as V-trace weights its own
+            intrinsic = jnp.minimum(self.clip_pg_rho, jnp.exp(fixed[2])) * intrinsic
+        advantages = on_policy.with_bonus(self, corrected.advantages, intrinsic)
 
         def mean(x):
             return weighted_mean(x, weight, replicas)
 
-        policy_loss = mean(-log_prob * corrected.advantages)
+        policy_loss = mean(-log_prob * advantages)
         value_loss = mean(0.5 * jnp.square(corrected.values - output.value))
         entropy = mean(output.distribution.entropy())
         loss = on_policy.total_loss(self, policy_loss, value_loss, entropy)

@@ -151,7 +151,7 @@ class MPO(
 
         candidates = self._candidates(state, replay.next_observation, replay.next_action_mask, next_key, spec)
         target = self._target(candidates, replay)
-        support = {"v_min": self.v_min, "v_max": self.v_max}
+        support = self.support
         critic, fit = off_policy.critic_step(
             self.critic, state.critic, self.critic_optimizer, replay, target, spec, replicas, **support
         )

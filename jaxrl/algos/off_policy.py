@@ -33,6 +33,7 @@ from jaxrl.networks import (
     ActionValues,
     Actor,
     Categorical,
+    CategoricalValues,
     Critic,
     QuantileValues,
 )
@@ -50,6 +51,7 @@ def problems(
     discrete: bool = False,
     heads: tuple[type, ...] = (),
     memory: bool = False,
+    dropout: bool = False,
 ) -> list[str]:
     """Explain why an algorithm's networks do not suit it or the environment, one line each; empty if they do.
 
@@ -59,8 +61,9 @@ def problems(
       spec: of the environment.
       stochastic: the kind of policy that it needs.
       discrete: whether it can choose among discrete actions.
-      heads: the heads that its critics may have; none: expected values, and where policies are deterministic quantiles.
+      heads: the heads that its critics may have; none: expected values, and where policies are deterministic any.
       memory: whether its networks may be recurrent.
+      dropout: whether its critics may drop outputs of their dense layers.
     """
     found, space, head = [], spec.action_space, critic.head
     bounded = isinstance(space, spaces.Box) and len(space.shape) == 1 and space.bounded
@@ -79,13 +82,22 @@ def problems(
         found += network_problems(f"{name}.critic", critic, spec, known)
     if isinstance(policy, Actor) and policy.stochastic != stochastic:
         found.append(f"{name}.policy={policy!r} must have stochastic={stochastic}")
+    found += [] if dropout else dropout_problems(f"{name}.critic", critic)
     if head.noisy:
         found.append(f"{name}.critic: noisy heads are unsupported here ({head!r}); set noisy=False")
-    heads = heads or ((ActionValues,) if stochastic else (ActionValues, QuantileValues))
+    heads = heads or ((ActionValues,) if stochastic else (ActionValues, CategoricalValues, QuantileValues))
     if not isinstance(head, heads):
         allowed = " or ".join(f"{kind.__name__}()" for kind in heads)
-        found.append(f"{name}.critic.head={head!r} must be {allowed}; D4PG and MPO have categorical values")
+        found.append(f"{name}.critic.head={head!r} must be {allowed}; SAC, TD3 and MPO have categorical values")
     return found
+
+
+def dropout_problems(label: str, critic: Critic) -> list[str]:
+    """Explain that a network, the value of the field `label`, drops nothing here; empty if it has no dropout."""
+    if not critic.dropout:
+        return []
+    what = "only the critics of SAC, CrossQ and GAIL drop outputs"
+    return [f"{label}: dropout={critic.dropout} has no effect here, as {what}; set dropout=0.0"]
 
 
 # --- normalizing observations ----------------------------------------------------------------------------------------
@@ -183,6 +195,7 @@ def evaluate_critic(
     action: jax.Array | None,
     spec: EnvSpec,
     mask: jax.Array | None = None,
+    key: jax.Array | None = None,
 ) -> Any:
     """Return the critics' output, leaves [ensemble, batch, actions, ...].
 
@@ -193,8 +206,9 @@ def evaluate_critic(
       action: [batch, n] of a box, whose output is of 1 action; None where actions are discrete.
       spec: of the environment.
       mask: [batch, actions] where actions are discrete and some forbidden.
+      key: keys [batch] of dropout; None: nothing is dropped.
     """
-    return train_critic(network, critic, observation, action, spec, mask, train=False)[0]
+    return train_critic(network, critic, observation, action, spec, mask, key, train=False)[0]
 
 
 def train_critic(
@@ -204,12 +218,13 @@ def train_critic(
     action: jax.Array | None,
     spec: EnvSpec,
     mask: jax.Array | None = None,
+    key: jax.Array | None = None,
     *,
     train: bool = True,
 ) -> tuple[Any, ModelState]:
     """Return `evaluate_critic` in training mode (`types.Network`), and the ensemble's new model state."""
     if isinstance(observation, History):
-        return observation.critic(network, critic, action, spec, mask, train=train)
+        return observation.critic(network, critic, action, spec, mask, key, train=train)
     inputs = NetworkInputs.of_transitions(observation, mask)
     output, model_state = network.apply(
         critic.params,
@@ -218,6 +233,7 @@ def train_critic(
         spec=spec,
         model_state=critic.model_state,
         train=train,
+        key=key,
     )
     return jax.tree.map(lambda x: x[:, 0], output), model_state
 

@@ -9,13 +9,15 @@ import optax
 from flax import struct
 
 from jaxrl.algos import minibatches, normalization, returns, train_state
-from jaxrl.algos.base import field_group, unresolved
-from jaxrl.algos.fields import OnPolicyFields, RolloutFields
+from jaxrl.algos.base import field_group, field_problems, network_problems, unresolved
+from jaxrl.algos.fields import BonusFields, OnPolicyFields, RolloutFields
 from jaxrl.algos.optimizers import clip_by_norm, clip_factor, clipped, global_norm
+from jaxrl.algos.rnd import RND
 from jaxrl.algos.train_state import TrainState, Variables
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import (
+    SEQUENCE_INPUTS,
     ActorOutput,
     ActorState,
     Carry,
@@ -48,6 +50,7 @@ class PolicyState(struct.PyTreeNode):
     network: TrainState
     statistics: Statistics
     updates: jax.Array  # int32, the version of the actor state
+    bonus: PyTree = ()  # of `exploration_bonus`; () where there is none
     penalty: PyTree = ()  # PPO's adaptive weight of the divergence; () where there is none
 
 
@@ -79,7 +82,18 @@ def resolved(algo: OnPolicyFields, spec: EnvSpec, *, discrete_entropy: float = 0
     if entropy_cost is None:
         entropy_cost = 0.0 if continuous else discrete_entropy
     network = resolve_network(algo.network, spec)
-    return resolved_normalization(algo, spec) | {"entropy_cost": entropy_cost, "network": network}
+    found = {"entropy_cost": entropy_cost, "network": network}
+    if isinstance(algo, BonusFields) and algo.exploration_bonus:
+        found["exploration_bonus"] = algo.exploration_bonus.resolve(spec)
+    return resolved_normalization(algo, spec) | found
+
+
+def problems(algo: OnPolicyFields, spec: EnvSpec) -> list[str]:
+    """Explain what is wrong with the fields, and which networks do not fit the environment."""
+    found = field_problems(algo)
+    if not found and isinstance(algo, BonusFields) and isinstance(algo.exploration_bonus, RND):
+        found += algo.exploration_bonus.network_problems(spec)
+    return found + network_problems(f"{type(algo).__name__}.network", algo.network, spec, SEQUENCE_INPUTS)
 
 
 def resolved_normalization(algo: RolloutFields, spec: EnvSpec) -> dict[str, bool]:
@@ -94,7 +108,10 @@ def init(
 ) -> PolicyState:
     """Return a new learner state."""
     network = train_state.create(*algo.network.init(key, spec), transformation(algo), target=target)
-    return PolicyState(network=network, statistics=init_statistics(algo, spec), updates=jnp.int32(0), penalty=penalty)
+    bonus = ()
+    if isinstance(algo, BonusFields) and algo.exploration_bonus:
+        bonus = algo.exploration_bonus.init(_bonus_key(key), spec)
+    return PolicyState(network, init_statistics(algo, spec), jnp.int32(0), bonus, penalty)
 
 
 def init_statistics(algo: RolloutFields, spec: EnvSpec) -> Statistics:
@@ -221,6 +238,34 @@ def advantages(
     values = segment(algo, batch, rows.extras["value"], bootstrap_value(algo, network, batch, carry, spec))
     estimates = returns.gae(values, algo.gamma, gae_lambda)
     return estimates, estimates + rows.extras["value"]
+
+
+def explore(
+    algo: BonusFields, bonus: PyTree, batch: Rollout, *, spec: EnvSpec, key: jax.Array, replicas: Replicas
+) -> tuple[PyTree, jax.Array | None, Metrics]:
+    """Return the next state of `exploration_bonus`, its advantages [T, B], and metrics; (), None and {} without one.
+
+    It learns from as many minibatches as the algorithm does.
+    """
+    if algo.exploration_bonus is None:
+        return bonus, None, {}
+    # An algorithm without such fields takes one step on the whole batch.
+    epochs, count = (getattr(algo, name, None) or 1 for name in ("epochs", "minibatches"))
+    return algo.exploration_bonus.update(
+        bonus, batch, spec=spec, key=_bonus_key(key), replicas=replicas, epochs=epochs, count=count
+    )
+
+
+def with_bonus(algo: BonusFields, advantages: jax.Array, intrinsic: jax.Array | None) -> jax.Array:
+    """Return the weighted sum of advantages and those of `explore`, of one shape (Burda et al., 2018, section 2.3)."""
+    bonus = algo.exploration_bonus
+    if bonus is None or intrinsic is None:
+        return advantages
+    return bonus.extrinsic_weight * advantages + bonus.intrinsic_weight * intrinsic
+
+
+def _bonus_key(key: jax.Array) -> jax.Array:
+    return jax.random.fold_in(key, 1)
 
 
 def segment(

@@ -135,9 +135,40 @@ class Muon(struct.PyTreeNode):
         )
 
 
+class LaProp(struct.PyTreeNode):
+    """LaProp (Ziyin et al., 2020, arXiv:2002.04839) after adaptive clipping, as DreamerV3 has it.
+
+    Gradients are divided by the root of their mean square first, and averaged then: momentum is of normalized steps.
+
+    Args:
+      b1, b2: decay of the running means of normalized gradients and of squares.
+      eps: added to the root of the mean square, so that nothing is divided by 0.
+      clip: largest norm of an array's gradient as a fraction of the array's own norm (`clip_by_array_norm`); None: no
+        clipping.
+      warm_up: updates over which the learning rate grows linearly from 0.
+    """
+
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-20
+    clip: float | None = 0.3
+    warm_up: float = 0.0
+
+    def __call__(self, learning_rate: Number) -> optax.GradientTransformation:
+        def rate(count):
+            return jnp.where(count < self.warm_up, count / jnp.maximum(self.warm_up, 1.0), 1.0) * learning_rate
+
+        return optax.chain(
+            optax.identity() if self.clip is None else clip_by_array_norm(self.clip),
+            optax.scale_by_rms(self.b2, eps=self.eps, eps_in_sqrt=False, bias_correction=True),
+            optax.ema(self.b1, debias=True),
+            optax.scale_by_learning_rate(rate),
+        )
+
+
 _SMALL = 2**14  # elements; to copy as many takes no longer than to start a kernel
 
-OPTIMIZERS = (Adam, AdamW, RMSProp, RAdam, Muon)
+OPTIMIZERS = (Adam, AdamW, RMSProp, RAdam, Muon, LaProp)
 registry.add("optimizer", *OPTIMIZERS)
 
 
@@ -159,6 +190,23 @@ def clip_by_norm(max_norm: Number) -> optax.GradientTransformation:
     def update(updates, state, params=None):
         factor = clip_factor(global_norm(updates), max_norm)
         return jax.tree.map(lambda x: x * factor.astype(x.dtype), updates), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def clip_by_array_norm(fraction: Number, least: float = 1e-3) -> optax.GradientTransformation:
+    """Scale each array's gradient down to a norm of `fraction` times the array's own, which counts as `least` at least.
+
+    Adaptive gradient clipping (Brock et al., 2021, arXiv:2102.06171, equation 3) of whole arrays, as DreamerV3 has it;
+    `optax.adaptive_grad_clip` takes the norms of each output of a layer.
+    """
+
+    def update(updates, state, params=None):
+        def clip(gradient, parameter):
+            norm, size = (jnp.linalg.norm(x.reshape(-1)) for x in (gradient, parameter))
+            return gradient * clip_factor(norm, fraction * jnp.maximum(size, least)).astype(gradient.dtype)
+
+        return jax.tree.map(clip, updates, params), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 

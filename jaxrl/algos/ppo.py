@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.algos import on_policy
-from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static
-from jaxrl.algos.fields import AdvantageFields, MinibatchFields
+from jaxrl.algos.base import algorithm, changed, number, static
+from jaxrl.algos.fields import AdvantageFields, BonusFields, MinibatchFields
 from jaxrl.algos.minibatches import steps_over_minibatches
 from jaxrl.algos.on_policy import PolicyState, PolicyValueActing
 from jaxrl.algos.train_state import Variables, weighted_mean, weighted_means
@@ -17,7 +17,6 @@ from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import Linear, Scalar
 from jaxrl.core.types import (
-    SEQUENCE_INPUTS,
     EnvSpec,
     Replicas,
     Rollout,
@@ -39,13 +38,13 @@ class PolicyLoss(Protocol):
 
 
 @algorithm
-class PPO(AdvantageFields, MinibatchFields, PolicyValueActing):
+class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
     """Proximal policy optimization with generalized advantage estimation; recurrent when its network is."""
 
     learning_rate: Scalar | None = changed(
         None,
         help="learning rate (of the policy, if value_learning_rate is set); None: falls to 0, from 3e-4 for continuous "
-        "actions, from 5e-3 for grids of 10 x 10 (MinAtar), else from 5e-4",
+        "actions, from 5e-3 for grids of 10 x 10 (MinAtar), from 2.5e-4 for several agents, else from 5e-4",
     )
     clip: Scalar = number(
         0.2, above=0, only_with="objective=clip or clip_value", help="clip range of the probability ratio around 1"
@@ -81,17 +80,17 @@ class PPO(AdvantageFields, MinibatchFields, PolicyValueActing):
         # Why, with figures: docs/algorithms/ppo.md.
         continuous = spaces.is_continuous(spec.action_space)
         if self.learning_rate is None:
-            rate = 5e-3 if has_grids(spec.observation_space) else 3e-4 if continuous else 5e-4
+            rate = 3e-4 if continuous else 2.5e-4 if spec.num_agents > 1 else 5e-4
+            rate = 5e-3 if has_grids(spec.observation_space) else rate
             found["learning_rate"] = Linear(rate, 0.0)
         if self.epochs is None:
             found["epochs"] = 10 if continuous else 4
         return dataclasses.replace(self, **found)
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        problems = field_problems(self)
+        problems = on_policy.problems(self, spec)
         if self.policy_loss is not None and not callable(self.policy_loss):
             problems.append(f"PPO.policy_loss={self.policy_loss!r} must be a function (jaxrl.algos.ppo.PolicyLoss)")
-        problems += network_problems("PPO.network", self.network, spec, SEQUENCE_INPUTS)
         by = on_policy.minibatch_unit(self.network)
         return problems + on_policy.minibatch_problems(self, num_envs, shards, by)
 
@@ -110,12 +109,15 @@ class PPO(AdvantageFields, MinibatchFields, PolicyValueActing):
         rollout: Rollout = batch["rollout"]
         statistics = on_policy.update_statistics(self, state.statistics, rollout, replicas)
         rows = rollout.rows
+        bonus, intrinsic, explored = on_policy.explore(
+            self, state.bonus, rollout, spec=spec, key=key, replicas=replicas
+        )
         advantages, targets = on_policy.advantages(self, state.network.variables, rollout, self.gae_lambda, spec)
         data = {
             "inputs": on_policy.batch_inputs(self, rollout),
             "action": rows.action,
             "old": rows.extras,
-            "advantage": advantages,
+            "advantage": on_policy.with_bonus(self, advantages, intrinsic),
             "target": targets,
             "weight": rows.weight,
         }
@@ -140,12 +142,12 @@ class PPO(AdvantageFields, MinibatchFields, PolicyValueActing):
 
         going = () if self.target_kl is None else jnp.bool_(True)
         (network, _), metrics = steps_over_minibatches(step, (state.network, going), divided.indices)
-        metrics = replicas.mean(metrics)
+        metrics = replicas.mean(metrics) | explored
         metrics["explained_variance"] = on_policy.explained_variance(
             targets, rows.extras["value"], rows.weight, replicas
         )
         metrics["learning_rate"] = jnp.asarray(self.learning_rate)
-        new = state.replace(network=network, statistics=statistics, updates=state.updates + 1)
+        new = state.replace(network=network, statistics=statistics, bonus=bonus, updates=state.updates + 1)
         if self.objective == "kl":
             divergence = self._divergence(network.variables, data, rollout, spec, replicas)
             new = new.replace(penalty=adapted_penalty(state.penalty, divergence, self.kl_target))

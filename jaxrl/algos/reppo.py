@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxrl.algos import minibatches, off_policy, on_policy, q_learning, returns, sac, train_state
+from jaxrl.algos import minibatches, off_policy, on_policy, q_learning, returns, soft_policies, train_state
 from jaxrl.algos.base import algorithm, changed, field_problems, number
 from jaxrl.algos.fields import MinibatchFields, RolloutFields, SupportFields, TemperatureFields
 from jaxrl.algos.on_policy import PolicyCarry, Statistics
@@ -96,7 +96,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
         return REPPOState(
             policy=train_state.create(*self.policy.init(policy_key, spec), self._clipped(self.policy_optimizer)),
             critic=train_state.create(*self.critic.init(critic_key, spec), self._clipped(self.critic_optimizer)),
-            log_temperature=sac.initial_temperature(self),
+            log_temperature=soft_policies.initial_temperature(self),
             log_penalty=train_state.create(log_penalty, (), self.temperature_optimizer),
             statistics=on_policy.init_statistics(self, spec),
             updates=jnp.int32(0),
@@ -120,7 +120,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
         if not explore:
             return ActorOutput(distribution.mode(), carry)
         action, log_prob = distribution.sample_and_log_prob(key)
-        extras = {"log_prob": log_prob + sac.log_half_range(spec.action_space)}  # of a box in [-1, 1]
+        extras = {"log_prob": log_prob + soft_policies.log_half_range(spec.action_space)}  # of a box in [-1, 1]
         if self.normalize_reward:
             extras["discounted_return"] = discounted
         return ActorOutput(action, carry, extras)
@@ -163,7 +163,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
             value, log_prob, output = self._value(critic, distribution, observation, mask, keys, spec)
             return distribution, value - temperature * log_prob, getattr(output, "features", None)
 
-        temperature = sac.temperature_of(self, state.log_temperature)
+        temperature = soft_policies.temperature_of(self, state.log_temperature)
         moments = jnp.arange(length + 1, dtype=jnp.int32), inputs.observation, inputs.action_mask
         distribution, values, features = jax.lax.map(of_timestep, moments, batch_size=max(1, _AT_ONCE // envs))
         # With the entropy of each row's own action: the return of its observation, less that, is that of the action.
@@ -199,9 +199,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
             variables = critic.variables.replace(params=params)
             action = None if isinstance(spec.action_space, spaces.Discrete) else rows.action
             output, model_state = off_policy.train_critic(self.critic, variables, observation, action, spec, mask)
-            loss, fit = off_policy.output_loss(
-                output, model_state, rows, target, spec, replicas, v_min=self.v_min, v_max=self.v_max
-            )
+            loss, fit = off_policy.output_loss(output, model_state, rows, target, spec, replicas, **self.support)
             if "next_features" not in rows.extras:
                 return loss, (fit, {})
             features = rows.extras["next_features"]
@@ -212,7 +210,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
         gradients, (fit, metrics) = jax.grad(critic_loss, has_aux=True)(critic.params)
         optimizer = self._clipped(self.critic_optimizer)
         critic, _ = train_state.apply_gradients(critic, gradients, optimizer, replicas, fit.model_state)
-        temperature, penalty = sac.temperature_of(self, log_temperature), jnp.exp(log_penalty.params)
+        temperature, penalty = soft_policies.temperature_of(self, log_temperature), jnp.exp(log_penalty.params)
 
         def policy_loss(params):
             variables = policy.variables.replace(params=params)
@@ -226,7 +224,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
         gradients, (loss, log_prob, divergence, model_state) = jax.grad(policy_loss, has_aux=True)(policy.params)
         optimizer = self._clipped(self.policy_optimizer)
         policy, _ = train_state.apply_gradients(policy, gradients, optimizer, replicas, model_state)
-        log_temperature = sac.temperature_step(self, log_temperature, rows, log_prob, spec, replicas)
+        log_temperature = soft_policies.temperature_step(self, log_temperature, rows, log_prob, spec, replicas)
         # The loss is log(penalty) times how far the divergence is below its limit.
         slack = self.kl_limit - mean(divergence)
         log_penalty, _ = train_state.apply_gradients(log_penalty, slack, self.temperature_optimizer, replicas)
@@ -235,7 +233,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
         return (policy, critic, log_temperature, log_penalty), metrics
 
     def _value(self, critic, *inputs):
-        return sac.value_and_log_prob(self.critic, critic, *inputs, v_min=self.v_min, v_max=self.v_max)
+        return soft_policies.value_and_log_prob(self.critic, critic, *inputs, **self.support)
 
     def _clipped(self, optimizer):
         return clipped(optimizer, self.max_grad_norm)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -51,13 +51,12 @@ class TD3BC(ReplayFields, DelayedLearner):
         replay: TransitionBatch,
         spec: EnvSpec,
         replicas: Replicas,
-        **support: Any,
     ) -> tuple[TrainState, jax.Array]:
         def policy_loss(params):
             """Return the mean of |pi(o) - a|^2 - lambda Q_1(o, pi(o)), lambda = alpha / mean |Q_1| (equation 5)."""
             variables = policy.variables.replace(params=params)
             action, model_state = off_policy.train_policy(self.policy, variables, replay.observation, spec)
-            value = off_policy.first_value(self.critic, critic, replay.observation, action, spec)
+            value = off_policy.first_value(self.critic, critic, replay.observation, action, spec, **self.support)
             size = replicas.mean(weighted_mean(jnp.abs(jax.lax.stop_gradient(value)), replay.weight, replicas))
             scale = self.alpha / jnp.maximum(size, 1e-6)
             distance = regression.squared_distance(action, replay.action, spec)

@@ -9,6 +9,7 @@ from flax import struct
 
 from jaxrl.algos.optimizers import global_norm
 from jaxrl.core.types import ModelState, Params, PyTree, Replicas
+from jaxrl.networks.unit import project
 
 
 class Variables(struct.PyTreeNode):
@@ -88,10 +89,10 @@ def apply_averaged(
     replicas: Replicas,
     model_state: ModelState | None = None,
 ) -> TrainState:
-    """Take a step down gradients that were averaged over replicas already."""
+    """Take a step down gradients that were averaged over replicas already; what has unit norm keeps it."""
     with jax.numpy_dtype_promotion("standard"):  # optax mixes weak and strong types
         updates, optimizer_state = transformation.update(gradients, state.optimizer_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        params = project(optax.apply_updates(state.params, updates))
         state = state.replace(params=params, optimizer_state=optimizer_state)
         if model_state is not None:
             state = state.replace(model_state=jax.tree.map(lambda x: _mean_of_floats(x, replicas), model_state))

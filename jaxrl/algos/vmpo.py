@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl.algos import on_policy, returns, train_state
-from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, static
-from jaxrl.algos.fields import AdvantageFields, KLFields, MinibatchFields
+from jaxrl.algos.base import algorithm, changed, static
+from jaxrl.algos.fields import AdvantageFields, BonusFields, KLFields, MinibatchFields
 from jaxrl.algos.kl_limits import clip_duals, decoupled_kl, inverse_softplus, lagrangian_loss
 from jaxrl.algos.minibatches import steps_over_minibatches
 from jaxrl.algos.on_policy import ActingState, PolicyValueActing, Statistics
@@ -19,9 +19,9 @@ from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Linear, Scalar
 from jaxrl.core.types import (
-    SEQUENCE_INPUTS,
     ActorState,
     EnvSpec,
+    PyTree,
     Replicas,
     Rollout,
     Source,
@@ -39,10 +39,11 @@ class VMPOState(struct.PyTreeNode):
     duals: TrainState  # float32 scalars: "temperature", "mean" and for boxes "std", before the softplus
     statistics: Statistics
     updates: jax.Array  # int32, batches
+    bonus: PyTree = ()  # of `exploration_bonus`; () where there is none
 
 
 @algorithm
-class VMPO(KLFields, AdvantageFields, MinibatchFields, PolicyValueActing):
+class VMPO(BonusFields, KLFields, AdvantageFields, MinibatchFields, PolicyValueActing):
     """On-policy MPO: regression on the better half of actions, with KL limits; recurrent when its network is."""
 
     learning_rate: Scalar = changed(Linear(1e-3, 0.0))
@@ -77,7 +78,7 @@ class VMPO(KLFields, AdvantageFields, MinibatchFields, PolicyValueActing):
         return dataclasses.replace(self, **found)
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        problems = field_problems(self) + network_problems("VMPO.network", self.network, spec, SEQUENCE_INPUTS)
+        problems = on_policy.problems(self, spec)
         by = on_policy.minibatch_unit(self.network)
         return problems + on_policy.minibatch_problems(self, num_envs, shards, by)
 
@@ -97,6 +98,7 @@ class VMPO(KLFields, AdvantageFields, MinibatchFields, PolicyValueActing):
             duals=train_state.create(duals, (), self.optimizer(self.dual_learning_rate)),
             statistics=learner.statistics,
             updates=learner.updates,
+            bonus=learner.bonus,
         )
 
     def actor(self, state: ActingState) -> ActorState:
@@ -108,6 +110,9 @@ class VMPO(KLFields, AdvantageFields, MinibatchFields, PolicyValueActing):
     ) -> tuple[VMPOState, UpdateInfo]:
         rollout: Rollout = batch["rollout"]
         statistics = on_policy.update_statistics(self, state.statistics, rollout, replicas)
+        bonus, intrinsic, explored = on_policy.explore(
+            self, state.bonus, rollout, spec=spec, key=key, replicas=replicas
+        )
         rows, inputs, network = rollout.rows, on_policy.batch_inputs(self, rollout), state.network.variables
         # The learner's own values, where those recorded are the target's.
         output, carry, _ = on_policy.unroll(self, network, inputs, rollout.carry.network, spec, train=False)
@@ -118,7 +123,7 @@ class VMPO(KLFields, AdvantageFields, MinibatchFields, PolicyValueActing):
             "inputs": inputs,
             "action": rows.action,
             "old": rows.extras["distribution"],
-            "advantage": advantages,
+            "advantage": on_policy.with_bonus(self, advantages, intrinsic),
             "target": advantages + output.value,
             "weight": rows.weight,
         }
@@ -141,11 +146,15 @@ class VMPO(KLFields, AdvantageFields, MinibatchFields, PolicyValueActing):
         (learned, duals), metrics = steps_over_minibatches(step, (state.network, state.duals), divided.indices)
         updates = state.updates + 1
         learned = train_state.polyak_update(learned, jnp.where(updates % self.target_period == 0, 1.0, 0.0))
-        metrics = replicas.mean(metrics) | {
-            "learning_rate": jnp.asarray(self.learning_rate),
-            "explained_variance": on_policy.explained_variance(data["target"], output.value, rows.weight, replicas),
-        }
-        return VMPOState(learned, duals, statistics, updates), UpdateInfo(metrics)
+        metrics = (
+            replicas.mean(metrics)
+            | explored
+            | {
+                "learning_rate": jnp.asarray(self.learning_rate),
+                "explained_variance": on_policy.explained_variance(data["target"], output.value, rows.weight, replicas),
+            }
+        )
+        return VMPOState(learned, duals, statistics, updates, bonus), UpdateInfo(metrics)
 
     def _loss(self, learned, model_state, minibatch, carry, spec, replicas):
         duals = jax.tree.map(jax.nn.softplus, learned[1])

@@ -129,8 +129,10 @@ def gather(
     if sequence.end != "continue":
         mask = mask & (jnp.cumsum((first & (offset > 0)).astype(jnp.int32), axis=0, dtype=jnp.int32) == 0)
     # A time step's reward, endings and previous action are of the row before it, unless it begins an episode.
-    before = at((rows.reward, rows.terminated, rows.truncated, rows.action), slots - 1)
-    reward, terminated, truncated, action = jax.tree.map(lambda x: _where(mask & ~first, x), before)
+    before = at((rows.reward, rows.terminated, rows.truncated, rows.action, rows.discount), slots - 1)
+    reward, terminated, truncated, action, discount = jax.tree.map(lambda x: _where(mask & ~first, x), before)
+    if discount is not None:
+        discount = jnp.where(first, 1.0, discount)
     stretch = jax.tree.map(lambda x: _where(mask, x), stretch)
     timesteps = TimeStep(
         observation=stretch.observation,
@@ -140,6 +142,7 @@ def gather(
         first=stretch.first,
         action_mask=stretch.action_mask,
         previous_action=action,
+        discount=discount,
     )
     belongs = jnp.broadcast_to(valid[None], mask.shape) if sequence.end == "zero_pad" else mask
     carry = initial

@@ -39,6 +39,17 @@ def sweep(argv: Sequence[str]) -> int:
     return _begin("sweep", argv, work)
 
 
+def pbt(argv: Sequence[str]) -> int:
+    """Run `jaxrl pbt ALGORITHM [FLAGS]`; return the exit code."""
+
+    def work(parsed):
+        from jaxrl.cli import pbt
+
+        return pbt.pbt(parsed, argv)
+
+    return _begin("pbt", argv, work)
+
+
 def tune(argv: Sequence[str]) -> int:
     """Run `jaxrl tune ALGORITHM [FLAGS]`; return the exit code."""
     if runs.asks_for_help(argv):

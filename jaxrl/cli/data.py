@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxrl.cli import imports, table
-from jaxrl.cli.flags import BOOL, INT, PATH, TEXT, Flag, Group, optional, parse
+from jaxrl.cli.flags import BOOL, CHECKPOINT, INT, PATH, TEXT, Flag, Group, optional, parse
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.files import escape_for_terminal
 
@@ -16,8 +16,7 @@ _FLAGS = (
     Flag("env_params", TEXT, (), "parameters of that environment, as key=value", many=True),
     Flag("num_envs", optional(INT), None, "number of environments; None: as many as episodes, at most 128"),
     Flag("max_steps", INT, 27_000, "longer episodes are cut off at this length"),
-    Flag("step", optional(INT), None, "step of the checkpoint; None: the newest"),
-    Flag("best", BOOL, False, "use the checkpoint with the highest evaluation"),
+    *CHECKPOINT,
     Flag("progress", BOOL, True, "show a progress bar"),
     imports.FLAG,
 )
@@ -63,7 +62,7 @@ def _export(command, what, flags, argv) -> int:
         problems += table.environment_problems(arguments["env"])
     if problems:
         raise ConfigError(problems)
-    from jaxrl.cli.training import make_environment
+    from jaxrl.cli.environment import make_environment
     from jaxrl.run import export
     from jaxrl.run.loading import load_run
 
@@ -83,8 +82,7 @@ def export_replay(argv: Sequence[str]) -> int:
         Flag("out", PATH, None, "the directory to create; it must not exist", hint="required"),
         Flag("replay", optional(TEXT), None, "which of the algorithm's replay buffers, if it has several"),
         Flag("unfinished", BOOL, False, "also write unfinished episodes, as cut off"),
-        Flag("step", optional(INT), None, "step of the checkpoint; None: the newest"),
-        Flag("best", BOOL, False, "use the checkpoint with the highest evaluation"),
+        *CHECKPOINT,
         imports.FLAG,
     ]
     what = "Writes the episodes in the replay buffer of a run as an RLDS dataset that TFDS opens."

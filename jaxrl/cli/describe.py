@@ -22,6 +22,7 @@ from jaxrl.envs import brax, gymnax
 from jaxrl.envs import registry as environments
 from jaxrl.envs.host import envpool
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT
+from jaxrl.export.policies import FORMATS as EXPORT_FORMATS
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.multihost import distributed
 from jaxrl.parallel.sebulba.topology import Sebulba
@@ -29,6 +30,7 @@ from jaxrl.run import training
 from jaxrl.run.presets import PRESETS
 from jaxrl.run.recorder import Record
 from jaxrl.sweeps.launcher import launch
+from jaxrl.sweeps.pbt import pbt
 from jaxrl.sweeps.sweep import sweep
 from jaxrl.sweeps.tune import tune
 
@@ -57,12 +59,17 @@ def table() -> dict[str, Any]:
         for name, cls in ALGORITHMS.items()
         if cls.__module__.startswith("jaxrl.")
     }
-    commands = {"train": _train_flags(), "sweep": _sweep_flags(), "tune": _tune_flags()}
+    commands = {"train": _train_flags(), "sweep": _sweep_flags(), "tune": _tune_flags(), "pbt": _pbt_flags()}
     commands |= {"processes": _process_flags()}
     return {
         "algorithms": dict(sorted(algorithms.items())),
         "commands": {name: [_flag_json(flag, parts) for flag in typed(flags)] for name, flags in commands.items()},
-        "constants": {"data_formats": DATA_FORMATS, "file_formats": FILE_FORMATS, "step_timeout": STEP_TIMEOUT},
+        "constants": {
+            "data_formats": DATA_FORMATS,
+            "export_formats": EXPORT_FORMATS,
+            "file_formats": FILE_FORMATS,
+            "step_timeout": STEP_TIMEOUT,
+        },
         "from_datasets": [name for name in sorted(algorithms) if _needs_dataset(ALGORITHMS[name]())],
         "environments": {suite: _suite_json(suite, *about) for suite, about in SUITES.items()},
         "lists": {
@@ -257,6 +264,19 @@ def _tune_flags():
         Flag(
             "out", optional(PATH), None, "a file for the table; the best so far drawn if it ends in .png, .svg or .pdf"
         ),
+    ]
+
+
+def _pbt_flags():
+    space = (
+        "what a hyperparameter may be, in place of the table's (docs/sweeps.md) or beside it, as "
+        "learning_rate=log:1e-5:1e-2, clip=uniform:0.1:0.4 or gamma=0.98,0.99; a single value is fixed"
+    )
+    return [
+        Flag("space", TEXT, (), space, many=True),
+        *argument_flags(pbt, ("topology", "num_envs", "devices")),
+        Flag("devices", optional(INT), None, documented(pbt)["devices"]),
+        Flag("out", optional(PATH), None, "a file for the table; the lineage drawn if it ends in .png, .svg or .pdf"),
     ]
 
 

@@ -1,23 +1,40 @@
-"""What `jaxrl envs suite:name` says of one environment."""
+"""Environments by words of the command line, and what `jaxrl envs suite:name` says of one."""
+
+from collections.abc import Sequence
 
 from jaxrl import envs
-from jaxrl.core.types import Environment, env_spec
+from jaxrl.cli.values import assignments, literal
+from jaxrl.core.types import Environment, HostRecipe, env_spec
 from jaxrl.envs.parameters import unwrapped
 from jaxrl.envs.suite import SuiteEnv
 
 
-def describe(name: str) -> str:
-    """Return the spaces of an environment and its parameters with their defaults, a line each.
+def make_environment(name: str, words: Sequence[str] = ()) -> Environment | HostRecipe:
+    """Return the environment `name` with parameters given as `key=value` words.
 
     Raises:
-      ConfigError: there is no such environment, or its package is not installed.
+      ConfigError: unknown name or parameters, or a word that is no `key=value`.
     """
-    env = envs.make(name)
+    return envs.make(name, **{key: literal(value) for key, value in assignments("--env-params", words).items()})
+
+
+def describe(name: str, words: Sequence[str] = ()) -> str:
+    """Return the spaces of an environment and the values of its parameters, a line each.
+
+    Args:
+      name: "suite:name".
+      words: parameters as `key=value`; the others have their defaults.
+
+    Raises:
+      ConfigError: there is no such environment, its package is not installed, or a word is no `key=value`.
+    """
+    env = make_environment(name, words)
     spec = env_spec(env)
     rows = [("observations", repr(spec.observation_space)), ("actions", repr(spec.action_space))]
     inner = unwrapped(env) if isinstance(env, Environment) else None
     if isinstance(inner, SuiteEnv):
-        numbers, static = inner.numbers, type(inner).static_parameters(inner.key[0])
+        numbers = inner.numbers
+        static = {key: inner.static(key) for key in type(inner).static_parameters(inner.key[0])}
         rows.append(("parameters", "numbers; changing them does not recompile: --env-params NAME=VALUE"))
         rows += _rows({key: value for key, value in numbers.items() if key not in static})
         rows += [("static parameters", "they decide shapes or the program")] if static else []

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from jaxrl.cli import imports, table
-from jaxrl.cli.flags import BOOL, FLOAT, INT, PATH, TEXT, Flag, Group, optional, parse
+from jaxrl.cli.flags import BOOL, CHECKPOINT, FLOAT, INT, PATH, TEXT, Flag, Group, optional, parse
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import seed_problems
 
@@ -14,8 +14,7 @@ _PLAYED = (
     Flag("explore", BOOL, False, "sample actions as in training, rather than take the best"),
     Flag("env", TEXT, None, "environment to play in; None: the training environment"),
     Flag("env_params", TEXT, (), "parameters of that environment, as key=value", many=True),
-    Flag("step", optional(INT), None, "step of the checkpoint; None: the newest"),
-    Flag("best", BOOL, False, "use the checkpoint with the highest evaluation"),
+    *CHECKPOINT,
 )
 
 
@@ -32,6 +31,12 @@ def evaluate(argv: Sequence[str]) -> int:
             "seed of the episodes; None: other episodes than those that the run was evaluated on",
         ),
         Flag("step_timeout", FLOAT, timeout, "seconds that host environments have for one step or reset"),
+        Flag(
+            "opponent",
+            optional(TEXT),
+            None,
+            "what acts for all agents but one: random, or the directory of another run; None: this policy for all",
+        ),
         *_PLAYED,
         Flag(
             "follow", BOOL, False, "evaluate every new checkpoint until the run, trained by another process, has ended"
@@ -48,6 +53,8 @@ def evaluate(argv: Sequence[str]) -> int:
         problems.append(f"--step-timeout: {arguments['step_timeout']:g} must be more than 0")
     if arguments["follow"] and (arguments["step"] is not None or arguments["best"]):
         problems.append("--follow evaluates every checkpoint; remove --step and --best")
+    if arguments["follow"] and arguments["opponent"] is not None and arguments["out"] is None:
+        problems.append("--follow with --opponent needs --out, a file apart from the evaluations without one")
     if arguments["out"] is not None and not arguments["follow"]:
         problems.append("--out needs --follow")
     if problems:
@@ -105,7 +112,7 @@ def _play_problems(command, arguments):
 
 
 def _other_environment(arguments):
-    from jaxrl.cli.training import make_environment
+    from jaxrl.cli.environment import make_environment
 
     return None if arguments["env"] is None else make_environment(arguments["env"], arguments["env_params"])
 
@@ -125,7 +132,7 @@ def _evaluate(arguments):
     from jaxrl.cli.training import score
     from jaxrl.run import evaluation
 
-    settings = {name: arguments[name] for name in ("episodes", "seed", "explore", "step_timeout")}
+    settings = {name: arguments[name] for name in ("episodes", "seed", "explore", "step_timeout", "opponent")}
     if arguments["follow"]:
         return _follow(
             arguments["run"],

@@ -12,6 +12,7 @@ from typing import Any
 from jaxrl.algos.base import Readable
 from jaxrl.algos.optimizers import OPTIMIZERS, Optimizer
 from jaxrl.algos.ppo import PolicyLoss
+from jaxrl.algos.rnd import RND
 from jaxrl.cli import flags
 from jaxrl.cli.flags import DefaultText, Flag, Group
 from jaxrl.cli.values import Kind, Part, build, read
@@ -23,19 +24,28 @@ from jaxrl.core.sources import FrameStack, View
 from jaxrl.core.types import Algorithm
 from jaxrl.networks import (
     GRU,
+    LRU,
     LSTM,
     MLP,
     ActionValues,
+    BroNet,
     CategoricalValues,
     Core,
+    GTrXL,
     ImpalaCNN,
     ImpalaResNet,
+    ImplicitQuantileValues,
+    InvertedResidual,
     MinAtarCNN,
+    MinGRU,
     NatureCNN,
     QHead,
     QuantileValues,
     SelfPredictiveValues,
+    SimBa,
+    SimBaV2,
     Torso,
+    UnitMLP,
 )
 from jaxrl.parallel.ray.remote import Remote
 
@@ -45,9 +55,10 @@ _OWN_NETWORK = "a network that you registered, in place of what --{}.* say"
 # What a field of these annotations may hold. A part of your own is given in Python.
 PARTS: dict[Any, tuple[type, ...]] = {
     Optimizer: OPTIMIZERS,
-    Torso: (MLP, MinAtarCNN, NatureCNN, ImpalaCNN, ImpalaResNet),
-    Core: (GRU, LSTM),
-    QHead: (ActionValues, CategoricalValues, QuantileValues, SelfPredictiveValues),
+    RND: (RND,),
+    Torso: (MLP, MinAtarCNN, NatureCNN, ImpalaCNN, ImpalaResNet, UnitMLP, InvertedResidual, SimBa, SimBaV2, BroNet),
+    Core: (GRU, LSTM, MinGRU, LRU, GTrXL),
+    QHead: (ActionValues, CategoricalValues, QuantileValues, ImplicitQuantileValues, SelfPredictiveValues),
     Remote: (Remote,),
     Resources: (Resources,),
     FrameStack: (FrameStack,),
@@ -162,8 +173,8 @@ def kind_of(annotation: Any) -> Kind:
     if found:
         return Kind("part", tuple(map(_part, found)), nullable)
     if typing.get_origin(kinds[0]) is tuple:
-        texts = typing.get_args(kinds[0])[0] is str
-        return Kind("texts" if texts else "ints", optional=nullable)
+        several = {str: "texts", float: "floats"}.get(typing.get_args(kinds[0])[0], "ints")
+        return Kind(several, optional=nullable)
     name = {int: "int", float: "float", bool: "bool"}.get(kinds[0], "path" if Path in kinds else "text")
     return Kind(name, optional=nullable)
 

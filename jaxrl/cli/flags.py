@@ -101,6 +101,13 @@ class Flag:
         return value
 
 
+# Which checkpoint of a run, in every command that reads one.
+CHECKPOINT = (
+    Flag("step", optional(INT), None, "step of the checkpoint; None: the newest"),
+    Flag("best", BOOL, False, "use the checkpoint with the highest evaluation"),
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class InvalidValue:
     """In place of a value that could not be read."""

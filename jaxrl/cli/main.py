@@ -164,6 +164,12 @@ def _tune(argv: Sequence[str]) -> int:
     return tune(argv)
 
 
+def _pbt(argv: Sequence[str]) -> int:
+    from jaxrl.cli.commands import pbt
+
+    return pbt(argv)
+
+
 def _eval(argv: Sequence[str]) -> int:
     from jaxrl.cli.evaluate import evaluate
 
@@ -174,6 +180,12 @@ def _render(argv: Sequence[str]) -> int:
     from jaxrl.cli.evaluate import render
 
     return render(argv)
+
+
+def _export(argv: Sequence[str]) -> int:
+    from jaxrl.cli.export import export
+
+    return export(argv)
 
 
 def _export_rlds(argv: Sequence[str]) -> int:
@@ -200,23 +212,35 @@ def _dataset(argv: Sequence[str]) -> int:
     return dataset(argv)
 
 
-def _plot(argv: Sequence[str]) -> int:
-    from jaxrl.cli import imports
-    from jaxrl.cli.flags import PATH, TEXT, Flag, Group, optional, parse
+def _of_runs(command, what, argv, *flags):
+    """Return the arguments of a command about runs that are there.
 
-    flags = [
-        Flag("runs", PATH, (), "run directories", hint="required", many=True, positional=True),
-        Flag("out", PATH, Path("learning_curves.png"), "file to write; its suffix sets the format"),
-        Flag("metric", optional(TEXT), None, "metric to draw; None: the return"),
-        imports.FLAG,
-    ]
-    what = "Draws learning curves; runs that differ only in their seed become one curve with an interval."
-    values, problems = parse("jaxrl plot", what, [Group("plot", flags)], argv)
-    arguments = values["plot"]
+    Raises:
+      ConfigError: there is none, or the flags are wrong.
+    """
+    from jaxrl.cli import imports
+    from jaxrl.cli.flags import PATH, Flag, Group, parse
+
+    runs = Flag("runs", PATH, (), "run directories, sweeps and searches", hint="required", many=True, positional=True)
+    values, problems = parse(f"jaxrl {command}", what, [Group(command, [runs, *flags, imports.FLAG])], argv)
+    arguments = values[command]
     if not arguments["runs"]:
-        problems.append("no runs to plot: jaxrl plot RUN ...")
+        problems.append(f"no runs: jaxrl {command} RUN ...")
     if problems:
         raise ConfigError(problems)
+    return arguments
+
+
+def _plot(argv: Sequence[str]) -> int:
+    from jaxrl.cli.flags import PATH, TEXT, Flag, optional
+
+    arguments = _of_runs(
+        "plot",
+        "Draws learning curves; runs that differ only in their seed become one curve with an interval.",
+        argv,
+        Flag("out", PATH, Path("learning_curves.png"), "file to write; its suffix sets the format"),
+        Flag("metric", optional(TEXT), None, "metric to draw; None: the return"),
+    )
     from jaxrl.run.plotting import plot_runs
 
     plot_runs(arguments["runs"], arguments["out"], metric=arguments["metric"])
@@ -224,27 +248,46 @@ def _plot(argv: Sequence[str]) -> int:
     return 0
 
 
+def _report(argv: Sequence[str]) -> int:
+    from jaxrl.cli.flags import PATH, Flag
+
+    arguments = _of_runs(
+        "report",
+        "Writes one HTML file with scores, learning curves, and which settings matter; it needs no network.",
+        argv,
+        Flag("out", PATH, Path("report.html"), "file to write"),
+    )
+    from jaxrl.sweeps.report import report
+
+    print(report(arguments["runs"], arguments["out"]))
+    return 0
+
+
 def _envs(argv: Sequence[str]) -> int:
     from jaxrl.cli import imports
     from jaxrl.cli.flags import TEXT, Flag, Group, parse
 
-    flags = [Flag("suite", TEXT, None, "only this suite; suite:name: one environment", positional=True), imports.FLAG]
+    flags = [
+        Flag("suite", TEXT, None, "only this suite; suite:name: one environment", positional=True),
+        Flag("env_params", TEXT, (), "parameters of that environment, as key=value", many=True),
+        imports.FLAG,
+    ]
     what = "Lists the environments, or the spaces and parameters of one."
-    values, _ = parse("jaxrl envs", what, [Group("envs", flags)], argv)
-    from jaxrl.cli.table import environments
-
-    if (values["envs"]["suite"] or "").rstrip(":").count(":"):
+    values, problems = parse("jaxrl envs", what, [Group("envs", flags)], argv)
+    suite, words = values["envs"]["suite"], values["envs"]["env_params"]
+    one = suite is not None and ":" in suite.removesuffix(":")
+    if words and not one:
+        problems.append("--env-params needs an environment: jaxrl envs SUITE:NAME")
+    if problems:
+        raise ConfigError(problems)
+    if one:
         from jaxrl.cli.environment import describe
 
-        print(describe(values["envs"]["suite"]))
+        print(describe(suite, words))
         return 0
-    suite, names = values["envs"]["suite"], environments()
-    if suite is not None:
-        suites = {name.partition(":")[0] for name in names}
-        if suite.rstrip(":") not in suites:
-            raise unknown("suite", suite, suites, "those that are installed")
-        names = [name for name in names if name.partition(":")[0] == suite.rstrip(":")]
-    print("\n".join(names))
+    from jaxrl.cli.table import environments
+
+    print("\n".join(environments(None if suite is None else suite.removesuffix(":"))))
     return 0
 
 
@@ -287,13 +330,16 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "compile": (_compile, "compile what train with the same flags would compile, and keep it for that run"),
     "eval": (_eval, "play episodes with a trained policy"),
     "render": (_render, "draw episodes of a trained policy: a GIF, an MP4 or, of brax, an HTML page"),
+    "export": (_export, "write a trained policy as a file that runs without jaxrl, or as a folder to share"),
     "export-rlds": (_export_rlds, "play episodes with a trained policy and write them as an RLDS dataset"),
     "export-minari": (_export_minari, "play episodes with a trained policy and write them as a Minari dataset"),
     "export-replay": (_export_replay, "write the episodes in a run's replay buffer as an RLDS dataset"),
     "dataset": (_dataset, "report what a dataset contains: jaxrl dataset info DIR"),
     "plot": (_plot, "draw the learning curves of runs"),
+    "report": (_report, "write one HTML file about runs: scores, curves, and which settings matter"),
     "sweep": (_sweep, "train over seeds and a grid of settings in one program"),
     "tune": (_tune, "search settings for the highest return: Bayesian, with pruning"),
+    "pbt": (_pbt, "train a population in which the worst copy the best and vary their settings"),
     "envs": (_envs, "list the environments, or the parameters of one"),
     "algos": (_algos, "list the algorithms and presets"),
     "doctor": (_doctor, "check this machine and installation"),

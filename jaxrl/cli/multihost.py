@@ -34,7 +34,7 @@ def problems(run: Mapping[str, Any], command: str = "train") -> list[str]:
     if isinstance(how, Several) and how.restarts > 0 and run.get("run_dir") is None:
         found.append(f"--launch {run['launch']}: needs --run-dir, whose newest checkpoint a restart goes on from")
     if isinstance(how, Several) and how.evaluators > 0:
-        if command in ("sweep", "compile"):  # tune has no --launch at all
+        if command in ("sweep", "pbt", "compile"):  # tune has no --launch at all
             found.append(
                 f"--launch {run['launch']}: not with {command}; an evaluator plays the checkpoints of jaxrl train: "
                 "leave evaluators out"

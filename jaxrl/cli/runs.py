@@ -1,4 +1,4 @@
-"""The command lines of `jaxrl train`, `compile`, `sweep` and `tune`, read and judged before JAX is imported."""
+"""The command lines of `jaxrl train`, `compile`, `sweep`, `tune` and `pbt`, read and judged before JAX is imported."""
 
 import dataclasses
 import shutil

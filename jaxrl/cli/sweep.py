@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl.cli.environment import make_environment
 from jaxrl.cli.fields import read_field
 from jaxrl.cli.runs import ParsedCommand, grid_environments
-from jaxrl.cli.training import make_environment, prepare
+from jaxrl.cli.training import prepare
 from jaxrl.cli.values import assignments
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Algorithm

@@ -30,7 +30,7 @@ def load() -> dict[str, Any]:
 
 
 def command_flags(command: str) -> list[Flag]:
-    """The flags of "train", "sweep" and "tune" that are their own, and of "processes", which all have."""
+    """The flags of "train", "sweep", "tune" and "pbt" that are their own, and of "processes", which all have."""
     return [_flag(written) for written in load()["commands"][command]]
 
 
@@ -69,7 +69,7 @@ def preset_source(name: str) -> str:
 def algorithms(command: str = "train") -> list[str]:
     """Return the names of the algorithms that a command takes, sorted; sweeps and searches take no dataset."""
     names = {*load()["algorithms"], *_registered_algorithms()}
-    return sorted(names - {*load()["from_datasets"]} if command in ("sweep", "tune") else names)
+    return sorted(names - {*load()["from_datasets"]} if command in ("sweep", "tune", "pbt") else names)
 
 
 def algorithm_groups(name: str, preset: Preset | None = None) -> list[Group]:
@@ -120,9 +120,13 @@ def _with_defaults(group, defaults):
 # --- environments ------------------------------------------------------------------------------------------------
 
 
-def environments() -> list[str]:
-    """What `jaxrl.environments()` gives."""
-    return suites.environments(_names)
+def environments(suite: str | None = None) -> list[str]:
+    """Return what `jaxrl.environments()` gives, or those of one suite, for which no other is imported.
+
+    Raises:
+      ConfigError: there is no such suite, or it is not installed.
+    """
+    return suites.environments(_names) if suite is None else suites.environments_of(suite, _names)
 
 
 def environment_problems(name: str) -> list[str]:

@@ -1,17 +1,15 @@
 """`jaxrl train` once its flags are read, and what it shares with `jaxrl sweep`: the algorithm and the environment."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 
-from jaxrl import envs
 from jaxrl.algos.base import field_problems, make_algorithm
 from jaxrl.cli import finished_run, multihost
+from jaxrl.cli.environment import make_environment
 from jaxrl.cli.flags import build_parts, with_flags
 from jaxrl.cli.runs import ParsedCommand
-from jaxrl.cli.values import assignments, literal
 from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Algorithm, Environment, HostRecipe
@@ -76,7 +74,7 @@ def train_settings(parsed: ParsedCommand) -> RunSettings:
 
 @dataclasses.dataclass(frozen=True)
 class TrainRequest:
-    """What a command line asks for, ready for `jaxrl.train`, `jaxrl.sweep` and `jaxrl.tune`."""
+    """What a command line asks for, ready for `jaxrl.train`, `sweep`, `tune` and `pbt`."""
 
     algo: Algorithm
     env: Environment | HostRecipe | None  # None: a dataset alone
@@ -85,7 +83,7 @@ class TrainRequest:
 
 
 def prepare(command: str, parsed: ParsedCommand) -> TrainRequest:
-    """The algorithm and the environment of `train`, `sweep` and `tune`.
+    """The algorithm and the environment of `train`, `sweep`, `tune` and `pbt`.
 
     Raises:
       ConfigError: every value that is wrong, whichever part it belongs to.
@@ -101,7 +99,7 @@ def prepare(command: str, parsed: ParsedCommand) -> TrainRequest:
     processes = multihost.join(run)
     if run.get("target") is not None:
         jax.config.update("jax_platforms", "cpu")  # what is compiled for is elsewhere, and JAX need not look for it
-    split = cores() if command in ("sweep", "tune") and run["devices"] is None else run["devices"]
+    split = cores() if command in ("sweep", "tune", "pbt") and run["devices"] is None else run["devices"]
     if command == "train" and split is not None:
         split = 1 if run.get("target") else split // processes  # it counts those of all of them, or of the target
     if split is not None and split > 1:
@@ -130,15 +128,6 @@ def _no_dataset(command, parsed, algo):
     if command == "train":
         return f"{what} learns from a dataset: --dataset PATH, such as rlds:data/pendulum"
     return f"{what} learns from a dataset, which jaxrl {command} does not take; use jaxrl train with --dataset"
-
-
-def make_environment(name: str, words: Sequence[str] = ()) -> Environment | HostRecipe:
-    """The environment `name` with parameters given as `key=value` words.
-
-    Raises:
-      ConfigError: unknown name or parameters, or a word that is no `key=value`.
-    """
-    return envs.make(name, **{key: literal(value) for key, value in assignments("--env-params", words).items()})
 
 
 def _topology(env, num_envs, layout):

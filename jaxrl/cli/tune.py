@@ -1,16 +1,15 @@
 """`jaxrl tune` once its flags are read: a search, its table, and the command that trains with the best settings."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrl.cli import multihost, table
 from jaxrl.cli.fields import written
 from jaxrl.cli.runs import ParsedCommand
 from jaxrl.cli.sweep import PICTURES, read_space
-from jaxrl.cli.training import prepare
+from jaxrl.cli.training import TrainRequest, prepare
 from jaxrl.core.errors import ConfigError
-from jaxrl.sweeps.tune import TuneResult
 from jaxrl.sweeps.tune import tune as run_tune
 
 # Flags that `train` has too, and which there are of another run or mean something else.
@@ -29,25 +28,30 @@ def tune(parsed: ParsedCommand, argv: Sequence[str]) -> int:
     request = prepare("tune", parsed)
     arguments = {name: value for name, value in request.arguments.items() if name not in ("out", "seeds", "space")}
     seeds, out = request.arguments["seeds"], request.arguments["out"]
-    space = read_space(request.algo, "--space", request.arguments["space"])
-    space = {
-        name: values[0] if isinstance(values, list) and len(values) == 1 else values for name, values in space.items()
-    }
+    space = searched_space(request)
     arguments |= {"env": request.env, "num_envs": request.num_envs, "seeds": seeds[0] if len(seeds) == 1 else seeds}
     result = run_tune(request.algo, **arguments, **space)
     print(result.table())
-    print(f"best: {' '.join(_best(result, argv))}")
+    print(f"best: {' '.join(train_command('tune', result.best, argv))}")
     if out is not None:
         _save(result, out)
     return 0
 
 
-def _best(result: TuneResult, argv: Sequence[str]) -> list[str]:
-    """The words of `jaxrl train` with the best settings; all else as `argv` has it."""
+def searched_space(request: TrainRequest) -> dict[str, Any]:
+    """What `--space` says of each field: a range, a list, or a single value."""
+    space = read_space(request.algo, "--space", request.arguments["space"])
+    return {
+        name: values[0] if isinstance(values, list) and len(values) == 1 else values for name, values in space.items()
+    }
+
+
+def train_command(command: str, settings: Mapping[str, Any], argv: Sequence[str]) -> list[str]:
+    """The words of `jaxrl train` with these settings; all else as `argv`, the words of `command`, has it."""
     of_train = {flag.name for flag in table.command_flags("train")}
-    own = {flag.name for flag in table.command_flags("tune")} - of_train
-    words = _without({*own, *_NOT_OF_THE_RUN, *multihost.FLAGS, *result.best}, argv)
-    for name, value in result.best.items():
+    own = {flag.name for flag in table.command_flags(command)} - of_train
+    words = _without({*own, *_NOT_OF_THE_RUN, *multihost.FLAGS, *settings}, argv)
+    for name, value in settings.items():
         words += _flag(name.replace("_", "-"), value)
     return [shlex.quote(word) for word in ("jaxrl", "train", *words)]
 

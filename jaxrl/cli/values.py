@@ -15,7 +15,7 @@ from jaxrl.core import files, registry, schedule_text
 from jaxrl.core.errors import ConfigError, unknown
 
 # "number" may be a schedule; a "network" and a "function" are what a user registered
-KINDS = ("bool", "int", "float", "text", "path", "ints", "texts", "number", "part", "network", "function")
+KINDS = ("bool", "int", "float", "text", "path", "ints", "floats", "texts", "number", "part", "network", "function")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,12 @@ class ReadRegistered:
 def metavar(kind: Kind) -> str:
     """What stands for a value in the help."""
     names = {"bool": "True|False", "int": "N", "float": "NUMBER", "path": "PATH", "text": "TEXT", "ints": "N,N,..."}
-    names |= {"texts": "TEXT,TEXT,...", "number": "NUMBER|SCHEDULE", "part": "|".join(part.name for part in kind.parts)}
+    names |= {
+        "floats": "NUMBER,NUMBER,...",
+        "texts": "TEXT,TEXT,...",
+        "number": "NUMBER|SCHEDULE",
+        "part": "|".join(part.name for part in kind.parts),
+    }
     names |= {"network": "NAME", "function": "NAME"}
     return f"{names[kind.name]}|None" if kind.optional else names[kind.name]
 
@@ -100,6 +105,8 @@ def read(kind: Kind, text: str) -> Any:
         return ReadRegistered(text, kind.name)
     if kind.name == "ints":
         return tuple(_whole(part) for part in text.split(",") if part)
+    if kind.name == "floats":
+        return tuple(_real(part) for part in text.split(",") if part)
     if kind.name == "texts":
         return tuple(part for part in text.split(",") if part)
     readers = {"bool": _truth, "int": _whole, "float": _real, "path": files.expand, "text": str}

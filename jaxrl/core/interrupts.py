@@ -35,7 +35,8 @@ _acting = threading.RLock()  # held while a signal is acted on
 _receivers: list[Callable[[int], None]] = []  # the innermost one last
 _cleanups: list[Callable[[], object]] = []
 _received: list[int] = []  # the signals so far
-_exit_codes: list[int] = []  # of the command, once it has returned after a signal
+_exit_codes: list[int] = []  # of the command, once it has returned
+_UNFLUSHED = 120  # what Python itself exits with where its output cannot be written
 
 
 # --- the process of a command ------------------------------------------------------------------------------------
@@ -146,14 +147,18 @@ def leave(number: int) -> None:
 def returned(code: int) -> int:
     """Return the exit code of the process of a command that has returned; after a signal it ends within seconds.
 
+    The process leaves after its exit hooks, without dismantling the interpreter: a daemon thread that waits for JAX
+    would be ended within C++ there, and abort the process.
+
     Args:
       code: of the command. One that came to its end although a signal said to leave has the signal's.
     """
-    if owned() and _received:
-        code = code or 128 + _received[-1]
+    if owned():
+        code = code or (128 + _received[-1] if _received else 0)
         _exit_codes.append(code)
-        _flush()
-        _exit_after(_LAST, code)
+        if _received:
+            _flush()
+            _exit_after(_LAST, code)
     return code
 
 
@@ -191,14 +196,19 @@ def _exit_after(seconds: float, code: int) -> None:
 
 
 def _exit(code: int) -> NoReturn:
-    _flush()
-    os._exit(code)
+    flushed = _flush()
+    os._exit(code if flushed else code or _UNFLUSHED)
 
 
-def _flush() -> None:
+def _flush() -> bool:
+    flushed = True
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
+        try:
+            if stream is not None and not stream.closed:  # None: it was closed when the process began
+                stream.flush()
+        except Exception:
+            flushed = False
+    return flushed
 
 
 def _end() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxrl.core import threefry
 from jaxrl.core.limits import checked_seed
 
-_INIT, _ENVIRONMENT, _POLICY, _UPDATE, _SAMPLE, _EVALUATE, _HELD_OUT = range(7)
+_INIT, _ENVIRONMENT, _POLICY, _UPDATE, _SAMPLE, _EVALUATE, _HELD_OUT, _POPULATION = range(8)
 
 
 def root_key(seed: int) -> jax.Array:
@@ -105,6 +105,16 @@ def evaluation_key(key: jax.Array) -> jax.Array:
     return jax.random.fold_in(key, _EVALUATE)
 
 
+def population_key(key: jax.Array, point: int) -> jax.Array:
+    """Return the key for what happens between a population's members at `point`, from the population's root key."""
+    return jax.random.fold_in(jax.random.fold_in(key, _POPULATION), point)
+
+
+def member_seed(seed: int, member: int) -> int:
+    """Return the seed in [0, 2^31) of a member of the population with this seed."""
+    return _derived_seed(seed, _POPULATION, member)
+
+
 def evaluation_seed(seed: int) -> int:
     """Return the seed in [0, 2^31) for host environments of evaluations, other than that of training."""
     return _derived_seed(seed, _EVALUATE)
@@ -115,6 +125,6 @@ def held_out_seed(seed: int) -> int:
     return _derived_seed(seed, _HELD_OUT)
 
 
-def _derived_seed(seed, stream):
-    sequence = np.random.SeedSequence(entropy=seed, spawn_key=(stream,))
+def _derived_seed(seed, *stream):
+    sequence = np.random.SeedSequence(entropy=seed, spawn_key=stream)
     return int(sequence.generate_state(1)[0] >> np.uint32(1))

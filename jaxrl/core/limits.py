@@ -56,6 +56,15 @@ def problem(number: Any, limits: Mapping[str, float] | None = None) -> str | Non
     return None
 
 
+def odd_discounts(discount: Any) -> Any:
+    """Return which of an environment's own discounts no step may have whose task goes on: 0, NaN, and beyond -1 and 1.
+
+    Args:
+      discount: array of NumPy or JAX, float32.
+    """
+    return ~((discount != 0) & (abs(discount) <= 1))
+
+
 def whole(value: Any) -> Any:
     """Convert a whole number of any type to an int: `1e6`, `np.int64(5)`; return anything else unchanged."""
     if isinstance(value, bool | int):

@@ -19,6 +19,7 @@ from jaxrl.core.errors import ConfigError, unknown
 _HOMES: dict[str, tuple[str, ...]] = {
     "algorithm": ("jaxrl.algos",),
     "core": ("jaxrl.networks",),
+    "exploration": ("jaxrl.algos.rnd",),
     "function": ("jaxrl.algos.base",),
     "head": ("jaxrl.networks",),
     "library": ("jaxrl.networks",),
@@ -58,7 +59,7 @@ def add(kind: str, *classes: type, **named: type) -> None:
     """
     for name, thing in ({cls.__name__.lower(): cls for cls in classes} | named).items():
         _enter(kind, name, thing)
-        settings.finish(thing)
+        settings.finish(thing, kind)
 
 
 @overload

@@ -8,20 +8,29 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxrl.core.arguments import is_whole, members
+from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import describe, whole
 
+_PARTS = {"Torso": "torso", "Core": "core", "QHead": "head"}  # kinds of registered names, by their protocols
+_kinds: dict[type, str] = {}  # of jaxrl's own classes
 _WIDTH = 100  # columns of what is written into docstrings
 
 
-def finish[T](cls: type[T]) -> type[T]:
-    """Give a dataclass of settings whole numbers of any type, a short repr, a table for notebooks and complete help.
+def finish[T](cls: type[T], kind: str | None = None) -> type[T]:
+    """Give a dataclass of settings checked arguments, a short repr, a table for notebooks and complete help.
 
     Methods that the class defines itself stay.
+
+    Args:
+      cls: the class.
+      kind: of its registered name, if it has one.
     """
+    if kind is not None:
+        _kinds[cls] = kind
     if not dataclasses.is_dataclass(cls):
         return cls
     own: Any = cls
-    _accept_whole_numbers(own)
+    _convert_arguments(own)
     if hasattr(vars(own).get("__repr__"), "__wrapped__"):  # which dataclasses generate
         own.__repr__ = short
     if not hasattr(own, "_repr_html_"):
@@ -147,11 +156,19 @@ def _document(cls: Any) -> None:
     cls.__doc__ = "\n".join([doc.rstrip(), "", "    Args:", *lines, "    "])
 
 
-def _accept_whole_numbers(cls: Any) -> None:
-    """Make the constructor take whole numbers of any type for static fields of integers."""
+def _convert_arguments(cls: Any) -> None:
+    """Make the constructor take whole numbers of any type for static integers, and refuse what is no part of a network.
+
+    Tracers and placeholders of JAX are in fields that are not static alone.
+    """
     fields = [field for field in dataclasses.fields(cls) if field.init and _is_static(cls, field)]
     converters: dict[str, Callable[[Any], Any]] = {field.name: whole for field in fields if is_whole(field.type)}
     converters |= {field.name: _whole_entries for field in fields if tuple[int, ...] in members(field.type)}
+    for field in fields:
+        for declared in members(field.type):
+            if getattr(declared, "__name__", None) in _PARTS:
+                label, optional = f"{cls.__name__}.{field.name}", type(None) in members(field.type)
+                converters[field.name] = functools.partial(_part, label, declared, optional)
     if not converters:
         return
     original, order = cls.__init__, [field.name for field in dataclasses.fields(cls) if not field.kw_only]
@@ -166,6 +183,22 @@ def _accept_whole_numbers(cls: Any) -> None:
 
 
 def _same(value: Any) -> Any:
+    return value
+
+
+def _part(label: str, declared: type, optional: bool, value: Any) -> Any:
+    """Return `value`, of a field declared as a part of networks.
+
+    Raises:
+      ConfigError: it lacks what the protocol `declared` requires, or is another part.
+    """
+    if value is None and optional:
+        return value
+    kind, required = _PARTS[declared.__name__], [name for name in vars(declared) if not name.startswith("_")]
+    if isinstance(value, type) or _kinds.get(type(value), kind) != kind or not all(hasattr(value, x) for x in required):
+        allowed = ", ".join(sorted(f"{cls.__name__}(...)" for cls, own_kind in _kinds.items() if own_kind == kind))
+        none = ", or None" if optional else ""
+        raise ConfigError(f"{label}={value!r:.80} is not a {kind}; pass one of jaxrl.networks: {allowed}{none}")
     return value
 
 

@@ -46,6 +46,7 @@ SUITES = {
     "envpool": Own("jaxrl.envs.host.envpool", "envpool"),
     "gymnasium": Own("jaxrl.envs.host.gymnasium"),
     "gymnax": Own("jaxrl.envs.gymnax"),
+    "jaxmarl": Own("jaxrl.envs.suites.jaxmarl", "jaxmarl"),
     "jumanji": Own("jaxrl.envs.suites.jumanji", "jumanji"),
     "navix": Own("jaxrl.envs.suites.navix", "navix"),
     "octax": Own("jaxrl.envs.suites.octax", "octax"),

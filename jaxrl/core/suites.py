@@ -35,6 +35,35 @@ def environments(names: Callable[[str], Iterable[str]]) -> list[str]:
     return sorted([*_REGISTERED, *listed])
 
 
+def environments_of(suite: str, names: Callable[[str], Iterable[str]]) -> list[str]:
+    """Return the environments of one suite as "suite:name", sorted.
+
+    Args:
+      suite: jaxrl's own, an installed one, or what stands before the colon of registered names.
+      names: returns the environments of a suite; called for this one alone.
+
+    Raises:
+      ConfigError: there is no such suite, or it cannot be imported.
+      MissingExtraError: the suite's package is not installed.
+    """
+    listed = [name for name in _REGISTERED if name.partition(":")[0] == suite]
+    if suite_modules.exists(suite):
+        _need(suite, suite)
+        listed += [f"{suite}:{name}" for name in names(suite)]
+    if not listed:
+        raise unknown("suite", suite, _known_suites(), _YOURS)
+    return sorted(listed)
+
+
+def _known_suites():
+    return {*suite_modules.SUITES, *suite_modules.declared(), *(name.partition(":")[0] for name in _REGISTERED)}
+
+
+def _need(suite, what):
+    if not installed(suite):
+        raise MissingExtraError(what, suite, suite_modules.SUITES[suite].hint)
+
+
 def suite_of(name: str, names: Callable[[str], Iterable[str]]) -> tuple[str, str] | None:
     """Return the suite and the name within it, of jaxrl's own and installed suites; None of a registered environment.
 
@@ -59,11 +88,9 @@ def suite_of(name: str, names: Callable[[str], Iterable[str]]) -> tuple[str, str
         registered = {known.partition(":")[0] for known in _REGISTERED}
         if suite in registered:
             raise unknown(f"{suite} environment", name, _REGISTERED)
-        if suite not in (declared := suite_modules.declared()):
-            known = {*suite_modules.SUITES, *declared, *registered}
-            raise unknown("suite", suite, known, f"asked for {name!r}; {_YOURS}")
-    if not installed(suite):
-        raise MissingExtraError(f"{name}", suite, suite_modules.SUITES[suite].hint)
+        if suite not in suite_modules.declared():
+            raise unknown("suite", suite, _known_suites(), f"asked for {name!r}; {_YOURS}")
+    _need(suite, name)
     return suite, rest
 
 

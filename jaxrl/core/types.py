@@ -67,8 +67,8 @@ class TimeStep(Generic[Array], struct.PyTreeNode):  # noqa: UP046
     previous_action: PyTree | None = None  # filled in by the acting loop; zeros where first
     episode: Episode[Array] | None = None
     info: dict[str, Array] | None = None  # further reports: float32 scalars by name; 0 where first
-    # Float32 in [0, 1], the environment's own beside gamma: of what follows this observation; 1 where first, 0 where
-    # terminated. None: 1 wherever the task goes on.
+    # Float32 in [-1, 1], the environment's own beside gamma: of what follows this observation; 1 where first, 0 where
+    # terminated, less than 0 where the other of two players moves next. None: 1 wherever the task goes on.
     discount: Array | None = None
 
     @property
@@ -98,9 +98,7 @@ class Trajectory(Generic[Array], struct.PyTreeNode):  # noqa: UP046
     @property
     def discounts(self) -> Array:
         """Return the environment's own discounts, float32: 0 where the task ended or weight is False, 1 if None."""
-        if self.discount is not None:
-            return self.discount
-        discounts: Any = self.weight & ~self.terminated
+        discounts: Any = self.weight & ~self.terminated if self.discount is None else self.discount
         return discounts.astype(np.float32)
 
 
@@ -163,6 +161,8 @@ class EnvSpec:
     action_space: spaces.Space
     masked: bool = False  # whether time steps carry an action mask
     native: NativeSpaces | None = None  # of an environment outside JAX, its own spaces
+    num_agents: int = 1  # neighboring rows of a batch that are the agents of one environment
+    discounted: bool = False  # whether time steps carry a discount of the environment's own; known of JAX environments
 
 
 # --- environments ------------------------------------------------------------------------------------------------
@@ -186,6 +186,10 @@ class Environment(HasSpaces, Protocol):
     It is itself a pytree whose leaves are its physical parameters. `step` past the end of an episode (the row whose
     time step was `last`) ignores the action and begins the next episode, if `resets` is True; what
     `jaxrl.make` returns does, and topologies wrap what does not.
+
+    An environment of several agents has their number as `num_agents`. Its spaces are one agent's; its actions and the
+    leaves of its time steps begin with an axis of agents, and topologies make them rows of the batch
+    (`jaxrl.envs.agents`).
     """
 
     @property
@@ -211,50 +215,6 @@ class HostEnvironment(Protocol):
     def close(self) -> None: ...
 
 
-@runtime_checkable
-class WatchedEnvironment(HostEnvironment, Protocol):
-    """A host environment that a watchdog can ask, from another thread, what it is waiting for."""
-
-    name: str
-
-    @property
-    def failures(self) -> int:
-        """Return how often environments were rebuilt after a fault."""
-        ...
-
-    @property
-    def doing(self) -> str:
-        """Return in words which environments it is waiting for, and in what call; empty when it is not."""
-        ...
-
-
-@runtime_checkable
-class AsyncEnvironment(HostEnvironment, Protocol):
-    """A host environment that returns the `batch_size` of its environments that are ready first.
-
-    `async_reset` begins all episodes; then `recv` and `send` are called in turn, from one thread. Where `batch_size` is
-    `num_envs`, `reset` and `step` do both in one call.
-    """
-
-    batch_size: int
-
-    def async_reset(self) -> None: ...
-
-    def send(self, actions: PyTree, env_ids: np.ndarray) -> None:
-        """Send actions `[B, ...]` to the environments `env_ids` [B], which `recv` returned and which await an action.
-
-        Returns at once. The actions are never written to again.
-        """
-        ...
-
-    def recv(self) -> tuple[np.ndarray, TimeStep[np.ndarray]]:
-        """Wait for `batch_size` environments; return their indices, int32 `[batch_size]`, in any order, and time steps.
-
-        At least as many must have been reset or sent actions, and not received yet.
-        """
-        ...
-
-
 class HostRecipe(HasSpaces, Protocol):
     """Recipe for building a `HostEnvironment`; `jaxrl.make` returns one for suites that are not JAX."""
 
@@ -263,49 +223,6 @@ class HostRecipe(HasSpaces, Protocol):
 
         So the environments of a run are the same however they are grouped.
         """
-        ...
-
-
-class RenderedEnvironment(HostEnvironment, Protocol):
-    """Host environments that can be rendered."""
-
-    name: str
-
-    @property
-    def frames_per_second(self) -> float:
-        """Return the frame rate at which an episode looks natural, with a frame a step."""
-        ...
-
-    def render(self) -> np.ndarray | None:
-        """Render the first environment, uint8 [height, width, 3]; None where it draws nothing."""
-        ...
-
-
-@runtime_checkable
-class RenderedRecipe(HostRecipe, Protocol):
-    """A recipe whose environments can be rendered."""
-
-    def build_rendered(self, seed: int) -> RenderedEnvironment:
-        """Build one environment, as `build` does, that can be rendered."""
-        ...
-
-
-@runtime_checkable
-class AsyncRecipe(HostRecipe, Protocol):
-    """A recipe whose environments can be asynchronous too."""
-
-    def build_async(self, num_envs: int, batch_size: int, seed: int, first_env: int = 0) -> AsyncEnvironment:
-        """Build the environments of `build`, of which every `recv` returns `batch_size`."""
-        ...
-
-
-@runtime_checkable
-class InstanceRecipe(HostRecipe, Protocol):
-    """A recipe that may have no more than one environment, an instance of the user's."""
-
-    @property
-    def instance(self) -> Any | None:
-        """Return the only environment; None where others can be made."""
         ...
 
 
@@ -319,17 +236,20 @@ class NativeRecipe(HostRecipe, Protocol):
         ...
 
 
-def only_instance(env: Environment | HostRecipe) -> Any | None:
-    """Return the one environment of an `InstanceRecipe`; None for recipes that can build more."""
-    return env.instance if isinstance(env, InstanceRecipe) else None
-
-
 def env_spec(env: Environment | HostRecipe) -> EnvSpec:
     """Return the `EnvSpec` of an environment or recipe."""
-    masked, native = False, env.native if isinstance(env, NativeRecipe) else None
+    masked, discounted, native = False, False, env.native if isinstance(env, NativeRecipe) else None
     if isinstance(env, Environment):
-        masked = jax.eval_shape(lambda key: env.reset(key)[1], jax.random.key(0)).action_mask is not None
-    return EnvSpec(env.name, env.observation_space, env.action_space, masked, native)
+        timestep = jax.eval_shape(lambda key: env.reset(key)[1], jax.random.key(0))
+        masked, discounted = timestep.action_mask is not None, timestep.discount is not None
+    return EnvSpec(env.name, env.observation_space, env.action_space, masked, native, num_agents(env), discounted)
+
+
+def num_agents(env: Any) -> int:
+    """Return how many rows of a batch share an episode of an environment (`jaxrl.envs.agents`); of most it is 1."""
+    while isinstance(env, Environment) and not hasattr(env, "num_agents"):
+        env = getattr(env, "env", None)
+    return getattr(env, "num_agents", 1) if isinstance(env, Environment) else 1
 
 
 # --- networks ----------------------------------------------------------------------------------------------------
@@ -507,7 +427,9 @@ class SequenceBatch(Generic[Array], struct.PyTreeNode):  # noqa: UP046
 
     def with_discounts(self) -> Self:
         """Return the same sequences with discounts, which are 1 where the rows have none."""
-        return self.replace(rows=self.rows.replace(discount=self.rows.discounts))
+        discount: Any = ~self.timesteps.terminated if self.timesteps.discount is None else self.timesteps.discount
+        timesteps = self.timesteps.replace(discount=discount.astype(np.float32))
+        return self.replace(rows=self.rows.replace(discount=self.rows.discounts), timesteps=timesteps)
 
     @property
     def importance(self) -> jax.Array:
@@ -606,7 +528,10 @@ class Algorithm(Protocol):
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
     ) -> ActorOutput:
-        """Return one action for each environment: time step and carry `[B, ...]`, keys `[B]`."""
+        """Return one action for each environment: time step and carry `[B, ...]`, keys `[B]`.
+
+        Without exploring nothing is drawn, so that a policy can be exported: there `key` is None.
+        """
         ...
 
     def update(

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from jaxrl.core.errors import DatasetError
+from jaxrl.core.limits import odd_discounts
 from jaxrl.core.types import PyTree
 
 TERMINATED, TRUNCATED, CUT_OFF = "terminated", "truncated", "cut off"
@@ -163,23 +164,24 @@ def broken_steps(episode: Episode) -> list[tuple[str, str]]:
     return found
 
 
-def odd_discounts(episode: Episode) -> list[tuple[str, str]]:
+def discount_problems(episode: Episode) -> list[tuple[str, str]]:
     """Discounts that mean nothing: (field, at which step).
 
-    Each must be in (0, 1], but for the one before a terminal end, which is 0 by RLDS and anything up to 1 in datasets
-    that leave it to `is_terminal`. A 0 elsewhere would end what goes on.
+    Each must be in [-1, 1] and not 0, but for the one before a terminal end, which is 0 by RLDS and anything up to 1 in
+    datasets that leave it to `is_terminal`. A 0 elsewhere would end what goes on.
     """
     found = episode.discount[:-1]
     if found.dtype.kind in "OSUMmc":
         return [("discount", f"is of {found.dtype}, which is no real number")]
-    odd = ~((found.astype(np.float32) > 0) & (found <= 1))
+    with np.errstate(over="ignore"):
+        odd = odd_discounts(found.astype(np.float32))
     if episode.is_terminal[-1]:
         odd[-1:] &= found[-1:] != 0
     if not odd.any():
         return []
     step = int(np.argmax(odd))
     what = (
-        f"is {episode.discount[step]:g} at step {step} of {len(odd) + 1}; it must be more than 0 and at most 1, or 0 "
+        f"is {episode.discount[step]:g} at step {step} of {len(odd) + 1}; it must be from -1 to 1 and not 0, or 0 "
         "before a terminal end: change it with dataset.map, or cut the episode there with jaxrl.data.views.truncate"
     )
     return [("discount", what)]

@@ -109,7 +109,7 @@ class Tally:
         self._ranges: dict[str, tuple[float, float]] = {}
 
     def add(self, index: int, episode: Episode) -> None:
-        found = rules.non_finite(episode) + rules.odd_discounts(episode)
+        found = rules.non_finite(episode) + rules.discount_problems(episode)
         self.faults += [f"episode {index}: {field} {what}" for field, what in found]
         self._last_rewards += bool(episode.reward[-1])
         self._rewarded |= bool(episode.reward[:-1].any())

@@ -16,7 +16,7 @@ from jaxrl.core.errors import ConfigError, DatasetError
 from jaxrl.core.sources import Replay
 from jaxrl.core.types import EnvSpec, PyTree, Trajectory
 from jaxrl.data.dataset import Dataset
-from jaxrl.data.episodes import Episode, cast, field_name, non_finite, odd_discounts, refuse
+from jaxrl.data.episodes import Episode, cast, discount_problems, field_name, non_finite, refuse
 from jaxrl.data.loading import Loader
 from jaxrl.data.report import LAST_REWARD, NO_REWARD
 from jaxrl.data.rows import rows_from_episode
@@ -175,7 +175,7 @@ class _Seen:
 
 def _as_of(number: int | str, episode: Episode, spec: EnvSpec, seen: _Seen) -> Episode:
     """The episode with the arrays of the environment's spaces, and without extras; `number` names it in errors."""
-    for field, what in non_finite(episode) + odd_discounts(episode):
+    for field, what in non_finite(episode) + discount_problems(episode):
         raise DatasetError(f"episode {number}: {field} {what}")
     where, counts = f"episode {number}:", np.ones_like(episode.is_last)
     if episode.reward.shape != counts.shape:

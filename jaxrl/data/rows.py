@@ -21,8 +21,8 @@ from jaxrl.data.episodes import (
     TRUNCATED,
     Episode,
     cast,
+    discount_problems,
     implied_discount,
-    odd_discounts,
     zero_where,
 )
 
@@ -36,13 +36,13 @@ def rows_from_episode(episode: Episode) -> Trajectory[np.ndarray]:
 
     Raises:
       AssertionError: the arrays are not equally long, a mark is no bool, or there are several rewards a step.
-      DatasetError: a discount is not in (0, 1] within the episode, or float32 cannot hold a reward.
+      DatasetError: a discount is 0 within the episode, or not in [-1, 1], or float32 cannot hold a reward.
     """
     last = episode.is_last
     chex.assert_rank([episode.reward, episode.discount, last], 1)
     chex.assert_equal_shape_prefix(jax.tree.leaves(episode.steps), 1)
     chex.assert_type([episode.is_first, last, episode.is_terminal], bool)
-    for field, what in odd_discounts(episode):
+    for field, what in discount_problems(episode):
         raise DatasetError(f"{field} {what}")
     before_last, terminal = np.append(last[1:], False), bool(episode.is_terminal[-1])
     discount = zero_where(last | (before_last & terminal), cast(episode.discount, np.float32, "discount", ~last))

@@ -14,9 +14,11 @@ from jaxrl.core import keys, spaces
 from jaxrl.core.arguments import checked
 from jaxrl.core.errors import ConfigError, EnvironmentContractError
 from jaxrl.core.interrupts import interruptible
-from jaxrl.core.limits import checked_seed
-from jaxrl.core.types import Environment, PyTree, TimeStep
+from jaxrl.core.limits import checked_seed, odd_discounts
+from jaxrl.core.types import Environment, PyTree, TimeStep, num_agents
+from jaxrl.envs.agents import as_rows
 from jaxrl.envs.host.check import DISCOUNT_RANGE, check_recipe
+from jaxrl.envs.parameters import unwrapped
 from jaxrl.envs.registry import EnvironmentLike, as_environment
 from jaxrl.envs.wrappers import with_auto_reset
 
@@ -45,7 +47,7 @@ def check_env(env: EnvironmentLike, *, steps: int = 100, seed: int = 0) -> None:
     check_types(env, weak=True)
     if steps == 0:
         return
-    key = keys.root_key(seed)
+    env, key = _rows(env), keys.root_key(seed)
     _raise(env, _determinism_problems(env, key))
     _raise(env, _rollout_problems(env, key, steps))
 
@@ -60,7 +62,7 @@ def check_types(env: Environment, *, weak: bool) -> None:
     Raises:
       EnvironmentContractError: all that is wrong, one line each, with the leaf's name.
     """
-    env, key = _checked(env), keys.root_key(0)
+    env, key = _rows(_checked(env)), keys.root_key(0)
 
     def problems(method, state, time_step):
         return _time_step_problems(env, method, time_step) + (_weak_problems(method, state, time_step) if weak else [])
@@ -73,6 +75,19 @@ def check_types(env: Environment, *, weak: bool) -> None:
     found += _difference("state", "reset gives", state, "step gives", next_state)
     found += _difference("time step", "reset gives", time_step, "step gives", next_step)
     _raise(env, found)
+
+
+def _rows(env: Environment) -> Environment:
+    """The environment as one row of a batch; where it has agents, these are rows, of its episodes with auto-reset."""
+    agents, base = num_agents(env), unwrapped(env)
+    if type(agents) is not int or agents < 1:
+        _raise(env, [f"num_agents is {agents!r:.80}; a whole number of at least 1 is required"])
+    if agents > 1:
+        shape = jnp.shape(_traced(base, "reset", base.reset, keys.root_key(0))[1].reward)
+        if shape != (agents,):
+            line = f"it has num_agents={agents}, but the rewards of its time steps have the shape {shape}: "
+            _raise(env, [f"{line}({agents},) is required of several agents; else give the attribute another name"])
+    return as_rows(env)
 
 
 def _raise(env: Any, problems: list[str]) -> None:
@@ -277,7 +292,7 @@ def _plain(tree: PyTree) -> PyTree:
 
 
 def _rollout_problems(env: Environment, key: jax.Array, steps: int) -> list[str]:
-    resetting = with_auto_reset(env)
+    resetting, batch, alone = with_auto_reset(env), _BATCH * num_agents(env), num_agents(env) == 1
 
     def misfits(time_step):
         found = {}
@@ -290,22 +305,23 @@ def _rollout_problems(env: Environment, key: jax.Array, steps: int) -> list[str]
     @jax.jit
     def rollout(env, key):
         key_reset, key_steps = jax.random.split(key)
-        state, time_step = jax.vmap(env.reset)(jax.random.split(key_reset, _BATCH))
+        state, time_step = jax.vmap(env.reset)(jax.random.split(key_reset, batch))
 
         def one(carry, key):
             state, before = carry
             key_action, key_step = jax.random.split(key)
-            action = jax.vmap(env.action_space.sample)(jax.random.split(key_action, _BATCH))
-            state, time_step = jax.vmap(env.step)(state, action, jax.random.split(key_step, _BATCH))
+            action = jax.vmap(env.action_space.sample)(jax.random.split(key_action, batch))
+            state, time_step = jax.vmap(env.step)(state, action, jax.random.split(key_step, batch))
             wrong = {
                 "TimeStep.terminated and TimeStep.truncated are both set": time_step.terminated & time_step.truncated,
-                "TimeStep.first is not set on the step after an episode's end": before.last & ~time_step.first,
+                "TimeStep.first is not set on the step after an episode's end": before.last
+                & ~(time_step.first | (time_step.last & (not alone))),
                 "TimeStep.first is set within an episode": ~before.last & time_step.first,
                 "TimeStep.reward is not 0 where first": time_step.first & (time_step.reward != 0),
                 "TimeStep.reward is not finite": ~jnp.isfinite(time_step.reward),
             }
             if (discount := time_step.discount) is not None:
-                wrong[DISCOUNT_RANGE] = ~time_step.terminated & ~((discount > 0) & (discount <= 1))
+                wrong[DISCOUNT_RANGE] = ~time_step.terminated & odd_discounts(discount)
             if allowed := [jnp.any(m, axis=-1) for m in jax.tree.leaves(time_step.action_mask)]:
                 wrong["TimeStep.action_mask allows nothing"] = ~jnp.all(jnp.stack(allowed), axis=0)
             return (state, time_step), (wrong, misfits(time_step))

@@ -81,6 +81,24 @@ def drawing_of(env: Environment, observation_space: spaces.Space) -> Drawing:
 # --- images and grid worlds --------------------------------------------------------------------------------------
 
 
+def disks(view: Callable[[Any, PyTree, TimeStep], PyTree]) -> Drawing:
+    """Return the drawing of disks in a square.
+
+    Args:
+      view: of `Drawing`; x, y and radius of each disk, of a square of side 1, and the number of its color, [disks, 4].
+    """
+
+    def draw(things: np.ndarray) -> np.ndarray:
+        picture = Image.new("RGB", (_SIDE, _SIDE), _WHITE)
+        pen = ImageDraw.Draw(picture)
+        for x, y, radius, color in things[::-1] * (_SIDE, _SIDE, _SIDE, 1):
+            y = _SIDE - y
+            pen.ellipse((x - radius, y - radius, x + radius, y + radius), fill=(_BLUE, _RED, _GREY)[int(color)])
+        return np.asarray(picture)
+
+    return Drawing(view, draw, 8.0)
+
+
 def _see_observation(env, state, time_step):
     return time_step.observation
 
@@ -90,13 +108,14 @@ def image(pixels: np.ndarray, bounds: tuple[float, float] | None = None) -> np.n
 
     Args:
       pixels: (height, width) or (height, width, channels). Three channels are RGB; of another number of uint8
-        channels the last is shown, as of stacked frames; of any other type each is a plane of its own color.
+        channels the last is shown, as of stacked frames; of any other type, or where there are more channels than
+        pixels in a row, each is a plane of its own color.
       bounds: the values of black and white; None: 0 and 255 for uint8, else the smallest and largest here.
     """
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels
     channels = pixels.shape[-1]
     if channels not in (1, 3):
-        if pixels.dtype != np.uint8:
+        if pixels.dtype != np.uint8 or channels > max(pixels.shape[:2]):
             return planes(pixels)
         pixels = pixels[..., -1:]
     if pixels.dtype != np.uint8:

@@ -7,6 +7,7 @@ every episode is seen, as a row of its own.
 
 import functools
 from collections.abc import Iterable, Mapping
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +63,8 @@ def transition(
       truncated: bool, whether a limit cut the episode off.
       action_mask: bool, True where an action is allowed; None allows everything.
       info: further scalars by name, the same names at every step.
-      discount: the environment's own, of what follows, a scalar in (0, 1], any where it terminated; None: 1.
+      discount: the environment's own, of what follows, a scalar in [-1, 1] other than 0, any where it terminated; less
+        than 0 where it is the other of two players' turn, whose gain is this one's loss; None: 1.
 
     Raises:
       EnvironmentContractError: `reward`, `terminated`, `truncated`, `discount` or a value of `info` is more than one
@@ -103,13 +105,15 @@ class EpisodeStatistics(struct.PyTreeNode):
 
     env: Environment
 
+    of_all_agents: ClassVar[bool] = True
     name, resets = forward("name"), forward("resets")
     observation_space, action_space = forward("observation_space"), forward("action_space")
 
     def reset(self, key: jax.Array) -> tuple[EpisodeStatisticsState, TimeStep]:
         state, time_step = self.env.reset(key)
-        info = jax.tree.map(jnp.zeros_like, time_step.info)
-        episode = Episode(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32), info=info)
+        info, agents = jax.tree.map(jnp.zeros_like, time_step.info), time_step.reward.shape
+        zeros = jnp.zeros(agents, jnp.float32), jnp.zeros(agents, jnp.int32)
+        episode = Episode(*zeros, complete=_complete(time_step), info=info)
         return EpisodeStatisticsState(state, episode), time_step.replace(episode=episode)
 
     def step(
@@ -125,16 +129,22 @@ class EpisodeStatistics(struct.PyTreeNode):
         episode = Episode(
             returns=jnp.where(going, state.episode.returns + time_step.reward, 0.0),
             length=jnp.where(going, length, 0),
+            complete=_complete(time_step),
             info={name: folded(name) for name in reported} or None,
         )
         return EpisodeStatisticsState(env_state, episode), time_step.replace(episode=episode)
+
+
+def _complete(time_step: TimeStep) -> jax.Array | None:
+    """Return whether the episode of all agents is over, for each of them; None where there is one agent."""
+    return jnp.broadcast_to(jnp.all(time_step.last), time_step.last.shape) if time_step.last.ndim else None
 
 
 class AutoResetState(struct.PyTreeNode):
     """The environment's state and whether its episode is over."""
 
     env: PyTree
-    last: jax.Array  # bool: the latest time step was its episode's last
+    last: jax.Array  # bool: the latest time step was its episode's last, of all agents
 
 
 class AutoReset(struct.PyTreeNode):
@@ -142,6 +152,7 @@ class AutoReset(struct.PyTreeNode):
 
     env: Environment
 
+    of_all_agents: ClassVar[bool] = True
     name, observation_space, action_space = forward("name"), forward("observation_space"), forward("action_space")
 
     @property
@@ -150,14 +161,14 @@ class AutoReset(struct.PyTreeNode):
 
     def reset(self, key: jax.Array) -> tuple[AutoResetState, TimeStep]:
         state, time_step = self.env.reset(key)
-        return AutoResetState(state, time_step.last), time_step
+        return AutoResetState(state, jnp.all(time_step.last)), time_step
 
     def step(self, state: AutoResetState, action: PyTree, key: jax.Array) -> tuple[AutoResetState, TimeStep]:
         # Both are computed, since `vmap` would make a `cond` do so too; only one is used, hence one key is enough.
         fresh = self.env.reset(key)
         moved = self.env.step(state.env, action, key)
         env_state, time_step = jax.tree.map(functools.partial(jnp.where, state.last), fresh, moved)
-        return AutoResetState(env_state, time_step.last), time_step
+        return AutoResetState(env_state, jnp.all(time_step.last)), time_step
 
 
 class PooledReset(struct.PyTreeNode):
@@ -181,6 +192,7 @@ class PooledReset(struct.PyTreeNode):
     env: Environment
     slots: int | None = struct.field(pytree_node=False, default=None)
 
+    of_all_agents: ClassVar[bool] = True
     name, observation_space, action_space = forward("name"), forward("observation_space"), forward("action_space")
 
     def __post_init__(self):
@@ -192,24 +204,28 @@ class PooledReset(struct.PyTreeNode):
 
     def reset(self, key: jax.Array) -> tuple[AutoResetState, TimeStep]:
         state, time_step = self.env.reset(key)
-        return AutoResetState(state, time_step.last), time_step
+        return AutoResetState(state, jnp.all(time_step.last)), time_step
 
     def step(self, state: AutoResetState, action: PyTree, key: jax.Array) -> tuple[AutoResetState, TimeStep]:
         moved = self.env.step(state.env, action, key)
-        env_state, time_step = _renewal(self.slots)(self.env, state.last, key, moved)
-        return AutoResetState(env_state, time_step.last), time_step
+        leaves, structure = jax.tree.flatten(self.env)
+        env_state, time_step = _renewal(self.slots, structure)(leaves, state.last, key, moved)
+        return AutoResetState(env_state, jnp.all(time_step.last)), time_step
 
 
-@functools.cache
-def _renewal(slots: int | None):
-    """Return a function of (environment, ended, key, result of a step) that resets where the episode ended."""
+@functools.lru_cache(maxsize=256)
+def _renewal(slots: int | None, structure: jax.tree_util.PyTreeDef):
+    """Return a function that resets where the episode ended.
+
+    It is of the leaves of an environment, whether the episode ended, a key, and the result of a step.
+    """
 
     @jax.custom_batching.custom_vmap
-    def renew(env, ended, key, moved):
-        return jax.lax.cond(ended, lambda: env.reset(key), lambda: moved)
+    def renew(leaves, ended, key, moved):
+        return jax.lax.cond(ended, lambda: structure.unflatten(leaves).reset(key), lambda: moved)
 
     @renew.def_vmap
-    def renew_batch(axis_size, in_batched, env, ended, keys, moved):
+    def renew_batch(axis_size, in_batched, leaves, ended, keys, moved):
         def spread(tree, batched):
             return jax.tree.map(lambda x, b: x if b else jnp.broadcast_to(x, (axis_size, *x.shape)), tree, batched)
 
@@ -217,13 +233,12 @@ def _renewal(slots: int | None):
         size = min(axis_size, slots or max(8, axis_size // 16))
         # Who ended, in front; past the end stands an index out of range, whose writes are dropped.
         turns = jnp.nonzero(ended, size=-(-axis_size // size) * size, fill_value=axis_size)[0]
-        env_leaves, env_tree = jax.tree.flatten(env)
-        mapped = jax.tree.leaves(in_batched[0])
+        mapped = in_batched[0]
 
         def fresh(rows):
-            leaves = [leaf[rows] if b else leaf for leaf, b in zip(env_leaves, mapped, strict=True)]
+            some = [leaf[rows] if b else leaf for leaf, b in zip(leaves, mapped, strict=True)]
             axes = ([0 if b else None for b in mapped], 0)
-            return jax.vmap(lambda one, key: env_tree.unflatten(one).reset(key), axes)(leaves, keys[rows])
+            return jax.vmap(lambda one, key: structure.unflatten(one).reset(key), axes)(some, keys[rows])
 
         def serve(carry):
             served, result = carry

@@ -14,7 +14,7 @@ from jaxrl.core.types import PyTree
 from jaxrl.envs import gymnax_rules as rules
 from jaxrl.envs.gymnax_import import import_gymnax
 from jaxrl.envs.gymnax_spaces import spaces_of
-from jaxrl.envs.suite import Key, Step, SuiteEnv, constructing, equal
+from jaxrl.envs.suite import Key, Step, SuiteEnv, constructing, equal, outside
 
 gymnax: Any = import_gymnax()
 
@@ -88,7 +88,7 @@ class GymnaxEnvironment(SuiteEnv):
 
     def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
         derived = rules.DERIVED.get(self.key[0], {})
-        return [
+        return outside(changed, rules.LIMITS) + [
             f"{name}={value!r:.80} of {self.name} follows from {derived[name].equation} = {result!r:.80}; leave it "
             "out, and set those"
             for name, value in changed.items()

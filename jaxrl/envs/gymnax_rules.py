@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from jaxrl.core.types import PyTree
+from jaxrl.envs.suite import PROBABILITY
 
 
 class Derived(NamedTuple):
@@ -24,6 +25,13 @@ DERIVED: dict[str, dict[str, Derived]] = {
         "total_mass": Derived(("masscart", "masspole"), "masscart + masspole", operator.add),
         "polemass_length": Derived(("masspole", "length"), "masspole * length", operator.mul),
     }
+}
+
+# What numbers of these names may be, in all environments that have them; a time limit is BernoulliBandit's 100.0 too.
+LIMITS: dict[str, Mapping[str, float]] = {
+    "max_steps_in_episode": {"low": 1},
+    "fail_prob": PROBABILITY,
+    "reward_prob": PROBABILITY,
 }
 
 # Parameters that enter an equation without consequence; `SuiteEnv.without_effect` finds those that enter none.

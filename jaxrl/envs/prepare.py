@@ -6,7 +6,8 @@ import jax
 
 from jaxrl.core import keys
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.types import Environment, HostRecipe
+from jaxrl.core.types import Environment, HostRecipe, num_agents
+from jaxrl.envs.agents import as_rows
 from jaxrl.envs.check import check_types
 from jaxrl.envs.registry import EnvironmentLike, as_environment
 from jaxrl.envs.wrappers import ClipReward, EpisodeStatistics, ScaleReward, with_auto_reset
@@ -25,7 +26,7 @@ def prepared(env: EnvironmentLike) -> Environment | HostRecipe:
     if isinstance(env, Environment):
         if not _has_statistics(env):
             check_types(env, weak=False)  # a user's own, which nobody has looked at yet
-            env = _counted(env)
+            env = _counted(env) if num_agents(env) == 1 else as_rows(env)
         return with_auto_reset(env)
     if not callable(getattr(env, "build", None)):
         raise ConfigError(

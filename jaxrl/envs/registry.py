@@ -9,7 +9,8 @@ from jaxrl.core.devices import device_problem
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import whole
-from jaxrl.core.types import Environment, EnvironmentFactory, HostRecipe
+from jaxrl.core.types import Environment, EnvironmentFactory, HostRecipe, num_agents
+from jaxrl.envs.agents import as_rows
 from jaxrl.envs.wrappers import AutoReset, EpisodeStatistics, Hide, PooledReset, StickyActions
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def make(
         environments its own wrappers: a name (`"FlattenObservation"`, `"my_module:Mine"`) or a class, several of them,
         or a table of their arguments by name (`{"FrameStackObservation": {"stack_size": 4}}`).
       auto_reset: "exact" (`AutoReset`), "pooled" (`PooledReset`: cheaper where resets are costly), or None: a raw
-        environment, whose episodes end.
+        environment, whose episodes end; of several agents, which end apart and reset together, as "exact".
       sticky_actions: the probability, in [0, 1], that a JAX environment repeats the previous action instead
         (`StickyActions`; MinAtar's paper has 0.1); None: it never does.
       hide: entries of a JAX environment's observation, a vector, that the agent does not see (`Hide`).
@@ -89,9 +90,12 @@ def make(
         _ = env.observation_space  # says what is wrong
     if env.resets:
         return env
-    env = EpisodeStatistics(env)
+    several = num_agents(env) > 1  # whose rows reset together, under all that is of one row
+    env = env if several else EpisodeStatistics(env)
     for wrapper in wrappers:
         env = _wrapped(env, wrapper)
+    if several:
+        return as_rows(env, _AUTO_RESETS[auto_reset or "exact"])
     return env if env.resets else _AUTO_RESETS[auto_reset](env)
 
 

@@ -6,6 +6,8 @@ A suite is one subclass of `SuiteEnv` in a module of its own (docs/new_suite.md)
 import contextlib
 import dataclasses
 import functools
+import io
+import sys
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
@@ -18,7 +20,7 @@ from jax.interpreters import partial_eval
 
 from jaxrl.core import settings, spaces
 from jaxrl.core.errors import ConfigError, unknown
-from jaxrl.core.limits import count_problems
+from jaxrl.core.limits import count_problems, number_problems
 from jaxrl.core.suites import unknown_name
 from jaxrl.core.types import Environment, PyTree, TimeStep
 from jaxrl.envs.episode import restart, transition
@@ -37,6 +39,7 @@ class Step(NamedTuple):
       terminated: bool, whether the task ended.
       truncated: bool, whether a time limit cut the episode off.
       action_mask: bool, True where an action is allowed; None allows everything.
+      discount: the environment's own, of what follows (`TimeStep.discount`), 1 after a reset; None: there is none.
       info: further values by name; those that are single numbers become `TimeStep.info`.
     """
 
@@ -45,6 +48,7 @@ class Step(NamedTuple):
     terminated: Any = False
     truncated: Any = False
     action_mask: PyTree | None = None
+    discount: Any = None
     info: Mapping[str, Any] = {}
 
 
@@ -58,6 +62,10 @@ class SuiteEnv(struct.PyTreeNode):
     - `key`: the environment's name and its static parameters, made by `key_of`; static;
     - `observation_space`, `action_space`: static fields or properties;
     - `names`, `default`, `begin`, `advance`; and `static_parameters`, if there are any.
+
+    One of several agents also has `num_agents`, more than 1. The spaces are those of one agent; the actions of
+    `advance` and the fields of each `Step` begin with an axis of agents (rewards and endings may do without, `info`
+    does); an agent whose part is over repeats its ending until the others' are (`jaxrl.envs.agents`).
 
     The other methods of the first group have defaults that suit most suites. Those of the second group serve
     `jaxrl.make`, files, `jaxrl.envs.parameters` and training alike; no suite replaces them.
@@ -145,6 +153,13 @@ class SuiteEnv(struct.PyTreeNode):
         """Return a line for each parameter `chosen` in `jaxrl.make` that has no effect because of the others."""
         return []
 
+    def model(self, state: PyTree) -> tuple[Environment, PyTree]:
+        """Return the environment that a search should plan in, and its states for states [B, ...] of this one.
+
+        Observations and actions have the same spaces there.
+        """
+        return self, state
+
     # --- what every suite has ------------------------------------------------------------------------------------
 
     @classmethod
@@ -209,13 +224,13 @@ class SuiteEnv(struct.PyTreeNode):
             raise ConfigError(problems)
         known = {k: value for k, value in values.items() if not isinstance(value, jax.Array)}
         env = env.with_numbers(known).with_spaces().with_numbers(values)
-        if problems := env.contradictions(values):
+        if problems := [*_nan_problems(where, values), *env.contradictions(values)]:
             raise ConfigError(problems)
         return env
 
     def parameter_problems(self, changed: Mapping[str, Any]) -> list[str]:
         """Return a line for each problem with numbers that were just replaced (`envs.parameters`)."""
-        return [*self.contradictions(changed), *self.ineffective(changed)]
+        return [*_nan_problems(self.name, changed), *self.contradictions(changed), *self.ineffective(changed)]
 
     @property
     def name(self) -> str:
@@ -258,21 +273,48 @@ class SuiteEnv(struct.PyTreeNode):
     def resets(self) -> bool:
         return False
 
+    @property
+    def num_agents(self) -> int:
+        return 1
+
     def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
         shared = _shared(type(self), self.key)
         with foreign_rules():
             state, step = self.begin(key)
-        observation = _of_space(self.observation_space, step.observation)
-        return _cast(state, shared.dtypes), restart(observation, step.action_mask, shared.info)
+
+        def first(step):
+            observation = _of_space(self.observation_space, step.observation)
+            return restart(observation, step.action_mask, shared.info, step.discount)
+
+        return _cast(state, shared.dtypes), self._of_agents(first)(step._replace(info={}))
 
     def step(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, TimeStep]:
         shared = _shared(type(self), self.key)
         with foreign_rules():
             state, step = self.advance(state, action, key)
-        observation = _of_space(self.observation_space, step.observation)
-        info = {name: step.info[name] for name in shared.info}
-        timestep = transition(observation, step.reward, step.terminated, step.truncated, step.action_mask, info)
-        return _cast(state, shared.dtypes), timestep
+
+        def following(step):
+            observation = _of_space(self.observation_space, step.observation)
+            ends = step.terminated, step.truncated
+            return transition(observation, step.reward, *ends, step.action_mask, step.info, step.discount)
+
+        step = step._replace(info={name: step.info[name] for name in shared.info})
+        return _cast(state, shared.dtypes), self._of_agents(following)(step)
+
+    def _of_agents(self, function: Callable[[Step], TimeStep]) -> Callable[[Step], TimeStep]:
+        """Return the function of the agents' steps, from that of one agent's."""
+        if (agents := self.num_agents) == 1:
+            return function
+
+        def of_all(step):
+            one = {k: jnp.broadcast_to(jnp.asarray(getattr(step, k)), (agents,)) for k in _OF_EACH}
+            info = {k: jnp.broadcast_to(jnp.asarray(x), (agents,)) for k, x in step.info.items()}
+            return jax.vmap(function)(step._replace(**one, info=info))
+
+        return of_all
+
+
+_OF_EACH = ("reward", "terminated", "truncated")
 
 
 class _Shared(NamedTuple):
@@ -289,7 +331,7 @@ def _shared(cls: type[SuiteEnv], key: Key) -> _Shared:
     with constructing():
         default = cls.default(key)
         prng_key = jax.eval_shape(lambda: jax.random.key(0))
-        action = jax.eval_shape(default.action_space.sample, prng_key)
+        action = jax.eval_shape(lambda key: _sample(default, key), prng_key)
         state, info = jax.eval_shape(cls.begin, default, prng_key)[0], {}
         # States often begin with Python's numbers, which become arrays of another type, or not weakly typed ones.
         for _ in range(3):
@@ -350,7 +392,16 @@ _PACKAGES = {
     "pygame": "pygame",
 }
 _LARGEST = 2**31 - 1  # of an int32
+PROBABILITY = {"low": 0, "high": 1}
 _REFUSALS = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
+
+
+def box(seen: jax.ShapeDtypeStruct) -> spaces.Box:
+    """Return the space of all arrays of a shape and type."""
+    if seen.dtype.kind == "f":
+        return spaces.Box(-np.inf, np.inf, seen.shape, seen.dtype)
+    low, high = (False, True) if seen.dtype.kind == "b" else (np.iinfo(seen.dtype).min, np.iinfo(seen.dtype).max)
+    return spaces.Box(low, high, seen.shape, seen.dtype)
 
 
 def counts_below_one(changed: Mapping[str, Any], *names: str) -> list[str]:
@@ -361,8 +412,44 @@ def counts_below_one(changed: Mapping[str, Any], *names: str) -> list[str]:
       names: of the counts among them, such as a time limit.
     """
     counts = {name: changed[name] for name in names if name in changed}
-    single = {name: x for name, x in counts.items() if not isinstance(x, jax.Array | np.ndarray)}
-    return count_problems(**{name: ("None" if x is None else x, 1) for name, x in single.items()})
+    return count_problems(**{name: ("None" if x is None else x, 1) for name, x in _single(counts).items()})
+
+
+def outside(changed: Mapping[str, Any], limits: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Return a line for each of these numbers that changed to none within its limits, or to no finite one.
+
+    Args:
+      changed: numbers by name; arrays, which may be mapped over, pass.
+      limits: by name, as `jaxrl.core.limits.problem` takes them: `{"spawn_cow_chance": PROBABILITY}`.
+    """
+    numbers = _single({name: changed[name] for name in limits if name in changed})
+    return [line for name, x in numbers.items() for line in number_problems(name, x, limits[name])]
+
+
+def negative_sizes(chosen: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
+    """Return a line for each static parameter that is below 1 though it counts something, or below 0.
+
+    Args:
+      chosen: static parameters by name.
+      defaults: of all of them; what counts is a whole number there.
+    """
+    sizes = {name: x for name, x in defaults.items() if isinstance(x, int | float) and not isinstance(x, bool)}
+    return outside(chosen, {name: {"low": int(isinstance(x, int))} for name, x in sizes.items()})
+
+
+def _single(numbers):
+    return {name: x for name, x in numbers.items() if not isinstance(x, jax.Array | np.ndarray)}
+
+
+def _nan_problems(where, values):
+    """Return a line for each parameter that holds NaN, as far as its numbers are known."""
+    holding = [name for name, value in values.items() if any(map(_has_nan, jax.tree.leaves(value)))]
+    return [f"parameter {name} of {where} holds NaN, which is no number" for name in holding]
+
+
+def _has_nan(x):
+    known = not isinstance(x, jax.core.Tracer) and jnp.issubdtype(jnp.result_type(x), jnp.floating)
+    return known and bool(np.isnan(np.asarray(x)).any())
 
 
 def key_of(name: str, arguments: Mapping[str, Any]) -> Key:
@@ -372,6 +459,16 @@ def key_of(name: str, arguments: Mapping[str, Any]) -> Key:
       TypeError: an argument is not hashable.
     """
     return name, tuple(sorted((k, _hashable(v)) for k, v in arguments.items()))
+
+
+@contextlib.contextmanager
+def silent_import() -> Generator[None]:
+    """Print nothing of what an imported package prints, also of one that sets the streams to the process's own."""
+    from unittest import mock  # takes time to import
+
+    silent = io.StringIO()
+    with mock.patch.multiple(sys, stdout=silent, __stdout__=silent, stderr=sys.stderr, __stderr__=sys.stderr):
+        yield
 
 
 @contextlib.contextmanager
@@ -396,7 +493,8 @@ def refusing(where: str, options: Mapping[str, Any], kinds: tuple[type[Exception
     except kinds as error:
         arguments = ", ".join(f"{key}={value!r}" for key, value in options.items())
         raise ConfigError(
-            f"{where} cannot be made with {arguments or 'its own settings'}: {error}{_install(error)}"
+            f"{where} cannot be made with {arguments or 'its own settings'}: "
+            f"{str(error) or type(error).__name__}{_install(error)}"
         ) from error
 
 
@@ -439,7 +537,7 @@ def unread(environment: Callable[[dict[str, Any]], Environment], values: dict[st
         state, first = env.reset(key)
 
         def one(state, key):
-            return env.step(state, env.action_space.sample(key), key)
+            return env.step(state, _sample(env, key), key)
 
         return first, jax.lax.scan(one, state, jax.random.split(key, 2))[1]
 
@@ -449,6 +547,16 @@ def unread(environment: Callable[[dict[str, Any]], Environment], values: dict[st
     used = partial_eval.dce_jaxpr(program, [True] * len(program.outvars))[1]
     names = [path[0].key for path, _ in jax.tree.leaves_with_path(numbers)]
     return frozenset(values) - {name for name, read in zip(names, used, strict=False) if read}
+
+
+def _sample(env: Any, key: jax.Array) -> PyTree:
+    """Return a random action, of several agents one each."""
+    agents = getattr(env, "num_agents", 1)
+    return (
+        env.action_space.sample(key)
+        if agents == 1
+        else jax.vmap(env.action_space.sample)(jax.random.split(key, agents))
+    )
 
 
 def _hashable(value: Any) -> Hashable:

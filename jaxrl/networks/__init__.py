@@ -18,18 +18,23 @@ from jaxrl.networks.distributions import (
     MultiCategorical,
     TanhGaussian,
 )
+from jaxrl.networks.embedding import Embedding
 from jaxrl.networks.foreign import LIBRARIES, ForeignNetwork, from_equinox, from_linen, from_nnx
 from jaxrl.networks.heads import to_distribution
+from jaxrl.networks.model_network import ModelNetwork, ModelOutput
 from jaxrl.networks.q_heads import (
     ActionValues,
     CategoricalReturns,
     CategoricalValues,
+    ImplicitQuantileValues,
     QHead,
     QuantileReturns,
     QuantileValues,
     SelfPredictiveValues,
 )
 from jaxrl.networks.q_network import QNetwork
+from jaxrl.networks.residual import BroNet, InvertedResidual, SimBa, SimBaV2, UnitMLP
+from jaxrl.networks.scans import LRU, MinGRU
 from jaxrl.networks.torsos import (
     MLP,
     DictEncoder,
@@ -41,14 +46,18 @@ from jaxrl.networks.torsos import (
     default_torso,
     has_images,
 )
+from jaxrl.networks.transformer import GTrXL
+from jaxrl.networks.world_model import WorldModel
 
 __all__ = [
     "GRU",
+    "LRU",
     "LSTM",
     "MLP",
     "ActionValues",
     "ActorCritic",
     "Actor",
+    "BroNet",
     "Categorical",
     "CategoricalReturns",
     "CategoricalValues",
@@ -57,11 +66,18 @@ __all__ = [
     "DiagonalGaussian",
     "DictEncoder",
     "Distribution",
+    "Embedding",
     "ForeignNetwork",
+    "GTrXL",
     "ImpalaCNN",
     "ImpalaResNet",
+    "ImplicitQuantileValues",
+    "InvertedResidual",
     "Joint",
     "MinAtarCNN",
+    "MinGRU",
+    "ModelNetwork",
+    "ModelOutput",
     "MultiCategorical",
     "NatureCNN",
     "PolicyValue",
@@ -70,8 +86,12 @@ __all__ = [
     "QuantileReturns",
     "QuantileValues",
     "SelfPredictiveValues",
+    "SimBa",
+    "SimBaV2",
     "TanhGaussian",
     "Torso",
+    "WorldModel",
+    "UnitMLP",
     "default_torso",
     "from_equinox",
     "from_linen",
@@ -100,9 +120,9 @@ def resolve_network(network: Any, spec: EnvSpec, vectors: MLP = MLP()) -> Any:  
         if network.shared is None:
             shared = keys is None and network.core_of == "both" and has_images(spec.observation_space)
             network = dataclasses.replace(network, shared=shared)
-    elif isinstance(network, (QNetwork, Actor, Critic)):
+    elif isinstance(network, (QNetwork, ModelNetwork, Actor, Critic)):
         keys = network.observation_keys
-        choose = partial(default_torso, vectors=vectors) if isinstance(network, QNetwork) else encoder
+        choose = partial(default_torso, vectors=vectors) if isinstance(network, QNetwork | ModelNetwork) else encoder
     else:
         return network
     if network.torso is not None or keys is not None:
@@ -110,8 +130,9 @@ def resolve_network(network: Any, spec: EnvSpec, vectors: MLP = MLP()) -> Any:  
     return dataclasses.replace(network, torso=choose(spec.observation_space))
 
 
-registry.add("network", Actor, ActorCritic, Critic, QNetwork, ForeignNetwork)
+registry.add("network", Actor, ActorCritic, Critic, ModelNetwork, QNetwork, WorldModel, ForeignNetwork)
 registry.add("torso", MLP, DictEncoder, ImpalaCNN, ImpalaResNet, MinAtarCNN, NatureCNN)
-registry.add("core", GRU, LSTM)
-registry.add("head", ActionValues, CategoricalValues, QuantileValues, SelfPredictiveValues)
+registry.add("torso", BroNet, InvertedResidual, SimBa, SimBaV2, UnitMLP)
+registry.add("core", GRU, LSTM, MinGRU, LRU, GTrXL)
+registry.add("head", ActionValues, CategoricalValues, ImplicitQuantileValues, QuantileValues, SelfPredictiveValues)
 registry.add("library", **LIBRARIES)

@@ -15,7 +15,7 @@ from jaxrl.networks.cores import Core
 from jaxrl.networks.critic import bounded_size, encoding_body, from_unit
 from jaxrl.networks.distributions import Distribution
 from jaxrl.networks.heads import PolicyHead
-from jaxrl.networks.layers import DenseStack, dense, freeze
+from jaxrl.networks.layers import DenseStack, check_range, dense, freeze
 from jaxrl.networks.torsos import Torso
 
 
@@ -27,13 +27,15 @@ class Actor:
       torso: from observations to features; None: a CNN for images, and vectors as they are.
       widths: widths of the dense layers over the features.
       activation: function after each dense layer, by name.
-      normalization: before each activation, "layer", "batch" or "batch_renorm"; None: none.
+      normalization: before each activation, "layer", "rms", "batch" or "batch_renorm"; None: none.
       normalize_inputs: normalize what each dense layer and the outputs read instead, after the activations.
       stochastic: whether the output is a distribution: a `TanhGaussian` whose mean and deviation depend on the
         observation (Haarnoja et al., 2018), or a `Categorical`; else an action `[..., n]` (Lillicrap et al., 2016).
       gain: gain of the outputs' orthogonal initialization; small, so that no action is at its bounds at first, and none
-        preferred.
-      initial_log_std: logarithm of the Gaussian's deviation at the start, in units of half the box's range.
+        preferred. None: outputs of unit norm, also while training (`unit.UnitDense`).
+      initial_log_std: logarithm of the Gaussian's deviation at the start, in units of half the box's range; with a
+        range what is added before tanh, so that 0 is its middle.
+      log_std_range: the lowest and highest logarithm, between which tanh squashes it; None: clipped to -20 to 2.
       observation_keys: the keys of a dictionary observation that it reads; None: all.
       core: recurrent core between torso and dense layers, or None.
       previous_action, previous_reward: append it to what the core reads.
@@ -45,7 +47,7 @@ class Actor:
     activation: str = "relu"
     normalization: str | None = None
     stochastic: bool = True
-    gain: float = 0.01
+    gain: float | None = 0.01
     initial_log_std: float = 0.0
     observation_keys: tuple[str, ...] | None = None
     dtype: str = "float32"
@@ -53,9 +55,15 @@ class Actor:
     previous_action: bool = False
     previous_reward: bool = False
     normalize_inputs: bool = False
+    log_std_range: tuple[float, float] | None = None
 
     def __post_init__(self):
         freeze(self, "widths")
+        freeze(self, "log_std_range")
+        if self.log_std_range is not None:
+            check_range("Actor.log_std_range", self.log_std_range)
+            if not self.stochastic:
+                raise ConfigError("Actor(stochastic=False) has no deviation; leave log_std_range at None")
         freeze(self, "observation_keys")
 
     @property
@@ -134,6 +142,7 @@ class _ActorModule(nnx.Module):
                 continuous="tanh",
                 initial_log_std=network.initial_log_std,
                 state_dependent_std=True,
+                log_std_range=network.log_std_range,
             )
         else:
             self.action = dense(self.hidden.features, size, network.gain, rngs)

@@ -1,17 +1,20 @@
 """The network of the actor-critics: a distribution over actions, and a value."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 from flax import nnx, struct
 
 from jaxrl.core.errors import ConfigError, unknown
-from jaxrl.core.types import Carry, EnvSpec, ModelState, NetworkInputs, Params
+from jaxrl.core.types import Carry, EnvSpec, ModelState, NetworkInputs, Params, PyTree
 from jaxrl.networks.body import Body, init_variables, required_inputs, run_module
 from jaxrl.networks.cores import Core
 from jaxrl.networks.distributions import Distribution
 from jaxrl.networks.heads import PolicyHead, ValueHead
-from jaxrl.networks.layers import freeze
+from jaxrl.networks.layers import DenseStack, freeze
 from jaxrl.networks.torsos import Torso
 
 
@@ -42,6 +45,7 @@ class ActorCritic:
         may know more than the policy will (Pinto et al., 2018, arXiv:1710.06542); None: everything.
       core_of: which of policy and value have the core: "both", "policy" or "value". A value that reads the whole state
         of the environment needs no memory where the policy does.
+      head_widths: dense layers of policy and value after the core, each followed by a ReLU, before the output.
     """
 
     torso: Torso | None = None
@@ -57,8 +61,10 @@ class ActorCritic:
     policy_observation_keys: tuple[str, ...] | None = None
     value_observation_keys: tuple[str, ...] | None = None
     core_of: str = "both"
+    head_widths: tuple[int, ...] = ()
 
     def __post_init__(self):
+        freeze(self, "head_widths")
         freeze(self, "policy_observation_keys")
         freeze(self, "value_observation_keys")
         if self.core_of not in (both := ("both", "policy", "value")):
@@ -139,16 +145,38 @@ def _body(network: ActorCritic, name: str, spec: EnvSpec, rngs: nnx.Rngs) -> Bod
     )
 
 
-def _policy_head(network: ActorCritic, inputs: int, spec: EnvSpec, rngs: nnx.Rngs) -> PolicyHead:
-    return PolicyHead(
-        inputs,
-        spec.action_space,
-        rngs,
+class _DeepHead(nnx.Module):
+    """Dense layers before the head itself."""
+
+    def __init__(self, hidden: DenseStack, output: nnx.Module):
+        self.hidden = hidden
+        self.output = output
+
+    def __call__(self, features: jax.Array, *mask: PyTree) -> Any:
+        return self.output(self.hidden(features), *mask)
+
+
+def _deepened(network: ActorCritic, make: Callable[..., nnx.Module], inputs: int, rngs: nnx.Rngs) -> nnx.Module:
+    if not network.head_widths:
+        return make(inputs, rngs=rngs)
+    hidden = DenseStack(inputs, network.head_widths, "relu", None, rngs)
+    return _DeepHead(hidden, make(hidden.features, rngs=rngs))
+
+
+def _policy_head(network: ActorCritic, inputs: int, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
+    make = functools.partial(
+        PolicyHead,
+        space=spec.action_space,
         gain=network.policy_gain,
         continuous=network.continuous,
         initial_log_std=network.initial_log_std,
         state_dependent_std=network.state_dependent_std,
     )
+    return _deepened(network, make, inputs, rngs)
+
+
+def _value_head(network: ActorCritic, inputs: int, rngs: nnx.Rngs) -> nnx.Module:
+    return _deepened(network, functools.partial(ValueHead, gain=network.value_gain), inputs, rngs)
 
 
 class _Branch(nnx.Module):
@@ -162,7 +190,7 @@ class _Separate(nnx.Module):
         body = _body(network, "policy", spec, rngs)
         self.policy = _Branch(body, _policy_head(network, body.features, spec, rngs))
         body = _body(network, "value", spec, rngs)
-        self.value = _Branch(body, ValueHead(body.features, network.value_gain, rngs))
+        self.value = _Branch(body, _value_head(network, body.features, rngs))
         self.recurrent = network.recurrent
 
     def __call__(self, inputs: NetworkInputs, carry: Carry) -> tuple[PolicyValue, Carry]:
@@ -188,7 +216,7 @@ class _Shared(nnx.Module):
             )
         self.torso = _body(network, "policy", spec, rngs)
         self.policy = _policy_head(network, self.torso.features, spec, rngs)
-        self.value = ValueHead(self.torso.features, network.value_gain, rngs)
+        self.value = _value_head(network, self.torso.features, rngs)
 
     def __call__(self, inputs: NetworkInputs, carry: Carry) -> tuple[PolicyValue, Carry]:
         features, carry = self.torso(inputs, carry)

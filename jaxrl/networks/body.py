@@ -65,7 +65,7 @@ def _structure(network: Buildable, spec: EnvSpec) -> Any:
         found.append(structure)
         return variables
 
-    jax.eval_shape(build, jax.random.key(0))
+    jax.eval_shape(build, jax.eval_shape(lambda: jax.random.key(0)))  # by its shape: no part of what a caller traces
     return found[0]
 
 

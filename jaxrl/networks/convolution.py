@@ -124,7 +124,7 @@ def in_slices(function: Callable[[jax.Array], jax.Array], images: jax.Array, mos
       [N, features].
     """
     count = images.shape[0]
-    if count * most_patch_bytes <= _MANY_BYTES:
+    if not isinstance(count, int) or count * most_patch_bytes <= _MANY_BYTES:  # or for any count, exported
         return function(images)
     most = max(_SLICE_BYTES // most_patch_bytes, _FEWEST)
     size = max(n for n in range(1, most + 1) if count % n == 0)

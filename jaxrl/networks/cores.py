@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxrl.core.types import Carry, PyTree, where_first
-from jaxrl.networks.layers import check_positive
+from jaxrl.networks.layers import check_positive, dense
 
 
 class Core(Protocol):
@@ -29,7 +29,7 @@ class Core(Protocol):
     def build(self, inputs: int, rngs: nnx.Rngs) -> nnx.Module: ...
 
 
-def _gates(count: int):
+def gates(count: int) -> nnx.Initializer:
     """Return the kernels of `count` gates side by side, each orthogonal by itself."""
     orthogonal = nnx.initializers.orthogonal()
 
@@ -40,6 +40,21 @@ def _gates(count: int):
         return draw(jax.random.split(key, count)).reshape(shape)
 
     return init
+
+
+def entry(inputs: int, width: int, rngs: nnx.Rngs) -> nnx.Module | None:
+    """Return what brings `inputs` features to the `width` that residual layers need: a dense layer, or None."""
+    return None if inputs == width else dense(inputs, width, 1.0, rngs)
+
+
+class Product(nnx.Module):
+    """A linear map of the last axis without a bias, `[..., inputs]` to `[..., outputs]`."""
+
+    def __init__(self, inputs: int, outputs: int, kernel_init: nnx.Initializer, rngs: nnx.Rngs):
+        self.kernel = nnx.Param(kernel_init(rngs.params(), (inputs, outputs), jnp.float32))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return (x.reshape((-1, x.shape[-1])) @ self.kernel[...]).reshape((*x.shape[:-1], -1))
 
 
 def unroll(
@@ -86,8 +101,8 @@ class _GRUModule(nnx.Module):
         check_positive(f"{type(core).__name__}.width", width)
         self.core = core
         self.features = width
-        self.input = nnx.Linear(inputs, 3 * width, kernel_init=_gates(3), rngs=rngs)
-        self.recurrent = nnx.Linear(width, 3 * width, kernel_init=_gates(3), use_bias=False, rngs=rngs)
+        self.input = nnx.Linear(inputs, 3 * width, kernel_init=gates(3), rngs=rngs)
+        self.recurrent = nnx.Linear(width, 3 * width, kernel_init=gates(3), use_bias=False, rngs=rngs)
         self.candidate_bias = nnx.Param(jnp.zeros((width,), jnp.float32))
 
     def __call__(self, x: jax.Array, first: jax.Array, carry: Carry) -> tuple[jax.Array, Carry]:
@@ -132,8 +147,8 @@ class _LSTMModule(nnx.Module):
         check_positive(f"{type(core).__name__}.width", width)
         self.core = core
         self.features = width
-        self.input = nnx.Linear(inputs, 4 * width, kernel_init=_gates(4), rngs=rngs)
-        self.recurrent = nnx.Linear(width, 4 * width, kernel_init=_gates(4), use_bias=False, rngs=rngs)
+        self.input = nnx.Linear(inputs, 4 * width, kernel_init=gates(4), rngs=rngs)
+        self.recurrent = nnx.Linear(width, 4 * width, kernel_init=gates(4), use_bias=False, rngs=rngs)
 
     def __call__(self, x: jax.Array, first: jax.Array, carry: Carry) -> tuple[jax.Array, Carry]:
         width = self.features

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jaxrl.core import spaces
@@ -66,9 +67,11 @@ class Critic:
 
     Args:
       torso: from observations to features; None: a CNN for images, and vectors as they are.
+      trunk: layers over features and action together, before the dense layers: a torso of vectors, as
+        `InvertedResidual()`; None: none.
       widths: widths of the dense layers over features and action.
       activation: function after each dense layer, by name.
-      normalization: before each activation, "layer", "batch" or "batch_renorm"; None: none.
+      normalization: before each activation, "layer", "rms", "batch" or "batch_renorm"; None: none.
       normalize_inputs: normalize what each dense layer and the head read instead, after the activations.
       ensemble: how many members.
       head: what the features become: values, or `CategoricalValues()` and `QuantileValues()` for distributions of
@@ -77,6 +80,8 @@ class Critic:
       core: recurrent core between torso and dense layers, or None.
       previous_action, previous_reward: append it to what the core reads.
       dtype: compute dtype of the dense layers, "float32" or "bfloat16", as of `MLP`; a torso has its own.
+      dropout: probability that an output of one of the dense layers is dropped while SAC learns, before its
+        normalization.
     """
 
     torso: Torso | None = None
@@ -91,11 +96,19 @@ class Critic:
     previous_action: bool = False
     previous_reward: bool = False
     normalize_inputs: bool = False
+    trunk: Torso | None = None
+    dropout: float = 0.0
 
     def __post_init__(self):
         freeze(self, "widths")
         freeze(self, "observation_keys")
         check_positive("ensemble", self.ensemble)
+        if isinstance(self.dropout, bool) or not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
+            raise ConfigError(f"Critic.dropout={self.dropout!r} must be a number of at least 0 and less than 1")
+        if self.dropout and not self.widths:
+            raise ConfigError(
+                f"Critic.dropout={self.dropout} has no effect without dense layers (widths=()); set dropout=0.0"
+            )
 
     @property
     def recurrent(self) -> bool:
@@ -133,19 +146,20 @@ class Critic:
         spec: EnvSpec,
         model_state: ModelState,
         train: bool,
+        key: jax.Array | None = None,
     ) -> tuple[Any, ModelState]:
         """Return the head's output, leaves `[ensemble, T, B, actions, ...]`, for inputs `[T, B, ...]`, and model state.
 
         Of a box it is that of the actions `[T, B, n]` taken there, and `actions` is 1; of a discrete space that of
         all actions, and `action` None. Values of actions that the mask forbids are the most negative finite number.
-        `model_state` and `train` are as of `types.Network`. Not for a critic with a core, which takes two steps:
-        `encode` and `evaluate`.
+        `model_state` and `train` are as of `types.Network`; keys [B] are of dropout, None: nothing is dropped. Not for
+        a critic with a core, which takes two steps: `encode` and `evaluate`.
         """
 
-        def member(params, model_state):
-            return run_module(self, params, model_state, spec, lambda module: module(inputs, action), train=train)
+        def member(params, model_state, key):
+            return run_module(self, params, model_state, spec, lambda module: module(inputs, action, key), train=train)
 
-        return jax.vmap(member)(params, model_state)
+        return jax.vmap(member)(params, model_state, _keys_of_members(params, key))
 
     def encode(
         self,
@@ -180,15 +194,25 @@ class Critic:
         spec: EnvSpec,
         model_state: ModelState,
         train: bool,
+        key: jax.Array | None = None,
     ) -> tuple[Any, ModelState]:
         """Return the head's output, as `apply` does, from features `[ensemble, T, B, features]` of `encode`."""
 
-        def member(params, model_state, features):
-            return run_module(
-                self, params, model_state, spec, lambda module: module.evaluate(features, action, mask), train=train
-            )
+        def member(params, model_state, features, key):
+            def evaluated(module):
+                return module.evaluate(features, action, mask, key)
 
-        return jax.vmap(member)(params, model_state, features)
+            return run_module(self, params, model_state, spec, evaluated, train=train)
+
+        return jax.vmap(member)(params, model_state, features, _keys_of_members(params, key))
+
+
+def _keys_of_members(params: Params, key: jax.Array | None) -> jax.Array | None:
+    """Return keys [ensemble, B] from keys [B]; None if there are none."""
+    if key is None:
+        return None
+    members = jnp.arange(jax.tree.leaves(params)[0].shape[0], dtype=jnp.uint32)
+    return jax.vmap(lambda member: jax.vmap(lambda k: jax.random.fold_in(k, member))(key))(members)
 
 
 class _Member(nnx.Module):
@@ -208,22 +232,30 @@ class _Member(nnx.Module):
             previous_action=network.previous_action,
             previous_reward=network.previous_reward,
         )
+        inputs = self.body.features + size
+        self.has_trunk = network.trunk is not None
+        if network.trunk is not None:
+            self.trunk = network.trunk.build(spaces.Box(-np.inf, np.inf, (inputs,)), rngs)
+            inputs = self.trunk.features
         self.hidden = DenseStack(
-            self.body.features + size,
+            inputs,
             network.widths,
             network.activation,
             network.normalization,
             rngs,
             network.dtype,
             normalize_inputs=network.normalize_inputs,
+            dropout=network.dropout,
         )
         self.head = network.head.build(self.hidden.features, actions, rngs)
 
-    def __call__(self, inputs: NetworkInputs, action: jax.Array | None) -> Any:
-        return self.evaluate(self.body(inputs, ())[0], action, inputs.action_mask)
+    def __call__(self, inputs: NetworkInputs, action: jax.Array | None, key: jax.Array | None = None) -> Any:
+        return self.evaluate(self.body(inputs, ())[0], action, inputs.action_mask, key)
 
-    def evaluate(self, features: jax.Array, action: jax.Array | None, mask: jax.Array | None) -> Any:
-        if action is None:
-            return self.head(self.hidden(features), mask, None)
-        unit = to_unit(action, spaces.expect(self.space, spaces.Box))
-        return self.head(self.hidden(jnp.concatenate([features, unit], axis=-1)), None, None)
+    def evaluate(
+        self, x: jax.Array, action: jax.Array | None, mask: jax.Array | None, key: jax.Array | None = None
+    ) -> Any:
+        if action is not None:
+            unit, mask = to_unit(action, spaces.expect(self.space, spaces.Box)), None
+            x = jnp.concatenate([x, unit], axis=-1)
+        return self.head(self.hidden(self.trunk(x) if self.has_trunk else x, key), mask, None)

@@ -83,8 +83,16 @@ class Categorical(struct.PyTreeNode):
 
     def sample(self, keys: jax.Array) -> jax.Array:
         """Return actions `[...]`, from one uniform number each; keys `[...]`."""
-        uniform = _per_key(lambda key: jax.random.uniform(key, (), self.logits.dtype), keys)
+        return self.of_uniform(_per_key(lambda key: jax.random.uniform(key, (), self.logits.dtype), keys))
+
+    def of_uniform(self, uniform: jax.Array) -> jax.Array:
+        """Return the actions `[...]` that uniform numbers `[...]` in [0, 1) select."""
         return _inverse_cdf(self.logits, uniform)
+
+    def mixed(self, fraction: float | jax.Array) -> "Categorical":
+        """Return the mixture of a uniform distribution, of weight `fraction`, and this one."""
+        probability = (1.0 - fraction) * jax.nn.softmax(self.logits, axis=-1) + fraction / self.logits.shape[-1]
+        return Categorical(jnp.log(probability))
 
     def sample_and_log_prob(self, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return actions `[...]` and their log-probabilities `[...]`; keys `[...]`."""

@@ -137,10 +137,11 @@ class PolicyHead(nnx.Module):
         space: spaces.Space,
         rngs: nnx.Rngs,
         *,
-        gain: float,
+        gain: float | None,
         continuous: str,
         initial_log_std: float,
         state_dependent_std: bool,
+        log_std_range: tuple[float, float] | None = None,
     ):
         size = action_size(space, continuous)
         self.space = space
@@ -154,11 +155,12 @@ class PolicyHead(nnx.Module):
                     continuous=continuous,
                     initial_log_std=initial_log_std,
                     state_dependent_std=state_dependent_std,
+                    log_std_range=log_std_range,
                 )
                 setattr(self, f"part_{key}", head)
             return
         self.continuous = continuous
-        self.initial_log_std = initial_log_std
+        self.initial_log_std, self.log_std_range = initial_log_std, log_std_range
         self.output = dense(inputs, size, gain, rngs)
         self.std = "none"
         if isinstance(space, spaces.Box):
@@ -174,7 +176,12 @@ class PolicyHead(nnx.Module):
             return joint(self.space, lambda key, _: getattr(self, f"part_{key}")(features, masks[key]))
         log_std = None
         if self.std == "output":
-            log_std = jnp.clip(self.initial_log_std + self.log_std_output(features), *_LOG_STD_RANGE)
+            log_std = self.initial_log_std + self.log_std_output(features)
+            if self.log_std_range is None:
+                log_std = jnp.clip(log_std, *_LOG_STD_RANGE)
+            else:
+                low, high = self.log_std_range
+                log_std = low + 0.5 * (high - low) * (1.0 + jnp.tanh(log_std))
         elif self.std == "parameter":
             log_std = self.log_std[...]
         return to_distribution(self.space, self.output(features), log_std, mask, self.continuous)

@@ -12,6 +12,7 @@ from flax import nnx
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.shared_batch import mean_over_batch
 from jaxrl.networks.convolution import convolution
+from jaxrl.networks.unit import UnitDense
 
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "tanh": jnp.tanh,
@@ -61,6 +62,21 @@ def check_positive(label: str, sizes: int | tuple[int, ...]) -> None:
             raise ConfigError(f"{label}={sizes!r}: a size must be a whole number of at least 1, not {size!r}")
 
 
+def check_finite(label: str, number: float) -> None:
+    """Raise a ConfigError unless a number is finite."""
+    if not math.isfinite(number):
+        raise ConfigError(f"{label}={number!r} must be a finite number")
+
+
+def check_range(label: str, ends: tuple[float, ...]) -> None:
+    """Raise a ConfigError unless these are two finite numbers, the smaller one first."""
+    numbers = all(isinstance(end, int | float) and math.isfinite(end) for end in ends)
+    if len(ends) != 2 or not numbers or ends[0] >= ends[1]:
+        raise ConfigError(
+            f"{label}={ends!r:.80} must be two finite numbers, the smaller one first, such as (-10.0, 2.0)"
+        )
+
+
 DTYPES = ("float32", "bfloat16")
 
 
@@ -91,9 +107,12 @@ class Dense(nnx.Module):
         return (rows.reshape((-1, x.shape[-1])) @ kernel + bias[None]).reshape((*x.shape[:-1], -1))
 
 
-def dense(inputs: int, outputs: int, gain: float, rngs: nnx.Rngs, dtype: str = "float32") -> Dense:
-    """Return a dense layer with an orthogonal kernel of gain `gain` (Saxe et al., 2014) and zero bias."""
-    return Dense(inputs, outputs, gain, rngs, dtype)
+def dense(inputs: int, outputs: int, gain: float | None, rngs: nnx.Rngs, dtype: str = "float32") -> Dense | UnitDense:
+    """Return a dense layer with an orthogonal kernel of gain `gain` (Saxe et al., 2014) and zero bias.
+
+    With a gain of None the columns of the kernel have unit norm, also while training (`UnitDense`), in float32.
+    """
+    return UnitDense(inputs, outputs, rngs, bias=True) if gain is None else Dense(inputs, outputs, gain, rngs, dtype)
 
 
 def conv(
@@ -115,23 +134,56 @@ def conv(
     )
 
 
+class SpectralConv(nnx.Module):
+    """A `conv` of stride 1 and equal size, its kernel over its largest singular value (Miyato et al., 2018).
+
+    The kernel counts as a matrix of the outputs by all else, and a step of the power iteration is made at each
+    application in training (arXiv:1802.05957, algorithm 1); the vector that it goes on from is the model state.
+    """
+
+    def __init__(self, features: int, kernel: int, rngs: nnx.Rngs, dtype: str = "float32"):
+        check_positive("filters", features)
+        initial, shape = nnx.initializers.orthogonal(HIDDEN_GAIN), (kernel, kernel, features, features)
+        self.kernel = nnx.Param(initial(rngs.params(), shape, jnp.float32))
+        self.bias = nnx.Param(jnp.zeros((features,), jnp.float32))
+        self.dtype = compute_dtype(dtype)
+        self.use_running_average = False  # which `eval()` of a module sets
+        direction = jax.random.normal(rngs.params(), (features,), jnp.float32)
+        self.left = nnx.BatchStat(direction / jnp.linalg.norm(direction))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        kernel, bias = self.kernel[...], self.bias[...]
+        matrix, left = kernel.reshape(-1, kernel.shape[-1]), self.left[...]
+        right = _unit(jax.lax.stop_gradient(matrix) @ left)
+        if not self.use_running_average:
+            left = _unit(right @ jax.lax.stop_gradient(matrix))
+            self.left[...] = left
+        kernel = kernel / (right @ matrix @ left)
+        x, kernel, bias = (a.astype(self.dtype) for a in (x, kernel, bias))
+        return convolution(x, kernel, (1, 1), "SAME") + jnp.expand_dims(bias, (0, 1, 2))
+
+
+def _unit(x: jax.Array) -> jax.Array:
+    return x / jnp.maximum(jnp.linalg.norm(x), 1e-12)
+
+
 def _convolve(x, kernel, strides, padding, **others):
     """Adapt `convolution` to the signature that `nnx.Conv` calls; `others` are arguments that `conv` fixes anyway."""
     return convolution(x, kernel, strides, padding)
 
 
 OVER_BATCH = ("batch", "batch_renorm")  # normalizations by statistics of a batch
-NORMALIZATIONS = ("layer", *OVER_BATCH)
+NORMALIZATIONS = ("layer", "rms", *OVER_BATCH)
 
 
 def normalization(name: str, features: int, rngs: nnx.Rngs) -> nnx.Module:
     """Return a normalization of the last axis, with a learned scale and offset.
 
     Args:
-      name: "layer" (Ba et al., 2016), of each vector by itself; "batch" (Ioffe and Szegedy, 2015), of each feature
-        over all leading axes while training, and by running statistics otherwise. Every device normalizes with the
-        statistics of its own part of a batch; the running ones are averaged over devices. "batch_renorm":
-        `BatchRenorm`, of a batch over all devices.
+      name: "layer" (Ba et al., 2016), of each vector by itself; "rms" (Zhang and Sennrich, 2019), the same without
+        mean and offset; "batch" (Ioffe and Szegedy, 2015), of each feature over all leading axes while training, and
+        by running statistics otherwise; "batch_renorm": `BatchRenorm`. A batch's statistics are of its rows that count,
+        on all devices.
       features: how many there are.
       rngs: for the initial parameters.
 
@@ -140,11 +192,46 @@ def normalization(name: str, features: int, rngs: nnx.Rngs) -> nnx.Module:
     """
     if name == "layer":
         return nnx.LayerNorm(features, rngs=rngs)
+    if name == "rms":
+        return nnx.RMSNorm(features, rngs=rngs)
     if name == "batch":
-        return nnx.BatchNorm(features, rngs=rngs)
+        return BatchNorm(features, epsilon=1e-5)
     if name == "batch_renorm":
         return BatchRenorm(features)
     raise unknown("normalization", str(name), NORMALIZATIONS)
+
+
+class BatchNorm(nnx.Module):
+    """Batch normalization of the last axis over the rows that count, of all devices that share a batch.
+
+    Args:
+      features: size of the last axis.
+      epsilon: added to variances.
+      momentum: share of the running statistics that a batch leaves.
+      unit: whether scale and bias have unit norm.
+    """
+
+    def __init__(self, features: int, *, epsilon: float, momentum: float = 0.99, unit: bool = False):
+        self.epsilon, self.momentum, self.prefix = epsilon, momentum, "unit_" if unit else ""
+        self.use_running_average = False  # which `eval()` of a module sets
+        setattr(self, f"{self.prefix}scale", nnx.Param(jnp.ones((features,), jnp.float32)))
+        setattr(self, f"{self.prefix}bias", nnx.Param(jnp.zeros((features,), jnp.float32)))
+        self.mean = nnx.BatchStat(jnp.zeros((features,), jnp.float32))
+        self.var = nnx.BatchStat(jnp.ones((features,), jnp.float32))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        mean, var = self.mean[...], self.var[...]
+        if not self.use_running_average:
+            mean = mean_over_batch(x)
+            var = mean_over_batch(jnp.square(x - self._wide(mean, x)))
+            for running, new in ((self.mean, mean), (self.var, var)):
+                running[...] = self.momentum * running[...] + (1.0 - self.momentum) * jax.lax.stop_gradient(new)
+        scale, bias = (getattr(self, f"{self.prefix}{name}")[...] for name in ("scale", "bias"))
+        factor = scale * jax.lax.rsqrt(var + self.epsilon)
+        return (x - self._wide(mean, x)) * self._wide(factor, x) + self._wide(bias, x)
+
+    def _wide(self, vector: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.expand_dims(vector, tuple(range(x.ndim - 1)))
 
 
 class BatchRenorm(nnx.Module):
@@ -200,12 +287,23 @@ class BatchRenorm(nnx.Module):
         return ((x - batch_mean) / batch_deviation * r + d) * scale + bias
 
 
+def dropped(x: jax.Array, rate: float, key: jax.Array) -> jax.Array:
+    """Return `[..., B, features]` with each feature 0 at a probability of `rate`, others divided by 1 - rate.
+
+    Keys [B] make it independent of which device holds which row (Srivastava et al., 2014).
+    """
+    shape = (*x.shape[:-2], x.shape[-1])
+    mask = jax.vmap(lambda k: jax.random.bernoulli(k, 1.0 - rate, shape), out_axes=x.ndim - 2)(key)
+    return jnp.where(mask, x / (1.0 - rate), jnp.zeros_like(x))
+
+
 class DenseStack(nnx.Module):
     """Dense layers, each followed by a normalization if it has one, and the activation.
 
     Maps `[..., inputs]` to `[..., features]`. Layers and activations compute in `dtype`; what normalizations give, and
     the features, are float32. With `normalize_inputs` the normalizations are of what each layer reads and of the
-    features instead: of the inputs, and after each activation.
+    features instead: of the inputs, and after each activation. With `dropout` a layer's outputs are dropped before all
+    of these where keys are passed, as DroQ's critics do.
     """
 
     def __init__(
@@ -218,6 +316,7 @@ class DenseStack(nnx.Module):
         dtype: str = "float32",
         *,
         normalize_inputs: bool = False,
+        dropout: float = 0.0,
     ):
         check_positive("widths", widths)
         compute_dtype(dtype)
@@ -225,6 +324,7 @@ class DenseStack(nnx.Module):
         self.depth = len(widths)
         self.normalized = normalization_name is not None
         self.normalize_inputs = normalize_inputs and self.normalized
+        self.dropout = dropout
         for i, width in enumerate(widths):
             setattr(self, f"layer_{i}", dense(inputs, width, HIDDEN_GAIN, rngs, dtype))
             if normalization_name is not None:
@@ -235,11 +335,13 @@ class DenseStack(nnx.Module):
         if normalization_name is not None and normalize_inputs:
             self.norm_features = normalization(normalization_name, inputs, rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
         for i in range(self.depth):
             if self.normalize_inputs:
                 x = getattr(self, f"norm_{i}")(x.astype(jnp.float32))
             x = getattr(self, f"layer_{i}")(x)
+            if self.dropout and key is not None:
+                x = dropped(x, self.dropout, jax.vmap(lambda k, i=i: jax.random.fold_in(k, i))(key))
             if self.normalized and not self.normalize_inputs:
                 x = getattr(self, f"norm_{i}")(x.astype(jnp.float32))
             x = self.activation(x)

@@ -29,10 +29,11 @@ class CategoricalReturns(struct.PyTreeNode):
 
 
 class QuantileReturns(struct.PyTreeNode):
-    """The quantiles of the returns of every action, at (2 i + 1) / 2 N for i = 0 .. N-1."""
+    """The quantiles of the returns of every action, at (2 i + 1) / 2 N for i = 0 .. N-1 or at fractions drawn."""
 
     quantiles: jax.Array  # [..., actions, N]
     mask: jax.Array | None = None  # [..., actions] bool, False where an action is forbidden
+    fractions: jax.Array | None = None  # [..., N] in (0, 1), of implicit quantiles
 
 
 class QHead(Protocol):
@@ -40,7 +41,7 @@ class QHead(Protocol):
 
     @property
     def noisy(self) -> bool:
-        """Return whether its layers draw noise from keys."""
+        """Return whether its layers draw noise from keys, beside what else it draws."""
         ...
 
     def build(self, inputs: int, actions: int, rngs: nnx.Rngs) -> nnx.Module:
@@ -55,14 +56,14 @@ class ActionValues:
     Args:
       dueling: whether they are V + A - mean A, with an output each (Wang et al., 2016, equation 9).
       widths: of ReLU layers before each output, of its own (512 in the dueling paper).
-      gain: gain of the outputs' orthogonal initialization.
+      gain: gain of the outputs' orthogonal initialization; None: outputs of unit norm (`unit.UnitDense`).
       noisy: whether these layers' parameters have noise that is learned (Fortunato et al., 2018, arXiv:1706.10295).
       sigma: its first scale, sigma_0 of the paper.
     """
 
     dueling: bool = False
     widths: tuple[int, ...] = ()
-    gain: float = 1.0
+    gain: float | None = 1.0
     noisy: bool = False
     sigma: float = 0.5
 
@@ -88,7 +89,7 @@ class CategoricalValues:
     atoms: int = 51
     dueling: bool = False
     widths: tuple[int, ...] = ()
-    gain: float = 1.0
+    gain: float | None = 1.0
     noisy: bool = False
     sigma: float = 0.5
     smoothing: float = 0.0
@@ -112,7 +113,7 @@ class SelfPredictiveValues:
       atoms, gain, smoothing: as of `CategoricalValues`.
       widths: widths of the dense layers before each output.
       activation: function after each dense layer, by name.
-      normalization: before each activation, "layer", "batch" or "batch_renorm"; None: none.
+      normalization: before each activation, "layer", "rms", "batch" or "batch_renorm"; None: none.
     """
 
     atoms: int = 151
@@ -147,7 +148,7 @@ class QuantileValues:
     quantiles: int = 51
     dueling: bool = False
     widths: tuple[int, ...] = ()
-    gain: float = 1.0
+    gain: float | None = 1.0
     noisy: bool = False
     sigma: float = 0.5
 
@@ -157,6 +158,36 @@ class QuantileValues:
     def build(self, inputs: int, actions: int, rngs: nnx.Rngs) -> nnx.Module:
         check_positive("quantiles", self.quantiles)
         return _HeadModule(self, inputs, actions, self.quantiles, QuantileReturns, rngs)
+
+
+@dataclasses.dataclass(frozen=True)
+class ImplicitQuantileValues:
+    """IQN: quantiles of the return of each action at fractions that are drawn (Dabney et al., 2018, arXiv:1806.06923).
+
+    Features are times an embedding of each fraction. With keys every element of a batch has its own fractions; without
+    they are the midpoints of `quantiles` equal parts.
+
+    Args:
+      quantiles: how many fractions, for acting, learning and targets alike.
+      cosines: cos(pi i fraction), i = 0 .. cosines - 1, which the embedding is a dense ReLU layer of (equation 4).
+      dueling, widths, gain, noisy, sigma: as of `ActionValues`; dueling is of each quantile.
+    """
+
+    quantiles: int = 8
+    cosines: int = 64
+    dueling: bool = False
+    widths: tuple[int, ...] = ()
+    gain: float = 1.0
+    noisy: bool = False
+    sigma: float = 0.5
+
+    def __post_init__(self):
+        freeze(self, "widths")
+
+    def build(self, inputs: int, actions: int, rngs: nnx.Rngs) -> nnx.Module:
+        check_positive("quantiles", self.quantiles)
+        check_positive("cosines", self.cosines)
+        return _ImplicitModule(self, inputs, actions, rngs)
 
 
 # --- modules -------------------------------------------------------------------------------------------------------
@@ -169,7 +200,7 @@ class NoisyDense(nnx.Module):
     orthogonal, as in the dense layers here, and the scales at sigma / sqrt(inputs), equation 11's.
     """
 
-    def __init__(self, inputs: int, outputs: int, gain: float, sigma: float, rngs: nnx.Rngs):
+    def __init__(self, inputs: int, outputs: int, gain: float | None, sigma: float, rngs: nnx.Rngs):
         scale = sigma / math.sqrt(inputs)
         self.mean = dense(inputs, outputs, gain, rngs)
         self.kernel_scale = nnx.Param(jnp.full((inputs, outputs), scale, jnp.float32))
@@ -231,6 +262,28 @@ class _HeadModule(nnx.Module):
             values = state_value + (values - jnp.mean(values, axis=-2, keepdims=True))
         output = self.finish(values, mask)
         return output.replace(smoothing=self.smoothing) if self.smoothing else output
+
+
+class _ImplicitModule(nnx.Module):
+    def __init__(self, head: ImplicitQuantileValues, inputs: int, actions: int, rngs: nnx.Rngs):
+        self.quantiles, self.cosines = head.quantiles, head.cosines
+        self.embedding = dense(head.cosines, inputs, HIDDEN_GAIN, rngs)
+        self.values = _HeadModule(head, inputs, actions, 1, lambda values, mask: values[..., 0], rngs)
+
+    def __call__(self, features: jax.Array, mask: jax.Array | None, key: jax.Array | None) -> QuantileReturns:
+        time, batch = features.shape[:2]
+        if key is None:
+            levels = (jnp.arange(self.quantiles, dtype=jnp.float32) + 0.5) / self.quantiles
+            levels = jnp.broadcast_to(levels[:, None], (self.quantiles, batch))
+        else:
+            draw = jax.vmap(lambda k: jax.random.uniform(k, (self.quantiles,), jnp.float32), out_axes=1)
+            levels = draw(_folded(key, 2))
+        angles = jnp.pi * levels[..., None] * jnp.expand_dims(jnp.arange(self.cosines, dtype=jnp.float32), (0, 1))
+        joined = features[:, None] * jax.nn.relu(self.embedding(jnp.cos(angles)))[None]
+        # Quantiles join the time, so that an element of the batch has one noise for all.
+        values = self.values(joined.reshape(-1, batch, features.shape[-1]), None, key)
+        values = jnp.moveaxis(values.reshape(time, self.quantiles, batch, -1), 1, 3)
+        return QuantileReturns(values, mask, jnp.broadcast_to(levels.T[None], (time, batch, self.quantiles)))
 
 
 class _SelfPredictiveModule(nnx.Module):

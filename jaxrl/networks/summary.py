@@ -52,8 +52,8 @@ def _layers(module: nnx.Module) -> tuple[list[str], list[str]]:
         return [f"conv {module.out_features}"], []
     core = getattr(module, "core", None)
     if hasattr(core, "width"):  # what a recurrent one was made from
-        return [f"{type(core).__name__} {core.width}"], []
-    kernel = vars(module).get("kernel")
+        return [f"{type(core).__name__} {core.width}"] * getattr(core, "layers", 1), []
+    kernel = vars(module).get("kernel", vars(module).get("unit_kernel"))
     if kernel is not None:
         return [str(kernel.shape[-1])], []
     chain: list[str] = []

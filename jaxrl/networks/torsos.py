@@ -8,6 +8,7 @@ Observations become float32 inside: uint8 scaled to [0, 1], integers that are na
 import dataclasses
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import jax
@@ -18,7 +19,17 @@ from flax import nnx
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.networks.convolution import in_slices, patch_bytes
-from jaxrl.networks.layers import OVER_BATCH, DenseStack, activation, check_positive, conv, freeze, normalization
+from jaxrl.networks.layers import (
+    OVER_BATCH,
+    DenseStack,
+    SpectralConv,
+    activation,
+    check_positive,
+    conv,
+    freeze,
+    normalization,
+)
+from jaxrl.networks.two_hot import symlog
 
 
 class Encoder(Protocol):
@@ -97,17 +108,45 @@ def stretched(x: jax.Array, space: spaces.Space) -> jax.Array:
 # --- vectors -------------------------------------------------------------------------------------------------------
 
 
-class _FlatTorso(nnx.Module):
-    def __init__(self, space: spaces.Space, stack: DenseStack, stretch: bool):
-        self.space = space
-        self.dense = stack
-        self.features = stack.features
-        self.stretch = stretch
+class FlatTorso(nnx.Module):
+    """Observations as vectors `[..., n]` through `layers`, which have an attribute `features`.
 
-    def __call__(self, observation: jax.Array) -> jax.Array:
+    `stretch` and `symlog` are as of `MLP`, in this order.
+    """
+
+    def __init__(self, space: spaces.Space, layers: Any, *, stretch: bool = False, symlog: bool = False):
+        self.space = space
+        self.dense = layers
+        self.features = layers.features
+        self.stretch = stretch
+        self.symlog = symlog
+
+    def __call__(self, observation: Any) -> jax.Array:
         if self.stretch:
             observation = stretched(observation, self.space)
-        return self.dense(flatten(observation, self.space))
+        vector = flatten(observation, self.space)
+        return self.dense(symlog(vector) if self.symlog else vector)
+
+
+def vector_size(torso: Torso, space: spaces.Space) -> int:
+    """Return the size of the vectors that a torso of dense layers reads.
+
+    Raises:
+      ConfigError: it cannot read the space.
+    """
+    name = type(torso).__name__
+    if isinstance(space, spaces.Dict):
+        raise ConfigError(
+            f"{name} cannot read a dictionary observation ({', '.join(space.spaces)}); use torso=None or DictEncoder"
+        )
+    if isinstance(space, spaces.Tuple):
+        raise ConfigError(
+            f"{name} cannot read the observation {space}; make it a Dict, or flatten it by wrappers.Flatten"
+        )
+    size = flat_size(space)
+    if size == 0:
+        raise ConfigError(f"{name} cannot read the empty observation {space}; leave it out with DictEncoder")
+    return size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,11 +156,13 @@ class MLP:
     Args:
       widths: of the layers; none makes the features the observation itself.
       activation: by name, after every layer.
-      normalization: before every activation, "layer", "batch" or "batch_renorm"; None: none.
+      normalization: before every activation, "layer", "rms", "batch" or "batch_renorm"; None: none.
       dtype: compute dtype of layers and activations, "float32" or "bfloat16"; parameters, normalizations and features
         are float32 in either.
       stretch: whether numbers of a bounded box that never reach 1 in size are divided by the largest that they can be:
         of small ones a new layer sees little. Not for observations that are normalized.
+      symlog: whether the layers read sign(x) ln(1 + |x|) of each number x, so that large ones do not saturate them, as
+        Dreamer's do (Hafner et al., 2023, arXiv:2301.04104). It needs no statistics, unlike `normalize_observation`.
     """
 
     widths: tuple[int, ...] = (64, 64)
@@ -129,24 +170,15 @@ class MLP:
     normalization: str | None = None
     dtype: str = "float32"
     stretch: bool = False
+    symlog: bool = False
 
     def __post_init__(self):
         freeze(self, "widths")
 
     def build(self, space: spaces.Space, rngs: nnx.Rngs) -> Encoder:
-        if isinstance(space, spaces.Dict):
-            raise ConfigError(
-                f"MLP cannot read a dictionary observation ({', '.join(space.spaces)}); use torso=None or DictEncoder"
-            )
-        if isinstance(space, spaces.Tuple):
-            raise ConfigError(
-                f"MLP cannot read the observation {space}; make it a Dict, or flatten it by wrappers.Flatten"
-            )
-        size = flat_size(space)
-        if size == 0:
-            raise ConfigError(f"MLP cannot read the empty observation {space}; leave it out with DictEncoder")
+        size = vector_size(self, space)
         stack = DenseStack(size, self.widths, self.activation, self.normalization, rngs, self.dtype)
-        return _FlatTorso(space, stack, self.stretch)
+        return FlatTorso(space, stack, stretch=self.stretch, symlog=self.symlog)
 
 
 # --- images --------------------------------------------------------------------------------------------------------
@@ -164,7 +196,7 @@ def has_grids(space: spaces.Space) -> bool:
     return isinstance(space, spaces.Box) and len(space.shape) == 3 and space.shape[:2] == (10, 10)
 
 
-def _image_space(name: str, space: spaces.Space) -> tuple[spaces.Box, tuple[int, int, int], bool]:
+def image_space(name: str, space: spaces.Space) -> tuple[spaces.Box, tuple[int, int, int], bool]:
     """Return an image space, its height, width and channels, and whether the channels come first (as in EnvPool)."""
     if not isinstance(space, spaces.Box) or len(space.shape) != 3:
         what = "a dictionary" if isinstance(space, spaces.Dict) else "a tuple"
@@ -187,8 +219,10 @@ class _ImageTorso(nnx.Module):
         trunk: "_ConvStack | _ResidualStack",
         dense: DenseStack,
         normalization_name: str | None,
+        spectral: bool = False,
     ):
-        self.whole = normalization_name in OVER_BATCH
+        # What is normalized over a batch needs all of it, and a kernel's singular value is computed once.
+        self.whole = normalization_name in OVER_BATCH or spectral
         self.space = space
         self.channels_first = channels_first
         self.trunk = trunk
@@ -198,7 +232,6 @@ class _ImageTorso(nnx.Module):
     def __call__(self, observation: jax.Array) -> jax.Array:
         leading = observation.shape[:-3]
         images = observation.reshape((math.prod(leading), *observation.shape[-3:]))
-        # What is normalized over a batch needs all of it.
         features = self._features(images) if self.whole else in_slices(self._features, images, self.trunk.patch_bytes)
         return features.reshape((*leading, self.features))
 
@@ -259,7 +292,7 @@ def _build_cnn(
     rngs: nnx.Rngs,
 ) -> Encoder:
     name = type(torso).__name__
-    images, shape, channels_first = _image_space(name, space)
+    images, shape, channels_first = image_space(name, space)
     trunk = _ConvStack(name, shape, layers, torso.activation, torso.normalization, rngs, torso.dtype)
     stack = DenseStack(trunk.size, (torso.width,), torso.activation, torso.normalization, rngs, torso.dtype)
     return _ImageTorso(images, channels_first, trunk, stack, torso.normalization)
@@ -349,16 +382,11 @@ class ImpalaCNN:
 class _ResidualStack(nnx.Module):
     """A convolution, a pooling that halves the image, and two residual blocks, for each entry of `channels`."""
 
-    def __init__(
-        self,
-        shape: tuple[int, int, int],
-        channels: tuple[int, ...],
-        normalization_name: str | None,
-        rngs: nnx.Rngs,
-        dtype: str,
-    ):
+    def __init__(self, torso: "ImpalaResNet", shape: tuple[int, int, int], rngs: nnx.Rngs):
         height, width, inputs = shape
+        channels, normalization_name, dtype = torso.channels, torso.normalization, torso.dtype
         self.depth = len(channels)
+        self.pool = torso.pool
         self.normalized = normalization_name is not None
         self.patch_bytes = 0
         for i, outputs in enumerate(channels):
@@ -366,12 +394,17 @@ class _ResidualStack(nnx.Module):
             of_blocks = patch_bytes(-(-height // 2), -(-width // 2), 3, outputs)
             self.patch_bytes = max(self.patch_bytes, patch_bytes(height, width, 3, inputs), of_blocks)
             for name in ("a0", "a1", "b0", "b1"):
-                setattr(self, f"block_{i}_{name}", conv(outputs, outputs, 3, 1, "SAME", rngs, dtype))
+                plain = partial(conv, outputs, outputs, 3, 1, "SAME")
+                make = partial(SpectralConv, outputs, 3) if torso.spectral else plain
+                setattr(self, f"block_{i}_{name}", make(rngs, dtype))
                 if normalization_name is not None:
                     setattr(self, f"norm_{i}_{name}", normalization(normalization_name, outputs, rngs))
             height, width, inputs = -(-height // 2), -(-width // 2), outputs
         if normalization_name is not None:
             self.norm = normalization(normalization_name, inputs, rngs)
+        if torso.pool is not None:
+            check_positive("ImpalaResNet.pool", torso.pool)
+            height = width = torso.pool
         self.size = height * width * inputs
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -382,10 +415,23 @@ class _ResidualStack(nnx.Module):
                 for name in (f"{i}_{block}0", f"{i}_{block}1"):
                     inner = getattr(self, f"block_{name}")(self._activated(inner, f"norm_{name}"))
                 x = x + inner
-        return self._activated(x, "norm")
+        return self._activated(x if self.pool is None else adaptive_max_pool(x, self.pool), "norm")
 
     def _activated(self, x: jax.Array, name: str) -> jax.Array:
         return jax.nn.relu(getattr(self, name)(x.astype(jnp.float32)) if self.normalized else x)
+
+
+def adaptive_max_pool(x: jax.Array, size: int) -> jax.Array:
+    """Return the largest values of `size` x `size` parts of images [N, H, W, C], which overlap by a pixel at most.
+
+    Part i is of the pixels from floor(i H / size) to ceil((i + 1) H / size); of smaller images pixels are repeated.
+    """
+    for axis in (1, 2):
+        length = x.shape[axis]
+        ends = [(i * length // size, -((i + 1) * length // -size)) for i in range(size)]
+        parts = [jnp.max(jax.lax.slice_in_dim(x, *end, axis=axis), axis=axis) for end in ends]
+        x = jnp.stack(parts, axis=axis)
+    return x
 
 
 @dataclasses.dataclass(frozen=True)
@@ -394,24 +440,29 @@ class ImpalaResNet:
 
     Args:
       channels: of each section, which halves the image.
-      width: of the dense layer.
+      width: of the dense layer; None: none, features are the pixels.
       normalization: as of `MinAtarCNN`; of the residual blocks before the activations that they begin with.
       dtype: as of `MLP`.
+      spectral: whether the kernels of residual blocks have a largest singular value of 1 (Miyato et al., 2018).
+      pool: height and width that images are brought to at the end, by the largest of each part; None: they stay.
     """
 
     channels: tuple[int, ...] = (16, 32, 32)
-    width: int = 256
+    width: int | None = 256
     normalization: str | None = None
     dtype: str = "float32"
+    spectral: bool = False
+    pool: int | None = None
 
     def __post_init__(self):
         freeze(self, "channels")
 
     def build(self, space: spaces.Space, rngs: nnx.Rngs) -> Encoder:
-        images, shape, channels_first = _image_space("ImpalaResNet", space)
-        trunk = _ResidualStack(shape, self.channels, self.normalization, rngs, self.dtype)
-        stack = DenseStack(trunk.size, (self.width,), "relu", self.normalization, rngs, self.dtype)
-        return _ImageTorso(images, channels_first, trunk, stack, self.normalization)
+        images, shape, channels_first = image_space("ImpalaResNet", space)
+        trunk = _ResidualStack(self, shape, rngs)
+        widths = () if self.width is None else (self.width,)
+        stack = DenseStack(trunk.size, widths, "relu", self.normalization, rngs, self.dtype)
+        return _ImageTorso(images, channels_first, trunk, stack, self.normalization, self.spectral)
 
 
 # --- dictionaries --------------------------------------------------------------------------------------------------
@@ -478,7 +529,7 @@ def default_torso(space: spaces.Space, vectors: MLP = MLP()) -> Torso:  # noqa: 
             {key: default_torso(child, vectors) if _readable(child) else None for key, child in space.items}
         )
     if isinstance(space, spaces.Box) and len(space.shape) == 3:
-        _, (height, width, _), _ = _image_space("", space)
+        _, (height, width, _), _ = image_space("", space)
         if min(height, width) >= 36:
             return NatureCNN(normalization=vectors.normalization)
         if min(height, width) >= 3:

@@ -48,19 +48,19 @@ class Anakin(Topology):
     def over(self, target: Target) -> "Anakin":
         return dataclasses.replace(self, devices=len(target.devices)) if self.devices is None else self
 
-    def resolve(self, algo: Algorithm) -> "Anakin":
-        """With the number of environments."""
-        return dataclasses.replace(self, num_envs=self._num_envs(algo))
+    def resolve(self, algo: Algorithm, agents: int = 1) -> "Anakin":
+        """With the number of environments, in whole groups of agents."""
+        return dataclasses.replace(self, num_envs=self._num_envs(algo, agents))
 
     def steps_per_iteration(self, algo: Algorithm) -> int:
         """Environment steps of an iteration, over all environments."""
         return ro.rollout_length(algo) * self._num_envs(algo)
 
-    def _num_envs(self, algo: Algorithm) -> int:
+    def _num_envs(self, algo: Algorithm, agents: int = 1) -> int:
         if self.num_envs is not None:
             return self.num_envs
         devices = meshes.default_device_count() if self.devices is None else self.devices
-        return ro.default_num_envs(algo, math.lcm(max(devices, 1), max(self.shards or 1, 1)))
+        return ro.default_num_envs(algo, math.lcm(max(devices, 1), max(self.shards or 1, 1)), agents)
 
     def bind(
         self,
@@ -83,7 +83,8 @@ class Anakin(Topology):
         """
         if problems := self.problems(env):
             raise ConfigError(problems)
-        spec, num_envs = env_spec(env), self._num_envs(algo)
+        spec = env_spec(env)
+        num_envs = self._num_envs(algo, spec.num_agents)
         devices = meshes.default_device_count() if self.devices is None else self.devices
         shards = meshes.checked_layout(algo, spec, num_envs, devices, self.shards, dataset_fraction, processes, target)
         layout = Layout(spec, num_envs, devices, shards, dataset_fraction, target=target)

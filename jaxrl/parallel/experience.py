@@ -381,8 +381,8 @@ def learns_from_dataset(algo: Algorithm) -> bool:
     return any(isinstance(source, Dataset) for source in algo.experience.values())
 
 
-def dataset_settings(algo: Algorithm) -> dict[str, Any]:
-    """The settings without which `algo`, which learns from a dataset, would need none; empty if it always does."""
+def deciding_settings(algo: Algorithm, holds: Callable[[Algorithm], bool]) -> dict[str, Any]:
+    """The settings of `algo` any of which, left at its default, ends what `holds` of it; empty if it always does."""
     defaults = {
         field.name: field.default
         for field in dataclasses.fields(algo)
@@ -391,8 +391,17 @@ def dataset_settings(algo: Algorithm) -> dict[str, Any]:
     return {
         name: getattr(algo, name)
         for name, default in defaults.items()
-        if getattr(algo, name) != default and not learns_from_dataset(dataclasses.replace(algo, **{name: default}))
+        if getattr(algo, name) != default and not holds(dataclasses.replace(algo, **{name: default}))
     }
+
+
+def dataset_settings(algo: Algorithm) -> dict[str, Any]:
+    """The settings without which `algo`, which learns from a dataset, would need none; empty if it always does."""
+    return deciding_settings(algo, learns_from_dataset)
+
+
+def _stores_extras(algo: Algorithm) -> bool:
+    return any(isinstance(source, Replay) and source.extras for source in algo.experience.values())
 
 
 def dataset_problems(algo: Algorithm, spec: EnvSpec, dataset_fraction: float, *, dataset: bool) -> list[str]:
@@ -423,8 +432,15 @@ def dataset_problems(algo: Algorithm, spec: EnvSpec, dataset_fraction: float, *,
                 f"{kind}'s source {name!r} has a sampler, remover, storage or max_times_sampled of items that come and "
                 "go; a dataset's are all there, so leave these at their defaults"
             )
-        if isinstance(source, Replay) and dataset_fraction > 0.0 and source.extras:
-            found.append(f"{kind}'s source {name!r} stores {source.extras} when acting, which a dataset does not hold")
+    if dataset_fraction > 0.0 and _stores_extras(algo):
+        names = [name for source in sources if isinstance(source, Replay) for name in source.extras]
+        settings = deciding_settings(algo, _stores_extras)
+        why = "".join(f" with {name}={value!r}" for name, value in settings.items())
+        remedy = "".join(f"leave {name} at its default, or " for name in settings)
+        found.append(
+            f"{kind}{why} learns from {' and '.join(names)}, stored as it acts, which a dataset does not hold; {remedy}"
+            "train without a dataset"
+        )
     return found
 
 

@@ -1,12 +1,14 @@
 """What a compiled program does, read from XLA's text of it: kernels and collectives, loop by loop."""
 
 import dataclasses
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _BRANCHES = re.compile(r"(?:branch_computations=\{([^}]*)\}|(?:true|false)_computation=%?([\w.\-]+))")
+_ARRAY = re.compile(r"\b(?:pred|[a-z]+?(\d+)\w*)\[([\d,]*)\]")
 _TRIPS = re.compile(r'known_trip_count"?:\s*\{\s*"?n"?\s*:\s*"?(\d+)')
 COLLECTIVES = (
     "all-reduce",
@@ -43,12 +45,14 @@ class Loop:
       trips: how often the body runs; None where the program finds out.
       kernels: what one run of the body and of the condition starts outside of its loops, by operation.
       collectives: what one run of the body exchanges between devices outside of its loops, by kind.
+      exchanged: bytes of the arrays that those collectives give one device.
       loops: the loops within, in the order of the text.
     """
 
     trips: int | None = 1
     kernels: Counter[str] = dataclasses.field(default_factory=Counter)
     collectives: Counter[str] = dataclasses.field(default_factory=Counter)
+    exchanged: int = 0
     loops: list["Loop"] = dataclasses.field(default_factory=list)
 
     def walk(self) -> Iterator["Loop"]:
@@ -64,6 +68,11 @@ class Loop:
             for kind, count in loop.all_collectives().items():
                 found[kind] += count * (1 if loop.trips is None else loop.trips)
         return found
+
+    def all_exchanged(self) -> int:
+        """Return the bytes that one run of the body with all loops within exchanges, as `exchanged` counts them."""
+        within = (loop.all_exchanged() * (1 if loop.trips is None else loop.trips) for loop in self.loops)
+        return self.exchanged + sum(within)
 
     def all_kernels(self) -> int:
         """Return the kernels of one run of the body with all loops within; unknown numbers of trips count once."""
@@ -114,11 +123,21 @@ def _loop(computations, name, trips):
             _include(found, max(branches, key=lambda branch: (branch.all_kernels(), branch.all_collectives().total())))
         elif kind in COLLECTIVES:
             found.collectives[kind] += 1
+            found.exchanged += _bytes(value[: value.index(operation + "(")], operation == "all-gather-start")
         elif operation not in _FREE and not operation.endswith(("-done", "-update")):
             found.kernels[kind] += 1
             if operation == "fusion":  # compilers for TPUs put collectives into some
-                found.collectives += _loop(computations, _named(value, "calls"), 1).all_collectives()
+                within = _loop(computations, _named(value, "calls"), 1)
+                found.collectives += within.all_collectives()
+                found.exchanged += within.all_exchanged()
     return found
+
+
+def _bytes(type_text, with_operands):
+    """Return the bytes of the arrays of a type; `with_operands`, those of its second half, which are the results."""
+    arrays = [(int(bits or 8), dimensions) for bits, dimensions in _ARRAY.findall(type_text)]
+    arrays = arrays[len(arrays) // 2 :] if with_operands else arrays
+    return sum(bits * math.prod(int(n) for n in shape.split(",") if n) for bits, shape in arrays) // 8
 
 
 def _named(value, attribute):
@@ -141,6 +160,7 @@ def _counted_to(condition):
 def _include(loop, other):
     loop.kernels += other.kernels
     loop.collectives += other.collectives
+    loop.exchanged += other.exchanged
     loop.loops += other.loops
 
 

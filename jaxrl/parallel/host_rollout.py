@@ -104,8 +104,9 @@ class HostSteps:
         return room(timestep, self.length + 1), room(action, self.length), room(extras, self.length)
 
     def _step(self, algo, actor, timestep, carry, action, act_keys):
-        options = {"spec": self.spec, "explore": self.explore}
-        timestep, output, executed = ro.act(algo, actor, timestep, action, carry, act_keys, **options)
+        timestep, output, executed = ro.act(
+            algo, actor, timestep, action, carry, act_keys, spec=self.spec, explore=self.explore
+        )
         return (timestep, output.action, output.extras), executed, output.carry
 
     @partial(jax.jit, static_argnums=0, donate_argnums=3)

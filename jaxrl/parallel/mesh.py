@@ -164,10 +164,13 @@ def checked_layout(
     if problems := count_problems(num_envs=(num_envs, 1), devices=(devices, 1), shards=(shards, 1)):
         raise ConfigError(problems)
     problems = device_problems(devices, processes, target)
-    if not problems and num_envs % devices:
-        below, above = num_envs // devices * devices, -(-num_envs // devices) * devices
+    if not problems and num_envs % (rows := devices * spec.num_agents):
+        below, above = num_envs // rows * rows, -(-num_envs // rows) * rows
         allowed = f"{below} or {above}" if below else f"{above}"
-        problems.append(f"num_envs={num_envs} does not divide over {devices} devices; use {allowed}")
+        over = f"does not divide over {devices} devices"
+        if spec.num_agents > 1:
+            over = f"must be a multiple of the {spec.num_agents} agents of {spec.name}, on each of {devices} devices"
+        problems.append(f"num_envs={num_envs} {over}; use {allowed}")
     if shards is not None:
         if shards < 1 or num_envs % shards:
             problems.append(f"shards={shards} must divide num_envs={num_envs}")

@@ -10,6 +10,7 @@ from jaxrl.core import episode_info, spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.keys import reset_keys
 from jaxrl.core.packing import Packing
+from jaxrl.core.planning import Model, Planner
 from jaxrl.core.report import EpisodeSums
 from jaxrl.core.types import (
     ActorOutput,
@@ -26,7 +27,9 @@ from jaxrl.core.types import (
     Rollouts,
     TimeStep,
     Trajectory,
+    num_agents,
 )
+from jaxrl.envs.model import model as model_of
 
 
 def rollout_length(algo: Algorithm) -> int:
@@ -40,7 +43,7 @@ def rollout_length(algo: Algorithm) -> int:
     return max(lengths)
 
 
-def default_num_envs(algo: Algorithm, multiple: int) -> int:
+def default_num_envs(algo: Algorithm, multiple: int, agents: int = 1) -> int:
     """How many environments an algorithm acts in unless told: 1 where it learns from a replay of transitions, else 8.
 
     Those were published with one environment. They act on what they learned up to the last update, which in more
@@ -49,10 +52,11 @@ def default_num_envs(algo: Algorithm, multiple: int) -> int:
     Args:
       algo: may be unresolved.
       multiple: what they must divide by, such as the number of devices; the next multiple is taken.
+      agents: of an environment, each of which is a row.
     """
     sources = algo.experience.values()
     least = 1 if any(isinstance(source, Replay) and source.sequence is None for source in sources) else 8
-    return -(-least // multiple) * multiple
+    return -(-least // multiple) * multiple * agents
 
 
 def with_previous_action(timestep: TimeStep, action: PyTree) -> TimeStep:
@@ -130,8 +134,9 @@ def act(
     *,
     spec: EnvSpec,
     explore: bool,
+    model: Model | None = None,
 ) -> tuple[TimeStep, ActorOutput, PyTree]:
-    """One step of acting.
+    """One step of acting; a `Planner` plans where there is a model.
 
     Returns:
       What the environments show `[B, ...]`, with the action that came before; what the algorithm does; and its action
@@ -139,7 +144,10 @@ def act(
       the algorithm learns from its sample, whose log-probability it knows.
     """
     timestep = with_previous_action(timestep, previous_action)
-    output = algo.act(actor, timestep, carry, keys, spec=spec, explore=explore)
+    if model is not None and isinstance(algo, Planner):
+        output = algo.plan(actor, timestep, carry, keys, model=model, spec=spec, explore=explore)
+    else:
+        output = algo.act(actor, timestep, carry, keys, spec=spec, explore=explore)
     if not isinstance(output, ActorOutput):
         raise ConfigError(f"{type(algo).__name__}.act returned a {type(output).__name__}; return an ActorOutput")
     return timestep, output, spaces.clip(output.action, spec.action_space)
@@ -188,8 +196,10 @@ def unroll(
         state, rows = carried
         number, (env_keys, act_keys) = inputs
         env_state, newest, previous_action, carry = of_state.unpack(state)
+        # Agents that share an episode move at once: the search of one would move the others by their own searches.
+        model = model_of(env, env_state) if num_agents(env) == 1 else None
         timestep, output, action = act(
-            algo, actor, newest, previous_action, carry, act_keys, spec=spec, explore=explore
+            algo, actor, newest, previous_action, carry, act_keys, spec=spec, explore=explore, model=model
         )
         env_state, newest = jax.vmap(env.step)(env_state, action, env_keys)
         rows = write(rows, of_row.pack(timestep), number)
@@ -254,6 +264,9 @@ def episode_sums(rollout: Rollout) -> EpisodeSums:
     if episode.life is not None:
         lives = sums(episode.life, ended)
     if episode.complete is not None:
-        # Not in place: of numpy arrays the sums over lives may still be reading it.
-        ended = ended * episode.complete[1:].astype(jnp.float32)
+        # Of a game that is over, also for an agent that had ended before: its row has weight 0.
+        complete = episode.complete[1:] & rollout.timesteps.last[1:]
+        if rollout.whole_episodes:
+            complete = complete & (jnp.cumsum(rollout.timesteps.first[1:].astype(jnp.int32), axis=0) == 0)
+        ended = complete.astype(jnp.float32)
     return sums(episode, ended, lives)

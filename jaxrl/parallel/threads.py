@@ -17,7 +17,7 @@ from jax.extend.core import Jaxpr, Literal, Var, jaxprs_in_params
 
 from jaxrl.core import keys
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.types import Algorithm, Environment, env_spec
+from jaxrl.core.types import Algorithm, Environment, env_spec, num_agents
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.mesh import cores, data_mesh
 
@@ -55,7 +55,7 @@ def one_is_faster(algo: Algorithm, env: Environment, topology: Anakin) -> bool:
     if jax.default_backend() != "cpu" or cores() == 1:
         return False
     try:
-        topology = topology.resolve(algo)
+        topology = topology.resolve(algo, num_agents(env))
         algo = algo.resolve(env_spec(env), topology.num_envs or 0)
         program = topology.bind(algo, env)
     except ConfigError:

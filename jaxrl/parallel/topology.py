@@ -69,8 +69,8 @@ class Topology:
             f"topology is {self}"
         )
 
-    def resolve(self, algo: Algorithm) -> "Topology":
-        """Return the topology with what depends on the algorithm filled in."""
+    def resolve(self, algo: Algorithm, agents: int = 1) -> "Topology":
+        """Return the topology with what depends on the algorithm, and on the environment's agents, filled in."""
         return self
 
     def steps_per_iteration(self, algo: Algorithm) -> int:

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from matplotlib import colormaps
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -89,6 +90,11 @@ def style(place: int, marked: bool = True) -> dict[str, Any]:
         every = (0.03 * (place % 5), 0.15)  # of the diagonal of the axes
         drawn |= {"marker": _MARKERS[place % len(_MARKERS)], "markersize": 4.5, "markevery": every}
     return drawn
+
+
+def brightness(heights: Sequence[float]) -> list[Any]:
+    """Return a color for each number between 0 and 1, darker for lower ones; they differ in grey too."""
+    return [colormaps["viridis"](0.95 * float(height)) for height in heights]
 
 
 def say(axes: Axes, text: str) -> None:

@@ -59,7 +59,7 @@ def plot_run(run: Plottable, out: str | os.PathLike | None = None) -> "Chart":
     if not handles:
         chart.say(axes, _NONE)
     chart.finish(figure, handles)
-    return _saved(figure, out)
+    return save_chart(figure, out)
 
 
 def plot_runs(
@@ -126,7 +126,7 @@ def plot_runs(
     caption = f"Lines: interquartile mean over seeds. Bands: {confidence * 100:g} % bootstrap confidence intervals."
     banded = any(len(found) > 1 for found in curves)
     chart.finish(figure, handles, [text for text in (caption if banded else "", key) if text])
-    return _saved(figure, out)
+    return save_chart(figure, out)
 
 
 def plot_trials(scores: Sequence[float], out: str | os.PathLike | None = None, *, title: str = "") -> "Chart":
@@ -152,7 +152,7 @@ def plot_trials(scores: Sequence[float], out: str | os.PathLike | None = None, *
     (dots,) = axes.plot(places, values, "o", color=chart.COLORS[3], markersize=4, label=trial)
     (line,) = axes.step(places, np.fmax.accumulate(values), where="post", color=chart.COLORS[0], label=best)
     chart.finish(figure, {trial: dots, best: line})
-    return _saved(figure, out)
+    return save_chart(figure, out)
 
 
 def _check_metric(metric: str, runs: Sequence[Run]) -> None:
@@ -160,7 +160,8 @@ def _check_metric(metric: str, runs: Sequence[Run]) -> None:
     if any(len(run.curve(metric)[0]) for run in runs):
         return
     known = {name for run in runs for row in run.rows for name, value in row.items() if value is not None} - {"step"}
-    names = ", ".join(run.name for run in runs[:3]) + (f" and {len(runs) - 3} more" if len(runs) > 3 else "")
+    places = list(dict.fromkeys(run.name for run in runs))  # the runs of a sweep have its name
+    names = ", ".join(places[:3]) + (f" and {len(places) - 3} more" if len(places) > 3 else "")
     if metric in _NAMES:
         if any(run.rows for run in runs):
             return  # the picture says that no episode has ended yet
@@ -197,7 +198,12 @@ def _as_run(run: Plottable, index: int) -> Run:
     return run if isinstance(run, Run) else Run(f"run {index}", {}, run)
 
 
-def _saved(figure: "Chart", out: str | os.PathLike | None) -> "Chart":
+def save_chart(figure: "Chart", out: str | os.PathLike | None) -> "Chart":
+    """Write a figure to `out` if given; its suffix gives the format. Return the figure.
+
+    Raises:
+      ConfigError: pictures have no such format.
+    """
     if out is not None:
         out = files.expand(out)
         kind, known = (

@@ -16,6 +16,7 @@ EVALUATION, TRAINING = "evaluation/return_mean", "train/return_mean"
 _LONGEST, _LONGEST_OF_MANY, _MANY = 75, 32, 6
 _SPACES = (("environment", "observation_space"), ("environment", "action_space"))  # follow from other settings
 _WRITTEN = {"float", "dtype", "registered", "opaque"}  # {"float": "inf"}: how a file writes a single value
+LARGEST = 1e300  # of a number; NaN, infinities and larger ones are text
 _ABSENT = object()
 
 
@@ -43,6 +44,14 @@ class Run:
         steps = np.array(sorted(points), float)
         values = np.array([points[step] for step in sorted(points)], float)
         return steps[np.isfinite(values)], values[np.isfinite(values)]
+
+    def final_metrics(self) -> dict[str, float]:
+        """The last finite value of every metric."""
+        found: dict[str, float] = {}
+        for row in self.rows:
+            numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
+            found |= {name: float(value) for name, value in numbers.items() if np.isfinite(value)}
+        return {name: value for name, value in found.items() if name not in ("step", "seconds")}
 
     @property
     def algorithm(self) -> str:
@@ -84,7 +93,7 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     """Group runs by configuration, in the order in which configurations first appear."""
     groups: dict[Hashable, Group] = {}
     for run in runs:
-        groups.setdefault(_frozen(run.config), Group([])).runs.append(run)
+        groups.setdefault(frozen(run.config), Group([])).runs.append(run)
     found = list(groups.values())
     by_name: dict[tuple[str, str], list[Group]] = {}
     for group in found:
@@ -120,23 +129,38 @@ def _label(group: Group, with_algorithm: bool, short: Mapping[str, str]) -> str:
     return ", ".join(first + settings)
 
 
+def differing_settings(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return for each configuration the settings in which they differ, numbers as such and all else as text."""
+    settings: list[dict[str, Any]] = [{} for _ in configs]
+    for name, values in _named_differences(configs):
+        for found, value, text in zip(settings, values, _texts(values), strict=True):
+            if text is not None:
+                found[name] = value if isinstance(value, bool | int | float) and abs(value) <= LARGEST else text
+    return settings
+
+
 def _name_settings(groups: Sequence[Group]) -> None:
     """Enter into each group of one algorithm and environment the settings in which these groups differ."""
-    found = list(_differing([group.runs[0].config for group in groups], ()))
-    differences = [entry for entry in found if entry[0][:2] not in _SPACES] or found
-    names = _unique_names([path for path, _ in differences])
-    for name, (_, values) in zip(names, differences, strict=True):
+    for name, values in _named_differences([group.runs[0].config for group in groups]):
         for group, text in zip(groups, _texts(values), strict=True):
             if text is not None:
                 group.settings[name] = text
 
 
+def _named_differences(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, Sequence[Any]]]:
+    """Return the name and the values of every setting that differs."""
+    found = list(_differing(configs, ()))
+    differences = [entry for entry in found if entry[0][:2] not in _SPACES] or found
+    names = _unique_names([path for path, _ in differences])
+    return [(name, values) for name, (_, values) in zip(names, differences, strict=True)]
+
+
 def _differing(values: Sequence[Any], path: tuple[str, ...]):
     """Yield the path of every setting that differs, and its values, `_ABSENT` where a configuration lacks it."""
-    if len({_frozen(value) for value in values}) == 1:
+    if len({frozen(value) for value in values}) == 1:
         return
     trees = [_as_mapping(value) for value in values]
-    types = {None if tree is None else _frozen(tree.get("type")) for tree in trees}
+    types = {None if tree is None else frozen(tree.get("type")) for tree in trees}
     lengths = {len(value) for value in values if isinstance(value, list | tuple)}
     if any(tree is None for tree in trees) or len(types) > 1 or len(lengths) > 1:
         yield path, values
@@ -156,7 +180,7 @@ def _as_mapping(value: Any) -> Mapping[str, Any] | None:
 
 def _texts(values: Sequence[Any]) -> list[str | None]:
     """Write values as briefly as tells different ones apart; None for those that are absent."""
-    different = len({_frozen(value) for value in values if value is not _ABSENT})
+    different = len({frozen(value) for value in values if value is not _ABSENT})
     texts: list[str | None] = []
     for digits in (3, 4, 6, 9, 17, 0):
         texts = [None if value is _ABSENT else _text(value, digits, brief=digits == 3) for value in values]
@@ -207,10 +231,10 @@ def _mapping(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _frozen(value: Any) -> Hashable:
+def frozen(value: Any) -> Hashable:
     """A value to compare by; 1 and 1.0 are the same, True and 1 are not."""
     if isinstance(value, Mapping):
-        return ("mapping", *sorted((str(key), _frozen(item)) for key, item in value.items()))
+        return ("mapping", *sorted((str(key), frozen(item)) for key, item in value.items()))
     if isinstance(value, list | tuple):
-        return ("list", *map(_frozen, value))
+        return ("list", *map(frozen, value))
     return repr(float(value)) if type(value) is int and abs(value) < 1 << 53 else repr(value)

@@ -16,11 +16,12 @@ class BackgroundTask:
     Args:
       work: makes ready what the main thread would otherwise make where it needs it, and still does if this failed: so
         an error here is nobody's, and whoever needs it is told of his own.
+      name: of the thread.
     """
 
-    def __init__(self, work: Callable[[], object]):
+    def __init__(self, work: Callable[[], object], name: str = "background"):
         self._work = work
-        self._thread = threading.Thread(target=self._run, name="background", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def _run(self):

@@ -67,10 +67,10 @@ class RunDirectory:
         _check_name(self.path)
         self.config: dict[str, Any] = files.as_read_back(config)
         self._lock: IO[str] | None = None
-        self.start = secrets.token_hex(8)
+        self.start, before = secrets.token_hex(8), ""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = _lock(self.path, self.start)
+            self._lock, before = _lock(self.path, self.start)
             _probe(self.path)
             _check_links(self.path)
             files.clear_temporaries(self.path)
@@ -85,6 +85,9 @@ class RunDirectory:
             self.close()
             raise RunDirectoryError(f"cannot write to the run directory {self.path}: {error}") from error
         except RunDirectoryError:
+            if self._lock is not None:  # the run that is here remains the one that began last
+                with contextlib.suppress(OSError):
+                    _write_lock(self._lock, before)
             self.close()
             raise
 
@@ -241,6 +244,8 @@ def close_runs(path: str | os.PathLike) -> list[Path]:
 
 def _why_none(path: Path) -> str:
     """What a path is that is not a run directory, and which runs it may have meant."""
+    if path.is_file():
+        return "it is a file"
     if not path.is_dir():
         close = " or ".join(map(str, close_runs(path)))
         return "there is no such folder" + (f"; did you mean {close}?" if close else "")
@@ -332,8 +337,8 @@ def _check_is_here(path: Path) -> None:
         )
 
 
-def _lock(path: Path, start: str) -> IO[str]:
-    """The open lock file. The system gives the lock back when the process ends, however it does."""
+def _lock(path: Path, start: str) -> tuple[IO[str], str]:
+    """The open lock file and its earlier text. The system gives the lock back when the process ends, in any way."""
     file = files.open_to_append(path / ".lock")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -344,10 +349,16 @@ def _lock(path: Path, start: str) -> IO[str]:
         raise RunDirectoryError(
             f"the run directory {path} is in use by {holder}; wait for it to end, or use another --run-dir"
         ) from None
+    with files.open_to_read(path / ".lock") as found:
+        before = found.read(400).decode(errors="replace")
+    _write_lock(file, f"process {os.getpid()} on {socket.gethostname()}\nstart {start}\n")
+    return file, before
+
+
+def _write_lock(file: IO[str], text: str) -> None:
     file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}\nstart {start}\n")
+    file.write(text)
     file.flush()
-    return file
 
 
 def _probe(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable
 
 import jax
@@ -11,14 +12,17 @@ import numpy as np
 from jaxrl.core import keys
 from jaxrl.core.arguments import checked
 from jaxrl.core.errors import ConfigError
+from jaxrl.core.host_types import only_instance
 from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import checked_seed, seed_problems
 from jaxrl.core.matching import space_problems
-from jaxrl.core.types import ActorState, Algorithm, Environment, EnvSpec, HostRecipe, PyTree, only_instance
+from jaxrl.core.types import ActorState, Algorithm, Environment, EnvSpec, HostRecipe, PyTree, num_agents
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT, Supervised
 from jaxrl.envs.registry import EnvironmentLike, as_environment
 from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.host_rollout import HostSteps, complete, in_this_thread, unroll
+from jaxrl.run.opponents import evaluated_rows, opposed
+from jaxrl.run.policy import Policy
 
 MAX_STEPS = 27_000  # of an episode: Atari's half hour of 60 frames a second, every fourth of which is a step
 EPISODES, HOST_EPISODES = 128, 10  # of an evaluation during training, by default: in JAX, and on the host
@@ -70,13 +74,14 @@ def default_episodes(env: Environment | HostRecipe) -> int:
     return EPISODES if isinstance(env, Environment) else HOST_EPISODES
 
 
-def layout(episodes: int, num_envs: int | None) -> tuple[int, int]:
-    """How many environments play, and how many episodes each: at least `episodes` in all."""
+def layout(episodes: int, num_envs: int | None = None, agents: int = 1) -> tuple[int, int]:
+    """How many environments play, and how many episodes each: at least `episodes` in all, in whole groups of agents."""
     num_envs = min(episodes, 128) if num_envs is None else min(num_envs, episodes)
+    num_envs = -(-num_envs // agents) * agents
     return num_envs, -(-episodes // num_envs)
 
 
-def episodes_problems(name: str, episodes: int, num_envs: int | None, max_steps: int = MAX_STEPS) -> list[str]:
+def episodes_problems(name: str, episodes: int, num_envs: int | None = None, max_steps: int = MAX_STEPS) -> list[str]:
     """Why so many episodes, an argument called `name`, cannot be played; empty if they can."""
     num_envs, quota = layout(episodes, num_envs)
     most = (2**31 - 1) // (max_steps + 1)  # of an environment: its steps are counted in 32 bits
@@ -99,6 +104,7 @@ def evaluate(
     max_steps: int = MAX_STEPS,
     explore: bool = False,
     step_timeout: float = STEP_TIMEOUT,
+    opponent: Policy | str | os.PathLike | None = None,
 ) -> Evaluation:
     """Evaluates a policy on complete episodes, the same number in every environment, so short ones are not favored.
 
@@ -117,10 +123,12 @@ def evaluate(
         counted, not averaged in.
       explore: sample actions as in training, rather than take the best.
       step_timeout: seconds that host environments have for one step or reset.
+      opponent: what acts for all agents of an environment but one, in turn each, whose returns count: a policy, the
+        directory of a run, or "random". None: the evaluated policy acts for all, and the returns of all count.
 
     Raises:
-      ConfigError: the spaces of `env` are others than those of `spec` (bounds may differ), the seed is not one, or more
-        episodes than can be counted.
+      ConfigError: the spaces of `env` are others than those of `spec` (bounds may differ), the seed is not one, more
+        episodes than can be counted, or an opponent in an environment of one agent.
       EnvironmentFailedError: host environments hang, or failed too often.
     """
     env = as_environment(env)
@@ -130,7 +138,13 @@ def evaluate(
     problems += seed_problems("seed", seed) + episodes_problems("episodes", episodes, num_envs, max_steps)
     if problems:
         raise ConfigError(problems)
-    seed, (num_envs, quota) = checked_seed("seed", seed), layout(episodes, num_envs)
+    agents = num_agents(env)
+    if opponent is not None:
+        algo, actor = opposed(algo, actor, opponent, env)
+        episodes *= agents
+    # Against an opponent the seat goes around from game to game: each is as often.
+    together = agents if opponent is None else agents**2
+    seed, (num_envs, quota) = checked_seed("seed", seed), layout(episodes, num_envs, together)
     key = _root(seed)
     if isinstance(env, Environment):
         env, key, most = _on_devices_of(actor, (env, key, np.int32(max_steps)))
@@ -140,8 +154,10 @@ def evaluate(
         returns, lengths, done = _play_on_host(
             algo, actor, env, key, max_steps, spec, num_envs, quota, explore, seed, step_timeout
         )
+    if opponent is not None:
+        returns, lengths, done = (x[..., evaluated_rows(num_envs, agents)] for x in (returns, lengths, done))
     counts = np.arange(quota)[:, None] < done[None]
-    return Evaluation(returns[counts], lengths[counts], int(num_envs * quota - counts.sum()))
+    return Evaluation(returns[counts], lengths[counts], int(counts.size - counts.sum()))
 
 
 def compile_evaluation(
@@ -162,7 +178,7 @@ def compile_evaluation(
       env, spec, seed, episodes, explore: as of `evaluate`.
       place: puts arrays where the actor is; None: on its devices.
     """
-    num_envs, quota = layout(episodes, None)
+    num_envs, quota = layout(episodes, agents=num_agents(env))
     place = functools.partial(_on_devices_of, actor) if place is None else place
     env, key, most = place((env, _root(seed), np.int32(0)))
     how = {"spec": spec, "num_envs": num_envs, "quota": quota, "explore": explore}

@@ -18,10 +18,11 @@ from jaxrl.core import files
 from jaxrl.core.arguments import checked
 from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError
+from jaxrl.core.host_types import only_instance
 from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import checked_seed, seed_problems
 from jaxrl.core.matching import check_spaces
-from jaxrl.core.types import Algorithm, Environment, HostRecipe, only_instance
+from jaxrl.core.types import Algorithm, Environment, HostRecipe, num_agents
 from jaxrl.data.episodes import Episode
 from jaxrl.data.minari import MinariWriter
 from jaxrl.data.rlds import RldsWriter, check_hosts, host_directory
@@ -209,6 +210,8 @@ def _export(open_writer: Callable[[Environment | HostRecipe], Writer], policy, e
     check_spaces(policy.spec, env)
     most = processes * _NUM_ENVS if only_instance(env) is None else 1
     num_envs = min(request.episodes, most if request.num_envs is None else request.num_envs)
+    together = processes * num_agents(env) if num_agents(env) > 1 else 1
+    num_envs = -(-num_envs // together) * together
     here = np.array_split(np.arange(num_envs), processes)[process]
     left = request.episodes // num_envs + (here < request.episodes % num_envs)
     mine, limit = int(left.sum()), int(left.max()) * (request.max_steps + 1)

@@ -1,5 +1,6 @@
 """An evaluator in a process of its own: it follows a run's directory and evaluates every checkpoint that appears."""
 
+import os
 import signal
 import threading
 import time
@@ -15,11 +16,13 @@ from jaxrl.core.types import Algorithm
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT
 from jaxrl.envs.registry import EnvironmentLike
 from jaxrl.parallel.multihost.place import have_learners_ended, own_place
-from jaxrl.run import checkpoint
+from jaxrl.run import checkpoint, policy_folder
 from jaxrl.run.directory import EVALUATIONS, read_config
 from jaxrl.run.evaluation import Evaluation, evaluate
 from jaxrl.run.loading import load_run
 from jaxrl.run.loggers import JSONLLogger, read_metrics
+from jaxrl.run.opponents import as_opponent
+from jaxrl.run.policy import Policy
 from jaxrl.run.run_status import is_finished, is_of_launch
 from jaxrl.run.settings import RunSettings
 
@@ -33,6 +36,7 @@ def follow(
     seed: int | None = None,
     explore: bool = False,
     step_timeout: float = STEP_TIMEOUT,
+    opponent: Policy | str | os.PathLike | None = None,
     algo: Algorithm | None = None,
     env: EnvironmentLike | None = None,
     out: str | Path | None = None,
@@ -45,8 +49,8 @@ def follow(
 
     Args:
       path: the run directory.
-      episodes, seed, explore, step_timeout: of every evaluation, as `jaxrl.evaluate` takes them; without a seed they
-        play other episodes than the run's own evaluations.
+      episodes, seed, explore, step_timeout, opponent: of every evaluation, as `jaxrl.evaluate` takes them; without a
+        seed they play other episodes than the run's own evaluations.
       algo: in place of the one in `config.json`, as `jaxrl.load` takes it.
       env: another environment to play in; None: the one that it is trained on.
       out: the file; None: `evaluations.jsonl` in the run directory.
@@ -57,12 +61,21 @@ def follow(
 
     Raises:
       CheckpointError: the checkpoints do not fit the configuration, or cannot be read.
-      ConfigError: `out` is a file with something else in it, or the seed is not one.
+      ConfigError: `out` is a file with something else in it, an opponent has no file of its own, `path` is an
+        exported policy, or the seed is not one.
     """
     path, seed = files.expand(path), None if seed is None else checked_seed("seed", seed)
     out = None if out is None else files.expand(out)
+    if opponent is not None and out is None:
+        raise ConfigError(f"opponent={opponent!r:.80} needs out=, a file apart from the evaluations without one")
     if out is not None and out.is_file() and out.stat().st_size and not read_metrics(out):
         raise ConfigError(f"out={str(out)!r} holds no evaluations and would be overwritten; name another or delete it")
+    if policy_folder.is_policy_folder(path):
+        raise ConfigError(
+            f"{path} holds one policy, and no run that could be followed; leave out --follow to evaluate it"
+        )
+    if opponent is not None:
+        opponent = as_opponent(opponent) or "random"  # the same one each time, also of a run that goes on
     while not _begun(path):
         time.sleep(poll)
     out = out or path / EVALUATIONS
@@ -90,6 +103,7 @@ def follow(
                     episodes=episodes,
                     explore=explore,
                     step_timeout=step_timeout,
+                    opponent=opponent,
                 )
                 log.write(step, {f"evaluation/{name}": value for name, value in found.metrics().items()})
                 known.add(step)

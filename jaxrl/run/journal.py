@@ -111,7 +111,7 @@ class Journal:
             on_policy=all(isinstance(source, Rollouts | Episodes) for source in algo.experience.values()),
             discrete=not any(isinstance(part, Box) for part in leaves(spec.action_space)),
             from_scratch=from_scratch,
-            same_env=same_env,
+            same_env=same_env and spec.num_agents == 1,  # other agents learn too
         )
         if text is not None and distributed.is_leader():
             warnings.warn(text, RuntimeWarning, stacklevel=5)

@@ -9,7 +9,7 @@ import jax
 
 from jaxrl import envs
 from jaxrl.algos.base import field_problems
-from jaxrl.core import registry
+from jaxrl.core import files, registry
 from jaxrl.core.arguments import checked
 from jaxrl.core.config import decode
 from jaxrl.core.errors import ConfigError, JaxrlError, RunDirectoryError
@@ -22,7 +22,7 @@ from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import Algorithm, Environment, EnvSpec, HostRecipe, NativeRecipe, PyTree, env_spec
 from jaxrl.envs.configs import from_config, full_name
 from jaxrl.envs.registry import EnvironmentLike
-from jaxrl.run import checkpoint
+from jaxrl.run import checkpoint, policy_folder
 from jaxrl.run.compile_cache import keep_compiled_programs
 from jaxrl.run.directory import read_config
 from jaxrl.run.policy import Policy
@@ -76,7 +76,7 @@ def load(
         action, carry = policy(observation)
 
     Args:
-      path: the run directory; of a sweep its best run is taken.
+      path: the run directory; of a sweep its best run is taken. Or a folder of `export_policy(..., to="safetensors")`.
       step: of which checkpoint; None: the newest sound one.
       best: the checkpoint with the highest evaluation instead.
       algo, env: in place of those in `config.json`, needed where `jaxrl.register` was not told of a class in them.
@@ -99,11 +99,37 @@ def load_run(
     env: EnvironmentLike | None = None,
 ) -> LoadedRun:
     """As `load`, with what the policy was trained on and by."""
+    if policy_folder.is_policy_folder(path):
+        return _load_policy(path, step, best, algo, env)
     found = load_learner(path, step=step, best=best, algo=algo, env=env)
-    total = _steps_in_all(found.config, found.algo)
-    final = resolve_schedules(found.algo, min(found.step / total, 1.0) if total else 1.0)
+    final = _resolved(found.config, found.algo, found.step)
     policy = Policy(final, final.actor(found.learner), found.spec, found.env)
     return LoadedRun(policy, found.algo, found.env, found.config, found.step)
+
+
+def _load_policy(path, step, best, algo, env) -> LoadedRun:
+    """Load a folder that `jaxrl.export_policy` wrote."""
+    if best or step is not None:
+        raise ConfigError(f"{path} holds one policy, and no checkpoints: leave out {chosen(step, best)}")
+    keep_compiled_programs()
+    path = files.expand(path)
+    config, algo, env, spec = _described_run(path, algo, env)
+    with _described(path):
+        initial = resolve_schedules(algo, 0.0)
+        shapes = jax.eval_shape(lambda key: initial.actor(initial.init(key, spec)), jax.random.key(0))
+    actor, step = policy_folder.read(path, shapes)
+    return LoadedRun(Policy(_resolved(config, algo, step), actor, spec, env), algo, env, config, step)
+
+
+def chosen(step: int | None, best: bool) -> str:
+    """Return which checkpoint was chosen, as the arguments say it; empty for the newest."""
+    return ", ".join([f"step={step}"] * (step is not None) + ["best=True"] * best)
+
+
+def _resolved(config, algo, step):
+    """The algorithm as it is at a step of the run."""
+    total = _steps_in_all(config, algo)
+    return resolve_schedules(algo, min(step / total, 1.0) if total else 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,24 +163,12 @@ def load_learner(
     if best and step is not None:
         raise ConfigError(f"step={step} and best=True: give one of them")
     path = best_run(path)
-    config = read_config(path)
-    if missing := [name for name in _NEEDED if name not in config]:
-        raise RunDirectoryError(f"{path} is not a run directory: its config.json lacks {', '.join(missing)}")
-    made = None if env is None else envs.as_environment(env)
+    if policy_folder.is_policy_folder(path):
+        raise ConfigError(f"{path} holds a policy, and nothing else that was learned; pass jaxrl.load({str(path)!r})")
+    config, algo, env, spec = _described_run(path, algo, env)
     with _described(path):
-        algo = _algorithm(config["algorithm"]) if algo is None else algo
-        if not isinstance(config["environment"], dict):
-            raise ConfigError("config.json describes no environment under 'environment'")
-        if made is None:
-            made = _with_native(from_config(config["environment"]), config.get("native"))
-        else:
-            _check_spaces(config["environment"], made)
-        env = envs.prepared(made)
-        spec = env_spec(env)
-        algo = algo.resolve(spec, 0)  # a policy has no environments
         initial = resolve_schedules(algo, 0.0)
         learner = jax.eval_shape(lambda key: initial.init(key, spec), jax.random.key(0))
-        _steps_in_all(config, algo)
     # The rest of the state is left out of the template, and so is not read.
     left_out: Any = None
     template = RunState(
@@ -172,6 +186,27 @@ def load_learner(
         step = checkpoint.best_step(directory)
     state, step, _ = checkpoint.restore(directory, template, step, partial=True)
     return LoadedLearner(state.learner, algo, env, spec, config, step)
+
+
+def _described_run(path, algo, env):
+    """The configuration in a folder, the algorithm for acting and the environment that it describes, and its spec."""
+    config = read_config(path)
+    if missing := [name for name in _NEEDED if name not in config]:
+        raise RunDirectoryError(f"{path} is not a run directory: its config.json lacks {', '.join(missing)}")
+    made = None if env is None else envs.as_environment(env)
+    with _described(path):
+        algo = _algorithm(config["algorithm"]) if algo is None else algo
+        if not isinstance(config["environment"], dict):
+            raise ConfigError("config.json describes no environment under 'environment'")
+        if made is None:
+            made = _with_native(from_config(config["environment"]), config.get("native"))
+        else:
+            _check_spaces(config["environment"], made)
+        env = envs.prepared(made)
+        spec = env_spec(env)
+        algo = algo.resolve(spec, 0)  # a policy has no environments
+        _steps_in_all(config, algo)
+    return config, algo, env, spec
 
 
 @contextlib.contextmanager

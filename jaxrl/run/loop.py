@@ -169,6 +169,7 @@ class Loop:
                 except Stop as ended:
                     stop = ended
                 result = self._finish(position, stop)
+                self.background["completions"] = completions.task
                 if signals.exit_code is not None:
                     raise SystemExit(signals.exit_code)
                 return result
@@ -191,8 +192,7 @@ class Loop:
 
     def _compile_in_background(self, arguments, saved):
         """Begins to compile chunks and evaluations, from shapes alone, before the state is there."""
-        program = self.program
-        if not program.is_compiled or distributed.is_several():
+        if not (program := self.program).is_compiled or distributed.is_several():
             return
         shapes = program.template(*arguments, saved=saved, dataset=self.dataset)
         if self.recorder is None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from jaxrl.core import files
 from jaxrl.plots import curves
 from jaxrl.plots.curves import Run
+from jaxrl.plots.lineage import plot_lineage
 from jaxrl.run import sweep_directory
 from jaxrl.run.directory import MAY_CHANGE, read_config, with_new_fields
 from jaxrl.run.loggers import read_metrics
@@ -47,10 +48,12 @@ def as_run(name: str, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any
 
 
 def plot_runs(paths: Sequence[str | os.PathLike], out: str | os.PathLike, *, metric: str | None = None) -> "Chart":
-    """Draws run directories: one by itself, or the runs of each configuration together; of a search its trials.
+    """Draws run directories: one by itself, or the runs of each configuration together.
+
+    Of a search it draws the trials, of a population the lineage.
 
     Args:
-      paths: run directories, and directories of sweeps; or that of one search.
+      paths: run directories, and directories of sweeps; or that of one search or population.
       out: where the picture goes; its suffix gives the format.
       metric: what to draw of several; see `jaxrl.plots.curves.plot_runs`.
 
@@ -59,9 +62,11 @@ def plot_runs(paths: Sequence[str | os.PathLike], out: str | os.PathLike, *, met
       RunDirectoryError: a path is no run directory.
     """
     if len(paths) == 1 and metric is None and sweep_directory.is_search(paths[0]):
-        config, scores = sweep_directory.read_scores(paths[0])
-        return curves.plot_trials(scores, out, title=Run("", config, []).title)
+        config, trials = sweep_directory.read_trials(paths[0])
+        return curves.plot_trials([trial.score for trial in trials], out, title=Run("", config, []).title)
     runs = [run for path in paths for run in read_runs(path)]
+    if len(paths) == 1 and metric is None and (lineage := sweep_directory.read_lineage(paths[0])) is not None:
+        return plot_lineage(lineage, out, title=runs[0].title if runs else "")
     if len(runs) == 1 and metric is None:
         return curves.plot_run(runs[0], out)
     return curves.plot_runs(runs, out, metric=metric)

@@ -168,6 +168,43 @@ class Policy:
         ), carry
 
 
+def act_once(
+    algo: Algorithm,
+    actor: ActorState,
+    spec: EnvSpec,
+    *,
+    observation: PyTree,
+    memory: Memory,
+    first: jax.Array,
+    reward: jax.Array,
+    action_mask: PyTree | None,
+    keys: Any,
+    explore: bool,
+) -> tuple[PyTree, Memory]:
+    """Return the actions of a batch `[B, ...]`, elements of `spec.action_space`, and what to hand in next time; pure.
+
+    Args:
+      algo, actor, spec: of the policy.
+      observation, memory, action_mask: `[B, ...]`, as `Policy` takes them.
+      first, reward: one, or one each.
+      keys: `[B]`; where `explore` is False they may be None.
+      explore: sample as in training, else the best action.
+    """
+    size = jax.tree.leaves(observation)[0].shape[0]
+    no = jnp.zeros((size,), bool)
+    timestep = TimeStep(
+        observation=observation,
+        reward=jnp.broadcast_to(jnp.asarray(reward, jnp.float32), (size,)),
+        terminated=no,
+        truncated=no,
+        first=jnp.broadcast_to(jnp.asarray(first, bool), (size,)),
+        action_mask=action_mask,
+    )
+    previous, carry = memory.previous_action, memory.carry
+    _, output, action = act(algo, actor, timestep, previous, carry, keys, spec=spec, explore=explore)
+    return action, Memory(output.carry, action)
+
+
 @lru_cache(maxsize=64)
 def _compiled(structure: Any, spec: EnvSpec, single: bool) -> Callable[..., tuple[PyTree, Memory]]:
     """The compiled step of policies of this structure, of one observation or of a batch."""
@@ -178,19 +215,19 @@ def _compiled(structure: Any, spec: EnvSpec, single: bool) -> Callable[..., tupl
         if single:
             observation, memory, action_mask = jax.tree.map(lambda x: x[None], (observation, memory, action_mask))
         size = jax.tree.leaves(observation)[0].shape[0]
-        no = jnp.zeros((size,), bool)
-        timestep = TimeStep(
+        keys, explore = None if key is None else jax.random.split(key, size), key is not None
+        action, memory = act_once(
+            algo,
+            actor,
+            spec,
             observation=observation,
-            reward=jnp.broadcast_to(jnp.asarray(reward, jnp.float32), (size,)),
-            terminated=no,
-            truncated=no,
-            first=jnp.broadcast_to(jnp.asarray(first, bool), (size,)),
+            memory=memory,
+            first=first,
+            reward=reward,
             action_mask=action_mask,
+            keys=keys,
+            explore=explore,
         )
-        keys = jax.random.split(jax.random.key(0) if key is None else key, size)
-        previous, carry, explore = memory.previous_action, memory.carry, key is not None
-        _, output, action = act(algo, actor, timestep, previous, carry, keys, spec=spec, explore=explore)
-        memory = Memory(output.carry, action)
         return jax.tree.map(lambda x: x[0], (action, memory)) if single else (action, memory)
 
     return step

@@ -19,10 +19,11 @@ from jaxrl import envs
 from jaxrl.core import files, keys
 from jaxrl.core.arguments import checked
 from jaxrl.core.errors import ConfigError, JaxrlError, MissingExtraError
+from jaxrl.core.host_types import RenderedRecipe
 from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import checked_seed
 from jaxrl.core.matching import check_spaces
-from jaxrl.core.types import Environment, EnvSpec, HostRecipe, PyTree, RenderedRecipe
+from jaxrl.core.types import Environment, EnvSpec, HostRecipe, PyTree, num_agents
 from jaxrl.envs.drawings import Drawing, drawing_of
 from jaxrl.envs.parameters import unwrapped
 from jaxrl.envs.registry import EnvironmentLike
@@ -164,28 +165,29 @@ def _play(algo, actor, env, key, *, spec, view, length, explore):
     """The first `length` time steps in one program; what follows the episode's end is cut off by the caller."""
     base = unwrapped(env)
     alone = jax.tree.structure(jax.eval_shape(base.reset, key)[0])
-    index = jnp.zeros((1,), jnp.int32)
+    index = jnp.arange(num_agents(env), dtype=jnp.int32)
     env_roots, act_roots = keys.environment_keys(key, index), keys.policy_keys(key, index)
     tick = jnp.uint32(0)
     step_keys = keys.tick_keys(env_roots, tick, length), keys.tick_keys(act_roots, tick, length)
 
     def seen(acting):
         state, timestep = jax.tree.map(lambda x: x[0], (_part(acting.env_state, alone), acting.timestep))
-        return view(base, state, timestep), timestep.episode.returns, timestep.last
+        complete = timestep.episode.complete  # else an agent's part is the whole episode
+        return view(base, state, timestep), timestep.episode.returns, timestep.last if complete is None else complete
 
     def step(acting, step_keys):
         now = jax.tree.map(lambda x: x[None], step_keys)
         following, _ = ro.unroll(algo, actor, env, acting, now, spec=spec, explore=explore)
         return following, seen(acting)
 
-    return jax.lax.scan(step, ro.begin(algo, env, env_roots, index, spec=spec, num_envs=1), step_keys)[1]
+    return jax.lax.scan(step, ro.begin(algo, env, env_roots, index, spec=spec, num_envs=len(index)), step_keys)[1]
 
 
 def _built(env, seed):
     """One environment that draws itself."""
     if not isinstance(env, RenderedRecipe):
         raise ConfigError(
-            f"{env.name} cannot be drawn: its recipe has no build_rendered (jaxrl.core.types.RenderedRecipe)"
+            f"{env.name} cannot be drawn: its recipe has no build_rendered (jaxrl.core.host_types.RenderedRecipe)"
         )
     try:
         return env.build_rendered(keys.evaluation_seed(seed))

@@ -3,6 +3,10 @@
 import base64
 import contextlib
 import dataclasses
+import os
+import platform
+import shlex
+import sys
 import warnings
 from collections.abc import Generator, Mapping
 from pathlib import Path
@@ -20,6 +24,7 @@ from jaxrl.core.pickled import dumped, loaded
 from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import Algorithm, Environment, HostRecipe
+from jaxrl.core.versions import own_version
 from jaxrl.envs.configs import to_config
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT
 from jaxrl.parallel.mesh import local
@@ -39,6 +44,7 @@ if TYPE_CHECKING:
 
 # With the same shards, a run on another number of devices is the same up to rounding.
 _MAY_CHANGE = (*MAY_CHANGE, "topology.devices")
+_LONGEST_COMMAND = 2000  # characters
 
 
 @dataclasses.dataclass
@@ -133,7 +139,13 @@ class Result:
 
     @checked(episodes={"low": 1}, step_timeout={"above": 0})
     def evaluate(
-        self, episodes: int = 128, *, seed: int | None = None, explore: bool = False, step_timeout: float = STEP_TIMEOUT
+        self,
+        episodes: int = 128,
+        *,
+        seed: int | None = None,
+        explore: bool = False,
+        step_timeout: float = STEP_TIMEOUT,
+        opponent: Policy | str | os.PathLike | None = None,
     ) -> Evaluation:
         """Evaluates the trained policy on complete episodes; the arguments are those of `jaxrl.evaluate`.
 
@@ -151,6 +163,7 @@ class Result:
             episodes=episodes,
             explore=explore,
             step_timeout=step_timeout,
+            opponent=opponent,
         )
 
     def plot(self, path: str | Path | None = None) -> "Chart":
@@ -233,10 +246,21 @@ def policy_at(algo, learner, progress):
     return algo, algo.actor(learner)
 
 
+def origin() -> dict[str, str]:
+    """Return what runs of this process are computed by: the command of the process, the machine and the versions."""
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    name = Path(sys.argv[0]).name
+    return {
+        "command": shlex.join(["jaxrl" if name == "__main__.py" else name, *sys.argv[1:]])[:_LONGEST_COMMAND],
+        "machine": f"{machine}, {jax.device_count()} x {jax.local_devices()[0].device_kind}",
+        "versions": f"jaxrl {own_version()}, jax {jax.__version__}, Python {platform.python_version()}",
+    }
+
+
 def write_result(result: Result, directory: RunDirectory) -> None:
     """Writes the result and its learning curve; a disk that is full by then costs no more than that."""
     try:
-        files.write_json(directory.result, result.record() | {"start": directory.start})
+        files.write_json(directory.result, result.record() | {"start": directory.start, "origin": origin()})
         if result.metrics:
             plot_runs([directory.path], directory.learning_curve)
     except (OSError, RunDirectoryError) as error:

@@ -13,7 +13,7 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import checked_seed, number_problems, seed_problems
 from jaxrl.core.matching import space_problems
 from jaxrl.core.resources import Resources
-from jaxrl.core.types import Algorithm, EnvSpec, NativeRecipe, env_spec
+from jaxrl.core.types import Algorithm, EnvSpec, NativeRecipe, env_spec, num_agents
 from jaxrl.data.dataset import load_dataset
 from jaxrl.envs.configs import to_config
 from jaxrl.networks.summary import summary
@@ -131,7 +131,7 @@ class RunSettings:
             problems.append(f"video_every={self.video_every} needs run_dir=, where the videos are written")
         problems += evaluator_problems(run_dir) + seed_problems("seed", self.seed)
         if isinstance(self.evaluation_episodes, int) and self.evaluation_episodes > 0:
-            problems += episodes_problems("evaluation_episodes", self.evaluation_episodes, None)
+            problems += episodes_problems("evaluation_episodes", self.evaluation_episodes)
         problems += self._kind_problems()
         env = envs.prepared(about)
         topology, topology_problems = choose(self.topology, None if offline else env, self.num_envs)
@@ -158,7 +158,7 @@ class RunSettings:
         Raises:
           ConfigError: they do not fit, all of them.
         """
-        topology = self.topology.resolve(self.algo)
+        topology = self.topology.resolve(self.algo, num_agents(self.env))
         algo = self.algo.resolve(env_spec(self.env), topology.batch_envs or 0)
         trained = self.env if topology.problems(None) else None  # offline nothing acts
         problems = instance_problems(trained, self.eval_env, topology, self.video_every)

@@ -4,9 +4,12 @@ sweep.json       what was tried, the scores, and the best run; written last, onc
 metrics.jsonl    a row for every configuration, seed and point; what `jaxrl plot` reads
 curves.csv       the same as a table, with the settings
 table.csv, table.md, curves.png
+lineage.csv, lineage.png of a population, in place of curves.png
 best/            a run directory with the learner state of the best run, unless that has a directory of its own
 """
 
+import contextlib
+import dataclasses
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -15,11 +18,14 @@ from typing import Any
 
 from jaxrl.core import files
 from jaxrl.core.errors import RunDirectoryError
+from jaxrl.plots.labels import EVALUATION
+from jaxrl.plots.lineage import Lineage
 from jaxrl.run.directory import SWEEP, read_config, with_new_fields
 from jaxrl.run.loggers import read_metrics, write_csv
 from jaxrl.run.run_status import is_number
 
 METRICS, BEST, JOURNAL = "metrics.jsonl", "best", "study.journal"
+OF_THE_CALL = ("steps_per_second", "wall_seconds")  # in the record, beside "origin": of the call that trained last
 _FORMAT = 1
 
 
@@ -45,7 +51,8 @@ def write(
 
 def clear(path: Path) -> None:
     """Delete what an earlier sweep of this directory came to."""
-    for name in (SWEEP, METRICS, "curves.csv", "table.csv", "table.md", "curves.png"):
+    tables = ("curves.csv", "table.csv", "table.md", "lineage.csv")
+    for name in (SWEEP, METRICS, *tables, "curves.png", "lineage.png"):
         (path / name).unlink(missing_ok=True)
 
 
@@ -78,11 +85,14 @@ def is_sweep(path: str | os.PathLike) -> bool:
 def read_curves(path: str | os.PathLike) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Return the configuration and the rows of metrics of every run of a sweep, in the order of configurations.
 
+    The last row is of the final evaluation, but for a run that failed.
+
     Raises:
       RunDirectoryError: `path` holds no sweep that could be read.
     """
     path = files.expand(path)
-    configs = _read(path).get("configs")
+    record = _read(path)
+    configs = record.get("configs")
     if not isinstance(configs, list) or not all(isinstance(config, dict) for config in configs):
         raise RunDirectoryError(f"{path / SWEEP} does not say what was tried, under 'configs'")
     configs = [with_new_fields(config) for config in configs]
@@ -91,7 +101,46 @@ def read_curves(path: str | os.PathLike) -> list[tuple[dict[str, Any], list[dict
         number, seed = row.pop("configuration", None), row.pop("seed", None)
         if type(number) is int and 0 <= number < len(configs) and type(seed) is int:
             rows.setdefault((number, seed), []).append(row)
+    for (number, seed), found in rows.items():
+        with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
+            if is_number(score := record["scores"][number][record["seeds"].index(seed)]):
+                found.append({"step": found[-1]["step"], EVALUATION: score})
     return [(configs[number] | {"seed": seed}, found) for (number, seed), found in sorted(rows.items())]
+
+
+def read_origin(path: str | os.PathLike) -> dict[str, Any]:
+    """Return the command, the machine and the versions of a sweep, as far as its record says.
+
+    Raises:
+      RunDirectoryError: `path` holds no sweep that could be read.
+    """
+    found = _read(files.expand(path)).get("origin")
+    return found if isinstance(found, dict) else {}
+
+
+def read_call(path: str | os.PathLike) -> dict[str, Any]:
+    """Return what the record of a sweep says of the call that trained its runs, by name; nothing of other directories.
+
+    Raises:
+      RunDirectoryError: the record of the sweep cannot be read.
+    """
+    found = _read(files.expand(path)) if is_sweep(path) else {}
+    known = {name: found[name] for name in OF_THE_CALL if is_number(found.get(name))}
+    return known | ({"origin": read_origin(path)} if found else {})
+
+
+def read_lineage(path: str | os.PathLike) -> Lineage | None:
+    """Return who copied whom of a population's directory; None of any other directory.
+
+    Raises:
+      RunDirectoryError: the record of the sweep cannot be read.
+    """
+    found = _read(files.expand(path)).get("lineage") if is_sweep(path) else None
+    try:
+        return None if found is None else Lineage.from_json(found)
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
+        where = files.expand(path) / SWEEP
+        raise RunDirectoryError(f"{where} does not say who copied whom, under 'lineage': {error}") from error
 
 
 def best_run(path: str | os.PathLike) -> Path:
@@ -117,24 +166,45 @@ def is_search(path: str | os.PathLike) -> bool:
     return (files.expand(path) / JOURNAL).is_file()
 
 
-def read_scores(path: str | os.PathLike) -> tuple[dict[str, Any], list[float]]:
-    """Return the settings of a search and the score of every trial, NaN of those that did not finish.
+@dataclasses.dataclass(frozen=True)
+class SavedTrial:
+    """A trial of a search, as its journal has it.
+
+    Attributes:
+      settings: that were searched.
+      returns: the mean over seeds at each evaluation; NaN for one that met NaN.
+      ended: "finished", "pruned" or "failed".
+    """
+
+    settings: dict[str, Any]
+    returns: list[float]
+    ended: str
+
+    @property
+    def score(self) -> float:
+        """The last mean return; NaN of a trial that did not finish."""
+        return self.returns[-1] if self.ended == "finished" and self.returns else math.nan
+
+
+def read_trials(path: str | os.PathLike) -> tuple[dict[str, Any], list[SavedTrial]]:
+    """Return the configuration of a search and its trials, in the order of their numbers.
 
     Raises:
       RunDirectoryError: `path` holds no search that could be read.
     """
     path = files.expand(path)
     config = read_config(path).get("tune")
-    scores: dict[int, float] = {}
+    trials: dict[int, SavedTrial] = {}
     try:
         with files.open_to_read(path / JOURNAL) as file:
             for line in file.read(files.LARGEST).splitlines():
                 trial = files.parse_json(line)
-                last = trial["returns"][-1] if trial["ended"] == "finished" else math.nan
-                scores[int(trial.get("number", len(scores)))] = float(last) if is_number(last) else math.nan
-    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+                returns = [float(value) if is_number(value) else math.nan for value in trial["returns"]]
+                found = SavedTrial(dict(trial["settings"]), returns, str(trial["ended"]))
+                trials[int(trial.get("number", len(trials)))] = found
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise RunDirectoryError(f"{path / JOURNAL} cannot be read: {error!r:.200}") from error
-    return config if isinstance(config, dict) else {}, [scores[number] for number in sorted(scores)]
+    return config if isinstance(config, dict) else {}, [trials[number] for number in sorted(trials)]
 
 
 def _best_of_search(path: Path) -> Path:

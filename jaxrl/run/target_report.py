@@ -153,6 +153,8 @@ def _program_lines(report, program):
         rows.append(("work", f"{program.flops:.3g} FLOPs, {readable(program.bytes_accessed or 0)} read and written"))
     body = program.iteration
     totals = _counts(body.all_kernels(), body.all_collectives())
+    if exchanged := body.all_exchanged():
+        totals += f" of {readable(exchanged)}"
     if any(loop.trips is None for loop in list(body.walk())[1:]):
         totals += "; loops of unknown length counted once"
     rows += [("an iteration" if program.name == "chunk" else "in all", totals)]

@@ -2,10 +2,11 @@
 
 import contextlib
 import queue
-import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+
+from jaxrl.run.background import BackgroundTask
 
 # import: from the command's first line to the run, which makes the environment and loads a dataset too; compile: until
 # the first chunk and the first evaluation can run, and the initial state is made meanwhile; start: the same where the
@@ -117,7 +118,7 @@ class Completions:
     def __init__(self, clock: Callable[[], float]):
         self._clock = clock
         self._waiting: queue.SimpleQueue[tuple[Callable[[], object], Future[float]] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="completions", daemon=True).start()
+        self.task = BackgroundTask(self._run, "completions")  # over after `close`, once nothing is waited for
 
     def of(self, wait: Callable[[], object]) -> Future[float]:
         """Return the time at which `wait` will have returned or raised. Calls are waited for one after another."""

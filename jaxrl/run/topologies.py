@@ -1,8 +1,8 @@
 """The settings of a run that do not go with its topology."""
 
+from jaxrl.core.host_types import only_instance
 from jaxrl.core.resources import Resources
 from jaxrl.core.resources import problems as core_problems
-from jaxrl.core.types import only_instance
 
 
 def instance_problems(env, played, topology, video_every):

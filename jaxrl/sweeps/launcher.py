@@ -18,10 +18,11 @@ from jaxrl.algos.base import as_algorithm, replace
 from jaxrl.core import files
 from jaxrl.core.arguments import whole_arguments
 from jaxrl.core.errors import ConfigError, RunDirectoryError
+from jaxrl.core.host_types import only_instance
 from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import amount_problems, count_problems
 from jaxrl.core.resources import Resources
-from jaxrl.core.types import Algorithm, env_spec, only_instance
+from jaxrl.core.types import Algorithm, env_spec, num_agents
 from jaxrl.envs.registry import EnvironmentLike
 from jaxrl.parallel.multihost.place import check_no_evaluator
 from jaxrl.parallel.ray.remote import connect, room
@@ -135,7 +136,7 @@ def launch(
     if problems:
         raise ConfigError(problems)
     settings = configurations(num_samples, space, search_seed)
-    topology = topology.resolve(algo)
+    topology = topology.resolve(algo, num_agents(env))
     episodes = default_episodes(env) if run.evaluation_episodes is None else run.evaluation_episodes
     run = run.replace(env=env, topology=topology, num_envs=None, evaluation_episodes=episodes, progress=False)
     runs = [
@@ -167,8 +168,7 @@ def launch(
     rate = sum(read_result(one.run_dir).get("total_steps", 0) for one in unfinished.values()) / max(wall, 1e-9)
     configs = [config(place, None) for place in range(len(settings))]
     result = _gathered(settings, seeds, run_dirs, errors, run.total_steps, points, rate, wall, configs)
-    leave(result, root)
-    return result
+    return leave(result, root, trained=bool(unfinished))
 
 
 # --- the runs ----------------------------------------------------------------------------------------------------

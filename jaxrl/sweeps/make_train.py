@@ -16,7 +16,7 @@ from jaxrl.core.arguments import whole_arguments
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import training_problems
 from jaxrl.core.run_state import RunState
-from jaxrl.core.types import Algorithm, Environment, Metrics, env_spec
+from jaxrl.core.types import Algorithm, Environment, Metrics, env_spec, num_agents
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.experience import dataset_problems
 from jaxrl.parallel.program import Program
@@ -111,7 +111,7 @@ def bind_run(settings: RunSettings) -> CompiledRun:
         raise ConfigError(f"devices={topology.devices}: here every run is on one device; use devices=1")
     if problems := training_problems(total_steps=settings.total_steps, num_envs=topology.num_envs):
         raise ConfigError(problems)
-    topology = dataclasses.replace(topology, devices=1).resolve(algo)
+    topology = dataclasses.replace(topology, devices=1).resolve(algo, num_agents(env))
     algo = algo.resolve(env_spec(env), topology.num_envs or 0)
     if problems := dataset_problems(algo, env_spec(env), 0.0, dataset=False):
         raise ConfigError(problems)

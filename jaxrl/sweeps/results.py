@@ -1,5 +1,6 @@
 """What came of a sweep: scores, a table, curves, and a directory that holds them with the best policy."""
 
+import contextlib
 import dataclasses
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,14 +15,17 @@ from jaxrl.core.config import encode
 from jaxrl.core.errors import JaxrlError, NonFiniteError, RunDirectoryError, unknown
 from jaxrl.core.types import PyTree
 from jaxrl.plots.curves import EVALUATION, TRAINING, Run, interquartile_mean, plot_runs
+from jaxrl.plots.importance import importance, plot_parallel
 from jaxrl.run import sweep_directory
 from jaxrl.run.directory import check_below
 from jaxrl.run.loggers import JSONLLogger, write_csv
 from jaxrl.run.plotting import as_run
-from jaxrl.run.result import opened
-from jaxrl.sweeps.tables import aligned, markdown, short, significant
+from jaxrl.run.result import opened, origin
+from jaxrl.sweeps.tables import aligned, data_frame, markdown, short, significant
 
 if TYPE_CHECKING:
+    import pandas
+
     from jaxrl.plots.chart import Chart
 
 
@@ -37,7 +41,10 @@ class SweepResult:
       returns: of the final evaluations, (configurations, seeds, episodes); NaN where unfinished.
       failed: bool (configurations, seeds): a value was not finite in that run.
       learners: the final learner states, leaves (seeds, ...), one tree per configuration.
+      steps_per_second: environment steps of all runs while they train, by the call that trained them last.
+      wall_seconds: of that call.
       configs: of each configuration, what `config.json` says of its runs, but for the seed.
+      origin: the command, the machine and the versions of that call.
     """
 
     configurations: list[dict[str, Any]]
@@ -50,6 +57,7 @@ class SweepResult:
     steps_per_second: float
     wall_seconds: float
     configs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    origin: dict[str, Any] = dataclasses.field(default_factory=origin)
 
     def __repr__(self) -> str:
         runs = f"{len(self.configurations)} configurations x {len(self.seeds)} seeds"
@@ -100,6 +108,36 @@ class SweepResult:
             raise unknown("metric", metric, self.metrics, "those of this sweep")
         return plot_runs([run for _, run in self._runs([metric])], path, metric=metric)
 
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return a table with a row for each run: settings, seed, final metrics and the final evaluation.
+
+        Raises:
+          MissingExtraError: pandas is not installed.
+        """
+        rows = []
+        for at, (number, run) in enumerate(self._runs(list(self.metrics))):
+            place = at % len(self.seeds)
+            row = {"configuration": number, **self._settings(number), "seed": run.seed}
+            row |= {"steps": int(self.steps[number, -1]), "failed": bool(self.failed[number, place])}
+            rows.append(row | run.final_metrics() | {EVALUATION: float(self.scores[number, place])})
+        return data_frame(rows)
+
+    def importance(self) -> dict[str, float]:
+        """Return the share of the variance of scores that each setting explains (`jaxrl.plots.importance`)."""
+        return importance([self._settings(number) for number, _ in self._runs([])], self.scores.ravel().tolist())
+
+    def plot_settings(self, path: str | Path | None = None) -> "Chart":
+        """Draw settings and score of every run as parallel coordinates, the most important setting first.
+
+        Args:
+          path: where the picture goes, if anywhere; its suffix gives the format.
+
+        Raises:
+          ConfigError: pictures have no such format.
+        """
+        runs = [self._settings(number) for number, _ in self._runs([])]
+        return plot_parallel(runs, self.scores.ravel().tolist(), path)
+
     def table(self) -> str:
         """A text table with one line per configuration, the best first."""
         return aligned(self._cells())
@@ -135,7 +173,8 @@ class SweepResult:
                 "configs": self._configs(),
                 "seeds": self.seeds,
             }
-            record |= {"scores": self.scores.tolist(), "best": None}
+            record |= {"scores": self.scores.tolist(), "origin": self.origin, "best": None}
+            record |= {name: getattr(self, name) for name in sweep_directory.OF_THE_CALL}
             if best is not None:
                 number, place = best
                 where = self._save_best(path, number, place)
@@ -143,8 +182,7 @@ class SweepResult:
             write_csv(path / "table.csv", self._rows())
             with files.replacing(path / "table.md") as file:
                 file.write(markdown(self._cells()) + "\n")
-            if TRAINING in self.metrics:
-                self.plot(path / "curves.png")
+            record |= self._draw(path)
             runs = self._runs(list(self.metrics))
             rows = [{"configuration": number, "seed": run.seed, **row} for number, run in runs for row in run.rows]
             sweep_directory.write(
@@ -153,6 +191,12 @@ class SweepResult:
         except OSError as error:
             raise RunDirectoryError(f"the results of the sweep cannot be written to {path}: {error}") from error
         return path
+
+    def _draw(self, path: Path) -> dict[str, Any]:
+        """Draw the runs into their directory; return what else its record says."""
+        if TRAINING in self.metrics:
+            self.plot(path / "curves.png")
+        return {}
 
     def _best_run(self) -> tuple[int, int] | None:
         """The best configuration and the place of its best seed."""
@@ -241,10 +285,25 @@ def save_policy(
         checkpointer.wait(last=True)
 
 
-def leave(result: SweepResult, path: str | Path) -> None:
-    """Save a result in the directory of its sweep; a disk that is full by then costs no more than that."""
+def leave[Result: SweepResult](result: Result, path: str | Path, *, trained: bool) -> Result:
+    """Save a result in the directory of its sweep; a disk that is full by then costs no more than that.
+
+    Args:
+      result: of this call.
+      path: the directory.
+      trained: whether this call trained any of the runs. If all had ended before, the record of the call that trained
+        them is kept.
+
+    Returns:
+      The result as it was saved.
+    """
+    if not trained:
+        with contextlib.suppress(RunDirectoryError):  # of another sweep, or damaged
+            sweep_directory.check_same(path, result._configs(), result.seeds)
+            result = dataclasses.replace(result, **sweep_directory.read_call(path))
     try:
         result.save(path, overwrite=True)
     except JaxrlError as error:
         what = f"the results of the sweep could not be saved: {error}; the same call tries again"
         warnings.warn(what, RuntimeWarning, stacklevel=3)
+    return result

@@ -1,4 +1,4 @@
-"""What `jaxrl.tune` searches: one table of ranges by algorithm, and what a call changes of it.
+"""What `jaxrl.tune` and `jaxrl.pbt` search: one table of ranges by algorithm, and what a call changes of it.
 
 Every field of the table is traced, so all trials of a study are one compiled program.
 """
@@ -9,6 +9,7 @@ from typing import Any
 from jaxrl.algos.base import field_problems, has_effect, replace
 from jaxrl.algos.fields import ActorCriticFields, TargetFields, TemperatureFields
 from jaxrl.core.errors import ConfigError
+from jaxrl.core.schedules import is_schedule
 from jaxrl.core.types import Algorithm
 from jaxrl.sweeps.search import LogUniform, Uniform, range_problems
 
@@ -36,6 +37,12 @@ _SMOOTHING = Uniform(0.05, 0.4)  # of the target policy's noise
 # By algorithm and field. Those that need a dataset (BC, GAIL) are not here, as a search takes none.
 SPACES: dict[str, dict[str, Range]] = {
     "a2c": _POLICY_GRADIENT | {"gae_lambda": Uniform(0.8, 1.0), "max_grad_norm": LogUniform(0.3, 5.0)},
+    "alphazero": {
+        "learning_rate": _RATE,
+        "gamma": _GAMMA,
+        "value_cost": Uniform(0.2, 1.0),
+        "epsilon": Uniform(0.0, 0.5),
+    },
     "cql": _ACTOR_CRITIC | {"coefficient": LogUniform(0.1, 10.0)},
     "crr": {
         "learning_rate": _RATE,
@@ -52,6 +59,11 @@ SPACES: dict[str, dict[str, Range]] = {
         "max_grad_norm": LogUniform(1.0, 100.0),
         "priority_exponent": Uniform(0.2, 1.0),
     },
+    "dreamer": {
+        "learning_rate": LogUniform(1e-5, 1e-3),
+        "gamma": _GAMMA,
+        "entropy_cost": LogUniform(1e-5, 1e-2),
+    },
     "impala": _POLICY_GRADIENT | {"trace_lambda": Uniform(0.8, 1.0), "max_grad_norm": LogUniform(0.5, 50.0)},
     "iql": _ACTOR_CRITIC | {"expectile": Uniform(0.5, 0.95), "inverse_temperature": LogUniform(0.5, 10.0)},
     "mpo": {
@@ -61,6 +73,12 @@ SPACES: dict[str, dict[str, Range]] = {
         "gamma": _GAMMA,
         "epsilon": LogUniform(0.02, 0.5),
         "epsilon_mean": LogUniform(5e-4, 5e-2),
+    },
+    "muzero": {
+        "learning_rate": _RATE,
+        "gamma": _GAMMA,
+        "value_cost": Uniform(0.1, 1.0),
+        "max_grad_norm": LogUniform(0.5, 50.0),
     },
     "ppo": _POLICY_GRADIENT
     | {"gae_lambda": Uniform(0.8, 1.0), "clip": Uniform(0.1, 0.4), "max_grad_norm": LogUniform(0.3, 5.0)},
@@ -99,7 +117,9 @@ def _ranges(algo: Algorithm) -> dict[str, Range]:
     return SPACES.get(type(algo).__name__.lower(), of_groups)
 
 
-def search_space(algo: Algorithm, overrides: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Range]]:
+def search_space(
+    algo: Algorithm, overrides: Mapping[str, Any], *, schedules: bool = False
+) -> tuple[dict[str, Any], dict[str, Range]]:
     """The fields that are fixed, and those that are searched.
 
     Of the table, a field is searched if it is at its default in `algo` and has an effect there.
@@ -107,6 +127,7 @@ def search_space(algo: Algorithm, overrides: Mapping[str, Any]) -> tuple[dict[st
     Args:
       algo: what is tuned.
       overrides: by field, a range or a list in place of the table's; a single value fixes it.
+      schedules: a list may have schedules.
 
     Raises:
       ConfigError: a field does not exist or cannot have one of its values, or nothing is searched; all problems.
@@ -122,7 +143,7 @@ def search_space(algo: Algorithm, overrides: Mapping[str, Any]) -> tuple[dict[st
     ranges = {name: values for name, values in space.items() if name not in fixed}
     problems = field_problems(replace(algo, **fixed))
     for name, values in ranges.items():
-        problems += _range_problems(name, values)
+        problems += _range_problems(name, values, schedules)
         tried = list(values) if isinstance(values, list | tuple) else [values.low, values.high]
         if isinstance(values, Uniform | LogUniform) and not problems:
             tried.append(values.low + 0.3 * (values.high - values.low))  # fields of whole numbers take the ends alone
@@ -138,9 +159,10 @@ def search_space(algo: Algorithm, overrides: Mapping[str, Any]) -> tuple[dict[st
     return fixed, ranges
 
 
-def _range_problems(name: str, values: Range) -> list[str]:
+def _range_problems(name: str, values: Range, schedules: bool) -> list[str]:
     """Why a search cannot draw from it, whatever the field; one line each."""
     if isinstance(values, Uniform | LogUniform) or not values:
         return range_problems(name, values)
+    values = [value for value in values if not (schedules and is_schedule(value))]
     strange = [value for value in values if not isinstance(value, bool | int | float | str | None)]
     return [f"{name}={value!r:.80}: a study keeps numbers, text, True, False and None only" for value in strange]

@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from jaxrl.algos.base import as_algorithm, replace
 from jaxrl.core import files, keys
@@ -27,11 +26,11 @@ from jaxrl.run.compile_cache import keep_compiled_programs
 from jaxrl.run.evaluation import EPISODES
 from jaxrl.run.progress import ProgressBar
 from jaxrl.run.settings import RunSettings
-from jaxrl.run.signals import Signals
+from jaxrl.sweeps.loop import directory_problems, gathered, share, train_many
 from jaxrl.sweeps.make_train import bind_run
 from jaxrl.sweeps.results import SweepResult, leave
 from jaxrl.sweeps.search import checked_seeds, configurations
-from jaxrl.sweeps.sweep_checkpoints import Progress, interrupted, open_checkpointers
+from jaxrl.sweeps.sweep_checkpoints import open_checkpointers
 from jaxrl.sweeps.vectorized import VectorizedRuns, devices_and_mapping
 
 
@@ -100,7 +99,7 @@ def sweep(
     processes, leader = jax.process_count(), distributed.is_leader()
     problems = count_problems(points=(points, 1), checkpoint_every=(run.checkpoint_every, 1))
     problems += training_problems(total_steps=run.total_steps, evaluation_episodes=run.evaluation_episodes)
-    problems += _directory_problems(run, processes)
+    problems += directory_problems(run)
     if problems:
         raise ConfigError(problems)
     seeds = checked_seeds(seeds)
@@ -143,21 +142,21 @@ def sweep(
             display.start(total, timed=True, phase="compiling")
         for members, checkpointer in zip(groups.values(), checkpointers, strict=True):
             first = runs[members[0]]
-            mine = _share([(runs[index].algo, seed) for index in members for seed in seeds])
+            mine = share([(runs[index].algo, seed) for index in members for seed in seeds])
             many = VectorizedRuns(first.program, devices, mapping, len(mine))
             algos = many.stack([variant for variant, _ in mine])
             roots = many.stack([keys.root_key(seed) for _, seed in mine])
-            part, parts_timed, done = _train_many(many, algos, first, roots, points, display, done, checkpointer)
+            part, parts_timed, done = train_many(many, algos, first, roots, points, display, done, checkpointer)
             timed += parts_timed
             part["returns"] = many.evaluate(algos, part["learner"], roots, first.settings)
             if processes > 1:
-                part = _gathered(part, len(mine))
+                part = gathered(part, len(mine))
             for position, index in enumerate(members):
                 rows = slice(position * len(seeds), (position + 1) * len(seeds))
                 parts[index] = {
                     "steps": part["steps"],
                     "metrics": {name: curve[rows] for name, curve in part["metrics"].items()},
-                    "failed": part["failed"][rows],
+                    "failed": part["failed"][rows].any(axis=-1),
                     "learner": jax.tree.map(lambda x, rows=rows: x[rows], part["learner"]),
                     "returns": part["returns"][rows],
                 }
@@ -177,7 +176,7 @@ def sweep(
             configs=run_configs,
         )
         if run_dir is not None:
-            leave(result, run_dir)
+            result = leave(result, run_dir, trained=bool(timed))
     return result
 
 
@@ -185,18 +184,6 @@ def sweep(
 _ELSEWHERE = {
     "dataset": "a sweep in one program has no dataset; call jaxrl.train(dataset=...) for each run",
 }
-
-
-def _directory_problems(run, processes):
-    """Explain which settings do not go with `run_dir`, or without it; one line each."""
-    if run.run_dir is None and (run.checkpoint_every is not None or run.overwrite):
-        return ["checkpoint_every and overwrite have no meaning without run_dir=, which keeps the checkpoints"]
-    if run.run_dir is not None and processes > 1:
-        return [
-            f"run_dir= with {processes} processes: a sweep keeps checkpoints in one process only; use "
-            "jaxrl.sweeps.launcher.launch (--backend ray), whose runs resume on several machines"
-        ]
-    return []
 
 
 def _settings(run, num_samples, search_seed, space) -> list[dict[str, Any]]:
@@ -229,79 +216,3 @@ def _bound(run, setting):
     num_envs = fields.pop("num_envs", run.num_envs)
     num_envs = None if num_envs is None else int(num_envs)
     return bind_run(run.replace(algo=replace(run.algo, **fields), num_envs=num_envs))
-
-
-def _share(runs: list[Any]) -> list[Any]:
-    """Those of this process; every process has the same number, so the last ones may have the last run again."""
-    processes, index = jax.process_count(), jax.process_index()
-    padded = runs + runs[-1:] * (-len(runs) % processes)
-    each = len(padded) // processes
-    return padded[index * each : (index + 1) * each]
-
-
-def _gathered(part: dict[str, Any], each: int) -> dict[str, Any]:
-    """What all processes have of `each` run that is theirs, in the order of runs."""
-    of_runs = {name: value for name, value in part.items() if name != "steps"}
-    mine = jax.tree.map(lambda x: np.asarray(x)[:each], of_runs)  # the rest fills up a device
-    return multihost_utils.process_allgather(mine, tiled=True) | {"steps": part["steps"]}
-
-
-def _train_many(many, algos, run, keys, points, display, done_before, checkpointer):
-    many.check_memory(algos, run.env, keys)
-    borders = [run.iterations * (index + 1) // points for index in range(points)]
-    rows, env = run.rows, run.env
-    steps = [border * rows for border in borders]
-    every = run.settings.checkpoint_every
-    every = max(run.settings.total_steps // 10, 1) if every is None else every
-    progress = Progress(many.start(algos, env, keys), steps, checkpointer, every)
-    if checkpointer is not None:
-        shapes = jax.eval_shape(
-            lambda states: many.chunk(algos, env, states, 1, run.total_steps_per_env)[1], progress.states
-        )
-        progress.restore(shapes, many.mesh)
-    at_iteration = borders[len(progress.reports) - 1] if progress.reports else 0
-    timed, done = [], done_before + at_iteration * rows * many.runs
-    with Signals() as signals:
-        since = time.monotonic()
-        for border in borders[len(progress.reports) :]:
-            length = border - at_iteration
-            states, report = many.chunk(algos, env, progress.states, length, run.total_steps_per_env)
-            if checkpointer is not None:
-                signals.hold()  # compiled, and there will be something to save
-            report = jax.device_get(report)
-            now = time.monotonic()
-            timed.append((now - since, length * rows * many.runs))
-            at_iteration = border
-            done += length * rows * many.runs
-            if display is not None:
-                metrics = {"train/return_mean": float(np.nanmean(_mean_return(report, many.runs)))}
-                if len(timed) > 1:  # the first part compiles
-                    metrics["steps_per_second"] = timed[-1][1] / max(timed[-1][0], 1e-9)
-                display.update(done, metrics)
-            progress.add(states, report, signals.received)
-            since = time.monotonic()  # what saving took is not training
-        if checkpointer is not None:
-            checkpointer.wait()
-    if signals.received is not None:  # since the last point, which is saved
-        raise interrupted(signals.received)
-    with np.errstate(invalid="ignore", divide="ignore"):  # means where no episode ended are NaN
-        curves = [report.metrics() for report in progress.reports]
-    failed = np.stack([report.failed_at for report in progress.reports], axis=-1).max(axis=-1) >= 0
-    return (
-        {
-            "steps": np.asarray(steps),
-            "metrics": {
-                name: np.stack([np.asarray(curve[name])[: many.runs] for curve in curves], -1) for name in curves[0]
-            },
-            "failed": failed[: many.runs],
-            "learner": progress.states.learner,
-        },
-        timed[1:] or timed,  # the first part compiles
-        done,
-    )
-
-
-def _mean_return(report, runs):
-    with np.errstate(invalid="ignore", divide="ignore"):
-        mean = np.asarray(report.episodes.returns)[:runs] / np.asarray(report.episodes.count)[:runs]
-    return mean if np.isfinite(mean).any() else np.zeros(1)

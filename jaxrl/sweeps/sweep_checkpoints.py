@@ -57,10 +57,19 @@ class Progress:
       steps: the environment steps at each point.
       checkpointer: where to keep it; None: nowhere.
       every: environment steps between two checkpoints.
+      beside: arrays that are saved too, with room for every point; restored in place.
     """
 
-    def __init__(self, states: RunState, steps: Sequence[int], checkpointer: Checkpointer | None, every: int):
+    def __init__(
+        self,
+        states: RunState,
+        steps: Sequence[int],
+        checkpointer: Checkpointer | None,
+        every: int,
+        beside: Mapping[str, np.ndarray] = {},
+    ):
         self.states, self.reports = states, list[Report]()
+        self._beside = {"beside": dict(beside)} if beside else {}
         self._steps, self._checkpointer, self._every, self._saved = list(steps), checkpointer, every, 0
 
     def restore(self, report: Report, mesh: jax.sharding.Mesh) -> None:
@@ -78,12 +87,13 @@ class Progress:
         runs = NamedSharding(mesh, PartitionSpec("runs"))
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=runs), self.states)
         self.states = shapes  # those that had begun are not held beside those restored
-        saved, step, _ = self._checkpointer.restore({"states": shapes, "reports": self._room(report)})
+        saved, step, _ = self._checkpointer.restore({"states": shapes, "reports": self._room(report)} | self._beside)
         if step not in self._steps:
             raise CheckpointError(
                 f"{self._checkpointer.directory} has step {step}, which is none of this sweep's points"
             )
         self.states, self._saved = saved["states"], step
+        jax.tree.map(lambda x, y: x.__setitem__(..., y), self._beside, {name: saved[name] for name in self._beside})
         done = self._steps.index(step) + 1
         self.reports = [jax.tree.map(lambda x, point=point: x[point], saved["reports"]) for point in range(done)]
 
@@ -107,7 +117,7 @@ class Progress:
             room = self._room(report)
             for point, one in enumerate(self.reports):
                 jax.tree.map(lambda x, y, point=point: x.__setitem__(point, y), room, one)
-            self._checkpointer.save(step, {"states": states, "reports": room})
+            self._checkpointer.save(step, {"states": states, "reports": room} | jax.tree.map(np.copy, self._beside))
             self._saved = step
         if signal_number is not None:
             if self._checkpointer.wait():

@@ -1,10 +1,15 @@
 """Results as text."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from jaxrl.core.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    import pandas
 
 _DIGITS = 4  # significant ones of the largest number of a column
 _OF_DIFFERENCES = 2  # of the difference between the largest and the smallest
@@ -51,3 +56,16 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
     """Rows of cells, the header first, as a table of Markdown."""
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     return "\n".join([lines[0], "|" + " ---: |" * len(rows[0]), *lines[1:]])
+
+
+def data_frame(rows: Sequence[Mapping[str, Any]]) -> "pandas.DataFrame":
+    """Return rows as a table of pandas; what a row lacks is missing there.
+
+    Raises:
+      MissingExtraError: pandas is not installed.
+    """
+    try:
+        import pandas
+    except ImportError:
+        raise MissingExtraError("to_pandas", "pandas") from None
+    return pandas.DataFrame([dict(row) for row in rows])

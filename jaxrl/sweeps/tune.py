@@ -28,6 +28,7 @@ from jaxrl.envs.configs import to_config
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.multihost.place import check_no_evaluator
 from jaxrl.plots.curves import EVALUATION, plot_trials
+from jaxrl.plots.importance import importance, plot_parallel
 from jaxrl.run import sweep_directory
 from jaxrl.run.compile_cache import keep_compiled_programs
 from jaxrl.run.directory import RunDirectory
@@ -39,10 +40,12 @@ from jaxrl.sweeps.ray_trials import Actors, side_by_side
 from jaxrl.sweeps.results import save_policy
 from jaxrl.sweeps.search import checked_seeds
 from jaxrl.sweeps.spaces import search_space
-from jaxrl.sweeps.tables import aligned, markdown, short, significant
+from jaxrl.sweeps.tables import aligned, data_frame, markdown, short, significant
 from jaxrl.sweeps.vectorized import VectorizedRuns, devices_and_mapping
 
 if TYPE_CHECKING:
+    import pandas
+
     from jaxrl.plots.chart import Chart
     from jaxrl.sweeps.study import Trial
 
@@ -86,6 +89,37 @@ class TuneResult:
     def best(self) -> dict[str, Any]:
         """The settings of the best trial."""
         return self.best_trial.settings
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return a table with a row for each trial: settings, the last mean return, the evaluations, how it ended.
+
+        Raises:
+          MissingExtraError: pandas is not installed.
+        """
+        rows = sorted(self._rows(), key=lambda row: row["trial"])
+        return data_frame([row | {"problem": self.trials[row["trial"]].problem} for row in rows])
+
+    def importance(self) -> dict[str, float]:
+        """Return the share of the variance of scores that each setting explains (`jaxrl.plots.importance`).
+
+        Trials that were pruned do not count: their score is not known.
+        """
+        return importance(*self._scored())
+
+    def plot_settings(self, path: str | Path | None = None) -> "Chart":
+        """Draw settings and score of every trial as parallel coordinates, the most important setting first.
+
+        Args:
+          path: where the picture goes, if anywhere; its suffix gives the format.
+
+        Raises:
+          ConfigError: pictures have no such format.
+        """
+        return plot_parallel(*self._scored(), path, title=self.title)
+
+    def _scored(self) -> tuple[list[dict[str, Any]], list[float]]:
+        trials = [trial for trial in self.trials if trial.ended != "pruned"]
+        return [trial.settings for trial in trials], [trial.score for trial in trials]
 
     def table(self) -> str:
         """A text table with a line for each trial, the best first, then those that did not finish."""

@@ -1,23 +1,32 @@
 """Many runs of one compiled program, sharded over the devices of a process; in turn on each, or under `vmap`."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import PartitionSpec
 
 from jaxrl.buffers.fixed import Rings
 from jaxrl.core.errors import ConfigError
+from jaxrl.core.keys import kind
 from jaxrl.core.report import Report
 from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
-from jaxrl.core.types import Environment
+from jaxrl.core.types import Environment, num_agents
 from jaxrl.parallel import memory
-from jaxrl.parallel.mesh import cores, device_problems, local_devices, over_devices, use_cpu_devices
+from jaxrl.parallel.mesh import (
+    cores,
+    device_problems,
+    from_processes,
+    local_devices,
+    over_devices,
+    use_cpu_devices,
+)
 from jaxrl.parallel.program import Program
 from jaxrl.run.evaluation import MAX_STEPS, layout, play
 from jaxrl.run.settings import RunSettings
@@ -120,6 +129,31 @@ class VectorizedRuns:
         counts = np.arange(how["quota"])[None, :, None] < done[:, None, :]
         return np.where(counts, returns, np.nan).reshape(returns.shape[0], -1)[: self.runs]
 
+    def copied(self, trees: Any, copies: Sequence[tuple[int, int]]) -> Any:
+        """Copy runs over others, of this process or of another one.
+
+        Args:
+          trees: of the runs of this process, stacked as by `stack`; donated.
+          copies: (to, source), numbers among the runs of all processes, `runs` of each; the same in every process. No
+            run is both.
+
+        Returns:
+          The trees, bit for bit but for the runs that were copied over.
+        """
+        if not copies:
+            return trees
+        rows = -(-self.runs // self.devices) * self.devices  # of a process, with those that fill up the last device
+        places = np.asarray(copies) // self.runs * rows + np.asarray(copies) % self.runs
+        mesh, runs, processes = self.mesh, PartitionSpec("runs"), jax.process_count()
+        if processes > 1:
+            mine = [jax.local_devices(process_index=number)[: self.devices] for number in range(processes)]
+            mesh = jax.sharding.Mesh(np.array(mine).ravel(), ("runs",), axis_types=(jax.sharding.AxisType.Auto,))
+            trees = from_processes(trees, mesh, runs)
+        room = np.zeros((rows * processes, 2), np.int32)  # one program for any number of copies
+        room[: len(places)] = places
+        trees = _copy_many(mesh, trees, room, np.int32(len(places)))
+        return trees if processes == 1 else multihost_utils.global_array_to_host_local_array(trees, mesh, runs)
+
     def mapped(self, function):
         """`function` of the runs of one device, from a function of one run."""
         if self.mapping == "vmap":
@@ -140,7 +174,7 @@ class VectorizedRuns:
 
 def _played(settings: RunSettings) -> dict[str, Any]:
     """Return how many episodes are played, and how, as `_evaluate_many` takes it."""
-    num_envs, quota = layout(settings.evaluation_episodes, None)
+    num_envs, quota = layout(settings.evaluation_episodes, agents=num_agents(settings.env))
     return {"num_envs": num_envs, "quota": quota, "explore": settings.explore_in_evaluation}
 
 
@@ -206,6 +240,36 @@ def _in_turn(advance, algos, states):
         return put(states, state, run), put(reports, report, run)
 
     return jax.lax.fori_loop(0, runs, body, (states, reports))
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=1)
+def _copy_many(mesh, trees, copies, count):
+    """Copy one run after another, so that there is room for no more than one on each device."""
+
+    def one_device(trees, copies, count):
+        def copy(number, x):
+            rows, (to, source) = x.shape[0], copies[number]
+            found = jax.lax.all_gather(x[source % rows], "runs")[source // rows]
+            here = to // rows == jax.lax.axis_index("runs")
+            return x.at[to % rows].set(jnp.where(here, found, x[to % rows]))
+
+        def body(number, trees):
+            return jax.tree.map(partial(copy, number), trees)
+
+        return jax.lax.fori_loop(0, count, body, trees)
+
+    runs, everywhere = PartitionSpec("runs"), PartitionSpec()
+    data = over_devices(one_device, mesh, (runs, everywhere, everywhere), runs)(_key_data(trees), copies, count)
+    return jax.tree.map(lambda x, y: jax.random.wrap_key_data(y, impl=kind(x)) if _is_key(x) else y, trees, data)
+
+
+def _key_data(trees):
+    """Random keys as their words, which devices can exchange."""
+    return jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, trees)
+
+
+def _is_key(x):
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 @partial(jax.jit, static_argnums=0, static_argnames=("num_envs", "quota", "explore"))

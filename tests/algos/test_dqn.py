@@ -41,6 +41,7 @@ huber_loss = jax.jit(q_learning.quantile_huber_loss)
 munchausen_bonus, soft_returns = jax.jit(q_learning.munchausen_bonus), jax.jit(q_learning.soft_returns)
 td_loss, support_metrics = jax.jit(q_learning.td_loss), jax.jit(q_learning.support_metrics, static_argnums=(2, 3, 5))
 projection = jax.jit(q_learning.categorical_projection, static_argnums=3)
+nearby = jax.jit(q_learning._nearby, static_argnums=2)
 
 
 def random(*shape, seed=0, scale=1.0):
@@ -76,6 +77,16 @@ def test_categorical_projection_is_the_papers(seed, low, high, count):
     got = projection(Returns(jnp.asarray(atoms), jnp.asarray(probabilities)), low, high, count)
     expected = [projected(a, p, low, high, count) for a, p in zip(atoms, probabilities, strict=True)]
     np.testing.assert_allclose(got, expected, atol=2e-5)
+    on_accelerators = nearby(
+        jnp.asarray((np.clip(atoms, low, high) - low) / (high - low) * (count - 1)), probabilities, count
+    )
+    np.testing.assert_allclose(on_accelerators, expected, atol=2e-5)
+
+
+def test_what_is_not_a_number_stays_one_in_a_projection():
+    """A learner that diverged must show it."""
+    got = projection(Returns(jnp.asarray([[np.nan, 1.0]]), jnp.full((1, 2), 0.5)), -2.0, 2.0, 5)
+    assert np.isnan(got).any()
 
 
 def test_a_projection_keeps_the_mean_within_the_support():
@@ -305,7 +316,6 @@ def test_a_frame_of_stacked_observations_is_kept_once():
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"munchausen": True, "n_step": 3}, ["munchausen", "n_step=1"]),
         ({"munchausen": True, "network": QNetwork(head=CategoricalValues())}, ["munchausen", "values or quantiles"]),
         ({"network": QNetwork(previous_reward=True)}, ["DQN.network reads previous_reward", "core=GRU()"]),
         ({"network": QNetwork(previous_action=True)}, ["first and previous_action", "previous_action=False"]),

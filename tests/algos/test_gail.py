@@ -40,6 +40,7 @@ STATIC |= {"policy_learning_rate": 1e-3, "temperature_learning_rate": 1e-3, "dis
 STATIC |= {"reward": "gail", "absorbing": False, "learn_temperature": False, "normalize_observation": False}
 STATIC |= {"optimizer": RMSProp(), "policy": Actor(widths=(5,)), "critic": Critic(widths=(5,))}
 STATIC |= {"discriminator": Critic(widths=(5,), ensemble=1), "noise_correlation": 0.5, "random_correlation": 0.5}
+STATIC |= {"noise_hold": 4}
 
 
 def batches():

@@ -30,7 +30,7 @@ from jaxrl.core import spaces
 from jaxrl.core.keys import root_key
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.sources import Lifo, View
-from jaxrl.core.types import EnvSpec, TimeStep
+from jaxrl.core.types import ActorState, EnvSpec, TimeStep
 from jaxrl.networks import ActionValues, Actor, CategoricalValues, Critic, QuantileValues
 from jaxrl.parallel.replicas import SingleReplica
 
@@ -52,7 +52,9 @@ STATIC |= {
     "samples": 5,
     "per_dimension": False,
 }
+STATIC |= {"reset_at": (2, 5), "target_value": "mean", "least_noise": 0.05}
 STATIC |= {"policy_delay": 3, "learn_temperature": False, "optimizer": RMSProp(), "normalize_observation": True}
+STATIC |= {"joint_policy": True, "target_critics": 1, "policy_value": "mean", "noise_hold": 4, "normalize_reward": True}
 STATIC |= {
     "prioritized": False,
     "policy_learning_rate": 1e-3,
@@ -78,14 +80,26 @@ def test_every_number_reaches_the_program(name):
     algo = ALGORITHMS[name].replace(normalize_observation=True)
     variants = [(algo, starts | {".target_entropy_fraction", ".quantile_huber"})]
     if name in ("sac", "crossq"):
-        variants.append((algo.replace(learn_temperature=False), {".target_entropy", ".target_entropy_fraction"}))
+        support, scale = {".v_min", ".v_max"}, {".largest_return"}
+        variants = [(algo, variants[0][1] | support | scale)]
+        fixed = algo.replace(learn_temperature=False, normalize_reward=True)
+        unlearned = {".target_entropy", ".target_entropy_fraction"}
+        categorical, quantiles = (
+            fixed.replace(critic=dataclasses.replace(algo.critic, head=head))
+            for head in (CategoricalValues(5), QuantileValues(5))
+        )
+        variants += [(categorical, unlearned | {".quantile_huber"}), (quantiles, unlearned | support)]
     if name == "mpo":
         distribution = Critic(widths=(8,), ensemble=1, head=CategoricalValues(5))
         variants = [(algo, starts | {".v_min", ".v_max"}), (algo.replace(critic=distribution), starts)]
-    if name == "d4pg":
-        quantiles = Critic(widths=(8,), ensemble=1, head=QuantileValues(5))
+    if name in ("ddpg", "td3", "d4pg"):
         support = {"v_min": jaxrl.D4PG().v_min, "v_max": jaxrl.D4PG().v_max}  # others would be refused: they do nothing
-        variants.append((algo.replace(critic=quantiles, **support), {".v_min", ".v_max"}))
+        plain, categorical, quantiles = (
+            algo.replace(critic=Critic(widths=(8,), ensemble=1, head=head), least_noise=0.05, **support)
+            for head in (ActionValues(), CategoricalValues(5), QuantileValues(5))
+        )
+        ends = {".v_min", ".v_max"}
+        variants = [(plain, ends | {".quantile_huber"}), (categorical, {".quantile_huber"}), (quantiles, ends)]
     for algo, elsewhere in variants:
         closed = program(algo)
         used = pe.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))[1]
@@ -108,6 +122,8 @@ def test_every_other_field_changes_the_program(name):
             continue  # is one
         if field.name in STATIC:
             other = STATIC[field.name]
+        elif field.name == "joint_batch":
+            other = not algo.joint_batch
         elif field.name == "critic":
             other = dataclasses.replace(algo.critic, widths=(5,))
         elif field.name == "policy":
@@ -377,6 +393,43 @@ def test_correlated_noise_is_a_recursion_that_begins_anew_with_each_episode():
     np.testing.assert_allclose(np.mean(before[::2] * after[::2]), 0.0, atol=0.06)
 
 
+def test_noise_is_held_for_a_zeta_distributed_number_of_steps():
+    """Each beginning of an episode draws anew; n of at most 4 steps have a probability in proportion to 1 / n^2."""
+    envs, most = 20_000, 4
+    algo = resolve_schedules(SAC.replace(noise_hold=most, random_correlation=None), jnp.float32(0))
+    carry = algo.initial_carry(SPEC, jnp.int32(0), 1)
+    carry = jax.tree.map(lambda x: jnp.broadcast_to(x, (envs, *x.shape)), carry)
+    actor = algo.actor(algo.init(jax.random.key(0), SPEC))
+    hold, noises, first = jax.jit(functools.partial(acting.with_noise, algo)), [], np.zeros((9, envs), bool)
+    first[0] = first[5, ::2] = True
+    for step in range(9):
+        keys = jax.random.split(jax.random.key(step), envs)
+        carry = hold(actor, carry, moments(envs).replace(first=jnp.asarray(first[step])), keys)
+        noises.append(np.asarray(carry.noise))
+    changes = np.any(np.diff(noises, axis=0) != 0.0, axis=-1)  # whether step k + 1 is another than step k
+    assert changes[4, ::2].all() and not changes[4, 1::2].all()
+    held = 1 + np.argmax(changes, axis=0)
+    found = np.bincount(held, minlength=most + 1)[1:] / envs
+    np.testing.assert_allclose(found, 1 / np.arange(1, 5) ** 2 / np.sum(1 / np.arange(1, 5) ** 2), atol=0.015)
+    np.testing.assert_allclose(np.std(noises, axis=(1, 2)), 1.0, atol=0.05)
+
+
+def test_each_episode_draws_its_noise():
+    """Uniformly between the two, where an episode begins; it stays until the next."""
+    envs = 512
+    timestep = moments(envs).replace(first=jnp.ones(envs, bool))
+    state = ActorState(params=(), exploration={"noise": jnp.float32(0.4), "least_noise": jnp.float32(0.1)})
+    carry = acting.ActingCarry((), (), (), jnp.zeros(envs))
+    one, other = (jax.random.split(jax.random.key(n), envs) for n in range(2))
+    begun = acting.with_scale(state, carry, timestep, one)
+    drawn = np.asarray(begun.noise_scale)
+    assert (drawn >= 0.1).all() and (drawn <= 0.4).all()
+    np.testing.assert_allclose([drawn.mean(), drawn.std()], [0.25, 0.3 / np.sqrt(12)], atol=0.01)
+    np.testing.assert_array_equal(acting.with_scale(state, begun, moments(envs), other).noise_scale, drawn)
+    again = acting.with_scale(state, begun, timestep, other)
+    assert abs(np.corrcoef(drawn, again.noise_scale)[0, 1]) < 0.15
+
+
 RANDOM_FIRST = ("sac",)  # its random actions have a correlation of their own
 
 
@@ -431,14 +484,10 @@ def test_what_does_not_fit_is_said(name):
         assert "bounded Box" in problem and repr(space) in problem
     wrong = algo.replace(policy=Actor(stochastic=name not in STOCHASTIC))
     assert f"must have stochastic={name in STOCHASTIC}" in wrong.validate(SPEC, 4, 4)[0]
-    wrong = {"gamma": 2.0} if name == "crossq" else {"tau": 0.0}  # which has no targets
-    assert f"{next(iter(wrong))}=" in algo.replace(**wrong).validate(SPEC, 4, 4)[0]
+    assert "tau=" in algo.replace(tau=0.0).validate(SPEC, 4, 4)[0]
     discrete = EnvSpec("x", SPEC.observation_space, spaces.Discrete(3))
     assert (algo.validate(discrete, 4, 4) == []) == (name in STOCHASTIC)
     noisy = algo.replace(critic=Critic(head=ActionValues(noisy=True)))
     assert any("noisy=False" in problem for problem in noisy.validate(SPEC, 4, 4))
     categorical = algo.replace(critic=Critic(head=CategoricalValues()))
-    said = categorical.validate(SPEC, 4, 4)
-    assert len(said) == (name not in ("d4pg", "mpo"))
-    # Of the two heads that could take its place SAC has the one.
-    assert not said or ("QuantileValues()" in said[0]) == (name not in STOCHASTIC)
+    assert categorical.validate(SPEC, 4, 4) == []

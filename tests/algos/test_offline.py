@@ -22,7 +22,7 @@ KEY = jax.random.key(0)
 STATIC = {"n_step": 3, "capacity": 512, "min_size": 64, "batch_size": 8, "rollout_length": 4, "replay_ratio": 0.5}
 STATIC |= {"samples_per_insert": 24, "sampler": Lifo(), "remover": Lifo(), "max_times_sampled": 3}
 STATIC |= {"target_period": 3, "samples": 5, "policy_delay": 3, "learn_temperature": False, "optimizer": RMSProp()}
-STATIC |= {"temperature_learning_rate": 1e-3, "noise_correlation": 0.5, "random_correlation": 0.5}
+STATIC |= {"temperature_learning_rate": 1e-3, "noise_correlation": 0.5, "random_correlation": 0.5, "noise_hold": 4}
 STATIC |= {"entropy_in_target": True, "normalize_observation": False, "weighting": "indicator", "baseline": "max"}
 STATIC |= {
     "storage": "flashbax",
@@ -30,8 +30,8 @@ STATIC |= {
     "critic": Critic(widths=(5,)),
     "value": Critic(widths=(5,), ensemble=1),
 }
-# Of no use to these settings: to discrete actions, to the first state, to actors, to a head of quantiles.
-ELSEWHERE = {".target_entropy_fraction", ".temperature", ".exploration_noise", ".quantile_huber"}
+# Of no use to these settings: to discrete actions, to the first state, to actors, to heads of quantiles and categories.
+ELSEWHERE = {".target_entropy_fraction", ".temperature", ".exploration_noise", ".quantile_huber", ".v_min", ".v_max"}
 
 
 def program(algo):
@@ -105,7 +105,8 @@ def test_what_does_not_fit_is_said(name):
     wrong = algo.replace(policy=Actor(stochastic=name == "td3bc"))
     assert f"must have stochastic={name != 'td3bc'}" in wrong.validate(SPEC, 4, 4)[0]
     assert "tau=0" in algo.replace(tau=0.0).validate(SPEC, 4, 4)[0]
-    assert algo.replace(critic=Critic(head=CategoricalValues())).validate(SPEC, 4, 4) != []
+    categorical = algo.replace(critic=Critic(head=CategoricalValues()))
+    assert (categorical.validate(SPEC, 4, 4) == []) == (name == "td3bc")
     assert algo.experience["replay"].batch_size == BATCH
 
 

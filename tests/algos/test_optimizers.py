@@ -13,7 +13,7 @@ from helpers.tiers import few
 
 import jaxrl
 from jaxrl.algos import on_policy, optimizers, train_state
-from jaxrl.algos.optimizers import OPTIMIZERS, Adam, AdamW, Muon, RMSProp, clip_by_norm, clipped
+from jaxrl.algos.optimizers import OPTIMIZERS, Adam, AdamW, LaProp, Muon, RMSProp, clip_by_norm, clipped
 from jaxrl.core.config import decode, encode
 from jaxrl.core.errors import ConfigError
 from jaxrl.networks import MLP, ActorCritic, Critic
@@ -57,6 +57,30 @@ def test_rmsprop_has_its_eps_where_it_is_told():
             expected -= 0.5 * g / divisor(average)
         stepped = steps(rule(0.5), jnp.zeros(2), [jnp.asarray(g, jnp.float32)] * 2)
         np.testing.assert_allclose(stepped, expected, rtol=1e-5)
+
+
+def test_laprop_normalizes_before_it_averages_and_clips_by_each_arrays_own_norm():
+    """LaProp's algorithm 1 without its centering, after clipping of whole arrays, with a rate that grows at first."""
+    params = {"big": np.asarray([3.0, -4.0]), "small": np.zeros(2)}
+    draw = np.random.default_rng(0)
+    gradients = [{name: draw.normal(size=2) * scale for name in params} for scale in (5.0, 0.1, 1e-6, 30.0)]
+    rule = LaProp(b1=0.8, b2=0.9, eps=1e-20, clip=0.3, warm_up=2.0)
+    found = steps(rule(0.1), *jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), (params, gradients)))
+    m, v = ({name: np.zeros(2) for name in params} for _ in range(2))
+    clipped_once = False
+    for t, gradient in enumerate(gradients, 1):
+        for name, x in params.items():
+            g, limit = gradient[name], 0.3 * max(np.linalg.norm(x), 1e-3)
+            clipped_once |= np.linalg.norm(g) > limit
+            g = g * min(1.0, limit / np.linalg.norm(g))
+            v[name] = 0.9 * v[name] + 0.1 * g**2
+            m[name] = 0.8 * m[name] + 0.2 * g / np.sqrt(v[name] / (1 - 0.9**t))
+            params[name] = x - 0.1 * min((t - 1) / 2, 1.0) * m[name] / (1 - 0.8**t)
+    assert clipped_once
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, params)
+    free = LaProp(clip=None)(0.1), LaProp(clip=1e9)(0.1)
+    one, other = (steps(each, jnp.ones(2), [jnp.asarray([5.0, 1.0])] * 2) for each in free)
+    np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.long

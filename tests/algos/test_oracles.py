@@ -24,7 +24,15 @@ from jaxrl.algos.optimizers import Adam
 from jaxrl.core import spaces
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import EnvSpec
-from jaxrl.networks import MLP, ActionValues, CategoricalValues, Critic, QNetwork, QuantileValues
+from jaxrl.networks import (
+    MLP,
+    ActionValues,
+    CategoricalValues,
+    Critic,
+    ImplicitQuantileValues,
+    QNetwork,
+    QuantileValues,
+)
 from jaxrl.parallel.replicas import SingleReplica
 
 KEY = jax.random.key(7)
@@ -708,6 +716,68 @@ def test_dqn(head):
     assert float(info.metrics["loss"]) == pytest.approx(loss(now), rel=1e-5)
     wanted = losses(now)[1] + 1e-6
     np.testing.assert_allclose(info.priorities["replay"][COUNTED], wanted[COUNTED], rtol=1e-5, atol=1e-5)
+    network = descended(loss, now, RATE)
+    close(new.network.params, network)
+    close(new.network.target_params, moved(state.network.target_params, network))
+
+
+def implicit(params, observation, levels):
+    """Quantiles [batch, 4, N] at levels [batch, N]."""
+    features = np.tanh(affine(params["torso"]["torso"]["dense"]["layer_0"], observation))
+    head = params["head"]
+    cosines = np.cos(np.pi * levels[..., None] * np.arange(6))
+    joined = features[:, None] * np.maximum(affine(head["embedding"], cosines), 0.0)
+    advantage, state_value = (affine(head["values"][name]["output"], joined) for name in ("advantage", "state_value"))
+    return np.moveaxis(state_value + advantage - advantage.mean(axis=-1, keepdims=True), 2, 1)
+
+
+@pytest.mark.long
+def test_implicit_quantiles_with_munchausen():
+    """As Beyond the Rainbow: three steps, the first with Munchausen's bonus, at fractions drawn three times."""
+    algo = jaxrl.DQN(
+        **COMMON,
+        munchausen=True,
+        munchausen_temperature=0.3,
+        munchausen_clip=-0.4,
+        quantile_huber=0.5,
+        prioritized=True,
+        max_grad_norm=None,
+        target_period=1,
+        target_update=TAU,
+        network=QNetwork(MLP((8,)), head=ImplicitQuantileValues(5, 6, dueling=True)),
+    )
+    assert algo.n_step == 3
+    b, state = batch(discrete=True), start(algo, DISCRETE)
+    new, info = updated(algo, state, b, DISCRETE)
+    levels = []
+    for key in jax.random.split(KEY, 4)[:3]:
+        keys = jax.vmap(lambda k: jax.random.fold_in(k, 2))(q_learning.transition_keys(key, BATCH, ONE))
+        levels.append(exact(jax.vmap(lambda k: jax.random.uniform(k, (5,), jnp.float32))(keys)))
+    slow, tau = exact(state.network.target_params), 0.3
+    observation, following, each = exact(b.observation), exact(b.next_observation), np.arange(BATCH)
+    log_policy = tau * log_softmax(implicit(slow, observation, levels[1]).mean(-1) / tau, axis=-1)
+    bonus = log_policy[each, np.asarray(b.action)]
+    assert (bonus < -0.4).any() and (bonus > -0.4).any()
+    after = implicit(slow, following, levels[2])
+    log_policy = tau * log_softmax(after.mean(-1) / tau, axis=-1)
+    soft = (np.exp(log_policy / tau)[..., None] * (after - log_policy[..., None])).sum(axis=1)
+    total, reach = (x[:, None] for x in rewards_and_reach(b))
+    target = total + 0.9 * np.clip(bonus, -0.4, 0.0)[:, None] + reach * soft
+    importance = np.asarray(b.sample_info.importance, np.float64)
+
+    def losses(params):
+        chosen = implicit(params, observation, levels[0])[each, np.asarray(b.action)]
+        error = target[:, None, :] - chosen[:, :, None]
+        size = np.abs(error)
+        huber = np.where(size <= 0.5, 0.5 * error**2, 0.5 * (size - 0.25)) / 0.5
+        return (np.abs(levels[0][:, :, None] - (error < 0)) * huber).mean(axis=2).sum(axis=1)
+
+    def loss(params):
+        return mean(importance * losses(params))
+
+    now = exact(state.network.params)
+    assert float(info.metrics["loss"]) == pytest.approx(loss(now), rel=1e-5)
+    np.testing.assert_allclose(info.priorities["replay"][COUNTED], (losses(now) + 1e-6)[COUNTED], rtol=1e-5, atol=1e-5)
     network = descended(loss, now, RATE)
     close(new.network.params, network)
     close(new.network.target_params, moved(state.network.target_params, network))

@@ -21,7 +21,7 @@ from jaxrl.algos.base import algorithm, changed, field_problems, number
 from jaxrl.algos.fields import ReplayFields
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.optimizers import Adam, Optimizer
-from jaxrl.algos.sac import value_and_log_prob
+from jaxrl.algos.soft_policies import value_and_log_prob
 from jaxrl.algos.train_state import TrainState, weighted_mean
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import (

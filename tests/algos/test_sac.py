@@ -20,7 +20,7 @@ from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.algos import acting, off_policy, q_learning
-from jaxrl.algos.sac import log_half_range
+from jaxrl.algos.soft_policies import log_half_range
 from jaxrl.algos.train_state import Variables
 from jaxrl.core import spaces
 from jaxrl.core.schedules import resolve_schedules

@@ -290,6 +290,52 @@ def test_a2c():
     assert_is(new.network.params, info, expected, norms, pieces(params))
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("devices", [1, 2])
+def test_alphazero(devices):
+    """Targets of a search are made up, some 0; every step has a discount of its own, negative by turns."""
+    algo = jaxrl.AlphaZero(
+        **FIELDS | WHOLE, network=NETWORK, gae_lambda=LAMBDA, value_cost=0.7, entropy_cost=0.02, max_grad_norm=0.05
+    )
+    acted, state, rollout = data_and_states(algo.resolve(SPEC, B))
+    rng = np.random.default_rng(2)
+    policy = rng.dirichlet(np.ones(ACTIONS), (T, B)) * (rng.random((T, B, ACTIONS)) < 0.7)
+    policy[policy.sum(-1) == 0] = np.eye(ACTIONS)[0]
+    policy /= policy.sum(-1, keepdims=True)
+    discount = rng.choice([-1.0, 1.0, -0.5], (T + 1, B))
+    steps = rollout.timesteps
+    discount = np.where(steps.first, 1.0, np.where(steps.terminated, 0.0, discount))
+    extras = {"value": rollout.extras["value"], "search_policy": jnp.asarray(policy, jnp.float32)}
+    rollout = rollout.replace(timesteps=steps.replace(discount=jnp.asarray(discount, jnp.float32)), extras=extras)
+    data, params = Data(rollout), as_numpy(state.network.params)
+    old_values = policy_and_value(as_numpy(acted), data.observation[:-1])[1]
+    values = np.concatenate([old_values, policy_and_value(params, data.observation[-1])[1][None]])
+    targets, weight = old_values.copy(), data.counts / data.counts.sum()
+    for t, b in np.argwhere(data.counts):
+        reach = 1.0
+        for s in data.following(t, b):
+            targets[t, b] += reach * (data.reward[s, b] + GAMMA * discount[s + 1, b] * values[s + 1, b] - values[s, b])
+            reach *= GAMMA * LAMBDA * discount[s + 1, b]
+
+    def pieces(params):
+        logits, found = policy_and_value(params, data.observation[:-1])
+        return {
+            "policy_loss": -(weight[..., None] * policy * log_softmax(logits)).sum(),
+            "value_loss": 0.5 * (weight * (targets - found) ** 2).sum(),
+            "entropy": (weight * entropy(logits)).sum(),
+        }
+
+    def loss(params):
+        found = pieces(params)
+        return found["policy_loss"] + 0.7 * found["value_loss"] - 0.02 * found["entropy"]
+
+    metrics = pieces(params)
+    metrics["search_entropy"] = -(weight[..., None] * policy * np.log(np.where(policy > 0, policy, 1.0))).sum()
+    expected, norms = stepped(params, loss, PARTS, algo.max_grad_norm)
+    new, info = (updated if devices == 1 else updated_on_two)(algo.resolve(SPEC, B), state, rollout)
+    assert_is(new.network.params, info, expected, norms, metrics)
+
+
 VMPO = {"categorical": {}, "gaussian": GAUSSIAN}
 
 

@@ -134,6 +134,21 @@ def test_sequences_are_the_adders_at_every_moment(end, length, period):
             np.testing.assert_array_equal(moments.first[:kept, i], ROWS.first[part, column])
 
 
+def test_discounts_arrive_with_the_time_step_after_theirs():
+    """1 where an episode begins, as of an environment's own time steps; a batch without any gets 0 at terminations."""
+    own = jnp.linspace(0.1, 0.9, TICKS, dtype=jnp.float32)[:, None]
+    rows = ROWS.replace(discount=jnp.where(ROWS.weight & ~ROWS.terminated, own, 0.0))
+    batch = Fed({"replay": source(Sequence(4, 2))}, rows, rollout=2).feed(rows).sample(0)
+    assert batch.timesteps.terminated.any() and batch.timesteps.first.any()
+    for i in range(batch.mask.shape[1]):
+        tick, column = int(batch.sample_info.step[i]), int(batch.rows.observation[0, i]) // 1000
+        then = np.asarray(jnp.roll(rows.discount, 1, axis=0)[tick : tick + 4, column])
+        wanted = np.where(ROWS.first[tick : tick + 4, column], 1.0, then)
+        np.testing.assert_array_equal(batch.timesteps.discount[:, i], wanted)
+    bare = batch.replace(rows=batch.rows.replace(discount=None), timesteps=batch.timesteps.replace(discount=None))
+    np.testing.assert_array_equal(bare.with_discounts().timesteps.discount == 0.0, batch.timesteps.terminated)
+
+
 @pytest.mark.long
 def test_stored_carry_and_burn_in():
     rollout = 4

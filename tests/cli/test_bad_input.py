@@ -14,6 +14,7 @@ from helpers.patience import PATIENCE
 
 import jaxrl
 from jaxrl.cli import main
+from jaxrl.core import suite_modules
 from jaxrl.parallel.program import Program
 from jaxrl.run.directory import RunDirectory
 
@@ -286,7 +287,7 @@ def test_no_run_to_evaluate(refused, tmp_path):
 
 
 def test_nothing_to_plot(refused, tmp_path):
-    assert "no runs to plot" in refused("plot")
+    assert "no runs: jaxrl plot" in refused("plot")
     assert "is not a run directory" in refused("plot", str(tmp_path))
 
 
@@ -297,6 +298,17 @@ def test_grid_of_a_sweep(refused):
 
 def test_suite_of_envs(refused):
     assert "unknown suite 'gym'; did you mean 'gymnax'" in refused("envs", "gym")
+    assert "unknown suite ''" in refused("envs", ":")
+
+
+def test_parameters_in_envs(refused):
+    assert "--env-params needs an environment" in refused("envs", "gymnax", "--env-params", "gravity=1")
+    assert "did you mean 'gravity'" in refused("envs", "gymnax:CartPole-v1", "--env-params", "gravty=1")
+
+
+def test_a_suite_that_is_not_installed(refused, monkeypatch):
+    monkeypatch.setitem(suite_modules.SUITES, "navix", suite_modules.Own("jaxrl.envs.suites.navix", "no_such_package"))
+    assert "pip install 'jaxrl[navix]'" in refused("envs", "navix")
 
 
 NO_DEVICE = """

@@ -100,7 +100,7 @@ def test_help_begins_with_an_example_and_what_is_required(said):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("command", ["train", "compile", "sweep", "tune"])
+@pytest.mark.parametrize("command", ["train", "compile", "sweep", "tune", "pbt"])
 def test_every_example_could_be_typed(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     own = [name for name in table.algorithms(command) if name in table.load()["algorithms"]]

@@ -25,14 +25,14 @@ from helpers.registered import OWN_ALGORITHMS
 from PIL import Image
 
 import jaxrl
-from jaxrl.cli import fields, finished_run, flags, main, runs, training, values
+from jaxrl.cli import fields, finished_run, flags, main, runs, table, training, values
 from jaxrl.cli.doctor import OK, PROBLEM, gpu_processes, packages
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import Linear
 from jaxrl.core.sources import Dataset
 from jaxrl.core.types import EnvSpec
 from jaxrl.networks import GRU, MLP
-from jaxrl.run import rendering
+from jaxrl.run import rendering, sweep_directory
 from jaxrl.run.loading import load_run
 from jaxrl.run.presets import PRESETS
 from jaxrl.run.run_status import is_finished
@@ -96,6 +96,8 @@ def test_train_prints_the_evaluation_and_resumes(said, trained, tmp_path):
     shown = f"return {evaluation['return_mean']:.2f} ± {evaluation['return_std']:.2f} over 2 episodes"
     assert "PPO on gymnax:CartPole-v1: 64 steps" in printed and "steps/s" in printed
     assert shown in printed and str(trained[0]) in printed
+    assert set(record["origin"]) == {"command", "machine", "versions"}
+    assert f"jaxrl {jaxrl.__version__}, jax {jax.__version__}" in record["origin"]["versions"]
     config = json.loads((run_dir / "config.json").read_text())
     assert config["seed"] == 3 and config["algorithm"]["learning_rate"]["start"] == 1e-3
     assert config["algorithm"]["network"]["torso"]["widths"] == [8]
@@ -306,6 +308,38 @@ def test_tune(said, tmp_path):
     assert given.values["run"]["total_steps"] == 32 and given.values["run"]["num_envs"] == 2
 
 
+@pytest.mark.long
+def test_pbt(said, tmp_path):
+    """The command that it prints follows the winner's schedules, digit for digit, and all else that was asked for."""
+    own = ["--devices", "1", "--population", "4", "--fraction", "0.5", "--exploit-every", "16", "--resample", "1"]
+    own += ["--space", "learning_rate=log:1e-4:1e-2", "--space=clip=0.1,0.2,0.3", "--space=gamma=0.9"]
+    own += ["--space=gae_lambda=0.9", "--space=max_grad_norm=0.5", "--space=value_cost=0.5", "--space=entropy_cost=0"]
+    own += [
+        "--run-dir",
+        str(tmp_path / "population"),
+        "--out",
+        str(tmp_path / "lineage.svg"),
+        "--evaluation-episodes=2",
+    ]
+    words = ["--env", "gymnax:CartPole-v1", *SMALL, "--total-steps", "64"]
+    lines = said("pbt", "ppo", *own, *words).splitlines()
+    assert lines[0].split() == ["member", "learning_rate", "clip", "score", "copies", "failed"]
+    winner = int(lines[1].split()[0])
+    assert f"winner: member {winner}, return " in lines[5] and "in 2 fresh episodes" in lines[5]
+    command = shlex.split(lines[7].partition(": ")[2])
+    given = runs.read("train", command[2:])
+    algo = flags.with_flags(jaxrl.PPO(), flags.build_parts(given.groups, given.values)[0])
+    lineage = sweep_directory.read_lineage(tmp_path / "population")
+    for name in ("learning_rate", "clip"):
+        assert getattr(algo, name) == lineage.schedule(name)
+        assert lineage.schedule(name).values[-1] == lineage.hyperparameters[name][-1, winner]
+    assert (algo.gamma, algo.gae_lambda, algo.max_grad_norm, algo.entropy_cost) == (0.9, 0.9, 0.5, 0.0)
+    assert given.values["run"]["total_steps"] == 64 and "--population" not in command
+    assert (tmp_path / "lineage.svg").read_text().startswith("<?xml")
+    assert "winner's policy" in lines[-1]
+    assert "checkpoint at step 64" in said("eval", str(tmp_path / "population"), "--episodes", "2")
+
+
 def test_names_of_observations():
     words = ["ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "9"]
     given = runs.read("train", [*words, "--network.value-observation-keys", "state,privileged_state"])
@@ -347,7 +381,7 @@ def test_help_of_train_without_an_algorithm(said):
     assert "jaxrl train dqn --help" in said("train", "--help")
 
 
-@pytest.mark.parametrize("command", ["train", "sweep", "tune"])
+@pytest.mark.parametrize("command", ["train", "sweep", "tune", "pbt"])
 def test_help_lists_the_algorithms_that_a_command_takes(command, said):
     listed = said(command, "--help").split()
     for name, cls in OWN_ALGORITHMS.items():
@@ -386,6 +420,7 @@ def test_the_source_of_experience_of_every_algorithm(said):
     rows = {name: rows[name] for name in own}  # other tests register theirs
     assert {name for name, source in rows.items() if source == "on-policy"} == {
         "a2c",
+        "alphazero",
         "impala",
         "ppo",
         "pqn",
@@ -409,6 +444,15 @@ def test_envs(said):
     assert one.index("static parameters") < one.index("continuous")
     assert re.search(r"reward_prob +0.1", said("envs", "gymnax:BernoulliBandit-misc"))
     assert "actions" in said("envs", "gymnasium:CartPole-v1")
+    changed = said("envs", "probe:Truncated", "--env-params", "max_steps=3", "continuous=True")
+    assert re.search(r"actions +Box", changed) and re.search(r"max_steps +3\n", changed)
+    assert re.search(r"continuous +True\n", changed)
+
+
+def test_one_suite_is_listed_without_the_others(said, monkeypatch):
+    own, asked = table._names, []
+    monkeypatch.setattr(table, "_names", lambda suite: asked.append(suite) or own(suite))
+    assert said("envs", "gymnax:") == said("envs", "gymnax") and set(asked) == {"gymnax"}
 
 
 def test_algos_tries_the_spaces(said):
@@ -618,7 +662,11 @@ def test_a_process_ends_without_a_last_collection(monkeypatch, capsys):
 def test_preset_is_valid(name):
     preset, known = PRESETS[name], jaxrl.environments()
     suite = preset.env.partition(":")[0]
-    continuous = suite == "brax" or preset.env in ("envpool:HalfCheetah-v4", "envpool:Hopper-v4", "gymnax:Pendulum-v1")
+    continuous = suite in ("brax", "playground") or preset.env in (
+        "envpool:HalfCheetah-v4",
+        "envpool:Hopper-v4",
+        "gymnax:Pendulum-v1",
+    )
     actions = jaxrl.spaces.Box(-1, 1, (2,)) if continuous else jaxrl.spaces.Discrete(6)
     observation = jaxrl.spaces.Box(-1, 1, (4,))
     if preset.env in ("envpool:Pong-v5", "envpool:Breakout-v5"):

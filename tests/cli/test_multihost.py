@@ -152,6 +152,7 @@ def test_wrong_combinations_start_nothing(command, flags, words, capsys, monkeyp
     [
         ("train", "--launch processes:1:evaluators=1: needs --run-dir, whose checkpoints the evaluator plays"),
         ("sweep", "--launch processes:1:evaluators=1: not with sweep; an evaluator plays the checkpoints of"),
+        ("pbt", "--launch processes:1:evaluators=1: not with pbt; an evaluator"),
         ("compile", "--launch processes:1:evaluators=1: not with compile; an evaluator"),
         ("tune", "--launch, --distributed: not with tune"),
     ],

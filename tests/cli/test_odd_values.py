@@ -38,8 +38,9 @@ def said(capsys, monkeypatch):
         monkeypatch.setattr(owner, name, begin)
     for module in (loading, replays, follow):
         monkeypatch.setattr(module, "load_run", begin)
-    monkeypatch.setattr("jaxrl.sweeps.sweep._train_many", begin)
+    monkeypatch.setattr("jaxrl.sweeps.sweep.train_many", begin)
     monkeypatch.setattr("jaxrl.sweeps.tune._evaluations", begin)
+    monkeypatch.setattr("jaxrl.sweeps.pbt.train_many", begin)
     monkeypatch.setenv("COLUMNS", "300")
 
     def run(*argv):
@@ -140,6 +141,7 @@ COMMANDS = {
     "train sac": ["train", "sac", "--env", "gymnax:Pendulum-v1", "--total-steps", "1000"],
     "sweep": ["sweep", "ppo", *RUN],
     "tune": ["tune", "ppo", *RUN],
+    "pbt": ["pbt", "ppo", *RUN],
     "compile": ["compile", "ppo", *RUN],
     "eval": ["eval", "RUN"],
     "render": ["render", "RUN"],
@@ -148,6 +150,7 @@ COMMANDS = {
     "export-replay": ["export-replay", "RUN", "--out", "OUT"],
     "dataset": ["dataset", "info", "RUN"],
     "plot": ["plot", "RUN"],
+    "report": ["report", "RUN"],
     "envs": ["envs"],
     "algos": ["algos"],
 }
@@ -164,7 +167,9 @@ def flags_of(said, capsys, words):
     """Its flags, by its own help."""
     with contextlib.suppress(SystemExit):
         main.main(
-            [*words[:2], "--help-all"] if words[0] in ("train", "sweep", "tune", "compile") else [words[0], "--help"]
+            [*words[:2], "--help-all"]
+            if words[0] in ("train", "sweep", "tune", "pbt", "compile")
+            else [words[0], "--help"]
         )
     text = capsys.readouterr().out
     return sorted({word.strip(",│|[]") for word in text.split() if word.startswith("--")} - {"--help", *NOT_TRIED})

@@ -12,6 +12,7 @@ from jaxrl.cli import describe, fields, main, table
 from jaxrl.core import registry
 from jaxrl.core.types import EnvSpec
 from jaxrl.envs.registry import environments
+from jaxrl.networks import Core, DictEncoder, QHead, Torso
 
 STALE = "jaxrl/cli/table.json is stale: .venv/bin/python scripts/update_cli_table.py"
 
@@ -31,7 +32,7 @@ def test_flags_from_the_table_are_those_of_the_class(name):
     assert table.algorithm_groups(name) == fields.algorithm_groups(jaxrl.make_algorithm(name))
 
 
-@pytest.mark.parametrize("command", ["train", "sweep", "tune"])
+@pytest.mark.parametrize("command", ["train", "sweep", "tune", "pbt"])
 def test_no_flag_of_a_command_has_the_name_of_a_field(command):
     """The command line would have two flags of one name, and the call in Python one argument."""
     own = {flag.name for flag in table.command_flags(command)}
@@ -55,6 +56,12 @@ def test_the_help_offers_what_the_algorithm_takes(name, field):
         if not any(f".{field}=" in line for line in algo.replace(**{field: cls()}).validate(spec, 8, 1))
     ]
     assert sorted(part.name for part in flags[field].kind.parts) == sorted(taken)
+
+
+@pytest.mark.parametrize(("kind", "annotation"), [("torso", Torso), ("core", Core), ("head", QHead)])
+def test_every_part_of_a_network_can_be_typed(kind, annotation):
+    """A flag's value has no place for a torso of each entry, so `DictEncoder` is for Python alone."""
+    assert {*fields.PARTS[annotation]} == {*registry.registered(kind).values()} - {DictEncoder}
 
 
 def test_flags_of_a_preset_are_those_of_its_algorithm():

@@ -37,9 +37,14 @@ ALGORITHMS = {
     "recurrent": jaxrl.PPO(
         optimizer=Adam(b1=0.8),
         network=networks.ActorCritic(
-            torso=networks.MLP((32, 16)), core=networks.LSTM(8), shared=True, previous_action=True
+            torso=networks.MLP((32, 16), symlog=True), core=networks.LSTM(8), shared=True, previous_action=True
         ),
     ),
+    "memory": jaxrl.SAC(
+        policy=networks.Actor(core=networks.MinGRU(8, layers=2, update_bias=-2.0)),
+        critic=networks.Critic(core=networks.LRU(8, max_radius=0.99)),
+    ),
+    "steps": jaxrl.R2D2(network=networks.QNetwork(core=networks.GTrXL(8, heads=2, memory=5, mlp_width=6))),
     "image": jaxrl.DQN(
         optimizer=RAdam(),
         network=networks.QNetwork(torso=networks.MinAtarCNN(), head=networks.ActionValues(dueling=True)),

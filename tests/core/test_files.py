@@ -18,6 +18,7 @@ from jaxrl.core.errors import ConfigError
 # Text that no file holds: messages between processes, hashes, and what refuses NaN by itself.
 NOT_TO_FILES = {
     "core/files.py",
+    "export/numpy_file.py",
     "parallel/multihost/distributed.py",
     "parallel/multihost/local.py",
     "run/callbacks.py",

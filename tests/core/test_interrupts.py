@@ -1,6 +1,7 @@
 """Signals at exact moments: in processes that own theirs, and in functions that may be interrupted."""
 
 import functools
+import os
 import signal
 import subprocess
 import sys
@@ -262,8 +263,42 @@ def test_an_interrupted_command_ends_within_seconds_once_it_has_returned(what):
 
 
 def test_a_command_that_was_not_interrupted_ends_as_ever():
-    ended = ran("print('all'); sys.exit(interrupts.returned(3))")
-    assert (ended.returncode, ended.stdout, ended.stderr) == (3, "all\n", "")
+    ended = ran("atexit.register(print, 'bye'); print('all'); sys.exit(interrupts.returned(3))")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (3, "all\nbye\n", "")
+
+
+@pytest.mark.long
+def test_a_command_ends_while_a_thread_waits_for_jax():
+    """Python ends daemon threads where they next ask for its lock, which within C++ aborts the process."""
+    program = """
+        import jax, jax.numpy as jnp
+        once, some = jax.jit(lambda x: x @ x), jnp.ones((300, 300))
+        def work():
+            while True:
+                jax.block_until_ready(once(some))
+        for _ in range(3):
+            threading.Thread(target=work, daemon=True).start()
+        time.sleep(1.0)
+        sys.exit(interrupts.returned(0))
+    """
+    ended = ran(program)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_command_whose_output_is_lost_ends_as_a_failure():
+    with open("/dev/full", "w") as full:
+        program = OWNER + "print('all', end=''); sys.exit(interrupts.returned(0))"
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        assert subprocess.run([sys.executable, "-c", program], stdout=full, env=environment).returncode == 120
+
+
+@pytest.mark.parametrize("closed", ["", "; sys.stdout.close()"])
+def test_a_command_without_an_output_has_lost_none(closed):
+    program = OWNER + f"print('all'){closed}; sys.exit(interrupts.returned(0))"
+    command = [sys.executable, "-c", program]
+    if not closed:
+        command = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
+    assert subprocess.run(command, stdout=subprocess.DEVNULL).returncode == 0
 
 
 # --- in a process of somebody else's -----------------------------------------------------------------------------

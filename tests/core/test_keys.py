@@ -85,6 +85,7 @@ def calls():
     yield "sweep", lambda seed: jaxrl.sweep(PPO, env, seeds=[seed], **settings)
     searched = {"num_samples": 2, "learning_rate": Uniform(1e-4, 1e-3)}
     yield "sweep's search", lambda seed: jaxrl.sweep(PPO, env, search_seed=seed, **searched, **settings)
+    yield "pbt", lambda seed: jaxrl.pbt(PPO, env, seed=seed, **settings)
     yield "tune", lambda seed: jaxrl.tune(PPO, env, search_seed=seed, trials=1, **settings)
     yield "check_env", lambda seed: jaxrl.check_env(jaxrl.make(env), seed=seed)
     yield "check_env of a recipe", lambda seed: jaxrl.check_env(jaxrl.make("gymnasium:CartPole-v1"), seed=seed)
@@ -143,7 +144,17 @@ def test_runs_of_seeds_above_two_to_the_32_differ(trained):
 def test_no_function_of_ours_takes_a_seed_that_is_not_tried_here():
     """A new public function with a seed is to be tried above."""
     taking = {name for name in jaxrl.__all__ if _takes_a_seed(getattr(jaxrl, name))}
-    assert taking <= {"train", "sweep", "tune", "check_env", "evaluate", "render", "export_rlds", "export_minari"}
+    assert taking <= {
+        "train",
+        "sweep",
+        "pbt",
+        "tune",
+        "check_env",
+        "evaluate",
+        "render",
+        "export_rlds",
+        "export_minari",
+    }
 
 
 def _takes_a_seed(found):

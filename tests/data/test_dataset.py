@@ -225,7 +225,7 @@ def test_the_last_step_may_be_a_transition(tmp_path):
         jaxrl.load_dataset(source, last_step="reward")
 
 
-@pytest.mark.parametrize("discount, step", [([0.9, 1.5, 1, 1, 0], 1), ([1, 0, 1, 1, 0], 1), ([1, 1, -1, 0.5, 0], 2)])
+@pytest.mark.parametrize("discount, step", [([0.9, 1.5, 1, 1, 0], 1), ([1, 0, 1, 1, 0], 1), ([1, 1, -1.5, 0.5, 0], 2)])
 @pytest.mark.parametrize("terminal", [False, True])
 def test_discounts_that_mean_nothing_are_refused(tmp_path, discount, step, terminal):
     odd = dataclasses.replace(plain(1), discount=np.asarray(discount, np.float32), is_terminal=marked(5, 4)[:5])

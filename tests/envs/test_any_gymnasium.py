@@ -12,9 +12,10 @@ from helpers.programs import NUM_ENVS, ROWS, all_finite
 
 import jaxrl
 from jaxrl.cli import main
-from jaxrl.cli.training import make_environment
+from jaxrl.cli.environment import make_environment
 from jaxrl.core import config, spaces
 from jaxrl.core.errors import ConfigError, EnvironmentFailedError
+from jaxrl.envs.host import worker_program
 
 BOX = foreign.Box(-1, 1, (2,), np.float64)
 SPACES = {
@@ -233,6 +234,23 @@ def test_envs_lists_the_constructors_arguments(capsys):
     assert "length" in said and "'terminated'" in said and "max_episode_steps" in said
 
 
+def test_a_module_that_cannot_be_imported_is_an_error_in_one_line(tmp_path, monkeypatch):
+    """Before, MuJoCo without its library of graphics ended commands with a traceback."""
+    (tmp_path / "without_graphics.py").write_text("None.glGetError")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="cannot be found: AttributeError: 'NoneType' object has no attribute 'glGet"):
+        jaxrl.make("gymnasium:without_graphics:Any-v0")
+
+
+def test_what_is_registered_for_batches_alone_is_refused():
+    gymnasium.register("OnlyVector-v0", vector_entry_point="gymnasium.vector:SyncVectorEnv")
+    try:
+        with pytest.raises(ConfigError, match="registered as a vectorized environment alone"):
+            jaxrl.make("gymnasium:OnlyVector-v0")
+    finally:
+        del gymnasium.registry["OnlyVector-v0"]
+
+
 # --- packages that nobody here wrote -----------------------------------------------------------------------------
 
 
@@ -247,6 +265,43 @@ def test_minigrid():
     jaxrl.check_env(env, steps=120)
     result = jaxrl.train(jaxrl.PPO(), env, total_steps=150_000, explore_in_evaluation=True, progress=False)
     assert result.evaluation.return_mean > 0.8
+
+
+PICTURES = {
+    "ResizeObservation": {"shape": (84, 84)},
+    "GrayscaleObservation": {},
+    "FrameStackObservation": {"stack_size": 4},
+}
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize(
+    ("package", "name", "algo", "parameters"),
+    [
+        ("minigrid", "minigrid:MiniGrid-Empty-5x5-v0", "ppo", {"wrappers": "minigrid.wrappers:ImgObsWrapper"}),
+        ("highway_env", "highway_env:highway-fast-v0", "ppo", {"config": {"duration": 3}}),
+        ("flappy_bird_gymnasium", "flappy_bird_gymnasium:FlappyBird-v0", "dqn", {"use_lidar": False}),
+        ("Box2D", "LunarLander-v3", "ppo", {"max_episode_steps": 50}),
+        ("ale_py", "ale_py:ALE/Pong-v5", "ppo", {"max_episode_steps": 30, "frameskip": 4, "wrappers": PICTURES}),
+    ],
+)
+def test_a_package_is_trained_evaluated_rendered_and_loaded(package, name, algo, parameters, tmp_path):
+    pytest.importorskip(package)
+    env = jaxrl.make(f"gymnasium:{name}", **parameters)
+    fields = {"min_size": 32} if algo == "dqn" else {"rollout_length": 16, "epochs": 1, "minibatches": 1}
+    small = {"total_steps": 64, "num_envs": 2, "evaluation_episodes": 1, "evaluate_every": 0, "progress": False}
+    jaxrl.train(jaxrl.make_algorithm(algo, **fields), env, **small, run_dir=tmp_path / "run")
+    policy = jaxrl.load(tmp_path / "run", env=env)
+    evaluated = jaxrl.evaluate(policy.algo, policy.actor, env, policy.spec, episodes=1).metrics()
+    assert np.isfinite(evaluated["return_mean"])
+    assert jaxrl.render(policy, path=tmp_path / "played.gif", max_steps=5).stat().st_size > 500
+    wrappers = env.parameters.get("wrappers", ())
+    own = worker_program.made(name.rpartition(":")[2], {k: x for k, x in parameters.items() if k != "wrappers"})
+    for wrapper, arguments in wrappers:
+        own = worker_program.wrapper(wrapper)(own, **arguments)
+    observation, _ = own.reset(seed=0)
+    action, _ = policy(observation)
+    assert own.action_space.contains(action)
 
 
 @pytest.mark.learning

@@ -15,7 +15,7 @@ import jaxrl
 from jaxrl.cli import main
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError, EnvironmentFailedError, MissingExtraError
-from jaxrl.core.types import WatchedEnvironment
+from jaxrl.core.host_types import WatchedEnvironment
 from jaxrl.envs.configs import from_config, to_config
 from jaxrl.envs.host.episodes import environment_seeds
 

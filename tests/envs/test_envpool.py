@@ -12,7 +12,8 @@ from helpers.programs import NUM_ENVS, PPO, ROWS, all_finite
 import jaxrl
 from jaxrl.core import config, spaces
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.types import AsyncEnvironment, EnvSpec, Rollout, WatchedEnvironment
+from jaxrl.core.host_types import AsyncEnvironment, WatchedEnvironment
+from jaxrl.core.types import EnvSpec, Rollout
 from jaxrl.envs.host import envpool as adapter
 from jaxrl.envs.host.episodes import Episodes, environment_seeds
 from jaxrl.parallel import rollout as ro

@@ -12,7 +12,7 @@ from helpers.programs import DQN, NUM_ENVS, ROWS, all_finite
 import jaxrl
 from jaxrl.core import config, spaces
 from jaxrl.core.errors import ConfigError, EnvironmentContractError, EnvironmentFailedError
-from jaxrl.core.types import WatchedEnvironment
+from jaxrl.core.host_types import WatchedEnvironment
 from jaxrl.envs.host import conversion
 from jaxrl.envs.host import gymnasium as adapter
 

@@ -30,7 +30,8 @@ FLOATS = ("float16", "float32", "float64")
 @st.composite
 def float_boxes(draw):
     dtype = np.dtype(draw(st.sampled_from(FLOATS)))
-    number = st.floats(-1e4, 1e4, width=16) if dtype == np.float16 else st.floats(-1e30, 1e30)
+    half = dtype == np.float16  # no subnormal numbers of float32, which ours cannot hold
+    number = st.floats(-1e4, 1e4, width=16) if half else st.floats(-(2.0**99), 2.0**99, width=32, allow_subnormal=False)
     shape = draw(st.sampled_from([(), (1,), (3,), (2, 2)]))
     size = int(np.prod(shape))
     ends = [sorted(draw(st.tuples(number, number))) for _ in range(size)]

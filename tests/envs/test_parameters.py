@@ -74,3 +74,24 @@ def test_what_is_wrong_is_told_at_once():
     assert "unknown parameter of my:Own 'distanc'; did you mean 'distance'" in first
     assert "width of my:Own is static" in second
     assert [problem.split("=")[0] for problem in others] == [f"parameter {n}" for n in ("distance", "sizes", "count")]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "reason"),
+    [
+        ("CartPole-v1", {"max_steps_in_episode": 0}, "max_steps_in_episode=0 must be at least 1"),
+        ("CartPole-v1", {"gravity": float("nan")}, "parameter gravity of gymnax:CartPole-v1 holds NaN"),
+        ("BernoulliBandit-misc", {"reward_prob": 1.1}, "reward_prob=1.1 must be at least 0 and at most 1"),
+        ("FourRooms-misc", {"fail_prob": -0.1}, "fail_prob=-0.1 must be at least 0 and at most 1"),
+    ],
+)
+def test_impossible_numbers_are_refused_when_made_and_when_changed(name, values, reason):
+    with pytest.raises(ConfigError, match=reason):
+        jaxrl.make(f"gymnax:{name}", **values)
+    with pytest.raises(ConfigError, match=reason):
+        with_parameters(jaxrl.make(f"gymnax:{name}"), **values)
+
+
+def test_nan_within_an_array_is_refused():
+    with pytest.raises(ConfigError, match="parameter gravity of gymnax:CartPole-v1 holds NaN"):
+        jaxrl.make("gymnax:CartPole-v1", gravity=np.array([9.8, np.nan], np.float32))

@@ -15,7 +15,7 @@ import jaxrl
 from jaxrl import envs, networks
 from jaxrl.cli import main
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.types import only_instance
+from jaxrl.core.host_types import only_instance
 from jaxrl.envs.configs import to_config
 from jaxrl.run.loading import load_run
 
@@ -162,11 +162,11 @@ SAME = Pick(1)
 @pytest.mark.parametrize(
     ("passed", "settings", "says"),
     [
-        (lambda: gymnasium.make_vec("PassedPick-v0", 2), {}, "it gives a SyncVectorEnv; what makes one"),
+        (lambda: gymnasium.make_vec("PassedPick-v0", 2), {}, "gives a SyncVectorEnv; .* needed, and num_envs=N makes"),
         (
             gymnasium.make_vec("PassedPick-v0", 2),
             {},
-            "SyncVectorEnv is a vectorized environment; pass the class of one",
+            "SyncVectorEnv is a vectorized environment; pass 'gymnasium:PassedPick-v0', and num_envs=N; workers=M",
         ),
         (gymnasium.vector.SyncVectorEnv, {}, "SyncVectorEnv is a vectorized environment; pass the class of one"),
         (lambda: 3, {}, "it gives a int; what makes one gymnasium.Env"),

@@ -9,7 +9,7 @@ from helpers.registered import nothing_registered_for_good
 
 import jaxrl
 from jaxrl import envs
-from jaxrl.cli.training import make_environment
+from jaxrl.cli.environment import make_environment
 from jaxrl.core import suites
 from jaxrl.core.errors import ConfigError, MissingExtraError
 from jaxrl.envs import AutoReset, EpisodeStatistics, FrameStack, Hide, StickyActions, TimeLimit

@@ -14,8 +14,8 @@ from helpers.spoiled import Spoiled, SpoiledEnvironment
 from helpers.tiers import one_quick
 
 import jaxrl
+from jaxrl.cli import environment as cli_environment
 from jaxrl.cli import main
-from jaxrl.cli import training as cli_training
 from jaxrl.core.errors import EnvironmentFailedError
 from jaxrl.core.types import env_spec
 from jaxrl.envs.host import watchdog
@@ -129,7 +129,7 @@ def test_an_evaluation(hang, beside, at):
 def test_the_command_line_says_how_long_a_step_of_an_evaluation_may_take(hang, tmp_path, monkeypatch, capsys):
     train(HOST, run_dir=tmp_path / "run")
     env = Spoiled(ENV, at=3, then=hang)
-    monkeypatch.setattr(cli_training, "make_environment", lambda *_: env)
+    monkeypatch.setattr(cli_environment, "make_environment", lambda *_: env)
     words = ["--env", "gymnasium:CartPole-v1", "--episodes", "8", "--step-timeout", "0.5"]
     for more in ([], ["--follow"]):
         env.built.clear()

@@ -18,6 +18,7 @@ from helpers.two_processes import both, together
 
 from jaxrl.run import checkpoint, loop
 from jaxrl.run.loggers import read_metrics
+from jaxrl.sweeps.pbt import PBTResult
 from jaxrl.sweeps.sweep import SweepResult
 
 pytestmark = [pytest.mark.faults, pytest.mark.exact]
@@ -37,7 +38,7 @@ LIVES = {
     "views": "hasty",
 }
 SHARES = dict(zip(LIVES, np.random.default_rng(5).uniform(0.3, 0.9, len(LIVES)), strict=True))
-MANY = {"ppo": 50, "dqn": 50, "r2d2": 10, "sebulba": 10, "sweep": 10}  # kills in `make faults`
+MANY = {"ppo": 50, "dqn": 50, "r2d2": 10, "sebulba": 10, "sweep": 10, "pbt": 10}  # kills in `make faults`
 TOLD = (
     "stopped",
     "total_steps",
@@ -133,6 +134,8 @@ def assert_the_same_run(resumed, reference, run_dir, case=CASES["ppo"]):
     if isinstance(reference, SweepResult):
         for name in ("steps", "metrics", "returns", "failed", "learners"):
             assert_equal(getattr(reference, name), getattr(resumed, name))
+        if isinstance(reference, PBTResult):
+            assert_equal(reference.lineage.to_json(), resumed.lineage.to_json())
         return
     assert resumed.stopped == reference.stopped == case.stopped
     assert resumed.total_steps == reference.total_steps == case.iterations * ROWS

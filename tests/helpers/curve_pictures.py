@@ -8,7 +8,7 @@ import json
 import math
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -32,6 +32,8 @@ FONT = "text{font-family:sans-serif;font-size:13px}"
 LIGHT = ("#0072b2", "#d55e00", "#009e73", "#b8528c", "#b07800", "#6a51a3")
 DARK = ("#4fb0e8", "#ff8a3d", "#2fc79b", "#e394c0", "#f0b429", "#b9a7f0")
 TEXT, GRID = ("#3c4043", "#d0d4d9"), ("#d8dce0", "#4a4f57")
+
+Points = tuple[list[int], list[float], list[float], list[float]]  # steps; lowest, mean and highest return there
 
 
 def names() -> list[str]:
@@ -58,7 +60,10 @@ def pictures() -> dict[pathlib.Path, str]:
     """Return every picture of a record: its path and its text."""
     one = {name: (f"{title(name)} on {environment(name)}", (name,)) for name in names()}
     groups = {name: (heading, [one for one in of if one in names()]) for name, (heading, of) in GROUPS.items()}
-    return {FOLDER / f"{name}.svg": draw(heading, of) for name, (heading, of) in (one | groups).items()}
+    return {
+        FOLDER / f"{name}.svg": draw(heading, {title(member): points(record(member)) for member in of})
+        for name, (heading, of) in (one | groups).items()
+    }
 
 
 def block(name: str) -> str:
@@ -77,14 +82,14 @@ def block(name: str) -> str:
     )
 
 
-def draw(heading: str, members: Sequence[str]) -> str:
+def draw(heading: str, members: Mapping[str, Points]) -> str:
     """Return a picture of the mean over seeds of each algorithm, with the range between the seeds, as SVG.
 
     Args:
       heading: over the picture.
-      members: pages of algorithms whose curves it holds, at most six.
+      members: names of algorithms, and the curve of each, at most six.
     """
-    curves = [points(record(name)) for name in members]
+    curves = list(members.values())
     low = min(value for _, lowest, _, _ in curves for value in lowest)
     high = max(value for _, _, _, highest in curves for value in highest)
     x0, x1 = 0, max(steps[-1] for steps, *_ in curves)
@@ -106,14 +111,14 @@ def draw(heading: str, members: Sequence[str]) -> str:
     for value in y_ticks:
         _, y = place(x0, value).split(",")
         lines.append(f'<path class="g" d="M{LEFT},{y}H{right}"/>')
-        lines.append(f'<text x="{LEFT - 8}" y="{float(y) + 4:.1f}" text-anchor="end">{_number(value)}</text>')
+        lines.append(f'<text x="{LEFT - 8}" y="{float(y) + 4:.1f}" text-anchor="end">{number(value)}</text>')
     for value in x_ticks:
         x, _ = place(value, y0).split(",")
-        lines.append(f'<text x="{x}" y="{bottom + 18}" text-anchor="middle">{_number(value)}</text>')
+        lines.append(f'<text x="{x}" y="{bottom + 18}" text-anchor="middle">{number(value)}</text>')
     lines.append(f'<text x="{(LEFT + right) / 2:.1f}" y="{HEIGHT - 8}" text-anchor="middle">steps</text>')
     lines.append(f'<text x="{LEFT - 46}" y="{TOP - 16}">return</text>')
     at = LEFT + 6.0
-    for index, (name, (steps, lowest, mean, highest)) in enumerate(zip(members, curves, strict=True)):
+    for index, (name, (steps, lowest, mean, highest)) in enumerate(members.items()):
         upper = [place(x, y) for x, y in zip(steps, highest, strict=True)]
         lower = [place(x, y) for x, y in zip(steps, lowest, strict=True)]
         line = " ".join(place(x, y) for x, y in zip(steps, mean, strict=True))
@@ -123,18 +128,23 @@ def draw(heading: str, members: Sequence[str]) -> str:
         if len(members) > 1:  # else the heading says it
             at += 8 if at > LEFT + 6 else 0
             lines.append(f'<path class="c{index}" d="M{at:.0f},{TOP - 20}h18"/>')
-            lines.append(f'<text x="{at + 23:.0f}" y="{TOP - 16}">{title(name)}</text>')
-            at += 31 + 8.2 * len(title(name))
+            lines.append(f'<text x="{at + 23:.0f}" y="{TOP - 16}">{name}</text>')
+            at += 31 + 8.2 * len(name)
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
-def points(found: dict[str, Any]) -> tuple[list[int], list[float], list[float], list[float]]:
+def points(found: dict[str, Any]) -> Points:
     """Return a record's steps, and over its seeds the lowest, the mean and the highest return at each of them."""
     rows = found["rows"]
     if any(row["steps"] != rows[0]["steps"] for row in rows):
         raise ValueError(f"the seeds of {found['run']} were evaluated at different steps")
-    each = list(zip(*(row["returns"] for row in rows), strict=True))
-    return rows[0]["steps"], [min(r) for r in each], [sum(r) / len(r) for r in each], [max(r) for r in each]
+    return over_seeds(rows[0]["steps"], [row["returns"] for row in rows])
+
+
+def over_seeds(steps: list[int], returns: list[list[float]]) -> Points:
+    """Return the lowest, the mean and the highest of the seeds' returns at each of the steps."""
+    each = list(zip(*returns, strict=True))
+    return steps, [min(r) for r in each], [sum(r) / len(r) for r in each], [max(r) for r in each]
 
 
 def ticks(low: float, high: float) -> list[float]:
@@ -146,7 +156,8 @@ def ticks(low: float, high: float) -> list[float]:
     return [index * step for index in range(first, max(last, first + 1) + 1)]
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """Return a number as axes have it."""
     text = f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{value:g}"
     return text.replace("-", "\N{MINUS SIGN}")
 

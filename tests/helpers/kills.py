@@ -12,6 +12,7 @@ import jax
 
 import jaxrl
 from helpers import programs
+from helpers.populations import population
 from helpers.programs import ROWS
 from jaxrl.core.errors import CheckpointError
 from jaxrl.core.sources import Lifo, MaxHeap, MinHeap, Prioritized, View
@@ -108,6 +109,7 @@ CASES = {
     "host memory": Case(programs.R2D2.replace(replay_memory="host")),
     "sebulba": Case(programs.PPO, host=True),
     "sweep": Case(programs.PPO),
+    "pbt": Case(programs.PPO),
 }
 
 
@@ -147,6 +149,8 @@ def train(name, run_dir, loggers=(), **settings):
     """The run that is killed: evaluated and saved after every second of its twelve iterations."""
     if name == "sweep":
         return sweep(run_dir)
+    if name == "pbt":
+        return population(run_dir, checkpoint_every=INTERVAL * ROWS)
     case = CASES[name]
     settings = {"evaluate_every": INTERVAL * ROWS, "checkpoint_every": INTERVAL * ROWS} | settings
     return jaxrl.train(
@@ -184,8 +188,8 @@ def sweep(run_dir):
 
 def newest(run_dir):
     """The step of the newest complete checkpoint; 0 where there is none. Of a sweep, the mean over its programs."""
-    folders = [run_dir / f"program-{number}" for number in range(2)]
-    return sum(map(_newest, folders)) / 2 if folders[0].exists() else _newest(run_dir)
+    folders = list(run_dir.glob("program-*"))
+    return sum(map(_newest, folders)) / len(folders) if folders else _newest(run_dir)
 
 
 def _newest(run_dir):

@@ -27,13 +27,18 @@ def gradient(loss, params, size=1e-6):
     return jax.tree.unflatten(structure, found)
 
 
-def stepped(params, gradients, rate):
-    """Adam's first step, whose moments are the gradient and its square once their bias is corrected."""
-    return jax.tree.map(lambda x, g: np.asarray(x, np.float64) - rate * g / (np.abs(g) + EPS), params, gradients)
+def stepped(params, gradients, rate, decay=0.0):
+    """Adam's first step, whose moments are the gradient and its square once their bias is corrected; AdamW's decay."""
+
+    def step(x, g):
+        x = np.asarray(x, np.float64)
+        return x - rate * (g / (np.abs(g) + EPS) + decay * x)
+
+    return jax.tree.map(step, params, gradients)
 
 
-def descended(loss, params, rate):
-    return stepped(params, gradient(loss, params), rate)
+def descended(loss, params, rate, decay=0.0):
+    return stepped(params, gradient(loss, params), rate, decay)
 
 
 def close(found, wanted, tolerance=1e-5):

@@ -10,6 +10,7 @@ from flax import struct
 
 import jaxrl
 from jaxrl import networks
+from jaxrl.algos.optimizers import Adam
 
 SMALL = networks.MLP((16,))
 NUM_ENVS = 8
@@ -63,6 +64,20 @@ R2D2 = jaxrl.R2D2(
     batch_size=8,
     target_period=3,
     network=networks.QNetwork(torso=SMALL, core=networks.GRU(8), previous_action=True, previous_reward=True),
+)
+# A large eps, as of the tests of devices: rounding decides the sign of what is all but 0.
+DREAMER = jaxrl.Dreamer(
+    learning_rate=1e-4,
+    optimizer=Adam(eps=1e-2),
+    rollout_length=8,
+    sequence_length=6,
+    burn_in=2,
+    imagination_length=3,
+    replay_ratio=1 / ROWS,
+    capacity=NUM_ENVS * 32,
+    min_size=NUM_ENVS * 16,
+    batch_size=8,
+    network=networks.WorldModel(deter=8, stoch=2, classes=3, hidden=8, units=8, blocks=2, layers=1),
 )
 ALGORITHMS = {"ppo": PPO, "recurrent_ppo": RECURRENT_PPO, "dqn": DQN}
 SWEEP = {"total_steps": 2 * ROWS, "num_envs": NUM_ENVS, "evaluation_episodes": 4, "points": 2, "progress": False}

@@ -120,6 +120,11 @@ def draw(path):
     plot_runs([path], path.parent / "drawn.png")
 
 
+def report_on(path):
+    """`jaxrl report`."""
+    jaxrl.report([path], path.parent / "report.html")
+
+
 def film(path):
     """`jaxrl.render`."""
     run = load_run(path)
@@ -140,7 +145,7 @@ READERS = {
         lambda path: read_run(path).curve(TRAINING),
         lambda path: read_metrics(path / "metrics.jsonl"),
     ],
-    "result": [run_status.read_result, lambda path: finished_run.print_finished_run(given(path))],
+    "result": [run_status.read_result, report_on, lambda path: finished_run.print_finished_run(given(path))],
     "manifest": [list_checkpoints, load_run],
     "rlds": [lambda path: report(f"rlds:{path}")],
     "minari": [lambda path: report(f"minari:{path}")],
@@ -151,7 +156,7 @@ READERS = {
     "policy": [lambda path: jaxrl.load(path)(np.zeros(4, np.float32))],
     "replay": [export_its_replay],
 }
-PLAYERS = [play, export, draw, film]  # of a run
+PLAYERS = [play, export, draw, report_on, film]  # of a run
 
 
 def outcome(read, path):

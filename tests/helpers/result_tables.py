@@ -7,19 +7,28 @@ import functools
 import json
 import pathlib
 import re
-import shlex
+import statistics
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from helpers import curve_pictures
-from helpers.shortest import DEFAULTS, PRESETS, Row
-from jaxrl.run.presets import preset
+from helpers import curve_pictures, zoo_tables
 
 ROOT = pathlib.Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import scaling  # noqa: E402  needs the path above
+
 PAGES = (
     ROOT / "README.md",
     ROOT / "docs" / "results.md",
+    ROOT / "docs" / "zoo.md",
+    ROOT / "docs" / "choosing.md",
+    ROOT / "docs" / "ablations.md",
+    ROOT / "docs" / "gallery.md",
     ROOT / "docs" / "performance.md",
+    ROOT / "docs" / "envpool.md",
+    ROOT / "docs" / "scaling.md",
+    ROOT / "docs" / "pbt.md",
     *sorted(curve_pictures.PAGES.glob("*.md")),
 )
 RECORDS = ROOT / "benchmarks" / "results"
@@ -112,53 +121,6 @@ def _with_commands(table: str, commands: list[str]) -> str:
     return f'{table}\n\n<details markdown="1"><summary>The commands</summary>\n\n```shell\n{shown}\n```\n\n</details>'
 
 
-def _trained(row: Row) -> tuple[str, str, str]:
-    """Return the environment, the algorithm and the steps of a shortest command, as a reader would call them."""
-    words = shlex.split(row.command)
-    if words[0] == "--preset":
-        found = preset(words[1])
-        name, env, steps = type(found.algorithm).__name__.lower(), found.env, found.total_steps
-        algorithm = f"{curve_pictures.title(name)} (`{words[1]}`)"
-    else:
-        name = words[0]
-        env, steps = (words[words.index(flag) + 1] for flag in ("--env", "--total-steps"))
-        algorithm = row.variant or curve_pictures.title(name)
-    return re.sub(r"(\w+)-MinAtar", r"MinAtar \1", env.partition(":")[2]), algorithm, _short(int(steps))
-
-
-def _short(steps: int) -> str:
-    return f"{steps / 1e6:g}M" if steps >= 1e6 else f"{steps / 1e3:g}k"
-
-
-def _commands(kind: str) -> str:
-    """Of the records `learning-KIND-*.json`: their scores, and the command lines as they were typed."""
-    rows = {row.name: row for row in (DEFAULTS if kind == "defaults" else PRESETS)}
-    lines, commands = [], []
-    for path in sorted(RECORDS.glob(f"learning-{kind}-*.json")):
-        record = json.loads(path.read_text())
-        environment, algorithm, steps = _trained(rows[path.stem.removeprefix(f"learning-{kind}-")])
-        lines.append(_line(environment, algorithm, record["rows"][0], record["published"], steps))
-        commands.append(record["run"])
-    return _with_commands(_table(_SCORES, lines), commands)
-
-
-def _unrecorded() -> str:
-    """The shortest commands that have no record yet."""
-    rows = [*((f"defaults-{row.name}", row) for row in DEFAULTS), *((f"preset-{row.name}", row) for row in PRESETS)]
-    missing = [row for name, row in rows if not (RECORDS / f"learning-{name}.json").exists()]
-    if not missing:
-        return "None: each has its record, above."
-    lines = []
-    for row in missing:
-        which, least = "each seed" if row.worst > row.mean else "the mean", max(row.worst, row.mean)
-        environment, algorithm, steps = _trained(row)
-        lines.append(f"| {environment} | {algorithm} | {which} {least:g} | {row.published} | {steps} |")
-    table = _table("environment | algorithm | required: at least | published | steps |", lines)
-    return "What they come to is not known.\n\n" + _with_commands(
-        table, [f"jaxrl sweep {row.command}" for row in missing]
-    )
-
-
 def _trainings() -> str:
     lines = []
     for name, (environment, algorithm, steps, _) in TRAININGS.items():
@@ -217,6 +179,21 @@ def _searches() -> str:
     return _table("search | mean | 95 % interval |", lines)
 
 
+def _populations() -> str:
+    lines = []
+    for part in _read("pbt")["parts"].values():
+        rows, about = part["rows"], part["settings"]
+        repeats = {kind: [row for row in rows if row["kind"] == kind] for kind in ("PBT", "random")}
+        steps = f"{about['population']} x {about['total_steps'] // 1000}k"
+        algorithm = rows[0]["task"].partition("-")[0].upper()
+        for kind, name in (("PBT", "population"), ("random", "random search")):
+            each = ", ".join(f"{row['fresh']:.0f}" for row in repeats[kind])
+            middle = statistics.median(row["median member"] for row in repeats[kind])
+            task = f"{algorithm} on {about['env'].partition(':')[2]}, {steps}" if kind == "PBT" else ""
+            lines.append(f"| {task} | {name} | {part['summary'][kind]:.0f} | {each} | {middle:.0f} |")
+    return _table("task, members x steps | search | winner, median | each repeat | middle member |", lines)
+
+
 def _interrupted() -> str:
     record = _read("learning-halfcheetah-sac")
     scores = ", ".join(f"{row['return_mean']:,.0f} at {row['step'] // 1000}k" for row in record["rows"])
@@ -242,7 +219,7 @@ def _highlights() -> str:
     lines = [
         f"| the worst seed of the shortest commands: {', '.join(CARTPOLE).upper()} on CartPole, 10 seeds; PPO on "
         f"Acrobot; on Pendulum, 5 seeds | {solved:.0f}; {acrobot:.0f}; {pendulum:.0f} "
-        '| `make learning PYTEST_ARGS="-k shortest"`, see [results](docs/results.md) |',
+        '| `make learning PYTEST_ARGS="-k shortest"`, see [zoo](docs/zoo.md) |',
         f"| PPO in MinAtar Breakout at the defaults, 10M steps, 3 seeds: mean; each; published "
         f"| {scores['mean']:.1f}; {each}; {breakout['published']} | `{breakout['run']}` |",
         f"| PPO on CartPole against rejax, in steps per second: 4; 64; 2048 environments | {cartpole} "
@@ -303,6 +280,15 @@ def _step() -> str:
     return _table(f"work | {' | '.join(shown)} |", lines)
 
 
+def _jax_or_envpool() -> str:
+    lines = [
+        f"| {row['jax']} | {row['num_envs']:,} | {_short(row['JAX (steps/s)'])} | {_short(row['EnvPool (steps/s)'])} "
+        f"| {row['JAX / EnvPool']:.2g} |"
+        for row in _read("jax-or-envpool")["rows"]
+    ]
+    return _table("JAX environment | how many | JAX | EnvPool | JAX / EnvPool |", lines)
+
+
 def _memory() -> str:
     lines = [
         f"| {row['work']} | {row['predicted (bytes)'] / 1e6:.0f} MB | {row['measured (bytes)'] / 1e6:.0f} MB "
@@ -342,6 +328,16 @@ def _short(rate: float) -> str:
     return f"{rate / size:.3g}{unit}"
 
 
+def _gallery() -> str:
+    """Return what `benchmarks/gallery.py` trained: a picture, the command and the score of each."""
+    lines = []
+    for name, part in _read("gallery")["parts"].items():
+        found, picture = part["evaluation"], f"![{part['what']}](assets/gallery/{name}.gif)"
+        score = f"{found['return_mean']:.4g} ± {found['return_std']:.2g} over {found['episodes']} episodes"
+        lines.append(f"| {picture} | **{part['what']}**: {score.replace('-', chr(0x2212))}. `{part['run']}` |")
+    return _table("| |", lines)
+
+
 def _times(ratios: Iterable[float]) -> str:
     return "; ".join(f"{ratio:.2f} times" for ratio in ratios)
 
@@ -351,25 +347,31 @@ def _worst(name: str) -> float:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "defaults": lambda: _commands("defaults"),
-    "preset": lambda: _commands("preset"),
-    "unrecorded": _unrecorded,
+    "zoo": zoo_tables.block,
+    "compared": zoo_tables.comparisons,
+    **{f"ablation-{name}": functools.partial(zoo_tables.ablation, name) for name in ("muon", "hl-gauss", "symlog")},
     "trainings": _trainings,
     "halfcheetah": _interrupted,
     "imitation": _imitation,
     "demonstrations": _demonstrations,
     "memory-needed": _memory_needed,
     "searches": _searches,
+    "populations": _populations,
     "offline": _offline,
     "highlights": _highlights,
+    "gallery": _gallery,
     "throughput": _throughput,
     "limits": _limits,
     "sampling": _sampling,
     "step": _step,
     "memory": _memory,
+    "jax-or-envpool": _jax_or_envpool,
     **{
         f"curve-{path.stem}": functools.partial(curve_pictures.block, path.stem)
         for path in curve_pictures.PAGES.glob("*.md")
     },
     "accelerator": _accelerator,
+    "scaling-work": scaling.work,
+    "scaling-weak": scaling.weak,
+    "scaling-strong": scaling.strong,
 }

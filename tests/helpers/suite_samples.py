@@ -25,6 +25,7 @@ SAMPLES: dict[str, Sample] = {
     "navix": Sample("Navix-Dynamic-Obstacles-5x5-v0", {"max_steps": 20}),
     "xminigrid": Sample("MiniGrid-EmptyRandom-5x5", {"max_steps": 20}),
     "playground": Sample("CartpoleBalance", {"episode_length": 20}),
+    "jaxmarl": Sample("MPE_simple_spread_v3", {"num_agents": 2, "num_landmarks": 2, "max_steps": 9}),
     "jumanji": Sample("Maze-v0", {"num_rows": 4, "num_cols": 4, "time_limit": 9}),
     "octax": Sample("pong", {"max_num_steps_per_episodes": 9, "frame_skip": 2}),
     "pgx": Sample("tic_tac_toe", {}),

@@ -47,7 +47,7 @@ def write_datasets(folder):
             writer.close()
 
 
-TRAINING = ("train", "sweep", "tune")
+TRAINING = ("train", "sweep", "tune", "pbt")
 LONGEST = 128  # steps of a rollout
 
 

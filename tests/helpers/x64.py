@@ -33,7 +33,8 @@ def _by_default():
     """Every registered algorithm at its defaults but for sizes, in each environment that it takes."""
     for name, kind in jaxrl.ALGORITHMS.items():
         fields = {field.name for field in dataclasses.fields(kind)}
-        settings = SEQUENCES if name == "r2d2" else SMALL
+        settings = SEQUENCES if name in ("dreamer", "r2d2") else SMALL
+        settings = settings | {"capacity": 512} if name == "muzero" else {}
         algo = kind(**{key: value for key, value in settings.items() if key in fields})
         for word, env in (("discrete", DISCRETE), ("continuous", CONTINUOUS)):
             if not algo.resolve(spec := env_spec(jaxrl.make(env)), 8).validate(spec, 8, 1):

@@ -2,34 +2,21 @@
 
 import pathlib
 import shutil
-import subprocess
 import sys
 
-import numpy as np
 import pytest
-import scipy.stats
 
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import _record  # noqa: E402
+import _zoo  # noqa: E402
 
 
 @pytest.fixture
 def kept_dir(request):
-    """A folder for the runs of a training of hours, kept until they are over: begun again, they go on.
-
-    It belongs to a commit, since a record says which one made it; with changes beside it nothing is kept.
-    """
-
-    def git(*words):
-        return subprocess.run(("git", *words), cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
-
-    changed = git("status", "--porcelain", "jaxrl")
+    """A folder for the runs of a training of hours, kept until they are over: begun again, they go on."""
     name = request.node.name.translate(str.maketrans("[]", "--")).strip("-")  # no directory of a run has brackets
-    folder = ROOT / ".cache" / "learning" / git("rev-parse", "--short", "HEAD") / name
-    if changed:
-        shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = _record.kept_folder(name)
     yield folder
     report = getattr(request.node, "report_of_call", None)  # None: another fixture failed
     if report is not None and report.over:
@@ -90,17 +77,11 @@ def record_rows():
 
 @pytest.fixture
 def record_command():
-    """Writes down what one command line came to: the command, every seed's score, and the published one."""
+    """Writes down what a row of the zoo came to: the command, every seed's score, and the published one."""
 
-    def save(name, row, scores):
-        found = {
-            "scores": [round(float(score), 2) for score in scores],
-            "mean": round(float(np.mean(scores)), 2),
-            "interquartile_mean": round(float(scipy.stats.trim_mean(scores, 0.25)), 2),
-            "worst": round(float(np.min(scores)), 2),
-        }
-        path = _record.save(f"learning-{name}", [found], run=f"jaxrl sweep {row.command}", published=row.published)
-        print(f"\n{name}: {found}")
+    def save(row, outcome):
+        path = _zoo.save(row, outcome)
+        print(f"\n{row.record}: {outcome.scores}")
         assert path.exists()
 
     return save

@@ -1,6 +1,6 @@
 """What the shortest commands give, as a stranger would type them: every seed, on the command line's own way.
 
-A row's command is run as it stands here; docs/results.md shows the records (`scripts/update_results.py`).
+A row's command is run as `benchmarks/zoo.toml` has it; docs/zoo.md shows the records (`scripts/update_results.py`).
 """
 
 import json
@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 from helpers.result_tables import RECORDS
-from helpers.shortest import DEFAULTS, PRESETS, Missed, Row, check
+from helpers.shortest import DEFAULTS, PRESETS, Missed, Row, check, train
 from helpers.tiers import few
 
 from jaxrl.cli.main import main
@@ -26,14 +26,11 @@ def case(kind, row):
 @pytest.mark.parametrize(
     ("kind", "row"), [case("defaults", row) for row in DEFAULTS] + [case("preset", row) for row in PRESETS]
 )
-def test_the_shortest_command(kind, row, tmp_path, kept_dir, record_command):
+def test_the_shortest_command(kind, row, kept_dir, record_command):
     """In a directory that outlives a kill: begun again, an hour's training goes on."""
-    path = tmp_path / "sweep.npz"
-    assert main(["sweep", *shlex.split(row.command), "--run-dir", str(kept_dir), "--out", str(path)]) == 0
-    with np.load(path) as saved:
-        [scores] = np.nanmean(saved["returns"], axis=-1)
-    record_command(f"{kind}-{row.name}", row, scores)
-    check(row, scores)
+    outcome = train(row, kept_dir)
+    record_command(row, outcome)
+    check(row, outcome.scores)
 
 
 ROWS = [pytest.param(row, id=row.name) for row in [*DEFAULTS, *PRESETS]]
@@ -44,7 +41,7 @@ ROWS = [pytest.param(row, id=row.name) for row in [*DEFAULTS, *PRESETS]]
 def test_every_command_begins(row, monkeypatch):
     """Those too that nobody here had the hours for: words, settings and memory are right."""
     began = []
-    monkeypatch.setattr("jaxrl.sweeps.sweep._train_many", lambda *_, **__: began.append(1) or sys.exit(7))
+    monkeypatch.setattr("jaxrl.sweeps.sweep.train_many", lambda *_, **__: began.append(1) or sys.exit(7))
     with pytest.raises(SystemExit):
         main(["sweep", *shlex.split(row.command)])
     assert began
@@ -85,7 +82,7 @@ def test_the_records_miss_what_their_rows_say(kind, rows):
     found, said = set(), {row.name for row in rows if row.worst_missed or row.mean_missed}
     for row in rows:
         path = RECORDS / f"learning-{kind}-{row.name}.json"
-        if not path.exists():  # docs/results.md says so
+        if not path.exists():  # docs/zoo.md says so
             said -= {row.name}
             continue
         [record] = json.loads(path.read_text())["rows"]

@@ -39,6 +39,26 @@ ALGORITHMS = {
     "recurrent_a2c": (A2C.replace(network=networks.ActorCritic(torso=SMALL, core=networks.GRU(16), shared=True)), 600),
     "impala": (IMPALA.replace(network=networks.ActorCritic(torso=SMALL)), 800),
     "vmpo": (jaxrl.VMPO(**ON_POLICY, target_period=2, network=networks.ActorCritic(torso=SMALL)), 800),
+    "alphazero": (
+        jaxrl.AlphaZero(**ON_POLICY, simulations=4, gae_lambda=0.9, network=networks.ActorCritic(torso=SMALL)),
+        100,
+    ),
+    "muzero": (
+        jaxrl.MuZero(
+            gamma=GAMMA,
+            learning_rate=jaxrl.schedules.Linear(1e-2, 0.0),
+            simulations=8,
+            unroll_steps=2,
+            n_step=3,
+            v_min=-12.0,
+            v_max=12.0,
+            value_cost=1.0,
+            network=networks.ModelNetwork(SMALL, width=8, widths=(32,)),
+            **REPLAY,
+            replay_ratio=1 / 16,
+        ),
+        400,
+    ),
     "dqn": (
         jaxrl.DQN(
             gamma=GAMMA,
@@ -242,6 +262,8 @@ def _play(algo, env, learner, *, spec):
         output = algo.act(actor, timestep, carry, keys, spec=spec, explore=True)
         if "value" in output.extras:
             value = output.extras["value"]
+        elif "search_value" in output.extras:
+            value = output.extras["search_value"]
         elif isinstance(algo, (jaxrl.SAC, jaxrl.MPO, jaxrl.REPPO)):
             values = off_policy.evaluate_critic(
                 algo.critic, Variables(learner.critic.params), timestep.observation, None, spec

@@ -48,6 +48,29 @@ ALGORITHMS = {
         critic=networks.Critic(widths=(64,), normalization="batch_renorm", normalize_inputs=True),
         **{name: value for name, value in SMALL.items() if name != "tau"},
     ),
+    "tqc": jaxrl.SAC(
+        learn_temperature=False,
+        temperature=1e-3,
+        dropped_quantiles=1,
+        policy_value="mean",
+        policy=networks.Actor(widths=(32,)),
+        critic=networks.Critic(widths=(32,), ensemble=3, head=networks.QuantileValues(5)),
+        **SMALL,
+    ),
+    # As of D4PG. Unscaled, so that values are of the reward itself.
+    "flashsac": jaxrl.SAC(
+        learn_temperature=False,
+        temperature=1e-3,
+        joint_batch=True,
+        joint_policy=True,
+        v_min=-4.0,
+        v_max=12.0,
+        policy=networks.Actor(torso=networks.InvertedResidual(16, 1), widths=(), gain=None),
+        critic=networks.Critic(
+            trunk=networks.InvertedResidual(32, 1), widths=(), head=networks.CategoricalValues(121, gain=None)
+        ),
+        **SMALL,
+    ),
     # Moving averages of what is copied by default; many small steps ask for wide limits.
     "mpo": jaxrl.MPO(
         target_period=1,

@@ -120,14 +120,29 @@ def test_the_deviation_depends_on_the_observation():
     assert output.log_std.std() > 1e-2
 
 
+def test_a_range_squashes_the_deviation():
+    """By tanh, as the codes of several soft actor-critics have it; the same parameters."""
+    params = POLICY.init(jax.random.key(0), SPEC)[0]
+    free, within = (
+        evaluate(dataclasses.replace(POLICY, log_std_range=ends), params, inputs(SPEC), ()).log_std
+        for ends in (None, (-5.0, 1.0))
+    )
+    np.testing.assert_allclose(within, -5.0 + 3.0 * (1.0 + np.tanh(free)), rtol=1e-5)
+    for wrong in ((1.0, -5.0), (-5.0,), (-np.inf, 0.0), ("a", 1.0)):
+        with pytest.raises(ConfigError, match="two finite numbers"):
+            dataclasses.replace(POLICY, log_std_range=wrong)
+    with pytest.raises(ConfigError, match="has no deviation"):
+        Actor(stochastic=False, log_std_range=(-5.0, 1.0))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("network", [SMALL, POLICY], ids=["critic", "policy"])
 def test_every_field_changes_the_program(network):
     other = {"torso": MLP((3,)), "widths": (5,), "activation": "tanh", "normalization": "layer"}
-    other |= {"ensemble": 3, "stochastic": False, "gain": 2.0, "initial_log_std": -1.0}
+    other |= {"ensemble": 3, "stochastic": False, "gain": 2.0, "initial_log_std": -1.0, "log_std_range": (-5.0, 1.0)}
     other |= {"head": QuantileValues(3), "dtype": "bfloat16"}
     other |= {"core": GRU(3), "previous_action": True, "previous_reward": True}
-    other |= {"normalize_inputs": True}
+    other |= {"normalize_inputs": True, "trunk": MLP((3,))}
 
     def program(changed):
         def run(key, action):
@@ -140,8 +155,8 @@ def test_every_field_changes_the_program(network):
         return str(jax.make_jaxpr(run)(jax.random.key(0), actions()))
 
     for field in dataclasses.fields(network):
-        if field.name == "observation_keys":
-            continue  # of dictionary observations, below
+        if field.name in ("observation_keys", "dropout"):
+            continue  # of dictionary observations, below; of learning alone, in tests/algos/test_sac_parts.py
         # Where inputs are normalized matters to networks that normalize.
         base = dataclasses.replace(network, normalization="layer") if field.name == "normalize_inputs" else network
         changed = dataclasses.replace(base, **{field.name: other[field.name]})

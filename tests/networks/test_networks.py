@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl.algos.rnd import RND
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import EnvSpec, NetworkInputs, TimeStep
@@ -15,10 +16,14 @@ from jaxrl.networks import (
     LSTM,
     MLP,
     ActionValues,
+    Actor,
     ActorCritic,
     Categorical,
+    Critic,
     DiagonalGaussian,
+    Embedding,
     Joint,
+    ModelNetwork,
     MultiCategorical,
     QNetwork,
     TanhGaussian,
@@ -37,6 +42,12 @@ PARTS = spaces.Dict(
     }
 )
 COMPOSITE = EnvSpec("composite", VECTOR, PARTS)
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnTorso:
+    def build(self, space, rngs):
+        return MLP((4,)).build(space, rngs)
 
 
 def inputs(spec, length=T, batch=B, *, mask=None, seed=0):
@@ -361,6 +372,24 @@ def test_policy_and_value_may_read_different_keys_of_the_observation():
     assert output.value.shape == (T, B)
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_heads_may_have_dense_layers_of_their_own(shared):
+    network = ActorCritic(SMALL, shared=shared, head_widths=(5, 6))
+    spec, timesteps = DISCRETE, inputs(DISCRETE)
+    params, _, (output, _) = run(network, spec, timesteps)
+
+    def affine(layer, x):
+        return np.asarray(x) @ np.asarray(layer["kernel"]) + np.asarray(layer["bias"])
+
+    for name, found in (("policy", output.distribution.logits), ("value", output.value)):
+        body, head = (params["torso"], params[name]) if shared else (params[name]["body"], params[name]["head"])
+        x = np.tanh(affine(body["torso"]["dense"]["layer_0"], timesteps.observation))
+        for layer in ("layer_0", "layer_1"):
+            x = np.maximum(affine(head["hidden"][layer], x), 0)
+        expected = affine(head["output"]["output"], x)
+        close(found, expected if name == "policy" else expected[..., 0], atol=1e-5)
+
+
 @pytest.mark.parametrize("core_of", ["policy", "value"])
 def test_policy_or_value_alone_may_have_the_core(core_of):
     spec, inputs = EnvSpec("vector", VECTOR, spaces.Discrete(4)), states().replace(first=jnp.zeros((T, B), bool))
@@ -379,6 +408,31 @@ def test_policy_or_value_alone_may_have_the_core(core_of):
     }
     same["policy"](changed.distribution.logits[-1], output.distribution.logits[-1])
     same["value"](changed.value[-1], output.value[-1])
+
+
+@pytest.mark.parametrize("make", [Actor, ActorCritic, Critic, Embedding, ModelNetwork, QNetwork, RND])
+def test_parts_of_a_network_are_networks(make):
+    """The kinds of all parts of all networks: what has too little, a class, another part, and None where one must be.
+
+    A user's own part may be of any class that has what the protocol asks for.
+    """
+    wrong = {"torso": (3, MLP, GRU(4), None), "core": ("gru", MLP(), LSTM, None), "head": (1.0, MLP(), None)}
+    fields = {"torso": "torso", "trunk": "torso", "core": "core", "head": "head"}
+    found = [field for field in dataclasses.fields(make) if field.name in fields]
+    assert found
+    for field in found:
+        kind, optional = fields[field.name], field.name != "head"
+        for value in wrong[kind][:-1] if optional else wrong[kind]:
+            with pytest.raises(ConfigError) as raised:
+                make(**{field.name: value})
+            [problem] = raised.value.problems
+            assert problem.startswith(f"{make.__name__}.{field.name}={value!r} is not a {kind}; pass one of")
+            assert {"torso": "MLP(...)", "core": "GRU(...)", "head": "ActionValues(...)"}[kind] in problem
+            assert problem.endswith(", or None") == optional
+        if kind == "torso":
+            assert getattr(make(**{field.name: OwnTorso()}), field.name) == OwnTorso()
+    with pytest.raises(ConfigError, match=f"{make.__name__}.torso=3 is not a torso"):
+        dataclasses.replace(make(), torso=3)
 
 
 def test_a_core_of_nothing_is_refused():
@@ -543,6 +597,7 @@ def test_what_does_not_fit_is_said_before_anything_is_compiled(network, spec, wo
                 "state_dependent_std": True,
                 "policy_gain": 0.1,
                 "value_gain": 0.1,
+                "head_widths": (3,),
             },
         ),
         (

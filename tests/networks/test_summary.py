@@ -21,6 +21,18 @@ CASES = [
     (networks.ActorCritic(shared=True), VECTORS, MANY, "64, 64; policy 6; value 1"),
     (networks.ActorCritic(core=networks.GRU(8)), VECTORS, MANY, "policy 64, 64, GRU 8, 6; value 64, 64, GRU 8, 1"),
     (networks.ActorCritic(core=networks.LSTM(8), shared=True), IMAGES, BOX, "conv 16, 128, LSTM 8; policy 2; value 1"),
+    (
+        networks.ActorCritic(core=networks.MinGRU(8, layers=3), shared=True),
+        VECTORS,
+        MANY,
+        "64, 64, 3 x MinGRU 8; policy 6; value 1",
+    ),
+    (
+        networks.ActorCritic(shared=True, head_widths=(5, 7)),
+        VECTORS,
+        MANY,
+        "64, 64; policy 5, 7, 6; value 5, 7, 1",
+    ),
     (networks.Actor(), VECTORS, BOX, "256, 256, 2 + 2"),
     (networks.Actor(stochastic=False, widths=(8,)), VECTORS, BOX, "8, 2"),
     (networks.Critic(ensemble=3, widths=(8,)), VECTORS, BOX, "3 x 8, 1"),

@@ -210,6 +210,22 @@ def test_small_numbers_are_stretched():
     np.testing.assert_allclose(half, x / 0.4, rtol=1e-3)
 
 
+def test_large_numbers_are_their_symmetric_logarithm():
+    torso, x = MLP((), symlog=True), np.asarray([[-3e4, -0.5, 0.0], [1e-3, 7.0, 1e30]])
+    module = build(torso, VECTOR)
+    np.testing.assert_allclose(module(jnp.asarray(x, jnp.float32)), np.sign(x) * np.log1p(np.abs(x)), rtol=1e-5)
+    # The derivative is 1 / (1 + |x|), at 0 too.
+    gradient = jax.grad(lambda x: jnp.sum(module(x)))(jnp.asarray(x, jnp.float32))
+    np.testing.assert_allclose(gradient, 1.0 / (1.0 + np.abs(x)), rtol=1e-5)
+    # After `stretch`, and after integers have become categories.
+    both = build(MLP((), stretch=True, symlog=True), spaces.Box(-0.5, 0.5, (1,)))
+    np.testing.assert_allclose(both(jnp.asarray([[0.25]], jnp.float32)), [[np.log(1.5)]], rtol=1e-5)
+    np.testing.assert_allclose(build(torso, spaces.Discrete(2))(jnp.int32(1)), [0.0, np.log(2.0)], rtol=1e-5)
+    assert shapes(MLP((4,), symlog=True), VECTOR) == shapes(MLP((4,)), VECTOR)
+    arm = build(default_torso(NESTED, torso), NESTED).encode_arm
+    np.testing.assert_allclose(arm({"angle": jnp.asarray([1e3, 0.0, -1.0])}), [np.log(1001), 0, -np.log(2)], rtol=1e-5)
+
+
 def test_channels_first_is_channels_last_transposed():
     torso, key = NatureCNN((2, 2, 2), 3), jax.random.key(1)
     first, last = spaces.Box(0, 255, (2, 36, 37), np.uint8), spaces.Box(0, 255, (36, 37, 2), np.uint8)
@@ -289,7 +305,14 @@ def test_what_does_not_fit_is_said(torso, space, words):
         (
             MLP((4, 4)),
             spaces.Box(0, 0.5, (3,)),
-            {"widths": (4,), "activation": "relu", "normalization": "layer", "dtype": "bfloat16", "stretch": True},
+            {
+                "widths": (4,),
+                "activation": "relu",
+                "normalization": "layer",
+                "dtype": "bfloat16",
+                "stretch": True,
+                "symlog": True,
+            },
         ),
         (
             MinAtarCNN(2, 3, 4),
@@ -311,7 +334,14 @@ def test_what_does_not_fit_is_said(torso, space, words):
         (
             ImpalaResNet((2,), 4),
             spaces.Box(0, 255, (8, 8, 1), np.uint8),
-            {"channels": (2, 2), "width": 5, "normalization": "layer", "dtype": "bfloat16"},
+            {
+                "channels": (2, 2),
+                "width": 5,
+                "normalization": "layer",
+                "dtype": "bfloat16",
+                "spectral": True,
+                "pool": 3,
+            },
         ),
     ],
 )

@@ -85,6 +85,8 @@ def test_a_text_is_read_loop_by_loop():
     assert inner.collectives == {"all-reduce": 2, "reduce-scatter": 1}, "those within others too"
     assert iteration.collectives == {"all-gather": 1}
     assert iteration.all_collectives() == {"all-gather": 1, "all-reduce": 24, "reduce-scatter": 12}
+    assert inner.exchanged == 2 * 32 + 8 and iteration.exchanged == 128, "bytes of what each gives"
+    assert program.all_exchanged() == 128 + 12 * 72
     assert iteration.all_kernels() == 3 + 12 * 5 and program.all_kernels() == 1 + 63
     assert [loop.trips for loop in program.walk()] == [1, None, 12]
 
@@ -108,3 +110,4 @@ def test_a_program_has_the_collectives_and_loops_that_were_written():
     (outer,) = [loop for loop in found.loops if loop.trips is None]
     assert outer.all_collectives() == {"all-reduce": 7} and not found.collectives
     assert [loop.trips for loop in outer.loops] == [7]
+    assert outer.all_exchanged() == 7 * 2 * 64 * 4, "of the half that a device has"

@@ -260,6 +260,16 @@ class FromData(jaxrl.DQN):
         ({"topology": jaxrl.Offline(devices=7)}, "devices=7"),
         ({"algo": DQN.replace(sampler=Lifo(), max_times_sampled=1)}, "sampler, remover, storage or max_times_sampled"),
         ({"algo": DQN.replace(storage="table")}, "sampler, remover, storage or max_times_sampled"),
+        (
+            {"algo": jaxrl.SAC(normalize_reward=True)},
+            "SAC with normalize_reward=True learns from discounted_return, stored as it acts, which a dataset does not "
+            "hold; leave normalize_reward at its default, or train without a dataset",
+        ),
+        ({"env": ENV, "algo": jaxrl.SAC(normalize_reward=True)}, "SAC with normalize_reward=True .* not hold; leave"),
+        (
+            {"algo": "muzero"},
+            "^MuZero learns from search_policy and search_value, .* not hold; train without a dataset",
+        ),
     ],
 )
 def test_what_does_not_fit_is_said_before_anything_is_read(arguments, said):

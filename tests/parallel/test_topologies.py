@@ -11,9 +11,19 @@ from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.algos.optimizers import Adam
+from jaxrl.algos.rnd import RND
 from jaxrl.core.errors import ConfigError
 from jaxrl.envs.host.jax_host import ServedFromHost
-from jaxrl.networks import Actor, Critic, SelfPredictiveValues
+from jaxrl.networks import (
+    Actor,
+    CategoricalValues,
+    Critic,
+    ImplicitQuantileValues,
+    InvertedResidual,
+    ModelNetwork,
+    QNetwork,
+    SelfPredictiveValues,
+)
 
 pytestmark = pytest.mark.exact
 
@@ -42,6 +52,25 @@ CROSSQ = jaxrl.CrossQ(
     policy=Actor(widths=(8,), normalization="batch_renorm", normalize_inputs=True),
     critic=Critic(widths=(8,), normalization="batch_renorm", normalize_inputs=True),
 )
+# All parts at once: returns that acting keeps, held noise, critics over both ends, weights of unit norm.
+FLASHSAC = jaxrl.SAC(
+    learning_rate=1e-2,
+    optimizer=Adam(eps=1e-2),
+    policy_delay=2,
+    joint_batch=True,
+    joint_policy=True,
+    normalize_reward=True,
+    noise_hold=4,
+    v_min=-5.0,
+    v_max=5.0,
+    rollout_length=8,
+    capacity=NUM_ENVS * 32,
+    min_size=NUM_ENVS * 16,
+    batch_size=32,
+    replay_ratio=2 / programs.ROWS,
+    policy=Actor(torso=InvertedResidual(4, 1, 2), widths=(), gain=None),
+    critic=Critic(trunk=InvertedResidual(4, 1, 2), widths=(), head=CategoricalValues(11, gain=None)),
+)
 REPPO = jaxrl.REPPO(
     learning_rate=1e-2,
     optimizer=Adam(eps=1e-2),
@@ -53,13 +82,56 @@ REPPO = jaxrl.REPPO(
     policy=Actor(widths=(8,)),
     critic=Critic(widths=(8,), ensemble=1, head=SelfPredictiveValues(11, widths=(8,))),
 )
+RND_PPO = programs.PPO.replace(exploration_bonus=RND(learning_rate=1e-3, features=8, widths=(8,), torso=programs.SMALL))
+BTR = programs.DQN.replace(
+    munchausen=True,
+    network=QNetwork(programs.SMALL, head=ImplicitQuantileValues(4, 8, dueling=True, widths=(8,), noisy=True)),
+)
+# Which plans in the environments, so never on the host.
+ALPHAZERO = jaxrl.AlphaZero(
+    simulations=4, rollout_length=8, epochs=1, minibatches=2, learning_rate=1e-3, network=programs.PPO.network
+)
+MUZERO = jaxrl.MuZero(
+    simulations=4,
+    learning_rate=1e-3,
+    optimizer=Adam(eps=1e-2),
+    rollout_length=8,
+    unroll_steps=2,
+    n_step=3,
+    capacity=NUM_ENVS * 32,
+    min_size=NUM_ENVS * 16,
+    batch_size=16,
+    replay_ratio=1 / programs.ROWS,
+    network=ModelNetwork(programs.SMALL, width=8, widths=(8,), atoms=11),
+)
 # Episodes have at most 12 transitions; those that are still going on when a batch is taken are in the next one.
 WHOLE = programs.PPO.replace(whole_episodes=8, max_episode_length=12, rollout_length=14)
 # In an environment that discounts by itself.
-DISCOUNTED = {f"discounted_{name}": algo for name, algo in {**ALGORITHMS, "r2d2": programs.R2D2}.items()}
-OTHERS = {"a2c": A2C, "crossq": CROSSQ, "reppo": REPPO, "vmpo": VMPO, "r2d2": programs.R2D2, "whole_episodes": WHOLE}
+DISCOUNTED = {
+    f"discounted_{name}": algo
+    for name, algo in {**ALGORITHMS, "r2d2": programs.R2D2, "dreamer": programs.DREAMER}.items()
+}
+OTHERS = {
+    "a2c": A2C,
+    "alphazero": ALPHAZERO,
+    "muzero": MUZERO,
+    "crossq": CROSSQ,
+    "flashsac": FLASHSAC,
+    "reppo": REPPO,
+    "vmpo": VMPO,
+    "r2d2": programs.R2D2,
+    "whole_episodes": WHOLE,
+}
+OTHERS |= {"rnd": RND_PPO, "btr": BTR}
+OTHERS |= {"dreamer": programs.DREAMER}
 ON_HOST = ALGORITHMS | OTHERS | DISCOUNTED
-HOST_KINDS = ["recurrent_ppo", "discounted_dqn", "r2d2"]  # rollouts, transitions and sequences
+HOST_KINDS = [
+    "recurrent_ppo",
+    "discounted_dqn",
+    "r2d2",
+    "dreamer",
+    "flashsac",
+]  # rollouts, transitions, sequences and extras
 
 
 @functools.cache
@@ -83,7 +155,23 @@ def run(name, topology, host=False, seed=3):
 @pytest.mark.long
 @pytest.mark.parametrize(
     "name",
-    one_quick([*ALGORITHMS, "a2c", "reppo", "vmpo", "r2d2", "whole_episodes", *DISCOUNTED], "ppo", rest=HOST_KINDS),
+    one_quick(
+        [
+            *ALGORITHMS,
+            "a2c",
+            "dreamer",
+            "flashsac",
+            "reppo",
+            "vmpo",
+            "r2d2",
+            "whole_episodes",
+            "rnd",
+            "btr",
+            *DISCOUNTED,
+        ],
+        "ppo",
+        rest=HOST_KINDS,
+    ),
 )
 def test_host_lockstep_is_the_compiled_run(name):
     state, report = run(name, anakin())
@@ -97,8 +185,32 @@ def test_host_lockstep_is_the_compiled_run(name):
 @pytest.mark.parametrize(
     "name",
     one_quick(
-        [*ALGORITHMS, "crossq", "reppo", "vmpo", "whole_episodes", *DISCOUNTED],
-        rest=["dqn", "crossq", "whole_episodes", "discounted_recurrent_ppo"],
+        [
+            *ALGORITHMS,
+            "alphazero",
+            "muzero",
+            "crossq",
+            "dreamer",
+            "flashsac",
+            "reppo",
+            "vmpo",
+            "whole_episodes",
+            "rnd",
+            "btr",
+            *DISCOUNTED,
+        ],
+        rest=[
+            "dqn",
+            "alphazero",
+            "muzero",
+            "crossq",
+            "dreamer",
+            "flashsac",
+            "whole_episodes",
+            "rnd",
+            "btr",
+            "discounted_recurrent_ppo",
+        ],
     ),
 )
 def test_four_devices_are_one(name):

@@ -34,6 +34,7 @@ PPO = jaxrl.PPO(
     network=networks.ActorCritic(torso=SMALL, core=networks.GRU(8), previous_action=True, shared=True),
 )
 ON_POLICY = ("a2c", "impala", "ppo", "vmpo")
+TAKE_THEM = (*ON_POLICY, "dreamer")
 
 
 @functools.cache
@@ -66,7 +67,7 @@ def test_four_devices_are_one():
 def test_who_takes_them(name):
     """The others say so before anything is compiled, and what they take instead."""
     algo, topology = OWN_ALGORITHMS[name](), jaxrl.Anakin(num_envs=8)
-    if name in ON_POLICY:
+    if name in TAKE_THEM:
         topology.bind(algo, ENV)
         return
     problems = algo.resolve(env_spec(ENV), 8).validate(env_spec(ENV), 8, 8)

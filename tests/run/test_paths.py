@@ -24,6 +24,7 @@ from jaxrl.run.directory import RunDirectory, check_no_pattern, read_config
 from jaxrl.run.follow import follow
 from jaxrl.run.init_from import recorded_parent
 from jaxrl.run.loggers import CSVLogger, JSONLLogger, read_metrics, write_csv
+from jaxrl.run.opponents import as_opponent
 from jaxrl.run.plotting import plot_runs, read_run
 from jaxrl.sweeps.study import Trial
 from jaxrl.sweeps.sweep_checkpoints import open_checkpointers
@@ -83,6 +84,10 @@ def test_training_and_all_that_follows(at_home, tmp_path):
     assert read_run(at_home("run")).rows == read_metrics(at_home("run/metrics.jsonl"))
     assert jaxrl.export_rlds(policy, ENV, at_home("data"), episodes=1, progress=False) == home / "data"
     assert jaxrl.render(policy, ENV, at_home("film.gif"), max_steps=2) == home / "film.gif"
+    assert jaxrl.export_policy(at_home("run"), at_home("policy"), to="safetensors") == home / "policy"
+    assert type(jaxrl.load(at_home("policy"))) is type(policy)
+    assert jaxrl.report([at_home("run")], at_home("report.html")) == home / "report.html"
+    assert len(jaxrl.to_pandas([at_home("run")])) == 1
     found = [step for step, _ in follow(at_home("run"), episodes=2, out=at_home("evaluations.jsonl"), env=ENV)]
     assert found == complete_steps(at_home("run/checkpoints")) == [ROWS]
     assert read_manifest(at_home("run/checkpoints")).step == ROWS
@@ -124,8 +129,12 @@ def test_directories_and_logs(at_home, tmp_path):
     metrics = {"x": nothing}
     swept = jaxrl.SweepResult([{"gamma": 0.9}], [0], np.asarray([[1]]), metrics, nothing, failed, [], 1.0, 1.0)
     assert swept.save(at_home("swept")) == home / "swept"
-    jaxrl.TuneResult([Trial({"gamma": 0.9}, [1.0], "finished")], "a search").save(at_home("search"))
+    swept.plot_settings(at_home("settings.svg"))
+    search = jaxrl.TuneResult([Trial({"gamma": 0.9}, [1.0], "finished")], "a search")
+    search.save(at_home("search"))
+    search.plot_settings(at_home("trial_settings.svg"))
     written = {"run", "sweep", "logs", "table.csv", "rows.csv", "trials.svg", "swept", "search"}
+    written |= {"settings.svg", "trial_settings.svg"}
     assert written <= {path.name for path in home.iterdir()}
     with pytest.raises(JaxrlError, match="run directory .*home/a"):
         check_no_pattern(at_home("a[b]"))
@@ -136,6 +145,7 @@ READERS = {
     "jaxrl.export_replay": lambda path: jaxrl.export_replay(path, "out"),
     "jaxrl.train(init_from=)": lambda path: jaxrl.train(PPO, ENV, total_steps=ROWS, init_from=path, **RUN),
     "read_manifest": read_manifest,
+    "evaluate(opponent=)": as_opponent,
     "best_step": best_step,
     "restore": lambda path: restore(path, {}),
     "read_config": read_config,
@@ -162,18 +172,33 @@ HELD = {
     "Result.save.path": test_training_and_all_that_follows,
     "SweepResult.save.path": test_directories_and_logs,
     "SweepResult.plot.path": test_directories_and_logs,
+    "SweepResult.plot_settings.path": test_directories_and_logs,
+    "PBTResult.save.path": test_directories_and_logs,
+    "PBTResult.plot.path": test_directories_and_logs,
+    "PBTResult.plot_settings.path": None,  # of SweepResult
     "TuneResult.save.path": test_directories_and_logs,
     "TuneResult.plot.path": test_directories_and_logs,
+    "TuneResult.plot_settings.path": test_directories_and_logs,
+    "evaluate.opponent": test_what_reads_says_where_it_looked,
+    "Result.evaluate.opponent": None,  # of evaluate
+    "export_policy.path": test_training_and_all_that_follows,
+    "export_policy.source": test_training_and_all_that_follows,
     "export_minari.data_dir": test_datasets,
     "export_replay.path": test_datasets,
     "export_rlds.path": test_training_and_all_that_follows,
     "load.path": test_training_and_all_that_follows,
     "load_dataset.source": test_datasets,
+    "pull.path": None,  # tests/export/test_hub.py
+    "push.folder": None,
     "render.path": test_training_and_all_that_follows,
+    "report.out": test_training_and_all_that_follows,
+    "report.runs": test_training_and_all_that_follows,
     "sweep.run_dir": test_directories_and_logs,
+    "to_pandas.paths": test_training_and_all_that_follows,
     "train.init_from": test_training_and_all_that_follows,
     "train.record": test_training_and_all_that_follows,
     "train.run_dir": test_training_and_all_that_follows,
+    "pbt.run_dir": test_directories_and_logs,
     "tune.run_dir": test_directories_and_logs,
 }
 

@@ -113,6 +113,16 @@ def test_networks_of_impala(name, parameters):
     assert sum(math.prod(x.shape) for x in jax.tree.leaves(shapes)) == parameters
 
 
+def test_the_network_of_beyond_the_rainbow():
+    """Widened twice, pooled to 6 x 6, no dense layer before the quantiles, and noisy streams of 512."""
+    spec = EnvSpec("pong", spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(ACTIONS))
+    shapes, _ = jax.eval_shape(lambda key: PRESETS["btr"].algorithm.network.init(key, spec), jax.random.key(0))
+    torso = sum(conv(i, o, 3) + 4 * conv(o, o, 3) for i, o in ((4, 32), (32, 64), (64, 64)))
+    pixels = 6 * 6 * 64
+    streams = 2 * sum(dense(pixels, 512) + dense(512, outputs) for outputs in (ACTIONS, 1))  # mean and scale
+    assert sum(math.prod(x.shape) for x in jax.tree.leaves(shapes)) == torso + dense(64, pixels) + streams
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "factor"), [("batchppo-paper", 0.05), ("batchppo-recurrent", 0.05), ("batchppo-head", 0.1)]
@@ -124,6 +134,66 @@ def test_output_weights_of_batchppo_have_the_deviation_of_its_initializer(name, 
     kernel = params["policy"]["head"]["output"]["kernel"]
     assert kernel.shape == (100, 50)
     assert float(jnp.std(kernel)) == pytest.approx(math.sqrt(factor / 100), rel=0.02)
+
+
+# github.com/MichaelTMatthews/Craftax_Baselines at 7ce36fa, ppo_rnn.py, the flags' defaults; and
+# github.com/Reytuag/transformerXL_PPO_JAX at d914d55, train_PPO_trXL_pmap.py, its `config`.
+PPO_RNN = {"LR": 2e-4, "NUM_ENVS": 1024, "NUM_STEPS": 64, "TOTAL_TIMESTEPS": 1e9, "UPDATE_EPOCHS": 4}
+PPO_RNN |= {"NUM_MINIBATCHES": 8, "GAMMA": 0.99, "GAE_LAMBDA": 0.8, "CLIP_EPS": 0.2, "ENT_COEF": 0.01}
+PPO_RNN |= {"VF_COEF": 0.5, "MAX_GRAD_NORM": 1.0}
+GTRXL_PPO = PPO_RNN | {"NUM_STEPS": 128, "GAMMA": 0.999, "ENT_COEF": 0.002}
+
+
+def gru(inputs, width):
+    return dense(inputs, 3 * width) + width * 3 * width + width
+
+
+def gtrxl(width, mlp):
+    """Of a layer: five projections and two biases of the attention; two norms; two gates; the mlp."""
+    return 5 * width**2 + 2 * width + 4 * width + 2 * (6 * width**2 + width) + dense(width, mlp) + dense(mlp, width)
+
+
+def heads(inputs, width):
+    return 2 * (dense(inputs, width) + dense(width, width)) + dense(width, 43) + dense(width, 1)
+
+
+CRAFTAX = {  # parameters for observations of 8268 numbers and 43 actions
+    "craftax-ppo-rnn": dense(8268, 512) + gru(512, 512) + heads(512, 512),
+    "craftax-pqn-rnn": dense(8268, 512) + 2 * 512 + 4 * dense(512 + 43 + 512, 512) + dense(512, 43),
+    "craftax-gtrxl": dense(8268, 256) + 2 * gtrxl(256, 256) + heads(256, 256),
+}
+
+
+@pytest.mark.parametrize(("name", "numbers"), [("craftax-ppo-rnn", PPO_RNN), ("craftax-gtrxl", GTRXL_PPO)])
+def test_ppo_with_a_memory_on_craftax(name, numbers):
+    preset = PRESETS[name]
+    algo, last = (resolve_schedules(preset.algorithm, jnp.float32(progress)) for progress in (0.0, 1.0))
+    found = {"LR": float(algo.learning_rate), "NUM_ENVS": preset.topology["num_envs"], "NUM_STEPS": algo.rollout_length}
+    found |= {"TOTAL_TIMESTEPS": preset.total_steps, "UPDATE_EPOCHS": algo.epochs, "NUM_MINIBATCHES": algo.minibatches}
+    found |= {"GAMMA": algo.gamma, "GAE_LAMBDA": algo.gae_lambda, "CLIP_EPS": algo.clip, "ENT_COEF": algo.entropy_cost}
+    found |= {"VF_COEF": algo.value_cost, "MAX_GRAD_NORM": algo.max_grad_norm}
+    assert found == pytest.approx(numbers) and float(last.learning_rate) == 0.0 and algo.optimizer.eps == 1e-5
+    assert algo.network.shared and algo.network.core.initial_carry() is not None
+    assert not (algo.normalize_observation or algo.normalize_reward)
+
+
+def test_pqn_with_a_memory_on_craftax():
+    """github.com/mttga/purejaxql at 47af6d7, purejaxql/config/alg/pqn_rnn_craftax.yaml."""
+    preset = PRESETS["craftax-pqn-rnn"]
+    first, tenth, last = (resolve_schedules(preset.algorithm, jnp.float32(at)) for at in (0.0, 0.1, 1.0))
+    assert (float(first.learning_rate), float(last.learning_rate)) == pytest.approx((3e-4, 0.0))
+    assert (float(first.epsilon), float(tenth.epsilon)) == pytest.approx((1.0, 0.005))
+    assert (first.gamma, first.return_lambda, first.max_grad_norm) == pytest.approx((0.99, 0.5, 0.5))
+    assert (first.rollout_length, first.epochs, first.minibatches) == (128, 4, 4)
+    assert (preset.topology["num_envs"], preset.total_steps, first.random_persistence) == (1024, 10**9, 0.0)
+    assert first.network.previous_action
+
+
+@pytest.mark.parametrize("name", CRAFTAX)
+def test_networks_on_craftax(name):
+    spec = EnvSpec("craftax", spaces.Box(0.0, np.inf, (8268,)), spaces.Discrete(43))
+    shapes, _ = jax.eval_shape(lambda key: PRESETS[name].algorithm.network.init(key, spec), jax.random.key(0))
+    assert sum(math.prod(x.shape) for x in jax.tree.leaves(shapes)) == CRAFTAX[name]
 
 
 def test_the_network_of_recurrent_batchppo():
@@ -164,7 +234,9 @@ def test_recurrent_batchppo_learns_from_whole_episodes():
 # github.com/vwxyzjn/cleanrl at fe8d8a03, the arguments of each file, and what its networks are made with;
 # github.com/DLR-RM/rl-baselines3-zoo at 22e3ff2, hyperparams/*.yml; github.com/luchris429/purejaxrl at 31756b1;
 # github.com/mttga/purejaxql at 47af6d7; github.com/adityab/CrossQ, train.py;
-# github.com/cvoelcker/reppo, config. Periods and starts in environment steps,
+# github.com/cvoelcker/reppo, config; github.com/Holiday-Robot/FlashSAC at 87edc90, configs/agent;
+# github.com/danielpalenicek/xqc, conf/agent; github.com/DAVIAN-Robotics/SimbaV2, configs/agent;
+# github.com/SamsungLabs/tqc_pytorch, main.py; github.com/watchernyu/REDQ. Periods and starts in environment steps,
 # as there.
 TUNED = {
     "cleanrl-ppo-continuous": (1_000_000, 1, (3e-4, 0.0), {"steps": 2048, "batches": 32, "epochs": 10, "entropy": 0.0}),
@@ -191,6 +263,35 @@ TUNED = {
     "zoo-dqn-acrobot": (100_000, 1, (6.3e-4, 6.3e-4), {"target": 250, "ratio": 1.0, "explores": (0.1, 0.12)}),
     "zoo-sac-pendulum": (20_000, 1, (1e-3, 1e-3), {"policy": 1e-3, "starts": 100, "batch": 256, "capacity": 1_000_000}),
     "crossq": (1_000_000, 1, (1e-3, 1e-3), {"starts": 5_000, "batch": 256, "ratio": 1.0, "widths": (256, 256)}),
+    "btr": (
+        50_000_000,
+        64,
+        (1e-4, 1e-4),
+        {"batch": 256, "ratio": 1 / 64, "target": 32_000, "starts": 200_000, "capacity": 2**20, "gamma": 0.997},
+    ),
+    "flashsac": (
+        1_000_000,
+        1,
+        (3e-4, 1.5e-4),
+        {"starts": 10_000, "batch": 512, "ratio": 1.0, "delay": 2, "ends": (-5.0, 5.0, 101), "entropy target": -0.478}
+        | {"tau": 0.01, "temperature": 0.01, "trunks": (128, 256), "largest return": 5.0, "hold": 16},
+    ),
+    "xqc": (
+        1_000_000,
+        1,
+        (3e-4, 3e-5),
+        {"starts": 5_000, "batch": 256, "ratio": 2.0, "delay": 3, "ends": (-5.0, 5.0, 101), "entropy target": -0.5},
+    ),
+    "simbav2": (
+        1_000_000,
+        1,
+        (1e-4, 5e-5),
+        {"batch": 256, "ratio": 2.0, "ends": (-5.0, 5.0, 101), "trunks": (128, 512), "tau": 0.005, "temperature": 0.01},
+    ),
+    "simba": (1_000_000, 1, (1e-4, 1e-4), {"decay": 0.01, "ratio": 2.0, "trunks": (128, 512), "entropy target": -0.5}),
+    "tqc": (1_000_000, 1, (3e-4, 3e-4), {"critics": 5, "quantiles": (25, 2), "batch": 256, "tau": 0.005}),
+    "redq": (1_000_000, 1, (3e-4, 3e-4), {"critics": 10, "ratio": 20.0, "delay": 20, "starts": 5_000}),
+    "droq": (1_000_000, 1, (3e-4, 3e-4), {"critics": 2, "ratio": 20.0, "delay": 20, "dropout": 1e-4}),
     "reppo": (
         50_000_000,
         1024,
@@ -228,6 +329,17 @@ READ = {
     "ratio": lambda algo: algo.replay_ratio,
     "capacity": lambda algo: algo.capacity,
     "widths": lambda algo: algo.policy.widths,
+    "tau": lambda algo: algo.tau,
+    "temperature": lambda algo: algo.temperature,
+    "entropy target": lambda algo: round(algo.target_entropy, 3),
+    "delay": lambda algo: algo.policy_delay,
+    "trunks": lambda algo: (algo.policy.torso.width, algo.critic.trunk.width),
+    "largest return": lambda algo: algo.largest_return,
+    "hold": lambda algo: algo.noise_hold,
+    "decay": lambda algo: algo.optimizer.weight_decay,
+    "critics": lambda algo: algo.critic.ensemble,
+    "quantiles": lambda algo: (algo.critic.head.quantiles, algo.dropped_quantiles),
+    "dropout": lambda algo: algo.critic.dropout,
 }
 
 

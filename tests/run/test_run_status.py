@@ -2,6 +2,7 @@
 
 import pytest
 
+from jaxrl.core import files
 from jaxrl.core.errors import RunDirectoryError
 from jaxrl.run import directory
 from jaxrl.run.directory import RunDirectory
@@ -13,6 +14,18 @@ def test_what_cannot_be_looked_at_has_not_ended(tmp_path, name):
     (tmp_path / "file").write_text("")
     (tmp_path / "loop").symlink_to("loop")
     assert not is_finished(tmp_path / name)
+
+
+def test_a_run_that_was_not_started_again_remains_finished(tmp_path):
+    with RunDirectory(tmp_path, {"seed": 0}) as run:
+        assert not is_finished(tmp_path)
+        files.write_json(run.result, {"stopped": "finished", "start": run.start})
+    for _ in range(2):
+        with pytest.raises(RunDirectoryError, match="another configuration"):
+            RunDirectory(tmp_path, {"seed": 1})
+        assert is_finished(tmp_path)
+    with RunDirectory(tmp_path, {"seed": 0}):
+        assert not is_finished(tmp_path)
 
 
 def test_a_run_is_of_a_launch_once_the_directory_is_its_own(tmp_path, monkeypatch):

@@ -14,10 +14,12 @@ import jaxrl
 from jaxrl.cli import main
 from jaxrl.core.errors import JaxrlError, RunDirectoryError
 from jaxrl.plots.curves import EVALUATION, TRAINING
+from jaxrl.plots.importance import importance
 from jaxrl.run import plotting, sweep_directory
 from jaxrl.run.directory import read_config
 from jaxrl.run.loggers import read_metrics
-from jaxrl.sweeps.results import SweepResult
+from jaxrl.sweeps.records import read_records, to_pandas
+from jaxrl.sweeps.results import SweepResult, leave
 
 pytestmark = pytest.mark.long
 
@@ -134,12 +136,27 @@ def made(scores, **others):
 
 def test_a_sweep_in_which_all_fail_leaves_its_table_and_no_policy(tmp_path):
     made([[np.nan, np.nan]]).save(tmp_path)
-    assert json.loads((tmp_path / "sweep.json").read_text())["best"] is None
+    record = json.loads((tmp_path / "sweep.json").read_text())
+    assert record["best"] is None and set(record["origin"]) == {"command", "machine", "versions"}
     assert "nan" in (tmp_path / "table.md").read_text() and (tmp_path / "curves.png").exists()
     with pytest.raises(RunDirectoryError, match="no run of it has a score"):
         jaxrl.load(tmp_path)
     (axes,) = plotting.plot_runs([tmp_path], tmp_path / "x.png").axes
     assert [text.get_text() for text in axes.texts] == ["no episode has ended yet"]
+
+
+def test_a_sweep_that_had_ended_keeps_the_record_of_its_training(tmp_path):
+    """The same call again trains nothing, and would write 0 steps a second; of another sweep nothing is kept."""
+    first = leave(made([[1.0]], learners=[()], wall_seconds=60.0, origin={"command": "first"}), tmp_path, trained=True)
+    none = {"steps_per_second": 0.0, "wall_seconds": 2.0, "origin": {"command": "again"}, "learners": [()]}
+    for score, trained, kept in ((1.0, False, True), (1.5, False, True), (1.0, True, False)):
+        found = leave(made([[score]], **none), tmp_path, trained=trained)
+        record = json.loads((tmp_path / "sweep.json").read_text())
+        assert record["scores"] == [[score]]
+        for name in ("steps_per_second", "wall_seconds", "origin"):
+            assert record[name] == getattr(found, name) == (getattr(first, name) if kept else none[name])
+    leave(first, tmp_path, trained=True)
+    assert leave(made([[1.0], [2.0]], **none | {"learners": [(), ()]}), tmp_path, trained=False).wall_seconds == 2.0
 
 
 @pytest.mark.parametrize("scores", [[[0.0021], [0.0019]], [[-0.281], [-0.279]], [[10_001_000.0], [10_002_000.0]]])
@@ -163,7 +180,15 @@ JSON = st.recursive(
 )
 RECORDS = st.one_of(JSON, st.fixed_dictionaries({"format": st.just(1)}, optional={"configs": JSON, "best": JSON}))
 TRIALS = st.one_of(
-    JSON, st.fixed_dictionaries({"ended": st.just("finished"), "returns": JSON}, optional={"number": JSON})
+    JSON,
+    st.fixed_dictionaries(
+        {
+            "settings": st.dictionaries(st.text(max_size=2), JSON),
+            "ended": st.just("finished"),
+            "returns": st.lists(JSON),
+        },
+        optional={"number": JSON},
+    ),
 )
 
 
@@ -178,7 +203,7 @@ def test_whatever_lies_in_a_sweeps_files_is_read_or_refused(record, row, best, f
         record["best"]["run"] = best
     (folder / "sweep.json").write_text(json.dumps(record))
     (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    for read in (sweep_directory.read_curves, sweep_directory.best_run, plotting.read_runs):
+    for read in (sweep_directory.read_curves, sweep_directory.best_run, plotting.read_runs, to_pandas):
         try:
             found = read(folder)
         except JaxrlError:
@@ -194,7 +219,8 @@ def test_whatever_lies_in_a_search_is_read_or_refused(trial, tmp_path_factory):
     (path / "config.json").write_text('{"format": 1, "tune": {}}')
     (path / "study.journal").write_text(json.dumps(trial) + "\n")
     try:
-        _, scores = sweep_directory.read_scores(path)
+        _, trials = sweep_directory.read_trials(path)
+        importance(*zip(*((one.settings, one.score) for one in read_records([path])), strict=True))
     except RunDirectoryError:
         return
-    assert len(scores) == 1
+    assert len(trials) == 1

@@ -327,8 +327,17 @@ def test_a_sweep_that_is_told_to_end_saves_and_goes_on_bit_for_bit(number, tmp_p
     assert sum(lengths) == 4 + 2, "what was saved is not trained again; two are of shapes"
     for name in ("steps", "metrics", "returns", "failed", "learners"):
         assert_equal(getattr(whole, name), getattr(again, name))
-    for name in ("metrics.jsonl", "table.csv", "sweep.json"):
+    for name in ("metrics.jsonl", "table.csv"):
         assert (tmp_path / name).read_bytes() == (whole.save(tmp_path / "whole") / name).read_bytes()
+    records = [json.loads((path / "sweep.json").read_text()) for path in (tmp_path, tmp_path / "whole")]
+    for record, result in zip(records, (again, whole), strict=True):
+        assert record.pop("wall_seconds") == result.wall_seconds
+        assert record.pop("steps_per_second") == result.steps_per_second
+    assert records[0] == records[1]
+    finished = sweep(run_dir=tmp_path, **KEPT)
+    assert sum(lengths) == 4 + 2 + 2, "all was saved; two are of shapes"
+    for name in ("wall_seconds", "steps_per_second", "origin"):
+        assert getattr(finished, name) == getattr(again, name), "of the call that trained"
     with pytest.raises(RunDirectoryError, match="sweep.seeds: .* -> .*"):
         sweep(run_dir=tmp_path, **KEPT | {"seeds": [1, 2]})
     started = sweep(run_dir=tmp_path, overwrite=True, **KEPT | {"seeds": [1, 2]})

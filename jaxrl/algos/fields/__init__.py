@@ -7,13 +7,15 @@ from jaxrl.algos.fields.actor_critic import (
     NoiseFields,
     NormalizationFields,
     PeriodicTargetFields,
+    QuantileFields,
+    ResetFields,
     SupportFields,
     TargetFields,
     TemperatureFields,
 )
 from jaxrl.algos.fields.discount import DiscountFields
 from jaxrl.algos.fields.kl import KLFields
-from jaxrl.algos.fields.on_policy import AdvantageFields, MinibatchFields, OnPolicyFields, RolloutFields
+from jaxrl.algos.fields.on_policy import AdvantageFields, BonusFields, MinibatchFields, OnPolicyFields, RolloutFields
 from jaxrl.algos.fields.q_learning import QLearningFields
 from jaxrl.algos.fields.replay import (
     CombinedReplayFields,
@@ -22,10 +24,13 @@ from jaxrl.algos.fields.replay import (
     ReplayFields,
     SequenceFields,
 )
+from jaxrl.algos.fields.search import SearchFields
+from jaxrl.algos.fields.soft_critics import SoftCriticFields
 
 __all__ = [
     "ActorCriticFields",
     "AdvantageFields",
+    "BonusFields",
     "CombinedReplayFields",
     "DelayedPolicyFields",
     "ExplorationNoiseFields",
@@ -39,9 +44,13 @@ __all__ = [
     "PeriodicTargetFields",
     "PrioritizedFields",
     "QLearningFields",
+    "QuantileFields",
     "ReplayFields",
+    "ResetFields",
     "RolloutFields",
+    "SearchFields",
     "SequenceFields",
+    "SoftCriticFields",
     "SupportFields",
     "TargetFields",
     "TemperatureFields",

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from jaxrl.algos import q_learning
@@ -44,6 +46,44 @@ class TargetFields:
     """Target networks that follow the networks by Polyak averaging."""
 
     tau: Scalar = number(0.005, above=0, high=1, help="Polyak fraction of new parameters at each target update")
+
+
+# Where networks begin again.
+_UNCHANGED = ("statistics", "updates", "return_scale", "policy_loss", "policy_metrics")
+
+
+@field_group
+class ResetFields:
+    """Networks that begin again, since those that learned early from little data learn worse later."""
+
+    reset_at: tuple[int, ...] = static(
+        (), help="updates after which all that is learned begins again; replay and statistics stay (Nikishin, 2022)"
+    )
+
+    def problems(self) -> list[str]:
+        """Explain why these are not numbers of updates, one line."""
+        updates, name = self.reset_at, type(self).__name__
+        whole = isinstance(updates, tuple) and all(isinstance(x, int) and not isinstance(x, bool) for x in updates)
+        if whole and all(0 < x < 2**31 for x in updates):
+            return []
+        return [f"{name}.reset_at={updates!r:.80} must be a tuple of numbers of updates, such as (15_000, 50_000)"]
+
+    def after_reset[State: Any](self: Any, state: State, key: jax.Array, spec: EnvSpec) -> State:
+        """Return a state after an update, or where `reset_at` says so a new one with its statistics and counts.
+
+        Nothing is made where no reset is due; over mapped runs this becomes a choice between both.
+        """
+        if not self.reset_at:
+            return state
+
+        def again(state, key):
+            unchanged = {name: getattr(state, name) for name in _UNCHANGED if hasattr(state, name)}
+            return self.init(key, spec).replace(**unchanged)
+
+        due = jnp.isin(state.updates, jnp.asarray(self.reset_at, state.updates.dtype))
+        # A number that is none of the shards, which others fold into the same key.
+        key = jax.random.fold_in(key, 2**31 - 1)
+        return jax.lax.cond(due, again, lambda same, _: same, state, key)
 
 
 @field_group
@@ -94,12 +134,26 @@ class SupportFields:
     v_min: Scalar = number(-150.0, only_with=_SUPPORT, help="lower end of the support")
     v_max: Scalar = number(150.0, only_with=_SUPPORT, help="upper end of the support")
 
+    @property
+    def support(self) -> dict[str, Any]:
+        """Return the ends of the support, by name, as losses and targets take them."""
+        return {"v_min": self.v_min, "v_max": self.v_max}
+
     def problems(self) -> list[str]:
         """Explain why the ends are not those of an interval, where a head has a support."""
         network = getattr(self, "critic", None) or getattr(self, "network", None)
         if not isinstance(getattr(network, "head", None), CategoricalValues | SelfPredictiveValues):
             return []
         return q_learning.support_problems(type(self).__name__, self.v_min, self.v_max)
+
+
+@field_group
+class QuantileFields:
+    """The loss of quantiles."""
+
+    quantile_huber: Scalar = number(
+        1.0, above=0, only_with="critic.head=quantilevalues", help="Huber threshold, above which the loss is linear"
+    )
 
 
 @field_group
@@ -125,6 +179,11 @@ class NoiseFields:
         below=1,
         help="continuous actions: the same of the random actions before the first update; None: noise_correlation",
     )
+    noise_hold: int = static(
+        1,
+        low=1,
+        help="continuous actions: exploration noise is held for n steps, at most so many, with probability ~ 1 / n^2",
+    )
 
 
 @field_group
@@ -132,6 +191,18 @@ class ExplorationNoiseFields(NoiseFields):
     """Exploration noise of deterministic policies."""
 
     exploration_noise: Scalar = number(0.1, low=0, help="noise standard deviation, in units of half the action range")
+    least_noise: Scalar | None = number(
+        None,
+        low=0,
+        help="each episode's standard deviation is drawn between this and exploration_noise; None: exploration_noise",
+    )
+
+    def problems(self) -> list[str]:
+        """Explain why the least noise cannot be, one line."""
+        low, high = self.least_noise, self.exploration_noise
+        if isinstance(low, int | float) and isinstance(high, int | float) and low > high:
+            return [f"{type(self).__name__}.least_noise={low:g} must be at most exploration_noise={high:g}"]
+        return []
 
 
 @field_group

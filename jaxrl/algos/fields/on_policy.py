@@ -3,6 +3,7 @@
 from jaxrl.algos.base import field_group, number, static
 from jaxrl.algos.fields.discount import DiscountFields
 from jaxrl.algos.optimizers import Adam, Optimizer
+from jaxrl.algos.rnd import RND
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import ValueNetwork
 from jaxrl.networks import ActorCritic
@@ -54,6 +55,13 @@ class MinibatchFields:
 
     epochs: int | None = static(4, low=1, help="passes over each batch")
     minibatches: int | None = static(4, low=1, help="gradient steps per pass")
+
+
+@field_group
+class BonusFields:
+    """A bonus beside the rewards, for policies that climb advantages."""
+
+    exploration_bonus: RND | None = number(None, options=RND, help="bonus for observations that are new; None: none")
 
 
 @field_group

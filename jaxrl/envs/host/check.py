@@ -7,10 +7,15 @@ import numpy as np
 
 from jaxrl.core import spaces
 from jaxrl.core.errors import EnvironmentContractError
-from jaxrl.core.types import AsyncRecipe, HostRecipe, PyTree, TimeStep, only_instance
+from jaxrl.core.host_types import AsyncRecipe, only_instance
+from jaxrl.core.limits import odd_discounts
+from jaxrl.core.types import HostRecipe, PyTree, TimeStep
 
 _BATCH, _READY = 4, 2
-DISCOUNT_RANGE = "TimeStep.discount is not in (0, 1] where the task goes on; terminated says where it ends"
+DISCOUNT_RANGE = (
+    "TimeStep.discount is 0, or not in [-1, 1], where the task goes on; terminated says where it ends, and a negative "
+    "one is for turns of two players"
+)
 
 
 def check_recipe(recipe: HostRecipe, steps: int, seed: int) -> None:
@@ -171,7 +176,7 @@ def _row_problems(recipe: HostRecipe, timesteps: list[TimeStep[np.ndarray]]) -> 
             "TimeStep.first and an ending are both set": timestep.first & timestep.last,
             "TimeStep.reward is not 0 where first": timestep.first & (timestep.reward != 0),
             "TimeStep.reward is not finite": ~np.isfinite(timestep.reward),
-            DISCOUNT_RANGE: False if discount is None else ~timestep.terminated & ~((discount > 0) & (discount <= 1)),
+            DISCOUNT_RANGE: False if discount is None else ~timestep.terminated & odd_discounts(discount),
             "TimeStep.first is set within an episode": timestep.first & ~ended,
             "TimeStep.first is not set by reset"
             if number == 0

@@ -262,12 +262,19 @@ def _find(name: str) -> Any:
     try:
         if module:
             importlib.import_module(module)
-        return gymnasium.spec(registered)
+        spec = gymnasium.spec(registered)
     except gymnasium.error.UnregisteredEnv:
         raise unknown_name("gymnasium", registered, names()) from None
-    except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:  # the last two: "..", ""
+    except Exception as error:  # importing a module may raise anything
         hint = f"; a module has no '-' in its name: {module.replace('-', '_')}" if "-" in module else ""
-        raise ConfigError(f"gymnasium:{name} cannot be found: {error}{hint}") from error
+        kind = "" if isinstance(error, gymnasium.error.Error | ImportError) else f"{type(error).__name__}: "
+        raise ConfigError(f"gymnasium:{name} cannot be found: {kind}{error}{hint}") from error
+    if spec.entry_point is None:
+        raise ConfigError(
+            f"gymnasium:{name} is registered as a vectorized environment alone, which jaxrl does not step; pass a "
+            "function that makes one environment of it, and num_envs=N"
+        )
+    return spec
 
 
 def _takes_render_mode(factory: Any) -> bool:

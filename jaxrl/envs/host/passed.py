@@ -40,9 +40,15 @@ def recipe(
       ConfigError: it is vectorized, cannot be made, cannot go to workers, or its spaces are not supported.
     """
     if isinstance(env, VectorEnv) or (isinstance(env, type) and issubclass(env, VectorEnv)):
+        spec = getattr(env, "spec", None)
+        one = (
+            f"'gymnasium:{spec.id}'"
+            if spec is not None
+            else "the class of one environment or a function that makes one"
+        )
         raise ConfigError(
-            f"{_class_of(env).__name__} is a vectorized environment; pass the class of one environment or a function "
-            "that makes one, and num_envs=N"
+            f"{_class_of(env).__name__} is a vectorized environment; pass {one}, and num_envs=N; workers=M steps them "
+            "in M processes"
         )
     stepping = {"workers": workers, "step_timeout": step_timeout, "start_timeout": start_timeout, "restarts": restarts}
     fields = stepped.stepping(**stepping)

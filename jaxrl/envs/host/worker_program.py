@@ -91,7 +91,8 @@ def made(spec, options):
     if callable(spec):
         found = spec(**options)
         if not isinstance(found, gymnasium.Env):
-            raise TypeError(f"it gives a {type(found).__name__}; what makes one gymnasium.Env is needed")
+            several = ", and num_envs=N makes many of it" if isinstance(found, gymnasium.vector.VectorEnv) else ""
+            raise TypeError(f"it gives a {type(found).__name__}; what makes one gymnasium.Env is needed{several}")
     else:
         found = gymnasium.make(spec, disable_env_checker=True, **options)
     for name, arguments in wrappers:

@@ -19,7 +19,7 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import count_problems
 from jaxrl.core.types import PyTree
 from jaxrl.envs import drawings
-from jaxrl.envs.suite import Key, Step, SuiteEnv, constructing, counts_below_one, foreign_rules
+from jaxrl.envs.suite import PROBABILITY, Key, Step, SuiteEnv, constructing, counts_below_one, foreign_rules, outside
 
 _NAMES = ("Craftax-Symbolic-v1", "Craftax-Pixels-v1", "Craftax-Classic-Symbolic-v1", "Craftax-Classic-Pixels-v1")
 _SIDES = (32, 48, 64, 96, 128)  # of a world: what a file may choose, and what the library's noise divides by
@@ -71,7 +71,9 @@ class CraftaxEnvironment(SuiteEnv):
             raise ConfigError(problems)
 
     def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
-        return counts_below_one(changed, "max_timesteps", "day_length")
+        limits = {k: PROBABILITY for k in changed if k.endswith("_chance")} | {"mob_despawn_distance": {"low": 0}}
+        limits |= {k: {"low": 1} for k in changed if k.endswith("_health")}
+        return counts_below_one(changed, "max_timesteps", "day_length", "max_attribute") + outside(changed, limits)
 
     @property
     def numbers(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from jaxrl.core import registry, spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import PyTree
 from jaxrl.envs.drawings import Drawing, register
-from jaxrl.envs.suite import Key, Step, SuiteEnv, constructing, foreign_rules
+from jaxrl.envs.suite import Key, Step, SuiteEnv, constructing, foreign_rules, negative_sizes
 
 _NEVER = 2**31 - 1
 _CLOCKS = ("step", "step_count")  # up to the time limit, which truncates: no part of the task, and large numbers
@@ -69,10 +69,10 @@ class JumanjiEnvironment(SuiteEnv):
 
     def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
         most = _generator(foreign(self.key))[1].get("max_step", math.inf)  # the size of MMST's state
-        if isinstance(self.time_limit, jax.Array | np.ndarray) or 1 <= self.time_limit <= most:
-            return []  # an array may be mapped over
         bound = "" if most == math.inf else f", and at most max_step={most}"
-        return [f"time_limit={self.time_limit} of {self.name} must be at least 1{bound}"]
+        fine = isinstance(self.time_limit, jax.Array | np.ndarray) or 1 <= self.time_limit <= most  # or mapped over
+        sizes = negative_sizes(dict(self.key[1]), self.static_parameters(self.key[0]))
+        return sizes + ([] if fine else [f"time_limit={self.time_limit} of {self.name} must be at least 1{bound}"])
 
     def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
         state, first = foreign(self.key).reset(key)

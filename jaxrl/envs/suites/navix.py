@@ -18,7 +18,7 @@ from jaxrl.core import registry, spaces
 from jaxrl.core.errors import unknown
 from jaxrl.core.types import PyTree
 from jaxrl.envs import drawings
-from jaxrl.envs.suite import Key, Step, SuiteEnv, constructing, counts_below_one, foreign_rules
+from jaxrl.envs.suite import Key, Step, SuiteEnv, constructing, counts_below_one, foreign_rules, outside
 
 with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
     import navix
@@ -73,7 +73,7 @@ class NavixEnvironment(SuiteEnv):
             raise unknown("observation of navix", str(chosen), OBSERVATIONS)
 
     def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
-        return counts_below_one(changed, "max_steps")
+        return counts_below_one(changed, "max_steps") + outside(changed, {"penalty_coeff": {"low": 0}})
 
     def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
         first = foreign(self.key).reset(key)

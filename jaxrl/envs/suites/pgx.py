@@ -1,7 +1,4 @@
-"""PGX's games (Koyamada et al., 2023, arXiv:2303.17503), as raw episodic environments of one player.
-
-Games of several players are played against opponents, from a seat that is drawn anew for each episode.
-"""
+"""PGX's games (Koyamada et al., 2023, arXiv:2303.17503), as raw episodic environments of one player or of all."""
 
 import functools
 import inspect
@@ -10,16 +7,15 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pgx
 from flax import struct
 
 from jaxrl.core import registry, spaces
 from jaxrl.core.errors import unknown
 from jaxrl.core.types import PyTree
-from jaxrl.envs.suite import Key, Step, SuiteEnv, constructing
+from jaxrl.envs.suite import Key, Step, SuiteEnv, box, constructing
 
-OPPONENTS = ("random",)
+OPPONENTS = ("random", "self", "turns")
 
 
 class PgxState(struct.PyTreeNode):
@@ -32,14 +28,14 @@ class PgxState(struct.PyTreeNode):
 class PgxEnvironment(SuiteEnv):
     """One of PGX's games for one agent.
 
-    A step is the agent's move and what follows, until it is the agent's turn again or the game is over. Observations
-    are the agent's, and so are rewards, summed over the moves. Static parameters are the arguments of the game's
-    constructor, and `opponent`, how the other players move: "random", uniformly among the legal moves.
+    Static parameters are those of the game's constructor and `opponent`: the others move at "random" until it is the
+    agent's turn again, or are agents too ("self"), or the agent moves for both of two by "turns", with discounts of -1.
     """
 
     key: Key = struct.field(pytree_node=False)
     observation_space: spaces.Box = struct.field(pytree_node=False)
     action_space: spaces.Discrete = struct.field(pytree_node=False)
+    opponent: str = struct.field(pytree_node=False)
 
     suite = "pgx"
 
@@ -58,66 +54,78 @@ class PgxEnvironment(SuiteEnv):
     @classmethod
     def default(cls, key: Key) -> "PgxEnvironment":
         game = foreign(key)
-        with constructing():
-            start = jax.eval_shape(game.init, jax.eval_shape(lambda: jax.random.key(0)))
-        return cls(key, _box(start.observation), spaces.Discrete(start.legal_action_mask.size))
+        start = jax.eval_shape(game.init, jax.eval_shape(lambda: jax.random.key(0)))
+        opponent = str(dict(key[1]).get("opponent", OPPONENTS[0]))
+        return cls(key, box(start.observation), spaces.Discrete(start.legal_action_mask.size), opponent)
 
     @classmethod
     def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
         super().check(name, parameters)
-        if (opponent := parameters.get("opponent", OPPONENTS[0])) not in OPPONENTS:
-            raise unknown(f"opponent of pgx:{name}", str(opponent), OPPONENTS)
+        players = foreign((name, ())).num_players
+        allowed = OPPONENTS if players == 2 else OPPONENTS[:2]
+        if players > 1 and (opponent := parameters.get("opponent", allowed[0])) not in allowed:
+            raise unknown(f"opponent of pgx:{name}", str(opponent), allowed)
+
+    @property
+    def num_agents(self) -> int:
+        return foreign(self.key).num_players if self.opponent == "self" else 1
+
+    def model(self, state: PgxState) -> tuple["PgxEnvironment", PgxState]:
+        """Return a game of two players by turns, where a search moves for both, and others as they are."""
+        if foreign(self.key).num_players != 2:
+            return self, state
+        return self.replace(opponent="turns"), state.replace(seat=state.game.current_player)
 
     def begin(self, key: jax.Array) -> tuple[PgxState, Step]:
         pgx_game = foreign(self.key)
         key_deal, key_seat, key = jax.random.split(key, 3)
         game, seat = _unseen(pgx_game.init(key_deal)), jax.random.randint(key_seat, (), 0, pgx_game.num_players)
 
-        def waits(carry):
-            return _is_over(carry[0]) | (carry[0].current_player != seat)
+        def go_on(carry):  # others may end a game before the agent's first turn: then another is dealt
+            game, (key, key_deal, key_move, key_step) = carry[0], jax.random.split(carry[1], 4)
+            moved = _unseen(pgx_game.step(game, self._opponent(game, key_move), key_step))
+            dealt = _unseen(pgx_game.init(key_deal))
+            return jax.tree.map(functools.partial(jnp.where, _is_over(game)), dealt, moved), key
 
-        def go_on(carry):  # others may end a game before the agent's first turn, which is then dealt anew
-            key, key_deal, key_move, key_step = jax.random.split(carry[1], 4)
-            game = jax.lax.cond(
-                _is_over(carry[0]),
-                lambda game: _unseen(pgx_game.init(key_deal)),
-                lambda game: _unseen(pgx_game.step(game, self._opponent(game, key_move), key_step)),
-                carry[0],
-            )
-            return game, key
-
-        if pgx_game.num_players > 1:
-            game, _ = jax.lax.while_loop(waits, go_on, (game, key))
-        state = PgxState(game, seat)
-        return state, self._seen(state)
+        if self.opponent == "turns":
+            seat = game.current_player
+        elif pgx_game.num_players > 1 and self.num_agents == 1:
+            game, _ = jax.lax.while_loop(lambda x: _is_over(x[0]) | (x[0].current_player != seat), go_on, (game, key))
+        return (state := PgxState(game, seat)), self._seen(state, seat)
 
     def advance(self, state: PgxState, action: PyTree, key: jax.Array) -> tuple[PgxState, Step]:
         pgx_game, seat = foreign(self.key), state.seat
 
         def move(carry):
-            game, action, reward, key, _ = carry
+            game, action, rewards, key, _ = carry
             key, key_step, key_move = jax.random.split(key, 3)
             game = _unseen(pgx_game.step(game, action, key_step))
             waits = ~_is_over(game) & (game.current_player != seat)
-            return game, self._opponent(game, key_move), reward + game.rewards[seat], key, waits
+            return game, self._opponent(game, key_move), rewards + game.rewards, key, waits
 
-        start = (state.game, action, jnp.zeros_like(state.game.rewards[0]), key, jnp.ones((), bool))
-        alone = pgx_game.num_players == 1
-        game, _, reward, _, _ = move(start) if alone else jax.lax.while_loop(lambda carry: carry[-1], move, start)
-        state = PgxState(game, seat)
-        ended, timed = game.terminated, self.key[0] == "minatar-freeway"  # which nothing but its timer ends
-        truncated = game.truncated | (ended & timed)
-        return state, self._seen(state)._replace(reward=reward, terminated=ended & (not timed), truncated=truncated)
+        one = action[state.game.current_player] if self.num_agents > 1 else action
+        start = (state.game, one, jnp.zeros_like(state.game.rewards), key, jnp.ones((), bool))
+        replies = pgx_game.num_players > 1 and self.opponent == "random"
+        game, _, rewards, _, _ = jax.lax.while_loop(lambda carry: carry[-1], move, start) if replies else move(start)
+        reward = rewards if self.num_agents > 1 else rewards[seat]
+        state = PgxState(game, game.current_player if self.opponent == "turns" else seat)
+        terminated = game.terminated & (self.key[0] != "minatar-freeway")  # which nothing but its timer ends
+        return state, self._seen(state, seat)._replace(reward=reward, terminated=terminated, truncated=_is_over(game))
 
     def _opponent(self, game: Any, key: jax.Array) -> jax.Array:
         """Return the move of the player whose turn it is, who is not the agent."""
-        return jax.random.categorical(key, jnp.where(game.legal_action_mask, 0.0, -jnp.inf)).astype(np.int32)
+        return jax.random.categorical(key, jnp.where(game.legal_action_mask, 0.0, -jnp.inf)).astype(jnp.int32)
 
-    def _seen(self, state: PgxState) -> Step:
+    def _seen(self, state: PgxState, seat_before: jax.Array) -> Step:
         # Not the game's own observation, which is of the player to move: at the end of a game maybe an opponent.
-        observation = foreign(self.key)._observe(state.game, state.seat)
-        masked = not self.key[0].startswith("minatar")  # where everything is always allowed
-        return Step(observation, action_mask=state.game.legal_action_mask if masked else None)
+        observe, legal = functools.partial(foreign(self.key)._observe, state.game), state.game.legal_action_mask
+        if (agents := self.num_agents) > 1:
+            seats, waiting = jnp.arange(agents, dtype=jnp.int32), jnp.arange(legal.size) == 0
+            mask = jnp.where((seats == state.game.current_player)[:, None], legal, waiting)
+            return Step(jax.vmap(observe)(seats), action_mask=mask)
+        mask = None if self.key[0].startswith("minatar") else legal
+        discount = jnp.where(state.seat == seat_before, 1.0, -1.0) if self.opponent == "turns" else None
+        return Step(observe(state.seat), action_mask=mask, discount=discount)
 
 
 registry.add("suite", pgx=PgxEnvironment)
@@ -140,10 +148,3 @@ def _is_over(game: Any) -> jax.Array:
 
 def _unseen(game: Any) -> Any:
     return game.replace(observation=None)  # made where it is needed, which is seldom
-
-
-def _box(seen: jax.ShapeDtypeStruct) -> spaces.Box:
-    if seen.dtype.kind == "f":
-        return spaces.Box(-np.inf, np.inf, seen.shape, seen.dtype)
-    low, high = (False, True) if seen.dtype.kind == "b" else (np.iinfo(seen.dtype).min, np.iinfo(seen.dtype).max)
-    return spaces.Box(low, high, seen.shape, seen.dtype)

@@ -1,6 +1,6 @@
 """Wrappers of actions."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -69,6 +69,7 @@ class ActionRepeat(struct.PyTreeNode):
     env: Environment
     times: int = struct.field(pytree_node=False, default=4)
 
+    of_all_agents: ClassVar[bool] = True
     name, resets = forward("name"), forward("resets")
     observation_space, action_space = forward("observation_space"), forward("action_space")
 
@@ -92,7 +93,7 @@ class ActionRepeat(struct.PyTreeNode):
                 reward, discount = time_step.reward + before * next_step.reward, before * next_step.discount
                 next_step = next_step.replace(reward=reward, discount=discount)
             # `first`: an environment that resets itself began an episode; the action was not meant for it.
-            stop = time_step.last | time_step.first
+            stop = jnp.all(time_step.last | time_step.first)  # of all agents
             return jax.tree.map(lambda a, b: jnp.where(stop, a, b), now, (next_state, next_step)), None
 
         return jax.lax.scan(again, now, keys[1:])[0]

@@ -1,6 +1,6 @@
 """The wrapper that limits the length of episodes."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,7 @@ class TimeLimit(struct.PyTreeNode):
     env: Environment
     max_steps: Any
 
+    of_all_agents: ClassVar[bool] = True
     name, resets = forward("name"), forward("resets")
     observation_space, action_space = forward("observation_space"), forward("action_space")
 

@@ -1,7 +1,7 @@
 """Wrappers of physics: environments whose parameters differ (domain randomization)."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +50,7 @@ class RandomParameters(struct.PyTreeNode):
     draw: Callable[[jax.Array], Mapping[str, Any]] = struct.field(pytree_node=False)
     per: Literal["episode", "environment"] = struct.field(pytree_node=False, default="episode")
 
+    of_all_agents: ClassVar[bool] = True
     name, observation_space, action_space = forward("name"), forward("observation_space"), forward("action_space")
 
     def __post_init__(self):

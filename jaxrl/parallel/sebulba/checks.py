@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import jax
 
+from jaxrl.core.planning import Planner
 from jaxrl.core.types import Algorithm, Episodes, HostRecipe, Replay
 from jaxrl.parallel.sebulba import ready_collector
 
@@ -24,7 +25,15 @@ def problems(topology: "Sebulba", num_envs: int, algo: Algorithm, env: HostRecip
         *_not_together(topology),
         *_not_dividing(topology, num_envs, env),
         *_not_in_any_order(topology, num_envs, algo),
+        *_without_model(algo, env),
     ]
+
+
+def _without_model(algo, env):
+    if not isinstance(algo, Planner):
+        return []
+    name = type(algo).__name__
+    return [f"{name} plans in the environment itself, and {env.name} is on the host; use one in JAX"]
 
 
 def _out_of_range(topology):

@@ -5,7 +5,8 @@ from collections.abc import Generator
 import jax
 import numpy as np
 
-from jaxrl.core.types import AsyncEnvironment, AsyncRecipe, HostRecipe, PyTree, Rollout, TimeStep
+from jaxrl.core.host_types import AsyncEnvironment, AsyncRecipe
+from jaxrl.core.types import HostRecipe, PyTree, Rollout, TimeStep
 from jaxrl.envs.host.watchdog import Stepper
 from jaxrl.parallel.host_rollout import HostActing, HostSteps
 from jaxrl.parallel.sebulba.collector import Collected, Group, Published, Stepping, with_episodes

@@ -140,7 +140,7 @@ class Sebulba(Topology):
         """How many there are in each process: one for every Ray actor that has the policy."""
         return self.remote.actors if self.remote is not None and self.remote.policy else self.actors
 
-    def resolve(self, algo: Algorithm) -> "Sebulba":
+    def resolve(self, algo: Algorithm, agents: int = 1) -> "Sebulba":
         """With `num_envs`, `lockstep`, `lag` and `max_lag` as the algorithm needs them where they are None."""
         lockstep, lag, max_lag, num_envs = self.lockstep, self.lag, self.max_lag, self._num_envs(algo)
         if self.learner_batch is not None and max_lag is None:

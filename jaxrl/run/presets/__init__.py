@@ -5,12 +5,38 @@ preset (`tests/golden/presets.json` holds them).
 """
 
 from jaxrl.core.errors import unknown
-from jaxrl.run.presets import batchppo, cleanrl, dqn, impala, purejaxrl, reppo, rlpyt, zoo
+from jaxrl.run.presets import (
+    batchppo,
+    cleanrl,
+    craftax,
+    dqn,
+    dreamer,
+    impala,
+    many_environments,
+    purejaxrl,
+    reppo,
+    rlpyt,
+    sac_parts,
+    zoo,
+)
 from jaxrl.run.presets.description import Preset
 
 __all__ = ["PRESETS", "Preset", "preset"]
 
-_SOURCES = (purejaxrl, cleanrl, zoo, batchppo, dqn, impala, reppo, rlpyt)
+_SOURCES = (
+    purejaxrl,
+    cleanrl,
+    zoo,
+    batchppo,
+    craftax,
+    dqn,
+    dreamer,
+    impala,
+    reppo,
+    rlpyt,
+    sac_parts,
+    many_environments,
+)
 PRESETS: dict[str, Preset] = {preset.name: preset for source in _SOURCES for preset in source.PRESETS}
 
 

@@ -1,16 +1,90 @@
-"""Of papers on learning from a replay: Rainbow, R2D2 and CrossQ."""
+"""Of papers on learning from a replay: Rainbow, Beyond the Rainbow, R2D2 and CrossQ."""
+
+from typing import Any
 
 from jaxrl.algos.crossq import CrossQ
 from jaxrl.algos.dqn import DQN
 from jaxrl.algos.optimizers import Adam
 from jaxrl.algos.r2d2 import R2D2
-from jaxrl.core.schedules import Linear
+from jaxrl.core.schedules import Exponential, Linear
 from jaxrl.core.sources import FrameStack
-from jaxrl.networks import LSTM, MLP, ActionValues, Actor, CategoricalValues, Critic, QNetwork
+from jaxrl.networks import (
+    LSTM,
+    MLP,
+    ActionValues,
+    Actor,
+    CategoricalValues,
+    Critic,
+    ImpalaResNet,
+    ImplicitQuantileValues,
+    QNetwork,
+)
 from jaxrl.run.presets import plain
 from jaxrl.run.presets.description import Preset
 
+_BTR: dict[str, Any] = plain.DQN | {
+    "learning_rate": 1e-4,
+    "gamma": 0.997,
+    "max_grad_norm": 10.0,
+    "target_period": 500,
+    "n_step": 3,
+    "munchausen": True,
+    "munchausen_scale": 0.9,
+    "munchausen_temperature": 0.03,
+    "munchausen_clip": -1.0,
+    "quantile_huber": 1.0,
+    "prioritized": True,
+    "priority_exponent": 0.2,
+    "importance_exponent": 0.2,
+    "batch_size": 256,
+    "rollout_length": 1,
+    "replay_ratio": 1 / 64,  # an update each time all environments have made a step
+    "optimizer": Adam(b1=0.9, b2=0.999, eps=0.005 / 256),
+}
+_BTR_SOURCE = (
+    "Clark et al. (2025), arXiv:2411.03820, and its authors' code: importance weights (N p)^-alpha with alpha of the "
+    "priorities, and Munchausen's bonus for the first of three steps. Here that is by the target network, priorities "
+    "are quantile losses, noise and fractions are drawn for every transition, the dense layers are not normalized, "
+    "initialization is orthogonal, and evaluation takes fixed fractions in place of drawn ones."
+)
+
+
+def _btr(torso: ImpalaResNet, width: int, **fields: Any) -> DQN:
+    head = ImplicitQuantileValues(quantiles=8, cosines=64, dueling=True, widths=(width,), noisy=True, sigma=0.5)
+    settings = _BTR | fields
+    return DQN(**settings, network=QNetwork(torso=torso, core=None, head=head))
+
+
 PRESETS = (
+    Preset(
+        name="btr",
+        algorithm=_btr(
+            ImpalaResNet(channels=(32, 64, 64), width=None, normalization=None, spectral=True, pool=6),
+            512,
+            epsilon=Exponential(1.0, 0.01, 0.184),  # by the factor e in 2M steps
+            capacity=1_048_576,
+            min_size=200_000,
+            frame_stack=FrameStack(4, axis=0, fill="repeat"),
+        ),
+        env="envpool:Breakout-v5",
+        total_steps=50_000_000,
+        topology={"num_envs": 64},
+        source=_BTR_SOURCE + " Its epsilon is 0 in the second half.",
+    ),
+    Preset(
+        name="btr-minatar",
+        algorithm=_btr(
+            ImpalaResNet(channels=(32,), width=None, normalization=None, spectral=True, pool=5),
+            256,
+            epsilon=Linear(1.0, 0.01, 0.1),
+            capacity=100_000,
+            min_size=5_000,
+        ),
+        env="gymnax:Breakout-MinAtar",
+        total_steps=5_000_000,
+        topology={"num_envs": 64},
+        source=_BTR_SOURCE + " One section of the torso, as images of 10 x 10 are halved once.",
+    ),
     Preset(
         name="rainbow",
         algorithm=DQN(

@@ -84,6 +84,11 @@ def test_pixels_are_bytes_of_craftax_pictures_and_pictures_are_drawn():
         ({"max_zombies": 0}, "max_zombies"),
         ({"fractal_noise_angles": 1}, "fractal_noise_angles"),
         ({"max_attribute": 9}, "max_attribute"),  # of the larger game
+        ({"spawn_cow_chance": 1.5}, "spawn_cow_chance=1.5 must be at least 0 and at most 1"),
+        ({"spawn_zombie_night_chance": -0.1}, "spawn_zombie_night_chance"),
+        ({"spawn_skeleton_chance": float("nan")}, "spawn_skeleton_chance"),
+        ({"zombie_health": 0}, "zombie_health=0 must be at least 1"),
+        ({"mob_despawn_distance": -1}, "mob_despawn_distance"),
     ],
 )
 def test_what_cannot_be_is_refused(parameters, match):

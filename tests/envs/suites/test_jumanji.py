@@ -139,6 +139,9 @@ def test_parameters_are_those_of_the_environment_and_of_its_generator():
         ("MMST-v0", {"time_limit": 100}, "at most max_step=70"),
         ("MMST-v0", {"max_step": 50}, "at most max_step=50"),
         ("TSP-v1", {"num_cities": 0}, "positive"),
+        ("SlidingTilePuzzle-v0", {"num_random_moves": -1}, "num_random_moves=-1 must be at least 1"),
+        ("Knapsack-v1", {"total_budget": -1.0}, "total_budget=-1.0 must be at least 0"),
+        ("Knapsack-v1", {"total_budget": float("nan")}, "total_budget=nan must be at least 0"),
         ("Game2048-v1", {"num_rows": 4}, "num_rows"),
     ):
         with pytest.raises(ConfigError, match=why):

@@ -95,6 +95,8 @@ def test_pictures_are_the_librarys():
         ({"observation": "symbolik"}, "did you mean 'symbolic'"),
         ({"observation": "none"}, "observation"),
         ({"max_steps": 0}, "max_steps"),
+        ({"penalty_coeff": -0.5}, "penalty_coeff=-0.5 must be at least 0"),
+        ({"penalty_coeff": float("inf")}, "penalty_coeff"),
         ({"gamma": 0.9}, "gamma"),  # which NAVIX only hands to agents
         ({"height": 9}, "height"),
     ],

@@ -137,3 +137,44 @@ def test_every_game_keeps_the_protocol_under_random_and_under_legal_play(name):
     _, following, _ = play(env, jax.random.key(0), 16, 100)
     assert outside(env, following) == []
     assert following.action_mask is None or bool(following.action_mask.any(axis=-1).all())
+
+
+@pytest.mark.long
+def test_self_play_is_the_game_of_both_players():
+    """Rows 2 k and 2 k + 1 are the players of one game, and it is PGX's, move by move."""
+    env, game = raw("tic_tac_toe", opponent="self"), importlib.import_module("pgx").make("tic_tac_toe")
+    assert env.num_agents == 2
+
+    def one(key):
+        state, timestep = env.reset(key)
+
+        def move(carry, key):
+            state, timestep = carry
+            key_action, key_step = jax.random.split(key)
+            action = jax.random.categorical(key_action, jnp.where(timestep.action_mask, 0.0, -jnp.inf)).astype(
+                jnp.int32
+            )
+            mover = state.game.current_player
+            following = game.step(state.game.replace(observation=jnp.zeros((3, 3, 2), bool)), action[mover])
+            state, timestep = env.step(state, action, key_step)
+            seen = jax.vmap(lambda seat: game._observe(following, seat))(jnp.arange(2))
+            return (state, timestep), (timestep, mover, following.rewards, following.terminated, seen, following)
+
+        return timestep, jax.lax.scan(move, (state, timestep), jax.random.split(key, 9))[1]
+
+    first, after = jax.device_get(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(2), COUNT)))
+    steps, movers, rewards, over, seen, states = after
+    endings = []
+    for k in range(COUNT):
+        end = np.flatnonzero(over[k])[0]
+        part = slice(0, end + 1)
+        np.testing.assert_array_equal(steps.observation[k, part], seen[k, part])
+        np.testing.assert_array_equal(steps.reward[k, part], rewards[k, part])
+        np.testing.assert_array_equal(steps.terminated[k, part], over[k, part, None].repeat(2, 1))
+        assert not steps.truncated[k, part].any()
+        for t in range(end):  # who waits may do nothing but nothing
+            mover = states.current_player[k, t]
+            np.testing.assert_array_equal(steps.action_mask[k, t, mover], states.legal_action_mask[k, t])
+            np.testing.assert_array_equal(steps.action_mask[k, t, 1 - mover], np.arange(9) == 0)
+        endings.append(tuple(rewards[k, end]))
+    assert {(1.0, -1.0), (-1.0, 1.0)} < set(endings) and set(movers[:, 0]) == {0, 1}

@@ -27,6 +27,7 @@ distributed.initialize(f"127.0.0.1:{PORT}", 2, int(INDEX), heartbeat_seconds=HEA
 
 from helpers import programs  # noqa: E402 (makes an environment, for which JAX must have started)
 from helpers.kills import Moments  # noqa: E402
+from helpers.populations import population  # noqa: E402
 from helpers.programs import ROWS  # noqa: E402
 
 import jaxrl  # noqa: E402
@@ -92,7 +93,10 @@ def runs(folder):
 def more(folder):
     """What needs as long again."""
     swept = jaxrl.sweep(programs.ALGORITHMS["ppo"], programs.ENV, seeds=3, **programs.SWEEP)
+    evolved = population(points=3, members=5)
     found = {
+        "pbt": evolved.lineage.to_json()
+        | {"returns": evolved.returns.tolist(), "fresh": evolved.fresh_returns.tolist()},
         "sweep": {"returns": swept.returns.tolist(), "loss": swept.metrics["update/value_loss"].tolist()},
         "late": told(train(None, host={"lag": 1})),
         "dqn": told(train(folder / "dqn", "dqn", updates=12)),
@@ -106,6 +110,14 @@ def more(folder):
     found["interrupted"] = told(train(folder / "resumed"))
     found["resumed"] = told(train(folder / "resumed"))
     return found
+
+
+def terminated(folder):
+    """SIGTERM reaches the second process alone."""
+    loop._CHUNK_SECONDS = 0.0
+    if jax.process_index() == 1:
+        at_chunk(3, signal.SIGTERM)
+    train(folder / "run")
 
 
 def refused(folder):
@@ -162,5 +174,5 @@ def one_raises(folder):
 
 if __name__ == "__main__":
     jobs = {"runs": runs, "more": more, "one_dies": one_dies, "goes_on": goes_on, "one_raises": one_raises}
-    jobs |= {"lives": lives}
+    jobs |= {"lives": lives, "terminated": terminated}
     (Path(FOLDER) / f"{INDEX}.json").write_text(json.dumps(jobs[JOB](Path(FOLDER), *DETAILS)))

@@ -5,18 +5,21 @@ What the processes do is in `one_of_two.py`.
 
 import functools
 import json
+import shutil
 import signal
 import types
 
 import jax
 import numpy as np
 import pytest
+from helpers.populations import population
 from helpers.programs import ALGORITHMS, ENV, NUM_ENVS, ROWS, SWEEP, anakin, assert_equal
 from helpers.tiers import few
 from helpers.two_processes import HEARTBEAT, both, together
 
 import jaxrl
 from jaxrl.core.errors import ConfigError, PeerError
+from jaxrl.core.files import as_read_back
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel.multihost import distributed
 from jaxrl.run import checkpoint
@@ -94,6 +97,22 @@ def test_ctrl_c_at_one_ends_both_and_the_resumed_run_is_the_unbroken_one(more):
 
 
 @pytest.mark.long
+@pytest.mark.faults
+def test_sigterm_at_one_saves_on_both_and_other_layouts_resume_it(tmp_path):
+    _, codes, said, _ = together("terminated", tmp_path)
+    assert codes == [128 + signal.SIGTERM] * 2, "\n".join(said)
+    unbroken = in_one_process().state
+    for devices in (1, 4):
+        run_dir = shutil.copytree(tmp_path / "run", tmp_path / str(devices))
+        settings = {"evaluation_episodes": 8, "evaluate_every": 5 * ROWS, "seed": 3, "progress": False}
+        resumed = jaxrl.train(
+            ALGORITHMS["ppo"], ENV, total_steps=10 * ROWS, topology=anakin(devices), run_dir=run_dir, **settings
+        )
+        assert 0 < resumed.session_steps < resumed.total_steps == 10 * ROWS
+        assert_equal(unbroken, resumed.state, 1e-5)
+
+
+@pytest.mark.long
 def test_two_processes_begin_with_what_a_run_has_learned_and_the_first_films(more, tmp_path):
     (first, second), folder = more
     one = jaxrl.train(
@@ -150,6 +169,18 @@ def test_a_sweep_is_shared_by_two_processes(more):
     assert first["sweep"] == second["sweep"]
     assert first["sweep"]["returns"] == one.returns.tolist()
     np.testing.assert_allclose(first["sweep"]["loss"], one.metrics["update/value_loss"], rtol=1e-5)
+
+
+@pytest.mark.long
+def test_a_population_copies_over_two_processes(more):
+    """Five members on two processes, of which one copies another in each of two rounds: bit for bit those of one."""
+    (first, second), _ = more
+    one = population(points=3, members=5)
+    assert first["pbt"] == second["pbt"]
+    expected = one.lineage.to_json() | {"returns": one.returns.tolist(), "fresh": one.fresh_returns.tolist()}
+    assert first["pbt"] == as_read_back(expected)
+    crossed = [(to, source) for row in one.lineage.parents for to, source in enumerate(row) if (to < 3) != (source < 3)]
+    assert crossed, "a copy between the processes"
 
 
 @pytest.mark.long

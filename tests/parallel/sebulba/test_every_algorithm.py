@@ -9,7 +9,7 @@ from helpers.tiers import few
 
 import jaxrl
 from jaxrl.envs.host.jax_host import ServedFromHost
-from jaxrl.networks import GRU, MLP, ActorCritic, Critic, QNetwork, SelfPredictiveValues
+from jaxrl.networks import GRU, MLP, ActorCritic, Critic, ModelNetwork, QNetwork, SelfPredictiveValues
 
 pytestmark = pytest.mark.exact
 
@@ -24,6 +24,16 @@ RUNS = {
     "sac-discrete": (jaxrl.SAC(**NETWORKS, **SMALL), DISCRETE),
     "pqn": (
         jaxrl.PQN(random_persistence=0.9, rollout_length=4, epochs=2, minibatches=2, network=QNetwork(MLP((8,)))),
+        DISCRETE,
+    ),
+    "muzero": (
+        jaxrl.MuZero(
+            **SMALL,
+            simulations=4,
+            unroll_steps=2,
+            n_step=2,
+            network=ModelNetwork(MLP((8,)), width=4, widths=(8,), atoms=11),
+        ),
         DISCRETE,
     ),
     "vmpo": (

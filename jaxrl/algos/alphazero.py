@@ -1,0 +1,190 @@
+"""AlphaZero (Silver et al., 2018, doi:10.1126/science.aar6404), by PUCT or Gumbel search (Danihelka et al., 2022)."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxrl.algos import normalization, on_policy, search
+from jaxrl.algos.base import algorithm, changed, field_problems, network_problems
+from jaxrl.algos.fields import AdvantageFields, MinibatchFields, SearchFields
+from jaxrl.algos.minibatches import steps_over_minibatches
+from jaxrl.algos.on_policy import PolicyCarry, PolicyState, PolicyValueActing
+from jaxrl.algos.search import Expansion
+from jaxrl.algos.train_state import Variables, weighted_means
+from jaxrl.core.planning import Model
+from jaxrl.core.schedules import Scalar
+from jaxrl.core.types import (
+    SEQUENCE_INPUTS,
+    ActorOutput,
+    ActorState,
+    Carry,
+    EnvSpec,
+    PyTree,
+    Replicas,
+    Rollout,
+    Source,
+    TimeStep,
+    UpdateInfo,
+)
+from jaxrl.networks import Categorical, PolicyValue
+
+
+class Node(struct.PyTreeNode):
+    """A node of the search."""
+
+    state: PyTree  # of the environment
+    carry: Carry  # of the network, after the node's observation
+    over: jax.Array  # bool: the episode ended here
+    output: tuple[jax.Array, jax.Array]  # logits and value
+
+
+@algorithm
+class AlphaZero(SearchFields, AdvantageFields, MinibatchFields, PolicyValueActing):
+    """Search in the environment itself, learn its policy and the outcomes; for one agent, or two players by turns."""
+
+    learning_rate: Scalar | None = changed(2e-3)
+    # Below 1, a loss that comes later is better, so that a player who has learned that all is lost still defends.
+    gamma: Scalar = changed(0.97)
+    gae_lambda: Scalar = changed(
+        1.0, help="lambda of the returns that the value learns; 1: outcomes, 0: values one step later"
+    )
+    epsilon: Scalar = changed(0.2)
+    value_cost: Scalar = changed(1.0)
+    entropy_cost: Scalar | None = changed(0.0, help="weight of the entropy bonus; the search explores already")
+    max_grad_norm: Scalar | None = changed(1.0)
+    rollout_length: int | None = changed(32)
+    epochs: int | None = changed(2)
+    minibatches: int | None = changed(8)
+
+    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
+        return dataclasses.replace(self, **on_policy.resolved(self, spec))
+
+    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
+        problems = field_problems(self) + search.problems("AlphaZero", spec)
+        if spec.num_agents > 1:
+            problems.append(
+                f"AlphaZero plans for one agent, and {spec.name} has {spec.num_agents}; of PGX's games of two players "
+                "use opponent=turns"
+            )
+        problems += network_problems("AlphaZero.network", self.network, spec, SEQUENCE_INPUTS)
+        by = on_policy.minibatch_unit(self.network)
+        return problems + on_policy.minibatch_problems(self, num_envs, shards, by)
+
+    @property
+    def experience(self) -> Mapping[str, Source]:
+        return {"rollout": on_policy.source(self, max_policy_lag=None)}  # the search's policy is a target at any age
+
+    def init(self, key: jax.Array, spec: EnvSpec) -> PolicyState:
+        return on_policy.init(self, key, spec)
+
+    def plan(
+        self,
+        actor: ActorState,
+        timestep: TimeStep,
+        carry: PolicyCarry,
+        key: jax.Array,
+        *,
+        model: Model,
+        spec: EnvSpec,
+        explore: bool,
+    ) -> ActorOutput:
+        """Return the action that a search finds for each environment; its policy is an extra for the update."""
+        (logits, value), network_carry = self._evaluate(actor, timestep, carry.network, spec)
+        node = Node(model.state, network_carry, timestep.last, (logits, value))
+        expand = functools.partial(self._expand, actor, model, spec)
+        found = search.search(
+            self, Expansion(logits, value, node), expand, key, mask=timestep.action_mask, explore=explore
+        )
+        discounted = on_policy.discounted_return(self, timestep, carry)
+        carry = PolicyCarry(network_carry, discounted)
+        if not explore:
+            return ActorOutput(found.action, carry)
+        extras = {"value": value, "search_policy": found.policy}
+        if self.normalize_reward:
+            extras["discounted_return"] = discounted
+        return ActorOutput(found.action, carry, extras)
+
+    def _evaluate(self, actor, timestep, carry, spec):
+        """Return the policy's logits and the value at time steps [B, ...], and the network's next carry."""
+        inputs = jax.tree.map(lambda x: x[None], on_policy.network_inputs(self, timestep, actor.statistics))
+        output, carry, _ = on_policy.unroll(self, _variables(actor), inputs, carry, spec, train=False)
+        return (_log_probs(output)[0], output.value[0]), carry
+
+    def _expand(self, actor, model, spec, node, action, key) -> Expansion:
+        """Take an action in the environment; an episode that is over stays where it ended, at the value it has there.
+
+        A value after a time limit stands for what would have followed, and after a termination for nothing.
+        """
+        state, after = model.env.step(node.state, action, key)
+        after = after.replace(previous_action=action)
+        batched = jax.tree.map(lambda x: x[None], (after, node.carry))
+        output, carry = jax.tree.map(lambda x: x[0], self._evaluate(actor, *batched, spec))
+        reward = after.reward
+        if self.normalize_reward:
+            reward = normalization.scale_reward(actor.statistics.reward, reward, self.reward_clip)
+        ended = after.terminated if self.bootstrap_truncated else after.last
+        follows = self.gamma if after.discount is None else self.gamma * after.discount
+        new = Node(state, carry, after.last, output), reward, jnp.where(ended, 0.0, follows)
+        same = node, jnp.zeros_like(reward), jnp.ones_like(reward)
+        node, reward, discount = jax.tree.map(functools.partial(jnp.where, node.over), same, new)
+        return Expansion(*node.output, node, reward, discount)
+
+    def update(
+        self, state: PolicyState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
+    ) -> tuple[PolicyState, UpdateInfo]:
+        rollout: Rollout = batch["rollout"]
+        statistics = on_policy.update_statistics(self, state.statistics, rollout, replicas)
+        rows = rollout.rows
+        _, targets = on_policy.advantages(self, state.network.variables, rollout, self.gae_lambda, spec)
+        data = {
+            "inputs": on_policy.batch_inputs(self, rollout),
+            "policy": rows.extras["search_policy"],
+            "target": targets,
+            "weight": rows.weight,
+        }
+        by = on_policy.minibatch_unit(self.network)
+        divided = on_policy.split_into_minibatches(
+            data, rollout.carry.network, key, replicas, by=by, epochs=self.epochs, count=self.minibatches
+        )
+
+        def step(network, indices):
+            minibatch, carry = divided.take(indices)
+            gradients, (metrics, model_state) = jax.grad(self._loss, has_aux=True)(
+                network.params, network.model_state, minibatch, carry, spec, replicas
+            )
+            network, sizes = on_policy.apply_gradients(self, network, gradients, replicas, model_state)
+            return network, metrics | sizes
+
+        network, metrics = steps_over_minibatches(step, state.network, divided.indices)
+        explained = on_policy.explained_variance(targets, rows.extras["value"], rows.weight, replicas)
+        metrics = replicas.mean(metrics) | {"explained_variance": explained}
+        metrics["learning_rate"] = jnp.asarray(self.learning_rate)
+        return state.replace(network=network, statistics=statistics, updates=state.updates + 1), UpdateInfo(metrics)
+
+    def _loss(self, params, model_state, minibatch, carry, spec, replicas):
+        """Return (z - v)^2 / 2 - pi log p, the loss of Silver et al. without its weight decay, and its parts."""
+        network = Variables(params, model_state)
+        output, _, model_state = on_policy.unroll(self, network, minibatch["inputs"], carry, spec, train=True)
+        values = {
+            "policy_loss": search.cross_entropy(minibatch["policy"], _log_probs(output)),
+            "value_loss": 0.5 * jnp.square(output.value - minibatch["target"]),
+            "entropy": output.distribution.entropy(),
+            "search_entropy": search.cross_entropy(minibatch["policy"], jnp.log(minibatch["policy"])),
+        }
+        metrics = weighted_means(values, minibatch["weight"], replicas)
+        loss = on_policy.total_loss(self, metrics["policy_loss"], metrics["value_loss"], metrics["entropy"])
+        return loss, (metrics, model_state)
+
+
+def _log_probs(output: PolicyValue) -> jax.Array:
+    assert isinstance(output.distribution, Categorical)  # as actions are discrete
+    return output.distribution.log_probs()
+
+
+def _variables(actor: ActorState) -> Variables:
+    return Variables(actor.params, actor.model_state)

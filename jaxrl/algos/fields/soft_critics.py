@@ -1,0 +1,53 @@
+"""Fields of the parts that variants of soft actor-critic are made of."""
+
+from typing import Literal
+
+from jaxrl.algos.base import field_group, number, static
+from jaxrl.algos.fields.actor_critic import ActorCriticFields, QuantileFields, SupportFields
+from jaxrl.core.schedules import Scalar
+
+
+@field_group
+class SoftCriticFields(SupportFields, QuantileFields, ActorCriticFields):
+    """What the critics learn from, and how often and by what the policy learns from them."""
+
+    tau: Scalar | None = number(
+        0.005, above=0, high=1, help="Polyak fraction of new parameters at each target update; None: no target networks"
+    )
+    joint_batch: bool = static(
+        False, help="critics and their targets see both ends of the transitions as one batch, in training mode"
+    )
+    joint_policy: bool = static(False, help="the policy too sees both ends as one batch where it learns")
+    target_critics: int | None = static(
+        None, low=1, help="critics that are drawn at each update to give its targets; None: all"
+    )
+    target_value: Literal["min", "mean"] = static(
+        "min",
+        choices=("min", "mean"),
+        help="which of the critics' values targets are made of; min pools the quantiles of all critics",
+    )
+    dropped_quantiles: int = static(
+        0,
+        low=0,
+        only_with="critic.head=quantilevalues",
+        help="largest quantiles that targets leave out, times the number of critics (TQC)",
+    )
+    policy_delay: int = static(1, low=1, help="critic updates per update of the policy and the temperature")
+    policy_value: Literal["min", "mean"] = static(
+        "min", choices=("min", "mean"), help="which of the critics' values the policy learns from"
+    )
+
+    def problems(self) -> list[str]:
+        """Explain why the critics are too few, one line each."""
+        name, found = type(self).__name__, []
+        members, head = (getattr(self.critic, part, None) for part in ("ensemble", "head"))
+        quantiles = getattr(head, "quantiles", None)
+        if isinstance(members, int) and isinstance(self.target_critics, int) and self.target_critics > members:
+            found.append(f"{name}.target_critics={self.target_critics} are more than critic.ensemble={members}")
+        if isinstance(quantiles, int) and isinstance(self.dropped_quantiles, int):
+            if self.dropped_quantiles >= quantiles:
+                found.append(
+                    f"{name}.dropped_quantiles={self.dropped_quantiles} must be less than critic.head.quantiles="
+                    f"{quantiles}"
+                )
+        return found

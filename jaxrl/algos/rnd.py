@@ -1,0 +1,215 @@
+"""Random network distillation (Burda et al., 2018, arXiv:1810.12894): a bonus for observations that are new.
+
+A network learns to predict what a fixed random network makes of an observation. Its error is large where nothing like
+the observation was seen: the *intrinsic reward*. It has a discount and a value function of its own, and its returns go
+on over the ends of episodes. Otherwise an ending would cost all that is still to be found, and be avoided.
+"""
+
+import dataclasses
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+from jaxrl.algos import minibatches, normalization, q_learning, returns, train_state
+from jaxrl.algos.base import field_group, number, static
+from jaxrl.algos.normalization import RunningStatistics
+from jaxrl.algos.optimizers import Adam
+from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
+from jaxrl.core import registry, spaces
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.schedules import Scalar
+from jaxrl.core.types import EnvSpec, Metrics, ModelState, NetworkInputs, Params, PyTree, Replicas, Rollout
+from jaxrl.networks import Embedding, Torso, default_torso
+
+
+class RNDState(struct.PyTreeNode):
+    """What the bonus learned, a part of a learner's state."""
+
+    learned: TrainState  # "predictor", and "value" of intrinsic rewards
+    target: Variables  # the random network, as it was drawn
+    observation: RunningStatistics
+    returns: RunningStatistics  # of the discounted sum of errors up to each step
+    mean: jax.Array  # float32, of that sum over environments when the last rollout ended
+    deviation: jax.Array  # float32, its standard deviation
+
+
+@field_group
+class RND:
+    """Random network distillation: what a network cannot predict yet is rewarded."""
+
+    learning_rate: Scalar = number(1e-4, above=0, help="learning rate of the predictor and the intrinsic value")
+    gamma: Scalar = number(0.99, low=0, high=1, help="discount factor of intrinsic rewards")
+    gae_lambda: Scalar = number(0.95, low=0, high=1, help="lambda of the advantages of intrinsic rewards")
+    extrinsic_weight: Scalar = number(2.0, low=0, help="weight of the advantages of the environment's rewards")
+    intrinsic_weight: Scalar = number(1.0, low=0, help="weight of the advantages of intrinsic rewards")
+    observation_clip: Scalar = number(5.0, above=0, help="clip of normalized observations")
+    predictor_fraction: Scalar = number(
+        0.25, above=0, high=1, help="fraction of each batch that the predictor learns from"
+    )
+    features: int = static(512, low=1, help="outputs of the random network and its predictor")
+    widths: tuple[int, ...] = static((512, 512), help="widths of the dense layers that only the predictor has")
+    torso: Torso | None = static(None, help="torso of each of the three networks; None: by the observations")
+
+    def resolve(self, spec: EnvSpec) -> Self:
+        """Return the same with a torso."""
+        return dataclasses.replace(self, torso=self.torso or default_torso(spec.observation_space))
+
+    def network_problems(self, spec: EnvSpec) -> list[str]:
+        """Explain why the networks do not fit the observations."""
+        try:
+            networks = self._networks.values()
+            jax.eval_shape(lambda key: [network.init(key, spec) for network in networks], jax.random.key(0))
+        except ConfigError as error:
+            return [f"RND: {error}"]
+        return []
+
+    def init(self, key: jax.Array, spec: EnvSpec) -> RNDState:
+        """Return the state before anything was seen.
+
+        Raises:
+          ConfigError: the torso does not fit the observations.
+        """
+        keys = dict(zip(self._networks, jax.random.split(key, 3), strict=True))
+        made = {name: Variables(*network.init(keys[name], spec)) for name, network in self._networks.items()}
+        target = made.pop("target")
+        params = {name: variables.params for name, variables in made.items()}
+        model_state = {name: variables.model_state for name, variables in made.items()}
+        return RNDState(
+            learned=train_state.create(params, model_state, self._optimizer),
+            target=target,
+            observation=normalization.init(spec.observation_space, integers=True),
+            returns=normalization.init(spaces.Box(-jnp.inf, jnp.inf, ())),
+            mean=jnp.float32(0.0),
+            deviation=jnp.float32(0.0),
+        )
+
+    def update(
+        self,
+        state: RNDState,
+        rollout: Rollout,
+        *,
+        spec: EnvSpec,
+        key: jax.Array,
+        replicas: Replicas,
+        epochs: int,
+        count: int,
+    ) -> tuple[RNDState, jax.Array, Metrics]:
+        """Learn from a rollout of T steps of B environments.
+
+        Args:
+          state: as it is.
+          rollout: that the algorithm learns from.
+          spec: of the environment.
+          key: a typed key, the same on every device.
+          replicas: as passed to an algorithm's `update`.
+          epochs, count: passes over the rollout, and minibatches of each.
+
+        Returns:
+          The next state; the advantages [T, B] of intrinsic rewards, by the parameters before; and metrics.
+        """
+        timesteps, weight = rollout.timesteps, rollout.rows.weight
+        # Observations are one stream: a reset is a step like others, which leads to what may be new. Only what follows
+        # a whole episode is of another stream.
+        counts = weight if rollout.whole_episodes else jnp.ones_like(weight)
+        seen = normalization.update(state.observation, timesteps[1:].observation, counts, replicas)
+
+        def apply(name: str, variables: Variables, observation: PyTree, train: bool = False):
+            observation = normalization.normalize(seen, observation, self.observation_clip)
+            inputs = NetworkInputs(observation=observation)
+            return self._networks[name].apply(
+                variables.params, inputs, spec=spec, model_state=variables.model_state, train=train
+            )
+
+        learned = _parts(state.learned.params, state.learned.model_state)
+        target, _ = apply("target", state.target, timesteps[1:].observation)
+        predicted, _ = apply("predictor", learned["predictor"], timesteps[1:].observation)
+        error = jnp.mean(jnp.square(predicted - target), axis=-1)
+        value = apply("value", learned["value"], timesteps.observation)[0][..., 0]
+        reward, scale = self._normalized(state, error, counts, replicas)
+        never = jnp.zeros_like(counts)
+        segment = returns.Segment(reward, value[:-1], value[-1], never, never, counts)
+        advantages = returns.gae(segment, self.gamma, self.gae_lambda)
+
+        index_key, chance_key = jax.random.split(key)
+        length, envs = counts.shape
+        keys = q_learning.transition_keys(chance_key, envs, replicas)
+        chance = jax.vmap(lambda k: jax.random.uniform(k, (length,), jnp.float32))(keys).T
+        data = {"embedding": target, "return": advantages + value[:-1], "counts": counts, "chance": chance}
+        data, observation = minibatches.flatten_rows((data, timesteps.observation))
+
+        def loss(params: Params, model_state: ModelState, indices: jax.Array, turn: jax.Array):
+            parts = _parts(params, model_state)
+            rows = minibatches.take_rows(data, indices)
+            # The row of an environment's next step is `envs` further on.
+            now, following = (minibatches.take_rows(observation, i) for i in (indices, indices + envs))
+            predicted, predictor_state = apply("predictor", parts["predictor"], following, train=True)
+            value, value_state = apply("value", parts["value"], now, train=True)
+            # Each pass takes other rows, and all take each row equally often.
+            chosen = rows["counts"] & ((rows["chance"] + turn) % 1.0 < self.predictor_fraction)
+            errors = jnp.mean(jnp.square(predicted - rows["embedding"]), axis=-1)
+            predictor_loss = weighted_mean(errors, chosen, replicas)
+            value_loss = weighted_mean(0.5 * jnp.square(value[..., 0] - rows["return"]), rows["counts"], replicas)
+            metrics = {"predictor_loss": predictor_loss, "intrinsic_value_loss": value_loss}
+            return predictor_loss + value_loss, (metrics, {"predictor": predictor_state, "value": value_state})
+
+        def step(learned: TrainState, index):
+            gradients, (metrics, model_state) = jax.grad(loss, has_aux=True)(
+                learned.params, learned.model_state, *index
+            )
+            learned, _ = train_state.apply_gradients(learned, gradients, self._optimizer, replicas, model_state)
+            return learned, metrics
+
+        indices = minibatches.minibatch_indices(
+            index_key, rows=length, num_envs=envs, count=count, replicas=replicas, epochs=epochs
+        )
+        turns = jnp.repeat(jnp.arange(epochs, dtype=jnp.float32) / epochs, count)
+        network, metrics = minibatches.steps_over_minibatches(step, state.learned, (indices, turns))
+        metrics["intrinsic_reward"] = weighted_mean(reward, weight, replicas)
+        new = RNDState(network, state.target, seen, *scale)
+        return new, advantages, replicas.mean(metrics)
+
+    def _normalized(
+        self, state: RNDState, error: jax.Array, counts: jax.Array, replicas: Replicas
+    ) -> tuple[jax.Array, tuple[RunningStatistics, jax.Array, jax.Array]]:
+        """Return errors [T, B] over the running deviation of their discounted sums, and what the next rollout needs.
+
+        The sum of each environment goes on from rollout to rollout (section 2.4). Of the one before, two moments over
+        environments are known: a sum begins at the mean, and counts as two, one deviation above and one below.
+        """
+
+        def add(total, row):
+            error, counts = row
+            total = jnp.where(counts, self.gamma * total + error, total)
+            return total, total
+
+        envs = jnp.ones_like(error[0])
+        last, sums = jax.lax.scan(add, envs * state.mean, (error, counts))
+        spread, spreads = jax.lax.scan(add, envs * state.deviation, (jnp.zeros_like(error), counts))
+        both = jnp.stack([sums + spreads, sums - spreads])
+        seen = normalization.update(state.returns, both, jnp.stack([counts, counts]), replicas)
+        mean = replicas.mean(jnp.mean(last))
+        variance = replicas.mean(jnp.mean(jnp.square(last - mean) + jnp.square(spread)))
+        return normalization.scale_reward(seen, error, jnp.inf), (seen, mean, jnp.sqrt(variance))
+
+    @property
+    def _networks(self) -> dict[str, Embedding]:
+        return {
+            "target": Embedding(self.torso, (), self.features),
+            "predictor": Embedding(self.torso, self.widths, self.features),
+            "value": Embedding(self.torso, (), 1),
+        }
+
+    @property
+    def _optimizer(self) -> optax.GradientTransformation:
+        return Adam()(self.learning_rate)
+
+
+def _parts(params: Params, model_state: Any) -> dict[str, Variables]:
+    """Return the variables of each network that learns."""
+    return {name: Variables(params[name], model_state[name]) for name in params}
+
+
+registry.add("exploration", RND)

@@ -1,0 +1,122 @@
+"""Tree search over actions, by mctx (Danihelka et al., 2022, https://openreview.net/forum?id=bERaNdoegnO)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxrl.algos import q_learning
+from jaxrl.algos.fields import SearchFields
+from jaxrl.core import spaces
+from jaxrl.core.types import EnvSpec, PyTree
+
+
+class Expansion(struct.PyTreeNode):
+    """What is known of a node: what led to it, and what a network says of it. Leaves `[...]`."""
+
+    logits: jax.Array  # [..., actions] of the prior policy
+    value: jax.Array
+    node: PyTree  # what its children are made of
+    reward: jax.Array | float = 0.0  # of the action that led to it
+    discount: jax.Array | float = 1.0  # of its value, seen from where that action was taken; may be negative
+
+
+class Plan(struct.PyTreeNode):
+    """Outcome of a search, `[B, ...]`."""
+
+    action: jax.Array  # int32
+    policy: jax.Array  # [B, actions] probabilities that the search found better than the prior's
+    value: jax.Array  # of the root under that policy
+
+
+def problems(name: str, spec: EnvSpec) -> list[str]:
+    """Explain why an algorithm called `name` cannot search in this environment; empty if it can."""
+    if isinstance(spec.action_space, spaces.Discrete):
+        return []
+    return [f"{name} searches among discrete actions, but {spec.name} has {spec.action_space!r}; use PPO or SAC"]
+
+
+def search(
+    algo: SearchFields,
+    root: Expansion,
+    expand: Callable[[PyTree, jax.Array, jax.Array], Expansion],
+    keys: jax.Array | None,
+    *,
+    mask: jax.Array | None,
+    explore: bool,
+) -> Plan:
+    """Search from each of B roots, each with its own key, so that a plan depends on nothing else in its batch.
+
+    Args:
+      algo: says how to search, and how often.
+      root: the nodes to act at, [B, ...].
+      expand: from one node, an action (an int32 scalar) and a key to what it leads to, without batch axes.
+      keys: [B]; None, where nothing is drawn, only without exploring.
+      mask: bool [B, actions], True where allowed at the root; None allows all.
+      explore: with the noise of training, else the best action.
+    """
+    import mctx  # an extra
+
+    if keys is None:
+        keys = jax.random.split(jax.random.key(0), root.value.shape[0])
+    # Not by fold_in, whose 1 is the second key of a split: that which mctx draws its noise by.
+    keys, of_chance = jnp.unstack(jax.vmap(jax.random.split)(keys), axis=1)
+    options: dict[str, Any] = {"num_simulations": algo.simulations}
+    if algo.tree_search == "gumbel":
+        options |= {"max_num_considered_actions": algo.considered_actions, "gumbel_scale": 1.0 if explore else 0.0}
+    else:
+        options |= {
+            "dirichlet_fraction": algo.noise_fraction if explore else 0.0,
+            "dirichlet_alpha": algo.noise_concentration,
+            "temperature": algo.visit_temperature if explore else 0.0,
+        }
+    policy: Any = mctx.gumbel_muzero_policy if algo.tree_search == "gumbel" else mctx.muzero_policy
+
+    def recurrent(_, key, action, node):
+        found = expand(jax.tree.map(lambda x: x[0], node), action[0], key)
+        found = jax.tree.map(lambda x: jnp.asarray(x)[None], found)
+        known: Any = {name: getattr(found, name) for name in ("reward", "discount", "value")}
+        return mctx.RecurrentFnOutput(prior_logits=found.logits, **known), found.node
+
+    def one(root, key, invalid):
+        root = jax.tree.map(lambda x: x[None], root)
+        start = mctx.RootFnOutput(prior_logits=root.logits, value=root.value, embedding=root.node)
+        output = policy((), key, start, recurrent, invalid_actions=invalid, **options)
+        tree = jax.tree.map(lambda x: x[0], output.search_tree)
+        weights = output.action_weights[0]
+        return Plan(output.action[0], weights, jnp.sum(weights * _action_values(tree)))
+
+    invalid = None if mask is None else ~mask[:, None]
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # mctx needs both
+        plan = jax.vmap(one)(root.replace(reward=(), discount=()), keys, invalid)
+    action = plan.action.astype(jnp.int32)
+    if explore:
+        epsilon = jnp.asarray(algo.epsilon, jnp.float32)
+        action = q_learning.epsilon_greedy(of_chance, action, mask, epsilon, root.logits.shape[-1])
+    return plan.replace(action=action)
+
+
+def _action_values(tree) -> jax.Array:
+    """Return what each action is worth at the root [actions]; one that was not visited as much as the root was before.
+
+    The latter is the mixed value of Danihelka et al. (2022, appendix D). The mean over all visits, mctx's value of the
+    root, is no value of the policy: sequential halving visits bad actions too, about as often as good ones.
+    """
+    import mctx
+
+    visits = jnp.max(tree.children_visits[tree.ROOT_INDEX])  # by which mctx multiplies
+    values = mctx.qtransform_completed_by_mix_value(
+        tree, tree.ROOT_INDEX, value_scale=1.0, maxvisit_init=0.0, rescale_values=False
+    )
+    return values / visits
+
+
+def cross_entropy(policy: jax.Array, log_prob: jax.Array) -> jax.Array:
+    """Return -sum_a pi(a) log p(a) [...], of a search's policy and log-probabilities [..., actions].
+
+    Actions of probability 0 add nothing, whatever their logarithm.
+    """
+    # The inner `where` keeps the gradient of what is left out from being 0 times infinity.
+    return -jnp.sum(policy * jnp.where(policy > 0.0, log_prob, 0.0), axis=-1)

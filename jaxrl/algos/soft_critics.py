@@ -1,0 +1,213 @@
+"""Critics of soft actor-critics: their step, and what they learn from: an ensemble of values or of distributions."""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.algos import off_policy, q_learning, train_state
+from jaxrl.algos.fields import SoftCriticFields
+from jaxrl.algos.histories import History
+from jaxrl.algos.off_policy import CriticLoss
+from jaxrl.algos.optimizers import Number
+from jaxrl.algos.q_learning import Returns
+from jaxrl.algos.train_state import TrainState, Variables
+from jaxrl.core.shared_batch import weighted_rows
+from jaxrl.core.types import EnvSpec, ModelState, PyTree, Replicas, TransitionBatch
+from jaxrl.networks import Categorical, CategoricalReturns, Critic, QuantileReturns
+
+
+def both_ends(here: PyTree, there: PyTree) -> PyTree:
+    """Return trees of arrays [batch, ...] and histories as one of [2 * batch, ...]."""
+
+    def joined(a, b):
+        if isinstance(a, History):  # the same rows, of which others are selected
+            return a.replace(index=jnp.concatenate([a.index, b.index]))
+        return jnp.concatenate([a, b])
+
+    return jax.tree.map(joined, here, there, is_leaf=lambda x: isinstance(x, History))
+
+
+def rows_that_count(batch: TransitionBatch, ends: int = 1) -> contextlib.AbstractContextManager[None]:
+    """Declare to layers that normalize over a batch which of its rows count, `ends` times; all rows of histories do."""
+    if isinstance(batch.observation, History):
+        return contextlib.nullcontext()
+    return weighted_rows(jnp.concatenate([batch.weight] * ends))
+
+
+class NextActions(NamedTuple):
+    """What the policy does at the next observations of transitions."""
+
+    policy: Any  # its distributions
+    action: jax.Array | None  # [batch, n] of a box; None where actions are discrete, which all count
+    log_prob: jax.Array  # [batch]; the negative entropy of discrete actions
+
+
+def critic_step(
+    algo: SoftCriticFields,
+    critic: TrainState,
+    batch: TransitionBatch,
+    following: NextActions,
+    temperature: Number,
+    key: jax.Array,
+    drop: Sequence[jax.Array | None],
+    spec: EnvSpec,
+    replicas: Replicas,
+) -> tuple[TrainState, CriticLoss]:
+    """Take a step of the critics towards what follows, by their targets or by their own pass over both ends.
+
+    Equations 5 and 6 of Haarnoja et al. (2018).
+
+    Args:
+      algo: gives the ensemble, its optimizer, and what its targets are made of.
+      critic: its training state.
+      batch: transitions, normalized.
+      following: what the policy does at their ends.
+      temperature: weight of the entropy.
+      key: draws the members that give the targets.
+      drop: keys [batch] of dropout, in the targets and in the loss; None: nothing is dropped.
+      spec: of the environment.
+      replicas: as passed to `update`.
+    """
+    drawn = drawn_critics(algo, critic.variables, key)
+    slow = critic.variables if algo.tau is None else critic.target_variables
+    outputs = None
+    if not algo.joint_batch:
+        there = batch.next_observation, following.action, spec, batch.next_action_mask
+        outputs = off_policy.evaluate_critic(algo.critic, slow, *there, drop[0])
+    elif algo.tau is not None:
+        outputs = joint_outputs(algo.critic, slow, batch, following.action, spec, drop[0])[1]
+
+    def loss(params):
+        """Return the loss of the critics, without gradient through what follows."""
+        variables, there = critic.variables.replace(params=params), outputs
+        if algo.joint_batch:
+            output, own, model_state = joint_outputs(algo.critic, variables, batch, following.action, spec, drop[1])
+            there = own if outputs is None else outputs
+        else:
+            action = None if following.action is None else batch.action
+            here = batch.observation, action, spec, batch.action_mask
+            with rows_that_count(batch):
+                output, model_state = off_policy.train_critic(algo.critic, variables, *here, drop[1])
+        there = there if drawn is None else jax.tree.map(lambda x: x[drawn], there)
+        if algo.target_value == "mean":
+            there = mean_member(there)
+        returns = pessimistic_returns(there, **algo.support, dropped=algo.dropped_quantiles)
+        target = soft_target(batch, returns, following.policy, following.log_prob, temperature, algo.gamma)
+        return off_policy.output_loss(
+            output, model_state, batch, target, spec, replicas, quantile_huber=algo.quantile_huber, **algo.support
+        )
+
+    gradients, fit = jax.grad(loss, has_aux=True)(critic.params)
+    critic, _ = train_state.apply_gradients(critic, gradients, algo.critic_optimizer, replicas, fit.model_state)
+    return critic, fit
+
+
+def joint_outputs(
+    network: Critic,
+    critic: Variables,
+    batch: TransitionBatch,
+    next_action: jax.Array | None,
+    spec: EnvSpec,
+    key: jax.Array | None = None,
+) -> tuple[Any, Any, ModelState]:
+    """Return the critics' outputs at both ends of transitions, of one pass in training mode, and their model state.
+
+    Args:
+      network, critic: the ensemble and its variables.
+      batch: transitions.
+      next_action: [batch, n] of a box; None where actions are discrete, whose outputs are of all actions.
+      spec: of the environment.
+      key: keys [batch] of dropout; None: nothing is dropped.
+    """
+    if key is not None:
+        key = jnp.concatenate([key, jax.vmap(lambda k: jax.random.fold_in(k, 1))(key)])
+    action = None if next_action is None else batch.action
+    here = batch.observation, action, batch.action_mask
+    there = batch.next_observation, next_action, batch.next_action_mask
+    observation, action, mask = both_ends(here, there)
+    with rows_that_count(batch, ends=2):
+        output, model_state = off_policy.train_critic(network, critic, observation, action, spec, mask, key)
+    size = batch.weight.shape[0]
+    here, there = (jax.tree.map(lambda x, part=part: x[:, part], output) for part in (slice(size), slice(size, None)))
+    return here, there, model_state
+
+
+def dropout_keys(
+    network: Critic, key: jax.Array, batch: TransitionBatch, replicas: Replicas
+) -> tuple[jax.Array | None, ...]:
+    """Return keys [batch] of dropout in the critics' targets, their loss and the policy's; None where there is none."""
+    if not network.dropout:
+        return None, None, None
+    keys = jax.random.split(jax.random.fold_in(key, 3), 3)
+    return tuple(off_policy.transition_keys(k, batch, replicas) for k in keys)
+
+
+def drawn_critics(algo: SoftCriticFields, critic: Variables, key: jax.Array) -> jax.Array | None:
+    """Return which members give the targets of an update, int32 [target_critics]; None: all (Chen et al., 2021)."""
+    if algo.target_critics is None:
+        return None
+    members = jax.tree.leaves(critic.params)[0].shape[0]
+    return jax.random.permutation(jax.random.fold_in(key, 2), members)[: algo.target_critics]
+
+
+def mean_member(output: Any) -> Any:
+    """Return an ensemble's output as of one member, the mean of all: of values, probabilities or quantiles."""
+    first = jax.tree.map(lambda x: x[:1], output)
+    if isinstance(output, CategoricalReturns):
+        log_probs = jax.nn.log_softmax(output.logits, axis=-1)
+        return first.replace(logits=jax.nn.logsumexp(log_probs, axis=0, keepdims=True))
+    if isinstance(output, QuantileReturns):
+        return first.replace(quantiles=jnp.mean(output.quantiles, axis=0, keepdims=True))
+    return jnp.mean(output, axis=0, keepdims=True)
+
+
+def pessimistic_returns(output: Any, v_min: Number, v_max: Number, dropped: int = 0) -> Returns:
+    """Return an ensemble's returns of each action, atoms and probabilities [batch, actions, K].
+
+    Of values the smallest; of categorical distributions that of the member that expects least; of quantiles those of
+    all members, but for the largest (Kuznetsov et al., 2020, arXiv:2005.04269, equation 3).
+
+    Args:
+      output: of the critics, leaves [ensemble, batch, actions, ...].
+      v_min, v_max: the ends of the support of a categorical head.
+      dropped: quantiles to leave out, times the number of members.
+    """
+    if isinstance(output, QuantileReturns):
+        members, size, actions, quantiles = output.quantiles.shape
+        pooled = jnp.moveaxis(output.quantiles, 0, 2).reshape(size, actions, members * quantiles)
+        atoms = jnp.sort(pooled, axis=-1)[..., : members * (quantiles - dropped)]
+        return Returns(atoms, jnp.full_like(atoms, 1.0 / atoms.shape[-1]))
+    values = q_learning.action_values(output, v_min, v_max)
+    if not isinstance(output, CategoricalReturns):
+        least = jnp.min(values, axis=0)[..., None]
+        return Returns(least, jnp.ones_like(least))
+    least = jnp.argmin(values, axis=0)[None, ..., None]
+    probabilities = jax.nn.softmax(jnp.take_along_axis(output.logits, least, axis=0)[0], axis=-1)
+    atoms = q_learning.support(v_min, v_max, probabilities.shape[-1])
+    return Returns(jnp.broadcast_to(atoms, probabilities.shape), probabilities)
+
+
+def soft_target(
+    batch: TransitionBatch, following: Returns, policy: Any, log_prob: jax.Array, temperature: Number, gamma: Number
+) -> Returns:
+    """Return the critics' target for each transition, [batch, K]; no gradient.
+
+    Args:
+      batch: transitions.
+      following: the returns of each action at the next observation, [batch, actions, K].
+      policy: its distribution there. Where actions are discrete the target is the expected return alone.
+      log_prob: [batch], of what the policy does there.
+      temperature: weight of the entropy.
+      gamma: discount.
+    """
+    if isinstance(policy, Categorical):
+        values = jnp.sum(following.atoms * following.probabilities, axis=-1)
+        atoms = off_policy.expected_value(policy, values)[:, None]
+        following = Returns(atoms, jnp.ones_like(atoms))
+    else:
+        following = jax.tree.map(lambda x: x[:, 0], following)
+    following = following.replace(atoms=following.atoms - (temperature * log_prob)[:, None])
+    return q_learning.n_step_returns(batch.rewards, batch.steps, batch.bootstrap, following, gamma)

@@ -1,0 +1,184 @@
+"""Policies of soft actor-critics: their step up value and entropy, and the temperature that weighs the two.
+
+Equations of Haarnoja et al. (2018, arXiv:1812.05905). Where actions are discrete, expectations over them are exact
+(Christodoulou, 2019, arXiv:1910.07207).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.algos import off_policy, q_learning, soft_critics, train_state
+from jaxrl.algos.fields import TemperatureFields
+from jaxrl.algos.optimizers import Number
+from jaxrl.algos.soft_critics import NextActions
+from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
+from jaxrl.core import spaces
+from jaxrl.core.types import EnvSpec, Network, PyTree, Replicas, TransitionBatch
+from jaxrl.networks import Categorical, Critic, TanhGaussian
+
+
+def action_and_log_prob(
+    distribution: Categorical | TanhGaussian, key: jax.Array, spec: EnvSpec
+) -> tuple[jax.Array | None, jax.Array]:
+    """Return actions of a box [batch, n], drawn with keys [batch], and their log-densities [batch] where it is [-1, 1].
+
+    Units should not matter. Of discrete actions return None, as all count, and the negative entropy.
+    """
+    if isinstance(distribution, Categorical):
+        return None, -distribution.entropy()
+    action, log_prob = distribution.sample_and_log_prob(key)
+    return action, log_prob + log_half_range(spec.action_space)
+
+
+def next_actions(
+    network: Network, policy: Variables, batch: TransitionBatch, key: jax.Array, spec: EnvSpec
+) -> NextActions:
+    """Return what a policy does at the next observations of transitions, drawn with keys [batch]."""
+    seen = batch.next_observation, spec, batch.next_action_mask
+    distribution = off_policy.evaluate_policy(network, policy, *seen)
+    return NextActions(distribution, *action_and_log_prob(distribution, key, spec))
+
+
+def value_and_log_prob(
+    network: Critic,
+    critic: Variables,
+    distribution: Categorical | TanhGaussian,
+    observation: PyTree,
+    mask: jax.Array | None,
+    key: jax.Array,
+    spec: EnvSpec,
+    *,
+    v_min: Number = 0.0,
+    v_max: Number = 0.0,
+    over_critics: Callable[..., jax.Array] = jnp.min,
+    drop: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array, Any]:
+    """Return the smallest critic's value of the policy's action, its log-probability, and the critics' output.
+
+    Both are [batch], of an action sampled with keys [batch] from a box; expectations over all actions where they are
+    discrete. `v_min` and `v_max` are the ends of the support of a categorical head; `over_critics` takes the place of
+    the minimum over axis 0; `drop` are keys [batch] of the critics' dropout.
+    """
+    action, log_prob = action_and_log_prob(distribution, key, spec)
+    output = off_policy.evaluate_critic(network, critic, observation, action, spec, mask, drop)
+    values = over_critics(q_learning.action_values(output, v_min, v_max), axis=0)
+    if isinstance(distribution, Categorical):
+        return off_policy.expected_value(distribution, values), log_prob, output
+    return values[:, 0], log_prob, output
+
+
+def policy_step(
+    algo: TemperatureFields,
+    policy: TrainState,
+    critic: TrainState,
+    batch: TransitionBatch,
+    temperature: Number,
+    key: jax.Array,
+    spec: EnvSpec,
+    replicas: Replicas,
+    *,
+    value_of: Callable[[Any, jax.Array], jax.Array] = lambda distribution, value: value,
+    joint: bool = False,
+    **options: Any,
+) -> tuple[TrainState, jax.Array, jax.Array]:
+    """Take a step of the policy up the smallest critic's value and its own entropy (equation 9).
+
+    Args:
+      algo: gives the networks and the optimizer.
+      policy, critic: their training states.
+      batch: transitions, normalized.
+      temperature: weight of the entropy.
+      key: keys [batch].
+      spec: of the environment.
+      replicas: as passed to `update`.
+      value_of: replaces the values [batch], from the policy's distributions and those values.
+      joint: pass both ends of the transitions through the policy as one batch, of which the first half is learned from.
+      options: keyword arguments of `value_and_log_prob`.
+
+    Returns:
+      The policy after the step, this device's loss before it, and the log-probabilities [batch] of what it does.
+    """
+    observation, mask = seen = batch.observation, batch.action_mask
+    if joint:
+        seen = soft_critics.both_ends(seen, (batch.next_observation, batch.next_action_mask))
+
+    def loss(params):
+        variables = policy.variables.replace(params=params)
+        with soft_critics.rows_that_count(batch, 1 + joint):
+            distribution, model_state = off_policy.train_policy(algo.policy, variables, seen[0], spec, seen[1])
+        distribution = jax.tree.map(lambda x: x[: batch.weight.shape[0]], distribution)
+        value, log_prob, _ = value_and_log_prob(
+            algo.critic, critic.variables, distribution, observation, mask, key, spec, **options
+        )
+        value = value_of(distribution, value)
+        loss = weighted_mean(temperature * log_prob - value, batch.weight, replicas)
+        return loss, (loss, log_prob, model_state)
+
+    gradients, (before, log_prob, model_state) = jax.grad(loss, has_aux=True)(policy.params)
+    policy, _ = train_state.apply_gradients(policy, gradients, algo.policy_optimizer, replicas, model_state)
+    return policy, before, log_prob
+
+
+def initial_temperature(algo: TemperatureFields) -> TrainState:
+    """Return the initial log(alpha), a float32 scalar; () where the temperature is fixed."""
+    log_temperature = jnp.log(jnp.asarray(algo.temperature, jnp.float32)) if algo.learn_temperature else ()
+    return train_state.create(log_temperature, (), algo.temperature_optimizer)
+
+
+def temperature_of(algo: TemperatureFields, log_temperature: TrainState) -> Number:
+    """Return the weight of the entropy, learned or fixed."""
+    return jnp.exp(log_temperature.params) if algo.learn_temperature else algo.temperature
+
+
+def temperature_step(
+    algo: TemperatureFields,
+    log_temperature: TrainState,
+    batch: TransitionBatch,
+    log_prob: jax.Array,
+    spec: EnvSpec,
+    replicas: Replicas,
+) -> TrainState:
+    """Take a step of log(alpha), if it is learned, towards the target entropy (equation 18).
+
+    Args:
+      algo: gives the target and the optimizer.
+      log_temperature: as it is.
+      batch: transitions.
+      log_prob: [batch], of the policy's actions there.
+      spec: of the environment.
+      replicas: as passed to `update`.
+    """
+    if not algo.learn_temperature:
+        return log_temperature
+    target = target_entropy(batch, algo.target_entropy, algo.target_entropy_fraction, spec)
+    missing = weighted_mean(log_prob + target, batch.weight, replicas)
+    # The loss is -log(alpha) times the missing entropy: log_prob is a sample, and has no gradient here.
+    return train_state.apply_gradients(log_temperature, -missing, algo.temperature_optimizer, replicas)[0]
+
+
+def target_entropy(batch: TransitionBatch, per_dimension: Number, fraction: Number, spec: EnvSpec) -> jax.Array:
+    """Return the temperature's target entropy [batch] for each transition's observation.
+
+    Args:
+      batch: transitions.
+      per_dimension: of a box in [-1, 1], in nats.
+      fraction: of the largest entropy over the discrete actions that are allowed.
+      spec: of the environment.
+    """
+    if isinstance(spec.action_space, spaces.Box):
+        return jnp.full_like(batch.weight, per_dimension * spec.action_space.shape[0], jnp.float32)
+    allowed = spaces.expect(spec.action_space, spaces.Discrete).n
+    if batch.action_mask is not None:
+        allowed = jnp.maximum(jnp.sum(batch.action_mask, axis=-1), 1)
+    return jnp.broadcast_to(fraction * jnp.log(jnp.float32(allowed)), batch.weight.shape)
+
+
+def log_half_range(space: spaces.Space) -> float:
+    """Return the logarithm of a box's volume in units of the sides of [-1, 1]; 0 of discrete actions."""
+    if not isinstance(space, spaces.Box):
+        return 0.0
+    return float(np.sum(np.log(0.5 * (space.high.astype(np.float64) - space.low))))

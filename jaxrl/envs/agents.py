@@ -1,0 +1,142 @@
+"""Environments of several agents, whose agents are rows of the batch.
+
+The environment itself steps all of its agents at once: the leaves of its time steps, and its actions, begin with an
+axis of agents. `Agents` around it is an environment like any other, one agent of it, and each block of as many
+neighbors in a batch shares one episode. So algorithms, topologies, replays and wrappers know nothing of agents, and one
+policy with one set of parameters acts for all: PPO there is IPPO (de Witt et al., 2020, arXiv:2011.09533), and with a
+critic that reads the state of the whole environment MAPPO (Yu et al., 2022, arXiv:2103.01955).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxrl.core import registry
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.types import Environment, PyTree, TimeStep, num_agents
+from jaxrl.envs.delegate import forward
+from jaxrl.envs.episode import EpisodeStatistics, with_auto_reset
+
+
+class Agents(struct.PyTreeNode):
+    """One agent of an environment of several, as a row of a batch; made by `as_rows`.
+
+    Under `jax.vmap`, rows k N to k N + N - 1 of a batch are the N agents of one environment: they must be a multiple of
+    N, each holds a copy of the state, and the keys of the first are used. Outside `vmap` it is the first agent, and all
+    the others act as it does.
+
+    An agent whose part ends before the others' repeats its ending, with weight 0, until the episode of all is over;
+    then all begin the next one together.
+
+    Args:
+      env: the environment of several agents, which counts episodes and resets by itself.
+      num_agents: N.
+    """
+
+    env: Environment
+    num_agents: int = struct.field(pytree_node=False)
+
+    name, resets = forward("name"), forward("resets")
+    observation_space, action_space = forward("observation_space"), forward("action_space")
+
+    def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
+        leaves, structure = jax.tree.flatten(self.env)
+        return _methods(self.num_agents, structure)[0](leaves, key)
+
+    def step(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, TimeStep]:
+        leaves, structure = jax.tree.flatten(self.env)
+        return _methods(self.num_agents, structure)[1](leaves, state, action, key)
+
+
+registry.add("wrapper", Agents)
+
+
+def as_rows(env: Environment, auto_reset: Callable[[Environment], Environment] = with_auto_reset) -> Environment:
+    """Return `env` with its agents as rows of the batch, if it has several.
+
+    What concerns the episode of all (time limits, statistics, resets, repeated actions, drawn parameters) stays under
+    `Agents`, any other wrapper around an environment of several agents is of one row.
+
+    Args:
+      env: may be an environment of one agent, or of rows already; these are returned as they are.
+      auto_reset: makes an environment of several agents that resets itself.
+    """
+    if _has(env, Agents) or (agents := num_agents(env)) == 1:
+        return env
+    wrapper: Any = env
+    inner = getattr(env, "env", None)
+    if isinstance(inner, Environment) and not getattr(env, "of_all_agents", False):
+        return dataclasses.replace(wrapper, env=as_rows(inner, auto_reset))
+    return Agents(auto_reset(env if _has(env, EpisodeStatistics) else EpisodeStatistics(env)), agents)
+
+
+def _has(env: Any, kind: type) -> bool:
+    """Return whether an environment is of a kind of wrapper, or one of those that it wraps."""
+    return isinstance(env, kind) or (isinstance(env, Environment) and _has(getattr(env, "env", None), kind))
+
+
+@functools.lru_cache(maxsize=256)
+def _methods(agents: int, structure: jax.tree_util.PyTreeDef):
+    """Return `reset` and `step` of one row of `agents`, as functions of the environment's leaves and their arguments.
+
+    Of leaves, because `custom_vmap` rebuilds its arguments with booleans for leaves, which environments refuse.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def reset(leaves, key):
+        return _first(structure.unflatten(leaves).reset(key))
+
+    @jax.custom_batching.custom_vmap
+    def step(leaves, state, action, key):
+        everyone = jax.tree.map(lambda x: jnp.broadcast_to(x, (agents, *x.shape)), action)
+        return _first(structure.unflatten(leaves).step(state, everyone, key))
+
+    def groups(axis_size, in_batched, leaves, *arguments):
+        """Return the axes of the leaves, one leaf of each group of rows, and the arguments with an axis of rows."""
+        if axis_size % agents:
+            name = structure.unflatten(leaves).name
+            raise ConfigError(
+                f"{axis_size} rows of {name}, whose {agents} agents are {agents} rows: use a multiple of {agents}"
+            )
+        one = [x[::agents] if batched else x for x, batched in zip(leaves, in_batched[0], strict=True)]
+        rows = [
+            jax.tree.map(lambda x, b: x if b else jnp.broadcast_to(x, (axis_size, *x.shape)), tree, batched)
+            for tree, batched in zip(arguments, in_batched[1:], strict=True)
+        ]
+        return [0 if batched else None for batched in in_batched[0]], one, rows
+
+    def spread(state, timestep):
+        state = jax.tree.map(lambda x: _joined(jnp.broadcast_to(x[:, None], (len(x), agents, *x.shape[1:]))), state)
+        result = state, jax.tree.map(_joined, timestep)
+        return result, jax.tree.map(lambda _: True, result)
+
+    @reset.def_vmap
+    def reset_rows(axis_size, in_batched, leaves, key):
+        axes, leaves, (keys,) = groups(axis_size, in_batched, leaves, key)
+        begin = jax.vmap(lambda leaves, key: structure.unflatten(leaves).reset(key), (axes, 0))
+        return spread(*begin(leaves, keys[::agents]))
+
+    @step.def_vmap
+    def step_rows(axis_size, in_batched, leaves, state, action, key):
+        axes, leaves, (state, action, keys) = groups(axis_size, in_batched, leaves, state, action, key)
+        state = jax.tree.map(lambda x: x[::agents], state)
+        action = jax.tree.map(lambda x: x.reshape(-1, agents, *x.shape[1:]), action)
+        move = jax.vmap(lambda leaves, *arguments: structure.unflatten(leaves).step(*arguments), (axes, 0, 0, 0))
+        return spread(*move(leaves, state, action, keys[::agents]))
+
+    return reset, step
+
+
+def _first(result):
+    """Return the state of all, and the time step of the first agent."""
+    state, timestep = result
+    return state, jax.tree.map(lambda x: x[0], timestep)
+
+
+def _joined(x):
+    return x.reshape(-1, *x.shape[2:])

@@ -1,0 +1,150 @@
+"""JaxMARL's environments of several agents (Rutherford et al., 2024, arXiv:2311.10090), as raw environments."""
+
+import functools
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxrl.core import registry, spaces
+from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.core.limits import count_problems
+from jaxrl.core.types import PyTree
+from jaxrl.envs.drawings import disks, register
+from jaxrl.envs.suite import Key, Step, SuiteEnv, box, constructing, silent_import
+
+with silent_import():  # it prints which of its environments it does not find
+    import jaxmarl
+    from jaxmarl.environments import overcooked, overcooked_v2
+    from jaxmarl.environments.smax.smax_env import MAP_NAME_TO_SCENARIO
+
+# Arguments that are named rather than passed as arrays, by name; the first is the default.
+_MAPS = ("scenario", {None: None} | MAP_NAME_TO_SCENARIO)
+_KITCHENS, _KITCHENS_2 = ("layout", overcooked.overcooked_layouts), ("layout", overcooked_v2.overcooked_v2_layouts)
+_NAMED: Any = {"SMAX": _MAPS, "HeuristicEnemySMAX": _MAPS, "overcooked": _KITCHENS, "overcooked_v2": _KITCHENS_2}
+_OURS = {"world_state": False, "agent_id": False}
+
+
+class JaxMarlEnvironment(SuiteEnv):
+    """One of JaxMARL's environments, with all of its agents.
+
+    Static parameters are the numbers and names in the constructor; `world_state`, for observations that are
+    dictionaries of `observation`, the agent's, and `world_state`, the same for all; and `agent_id`, for a one-hot
+    vector of the agent's number at the end of its observation. Where agents observe vectors of several sizes, these end
+    in zeros; where they have several numbers of actions, those that an agent lacks are masked.
+    """
+
+    key: Key = struct.field(pytree_node=False)
+    observation_space: spaces.Space = struct.field(pytree_node=False)
+    action_space: spaces.Space = struct.field(pytree_node=False)
+
+    suite = "jaxmarl"
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Return the environments that can be rows of a batch; docs/suites/jaxmarl.md says why others cannot."""
+        particles = {name for name in jaxmarl.registered_envs if name.startswith("MPE_")}
+        return (*sorted(particles - {"MPE_simple_v3", "MPE_simple_world_comm_v3"}), *_NAMED, "hanabi")
+
+    @classmethod
+    def static_parameters(cls, name: str) -> Mapping[str, Any]:
+        kinds = reversed(type(getattr(foreign((name, ())), "_env", foreign((name, ())))).__mro__[:-2])
+        found = {k: p.default for kind in kinds for k, p in inspect.signature(kind).parameters.items()}
+        plain = {k: x for k, x in found.items() if isinstance(x, bool | int | float | str)} | _OURS
+        return plain | ({_NAMED[name][0]: next(iter(_NAMED[name][1]))} if name in _NAMED else {})
+
+    @classmethod
+    def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
+        super().check(name, parameters)
+        k, choices = _NAMED.get(name, ("", {}))
+        if k in parameters and parameters[k] not in choices:
+            raise unknown(f"{k} of jaxmarl:{name}", str(parameters[k]), [x for x in choices if x])
+        least = {k: low for k, low in (("max_steps", 1), ("num_agents", 2), ("num_landmarks", 1)) if k in parameters}
+        if problems := count_problems(**{k: (parameters[k], low) for k, low in least.items()}):
+            raise ConfigError(problems)
+
+    @classmethod
+    def default(cls, key: Key) -> "JaxMarlEnvironment":
+        env = foreign(key)
+        observations, state = jax.eval_shape(env.reset, jax.eval_shape(lambda: jax.random.key(0)))
+        seen = jax.eval_shape(lambda observations: jax.tree.map(lambda x: x[0], _seen(key, observations)), observations)
+        if jax.eval_shape(lambda state: _places(env, state), state) is not None:
+            register(f"jaxmarl:{key[0]}", disks(lambda env, state, _: _places(foreign(env.key), state)))
+        observed = spaces.Dict({k: box(x) for k, x in seen.items()}) if isinstance(seen, dict) else box(seen)
+        own = [env.action_space(agent) for agent in env.agents]
+        if hasattr(own[0], "n"):
+            return cls(key, observed, spaces.Discrete(max(int(space.n) for space in own)))
+        return cls(key, observed, spaces.Box(own[0].low, own[0].high, own[0].shape))
+
+    @property
+    def num_agents(self) -> int:
+        return len(foreign(self.key).agents)
+
+    def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
+        observations, state = foreign(self.key).reset(key)
+        return state, self._step(state, observations)
+
+    def advance(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, Step]:
+        env = foreign(self.key)
+        actions = dict(zip(env.agents, action, strict=True))
+        observations, state, rewards, dones, _ = env.step_env(key, state, actions)
+        over = dones["__all__"]  # does not say whether by a time limit, as in MPE and in Overcooked by nothing else
+        terminated = over & (self.key[0] == "hanabi")
+        if (alive := getattr(getattr(state, "state", state), "unit_alive", None)) is not None:
+            both = jnp.any(alive[: env.num_allies]) & jnp.any(alive[env.num_allies :])
+            terminated = _stack(env, dones) | (over & ~both)
+        step = self._step(state, observations)
+        return state, step._replace(reward=_stack(env, rewards), terminated=terminated, truncated=over)
+
+    def _step(self, state: PyTree, observations: Mapping[str, jax.Array]) -> Step:
+        return Step(_seen(self.key, observations), action_mask=_mask(foreign(self.key), state))
+
+
+registry.add("suite", jaxmarl=JaxMarlEnvironment)
+names, make = JaxMarlEnvironment.names, JaxMarlEnvironment.make
+
+
+@functools.lru_cache(maxsize=64)
+def foreign(key: Key) -> Any:
+    """Return JaxMARL's own environment of this key."""
+    named, choices = _NAMED.get(key[0], ("", {}))
+    arguments = {k: choices[x] if k == named else x for k, x in key[1] if k not in _OURS}
+    with constructing():
+        return jaxmarl.make(key[0], **arguments)
+
+
+def _stack(env: Any, values: Mapping[str, Any]) -> jax.Array:
+    return jnp.stack([jnp.asarray(values[agent]) for agent in env.agents])
+
+
+def _seen(key: Key, observations: Mapping[str, jax.Array]) -> PyTree:
+    own, chosen = [observations[agent] for agent in foreign(key).agents], dict(key[1])
+    size = max(x.size for x in own)
+    seen = jnp.stack([x if x.size == size else jnp.pad(x, (0, size - x.size)) for x in own])
+    if chosen.get("agent_id"):
+        seen = jnp.concatenate([seen.reshape(len(own), -1), jnp.eye(len(own), dtype=seen.dtype)], axis=-1)
+    world = observations.get("world_state", jnp.concatenate([jnp.ravel(x) for x in own])).ravel()
+    both = {"observation": seen, "world_state": jnp.broadcast_to(world, (len(own), world.size))}
+    return both if chosen.get("world_state") else seen
+
+
+def _mask(env: Any, state: PyTree) -> jax.Array | None:
+    if (legal := getattr(env, "get_legal_moves", None)) or hasattr(getattr(state, "state", state), "unit_alive"):
+        return _stack(env, (legal or env.get_avail_actions)(state)).astype(bool)
+    counts = [getattr(env.action_space(agent), "n", 0) for agent in env.agents]
+    return jnp.arange(max(counts)) < jnp.asarray(counts)[:, None] if len({*counts}) > 1 else None
+
+
+def _places(env: Any, state: Any) -> PyTree | None:
+    """Return x, y, radius and color of everything, [things, 4]; None of worlds that are no plane."""
+    own = getattr(state, "state", state)
+    if hasattr(own, "p_pos"):
+        color = jnp.where(jnp.arange(env.num_entities) < env.num_agents, 0, 2)
+        return jnp.column_stack([(own.p_pos + 1.5) / 3.0, env.rad / 3.0, color])
+    if hasattr(own, "unit_alive"):
+        color, size = jnp.arange(len(own.unit_alive)) >= env.num_allies, jnp.asarray((env.map_width, env.map_height))
+        return jnp.column_stack([own.unit_positions / size, own.unit_alive * 0.02, color])
+    return None

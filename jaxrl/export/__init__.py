@@ -1,0 +1,1 @@
+"""Policies as files that run without jaxrl: one function of arrays, as StableHLO, ONNX or numpy."""

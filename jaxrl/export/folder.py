@@ -1,0 +1,122 @@
+"""Policies as folders of safetensors, with configuration, scores and a model card."""
+
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxrl.core import files
+from jaxrl.core.errors import ConfigError
+from jaxrl.run import policy_folder
+from jaxrl.run.policy import Policy
+from jaxrl.run.run_status import is_number
+
+_OF_ACTING = ("algorithm", "environment", "native", "topology", "total_steps", "seed")
+_SCORES = "evaluation/"
+
+
+def write(
+    path: Path, policy: Policy, config: Mapping[str, Any], step: int, metrics: Sequence[Mapping[str, Any]]
+) -> None:
+    """Write the folder, whole or not at all.
+
+    Args:
+      path: of the folder, which must not exist.
+      policy: to write.
+      config: of its run, as config.json has it.
+      step: environment steps that it has learned from.
+      metrics: the rows of its run.
+
+    Raises:
+      ConfigError: `path` exists, or a number of the policy is not finite.
+      MissingExtraError: safetensors is not installed.
+      OSError: it cannot be written.
+    """
+    if path.exists() or path.is_symlink():
+        raise ConfigError(f"path={str(path)!r} exists; name a folder that does not")
+    config = {name: config[name] for name in _OF_ACTING if name in config}
+    scores = _scores(metrics)
+    building = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        policy_folder.write(building, policy.actor, config, step)
+        if scores:
+            files.write_json(building / "scores.json", scores)
+        with files.replacing(building / "README.md") as file:
+            file.write(_card(policy, config, step, [row for row in scores if row["step"] == step]))
+        building.chmod(0o755)
+        building.rename(path)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def read_scores(path: Path) -> list[dict[str, Any]]:
+    """Return the evaluations that a folder holds, as the rows of a run; none where they cannot be read."""
+    try:
+        found = files.read_json(path / "scores.json")
+    except (OSError, ValueError):
+        return []
+    rows = (
+        [row for row in found if isinstance(row, dict) and type(row.get("step")) is int]
+        if isinstance(found, list)
+        else []
+    )
+    return [{"step": row.pop("step")} | {_SCORES + name: x for name, x in row.items() if is_number(x)} for row in rows]
+
+
+def _scores(metrics) -> list[dict[str, Any]]:
+    """Return the evaluations among the rows of a run."""
+    found = [
+        {"step": row["step"]}
+        | {name.removeprefix(_SCORES): x for name, x in row.items() if name.startswith(_SCORES) and x is not None}
+        for row in metrics
+    ]
+    return [row for row in found if "return_mean" in row]
+
+
+def _card(policy, config, step, scores) -> str:
+    """Return the model card; names stand as JSON in its head, which is YAML."""
+    algorithm, environment = type(policy.algo).__name__, policy.spec.name
+    tags = ["reinforcement-learning", "jaxrl", algorithm, environment]
+    rows = [("Algorithm", algorithm), ("Environment", environment), ("Environment steps", f"{step:,}")]
+    if "seed" in config:
+        rows.append(("Seed", config["seed"]))
+    for x in scores[-1:]:  # the best run of a sweep knows the mean alone
+        episodes = f", {x['episodes']} episodes" if "episodes" in x else ""
+        rows.append(
+            (
+                f"Return{episodes}",
+                f"{x['return_mean']:.2f}" + (f" ± {x['return_std']:.2f}" if "return_std" in x else ""),
+            )
+        )
+    text = f"""---
+library_name: jaxrl
+pipeline_tag: reinforcement-learning
+tags: {files.to_json(tags)}
+---
+
+# {_inline(algorithm)} on {_inline(environment)}
+
+| | |
+|---|---|
+"""
+    text += "".join(f"| {name} | {_inline(str(value))} |\n" for name, value in rows)
+    return (
+        text
+        + """
+```python
+import jaxrl
+
+policy = jaxrl.load("PATH OF THIS FOLDER")
+action, carry = policy(observation)
+```
+
+`config.json` has all settings, `model.safetensors` the parameters and the statistics of observations, and
+`scores.json`, if it is here, all evaluations of the training. Nothing in this folder is executed when it is loaded.
+"""
+    )
+
+
+def _inline(text: str) -> str:
+    """Return a name as text of one cell, whatever it holds."""
+    return "".join(c if c.isprintable() and c not in "|<>`[]" else " " for c in text)

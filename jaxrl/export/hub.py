@@ -1,0 +1,106 @@
+"""Folders of policies on the Hugging Face hub, or on another that `HF_ENDPOINT` names."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from jaxrl.core import files
+from jaxrl.core.arguments import checked
+from jaxrl.core.errors import ConfigError, MissingExtraError
+from jaxrl.core.interrupts import interruptible
+from jaxrl.run.policy_folder import MODEL, is_policy_folder
+
+_FILES = ("README.md", "config.json", MODEL, "scores.json")  # nothing else is pushed, or pulled
+
+
+@interruptible
+@checked()
+def push(folder: str | os.PathLike, repo_id: str, *, private: bool = False, revision: str | None = None) -> str:
+    """Push a policy to a hub.
+
+    Args:
+      folder: what `export_policy(..., to="safetensors")` wrote.
+      repo_id: the repository, "OWNER/NAME"; made if missing. Who pushes is decided by `HF_TOKEN` or `hf auth login`.
+      private: of a new repository: whether others cannot see it.
+      revision: the branch; None: the main one.
+
+    Returns:
+      The address of the commit.
+
+    Raises:
+      ConfigError: the folder holds no policy, or the hub refuses; says why.
+      MissingExtraError: huggingface-hub is not installed.
+    """
+    path = files.expand(folder)
+    if not is_policy_folder(path):
+        raise ConfigError(
+            f"{folder} holds no policy: it has no {MODEL}; export_policy(..., to='safetensors') writes one"
+        )
+    hub = _hub()
+    try:
+        hub.HfApi().create_repo(repo_id, exist_ok=True, private=private)
+        return str(
+            hub.HfApi().upload_folder(
+                folder_path=path,
+                repo_id=repo_id,
+                revision=revision,
+                allow_patterns=list(_FILES),
+                commit_message="Policy of jaxrl",
+            )
+        )
+    except Exception as error:
+        raise ConfigError(f"{repo_id!r} cannot be pushed to: {_in_a_line(error)}") from error
+
+
+@interruptible
+@checked()
+def pull(repo_id: str, path: str | os.PathLike, *, revision: str | None = None) -> Path:
+    """Pull a policy from a hub into a folder, which `jaxrl.load` reads. Nothing in it is executed.
+
+    Args:
+      repo_id: the repository, "OWNER/NAME".
+      path: the folder, which must not exist.
+      revision: a branch, tag or commit; None: the newest of the main branch.
+
+    Returns:
+      The path.
+
+    Raises:
+      ConfigError: `path` exists, the repository holds no policy, or cannot be read; says why.
+      MissingExtraError: huggingface-hub is not installed.
+    """
+    where = files.expand(path)
+    if where.exists() or where.is_symlink():
+        raise ConfigError(f"path={str(path)!r} exists; name a folder that does not")
+    if not where.parent.is_dir():
+        raise ConfigError(f"path={str(path)!r}: there is no folder {where.parent}")
+    hub = _hub()
+    building = Path(tempfile.mkdtemp(prefix=f".{where.name}.", dir=where.parent))
+    try:
+        hub.snapshot_download(repo_id, revision=revision, local_dir=building, allow_patterns=list(_FILES))
+        shutil.rmtree(building / ".cache", ignore_errors=True)  # of the client
+        if not is_policy_folder(building):
+            raise ConfigError(f"{repo_id!r} holds no policy of jaxrl: it has no {MODEL}")
+        building.chmod(0o755)
+        building.rename(where)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{repo_id!r} cannot be pulled: {_in_a_line(error)}") from error
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return where
+
+
+def _hub() -> Any:
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise MissingExtraError("the hub", "hub") from error
+    return huggingface_hub
+
+
+def _in_a_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split()):.300}"

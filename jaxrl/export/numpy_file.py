@@ -1,0 +1,161 @@
+"""Policies as one .npz file, which numpy alone runs."""
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Literal
+
+from jaxrl.core import files
+from jaxrl.core.errors import ConfigError
+from jaxrl.export import numpy_policy
+from jaxrl.export.function import ActFunction
+from jaxrl.export.program import Constant, Equation, flat_equations, reachable
+
+# What an operation needs besides arrays; all else in its parameters is for compilers.
+_PARAMETERS = {
+    "argmax": ("axes", "index_dtype"),
+    "argmin": ("axes", "index_dtype"),
+    "broadcast_in_dim": ("shape", "broadcast_dimensions"),
+    "concatenate": ("dimension",),
+    "convert_element_type": ("new_dtype",),
+    "cumsum": ("axis",),
+    "dot_general": ("dimension_numbers",),
+    "expand_dims": ("dimensions",),
+    "integer_pow": ("y",),
+    "iota": ("shape", "dimension", "dtype"),
+    "round": ("rounding_method",),
+    "slice": ("start_indices", "limit_indices", "strides"),
+    "split": ("sizes", "axis"),
+    "stack": ("axis",),
+    "squeeze": ("dimensions",),
+    "transpose": ("permutation",),
+    **{f"reduce_{name}": ("axes",) for name in ("sum", "max", "min", "prod", "and", "or")},
+}
+
+
+def write(path: Path, function: ActFunction, about: dict[str, Any]) -> None:
+    """Write a policy to `path`, and what runs it to a file beside it, with the suffix ".py".
+
+    Args:
+      path: the .npz file.
+      function: the policy.
+      about: what its description says beside the operations.
+
+    Raises:
+      ConfigError: the policy does what numpy_policy.py cannot, such as convolutions.
+      OSError: it cannot be written.
+    """
+    content = _content(function, about)
+    with files.replacing(path, "wb") as file:
+        file.write(content)
+    with files.replacing(path.with_suffix(".py")) as file:
+        file.write(Path(numpy_policy.__file__).read_text(encoding="utf-8"))
+
+
+def _content(function, about):
+    program = function.traced()
+    equations, outputs = flat_equations(program)
+    read = reachable(equations, outputs)
+    equations = [equation for equation in equations if not read.isdisjoint(equation.outputs)]
+    if strange := sorted({equation.name for equation in equations if not _is_known(equation)}):
+        raise ConfigError(
+            f"to='numpy' is for policies of dense layers that take the best action, and this one computes "
+            f"{', '.join(strange)}; use to='stablehlo' or to='onnx'"
+        )
+    numbers: dict[Any, int] = {}
+    constants: dict[int, np.ndarray] = {}
+
+    def number(x):
+        key = x if not isinstance(x, Literal) else (str(x.aval.dtype), np.asarray(x.val).item().__repr__())
+        if key not in numbers:
+            numbers[key] = len(numbers)
+            if isinstance(x, Literal):
+                constants[numbers[key]] = np.asarray(x.val, x.aval.dtype)
+            elif isinstance(x, Constant):
+                constants[numbers[key]] = np.asarray(x.array)
+        return numbers[key]
+
+    variables, inputs = iter(program.jaxpr.invars), {}
+    for name, argument in function.arguments.items():
+        leaves = jax.tree.leaves(argument)
+        places = [number(next(variables)) for _ in leaves]
+        inputs[name] = [places, [_plain(x.shape[1:]) for x in leaves], [x.dtype.name for x in leaves]]
+    operations: list[tuple[str, list[int], list[int], Any]] = []
+    for equation in equations:
+        name, parameters = equation.name, _parameters(equation)
+        reads, writes = [number(x) for x in equation.inputs], [number(x) for x in equation.outputs]
+        if f'"{numpy_policy.BATCH}"' in json.dumps(parameters) or not constants.keys() >= set(reads):
+            operations.append((name, reads, writes, parameters))
+            continue
+        with np.errstate(all="ignore"):  # the same each time, so computed here
+            found = numpy_policy.OPERATIONS[name](1, parameters, *(constants[x] for x in reads))
+        constants |= zip(writes, found if isinstance(found, list) else [found], strict=True)
+    results = [number(x) for x in outputs]
+    used = {x for _, reads, _, _ in operations for x in reads} | set(results)
+    constants = {place: array for place, array in constants.items() if place in used}
+    form = jax.tree.structure(function.action)
+    description = about | {
+        "format": numpy_policy.FORMAT,
+        "inputs": inputs,
+        "operations": operations,
+        "outputs": results,
+        "action": jax.tree.unflatten(form, range(form.num_leaves)),
+        "values": len(numbers),
+        "constants": sorted(constants),
+    }
+    arrays: dict[str, Any] = {f"x{place}": array for place, array in constants.items()}
+    arrays["description"] = np.frombuffer(json.dumps(description).encode(), np.uint8)
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def _is_known(equation: Equation) -> bool:
+    return equation.name in numpy_policy.OPERATIONS and _parameters(equation) is not None
+
+
+def _parameters(equation: Equation) -> dict[str, Any] | None:
+    """Return the parameters of an operation as JSON values; None where numpy_policy.py does not know these."""
+    try:
+        if equation.name == "gather":
+            return _block(equation)
+        if equation.name == "reshape":
+            return {"new_sizes": _sizes(equation.parameters["new_sizes"])}
+        return {name: _plain(equation.parameters[name]) for name in _PARAMETERS.get(equation.name, ())}
+    except TypeError:
+        return None
+
+
+def _sizes(sizes: Sequence[Any]) -> list[Any]:
+    """Return the sizes of a reshape, with one that is a multiple of the batch as -1: what the others leave."""
+    symbolic = [size for size in sizes if not isinstance(size, int | np.integer)]
+    return [-1 if [size] == symbolic and str(size) != numpy_policy.BATCH else _plain(size) for size in sizes]
+
+
+def _block(equation: Equation) -> dict[str, Any] | None:
+    """Return the parameters of a gather that takes one block; None of all others."""
+    how, (x, start) = equation.parameters["dimension_numbers"], (value.aval for value in equation.inputs)
+    axes, dropped = _plain(how.start_index_map), _plain(how.collapsed_slice_dims)
+    in_order = tuple(how.offset_dims) == tuple(range(len(x.shape) - len(dropped)))
+    if start.shape != (len(axes),) or not in_order or how.operand_batching_dims:
+        return None
+    return {"axes": axes, "dropped": dropped, "slice_sizes": _plain(equation.parameters["slice_sizes"])}
+
+
+def _plain(value):
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if value is None:
+        return None
+    if isinstance(value, int | np.integer):
+        return int(value)
+    if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
+        return np.dtype(value).name
+    if str(value) == numpy_policy.BATCH:
+        return numpy_policy.BATCH
+    raise TypeError(value)

@@ -1,0 +1,232 @@
+"""Runs a policy that `jaxrl export RUN --to numpy` wrote. It needs numpy alone: copy it to where the policy acts.
+
+    import policy  # this file, which the export wrote beside policy.npz
+
+    act = policy.load("policy.npz")
+    action, carry = act(observation)                # an episode begins
+    action, carry = act(observation, carry)
+
+The file holds arrays and, as JSON, a list of operations on them. Nothing in it is executed: an operation is a name in
+the table below.
+"""
+
+import json
+import math
+import string
+
+import numpy as np
+
+FORMAT = 1
+BATCH = "b"  # stands for the size of the batch in shapes
+
+
+class Policy:
+    """A policy as a function of numpy arrays.
+
+    Attributes:
+      description: what the file says of itself: the algorithm, the environment, shapes and types.
+    """
+
+    def __init__(self, description, constants):
+        self.description = description
+        self._constants = constants
+        self._operations = [(OPERATIONS[name], *rest) for name, *rest in description["operations"]]
+        self._inputs = description["inputs"]  # by name: [numbers, shapes after the batch, dtypes]
+
+    def __call__(self, observation, carry=None, first=None, reward=0.0, action_mask=None):
+        """Return the action, and the carry to hand in next time.
+
+        Args:
+          observation: one, or a batch with one leading axis; dictionaries and tuples as the environment has them.
+          carry: what the call before returned; None begins an episode.
+          first: True where an episode begins; without a carry it begins everywhere.
+          reward: that arrived with the observation.
+          action_mask: True where an action is allowed, if the environment says so; None allows all.
+
+        Raises:
+          ValueError: an argument has another shape or type than the policy was trained with.
+        """
+        parts = _leaves(observation)
+        numbers, shapes, _ = self._inputs["observation"]
+        if len(parts) != len(numbers):
+            raise ValueError(f"the observation has {len(parts)} arrays, and the policy reads {len(numbers)}")
+        single = np.ndim(parts[0]) == len(shapes[0])
+        size = 1 if single else np.shape(parts[0])[0]
+        values = list(self._constants)
+        self._put(values, "observation", parts, size, single)
+        begins = carry is None or (first if first is not None else False)
+        if carry is None:
+            carry = [np.zeros((size, *shape), dtype) for _, shape, dtype in zip(*self._inputs["carry"], strict=True)]
+            carry = [x[0] for x in carry] if single else carry
+        self._put(values, "carry", list(carry), size, single)
+        self._put(values, "first", [np.broadcast_to(begins, () if single else (size,))], size, single)
+        self._put(values, "reward", [np.broadcast_to(reward, () if single else (size,))], size, single)
+        if "action_mask" in self._inputs:
+            shapes, leading = self._inputs["action_mask"][1], [] if single else [size]
+            parts = _leaves(action_mask) or [np.ones((*leading, *shape), bool) for shape in shapes]
+            self._put(values, "action_mask", parts, size, single)
+        with np.errstate(all="ignore"):  # what is selected away may be infinite
+            for function, inputs, outputs, parameters in self._operations:
+                found = function(size, parameters, *(values[number] for number in inputs))
+                for number, x in zip(outputs, found if isinstance(found, list) else [found], strict=True):
+                    values[number] = x
+        out = [np.asarray(values[number]) for number in self.description["outputs"]]
+        out = [x[0] for x in out] if single else out
+        count = len(out) - len(self._inputs["carry"][0])
+        return _unflatten(self.description["action"], out), tuple(out[count:])
+
+    def _put(self, values, name, parts, size, single):
+        for number, shape, dtype, x in zip(*self._inputs[name], parts, strict=True):
+            x = np.asarray(x)
+            if x.shape != (*([] if single else [size]), *shape):
+                raise ValueError(f"{name} has shape {x.shape}, the policy reads {tuple(shape)}, or a batch of them")
+            if not np.can_cast(x.dtype, dtype, "same_kind"):
+                raise ValueError(f"{name} has dtype {x.dtype}, the policy reads {dtype}; convert it first")
+            values[number] = x.astype(dtype, copy=False)[None] if single else x.astype(dtype, copy=False)
+
+
+def load(path):
+    """Read a policy.
+
+    Raises:
+      ValueError: the file has another format.
+    """
+    with np.load(path, allow_pickle=False) as file:
+        description = json.loads(file["description"].tobytes())
+        if description.get("format") != FORMAT:
+            raise ValueError(f"{path} has format {description.get('format')!r}, and this file reads format {FORMAT}")
+        constants = [None] * description["values"]
+        for number in description["constants"]:
+            constants[number] = file[f"x{number}"]
+    return Policy(description, constants)
+
+
+def _leaves(tree):
+    if tree is None:
+        return []
+    if isinstance(tree, dict):
+        return [leaf for key in sorted(tree) for leaf in _leaves(tree[key])]
+    if isinstance(tree, tuple):
+        return [leaf for part in tree for leaf in _leaves(part)]
+    return [np.asarray(tree)]
+
+
+def _unflatten(form, leaves):
+    if isinstance(form, dict):
+        return {key: _unflatten(part, leaves) for key, part in form.items()}
+    if isinstance(form, list):
+        return tuple(_unflatten(part, leaves) for part in form)
+    return leaves[form]
+
+
+# --- operations: function(size of the batch, parameters, *arrays), as in jax.lax --------------------------------------
+
+
+def _elementwise(function):
+    return lambda size, parameters, *arrays: function(*arrays)
+
+
+def _reduced(function):
+    return lambda size, parameters, x: function(x, axis=tuple(parameters["axes"]))
+
+
+def _shape(size, shape):
+    return tuple(size if n == BATCH else n for n in shape)
+
+
+def _dot_general(size, parameters, a, b):
+    (left, right), (left_batch, right_batch) = parameters["dimension_numbers"]
+    if left == [a.ndim - 1] and right == [0] and b.ndim == 2:  # of a dense layer
+        return a @ b
+    if not left_batch:
+        return np.tensordot(a, b, (left, right))
+    letters = iter(string.ascii_letters)
+    of_a, of_b = [next(letters) for _ in a.shape], [next(letters) for _ in b.shape]
+    for i, j in zip([*left, *left_batch], [*right, *right_batch], strict=True):
+        of_b[j] = of_a[i]
+    batch = [of_a[i] for i in left_batch]
+    out = batch + [x for i, x in enumerate(of_a) if i not in [*left, *left_batch]]
+    out += [x for j, x in enumerate(of_b) if j not in [*right, *right_batch]]
+    return np.einsum(f"{''.join(of_a)},{''.join(of_b)}->{''.join(out)}", a, b)
+
+
+def _broadcast_in_dim(size, parameters, x):
+    shape, own = _shape(size, parameters["shape"]), [1] * len(parameters["shape"])
+    for dimension, n in zip(parameters["broadcast_dimensions"], x.shape, strict=True):
+        own[dimension] = n
+    return np.broadcast_to(x.reshape(own), shape)
+
+
+def _iota(size, parameters):
+    shape, dimension = _shape(size, parameters["shape"]), parameters["dimension"]
+    own = [n if i == dimension else 1 for i, n in enumerate(shape)]
+    return np.broadcast_to(np.arange(shape[dimension], dtype=parameters["dtype"]).reshape(own), shape)
+
+
+def _gather(size, parameters, x, start):
+    """Take a block that begins at `start` along some axes, without those axes that it leaves."""
+    begin, sizes = [0] * x.ndim, _shape(size, parameters["slice_sizes"])
+    for axis, n in zip(parameters["axes"], start, strict=True):
+        begin[axis] = min(max(int(n), 0), x.shape[axis] - sizes[axis])
+    block = x[tuple(slice(n, n + length) for n, length in zip(begin, sizes, strict=True))]
+    return np.squeeze(block, tuple(parameters["dropped"]))
+
+
+def _slice(size, parameters, x):
+    strides = parameters["strides"] or [1] * x.ndim
+    start, limit = _shape(size, parameters["start_indices"]), _shape(size, parameters["limit_indices"])
+    return x[tuple(slice(*bounds) for bounds in zip(start, limit, strides, strict=True))]
+
+
+def _split(size, parameters, x):
+    return np.split(x, np.cumsum(_shape(size, parameters["sizes"]))[:-1], axis=parameters["axis"])
+
+
+def _rounded(size, parameters, x):
+    return np.rint(x) if parameters["rounding_method"] else np.trunc(x + np.copysign(np.float32(0.5), x))
+
+
+def _divided(size, parameters, a, b):
+    return a / b if np.issubdtype(a.dtype, np.floating) else np.trunc(np.true_divide(a, b)).astype(a.dtype)
+
+
+_erf = np.vectorize(math.erf, otypes=[np.float32])
+
+OPERATIONS = {name: _elementwise(getattr(np, numpy_name)) for name, numpy_name in {
+    "add": "add", "sub": "subtract", "mul": "multiply", "max": "maximum", "min": "minimum", "neg": "negative",
+    "abs": "abs", "sign": "sign", "floor": "floor", "ceil": "ceil", "exp": "exp", "exp2": "exp2", "expm1": "expm1",
+    "log": "log", "log1p": "log1p", "tanh": "tanh", "sin": "sin", "cos": "cos", "sqrt": "sqrt", "square": "square",
+    "pow": "power", "is_finite": "isfinite", "eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal",
+    "gt": "greater", "ge": "greater_equal", "and": "bitwise_and", "or": "bitwise_or", "not": "invert", "copy": "array",
+}.items()}  # fmt: skip
+OPERATIONS |= {f"reduce_{name}": _reduced(getattr(np, name)) for name in ("sum", "max", "min", "prod")}
+OPERATIONS |= {
+    "reduce_and": _reduced(np.all),
+    "reduce_or": _reduced(np.any),
+    "div": _divided,
+    "rsqrt": lambda size, parameters, x: 1 / np.sqrt(x),
+    "logistic": lambda size, parameters, x: 1 / (1 + np.exp(-x)),
+    "erf": lambda size, parameters, x: _erf(x),
+    "round": _rounded,
+    "integer_pow": lambda size, parameters, x: x ** x.dtype.type(parameters["y"]),
+    "stop_gradient": lambda size, parameters, x: x,
+    "optimization_barrier": lambda size, parameters, *arrays: list(arrays),
+    "select_n": lambda size, parameters, which, *cases: np.choose(which, cases),
+    "clamp": lambda size, parameters, low, x, high: np.minimum(np.maximum(x, low), high),
+    "argmax": lambda size, parameters, x: np.argmax(x, parameters["axes"][0]).astype(parameters["index_dtype"]),
+    "argmin": lambda size, parameters, x: np.argmin(x, parameters["axes"][0]).astype(parameters["index_dtype"]),
+    "convert_element_type": lambda size, parameters, x: x.astype(parameters["new_dtype"]),
+    "reshape": lambda size, parameters, x: x.reshape(_shape(size, parameters["new_sizes"])),
+    "squeeze": lambda size, parameters, x: np.squeeze(x, tuple(parameters["dimensions"])),
+    "expand_dims": lambda size, parameters, x: np.expand_dims(x, tuple(parameters["dimensions"])),
+    "transpose": lambda size, parameters, x: np.transpose(x, parameters["permutation"]),
+    "concatenate": lambda size, parameters, *arrays: np.concatenate(arrays, parameters["dimension"]),
+    "stack": lambda size, parameters, *arrays: np.stack(arrays, parameters["axis"]),
+    "cumsum": lambda size, parameters, x: np.cumsum(x, parameters["axis"], dtype=x.dtype),
+    "dot_general": _dot_general,
+    "broadcast_in_dim": _broadcast_in_dim,
+    "iota": _iota,
+    "gather": _gather,
+    "slice": _slice,
+    "split": _split,
+}

@@ -1,0 +1,76 @@
+"""Policies as ONNX, by jax2onnx, for onnxruntime and whatever else reads it."""
+
+import contextlib
+import logging
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.core import files
+from jaxrl.core.errors import ConfigError
+from jaxrl.export.function import ActFunction
+
+# jax2onnx asks for an orbax-checkpoint that is older than what jaxrl asks for; both run with this one.
+OVERRIDE = "orbax-checkpoint==0.11.36"
+HOW = (
+    f"echo '{OVERRIDE}' > onnx.txt; uvx --overrides onnx.txt --from jaxrl --with jax2onnx "
+    "jaxrl export RUN --to onnx --out FILE"
+)
+
+
+def write(path: Path, function: ActFunction) -> None:
+    """Write a policy for any batch.
+
+    Its inputs are "observation", "carry_0", ..., "first", "reward" and "action_mask", its outputs "action" and
+    "next_carry_0", ...; parts of observations and actions are called "observation/PART".
+
+    Raises:
+      ConfigError: jax2onnx is not installed, or does not know an operation of the policy.
+      OSError: it cannot be written.
+    """
+    try:
+        import jax2onnx  # in an environment of its own
+    except ImportError as error:
+        raise ConfigError(
+            f"to='onnx' needs jax2onnx, which cannot be installed beside the orbax-checkpoint that is here; in an "
+            f"environment of its own: {HOW}"
+        ) from error
+    arguments, structure = jax.tree.flatten(tuple(function.arguments.values()))
+
+    def flat(*leaves):
+        action, carry = function(*jax.tree.unflatten(structure, leaves))
+        # An action may also be part of the carry, and each output needs a name.
+        return *jax.tree.leaves(action), *(jnp.copy(x) for x in carry)
+
+    inputs = [name for part, tree in function.arguments.items() for name in _names(part, tree)]
+    outputs = _names("action", function.action) + _names("next_carry", function.arguments["carry"])
+    try:
+        with _without_warnings(), jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+            model = jax2onnx.to_onnx(flat, arguments, input_names=inputs, output_names=outputs, model_name="policy")
+    except Exception as error:
+        what = f"{type(error).__name__}: {error!s:.300}".splitlines()[0]
+        raise ConfigError(f"jax2onnx cannot write this policy: {what}; use to='stablehlo'") from error
+    with files.replacing(path, "wb") as file:
+        file.write(model.SerializeToString())
+
+
+def _names(part: str, tree: Any) -> list[str]:
+    """Return a name for each leaf: "carry_0" of a tuple's, "observation/camera" of a dictionary's."""
+    paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(tree)]
+    joint = "_" if part.endswith("carry") else "/"
+    return [f"{part}{joint}{path}" if path else part for path in paths]
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Generator[None]:
+    """Keep onnx_ir from warning of every constant."""
+    logger = logging.getLogger("onnx_ir")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

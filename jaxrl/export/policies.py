@@ -1,0 +1,161 @@
+"""Writing a policy as a file that runs elsewhere."""
+
+import dataclasses
+import mmap
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxrl.core import files
+from jaxrl.core.arguments import checked
+from jaxrl.core.config import encode
+from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.core.interrupts import interruptible
+from jaxrl.core.versions import own_version
+from jaxrl.export import folder, numpy_file, onnx_file, stablehlo
+from jaxrl.export.function import ActFunction
+from jaxrl.run.loading import chosen, load_run
+from jaxrl.run.loggers import read_metrics
+from jaxrl.run.policy import Policy
+from jaxrl.run.policy_folder import is_policy_folder
+from jaxrl.run.result import Result
+from jaxrl.run.sweep_directory import METRICS, best_run
+
+FORMATS = ("stablehlo", "numpy", "safetensors", "onnx")
+# The suffix of each format's file, and text that every file of it has that an export wrote.
+_FILES = {
+    "stablehlo": (".stablehlo", b"ActFunction"),
+    "numpy": (".npz", b'"operations": ['),
+    "onnx": (".onnx", b"jax2onnx"),
+}
+_CODE = b"Runs a policy that `jaxrl export"  # in numpy_policy.py
+
+
+@interruptible
+@checked(step={"low": 0})
+def export_policy(
+    source: Policy | Result | str | os.PathLike,
+    path: str | os.PathLike,
+    *,
+    to: str = "stablehlo",
+    sample: bool = False,
+    step: int | None = None,
+    best: bool = False,
+) -> Path:
+    """Write a policy as a file that runs without jaxrl, or as a folder to share.
+
+        jaxrl.export_policy("runs/cartpole", "policy.stablehlo")
+
+    All but the folder hold one function of arrays, with the parameters, the normalization of observations and the
+    bounds of actions inside, for any batch B:
+
+        (observation [B, ...], carry, first [B], reward [B][, action_mask][, key]) -> (action [B, ...], carry)
+
+    Args:
+      source: a policy, what `jaxrl.train` returned, or the directory of a run, a sweep or an exported policy.
+      path: the file, which ends in ".stablehlo", ".onnx" or ".npz"; an earlier export is replaced, and no other file.
+        Of "safetensors" a folder, which must not exist, and not of a bare policy, which knows no configuration.
+      to: "stablehlo": for JAX alone, on CPU, GPU and TPU. "onnx": for onnxruntime. "numpy": an .npz, with the Python
+        file that runs it by numpy alone beside it, for networks without convolutions. "safetensors": a folder that
+        `jaxrl.load` reads, with configuration, scores and a model card.
+      sample: sample actions as in training, by a key; only "stablehlo".
+      step, best: of which checkpoint, as `jaxrl.load` takes them; of a run only.
+
+    Returns:
+      The path.
+
+    Raises:
+      ConfigError: the policy cannot be written so; says why before anything is written.
+      MissingExtraError: a package that the format needs is not installed.
+    """
+    if to not in FORMATS:
+        raise unknown("format", to, FORMATS)
+    if sample and to != "stablehlo":
+        raise ConfigError(f"sample=True: to={to!r} takes the best action only; use to='stablehlo'")
+    if not isinstance(source, str | os.PathLike) and (best or step is not None):
+        raise ConfigError(f"{chosen(step, best)}: it is of one step; pass the run directory")
+    where = files.expand(path)
+    _check_path(where, to)
+    origin = _origin(source, step, best)
+    policy = origin.policy
+    try:
+        if to == "safetensors":
+            if origin.config is None or origin.step is None:
+                raise ConfigError("to='safetensors' needs the configuration: pass the run directory, or the result")
+            folder.write(where, policy, origin.config, origin.step, origin.metrics)
+        elif to == "numpy":
+            numpy_file.write(where, ActFunction(policy), _about(origin))
+        elif to == "onnx":
+            onnx_file.write(where, ActFunction(policy))
+        else:
+            stablehlo.write(where, ActFunction(policy, sample))
+    except OSError as error:
+        raise ConfigError(f"path={str(path)!r} cannot be written: {error}") from error
+    return where
+
+
+def _check_path(path, to):
+    """Refuse a path where the export cannot write, or would replace what is no export."""
+    if not path.parent.is_dir():
+        raise ConfigError(f"path={str(path)!r}: there is no folder {path.parent}")
+    if to == "safetensors":
+        return
+    suffix, text = _FILES[to]
+    if path.suffix != suffix:
+        raise ConfigError(f"path={str(path)!r} must end in {suffix}")
+    written = {path: text}
+    if to == "numpy":
+        written[path.with_suffix(".py")] = _CODE
+        if path.stem in (*sys.stdlib_module_names, "numpy"):
+            raise ConfigError(
+                f"path={str(path)!r}: {path.stem}.py beside it would hide Python's module {path.stem}; use another name"
+            )
+    for file, text in written.items():
+        try:
+            with files.open_to_read(file) as opened:
+                if not os.fstat(opened.fileno()).st_size:
+                    continue
+                with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                    ours = content.find(text) >= 0
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise ConfigError(f"path={str(path)!r} cannot be written: {error}") from error
+        if not ours:
+            raise ConfigError(f"path={str(path)!r}: {file} exists and is no exported policy; use another name")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Origin:
+    """A policy with what is known of its training."""
+
+    policy: Policy
+    config: Mapping[str, Any] | None = None
+    step: int | None = None
+    metrics: Sequence[Mapping[str, Any]] = ()
+
+
+def _origin(source, step, best) -> _Origin:
+    if isinstance(source, Policy):
+        return _Origin(source)
+    if isinstance(source, Result):
+        return _Origin(source.policy, source.config, source.total_steps, source.metrics)
+    run = load_run(source, step=step, best=best)
+    path = best_run(source)
+    read = folder.read_scores if is_policy_folder(path) else lambda path: read_metrics(path / METRICS)
+    return _Origin(run.policy, run.config, run.step, read(path))
+
+
+def _about(origin) -> dict[str, Any]:
+    """Return what a policy is, as JSON values."""
+    spec = origin.policy.spec
+    return {
+        "algorithm": type(origin.policy.algo).__name__,
+        "environment": spec.name,
+        "observation_space": encode(spec.observation_space),
+        "action_space": encode(spec.action_space),
+        "step": origin.step,
+        "jaxrl": own_version(),
+    }

@@ -1,0 +1,78 @@
+"""A traced program as a flat list of operations."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from jax.extend.core import ClosedJaxpr, Literal
+
+_LOOPS = ("scan", "while", "cond")
+
+
+class Equation(NamedTuple):
+    """One operation; inputs are variables, literals, or constants of the program as arrays."""
+
+    name: str
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    parameters: dict[str, Any]
+
+
+def flat_equations(program: ClosedJaxpr) -> tuple[list[Equation], list[Any]]:
+    """Return a program's operations, those of functions that it calls in their place, and its outputs.
+
+    Variables and literals are JAX's, one each time that a function is called; constants are `Constant`.
+    """
+    equations: list[Equation] = []
+
+    def add(jaxpr, consts, inputs):
+        value = dict(zip(jaxpr.constvars, map(Constant, consts), strict=True))
+        value |= dict(zip(jaxpr.invars, inputs, strict=True))
+
+        def known(x):
+            return x if isinstance(x, Literal) else value[x]
+
+        for equation in jaxpr.eqns:
+            inner, inputs = _called(equation), tuple(map(known, equation.invars))
+            if inner is not None:
+                value |= dict(zip(equation.outvars, add(inner.jaxpr, inner.consts, inputs), strict=True))
+                continue
+            outputs = tuple(Variable(x.aval) for x in equation.outvars)
+            value |= dict(zip(equation.outvars, outputs, strict=True))
+            equations.append(Equation(equation.primitive.name, inputs, outputs, equation.params))
+        return [known(x) for x in jaxpr.outvars]
+
+    outputs = add(program.jaxpr, program.consts, program.jaxpr.invars)
+    return equations, outputs
+
+
+class Variable:
+    """What an operation computes."""
+
+    def __init__(self, aval: Any):
+        self.aval = aval
+
+
+class Constant:
+    """An array that a program holds."""
+
+    def __init__(self, array: Any):
+        self.array = array
+
+
+def reachable(equations: Iterable[Equation], outputs: Iterable[Any]) -> set[Any]:
+    """Return the variables and constants that the outputs depend on."""
+    read = {x for x in outputs if not isinstance(x, Literal)}
+    for equation in reversed(list(equations)):
+        if not read.isdisjoint(equation.outputs):
+            read |= {x for x in equation.inputs if not isinstance(x, Literal)}
+    return read
+
+
+def _called(equation) -> ClosedJaxpr | None:
+    """Return the program that an operation does no more than call; None of all others."""
+    if equation.primitive.name in _LOOPS:
+        return None
+    inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
+    if inner is None or len(getattr(inner, "jaxpr", inner).invars) != len(equation.invars):
+        return None
+    return inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, ())

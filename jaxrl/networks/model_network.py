@@ -1,0 +1,131 @@
+"""The network of MuZero: a learned model, with a policy and a value at each of its states."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx, struct
+
+from jaxrl.core import spaces
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.types import Carry, EnvSpec, ModelState, NetworkInputs, Params
+from jaxrl.networks.body import Body, init_variables, run_module
+from jaxrl.networks.layers import DenseStack, check_positive, dense, freeze
+from jaxrl.networks.torsos import Torso
+
+_SMALL_GAIN = 0.01  # of the last layers: at first every value is 0 and every action as likely
+
+
+class ModelOutput(struct.PyTreeNode):
+    """A state of the model, and what the network says of it; leaves [..., n]."""
+
+    latent: jax.Array
+    logits: jax.Array  # of the policy, [..., actions]
+    value: jax.Array  # logits of a categorical value, [..., atoms]
+    reward: jax.Array  # logits of a categorical reward for the action that led here, [..., atoms]
+    discount: jax.Array  # the environment's own, of what follows here; without such it means nothing, [...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelNetwork:
+    """A model of an environment with discrete actions, learned for what values and policies need of it.
+
+    The state of an observation is its torso's features, through a dense layer; an action's next state is the state plus
+    what dense layers make of both. States are scaled into [0, 1] (Schrittwieser et al., 2020, arXiv:1911.08265,
+    appendix G).
+
+    Args:
+      torso: from observations to features; None takes the one that suits the observation space.
+      width: size of a state.
+      widths: hidden layers of the dynamics, and of the policy, the value, the reward and the discount.
+      activation: function after each hidden layer, by name.
+      atoms: numbers of the support of categorical values and rewards.
+    """
+
+    torso: Torso | None = None
+    width: int = 64
+    widths: tuple[int, ...] = (64,)
+    activation: str = "relu"
+    atoms: int = 51
+
+    def __post_init__(self):
+        freeze(self, "widths")
+        check_positive("width", self.width)
+
+    recurrent = False
+    requires = frozenset({"observation"})
+    observation_keys = None
+
+    def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
+        return _Model(self, spec, rngs)
+
+    def init(self, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
+        """Return fresh parameters and model state; see `types.Network`."""
+        return init_variables(self, key, spec)
+
+    def initial_carry(self, spec: EnvSpec) -> Carry:
+        return ()
+
+    def apply(
+        self,
+        params: Params,
+        inputs: NetworkInputs,
+        carry: Carry,
+        *,
+        spec: EnvSpec,
+        model_state: ModelState,
+        train: bool,
+        key: jax.Array | None = None,
+    ) -> tuple[ModelOutput, Carry, ModelState]:
+        """Return the states of observations at time steps [T, B, ...], whose reward and discount mean nothing."""
+        output, model_state = run_module(self, params, model_state, spec, lambda m: m.begin(inputs), train=train)
+        return output, carry, model_state
+
+    def step(
+        self, params: Params, latent: jax.Array, action: jax.Array, *, spec: EnvSpec, model_state: ModelState
+    ) -> ModelOutput:
+        """Return what actions [...] make of states [..., width]."""
+        return run_module(self, params, model_state, spec, lambda m: m.follow(latent, action), train=False)[0]
+
+
+class _Model(nnx.Module):
+    def __init__(self, network: ModelNetwork, spec: EnvSpec, rngs: nnx.Rngs):
+        if not isinstance(spec.action_space, spaces.Discrete):
+            raise ConfigError(
+                f"ModelNetwork needs a Discrete action space, not {spec.action_space}; use AlphaZero or PPO"
+            )
+        self.actions = spec.action_space.n
+        self.torso = Body(network.torso, spec, rngs)
+        self.encode = dense(self.torso.features, network.width, 1.0, rngs)
+
+        def stack(inputs: int, outputs: int, gain: float) -> "_Stack":
+            return _Stack(DenseStack(inputs, network.widths, network.activation, None, rngs), outputs, gain, rngs)
+
+        self.dynamics = stack(network.width + self.actions, network.width, 1.0)
+        self.reward = stack(network.width, network.atoms, _SMALL_GAIN)
+        self.policy = stack(network.width, self.actions, _SMALL_GAIN)
+        self.value = stack(network.width, network.atoms, _SMALL_GAIN)
+        self.discount = stack(network.width, 1, _SMALL_GAIN)
+
+    def begin(self, inputs: NetworkInputs) -> ModelOutput:
+        return self._seen(self.encode(self.torso(inputs, ())[0]))
+
+    def follow(self, latent: jax.Array, action: jax.Array) -> ModelOutput:
+        chosen = jax.nn.one_hot(action, self.actions, dtype=latent.dtype)
+        return self._seen(latent + self.dynamics(jnp.concatenate([latent, chosen], axis=-1)))
+
+    def _seen(self, raw: jax.Array) -> ModelOutput:
+        low, high = (f(raw, axis=-1, keepdims=True) for f in (jnp.min, jnp.max))
+        latent = (raw - low) / (high - low + 1e-5)
+        heads = self.policy(latent), self.value(latent), self.reward(latent), self.discount(latent)[..., 0]
+        return ModelOutput(latent, *heads)
+
+
+class _Stack(nnx.Module):
+    def __init__(self, hidden: DenseStack, outputs: int, gain: float, rngs: nnx.Rngs):
+        self.hidden = hidden
+        self.output = dense(hidden.features, outputs, gain, rngs)
+
+    def __call__(self, x: jax.Array) -> Any:
+        return self.output(self.hidden(x))

@@ -1,0 +1,236 @@
+"""Torsos of normalized and residual dense layers, which keep large networks learning from a replay.
+
+Over vectors: of observations as a torso, or of observations and actions together as the trunk of a `Critic`.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxrl.core import spaces
+from jaxrl.networks.layers import HIDDEN_GAIN, BatchNorm, check_finite, check_positive, dense, freeze
+from jaxrl.networks.torsos import Encoder, FlatTorso, vector_size
+from jaxrl.networks.unit import UnitDense, UnitRMSNorm, unit_vectors
+
+
+@dataclasses.dataclass(frozen=True)
+class UnitMLP:
+    """Batch normalization, and dense layers of unit norm, each batch-normalized before its ReLU.
+
+    XQC's network (Palenicek et al., 2025, arXiv:2509.25174).
+
+    Args:
+      widths: of the layers.
+    """
+
+    widths: tuple[int, ...] = (512, 512, 512, 512)
+
+    def __post_init__(self):
+        freeze(self, "widths")
+
+    def build(self, space: spaces.Space, rngs: nnx.Rngs) -> Encoder:
+        return FlatTorso(space, _UnitMLP(vector_size(self, space), self.widths, rngs))
+
+
+class _UnitMLP(nnx.Module):
+    def __init__(self, inputs: int, widths: tuple[int, ...], rngs: nnx.Rngs):
+        check_positive("widths", widths)
+        self.depth = len(widths)
+        self.norm_inputs = BatchNorm(inputs, epsilon=1e-3)
+        for i, width in enumerate(widths):
+            setattr(self, f"layer_{i}", UnitDense(inputs, width, rngs))
+            setattr(self, f"norm_{i}", BatchNorm(width, epsilon=1e-3))
+            inputs = width
+        self.features = inputs
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = self.norm_inputs(x)
+        for i in range(self.depth):
+            x = jax.nn.relu(getattr(self, f"norm_{i}")(getattr(self, f"layer_{i}")(x)))
+        return x
+
+
+@dataclasses.dataclass(frozen=True)
+class InvertedResidual:
+    """Residual blocks that widen inside, batch-normalized, with all weights of unit norm.
+
+    FlashSAC's network (arXiv:2604.04539): batch normalization and a dense layer, then blocks of a wide dense layer and
+    one back, each batch-normalized before its ReLU, and a root-mean-square normalization.
+
+    Args:
+      width: of the features between blocks.
+      blocks: how many.
+      expansion: how many times as wide the inner layer of a block is.
+    """
+
+    width: int = 256
+    blocks: int = 2
+    expansion: int = 4
+
+    def build(self, space: spaces.Space, rngs: nnx.Rngs) -> Encoder:
+        return FlatTorso(space, _InvertedResidual(self, vector_size(self, space), rngs))
+
+
+class _InvertedResidual(nnx.Module):
+    def __init__(self, torso: InvertedResidual, inputs: int, rngs: nnx.Rngs):
+        check_positive("width, blocks and expansion", (torso.width, torso.blocks, torso.expansion))
+        self.depth, self.features = torso.blocks, torso.width
+        wide = torso.expansion * torso.width
+        self.norm_inputs = BatchNorm(inputs, epsilon=1e-5, unit=True)
+        self.inputs = UnitDense(inputs, torso.width, rngs)
+        for i in range(torso.blocks):
+            for part, (size, outputs) in enumerate(((torso.width, wide), (wide, torso.width))):
+                setattr(self, f"layer_{i}_{part}", UnitDense(size, outputs, rngs))
+                setattr(self, f"norm_{i}_{part}", BatchNorm(outputs, epsilon=1e-5, unit=True))
+        self.norm_features = UnitRMSNorm(torso.width)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = self.inputs(self.norm_inputs(x))
+        for i in range(self.depth):
+            inner = x
+            for part in range(2):
+                layer, norm = (getattr(self, f"{name}_{i}_{part}") for name in ("layer", "norm"))
+                inner = jax.nn.relu(norm(layer(inner)))
+            x = x + inner
+        return self.norm_features(x)
+
+
+@dataclasses.dataclass(frozen=True)
+class SimBa:
+    """Residual blocks with layer normalization before each (Lee et al., 2024, arXiv:2410.09754).
+
+    A dense layer, then blocks x + dense(ReLU(dense(norm(x)))), and a layer normalization at the end. Observations are
+    to be normalized (`normalize_observation=True`).
+
+    Args:
+      width: of the features between blocks.
+      blocks: how many.
+      expansion: how many times as wide the inner layer of a block is.
+    """
+
+    width: int = 512
+    blocks: int = 2
+    expansion: int = 4
+
+    def build(self, space: spaces.Space, rngs: nnx.Rngs) -> Encoder:
+        return FlatTorso(space, _SimBa(self, vector_size(self, space), rngs))
+
+
+class _SimBa(nnx.Module):
+    def __init__(self, torso: SimBa, inputs: int, rngs: nnx.Rngs):
+        check_positive("width, blocks and expansion", (torso.width, torso.blocks, torso.expansion))
+        self.depth, self.features = torso.blocks, torso.width
+        self.inputs = dense(inputs, torso.width, 1.0, rngs)
+        for i in range(torso.blocks):
+            setattr(self, f"norm_{i}", nnx.LayerNorm(torso.width, rngs=rngs))
+            setattr(self, f"wide_{i}", dense(torso.width, torso.expansion * torso.width, HIDDEN_GAIN, rngs))
+            setattr(self, f"back_{i}", dense(torso.expansion * torso.width, torso.width, HIDDEN_GAIN, rngs))
+        self.norm_features = nnx.LayerNorm(torso.width, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = self.inputs(x)
+        for i in range(self.depth):
+            norm, wide, back = (getattr(self, f"{name}_{i}") for name in ("norm", "wide", "back"))
+            x = x + back(jax.nn.relu(wide(norm(x))))
+        return self.norm_features(x)
+
+
+@dataclasses.dataclass(frozen=True)
+class BroNet:
+    """Residual blocks with layer normalization after each layer (Nauman et al., 2024, arXiv:2405.16158).
+
+    ReLU(norm(dense(x))), then blocks x + norm(dense(ReLU(norm(dense(x))))).
+
+    Args:
+      width: of all features.
+      blocks: how many.
+    """
+
+    width: int = 512
+    blocks: int = 2
+
+    def build(self, space: spaces.Space, rngs: nnx.Rngs) -> Encoder:
+        return FlatTorso(space, _BroNet(self, vector_size(self, space), rngs))
+
+
+class _BroNet(nnx.Module):
+    def __init__(self, torso: BroNet, inputs: int, rngs: nnx.Rngs):
+        check_positive("width and blocks", (torso.width, torso.blocks))
+        self.depth, self.features = 1 + 2 * torso.blocks, torso.width
+        for i in range(self.depth):
+            setattr(self, f"layer_{i}", dense(inputs if i == 0 else torso.width, torso.width, HIDDEN_GAIN, rngs))
+            setattr(self, f"norm_{i}", nnx.LayerNorm(torso.width, rngs=rngs))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        def normed(i: int, x: jax.Array) -> jax.Array:
+            return getattr(self, f"norm_{i}")(getattr(self, f"layer_{i}")(x))
+
+        x = jax.nn.relu(normed(0, x))
+        for i in range(1, self.depth, 2):
+            x = x + normed(i + 1, jax.nn.relu(normed(i, x)))
+        return x
+
+
+@dataclasses.dataclass(frozen=True)
+class SimBaV2:
+    """Blocks on the unit sphere, with all weights of unit norm (Lee et al., 2025, arXiv:2502.15280).
+
+    The inputs and a constant, divided by their norm, go through a scaled dense layer to the sphere; each block moves
+    from there towards what its two dense layers make of it, and back to the sphere. The last layer is a dense one,
+    which there is the first of each head. Observations are to be normalized (`normalize_observation=True`).
+
+    Args:
+      width: of the features.
+      blocks: how many.
+      expansion: how many times as wide the inner layer of a block is.
+      shift: the constant beside the inputs.
+    """
+
+    width: int = 512
+    blocks: int = 2
+    expansion: int = 4
+    shift: float = 3.0
+
+    def build(self, space: spaces.Space, rngs: nnx.Rngs) -> Encoder:
+        return FlatTorso(space, _SimBaV2(self, vector_size(self, space), rngs))
+
+
+class _Scaler(nnx.Module):
+    """A factor for each feature, `initial` at first, of a parameter that is `scale` at first (its section 4.2)."""
+
+    def __init__(self, features: int, initial: float, scale: float):
+        self.factor = nnx.Param(jnp.full((features,), scale, jnp.float32))
+        self.forward = initial / scale
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x * jnp.expand_dims(self.forward * self.factor[...], tuple(range(x.ndim - 1)))
+
+
+class _SimBaV2(nnx.Module):
+    def __init__(self, torso: SimBaV2, inputs: int, rngs: nnx.Rngs):
+        check_positive("width, blocks and expansion", (torso.width, torso.blocks, torso.expansion))
+        check_finite("shift", torso.shift)
+        width, wide = torso.width, torso.expansion * torso.width
+        self.depth, self.features, self.shift = torso.blocks, width, torso.shift
+        first, inner = math.sqrt(2.0 / width), math.sqrt(2.0 / wide)
+        self.inputs = UnitDense(inputs + 1, width, rngs)
+        self.scale_inputs = _Scaler(width, first, first)
+        for i in range(torso.blocks):
+            setattr(self, f"wide_{i}", UnitDense(width, wide, rngs))
+            setattr(self, f"scale_{i}", _Scaler(wide, inner, inner))
+            setattr(self, f"back_{i}", UnitDense(wide, width, rngs))
+            setattr(self, f"step_{i}", _Scaler(width, 1.0 / (torso.blocks + 1), 1.0 / math.sqrt(width)))
+        self.outputs = UnitDense(width, width, rngs)
+        self.scale_outputs = _Scaler(width, 1.0, 1.0)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = jnp.concatenate([x, jnp.full((*x.shape[:-1], 1), self.shift, x.dtype)], axis=-1)
+        x = unit_vectors(self.scale_inputs(self.inputs(unit_vectors(x))))
+        for i in range(self.depth):
+            wide, scale, back, step = (getattr(self, f"{name}_{i}") for name in ("wide", "scale", "back", "step"))
+            goal = unit_vectors(back(jax.nn.relu(scale(wide(x)))))
+            x = unit_vectors(x + step(goal - x))
+        return self.scale_outputs(self.outputs(x))

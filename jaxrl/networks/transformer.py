@@ -1,0 +1,203 @@
+"""GTrXL, the gated Transformer-XL: attention to the steps before, with a memory of fixed size as its carry."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.types import Carry
+from jaxrl.networks.cores import Product, entry
+from jaxrl.networks.layers import HIDDEN_GAIN, check_finite, check_positive, dense
+
+_KERNEL = nnx.initializers.lecun_normal()
+
+
+def _positions(memory: int, width: int) -> np.ndarray:
+    """Return the sinusoids of the distances from `memory` steps down to 0, `[memory + 1, width]`."""
+    distance = np.arange(memory, -1, -1, dtype=np.float64)[:, None]
+    frequency = 10_000.0 ** (-np.arange(0, width, 2) / width)
+    return np.concatenate([np.sin(distance * frequency), np.cos(distance * frequency)], axis=-1).astype(np.float32)
+
+
+def _filled(x: jax.Array, rows: int) -> jax.Array:
+    """Append rows of zeros."""
+    return jnp.concatenate([x, jnp.zeros((rows, *x.shape[1:]), x.dtype)]) if rows else x
+
+
+class _Attention(nnx.Module):
+    """Each step attends to itself and to the `memory` steps before it, those of its own episode."""
+
+    def __init__(self, core: "GTrXL", rngs: nnx.Rngs):
+        width = core.width
+        self.core = core
+        self.query = Product(width, width, _KERNEL, rngs)
+        self.key_value = Product(width, 2 * width, _KERNEL, rngs)
+        self.position = Product(width, width, _KERNEL, rngs)
+        self.output = Product(width, width, _KERNEL, rngs)
+        self.content_bias = nnx.Param(jnp.zeros((width,), jnp.float32))
+        self.position_bias = nnx.Param(jnp.zeros((width,), jnp.float32))
+
+    def __call__(self, context: jax.Array, earliest: jax.Array) -> jax.Array:
+        """Return outputs `[T, B, width]`.
+
+        Args:
+          context: of the memory and of the T time steps, `[memory + T, B, width]`.
+          earliest: the first row of the context that a time step may attend to, int32, `[T, B]`.
+        """
+        memory, (length, batch) = self.core.memory, earliest.shape
+        query = self.query(context[memory:])
+        positions = self._heads(self.position(jnp.asarray(_positions(memory, self.core.width))))
+        key, value = jnp.split(self.key_value(context), 2, axis=-1)
+        # A long sequence in blocks as long as the memory, each of which sees itself and the block before. So scores are
+        # computed of 2 * memory rows for each step, not of all T. Steps that fill the last block are cut off.
+        block = min(length, memory)
+        blocks = -(-length // block)
+        query, key, value, earliest = (_filled(x, blocks * block - length) for x in (query, key, value, earliest))
+        query, earliest = query.reshape((blocks, block, batch, -1)), earliest.reshape((blocks, block, batch))
+        key, value = (self._heads(self._windows(x, blocks)) for x in (key, value))
+        first_row = block * jnp.arange(blocks, dtype=jnp.int32)
+        attend = jax.vmap(self._attend, in_axes=(0, 0, 0, None, 0, 0))
+        output = attend(query, key, value, positions, earliest, first_row)
+        return self.output(output.reshape((blocks * block, batch, -1))[:length])
+
+    def _heads(self, x):
+        return x.reshape((*x.shape[:-1], self.core.heads, -1))
+
+    def _windows(self, x, blocks):
+        """Return each block's rows of the context, `[blocks, memory + block, B, width]`."""
+        if blocks == 1:
+            return x[None]
+        x = x.reshape((blocks + 1, self.core.memory, *x.shape[1:]))
+        return jnp.concatenate([x[:-1], x[1:]], axis=1)
+
+    def _attend(self, query, key, value, positions, earliest, first_row):
+        """Return what the S steps of a block read from the K = memory + S rows of its window, `[S, B, heads, size]`."""
+        steps, width, rows = query.shape[0], query.shape[-1], key.shape[0]
+        content, position = (
+            self._heads(query + bias[...][None, None]) for bias in (self.content_bias, self.position_bias)
+        )
+        scores = jnp.einsum("sbhd,kbhd->bhsk", content, key)
+        by_distance = jnp.einsum("sbhd,mhd->bhsm", position, positions)
+        # From distances to rows: step s is `memory` rows after row s, so its distances move by s to the right.
+        shape = by_distance.shape[:2]
+        filled = jnp.concatenate([by_distance, jnp.zeros((*shape, steps, steps), by_distance.dtype)], axis=-1)
+        # Not by an index, which is a gather where the batch has no size yet.
+        by_row = jax.lax.slice_in_dim(filled.reshape((*shape, -1)), 0, steps * rows, axis=2)
+        by_row = by_row.reshape((*shape, steps, rows))
+        row, step = jnp.arange(rows, dtype=jnp.int32)[None], jnp.arange(steps, dtype=jnp.int32)[:, None]
+        within = (row >= step) & (row <= step + self.core.memory)
+        seen = within[:, None] & ((row + first_row)[:, None] >= earliest[..., None])  # [S, B, K]
+        scores = (scores + by_row) * (width // self.core.heads) ** -0.5
+        scores = jnp.where(jnp.moveaxis(seen, 0, 1)[:, None], scores, jnp.finfo(jnp.float32).min)
+        return jnp.einsum("bhsk,kbhd->sbhd", jax.nn.softmax(scores), value)
+
+
+class _Gate(nnx.Module):
+    """Gate of a residual connection, as a GRU's: x where it is closed, which it is at the start for the most part."""
+
+    def __init__(self, core: "GTrXL", rngs: nnx.Rngs):
+        width = core.width
+        self.of_update = Product(width, 3 * width, _KERNEL, rngs)
+        self.of_input = Product(width, 2 * width, _KERNEL, rngs)
+        self.of_reset = Product(width, width, _KERNEL, rngs)
+        self.bias = nnx.Param(jnp.full((width,), core.gate_bias, jnp.float32))
+
+    def __call__(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        reset, update, candidate = jnp.split(self.of_update(y), 3, axis=-1)
+        input_reset, input_update = jnp.split(self.of_input(x), 2, axis=-1)
+        reset = jax.nn.sigmoid(reset + input_reset)
+        update = jax.nn.sigmoid(update + input_update - self.bias[...][None, None])
+        candidate = jnp.tanh(candidate + self.of_reset(reset * x))
+        return x + update * (candidate - x)
+
+
+class _Layer(nnx.Module):
+    def __init__(self, core: "GTrXL", rngs: nnx.Rngs):
+        hidden = core.mlp_width or core.width
+        self.memory = core.memory
+        self.attention_norm = nnx.LayerNorm(core.width, rngs=rngs)
+        self.attention = _Attention(core, rngs)
+        self.attention_gate = _Gate(core, rngs)
+        self.mlp_norm = nnx.LayerNorm(core.width, rngs=rngs)
+        self.hidden = dense(core.width, hidden, HIDDEN_GAIN, rngs)
+        self.output = dense(hidden, core.width, HIDDEN_GAIN, rngs)
+        self.mlp_gate = _Gate(core, rngs)
+
+    def __call__(self, x: jax.Array, memory: jax.Array, earliest: jax.Array) -> tuple[jax.Array, jax.Array]:
+        context = jnp.concatenate([memory, x])
+        read = self.attention(self.attention_norm(context), earliest)
+        x = self.attention_gate(x, jax.nn.relu(read))
+        output = self.output(jax.nn.relu(self.hidden(self.mlp_norm(x))))
+        return self.mlp_gate(x, jax.nn.relu(output)), context[-self.memory :]
+
+
+class _GTrXLModule(nnx.Module):
+    def __init__(self, core: "GTrXL", inputs: int, rngs: nnx.Rngs):
+        for name in ("width", "layers", "heads", "memory"):
+            check_positive(f"GTrXL.{name}", getattr(core, name))
+        if core.mlp_width is not None:
+            check_positive("GTrXL.mlp_width", core.mlp_width)
+        check_finite("GTrXL.gate_bias", core.gate_bias)
+        if core.width % core.heads or core.width % 2:
+            raise ConfigError(
+                f"GTrXL.width={core.width} must be even and divide over heads={core.heads}; use a multiple, such as "
+                f"{2 * core.heads * max(round(core.width / (2 * core.heads)), 1)}"
+            )
+        self.core = core
+        self.entry = entry(inputs, core.width, rngs)
+        for i in range(core.layers):
+            setattr(self, f"layer_{i}", _Layer(core, rngs))
+
+    def __call__(self, x: jax.Array, first: jax.Array, carry: Carry) -> tuple[jax.Array, Carry]:
+        size, memories = self.core.memory, []
+        stored = jnp.moveaxis(jax.lax.stop_gradient(carry["memory"]), 0, 2)  # [layers, memory, B, width]
+        # Rows of the context: the memory, then the time steps. What an episode's beginning lies behind is forgotten.
+        row = size + jnp.arange(x.shape[0], dtype=jnp.int32)[:, None]
+        begins = jnp.where(first, row, 0)
+        begins = begins if x.shape[0] == 1 else jax.lax.cummax(begins, axis=0)
+        earliest = jnp.maximum(begins, (size - carry["length"])[None])
+        x = x if self.entry is None else self.entry(x)
+        for i in range(self.core.layers):
+            x, memory = getattr(self, f"layer_{i}")(x, stored[i], earliest)
+            memories.append(memory)
+        length = jnp.minimum(size + x.shape[0] - earliest[-1], size)
+        return x, {"length": length, "memory": jnp.moveaxis(jnp.stack(memories), 2, 0)}
+
+
+@dataclasses.dataclass(frozen=True)
+class GTrXL:
+    """Gated Transformer-XL (Parisotto et al., 2020, arXiv:1910.06764): attention to the last steps of the episode.
+
+    y = gate(x, relu(attention(layer_norm([memory, x]))));  x' = gate(y, relu(mlp(layer_norm(y))))
+    gate(x, y) = (1 - z) x + z tanh(W y + U (r x));  r = sigmoid(W y + U x);  z = sigmoid(W y + U x - bias)
+
+    Attention has the relative positions of Transformer-XL (Dai et al., 2019, arXiv:1901.02860). The carry is the
+    memory: what each layer read at the last `memory` steps, and how many of them are of the episode. No gradient goes
+    through it. Within an unroll, gradients go back as far as attention does, `memory` steps in each layer. The mlp is
+    of two dense layers with a ReLU between.
+
+    Args:
+      width: of every layer and of the output; even, and a multiple of `heads`.
+      layers: how many, one on the other. A linear layer before them brings inputs of another size to `width`.
+      heads: of the attention, each of size width / heads.
+      memory: steps before its own that a step attends to.
+      mlp_width: of the hidden layer of the mlp; None: `width`.
+      gate_bias: of the gates at the start: above 0 a layer begins close to the identity.
+    """
+
+    width: int = 128
+    layers: int = 2
+    heads: int = 4
+    memory: int = 64
+    mlp_width: int | None = None
+    gate_bias: float = 2.0
+
+    def initial_carry(self) -> Carry:
+        memory = jnp.zeros((self.layers, self.memory, self.width), jnp.float32)
+        return {"length": jnp.zeros((), jnp.int32), "memory": memory}
+
+    def build(self, inputs: int, rngs: nnx.Rngs) -> nnx.Module:
+        return _GTrXLModule(self, inputs, rngs)

@@ -1,0 +1,68 @@
+"""Numbers of any size as categories: symlog and two-hot bins (Hafner et al., 2025, arXiv:2301.04104)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+_LARGEST = 20.0  # symlog of the last bin
+_VECTOR = 128  # a multiple of the numbers that a processor's instructions take at once
+
+
+def symlog(x: jax.Array) -> jax.Array:
+    """Return sign(x) log(1 + |x|): about x where it is small, and the logarithm of what is large."""
+    # Of both halves, whose gradients at 0 add up to 1; those of sign(x) and |x| are 0 there.
+    return jnp.log1p(jnp.maximum(x, 0.0)) - jnp.log1p(jnp.maximum(-x, 0.0))
+
+
+def symexp(x: jax.Array) -> jax.Array:
+    """Return the inverse of `symlog`."""
+    return jnp.sign(x) * jnp.expm1(jnp.abs(x))
+
+
+def bins(count: int) -> jax.Array:
+    """Return `count` numbers from -symexp(20) to symexp(20), an odd number, evenly apart under `symlog`."""
+    half = -np.expm1(np.linspace(_LARGEST, 0.0, count // 2 + 1)).astype(np.float32)
+    return jnp.asarray(np.concatenate([half, -half[:-1][::-1]]))
+
+
+def two_hot(x: jax.Array, count: int) -> jax.Array:
+    """Return the probabilities [..., count] of the two bins next to each number [...], whose mean is the number.
+
+    A number beyond the last bin has that one alone.
+    """
+    at = bins(count)
+    x = jnp.clip(x, at[0], at[-1])
+    passed = jnp.expand_dims(at, range(x.ndim)) <= x[..., None]
+    below = jnp.clip(jnp.sum(passed, axis=-1, dtype=jnp.int32) - 1, 0, count - 2)
+    fraction = ((x - at[below]) / (at[below + 1] - at[below]))[..., None]
+    lower, upper = (jax.nn.one_hot(index, count, dtype=x.dtype) for index in (below, below + 1))
+    return (1.0 - fraction) * lower + fraction * upper
+
+
+class TwoHot(struct.PyTreeNode):
+    """A distribution over `bins`; what it predicts is its mean.
+
+    Attributes:
+      logits: unnormalized log-probabilities, `[..., bins]`, an odd number.
+    """
+
+    logits: jax.Array
+
+    def mean(self) -> jax.Array:
+        """Return the mean `[...]`; exactly 0 where all bins are alike."""
+        count, top = self.logits.shape[-1], jnp.max(self.logits, axis=-1, keepdims=True)
+        middle = count // 2
+        # The last bins are 5e8: those of both signs only cancel where equal logits give equal probabilities. So both
+        # ends lie in rows of whole vectors, whose exponentials the same instructions compute.
+        ends = jnp.stack([self.logits[..., :middle][..., ::-1], self.logits[..., middle + 1 :]], axis=-2)
+        fill = [(0, 0)] * (ends.ndim - 1) + [(0, -middle % _VECTOR)]
+        odds = jnp.exp(jnp.pad(ends - top[..., None], fill, constant_values=-jnp.inf))
+        total = jnp.sum(odds, axis=(-2, -1)) + jnp.exp(self.logits[..., middle] - top[..., 0])
+        upper = jnp.expand_dims(jnp.pad(bins(count)[middle + 1 :], fill[-1:]), range(top.ndim - 1))
+        return jnp.sum((odds[..., 1, :] - odds[..., 0, :]) * upper, axis=-1) / total
+
+    def loss(self, target: jax.Array) -> jax.Array:
+        """Return the cross-entropy `[...]` to the two-hot `target` `[...]`, without a gradient through it."""
+        target = jax.lax.stop_gradient(two_hot(target, self.logits.shape[-1]))
+        return -jnp.sum(target * jax.nn.log_softmax(self.logits, axis=-1), axis=-1)

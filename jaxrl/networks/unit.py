@@ -1,0 +1,73 @@
+"""Layers whose weights have unit norm: at first, and again after each gradient step, which ends by `project`.
+
+The direction of a weight is what is learned, so a step turns it by an angle that does not shrink as training goes on
+(Lyle et al., 2024, arXiv:2407.01800; Lee et al., 2025, arXiv:2502.15280). A layer declares such parameters by the names
+`unit_kernel`, and `unit_scale` with `unit_bias`; whatever takes a step need not know of them.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxrl.core.types import Params
+
+_LEAST = 1e-8  # of a norm, so that nothing is divided by 0
+
+
+def project(params: Params) -> Params:
+    """Return parameters with those of layers of unit norm scaled back to it; others stay as they are.
+
+    Each column of a `unit_kernel` has norm 1. A `unit_scale` of d features has norm sqrt(d), together with `unit_bias`
+    where there is one.
+    """
+    if not isinstance(params, dict):
+        return params
+    projected = {name: project(value) for name, value in params.items()}
+    if "unit_kernel" in params:
+        projected["unit_kernel"] = _of_norm(1.0, -2, params["unit_kernel"])[0]
+    names = [name for name in ("unit_scale", "unit_bias") if name in params]
+    if names:
+        size = math.sqrt(params[names[0]].shape[-1])
+        projected |= zip(names, _of_norm(size, -1, *(params[name] for name in names)), strict=True)
+    return projected
+
+
+def _of_norm(norm: float, axis: int, *arrays: jax.Array) -> list[jax.Array]:
+    square = sum(jnp.sum(jnp.square(x), axis=axis, keepdims=True) for x in arrays)
+    return [x * (norm / jnp.maximum(jnp.sqrt(square), _LEAST)) for x in arrays]
+
+
+class UnitDense(nnx.Module):
+    """A linear map of the last axis whose columns have unit norm, `[..., inputs]` to `[..., outputs]`."""
+
+    def __init__(self, inputs: int, outputs: int, rngs: nnx.Rngs, *, bias: bool = False):
+        kernel = nnx.initializers.orthogonal()(rngs.params(), (inputs, outputs), jnp.float32)
+        self.unit_kernel = nnx.Param(project({"unit_kernel": kernel})["unit_kernel"])
+        self.biased = bias
+        if bias:
+            self.bias = nnx.Param(jnp.zeros((outputs,), jnp.float32))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        rows = x.reshape((-1, x.shape[-1])) @ self.unit_kernel[...]  # two axes: see `layers.Dense`
+        rows = rows + self.bias[...][None] if self.biased else rows
+        return rows.reshape((*x.shape[:-1], -1))
+
+
+class UnitRMSNorm(nnx.Module):
+    """Root-mean-square normalization of the last axis (Zhang and Sennrich, 2019, arXiv:1910.07467), its scale unit."""
+
+    def __init__(self, features: int, *, epsilon: float = 1e-6):
+        self.epsilon = epsilon
+        self.unit_scale = nnx.Param(jnp.ones((features,), jnp.float32))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+        scale = jnp.expand_dims(self.unit_scale[...], tuple(range(x.ndim - 1)))
+        return x * jax.lax.rsqrt(square + self.epsilon) * scale
+
+
+def unit_vectors(x: jax.Array) -> jax.Array:
+    """Return vectors `[..., n]` divided by their norms; 0 stays 0, with a gradient of 0."""
+    return x * jax.lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(x), axis=-1, keepdims=True), _LEAST**2))

@@ -1,0 +1,420 @@
+"""Networks of DreamerV3 (Hafner et al., 2025, arXiv:2301.04104): a recurrent state-space model, and its heads.
+
+Sizes, layers and initialization are those of the published code (github.com/danijar/dreamerv3). A latent state has a
+deterministic part, of a gated recurrent unit with block-diagonal weights, and a stochastic one, categorical variables
+that are drawn. `WorldModel` is what acts: encoder, dynamics and policy. What only learning needs is apart:
+`WorldModel.predictions` of observations, rewards and continuation, and `WorldModel.critic`.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx, struct
+
+from jaxrl.core import spaces
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.types import Carry, EnvSpec, ModelState, NetworkInputs, Params, PyTree
+from jaxrl.networks.body import init_variables, required_inputs, run_module
+from jaxrl.networks.cores import unroll
+from jaxrl.networks.critic import to_unit
+from jaxrl.networks.distributions import Categorical, Distribution
+from jaxrl.networks.heads import action_size, to_distribution
+from jaxrl.networks.layers import check_positive, freeze
+from jaxrl.networks.torsos import FlatTorso, flat_size, flatten
+from jaxrl.networks.two_hot import TwoHot
+from jaxrl.networks.world_model_layers import ImageDecoder, ImageEncoder, Layer, Stack, is_image
+
+BINS = 255  # of rewards and values
+
+
+class LatentState(struct.PyTreeNode):
+    """A state of the model; leading axes are any."""
+
+    deter: jax.Array  # [..., deter]
+    stoch: jax.Array  # [..., stoch, classes], one-hot; 0 before an episode
+
+    @property
+    def features(self) -> jax.Array:
+        """Return the vector `[..., deter + stoch * classes]` that heads read."""
+        return jnp.concatenate([self.deter, self.stoch.reshape((*self.deter.shape[:-1], -1))], axis=-1)
+
+
+class LatentCarry(struct.PyTreeNode):
+    """A latent state between time steps, small enough to be stored in a replay."""
+
+    deter: jax.Array  # [..., deter]
+    classes: jax.Array  # int32 [..., stoch]; -1 before an episode
+
+
+class Observed(struct.PyTreeNode):
+    """The states of time steps `[T, B]`, with the distributions of their stochastic parts."""
+
+    states: LatentState
+    posterior: Categorical  # [T, B, stoch], given the observation
+    prior: Categorical  # [T, B, stoch], predicted without it
+
+
+class Outcome(struct.PyTreeNode):
+    """What came with a state, and what follows; leading axes are any."""
+
+    reward: TwoHot
+    continues: jax.Array  # logits of going on
+    negative: jax.Array | None  # logits of a negative discount; None where the environment has none of its own
+
+    @property
+    def discount(self) -> jax.Array:
+        """Return the expected discount of what follows, `[...]` from -1 to 1."""
+        goes_on = jax.nn.sigmoid(self.continues)
+        return goes_on if self.negative is None else goes_on * -jnp.tanh(0.5 * self.negative)
+
+
+class Predictions(struct.PyTreeNode):
+    """What is predicted of a state's time step; leading axes are any."""
+
+    observation: list[jax.Array]  # of each array of an observation: its image, or symlog of its flat vector, or logits
+    outcome: Outcome
+
+
+@dataclasses.dataclass(frozen=True)
+class WorldModel:
+    """Encoder, recurrent state-space model, and a policy that reads its states.
+
+    The defaults are the published model of 1M parameters, which two CPU cores carry.
+
+    Args:
+      deter: width of the recurrent unit, the deterministic part of a state.
+      stoch: number of categorical variables, the stochastic part of a state.
+      classes: values that each of these variables can take.
+      hidden: width of the layers within the dynamics.
+      units: width of the layers of encoder, decoder and heads.
+      depth: channels of images, before each layer multiplies them.
+      blocks: into which the recurrent unit's weights are divided; 1: it is dense.
+      layers: number of layers of encoder, decoder, policy and critic; heads of rewards and continuation have one.
+      multipliers: times the channels, for each halving of an image, until it is no larger than 4.
+      kernel: height and width of convolutions.
+      uniform: fraction of a uniform distribution in those of latents and of discrete actions.
+      min_std: least deviation of continuous actions, in units of half their range.
+      max_std: largest deviation of continuous actions, in the same units.
+    """
+
+    deter: int = 512
+    stoch: int = 32
+    classes: int = 4
+    hidden: int = 64
+    units: int = 64
+    depth: int = 4
+    blocks: int = 8
+    layers: int = 3
+    multipliers: tuple[int, ...] = (2, 3, 4, 4)
+    kernel: int = 5
+    uniform: float = 0.01
+    min_std: float = 0.1
+    max_std: float = 1.0
+
+    def __post_init__(self):
+        freeze(self, "multipliers")
+
+    @property
+    def recurrent(self) -> bool:
+        """Return whether the network has a carry."""
+        return True
+
+    @property
+    def requires(self) -> frozenset[str]:
+        """Return the fields of `NetworkInputs` that the network needs."""
+        return required_inputs(recurrent=True, previous_action=True, previous_reward=False)
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Return the channels of an image after each halving."""
+        return tuple(self.depth * multiplier for multiplier in self.multipliers)
+
+    @property
+    def predictions(self) -> "ModelPart":
+        """Return the decoder and the heads of rewards and continuation."""
+        return ModelPart(self, PredictionModule)
+
+    @property
+    def critic(self) -> "ModelPart":
+        """Return the critic, from features to `TwoHot` values."""
+        return ModelPart(self, CriticModule)
+
+    def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
+        return ModelModule(self, spec, rngs)
+
+    def init(self, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
+        """Return fresh parameters and model state; see `types.Network`."""
+        return init_variables(self, key, spec)
+
+    def initial_carry(self, spec: EnvSpec) -> LatentCarry:
+        """Return the state before an episode."""
+        return LatentCarry(jnp.zeros((self.deter,), jnp.float32), jnp.full((self.stoch,), -1, jnp.int32))
+
+    def call[Output](self, params: Params, spec: EnvSpec, function: Callable[["ModelModule"], Output]) -> Output:
+        """Return `function` of the module with these parameters."""
+        return run_module(self, params, (), spec, function, train=True)[0]
+
+    def apply(
+        self,
+        params: Params,
+        inputs: NetworkInputs,
+        carry: Carry,
+        *,
+        spec: EnvSpec,
+        model_state: ModelState,
+        train: bool,
+        key: jax.Array | None = None,
+    ) -> tuple[Distribution, Carry, ModelState]:
+        """Return the policy's distribution for time steps `[T, B, ...]`; see `types.Network`.
+
+        Latents are drawn with `key`; without one they are the most likely.
+        """
+        rows = jax.tree.leaves(inputs.observation)[0].shape[0]
+        noise = None if key is None else latent_noise(key, (rows, self.stoch))
+
+        def act(module):
+            observed, after = module.observe(inputs, carry, noise)
+            return module.policy(observed.states.features, inputs.action_mask), after
+
+        return *self.call(params, spec, act), model_state
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelPart:
+    """A part of the model that is not needed to act."""
+
+    network: WorldModel
+    module: Callable[[WorldModel, EnvSpec, nnx.Rngs], nnx.Module]
+
+    def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
+        return self.module(self.network, spec, rngs)
+
+    def init(self, key: jax.Array, spec: EnvSpec) -> Params:
+        """Return fresh parameters."""
+        return init_variables(self, key, spec)[0]
+
+    def call[Output](self, params: Params, spec: EnvSpec, function: Callable[[Any], Output]) -> Output:
+        """Return `function` of the module with these parameters."""
+        return run_module(self, params, (), spec, function, train=True)[0]
+
+
+def latent_noise(keys: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Return uniform numbers `[shape[0], ..., B, shape[-1]]` of keys `[B]`, by which latents are drawn."""
+    return jax.vmap(lambda key: jax.random.uniform(key, shape, jnp.float32), out_axes=-2)(keys)
+
+
+def action_vector(action: PyTree, space: spaces.Space) -> jax.Array:
+    """Return actions as vectors `[..., n]`: one-hot, and boxes in units of half their range, within [-1, 1]."""
+    parts = zip(jax.tree.leaves(action), spaces.leaves(space), strict=True)
+    flat = [
+        jnp.clip(to_unit(x, leaf), -1.0, 1.0) if isinstance(leaf, spaces.Box) else flatten(x, leaf) for x, leaf in parts
+    ]
+    return jnp.concatenate(flat, axis=-1)
+
+
+# --- modules ---------------------------------------------------------------------------------------------------------
+
+
+def _features(network: WorldModel) -> int:
+    return network.deter + network.stoch * network.classes
+
+
+class ModelModule(nnx.Module):
+    """Encoder, dynamics and policy."""
+
+    def __init__(self, network: WorldModel, spec: EnvSpec, rngs: nnx.Rngs):
+        for name in ("deter", "stoch", "classes", "hidden", "units", "depth", "blocks", "layers", "multipliers"):
+            check_positive(f"WorldModel.{name}", getattr(network, name))
+        if network.deter % network.blocks:
+            raise ConfigError(f"WorldModel.deter={network.deter} must be divisible by blocks={network.blocks}")
+        self.network, self.spec = network, spec
+        deter, latents, hidden, units = network.deter, network.stoch * network.classes, network.hidden, network.units
+        observed = spaces.leaves(spec.observation_space)
+        vectors = spaces.Tuple(tuple(leaf for leaf in observed if not is_image(leaf)))
+        size = flat_size(vectors)
+        self.vector = FlatTorso(vectors, Stack(size, units, network.layers, None, rngs), symlog=True) if size else None
+        encoded = units * bool(size)
+        for i, leaf in enumerate(observed):
+            if is_image(leaf):
+                setattr(self, f"image_{i}", encoder := ImageEncoder(leaf, network.depths, network.kernel, rngs))
+                encoded += encoder.features
+        self.of_deter = Layer(deter, hidden, rngs)
+        self.of_stoch = Layer(latents, hidden, rngs)
+        self.of_action = Layer(flat_size(spec.action_space), hidden, rngs)
+        self.recurrent = Layer(deter + 3 * hidden * network.blocks, deter, rngs, blocks=network.blocks)
+        self.gates = Layer(deter, 3 * deter, rngs, blocks=network.blocks, hidden=False)
+        self.posterior_head = Stack(deter + encoded, hidden, 1, latents, rngs)
+        self.prior_head = Stack(deter, hidden, 2, latents, rngs)
+        self.actor = Stack(_features(network), units, network.layers, None, rngs)
+        size = sum(action_size(leaf, "tanh") * (1 + isinstance(leaf, spaces.Box)) for leaf in self._parts)
+        self.action = Layer(units, size, rngs, scale=0.01, hidden=False)
+        legal = sum(flat_size(leaf) for leaf in self._parts if not isinstance(leaf, spaces.Box))
+        self.legal = Stack(_features(network), units, 1, legal, rngs) if spec.masked else None
+
+    @property
+    def _parts(self) -> list[spaces.Space]:
+        return list(spaces.leaves(self.spec.action_space))
+
+    def encode(self, observation: PyTree) -> jax.Array:
+        """Return what the posterior reads of observations `[..., *shape]`."""
+        leaves = spaces.leaves(self.spec.observation_space)
+        pairs = list(zip(jax.tree.leaves(observation), leaves, strict=True))
+        encoded = [getattr(self, f"image_{i}")(x) for i, (x, leaf) in enumerate(pairs) if is_image(leaf)]
+        if self.vector is not None:
+            encoded.append(self.vector([x for x, leaf in pairs if not is_image(leaf)]))
+        return jnp.concatenate(encoded, axis=-1)
+
+    def observe(
+        self, inputs: NetworkInputs, carry: LatentCarry, noise: jax.Array | None
+    ) -> tuple[Observed, LatentCarry]:
+        """Unroll the model over time steps whose observations are known.
+
+        Args:
+          inputs: leaves `[T, B, ...]`.
+          carry: `[B, ...]` before the first; reset where an episode begins.
+          noise: uniform numbers `[T, B, stoch]` to draw latents by; None: the most likely.
+
+        Returns:
+          The states, and the carry after the last time step.
+        """
+        assert inputs.first is not None
+        encoded = self.encode(inputs.observation)
+        action = action_vector(inputs.previous_action, self.spec.action_space)
+        action = jnp.where(inputs.first[..., None], 0.0, action)
+
+        def step(state, inputs):
+            encoded, action, noise = inputs
+            deter = self._recur(state, action)
+            posterior = self._latents(self.posterior_head(jnp.concatenate([deter, encoded], axis=-1)))
+            state = LatentState(deter, self._draw(posterior, noise))
+            return state, (state, posterior)
+
+        classes = self.network.classes
+        before = LatentState(carry.deter, jax.nn.one_hot(carry.classes, classes, dtype=jnp.float32))
+        initial = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), before)
+        (states, posterior), after = unroll(step, before, (encoded, action, noise), inputs.first, initial)
+        after = LatentCarry(after.deter, jnp.argmax(after.stoch, axis=-1).astype(jnp.int32))
+        return Observed(states, posterior, self.prior(states.deter)), after
+
+    def imagine(self, state: LatentState, action: PyTree, noise: jax.Array) -> LatentState:
+        """Return the states `[N]` that follow states and actions `[N, ...]`, drawn by `noise` `[N, stoch]`."""
+        deter = self._recur(state, action_vector(action, self.spec.action_space))
+        return LatentState(deter, self._draw(self.prior(deter), noise))
+
+    def prior(self, deter: jax.Array) -> Categorical:
+        """Return the distribution `[..., stoch]` of the stochastic part, from the deterministic one `[..., deter]`."""
+        return self._latents(self.prior_head(deter))
+
+    def policy(self, features: jax.Array, mask: PyTree | None) -> Distribution:
+        """Return the distribution of actions, for features `[..., n]` and masks of those that are allowed."""
+        low, high, uniform = self.network.min_std, self.network.max_std, self.network.uniform
+        outputs, start = self.action(self.actor(features)), 0
+
+        def take(size):
+            nonlocal start
+            start += size
+            return outputs[..., start - size : start]
+
+        def part(space):
+            if isinstance(space, spaces.Box):
+                location, std = take(space.shape[0]), (high - low) * jax.nn.sigmoid(take(space.shape[0]) + 2.0) + low
+                half_range = jnp.asarray(0.5 * (space.high - space.low), std.dtype)
+                return location, jnp.log(std * jnp.expand_dims(half_range, range(std.ndim - 1)))
+            sizes = (space.n,) if isinstance(space, spaces.Discrete) else space.nvec
+            logits = [Categorical(take(n)).mixed(uniform).logits for n in sizes]
+            return jnp.concatenate(logits, axis=-1), None
+
+        space = self.spec.action_space
+        found = spaces.tree_map(part, space)
+        location, log_std = (spaces.tree_map(lambda _, x, i=i: x[i], space, found) for i in range(2))
+        return to_distribution(space, location, log_std, mask, continuous="tanh_mean")
+
+    def legal_logits(self, features: jax.Array) -> jax.Array | None:
+        """Return for each discrete action `[..., n]` the logit of being allowed; None where everything is."""
+        return None if self.legal is None else self.legal(features)
+
+    def likely_mask(self, features: jax.Array) -> PyTree | None:
+        """Return the mask of the actions that are probably allowed, like an action; None where everything is."""
+        logits, start = self.legal_logits(features), 0
+        if logits is None:
+            return None
+
+        def part(space):
+            nonlocal start
+            size = 0 if isinstance(space, spaces.Box) else flat_size(space)
+            start += size
+            return logits[..., start - size : start] > 0.0 if size else None
+
+        return spaces.tree_map(part, self.spec.action_space)
+
+    def _recur(self, state: LatentState, action: jax.Array) -> jax.Array:
+        """Return the next deterministic part `[B, deter]`: every block reads its own, and all of the rest."""
+        blocks, (rows, width) = self.network.blocks, state.deter.shape
+        stoch = state.stoch.reshape((rows, -1))
+        shared = jnp.concatenate([self.of_deter(state.deter), self.of_stoch(stoch), self.of_action(action)], axis=-1)
+        shared = jnp.broadcast_to(shared[:, None], (rows, blocks, shared.shape[-1]))
+        own = state.deter.reshape((rows, blocks, width // blocks))
+        hidden = self.recurrent(jnp.concatenate([own, shared], axis=-1).reshape((rows, -1)))
+        gates = self.gates(hidden).reshape((rows, blocks, 3, width // blocks))
+        reset, candidate, update = (gates[:, :, i].reshape((rows, width)) for i in range(3))
+        candidate, update = jnp.tanh(jax.nn.sigmoid(reset) * candidate), jax.nn.sigmoid(update - 1.0)
+        return update * candidate + (1.0 - update) * state.deter
+
+    def _latents(self, logits: jax.Array) -> Categorical:
+        shape = (*logits.shape[:-1], self.network.stoch, self.network.classes)
+        return Categorical(logits.reshape(shape)).mixed(self.network.uniform)
+
+    def _draw(self, latents: Categorical, noise: jax.Array | None) -> jax.Array:
+        """Return one-hot classes `[..., stoch, classes]`, whose gradient is that of their probabilities."""
+        classes = latents.mode() if noise is None else latents.of_uniform(noise)
+        probability = jnp.exp(latents.log_probs())
+        one_hot = jax.nn.one_hot(classes, self.network.classes, dtype=probability.dtype)
+        return one_hot + (probability - jax.lax.stop_gradient(probability))
+
+
+class PredictionModule(nnx.Module):
+    """Decoder, and the heads of rewards and continuation."""
+
+    def __init__(self, network: WorldModel, spec: EnvSpec, rngs: nnx.Rngs):
+        self.leaves = tuple(spaces.leaves(spec.observation_space))
+        features, units = _features(network), network.units
+        vectors = sum(flat_size(leaf) for leaf in self.leaves if not is_image(leaf))
+        self.vector = Stack(features, units, network.layers, vectors, rngs) if vectors else None
+        for i, leaf in enumerate(self.leaves):
+            if is_image(leaf):
+                sizes = network.deter, network.stoch * network.classes, units, network.blocks
+                decoder = ImageDecoder(*sizes, leaf, network.depths, network.kernel, rngs)
+                setattr(self, f"image_{i}", decoder)
+        self.reward = Stack(features, units, 1, BINS, rngs, scale=0.0)
+        self.continues = Stack(features, units, 1, 1, rngs)
+        self.negative = Stack(features, units, 1, 1, rngs) if spec.discounted else None
+
+    def __call__(self, states: LatentState) -> Predictions:
+        start, observation = 0, []
+        flat = states.stoch.reshape((*states.deter.shape[:-1], -1))
+        vector = None if self.vector is None else self.vector(states.features)
+        for i, leaf in enumerate(self.leaves):
+            if vector is None or is_image(leaf):
+                observation.append(getattr(self, f"image_{i}")(states.deter, flat))
+            else:
+                observation.append(vector[..., start : start + flat_size(leaf)])
+                start += flat_size(leaf)
+        return Predictions(observation, self.outcome(states.features))
+
+    def outcome(self, features: jax.Array) -> Outcome:
+        """Return the reward that came with a state, and the logits of going on from there."""
+        negative = None if self.negative is None else self.negative(features)[..., 0]
+        return Outcome(TwoHot(self.reward(features)), self.continues(features)[..., 0], negative)
+
+
+class CriticModule(nnx.Module):
+    """Values of states as distributions."""
+
+    def __init__(self, network: WorldModel, spec: EnvSpec, rngs: nnx.Rngs):
+        self.value = Stack(_features(network), network.units, network.layers, BINS, rngs, scale=0.0)
+
+    def __call__(self, features: jax.Array) -> TwoHot:
+        return TwoHot(self.value(features))

@@ -1,0 +1,165 @@
+"""Which settings matter: the share of the variance of scores that each explains, and a picture of all runs."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxrl.core.errors import ConfigError
+from jaxrl.plots.curves import save_chart
+from jaxrl.plots.labels import LARGEST
+
+if TYPE_CHECKING:
+    from jaxrl.plots.chart import Chart
+
+_GROUPS = (3, 8)  # that numbers with many values are cut into: at least, at most
+_MOST_AXES = 10  # of a picture
+_MOST_LINES = 400
+_MOST_TICKS = 5  # of an axis
+_LOGARITHMIC = 20.0  # ratio of the largest to the smallest number from which an axis is logarithmic
+
+
+def importance(settings: Sequence[Mapping[str, Any]], scores: Sequence[float]) -> dict[str, float]:
+    """Return the share of the variance of scores that each setting explains by itself, the largest first.
+
+    Scores are fitted as a sum of effects, one of each setting. A share is the variance of its effect, less what noise
+    adds to it, over that of the scores: omega squared (Hays, 1963), on a full grid the main effect of the functional
+    analysis of variance (Hutter, Hoos and Leyton-Brown, 2014), corrected for chance. What is missing to 1 are seeds and
+    effects of settings together. Where there are more values than configurations can tell apart, as of random draws,
+    numbers are cut into three to eight groups of equal size.
+
+    Args:
+      settings: of each run, by name.
+      scores: of each run; NaN of a run that failed, which counts as the worst.
+
+    Returns:
+      Shares between 0 and 1; empty where there are too few runs to tell, or all scores are equal.
+
+    Raises:
+      ConfigError: there are more settings than scores, or fewer.
+    """
+    if len(settings) != len(scores):
+        raise ConfigError(f"settings are of {len(settings)} runs, and scores of {len(scores)}; pass one of each a run")
+    values = np.asarray(scores, float)
+    names = list(dict.fromkeys(name for one in settings for name in one))
+    if not names or not np.isfinite(values).any():
+        return {}
+    values = np.where(np.isfinite(values), values, values[np.isfinite(values)].min())
+    values = values - values.mean()
+    tried = {name: [one.get(name) for one in settings] for name in names}
+    levels = {name: _levels(column) for name, column in tried.items()}
+    configurations = len(set(zip(*(found.tolist() for found in levels.values()), strict=True)))
+    if 1 + sum(int(found.max()) for found in levels.values()) > min(configurations, len(values) - 1):
+        groups = int(np.clip(1 + configurations // (3 * len(names)), *_GROUPS))
+        levels = {name: _levels(column, groups) for name, column in tried.items()}
+    effects = {
+        name: np.eye(found.max() + 1)[found] for name, found in levels.items() if 0 < found.max() < len(values) - 1
+    }
+    if not effects:
+        return {}
+    design = np.concatenate([np.ones((len(values), 1)), *effects.values()], axis=1)
+    inverse = np.linalg.pinv(design, rcond=1e-9)
+    total, free = float(values @ values), len(values) - np.linalg.matrix_rank(design, rtol=1e-9)
+    if free < 1 or total <= 1e-12 * max(1.0, float(np.abs(values).max())):
+        return {}
+    noise = float(np.sum((values - design @ (inverse @ values)) ** 2)) / free
+    found, start = {}, 1
+    for name, columns in effects.items():
+        columns = columns - columns.mean(axis=0)
+        weights = inverse[start : start + columns.shape[1]]  # from scores to the effect of each value
+        start += columns.shape[1]
+        by_noise = noise * float(np.sum((columns.T @ columns @ weights) * weights))
+        explained = float(np.sum((columns @ (weights @ values)) ** 2)) - by_noise
+        found[name] = float(np.clip(explained / (total + noise), 0.0, 1.0))
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def plot_parallel(
+    settings: Sequence[Mapping[str, Any]],
+    scores: Sequence[float],
+    out: str | os.PathLike | None = None,
+    *,
+    title: str = "",
+) -> "Chart":
+    """Draw runs as lines over one axis a setting, and the score last (parallel coordinates).
+
+    Settings stand in the order of their importance, and better runs are brighter and on top. An axis of positive
+    numbers that span a factor of 20 or more is logarithmic; values that are not all finite numbers stand as names.
+    Runs without a score are left out; of more than 400 runs, 400 are drawn, evenly by score.
+
+    Args:
+      settings: of each run, by name.
+      scores: of each run.
+      out: where the picture goes, if anywhere; its suffix gives the format.
+      title: of the picture.
+
+    Raises:
+      ConfigError: pictures have no such format, or there are more settings than scores, or fewer.
+    """
+    from jaxrl.plots import chart
+
+    shares = importance(settings, scores)
+    names = list(dict.fromkeys([*shares, *(name for one in settings for name in one)]))[:_MOST_AXES]
+    order = [place for place in np.argsort(scores, kind="stable") if np.isfinite(scores[place])]
+    order = [order[place] for place in np.linspace(0, len(order) - 1, min(len(order), _MOST_LINES)).astype(int)]
+    figure, (axes,) = chart.panels([""], title, "", "")
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
+    axes.set_yticks([])
+    axes.set_xlim(-0.2, len(names) + 0.4)
+    axes.set_ylim(-0.05, 1.05)
+    labels = [*(f"{name}\n{shares[name]:.0%}" if name in shares else name for name in names), "score"]
+    axes.set_xticks(range(len(labels)), [chart.plain(label) for label in labels])
+    axes.tick_params("x", length=0, labelsize=7.5 if len(labels) < 7 else 6.5)
+    if not order:
+        chart.say(axes, "no run has a score")
+    columns = [[settings[place].get(name) for place in order] for name in names]
+    heights = np.zeros((len(order), len(labels)))
+    for place, column in enumerate([*columns, [float(scores[place]) for place in order]]):
+        heights[:, place], ticks = _axis(column, place == len(names))
+        axes.axvline(place, color="#999999", linewidth=0.8, zorder=0)
+        for height, text in ticks:
+            written = axes.text(place + 0.03, height, chart.plain(text), fontsize=6.5, va="center")
+            written.set(zorder=len(order) + 3, bbox={"facecolor": "white", "alpha": 0.7, "pad": 0.5, "linewidth": 0})
+    colors = chart.brightness(heights[:, -1].tolist())
+    for place, line in enumerate(heights):
+        axes.plot(range(len(labels)), line, color=colors[place], linewidth=1.2, alpha=0.8, zorder=place + 1)
+    caption = ["Percentages: share of the variance of scores that the setting explains by itself."] if shares else []
+    chart.finish(figure, {}, caption)
+    return save_chart(figure, out)
+
+
+def _levels(values: Sequence[Any], groups: int | None = None) -> np.ndarray:
+    """Return the number of each value among the distinct ones, or of more numbers than `groups` that of its group."""
+    if not all(_is_number(value) for value in values):
+        return np.unique([str(value) for value in values], return_inverse=True)[1]
+    numbers = np.asarray(values, float)
+    if groups is not None and len(np.unique(numbers)) > groups:
+        numbers = np.digitize(numbers, np.quantile(numbers, np.arange(1, groups) / groups))
+    return np.unique(numbers, return_inverse=True)[1]
+
+
+def _axis(column: Sequence[Any], every: bool) -> tuple[np.ndarray, list[tuple[float, str]]]:
+    """Return the height of each value between 0 and 1, and where which ticks are; `every`: numbers are never names."""
+    if not all(_is_number(value) for value in column):
+        texts = [str(value) for value in column]
+        kinds = sorted(set(texts))
+        heights = {text: (place + 0.5) / len(kinds) for place, text in enumerate(kinds)}
+        return np.asarray([heights[text] for text in texts]), [(heights[text], text[:24]) for text in kinds[:20]]
+    numbers = np.asarray(column, float)
+    if not len(numbers):
+        return numbers, []
+    scale = np.log if not every and numbers.min() > 0 and numbers.max() >= _LOGARITHMIC * numbers.min() else np.asarray
+    low, high = scale(numbers.min()), scale(numbers.max())
+    heights = (scale(numbers) - low) / (high - low) if high > low else np.full(len(numbers), 0.5)
+    distinct = np.unique(numbers)
+    if len(distinct) > _MOST_TICKS:
+        places = np.linspace(float(low), float(high), 3)
+        distinct = np.exp(places) if scale is np.log else places
+    ticks = (scale(distinct) - low) / (high - low) if high > low else np.full(len(distinct), 0.5)
+    return heights, [(float(at), f"{value:.3g}") for at, value in zip(ticks, distinct, strict=True)]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST

@@ -1,0 +1,176 @@
+"""The lineage of a population: who copied whom, the hyperparameters and the scores, and a picture of them."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from jaxrl.core.schedules import PiecewiseConstant
+from jaxrl.plots.curves import save_chart
+
+if TYPE_CHECKING:
+    from jaxrl.plots.chart import Chart
+
+_LOGARITHMIC = 20.0  # ratio of the largest to the smallest number from which an axis is logarithmic
+_MOST_PANELS = 9
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Lineage:
+    """What became of a population's members, interval by interval.
+
+    Attributes:
+      steps: environment steps of each member at the end of each interval, (points,).
+      rows: environment steps of an iteration.
+      scores: at the end of each interval, (points, population); NaN of a member without one.
+      parents: whom each member copied then, (points, population); itself for most, and at the last point.
+      hyperparameters: by field, the number in each interval, (points, population); of a schedule its number in the
+        middle.
+      winner: the member that is the best at the end.
+    """
+
+    steps: np.ndarray
+    rows: int
+    scores: np.ndarray
+    parents: np.ndarray
+    hyperparameters: dict[str, np.ndarray]
+    winner: int
+
+    def ancestors(self, member: int | None = None) -> np.ndarray:
+        """Return in whose place the line of a member (None: the winner) was in each interval, (points,)."""
+        place, found = self.winner if member is None else member, []
+        for parents in [*self.parents[-2::-1], None]:
+            found.append(place)
+            if parents is not None:
+                place = int(parents[place])
+        return np.asarray(found[::-1])
+
+    def schedule(self, name: str, member: int | None = None) -> PiecewiseConstant:
+        """Return a hyperparameter along the line of a member (None: the winner), as a schedule over the run.
+
+        A run of as many iterations has the number of each iteration of the line.
+        """
+        values = self.hyperparameters[name][np.arange(len(self.steps)), self.ancestors(member)]
+        changes = [point for point in range(1, len(values)) if values[point] != values[point - 1]]
+        # Between two iterations, so that rounding cannot move the change to another one.
+        boundaries = [float((self.steps[point - 1] - self.rows / 2) / self.steps[-1]) for point in changes]
+        return PiecewiseConstant(tuple(float(values[point]) for point in [0, *changes]), tuple(boundaries))
+
+    def table(self) -> list[dict[str, Any]]:
+        """Return a row for each interval and member."""
+        return [
+            {"step": int(step), "member": member, "parent": int(self.parents[point, member])}
+            | {"score": float(self.scores[point, member])}
+            | {name: float(values[point, member]) for name, values in self.hyperparameters.items()}
+            for point, step in enumerate(self.steps)
+            for member in range(self.scores.shape[1])
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as values of JSON, which `from_json` reads."""
+        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        found |= {name: found[name].tolist() for name in ("steps", "scores", "parents")}
+        return found | {"hyperparameters": {name: x.tolist() for name, x in self.hyperparameters.items()}}
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Self:
+        """Return the lineage that `to_json` wrote.
+
+        Raises:
+          LookupError, TypeError, ValueError: it is none.
+        """
+        scores = np.asarray(found["scores"], float)  # None is NaN
+        steps, parents = np.asarray(found["steps"], np.int64), np.asarray(found["parents"], np.int64)
+        values = {str(name): np.asarray(x, float) for name, x in dict(found["hyperparameters"]).items()}
+        shape, winner = scores.shape, int(found["winner"])
+        if len(shape) != 2 or steps.shape != shape[:1] or {x.shape for x in (parents, *values.values())} != {shape}:
+            raise ValueError("arrays of a lineage have other shapes")
+        if not (0 < shape[0] and 0 <= winner < shape[1] and np.all((0 <= parents) & (parents < shape[1]))):
+            raise ValueError("a lineage names members that there are not")
+        return cls(steps, int(found["rows"]), scores, parents, values, winner)
+
+
+def plot_lineage(lineage: Lineage, out: str | os.PathLike | None = None, *, title: str = "") -> "Chart":
+    """Draw the scores and the hyperparameters of a population's members, and the line that leads to the winner.
+
+    A line goes on from the member that was copied; what was replaced ends. An axis of positive numbers that span a
+    factor of 20 or more is logarithmic.
+
+    Args:
+      lineage: of the population.
+      out: where the picture goes, if anywhere; its suffix gives the format.
+      title: of the picture.
+
+    Raises:
+      ConfigError: pictures have no such format.
+    """
+    from matplotlib.collections import LineCollection
+
+    from jaxrl.plots import chart
+
+    names = list(lineage.hyperparameters)[: _MOST_PANELS - 1]
+    figure, panels = chart.panels(["score", *names], title, "steps", "")
+    alive = _with_descendants(lineage)
+    lines: dict[tuple[str, float], str] = {("ended", 0.8): "#BBBBBB", ("to a last member", 1.0): chart.COLORS[5]}
+    best = "to the winner"
+    handles: dict[str, Any] = {}
+    for axes, values, drawn in zip(
+        panels,
+        [lineage.scores, *(lineage.hyperparameters[name] for name in names)],
+        [_scores, *[_values] * len(names)],
+        strict=True,
+    ):
+        segments, winners = drawn(lineage, values, alive)
+        for (label, width), color in lines.items():
+            collection = LineCollection(segments[label == "to a last member"], colors=color, linewidths=width)
+            handles.setdefault(label, axes.add_collection(collection))
+        handles[best] = axes.add_collection(LineCollection(winners, colors=chart.COLORS[4], linewidths=2.2))
+        finite = values[np.isfinite(values)]
+        if drawn is _values and len(finite) and finite.min() > 0 and finite.max() >= _LOGARITHMIC * finite.min():
+            axes.set_yscale("log")
+        axes.autoscale_view()
+    caption = "A member that copies goes on from the line that it copied; a replaced line ends."
+    chart.finish(figure, {label: handles[label] for label in (best, "to a last member", "ended")}, [caption])
+    return save_chart(figure, out)
+
+
+def _with_descendants(lineage):
+    """Whether the state of each member in each interval leads to a member at the end, (points, population)."""
+    alive = np.zeros(lineage.scores.shape, bool)
+    alive[-1] = True
+    for point in range(len(alive) - 2, -1, -1):
+        alive[point, lineage.parents[point][alive[point + 1]]] = True
+    return alive
+
+
+def _scores(lineage, values, alive):
+    """Lines from the score of each parent at a point to that of its copy at the next: {alive: lines}, the winner's."""
+    found, best = {True: [], False: []}, lineage.ancestors()
+    winners = []
+    for point in range(1, len(values)):
+        for member in range(values.shape[1]):
+            before = lineage.parents[point - 1, member]
+            line = [
+                (lineage.steps[point - 1], values[point - 1, before]),
+                (lineage.steps[point], values[point, member]),
+            ]
+            if np.isfinite([y for _, y in line]).all():
+                found[bool(alive[point, member])].append(line)
+                winners += [line] if best[point] == member else []
+    return found, winners
+
+
+def _values(lineage, values, alive):
+    """Lines of the value of each member over each interval, from that of its parent at its beginning."""
+    found, best = {True: [], False: []}, lineage.ancestors()
+    winners, begins = [], [0, *lineage.steps[:-1]]
+    for point, (begin, end) in enumerate(zip(begins, lineage.steps, strict=True)):
+        for member in range(values.shape[1]):
+            line = [(begin, values[point, member]), (end, values[point, member])]
+            if point:
+                line.insert(0, (begin, values[point - 1, lineage.parents[point - 1, member]]))
+            found[bool(alive[point, member])].append(line)
+            winners += [line] if best[point] == member else []
+    return found, winners

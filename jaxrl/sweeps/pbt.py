@@ -1,0 +1,336 @@
+"""`jaxrl.pbt`: population-based training (Jaderberg et al., 2017, arXiv:1711.09846) in one program."""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import jax
+import numpy as np
+
+from jaxrl.algos.base import as_algorithm, replace
+from jaxrl.core import files, keys
+from jaxrl.core.arguments import whole_arguments
+from jaxrl.core.config import encode
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.interrupts import interruptible
+from jaxrl.core.limits import checked_seed, count_problems, seed_problems, training_problems
+from jaxrl.core.schedules import PiecewiseConstant, is_schedule
+from jaxrl.core.types import Algorithm, Environment
+from jaxrl.envs.configs import to_config
+from jaxrl.parallel.anakin import Anakin
+from jaxrl.parallel.multihost import distributed
+from jaxrl.parallel.multihost.place import check_no_evaluator
+from jaxrl.plots.lineage import Lineage, plot_lineage
+from jaxrl.run import sweep_directory
+from jaxrl.run.compile_cache import keep_compiled_programs
+from jaxrl.run.loggers import write_csv
+from jaxrl.run.progress import ProgressBar
+from jaxrl.run.settings import RunSettings
+from jaxrl.sweeps.loop import directory_problems, gathered, train_many
+from jaxrl.sweeps.make_train import CompiledRun, bind_run
+from jaxrl.sweeps.population import Population, Score, Selection
+from jaxrl.sweeps.results import SweepResult, leave
+from jaxrl.sweeps.spaces import Range, search_space
+from jaxrl.sweeps.sweep_checkpoints import open_checkpointers
+from jaxrl.sweeps.tables import short, significant
+from jaxrl.sweeps.vectorized import VectorizedRuns, devices_and_mapping
+
+if TYPE_CHECKING:
+    from jaxrl.plots.chart import Chart
+
+_INTERVALS = 20  # of a run, by default
+
+
+@dataclasses.dataclass(repr=False)
+class PBTResult(SweepResult):
+    """The result of population-based training: its members as the configurations of a sweep, of one seed.
+
+    `configurations` are the hyperparameters that each member has at the end, `metrics` the curves of its place in the
+    population, and `returns` the final evaluation by which the winner is chosen.
+
+    Attributes:
+      lineage: who copied whom, with the scores and the hyperparameters of every interval.
+      fresh_returns: (episodes,) of the winner, in episodes that neither training nor the choice has seen; NaN where
+        unfinished. The best of many evaluations is too good by chance, and this one is not.
+      member_seeds: of the runs that the members are before they copy others.
+    """
+
+    lineage: Lineage = dataclasses.field(kw_only=True)
+    fresh_returns: np.ndarray = dataclasses.field(kw_only=True)
+    member_seeds: list[int] = dataclasses.field(kw_only=True)
+
+    def __repr__(self) -> str:
+        points, members = self.lineage.scores.shape
+        copies = int(np.sum(self.lineage.parents != np.arange(members)))
+        found = f"{members} members, {int(self.steps.max()):,} steps each, {copies} copies in {points - 1} rounds"
+        return f"PBTResult({found}; winner: {self.lineage.winner}, {self.fresh_score:.4g} in fresh episodes)"
+
+    @property
+    def fresh_score(self) -> float:
+        """The winner's mean return in fresh episodes; NaN if none ended."""
+        finished = self.fresh_returns[~np.isnan(self.fresh_returns)]
+        return float(finished.mean()) if finished.size else float("nan")
+
+    @property
+    def schedules(self) -> dict[str, PiecewiseConstant]:
+        """The hyperparameters of the winner's line over the run, for a later run: `jaxrl.PPO(**result.schedules)`.
+
+        The middle of its interval counts where a hyperparameter is itself a schedule.
+        """
+        return {name: self.lineage.schedule(name) for name in self.lineage.hyperparameters}
+
+    def plot(self, path: str | Path | None = None, *, metric: str | None = None) -> "Chart":
+        """Draw scores and hyperparameters over the steps, who copied whom, and the line that leads to the winner.
+
+        Args:
+          path: where the picture goes, if anywhere; its suffix gives the format.
+          metric: draw the curve of each member instead; one of `metrics`.
+
+        Raises:
+          ConfigError: there is no such metric, or pictures have no such format.
+        """
+        if metric is not None:
+            return super().plot(path, metric=metric)
+        return plot_lineage(self.lineage, path, title=next(self._runs([]))[1].title)
+
+    def _draw(self, path: Path) -> dict[str, Any]:
+        self.plot(path / "lineage.png")
+        write_csv(path / "lineage.csv", self.lineage.table())
+        fresh = {"return_mean": self.fresh_score, "episodes": int(np.sum(~np.isnan(self.fresh_returns)))}
+        return {"lineage": self.lineage.to_json(), "fresh": fresh, "member_seeds": self.member_seeds}
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """A row for each member, the best first."""
+        copies = np.sum(self.lineage.parents != np.arange(len(self.configurations)), axis=0)
+        return [
+            {"member": int(member), **self._settings(int(member)), "score": float(self.scores[member, 0])}
+            | {"copies": int(copies[member]), "failed": bool(self.failed[member, 0])}
+            for member in np.argsort(-np.nan_to_num(self.scores[:, 0], nan=-np.inf), kind="stable")
+        ]
+
+    def _cells(self) -> list[list[str]]:
+        rows = self._rows()
+        columns = {name: [short(row[name]) for row in rows] for name in rows[0]}
+        columns["score"] = significant([row["score"] for row in rows])
+        return [list(columns), *(list(cells) for cells in zip(*columns.values(), strict=True))]
+
+
+@interruptible
+@whole_arguments
+def pbt(
+    algo: Algorithm | str,
+    env: Environment | str,
+    *,
+    total_steps: int,
+    population: int = 16,
+    exploit_every: int | None = None,
+    score: Score = "training",
+    fraction: float = 0.2,
+    factor: float = 1.25,
+    resample: float = 0.25,
+    exploit_from: float = 0.25,
+    copy_replay: bool = False,
+    seed: int = 0,
+    num_envs: int | None = None,
+    topology: Anakin | None = None,
+    devices: int | None = None,
+    mapping: str | None = None,
+    evaluation_episodes: int = 128,
+    explore_in_evaluation: bool = False,
+    run_dir: str | Path | None = None,
+    checkpoint_every: int | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+    **space: Any,
+) -> PBTResult:
+    """Trains a population in one program, in which the worst members copy the best ones and vary what they copied.
+
+    Population-based training (Jaderberg et al., 2017, arXiv:1711.09846) with truncation selection: every
+    `exploit_every` steps the worst fraction of the members copies the learner (parameters, optimizer, normalization) of
+    members drawn from the best fraction. A copy goes on in its own environments, with hyperparameters that are beside
+    those that it copied, or drawn from the space. So settings become schedules within one training.
+
+    Until it copies another one, a member is the run of its seed and settings that `jaxrl.train` makes. The same
+    population is the same on any number of devices where runs are mapped in turn. With several processes each trains a
+    part of the members, and all have the result.
+
+    Args:
+      algo, env, num_envs, topology: of every member, as for `make_train`.
+      total_steps: environment steps of every member.
+      population: number of members.
+      exploit_every: environment steps of a member between two rounds of copies; the rounds lie evenly over the run's
+        iterations. None: a twentieth of the run.
+      score: what members are compared by: "training", the mean return of the episodes that ended since the last round,
+        or "evaluation", that of `evaluation_episodes` other episodes each time, the same for all members.
+      fraction: part of the members that copies, and that may be copied.
+      factor: a copied hyperparameter is multiplied by it or divided, within its range; of a uniform range it moves by
+        ln(factor) of the width, of a list to a neighbor.
+      resample: probability that a copied hyperparameter is drawn from its range instead.
+      exploit_from: part of the run before which only members that failed copy others: the first episodes say little of
+        settings, least where a replay fills.
+      copy_replay: a copy has the replay of the member that it copied, too, rather than its own.
+      seed: seed of all random numbers of the population.
+      devices: number of devices of this process to use; None: all of them. On a CPU, JAX is asked for one device per
+        core if it has not started yet.
+      mapping: how the members of one device are mapped: "vmap", "in_turn", or None for the faster on this platform.
+      evaluation_episodes: complete episodes of each evaluation. At the end one of all members chooses the winner, which
+        then plays as many others.
+      explore_in_evaluation: sample actions as in training in these evaluations.
+      run_dir: keeps checkpoints here, from which the same call goes on after it was killed or interrupted, bit for bit;
+        at the end also the lineage, the curves, the table, a picture and the winner's policy; one process only. None:
+        nothing is kept.
+      checkpoint_every: environment steps of a member between two checkpoints, in whole rounds; None: a tenth of all.
+      overwrite: delete an earlier population in `run_dir` and start again.
+      progress: show a progress bar.
+      **space: hyperparameters, in place of those of `jaxrl.tune`'s table or beside them: `LogUniform`, `Uniform`, a
+        list of numbers or of schedules of one kind, or a single value, which is then fixed. Traced fields only.
+
+    Raises:
+      ConfigError: all invalid settings.
+      RunDirectoryError: `run_dir` is in use, or holds another population.
+      KeyboardInterrupt, SystemExit: Ctrl-C; SIGTERM or a closed terminal; once what there is was saved in `run_dir`.
+    """
+    check_no_evaluator("a population")
+    keep_compiled_programs()
+    devices, mapping = devices_and_mapping(devices, mapping)
+    run, selection = RunSettings.of(locals()), Selection(fraction, factor, resample, exploit_from)
+    problems = count_problems(exploit_every=(exploit_every, 1), checkpoint_every=(run.checkpoint_every, 1))
+    problems += training_problems(total_steps=run.total_steps, evaluation_episodes=run.evaluation_episodes)
+    problems += selection.problems(population) + seed_problems("seed", seed) + directory_problems(run)
+    if score not in get_args(Score):
+        problems.append(f"score={score!r} is not one of {', '.join(map(repr, get_args(Score)))}")
+    if not isinstance(copy_replay, bool):
+        problems.append(f"copy_replay={copy_replay!r:.80} must be True or False")
+    if "dataset" in space:
+        problems.append("dataset=: a population has no dataset; call jaxrl.train(dataset=...) for each run")
+    if problems:
+        raise ConfigError(problems)
+    seed = checked_seed("seed", seed)
+    first, ranges = _bound(run.replace(algo=as_algorithm(run.algo)), space)
+    every = run.total_steps / _INTERVALS if exploit_every is None else exploit_every
+    points = min(max(1, round(run.total_steps / every)), first.iterations)
+    if points - 1 < max(1, exploit_from * points - 1e-9):
+        raise ConfigError(
+            f"total_steps={run.total_steps} with exploit_every={exploit_every} and exploit_from={exploit_from:g}: no "
+            f"member would copy another before the end; the run is of {first.iterations} iterations of {first.rows} "
+            "steps, and needs two or more, with exploit_every of at most half of its steps, and an earlier exploit_from"
+        )
+
+    identity = {"algorithm": encode(first.algo), "topology": encode(first.settings.topology), "seed": seed}
+    identity["environment"] = to_config(first.env)
+    identity |= {"mapping": mapping, "total_steps": run.total_steps, "points": points, "population": population}
+    identity |= dataclasses.asdict(selection) | {"score": score, "copy_replay": copy_replay}
+    identity |= {"space": {name: repr(values) for name, values in ranges.items()}}
+    if jax.process_count() > 1:
+        distributed.check_same(identity | run.logging)
+    run_dir = None if run.run_dir is None else files.expand(run.run_dir)
+    if run_dir is not None and not run.overwrite and not (run_dir / "program-0").exists():
+        sweep_directory.check_same(run_dir, [], [seed])  # without checkpoints it cannot be this one
+
+    began, processes = time.monotonic(), jax.process_count()
+    members = VectorizedRuns(first.program, devices, mapping, -(-population // processes))
+    how = {"members": population, "seed": seed, "points": points, "copy_replay": copy_replay}
+    evolution = Population(members, first.algo, ranges, selection, score=score, settings=first.settings, **how)
+    seeds = [keys.member_seed(seed, member) for member in range(population)]
+    algos, roots = evolution.algos(0), members.stack([keys.root_key(seeds[member]) for member in evolution.mine()])
+    with contextlib.ExitStack() as stack:
+        config = {"sweep": identity | {"devices": devices}, "logging": run.logging}
+        [checkpointer] = stack.enter_context(open_checkpointers(run_dir, [config], overwrite=run.overwrite))
+        if run_dir is not None and run.overwrite:
+            sweep_directory.clear(run_dir)
+        display = stack.enter_context(ProgressBar()) if run.progress and distributed.is_leader() else None
+        if display is not None:
+            display.note(f"evolving: {', '.join(ranges)}")
+            display.start(first.iterations * first.rows * members.runs, timed=True, phase="compiling")
+        part, timed, _ = train_many(members, algos, first, roots, points, display, 0, checkpointer, evolution)
+        last = evolution.algos(points - 1)
+        part["returns"], part["fresh"] = (
+            evolution.evaluate(last, part["learner"], point) for point in (points, points + 1)
+        )
+        if processes > 1:
+            part = gathered(part, members.runs)
+        rate = sum(rows for _, rows in timed) / max(sum(seconds for seconds, _ in timed), 1e-9)
+        rate = sum(distributed.exchange("steps a second", rate))
+        result = _result(part, first, evolution, seed, seeds, rate, time.monotonic() - began)
+        if run_dir is not None:
+            result = leave(result, run_dir, trained=bool(timed))
+    return result
+
+
+def _bound(run: RunSettings, space: Mapping[str, Any]) -> tuple[CompiledRun, dict[str, Range]]:
+    """Return the run of every member, but for the hyperparameters, and their ranges.
+
+    Raises:
+      ConfigError: all that is wrong.
+    """
+    fields = {field.name: field for field in dataclasses.fields(run.algo)}
+    problems = [
+        f"{name}: static fields change the program, which all members share; set one value, or try several with "
+        f"jaxrl.sweep({name}=[...])"
+        for name, values in space.items()
+        if name in fields and not fields[name].metadata.get("pytree_node", True) and _is_range(values)
+    ]
+    if problems:
+        raise ConfigError(problems)
+    fixed, ranges = search_space(run.algo, space, schedules=True)
+    run = run.replace(algo=replace(run.algo, **fixed))
+    first, kinds = None, {}
+    for name, values in ranges.items():
+        for value in values if isinstance(values, list | tuple) else [values.low, values.high]:
+            first = bind_run(run.replace(algo=replace(run.algo, **{name: value})))
+            kinds.setdefault(name, set()).add((jax.tree.structure(first.algo), first.program))
+    if problems := [
+        f"{name}={ranges[name]!r:.200}: all values must be numbers, or schedules of one kind"
+        for name, found in kinds.items()
+        if len(found) > 1
+    ]:
+        raise ConfigError(problems)
+    assert first is not None  # a space has at least one
+    return first, ranges
+
+
+def _is_range(values: Any) -> bool:
+    return not isinstance(values, bool | int | float | str | None) and not is_schedule(values)
+
+
+def _result(part, first, population, seed, seeds, rate, wall) -> PBTResult:
+    """Return what came of a population, of all its members."""
+    members, record, steps = population.members, population.record, part["steps"]
+    middles = (steps + np.asarray([0, *steps[:-1]])) / (2 * steps[-1])
+    values = {
+        one.name: np.asarray(
+            [[one.number(x, t) for x in row] for row, t in zip(record["values"][:, place], middles, strict=True)]
+        )
+        for place, one in enumerate(population.hyperparameters)
+    }
+    configurations = [population.settings(len(steps) - 1, member) for member in range(members)]
+    configs = [
+        dataclasses.replace(first, settings=first.settings.replace(algo=replace(first.algo, **one))).config(None)
+        for one in configurations
+    ]
+    learners = jax.device_get(part["learner"])  # a row of an array on several devices would lose the sign of zeros
+    lineage = Lineage(steps, first.rows, record["scores"], record["parents"], values, 0)
+    result = PBTResult(
+        configurations=configurations,
+        seeds=[seed],
+        steps=np.tile(steps, (members, 1)),
+        metrics={name: curve[:members, None] for name, curve in sorted(part["metrics"].items())},
+        returns=part["returns"][:members, None],
+        failed=part["failed"][:members, -1:],  # who failed before has copied another one since
+        learners=[jax.tree.map(lambda x, member=member: x[member][None], learners) for member in range(members)],
+        steps_per_second=rate,
+        wall_seconds=wall,
+        configs=configs,
+        lineage=lineage,
+        fresh_returns=part["fresh"][0],
+        member_seeds=seeds,
+    )
+    if (best := result._best_run()) is None:
+        return dataclasses.replace(result, fresh_returns=np.full_like(part["fresh"][0], np.nan))
+    winner = best[0]
+    return dataclasses.replace(
+        result, lineage=dataclasses.replace(lineage, winner=winner), fresh_returns=part["fresh"][winner]
+    )

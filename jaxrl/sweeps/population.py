@@ -1,0 +1,258 @@
+"""Exploit and explore of population-based training (Jaderberg et al., 2017, arXiv:1711.09846), between two points.
+
+Decisions are made on the host, from the scores of all members and a key that is folded with the point; what is copied
+is copied on the devices.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from jaxrl.algos.base import replace
+from jaxrl.core import keys
+from jaxrl.core.limits import count_problems, number_problems
+from jaxrl.core.report import Report
+from jaxrl.core.run_state import RunState
+from jaxrl.core.schedules import is_schedule
+from jaxrl.core.types import Algorithm
+from jaxrl.parallel.multihost import distributed
+from jaxrl.run.settings import RunSettings
+from jaxrl.sweeps.search import LogUniform, Uniform
+from jaxrl.sweeps.spaces import Range
+from jaxrl.sweeps.vectorized import VectorizedRuns
+
+Score = Literal["training", "evaluation"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """Truncation selection, and how the hyperparameters of a copy are explored.
+
+    Args:
+      fraction: of the members; so many of the worst copy one of as many of the best.
+      factor: by which a copied hyperparameter is multiplied or divided.
+      resample: probability that a copied hyperparameter is drawn from its range instead.
+      exploit_from: part of the run before which nobody copies but who failed: first episodes say little of settings.
+    """
+
+    fraction: float
+    factor: float
+    resample: float
+    exploit_from: float = 0.0
+
+    def problems(self, population: int) -> list[str]:
+        """Explain which settings cannot be, or not with so many members; one line each."""
+        problems = count_problems(population=(population, 2))
+        problems += number_problems("fraction", self.fraction, {"above": 0, "high": 0.5})
+        problems += number_problems("factor", self.factor, {"above": 1})
+        problems += number_problems("resample", self.resample, {"low": 0, "high": 1})
+        problems += number_problems("exploit_from", self.exploit_from, {"low": 0, "below": 1})
+        if not problems and self.truncated(population) < 1:
+            problems.append(
+                f"population={population} with fraction={self.fraction:g}: no member would copy another; use at least "
+                f"{math.ceil(1 / self.fraction)} members, or a fraction of at least {1 / population:.3g}"
+            )
+        return problems
+
+    def truncated(self, members: int) -> int:
+        """Return how many members copy, and how many are copied at most."""
+        return int(self.fraction * members + 1e-9)  # 0.29 * 100 is 28.999999999999996
+
+    def parents(self, rng: np.random.Generator, scores: np.ndarray, failed: np.ndarray) -> np.ndarray:
+        """Return the member that each member is from now on, itself for most.
+
+        Args:
+          rng: of the draws.
+          scores: (population,), higher is better; NaN of a member without one, which neither copies nor is copied.
+          failed: bool (population,): the worst, all of which copy.
+
+        Returns:
+          int32 (population,).
+        """
+        parents = np.arange(len(scores), dtype=np.int32)
+        ranked = [int(member) for member in np.argsort(np.where(failed, -np.inf, scores), kind="stable")]
+        ranked = [member for member in ranked if failed[member] or not np.isnan(scores[member])]
+        size = min(self.truncated(len(scores)), len(ranked) // 2)
+        best = [member for member in ranked[len(ranked) - size :] if not failed[member]]
+        if best:
+            worst = [member for place, member in enumerate(ranked) if place < size or failed[member]]
+            parents[worst] = rng.choice(best, len(worst))
+        return parents
+
+    def explored(
+        self, rng: np.random.Generator, hyperparameters: Sequence["Hyperparameter"], values: np.ndarray
+    ) -> np.ndarray:
+        """Return the values that a copy of a member with these values has, float32 (hyperparameters,)."""
+        found = []
+        for one, value in zip(hyperparameters, values, strict=True):
+            if rng.random() < self.resample:
+                found.append(one.drawn(rng))
+            else:
+                found.append(one.perturbed(float(value), self.factor if rng.random() < 0.5 else 1 / self.factor))
+        return np.asarray(found, np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hyperparameter:
+    """A field of the algorithm that differs by member, as one number: of a list the place within it.
+
+    Args:
+      name: of the field.
+      values: its range, or all it may be.
+    """
+
+    name: str
+    values: Range
+
+    def drawn(self, rng: np.random.Generator) -> float:
+        """Return a value of the range, drawn from its distribution."""
+        if isinstance(self.values, Uniform | LogUniform):
+            return self.values.draw(rng)
+        return float(rng.integers(len(self.values)))
+
+    def perturbed(self, value: float, factor: float) -> float:
+        """Return a value beside this one on the scale of the range, and within it.
+
+        Of a logarithmic range it is `factor` times the value; of a uniform one it lies ln(factor) of the width away, as
+        far relative to the range's scale for a factor as for its inverse; of a list it is the next or the previous one.
+        """
+        if isinstance(self.values, LogUniform):
+            return min(max(value * factor, self.values.low), self.values.high)
+        if isinstance(self.values, Uniform):
+            low, high = self.values.low, self.values.high
+            return min(max(value + math.log(factor) * (high - low), low), high)
+        return min(max(value + math.copysign(1, factor - 1), 0.0), len(self.values) - 1.0)
+
+    def setting(self, value: float) -> Any:
+        """Return what the field is at this value."""
+        return value if isinstance(self.values, Uniform | LogUniform) else self.values[int(value)]
+
+    def number(self, value: float, progress: float) -> float:
+        """Return the field's number at this value; of a schedule, that at `progress`."""
+        setting = self.setting(value)
+        return float(setting(progress)) if is_schedule(setting) else float(setting)
+
+
+class Population:
+    """The members of a population between two points: their hyperparameters, who copies whom, and a record of both.
+
+    Args:
+      many: how the members of this process are computed.
+      algo: as it was bound, without the hyperparameters.
+      space: the range of each hyperparameter, by field.
+      selection: who copies whom, and what becomes of the copy's hyperparameters.
+      members: of the population, over all processes.
+      seed: of the population.
+      points: so often, but for the last time, members may copy others.
+      score: what members are compared by.
+      settings: of evaluations.
+      copy_replay: whether a copy has the replay, too.
+
+    Attributes:
+      record: "values" (points, hyperparameters, population) in the interval before each point; at its end "scores"
+        (points, population), and "parents" (points, population), whom each member has copied then, or itself.
+    """
+
+    def __init__(
+        self,
+        many: VectorizedRuns,
+        algo: Algorithm,
+        space: Mapping[str, Range],
+        selection: Selection,
+        *,
+        members: int,
+        seed: int,
+        points: int,
+        score: Score,
+        settings: RunSettings,
+        copy_replay: bool,
+    ):
+        self.hyperparameters = [Hyperparameter(name, values) for name, values in space.items()]
+        self._many, self._algo, self._selection, self._score = many, algo, selection, score
+        self._root, self._settings, self._copy_replay = keys.root_key(seed), settings, copy_replay
+        rng = self._rng(0)
+        drawn = [[one.drawn(rng) for one in self.hyperparameters] for _ in range(members)]
+        self.record = {
+            "values": np.zeros((points, len(self.hyperparameters), members), np.float32),
+            "scores": np.full((points, members), np.nan, np.float32),
+            "parents": np.tile(np.arange(members, dtype=np.int32), (points, 1)),
+        }
+        self.record["values"][0] = np.asarray(drawn, np.float32).T
+
+    @property
+    def members(self) -> int:
+        return self.record["parents"].shape[1]
+
+    def settings(self, point: int, member: int) -> dict[str, Any]:
+        """Return the hyperparameters of a member in the interval before a point, by field."""
+        values = self.record["values"][point, :, member].tolist()
+        return {one.name: one.setting(value) for one, value in zip(self.hyperparameters, values, strict=True)}
+
+    def algos(self, point: int) -> Any:
+        """Return the algorithms of this process's members in the interval before a point, stacked."""
+        mine = [replace(self._algo, **self.settings(point, member)) for member in self.mine()]
+        return self._many.stack(mine)
+
+    def mine(self) -> list[int]:
+        """Return the members of this process, of which every process has as many: the last one may be there again."""
+        first = jax.process_index() * self._many.runs
+        return [min(member, self.members - 1) for member in range(first, first + self._many.runs)]
+
+    def step(self, point: int, algos: Any, states: RunState, report: Report) -> RunState:
+        """Let the worst members copy the best ones, and explore their hyperparameters: exploit and explore.
+
+        Args:
+          point: at which the members are.
+          algos: of this process's members before it.
+          states: of these members there; donated.
+          report: of these members since the point before.
+        """
+        scores, failed = self._scores(point, algos, states, report)
+        record = self.record
+        record["scores"][point] = np.where(failed, np.nan, scores)
+        if point + 1 == len(record["parents"]):
+            return states
+        rng = self._rng(point + 1)
+        parents = self._selection.parents(rng, scores, failed)
+        if point + 1 < self._selection.exploit_from * len(record["parents"]) - 1e-9:  # 0.28 * 100 is 28.000000000000004
+            parents = np.where(failed, parents, np.arange(len(parents), dtype=np.int32))
+        record["parents"][point], record["values"][point + 1] = parents, record["values"][point][:, parents]
+        copies = [(member, int(parent)) for member, parent in enumerate(parents) if member != parent]
+        for member, _ in copies:
+            values = record["values"][point + 1, :, member]
+            record["values"][point + 1, :, member] = self._selection.explored(rng, self.hyperparameters, values)
+        # Where values were not finite the environments and the replay may have more of them.
+        whole = [(member, parent) for member, parent in copies if failed[member]]
+        part = {"learner": states.learner} | ({"buffers": states.buffers} if self._copy_replay else {})
+        states = states.replace(**self._many.copied(part, [copy for copy in copies if copy not in whole]))
+        if not whole:
+            return states
+        return self._many.copied(states.replace(key=None), whole).replace(key=states.key)
+
+    def evaluate(self, algos: Any, learners: Any, point: int) -> np.ndarray:
+        """Return the returns of this process's members (members, episodes) in episodes of a point, the same for all."""
+        key = keys.population_key(self._root, point)
+        return self._many.evaluate(algos, learners, self._many.stack([key] * self._many.runs), self._settings)
+
+    def _rng(self, point: int) -> np.random.Generator:
+        words = np.asarray(jax.random.key_data(keys.population_key(self._root, point)))
+        return np.random.default_rng(words.ravel().tolist())
+
+    def _scores(self, point, algos, states, report):
+        """Return the score of every member, and whether it failed."""
+        runs = self._many.runs
+        if self._score == "evaluation":
+            returns = self.evaluate(algos, states.learner, point)
+            counts, totals = np.sum(~np.isnan(returns), axis=-1), np.nansum(returns, axis=-1)
+        else:
+            counts, totals = (np.asarray(x)[:runs] for x in (report.episodes.count, report.episodes.returns))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            scores = (totals / counts).astype(np.float32)
+        failed = (np.asarray(report.failed_at)[:runs] >= 0) | np.isinf(scores)
+        found = distributed.exchange("scores of the members", [scores.tolist(), failed.tolist()])
+        every = [sum((one[part] for one in found), []) for part in (0, 1)]
+        return np.asarray(every[0], np.float32)[: self.members], np.asarray(every[1], bool)[: self.members]

@@ -1,0 +1,151 @@
+"""Runs read from their directories as rows of a table: those of single runs, of sweeps and of searches alike."""
+
+import dataclasses
+import math
+import os
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxrl.core import files
+from jaxrl.core.errors import ConfigError
+from jaxrl.plots.labels import EVALUATION, Run, differing_settings, frozen
+from jaxrl.run import sweep_directory
+from jaxrl.run.directory import with_new_fields
+from jaxrl.run.plotting import as_run, read_runs
+from jaxrl.run.run_status import is_number, read_result
+from jaxrl.sweeps.tables import data_frame
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """A run, and how it ended.
+
+    Attributes:
+      run: its name, configuration, seed and metrics.
+      family: of runs that can be compared: algorithm and environment, and of a trial its search.
+      settings: in which it differs from other runs of its family, numbers as such and all else as text.
+      ended: "finished", "pruned", "failed" or whatever `result.json` says; empty where nothing does.
+      result: what `result.json` holds, if there is one; of a sweep its "origin", of a population also its "lineage".
+    """
+
+    run: Run
+    family: str
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    ended: str = ""
+    result: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def score(self) -> float:
+        """The mean return of the final evaluation; NaN of a run without one, and of a trial that was pruned."""
+        _, values = self.run.curve(EVALUATION)
+        return float(values[-1]) if len(values) and self.ended not in ("pruned", "failed") else math.nan
+
+    @property
+    def steps(self) -> int:
+        """The environment steps of its last metrics."""
+        return max((int(row["step"]) for row in self.run.rows), default=0)
+
+
+def read_records(paths: Sequence[str | os.PathLike]) -> list[Record]:
+    """Return the runs of run directories, of directories of sweeps and of searches, in their order.
+
+    The runs of a search are its trials, whose metrics are the mean returns over seeds. A run that is there twice, by
+    its directory and by that of its sweep, counts once: one of the same configuration, seed, steps and score.
+
+    Raises:
+      ConfigError: there are no paths.
+      RunDirectoryError: a path is no such directory.
+    """
+    if isinstance(paths, str | os.PathLike):
+        paths = [paths]
+    if not paths:
+        raise ConfigError("no runs: name at least one run directory")
+    distinct: dict[Path, str | os.PathLike] = {}
+    for path in paths:
+        distinct.setdefault(files.expand(path).resolve(), path)
+    records = _once([record for path in distinct.values() for record in _read(path)])
+    for members in families(records).values():
+        for record, settings in zip(members, differing_settings([one.run.config for one in members]), strict=True):
+            record.settings.update(settings)
+    return records
+
+
+def _once(records: Sequence[Record]) -> list[Record]:
+    """Return the records without those of runs that came before; what has no seed, such as trials, is kept."""
+    found: dict[Hashable, Record] = {}
+    for number, record in enumerate(records):
+        run = record.run
+        same = (frozen(run.config), run.seed, record.steps, repr(record.score))
+        found.setdefault(number if run.seed is None else same, record)
+    return list(found.values())
+
+
+def families(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Return the records of each family, in the order in which families appear."""
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        found.setdefault(record.family, []).append(record)
+    return found
+
+
+def to_pandas(paths: Sequence[str | os.PathLike]) -> "pandas.DataFrame":
+    """Return a table of saved runs, sweeps and searches, with a row for each run.
+
+    The columns are the run, the algorithm, the environment, the settings in which the runs differ, the seed, the
+    environment steps, and the last value of every metric; "evaluation/return_mean" is that of the final evaluation.
+
+    Args:
+      paths: run directories and those of sweeps and searches, or a single one.
+
+    Raises:
+      ConfigError: there are no paths.
+      MissingExtraError: pandas is not installed.
+      RunDirectoryError: a path is no such directory.
+    """
+    rows = []
+    for record in read_records(paths):
+        run = record.run
+        row = record.settings | {"run": run.name, "algorithm": run.algorithm, "environment": run.environment}
+        row |= {"seed": run.seed, "steps": record.steps, "ended": record.ended}
+        rows.append(row | run.final_metrics())
+    first = ["run", "algorithm", "environment"]
+    return data_frame([{name: row[name] for name in first} | row for row in rows])
+
+
+def _read(path: str | os.PathLike) -> list[Record]:
+    name = files.expand(path).name
+    if sweep_directory.is_search(path):
+        config, trials = sweep_directory.read_trials(path)
+        config, most = with_new_fields(config), max((len(trial.returns) for trial in trials), default=1)
+        total, algorithm = config.get("total_steps"), config.get("algorithm")
+        steps = total if type(total) is int and is_number(total) else most
+        fields = algorithm if isinstance(algorithm, dict) else {}
+        found = []
+        for number, trial in enumerate(trials):
+            rows = [
+                {"step": round(steps * place / most), EVALUATION: value} for place, value in enumerate(trial.returns, 1)
+            ]
+            whole = {key: config[key] for key in ("environment", "topology") if key in config}
+            whole |= {"algorithm": fields | trial.settings, "seeds": config.get("seeds")}
+            run = as_run(f"{name}, trial {number}", whole, rows)
+            found.append(Record(run, f"{run.title} ({name})", ended=trial.ended))
+        return found
+    if sweep_directory.is_sweep(path):
+        origin, lineage = sweep_directory.read_origin(path), sweep_directory.read_lineage(path)
+        result, runs = {"origin": origin, "lineage": lineage}, read_runs(path)
+        return [Record(run, run.title, {}, "finished" if _has_score(run) else "failed", result) for run in runs]
+    [run] = read_runs(path)
+    result = read_result(path)
+    evaluated = result.get("evaluation", {}).get("return_mean")
+    if isinstance(evaluated, float) and math.isfinite(evaluated) and not _has_score(run):  # by another process
+        last = max((row["step"] for row in run.rows), default=0)
+        run = dataclasses.replace(run, rows=[*run.rows, {"step": last, EVALUATION: evaluated}])
+    return [Record(run, run.title, ended=str(result.get("stopped", "")), result=result)]
+
+
+def _has_score(run: Run) -> bool:
+    return bool(len(run.curve(EVALUATION)[0]))

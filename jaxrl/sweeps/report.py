@@ -1,0 +1,223 @@
+"""A report on runs, sweeps and searches: one HTML file that needs no network and runs no script."""
+
+import base64
+import html
+import io
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxrl.core import files
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.versions import own_version
+from jaxrl.plots.curves import EVALUATION, TRAINING, plot_runs, plot_trials
+from jaxrl.plots.importance import importance, plot_parallel
+from jaxrl.plots.labels import grouped
+from jaxrl.plots.lineage import plot_lineage
+from jaxrl.plots.statistics import bootstrap_interval, interquartile_mean
+from jaxrl.sweeps.records import Record, families, read_records
+from jaxrl.sweeps.tables import short, significant
+
+if TYPE_CHECKING:
+    from jaxrl.plots.chart import Chart
+
+_MOST_ROWS = 200  # of a table
+_MOST_CURVES = 12  # of a picture
+_LEAST_CONFIGURATIONS = 4  # of which the importance of settings is told
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 70em; padding: 0 1em; color: #222; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
+th, td { padding: 0.25em 0.8em; text-align: right; border-bottom: 1px solid #ddd; }
+th:first-child, td:first-child, td.text { text-align: left; }
+img { max-width: 100%; display: block; margin: 1em 0; }
+meter { width: 12em; }
+.note { color: #555; font-size: 13px; }
+code { white-space: pre-wrap; overflow-wrap: anywhere; }
+"""
+# Browsers load nothing and run nothing, whatever else the page had in it.
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+
+
+def report(runs: Sequence[str | os.PathLike], out: str | os.PathLike) -> Path:
+    """Write a report on saved runs, sweeps and searches as one HTML file, with its pictures in it.
+
+    It has a table of configurations with their scores, learning curves, and where settings differ their importance and
+    parallel coordinates; then each run with its command, machine and versions. Everything that comes from files is
+    shown as text, and the page asks browsers to load and to run nothing.
+
+    Args:
+      runs: run directories, and directories of sweeps and searches; or a single one.
+      out: the file to write, `.html`.
+
+    Returns:
+      `out`.
+
+    Raises:
+      ConfigError: there are no runs, or `out` is not a file's name that ends in .html.
+      RunDirectoryError: a path is no run directory.
+    """
+    out = files.expand(out)
+    if out.suffix.lower() not in (".html", ".htm") or out.is_dir():
+        raise ConfigError(f"out={str(out)!r}: a report is one HTML file; use a name that ends in .html")
+    records = read_records(runs)
+    found = families(records)
+    title = next(iter(found)) if len(found) == 1 else f"{len(records)} runs"
+    parts = [f"<h1>{html.escape(title)}</h1>"]
+    for name, members in found.items():
+        parts += [] if len(found) == 1 else [f"<h2>{html.escape(name)}</h2>"]
+        parts += _family(name, members)
+    parts += ["<h2>Runs</h2>", *_runs(records)]
+    parts.append(f'<p class="note">Written by jaxrl {html.escape(own_version())}.</p>')
+    head = f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+    head += '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    head += f"<title>{html.escape(title)}</title><style>{_STYLE}</style>"
+    page = (
+        f'<!doctype html>\n<html lang="en">\n<head>{head}</head>\n<body>\n' + "\n".join(parts) + "\n</body>\n</html>\n"
+    )
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with files.replacing(out, "wb") as file:
+            file.write(page.encode(errors="replace"))
+    except OSError as error:
+        raise ConfigError(f"out={str(out)!r} cannot be written: {error}") from error
+    return out
+
+
+def _family(name: str, members: Sequence[Record]) -> list[str]:
+    """Return what is said of runs of one algorithm and environment."""
+    by_run = {id(member.run): member for member in members}
+    groups = [[by_run[id(run)] for run in group.runs] for group in grouped([member.run for member in members])]
+    lowest = min((member.score for member in members if np.isfinite(member.score)), default=np.nan)
+    middle = {id(group): _middle(group, lowest) for group in groups}
+    groups.sort(key=lambda group: -np.nan_to_num(middle[id(group)][0], nan=-np.inf))
+    parts = ["<h3>Scores</h3>", _table(*_configurations(groups, [middle[id(group)] for group in groups]))]
+    parts.append(
+        '<p class="note">Scores: mean returns of the final evaluations over seeds. IQM: interquartile mean with its '
+        "95 % bootstrap interval, in which a run that failed counts as the worst of all.</p>"
+    )
+    drawn = [group for group in groups if any(map(_has_curve, group))]
+    lineages = {id(one): one for member in members if (one := member.result.get("lineage")) is not None}
+    for lineage in lineages.values():
+        parts += ["<h3>Lineage</h3>", _picture(plot_lineage(lineage, title=name), "lineage of the members")]
+    if lineages:  # settings at the end are those of a few that all others copied: they say little of importance
+        return parts
+    if all(member.run.seed is None for member in members):  # trials of a search, or runs that do not say
+        if len(members) > 1:
+            scores = [member.score for member in members]
+            parts += ["<h3>Trials</h3>", _picture(plot_trials(scores, title=name), "the score of each trial")]
+    elif drawn:
+        best = [member.run for group in drawn[:_MOST_CURVES] for member in group if member.run.rows]
+        more = f" of the best {_MOST_CURVES} configurations" if len(drawn) > _MOST_CURVES else ""
+        parts += [f"<h3>Learning curves{more}</h3>", _picture(plot_runs(best), "learning curves")]
+    if len(groups) >= _LEAST_CONFIGURATIONS:
+        parts += _settings(name, [member for member in members if member.ended != "pruned"])
+    return parts
+
+
+def _has_curve(member: Record) -> bool:
+    return max(len(member.run.curve(metric)[0]) for metric in (TRAINING, EVALUATION)) > 1
+
+
+def _settings(name: str, members: Sequence[Record]) -> list[str]:
+    """Return how much each setting matters, and all runs as parallel coordinates."""
+    settings, scores = [member.settings for member in members], [member.score for member in members]
+    if not np.isfinite(scores).any():
+        return []
+    parts, shares = [], importance(settings, scores)
+    if shares:
+        rows = [[text, f"{share:.0%}", f'<meter value="{share:.3f}"></meter>'] for text, share in _escaped(shares)]
+        rows.append(["seeds, and settings together", f"{max(0.0, 1 - sum(shares.values())):.0%}", ""])
+        parts = ["<h3>Importance of settings</h3>", _table(["setting", "share of the variance", ""], rows)]
+    picture = plot_parallel(settings, scores, title=name)
+    return [*parts, "<h3>Settings and scores</h3>", _picture(picture, "parallel coordinates of settings and scores")]
+
+
+def _escaped(shares: dict[str, float]) -> Iterable[tuple[str, float]]:
+    return ((html.escape(name), share) for name, share in shares.items())
+
+
+def _configurations(
+    groups: Sequence[Sequence[Record]], middles: Sequence[tuple[float, str]]
+) -> tuple[list[str], list[list[str]]]:
+    """Return a row for each configuration, as HTML, with its interquartile mean and the interval of that."""
+    names = list(dict.fromkeys(name for group in groups for name in group[0].settings))
+    columns: dict[str, list[str]] = {
+        html.escape(name): [html.escape(_text(group[0].settings.get(name))) for group in groups] for name in names
+    }
+    if not names:
+        columns["configuration"] = [html.escape(group[0].run.title or group[0].run.name) for group in groups]
+    columns["runs"] = [str(len(group)) for group in groups]
+    columns["steps"] = [f"{max(member.steps for member in group):,}" for group in groups]
+    scores = [_finite(member.score for member in group) for group in groups]
+    columns["mean"] = significant([one.mean() if one.size else np.nan for one in scores])
+    columns["worst"] = significant([one.min() if one.size else np.nan for one in scores])
+    columns["IQM"] = significant([middle for middle, _ in middles])
+    columns["95 % interval"] = [interval for _, interval in middles]
+    columns["return in training"] = significant(
+        [float(np.mean([member.run.final_metrics().get(TRAINING, np.nan) for member in group])) for group in groups]
+    )
+    columns["no score"] = [str(len(group) - len(one)) for group, one in zip(groups, scores, strict=True)]
+    columns = {name: ["" if cell == "nan" else cell for cell in cells] for name, cells in columns.items()}
+    columns = {name: cells for name, cells in columns.items() if any(cells) or name == "mean"}
+    return list(columns), [list(row) for row in zip(*columns.values(), strict=True)]
+
+
+def _finite(values: Iterable[float]) -> np.ndarray:
+    found = np.asarray(list(values), float)
+    return found[np.isfinite(found)]
+
+
+def _middle(group: Sequence[Record], lowest: float) -> tuple[float, str]:
+    """Return the interquartile mean of the scores, and its interval as text; `lowest`: of a run that failed."""
+    scores = [member.score for member in group if member.ended != "pruned"]
+    scores = _finite(score if np.isfinite(score) else lowest for score in scores)
+    if len(scores) < 2:
+        return (float(scores[0]) if len(scores) else np.nan), ""
+    ends = bootstrap_interval([scores])
+    return float(interquartile_mean(scores)), " to ".join(significant([float(end) for end in ends]))
+
+
+def _runs(records: Sequence[Record]) -> list[str]:
+    """Return a table of all runs, and the commands by which they came about."""
+    rows, commands = [], {}
+    for record in records:
+        origin = record.result.get("origin")
+        origin = origin if isinstance(origin, dict) else {}
+        seconds, evaluated = record.result.get("total_seconds"), record.run.final_metrics().get(EVALUATION)
+        settings = ", ".join(f"{name}={_text(value)}" for name, value in record.settings.items())
+        cells = [record.run.name, record.run.title, settings, str(record.run.seed), f"{record.steps:,}", record.ended]
+        cells += ["" if evaluated is None else f"{evaluated:.6g}", "" if seconds is None else f"{seconds:,.0f}"]
+        cells += [str(origin.get(name, "")) for name in ("machine", "versions")]
+        rows.append([html.escape(files.escape_for_terminal(cell)) for cell in cells])
+        if origin.get("command"):
+            commands[str(origin["command"])] = None
+    header = ["run", "", "settings", "seed", "steps", "ended", "evaluation", "seconds", "machine", "versions"]
+    empty = [place for place in range(len(header)) if all(row[place] in ("", "None") for row in rows)]
+    full = [place for place in range(len(header)) if place not in empty]
+    parts = [_table([header[place] for place in full], [[row[place] for place in full] for row in rows])]
+    text = "\n".join(files.escape_for_terminal(command) for command in list(commands)[:_MOST_ROWS])
+    return [*parts, "<h3>Commands</h3>", f"<pre><code>{html.escape(text)}</code></pre>"] if commands else parts
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of cells that are HTML already."""
+    lines = ["<tr>" + "".join(f"<th>{cell}</th>" for cell in header) + "</tr>"]
+    lines += ["<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows[:_MOST_ROWS]]
+    table = '<div class="wide"><table>\n' + "\n".join(lines) + "\n</table></div>"
+    more = len(rows) - _MOST_ROWS
+    return table + (f'\n<p class="note">and {more:,} more</p>' if more > 0 else "")
+
+
+def _picture(figure: "Chart", about: str) -> str:
+    """Return a picture as an image within the page, where its text can be nothing but a picture."""
+    file = io.BytesIO()
+    figure.savefig(file, format="svg", metadata={"Date": None})
+    return f'<img alt="{about}" src="data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}">'
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else files.escape_for_terminal(short(value))

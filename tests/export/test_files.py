@@ -1,0 +1,286 @@
+"""Files of policies: they act as the run does, elsewhere, and what cannot be written is refused before it is."""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from helpers.exported import IMAGES, MANY, VECTORS, combinations, observations, policy_of
+from helpers.programs import ENV, PPO
+from helpers.tiers import one_quick
+
+import jaxrl
+from jaxrl import networks
+from jaxrl.cli import main
+from jaxrl.core import spaces
+from jaxrl.core.errors import ConfigError, MissingExtraError
+from jaxrl.core.types import EnvSpec
+from jaxrl.export import numpy_file, onnx_file
+from jaxrl.export.program import flat_equations
+
+PAGE = Path(__file__).parents[2] / "docs" / "export.md"
+COMBINATIONS = combinations()
+DENSE = {name: made for name, made in COMBINATIONS.items() if "images" not in name}
+SMALL = networks.MLP((16,))
+NESTED = spaces.Dict({"camera": VECTORS, "arm": spaces.Dict({"angle": VECTORS}), "room": MANY})
+PARTS = spaces.Dict({"move": spaces.Box(-1, 1, (2,)), "speak": spaces.Tuple((MANY, spaces.MultiDiscrete((2, 3))))})
+RECURRENT = networks.ActorCritic(torso=SMALL, core=networks.GRU(8), previous_action=True, previous_reward=True)
+
+
+def numpy_policy(path):
+    """The policy in an .npz, by the file that lies beside it."""
+    spec = importlib.util.spec_from_file_location("exported_policy", path.with_suffix(".py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.load(path)
+
+
+def assert_same(policy, other, spec, steps, tolerance=1e-6):
+    for batch in (1, 256):
+        memory = carry = None
+        for step in range(steps):
+            seen = observations(spec, batch, step)
+            first = None if step == 0 else np.arange(batch) % 7 == step
+            reward = np.full(batch, step, np.float32)
+            right, memory = policy(seen, memory, first=first, reward=reward)
+            action, carry = other(seen, carry, first=first, reward=reward)
+            assert jax.tree.structure(right) == jax.tree.structure(action)
+            for a, b in zip(jax.tree.leaves(right), jax.tree.leaves(action), strict=True):
+                assert a.dtype == b.dtype and a.shape == b.shape
+                np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(1.0, np.abs(a).max()))
+
+
+@pytest.mark.parametrize("name", one_quick(DENSE, "sac-vectors-continuous"))
+def test_numpy_acts_as_the_run_does(name, tmp_path):
+    algo, spec = DENSE[name]
+    policy = policy_of(algo, spec)
+    path = jaxrl.export_policy(policy, tmp_path / "policy.npz", to="numpy")
+    assert_same(policy, numpy_policy(path), spec, 4)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("network", "space", "actions", "steps"),
+    [
+        (networks.ActorCritic(torso=networks.MLP((8, 8), "relu", "layer")), VECTORS, MANY, 1),
+        (networks.ActorCritic(torso=networks.default_torso(NESTED)), NESTED, PARTS, 2),
+        (RECURRENT, VECTORS, MANY, 100),
+        (networks.ActorCritic(torso=SMALL, core=networks.MinGRU(8, layers=2)), VECTORS, MANY, 20),
+        (networks.ActorCritic(torso=SMALL, core=networks.LRU(8)), VECTORS, MANY, 20),
+        (networks.ActorCritic(torso=SMALL, core=networks.GTrXL(8, heads=2, memory=5)), VECTORS, MANY, 20),
+    ],
+    ids=["layer", "parts", "recurrent", "mingru", "lru", "gtrxl"],
+)
+def test_numpy_knows_other_networks(network, space, actions, steps, tmp_path):
+    spec = EnvSpec("test", space, actions)
+    policy = policy_of(jaxrl.PPO(network=network), spec)
+    path = jaxrl.export_policy(policy, tmp_path / "policy.npz", to="numpy")
+    assert_same(policy, numpy_policy(path), spec, steps, tolerance=1e-5 if steps > 2 else 1e-6)
+
+
+def test_numpy_begins_where_there_is_no_carry(tmp_path):
+    policy = policy_of(jaxrl.PPO(network=RECURRENT), EnvSpec("test", VECTORS, MANY))
+    act = numpy_policy(jaxrl.export_policy(policy, tmp_path / "policy.npz", to="numpy"))
+    seen = observations(policy.spec, 5)
+    for first in (False, np.zeros(5, bool)):
+        for a, b in zip(act(seen, first=first)[1], act(seen)[1], strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_numpy_writes_whole_numbers_of_any_type():
+    """A block is taken along axes that jax.lax may be told in numpy's integers, which JSON has not."""
+    one = np.int64(1)
+    numbers = jax.lax.GatherDimensionNumbers((0,), (one,), (one,))
+    program = jax.make_jaxpr(lambda x, start: jax.lax.gather(x, start, numbers, (4, one)))(
+        jax.ShapeDtypeStruct((4, 3), np.float32), jax.ShapeDtypeStruct((1,), np.int32)
+    )
+    [equation] = [one for one in flat_equations(program)[0] if one.name == "gather"]
+    found = numpy_file._parameters(equation)
+    assert json.loads(json.dumps(found)) == {"axes": [1], "dropped": [1], "slice_sizes": [4, 1]}
+
+
+def test_numpy_needs_numpy_alone(tmp_path):
+    spec = EnvSpec("test", VECTORS, MANY)
+    policy = policy_of(jaxrl.PPO(network=networks.ActorCritic(torso=SMALL)), spec)
+    path = jaxrl.export_policy(policy, tmp_path / "policy.npz", to="numpy")
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(['jax', 'jaxrl', 'flax']))\n"
+        "import numpy as np, policy\n"
+        "act = policy.load('policy.npz')\n"
+        "one, carry = act(np.zeros(4, np.float32))\n"
+        "print(int(one), one.dtype, carry, act.description['algorithm'], act.description['environment'])\n"
+        "for wrong in (np.zeros(3, np.float32), np.zeros(4, complex)):\n"
+        "    try: act(wrong)\n"
+        "    except ValueError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    right = policy(np.zeros(4, np.float32))[0]
+    assert done.stdout.splitlines() == [
+        f"{right} int32 () PPO test",
+        "observation has shape (3,), the policy reads (4,), or a batch of them",
+        "observation has dtype complex128, the policy reads float32; convert it first",
+    ]
+    with np.load(path, allow_pickle=False) as file:
+        assert json.loads(file["description"].tobytes())["action_space"]["n"] == 6
+
+
+@pytest.mark.long
+def test_stablehlo_needs_jax_alone(tmp_path):
+    """By the script that the page shows."""
+    pytest.importorskip("flatbuffers")
+    spec = EnvSpec("test", VECTORS, MANY)
+    policy = policy_of(jaxrl.PPO(network=RECURRENT), spec)
+    jaxrl.export_policy(policy, tmp_path / "policy.stablehlo")
+    (script,) = re.findall(
+        r"^```python\n(import jax\n.*?deserialize.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE
+    )
+    assert len(script.splitlines()) <= 20
+    block = "import sys; sys.modules.update(dict.fromkeys(['jaxrl', 'flax', 'optax', 'orbax']))\n"
+    use = (
+        "\nfor step in range(3):\n"
+        "    seen = np.load('seen.npy')[step]\n"
+        "    action, carry = act(seen, carry, first=step == 0, reward=0.5)\n"
+        "    print(int(action))\n"
+    )
+    seen = observations(spec, 3)
+    np.save(tmp_path / "seen.npy", seen)
+    done = subprocess.run(
+        [sys.executable, "-c", block + script + use], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    memory, right = None, []
+    for one in seen:
+        action, memory = policy(one, memory, reward=0.5)
+        right.append(action)
+    assert [int(line) for line in done.stdout.splitlines()[-3:]] == right
+
+
+@pytest.mark.long
+def test_the_command_writes_each_format_or_says_why_not(tmp_path, capsys, monkeypatch):
+    jaxrl.train(PPO, ENV, total_steps=64, num_envs=8, run_dir=tmp_path / "run", progress=False)
+    monkeypatch.chdir(tmp_path)
+    policy, seen = jaxrl.load("run"), np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    assert main.main(["export", "run", "--to", "numpy", "--out", "policy.npz"]) == 0
+    np.testing.assert_array_equal(numpy_policy(tmp_path / "policy.npz")(seen)[0], policy(seen)[0])
+    for words, problem in (
+        (["run"], "no output given"),
+        (["--out", "x"], "no run directory"),
+        (["run", "--to", "onix", "--out", "x"], "onnx"),
+        (["run", "--to", "numpy", "--out", "policy.txt"], "must end in .npz"),
+        (["run", "--to", "numpy", "--out", "absent/policy.npz"], "there is no folder absent"),
+        (["run", "--to", "numpy", "--sample", "--out", "policy2.npz"], "takes the best action only"),
+        (["absent", "--out", "x.stablehlo"], "is not a run directory"),
+    ):
+        assert main.main(["export", *words]) == 2
+        error = capsys.readouterr().err
+        assert problem in error and "Traceback" not in error, words
+    assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {"run", "policy.npz", "policy.py"}
+
+
+def test_convolutions_are_not_for_numpy(tmp_path):
+    spec = EnvSpec("test", IMAGES, MANY)
+    algo = jaxrl.PQN(network=networks.QNetwork(torso=networks.MinAtarCNN(2, 3, 4)))
+    with pytest.raises(ConfigError, match=r"dense layers.*computes conv_general_dilated; use to='stablehlo'") as caught:
+        jaxrl.export_policy(policy_of(algo, spec), tmp_path / "policy.npz", to="numpy")
+    assert "\n" not in str(caught.value) and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("to", "name", "taken", "words"),
+    [
+        ("numpy", "train.npz", "train.py", "train.py exists and is no exported policy"),
+        ("numpy", "data.npz", "data.npz", "exists and is no exported policy"),
+        ("numpy", "numpy.npz", "", "would hide Python's module numpy"),
+        ("numpy", "json.npz", "", "would hide Python's module json"),
+        ("numpy", "folder.npz", "folder.npz/", "cannot be written"),
+        ("stablehlo", "config.json", "config.json", "must end in .stablehlo"),
+        ("stablehlo", "x.stablehlo", "x.stablehlo", "exists and is no exported policy"),
+        ("stablehlo", "", "", "must end in .stablehlo"),
+        ("onnx", "x.onnx", "x.onnx", "exists and is no exported policy"),
+    ],
+)
+def test_what_is_no_export_is_not_replaced(to, name, taken, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if taken.endswith("/"):
+        (tmp_path / taken).mkdir()
+    elif taken:
+        (tmp_path / taken).write_text("mine")
+    before = list(tmp_path.iterdir())
+    policy = policy_of(jaxrl.PPO(network=networks.ActorCritic(torso=SMALL)), EnvSpec("test", VECTORS, MANY))
+    with pytest.raises(ConfigError, match=words) as caught:
+        jaxrl.export_policy(policy, name, to=to)
+    assert "\n" not in str(caught.value) and list(tmp_path.iterdir()) == before
+    assert all(path.read_text() == "mine" for path in before if path.is_file())
+
+
+@pytest.mark.parametrize(("to", "name"), [("numpy", "policy.npz"), ("stablehlo", "policy.stablehlo")])
+def test_an_earlier_export_is_replaced(to, name, tmp_path):
+    if to == "stablehlo":
+        pytest.importorskip("flatbuffers")
+    spec, content = EnvSpec("test", VECTORS, MANY), []
+    for widths in ((16,), (8,)):
+        algo = jaxrl.PPO(network=networks.ActorCritic(torso=networks.MLP(widths)))
+        content.append(jaxrl.export_policy(policy_of(algo, spec), tmp_path / name, to=to).read_bytes())
+    assert len(content[0]) > len(content[1])
+
+
+def test_what_is_not_installed_is_said_in_a_line(tmp_path, monkeypatch):
+    policy = policy_of(jaxrl.PPO(network=networks.ActorCritic(torso=SMALL)), EnvSpec("test", VECTORS, MANY))
+    monkeypatch.setitem(sys.modules, "flatbuffers", None)
+    monkeypatch.setitem(sys.modules, "jax2onnx", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'jaxrl\[export\]'$"):
+        jaxrl.export_policy(policy, tmp_path / "policy.stablehlo")
+    with pytest.raises(ConfigError, match="environment of its own: echo 'orbax-checkpoint==") as caught:
+        jaxrl.export_policy(policy, tmp_path / "policy.onnx", to="onnx")
+    assert "\n" not in str(caught.value) and list(tmp_path.iterdir()) == []
+    assert onnx_file.HOW in PAGE.read_text().replace("\n", "; ")
+    with pytest.raises(ConfigError, match="unknown format 'onnxx'; did you mean 'onnx'"):
+        jaxrl.export_policy(policy, tmp_path / "policy.onnx", to="onnxx")
+
+
+ONNX = {name: COMBINATIONS[name] for name in (
+    "ppo-vectors-discrete", "sac-vectors-continuous", "dqn-vectors-discrete", "pqn-images-discrete",
+)}  # fmt: skip
+ONNX["recurrent"] = (jaxrl.PPO(network=RECURRENT), EnvSpec("test", VECTORS, MANY))
+ONNX["parts"] = (
+    jaxrl.PPO(network=networks.ActorCritic(torso=networks.default_torso(NESTED))),
+    EnvSpec("test", NESTED, PARTS),
+)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ONNX)
+def test_onnx_acts_as_the_run_does(name, tmp_path):
+    """In an environment of its own, that docs/export.md describes: jax2onnx does not go with our orbax-checkpoint."""
+    pytest.importorskip("jax2onnx")
+    runtime = pytest.importorskip("onnxruntime")
+    algo, spec = ONNX[name]
+    policy = policy_of(algo, spec)
+    session = runtime.InferenceSession(jaxrl.export_policy(policy, tmp_path / "policy.onnx", to="onnx"))
+    inputs = {x.name: x for x in session.get_inputs()}
+    kinds = {"tensor(float)": np.float32, "tensor(int32)": np.int32, "tensor(bool)": bool}
+    outputs = [x.name for x in session.get_outputs()]
+    for batch in (1, 256):
+        memory, carry = (
+            None,
+            {name: np.zeros((batch, *x.shape[1:]), kinds[x.type]) for name, x in inputs.items() if "carry" in name},
+        )
+        for step in range(20 if carry else 2):
+            seen = observations(spec, batch, step)
+            first = np.arange(batch) % 7 == step if step else np.ones(batch, bool)
+            reward = np.full(batch, step, np.float32)
+            right, memory = policy(seen, memory, first=first, reward=reward)
+            paths = jax.tree.leaves_with_path(seen)
+            named = {"/".join(["observation", *(str(key.key) for key in path)]): x for path, x in paths}
+            given = named | carry | {"first": first, "reward": reward}
+            found = dict(zip(outputs, session.run(None, {key: given[key] for key in inputs}), strict=True))
+            carry = {key: found[f"next_{key}"] for key in carry}
+            actions = [found[key] for key in outputs if key.startswith("action")]
+            for a, b in zip(jax.tree.leaves(right), actions, strict=True):
+                assert a.dtype == b.dtype and a.shape == b.shape
+                np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)

@@ -1,0 +1,237 @@
+"""Policies as folders: read like runs, and hostile ones refused in one line with nothing of them executed."""
+
+import json
+import pickle
+import shutil
+import struct
+
+import jax
+import numpy as np
+import pytest
+from helpers.exported import policy_of
+from helpers.programs import ENV, PPO
+
+import jaxrl
+from jaxrl import envs
+from jaxrl.cli import main
+from jaxrl.core.config import encode
+from jaxrl.core.errors import ConfigError, JaxrlError
+from jaxrl.core.types import env_spec
+from jaxrl.envs.configs import to_config
+from jaxrl.run import policy_folder
+from jaxrl.run.follow import follow
+from jaxrl.run.policy_folder import MODEL
+
+safetensors = pytest.importorskip("safetensors.numpy")
+SEEN = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The policy of a run that learned nothing, as a folder."""
+    path, algo = tmp_path_factory.mktemp("folder"), PPO.replace(normalize_observation=True)
+    config = {"algorithm": encode(algo), "environment": to_config(envs.prepared(ENV)), "topology": None}
+    policy = policy_of(algo, env_spec(ENV))
+    policy_folder.write(path, policy.actor, config | {"total_steps": 256}, 128)
+    return path
+
+
+def test_what_was_written_is_read(folder):
+    policy = policy_of(PPO.replace(normalize_observation=True), env_spec(ENV))
+    read = jaxrl.load(folder)
+    assert jax.tree.structure(read.actor) == jax.tree.structure(policy.actor)
+    for a, b in zip(jax.tree.leaves(read.actor), jax.tree.leaves(policy.actor), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+    assert read.algo.learning_rate == pytest.approx(0.0055), "halfway down its schedule"
+    for wrong, words in (({"step": 64}, "step=64"), ({"best": True}, "best=True")):
+        with pytest.raises(ConfigError, match=f"holds one policy, and no checkpoints: leave out {words}$"):
+            jaxrl.load(folder, **wrong)
+    with pytest.raises(ConfigError, match="holds a policy, and nothing else that was learned"):
+        jaxrl.train(PPO, ENV, total_steps=64, num_envs=8, init_from=folder, progress=False)
+
+
+def test_a_policy_is_not_followed(folder):
+    with pytest.raises(ConfigError, match="no run that could be followed") as caught:
+        next(follow(folder))
+    assert "\n" not in str(caught.value)
+
+
+def test_the_command_names_flags_that_were_given(folder, tmp_path, capsys):
+    for words, problem in (
+        (["--best"], f"{folder} holds one policy, and no checkpoints: leave out --best"),
+        (["--step", "64"], f"{folder} holds one policy, and no checkpoints: leave out --step 64"),
+        (["--step", "-1"], "--step -1 must be at least 0"),
+        (["--sample", "--to", "numpy"], "--sample: --to 'numpy' takes the best action only; use --to 'stablehlo'"),
+        (["--out", ""], "--out '.' must end in .stablehlo"),
+    ):
+        assert main.main(["export", str(folder), "--out", str(tmp_path / "x.stablehlo"), *words]) == 2
+        assert capsys.readouterr().err == f"error: {problem}\n"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A run, and its policy as a folder."""
+    root = tmp_path_factory.mktemp("made")
+    algo = PPO.replace(normalize_observation=True)
+    result = jaxrl.train(
+        algo, ENV, total_steps=128, num_envs=8, seed=5, run_dir=root / "run", evaluation_episodes=4, progress=False
+    )
+    jaxrl.export_policy(root / "run", root / "policy", to="safetensors")
+    return root, result
+
+
+@pytest.mark.long
+def test_a_folder_reads_like_its_run(made, capsys):
+    root, result = made
+    before, after = jaxrl.load(root / "run"), jaxrl.load(root / "policy")
+    np.testing.assert_array_equal(before(SEEN)[0], after(SEEN)[0])
+    assert after.algo == before.algo and after.spec == before.spec
+    said = []
+    for name in ("run", "policy"):
+        assert main.main(["eval", str(root / name), "--episodes", "4"]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1], "the same episodes, at the same step"
+    assert {path.name for path in (root / "policy").iterdir()} == {"README.md", "config.json", MODEL, "scores.json"}
+    scores = json.loads((root / "policy" / "scores.json").read_text())
+    assert scores[-1]["return_mean"] == pytest.approx(result.evaluation.return_mean) and scores[-1]["step"] == 128
+    card = (root / "policy" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: jaxrl\n") and "PPO on gymnax:CartPole-v1" in card and "| 128 |" in card
+    config = json.loads((root / "policy" / "config.json").read_text())
+    assert "logging" not in config and str(root) not in json.dumps(config)
+
+
+@pytest.mark.long
+def test_a_result_and_another_folder_are_sources_too(made, tmp_path):
+    root, result = made
+    jaxrl.export_policy(result, tmp_path / "of_result", to="safetensors")
+    jaxrl.export_policy(root / "policy", tmp_path / "again", to="safetensors")
+    assert (tmp_path / "again" / "scores.json").read_text() == (root / "policy" / "scores.json").read_text()
+    assert (tmp_path / "again" / "README.md").read_text() == (root / "policy" / "README.md").read_text()
+    for name in ("of_result", "again"):
+        np.testing.assert_array_equal(jaxrl.load(tmp_path / name)(SEEN)[0], result.policy(SEEN)[0])
+    with pytest.raises(ConfigError, match="pass the run directory, or the result"):
+        jaxrl.export_policy(result.policy, tmp_path / "of_policy", to="safetensors")
+    with pytest.raises(ConfigError, match="exists; name a folder that does not"):
+        jaxrl.export_policy(result, tmp_path / "again", to="safetensors")
+    for wrong, words in (({"step": 64}, "^step=64: "), ({"best": True}, "^best=True: ")):
+        with pytest.raises(ConfigError, match=f"{words}.*pass the run directory"):
+            jaxrl.export_policy(result, tmp_path / "x", to="numpy", **wrong)
+
+
+@pytest.mark.long
+def test_the_best_run_of_a_sweep_keeps_its_scores(tmp_path):
+    settings = {"total_steps": 128, "num_envs": 8, "seeds": 1, "evaluation_episodes": 4, "progress": False}
+    result = jaxrl.sweep(PPO, ENV, gamma=[0.9, 0.99], **settings)
+    result.save(tmp_path / "sweep")
+    jaxrl.export_policy(tmp_path / "sweep", tmp_path / "policy", to="safetensors")
+    [score] = [row for row in json.loads((tmp_path / "policy" / "scores.json").read_text()) if row["step"] == 128]
+    assert score["return_mean"] == result.scores.max()
+    assert f"| Return | {score['return_mean']:.2f} |" in (tmp_path / "policy" / "README.md").read_text()
+
+
+class Mark:
+    """Leaves a file where it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def tensors(folder):
+    return dict(safetensors.load((folder / MODEL).read_bytes()))
+
+
+def rewrite(folder, change, metadata=None):
+    held = tensors(folder)
+    change(held)
+    data = safetensors.save(held, metadata=metadata or {"format": "jaxrl policy 1", "step": "128"})
+    (folder / MODEL).write_bytes(data)
+
+
+def first(held):
+    return next(name for name in sorted(held) if held[name].ndim == 2)
+
+
+def _missing(held):
+    held.pop(first(held))
+
+
+def _shape(held):
+    held[first(held)] = np.zeros((3, 3), np.float32)
+
+
+def _dtype(held):
+    held[first(held)] = held[first(held)].astype(np.float64)
+
+
+def _more(held):
+    held["../../other"] = np.zeros(3, np.float32)
+
+
+def _nan(held):
+    for name, x in held.items():
+        if x.dtype.kind == "f":
+            held[name] = np.full_like(x, np.nan)
+
+
+def _nothing(held):
+    pass
+
+
+HOSTILE = {
+    "missing": (lambda f, mark: rewrite(f, _missing), "is missing"),
+    "shape": (lambda f, mark: rewrite(f, _shape), r"float32\[3, 3\] in place of"),
+    "dtype": (lambda f, mark: rewrite(f, _dtype), r"float64\[.*in place of float32"),
+    "more": (lambda f, mark: rewrite(f, _more), r"\.\./\.\./other is there"),
+    "nan": (lambda f, mark: rewrite(f, _nan), "NaN or infinity"),
+    "other format": (lambda f, mark: rewrite(f, _nothing, {"format": "pt"}), "holds no policy of jaxrl"),
+    "step": (lambda f, mark: rewrite(f, _nothing, {"format": "jaxrl policy 1", "step": "-1"}), "no number of steps"),
+    "huge header": (lambda f, mark: (f / MODEL).write_bytes(struct.pack("<Q", 2**60) + b"{}"), "cannot be read"),
+    "cut short": (lambda f, mark: (f / MODEL).write_bytes((f / MODEL).read_bytes()[:-5]), "cannot be read"),
+    "empty": (lambda f, mark: (f / MODEL).write_bytes(b""), "cannot be read"),
+    "pickle": (lambda f, mark: (f / MODEL).write_bytes(pickle.dumps(Mark(mark))), "cannot be read"),
+    "link": (
+        lambda f, mark: ((f / MODEL).unlink(), (f / MODEL).symlink_to("/dev/zero")),
+        "no checkpoint",
+    ),
+    "class": (lambda f, mark: config(f, "algorithm", {"type": "algorithm:evil"}), "evil"),
+    "import": (lambda f, mark: config(f, "algorithm", {"type": "subprocess:Popen", "args": "true"}), "Popen"),
+    "size": (lambda f, mark: wide(f), "in place of"),
+    "no config": (lambda f, mark: (f / "config.json").write_text("[" * 10_000), "cannot be read"),
+}
+
+
+def config(folder, key, value):
+    held = json.loads((folder / "config.json").read_text())
+    held[key] = value
+    (folder / "config.json").write_text(json.dumps(held))
+
+
+def wide(folder):
+    held = json.loads((folder / "config.json").read_text())
+    held["algorithm"]["network"]["torso"]["widths"] = [100_000, 100_000]
+    config(folder, "algorithm", held["algorithm"])
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_folders_are_refused_in_one_line(folder, tmp_path, name):
+    change, words = HOSTILE[name]
+    copy, mark = tmp_path / "policy", tmp_path / "mark"
+    shutil.copytree(folder, copy)
+    (copy / "weights.pkl").write_bytes(pickle.dumps(Mark(mark)))  # which nobody reads
+    change(copy, mark)
+    with pytest.raises(JaxrlError, match=words) as caught:
+        jaxrl.load(copy)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 1200
+    assert not mark.exists()
+
+
+def test_what_cannot_act_is_not_written(folder, tmp_path):
+    actor = jaxrl.load(folder).actor
+    spoiled = actor.replace(params=jax.tree.map(lambda x: x * np.nan, actor.params))
+    with pytest.raises(ConfigError, match=r"cannot act: .* NaN or infinity"):
+        policy_folder.write(tmp_path, spoiled, {}, 0)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,188 @@
+"""A policy as one function: nothing is drawn where the best action is taken, for any batch, and it is the run's own."""
+
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+from helpers.exported import BOX, IMAGES, MANY, VECTORS, combinations, observations, policy_of
+from helpers.tiers import one_quick
+
+import jaxrl
+from jaxrl import networks
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.types import EnvSpec, env_spec
+from jaxrl.envs.delegate import forward
+from jaxrl.export.function import ActFunction
+from jaxrl.export.stablehlo import PLATFORMS, exported
+from jaxrl.run.policy import Policy
+
+COMBINATIONS = combinations()
+SMALL = networks.MLP((16,))
+RECURRENT = {
+    "gru": jaxrl.PPO(
+        network=networks.ActorCritic(torso=SMALL, core=networks.GRU(8), previous_action=True, previous_reward=True),
+        normalize_observation=True,
+        normalize_reward=True,
+    ),
+    "lstm": jaxrl.R2D2(network=networks.QNetwork(torso=SMALL, core=networks.LSTM(8), previous_action=True)),
+    "mingru": jaxrl.PPO(network=networks.ActorCritic(torso=SMALL, core=networks.MinGRU(8, layers=2), shared=True)),
+    "lru": jaxrl.PPO(network=networks.ActorCritic(torso=SMALL, core=networks.LRU(8))),
+    "gtrxl": jaxrl.PQN(network=networks.QNetwork(torso=SMALL, core=networks.GTrXL(8, heads=2, memory=5))),
+    "sac": jaxrl.SAC(
+        policy=networks.Actor(torso=SMALL, core=networks.GRU(8)),
+        critic=networks.Critic(torso=SMALL, core=networks.GRU(8)),
+        sequence_length=6,
+        burn_in=2,
+    ),
+}
+
+
+def abstract(algo, spec):
+    """A policy of zeros: nothing is compiled to make it."""
+    algo = resolve_schedules(algo.resolve(spec, 8), np.float32(1.0))
+    shapes = jax.eval_shape(lambda key: algo.actor(algo.init(key, spec)), jax.eval_shape(lambda: jax.random.key(0)))
+    return Policy(algo, jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes), spec)
+
+
+@pytest.mark.parametrize(
+    "name", one_quick(COMBINATIONS, "sac-vectors-continuous", "dqn-images-discrete", "r2d2-vectors-discrete")
+)
+def test_the_best_action_draws_nothing_for_any_batch(name):
+    function = ActFunction(abstract(*COMBINATIONS[name]))
+    program = str(function.traced())
+    assert "random" not in program and "threefry" not in program and "[b" in program
+    assert bool(function.arguments["carry"]) == name.startswith(("dreamer", "r2d2"))
+
+
+def test_sampling_draws():
+    program = str(ActFunction(abstract(*COMBINATIONS["sac-vectors-continuous"]), sample=True).traced())
+    assert "random_bits" in program
+
+
+def assert_same(policy, spec, *, batches=(1, 256), steps=1, sample=False, tolerance=1e-6):
+    """The exported program against the run's policy, for steps of episodes that begin anew now and then."""
+    function = ActFunction(policy, sample)
+    program = jax.jit(exported(function).call)
+    for batch in batches:
+        carry = tuple(np.zeros((batch, *x.shape[1:]), x.dtype) for x in function.arguments["carry"])
+        memory, rng = None, np.random.default_rng(batch)
+        for step in range(steps):
+            seen = observations(spec, batch, step)
+            first = (rng.random(batch) < 0.05) | (step == 0)
+            reward, key = rng.normal(size=batch).astype(np.float32), jax.random.key(step) if sample else None
+            right, memory = policy(seen, memory, key=key, first=first, reward=reward)
+            action, carry = program(seen, carry, first, reward, *([jax.random.key_data(key)] if sample else []))
+            for a, b in zip(jax.tree.leaves(right), jax.tree.leaves(action), strict=True):
+                assert a.dtype == b.dtype and a.shape == b.shape
+                np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(1.0, np.abs(a).max()))
+    assert len({x.tobytes() for x in np.asarray(jax.tree.leaves(action)[0])}) > 1, "it does the same everywhere"
+
+
+@pytest.mark.parametrize("name", one_quick(COMBINATIONS, "sac-vectors-continuous"))
+def test_every_algorithm_acts_as_its_run_does(name):
+    algo, spec = COMBINATIONS[name]
+    assert_same(policy_of(algo, spec), spec, steps=4)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["ppo-vectors-discrete", "sac-vectors-continuous", "dqn-vectors-discrete"])
+def test_samples_are_those_of_the_run_by_the_same_key(name):
+    algo, spec = COMBINATIONS[name]
+    assert_same(policy_of(algo, spec), spec, batches=(1, 16), steps=3, sample=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_policies_remember_over_a_hundred_steps(name):
+    spec = EnvSpec("test", VECTORS, BOX if name in ("sac", "mingru") else MANY)
+    assert_same(policy_of(RECURRENT[name], spec), spec, batches=(1, 16), steps=100)
+
+
+ATARI = jaxrl.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+NESTED = jaxrl.spaces.Dict({"camera": IMAGES, "arm": jaxrl.spaces.Dict({"angle": VECTORS}), "room": MANY})
+TORSOS = [
+    (networks.MLP((8, 8), "relu", "layer"), VECTORS),
+    (networks.MinAtarCNN(2, 3, 4, normalization="layer"), IMAGES),
+    (networks.NatureCNN(), ATARI),
+    (networks.ImpalaCNN(), ATARI),
+    (networks.ImpalaResNet(), ATARI),
+    (networks.default_torso(NESTED), NESTED),
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("torso", "space"), TORSOS, ids=lambda x: type(x).__name__)
+def test_every_torso(torso, space):
+    # Of numbers that no bound cuts off, which differ for any two observations.
+    spec = EnvSpec("test", space, jaxrl.spaces.Box(-1e9, 1e9, (2,)))
+    algo = jaxrl.PPO(network=networks.ActorCritic(torso=torso))
+    assert_same(policy_of(algo, spec), spec, batches=(1, 8), steps=2)
+
+
+@pytest.mark.long
+def test_actions_of_several_parts():
+    parts = jaxrl.spaces.Dict({"move": BOX, "speak": jaxrl.spaces.Tuple((MANY, jaxrl.spaces.MultiDiscrete((2, 3))))})
+    spec = EnvSpec("test", VECTORS, parts)
+    assert_same(policy_of(jaxrl.PPO(network=networks.ActorCritic(torso=SMALL)), spec), spec, batches=(3,))
+
+
+@struct.dataclass
+class Masked:
+    """CartPole in which one of the two pushes may be forbidden."""
+
+    env: Any
+
+    name, resets = forward("name"), forward("resets")
+    observation_space, action_space = forward("observation_space"), forward("action_space")
+
+    def reset(self, key):
+        state, time_step = self.env.reset(key)
+        return state, time_step.replace(action_mask=time_step.observation[:2] > 0)
+
+    def step(self, state, action, key):
+        state, time_step = self.env.step(state, action, key)
+        return state, time_step.replace(action_mask=time_step.observation[:2] > 0)
+
+
+@pytest.mark.long
+def test_a_mask_is_an_argument_and_is_obeyed():
+    env = Masked(jaxrl.make("gymnax:CartPole-v1"))
+    spec = env_spec(env)
+    policy = policy_of(jaxrl.PPO(network=networks.ActorCritic(torso=SMALL)), spec, env)
+    function = ActFunction(policy)
+    assert list(function.arguments) == ["observation", "carry", "first", "reward", "action_mask"]
+    seen, n = observations(spec, 8), spec.action_space.n
+    mask = np.eye(n, dtype=bool)[np.arange(8) % n]
+    action, _ = jax.jit(exported(function).call)(seen, (), np.ones(8, bool), np.zeros(8, np.float32), mask)
+    np.testing.assert_array_equal(action, np.arange(8) % n)
+    with pytest.raises(ConfigError, match="has forgotten its environment"):
+        ActFunction(Policy(policy.algo, policy.actor, spec))
+
+
+def test_it_is_for_all_platforms_and_any_batch():
+    algo, spec = COMBINATIONS["ppo-vectors-discrete"]
+    program = exported(ActFunction(abstract(algo, spec)))
+    assert program.platforms == PLATFORMS == ("cpu", "cuda", "tpu")
+    assert str(program.in_avals[0].shape) == "(b, 4)" and not program.disabled_safety_checks
+
+
+def test_what_needs_the_batch_as_a_number_is_refused_in_a_line(monkeypatch):
+    algo, spec = COMBINATIONS["ppo-vectors-discrete"]
+    act = jaxrl.PPO.act
+
+    def one_by_one(algo, actor, timestep, carry, key, **how):
+        output = act(algo, actor, timestep, carry, key, **how)
+        rows = [output.action[row] for row in range(int(timestep.first.shape[0]))]
+        return output.replace(action=jnp.stack(rows))
+
+    monkeypatch.setattr(jaxrl.PPO, "act", one_by_one)
+    policy = abstract(algo, spec)
+    with pytest.raises(ConfigError, match="PPO cannot be exported for any batch: ") as caught:
+        ActFunction(policy)
+    assert "\n" not in str(caught.value)
+    assert policy(observations(spec, 2))[0].shape == (2,), "jaxrl itself plays it"

@@ -1,0 +1,185 @@
+"""Importance of settings against known functions and an analysis of variance by hand; parallel coordinates."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxrl.core.errors import ConfigError
+from jaxrl.plots.importance import importance, plot_parallel
+
+GRID = [{"a": a, "b": b, "c": c} for a, b, c in itertools.product([1, 2, 3], [0.1, 1.0], ["x", "y"])]
+
+
+def test_shares_of_an_additive_function_are_those_of_its_variances():
+    scores = [3.0 * one["a"] + 2.0 * (one["c"] == "x") for one in GRID]
+    of_a, of_c = 9 * np.var([1, 2, 3]), 4 * np.var([0, 1])
+    found = importance(GRID, scores)
+    assert list(found) == ["a", "c", "b"]
+    assert found == pytest.approx({"a": of_a / (of_a + of_c), "c": of_c / (of_a + of_c), "b": 0.0})
+
+
+def test_shares_of_a_full_grid_are_its_analysis_of_variance():
+    """By means over the grid, with no fit: balanced, the sums of squares of settings do not depend on each other."""
+    runs = GRID * 3  # seeds
+    scores = np.random.default_rng(0).normal(size=len(runs)) + [one["a"] ** 2 for one in runs]
+    total = np.sum((scores - scores.mean()) ** 2)
+    effects = {}
+    for name in "abc":
+        levels = {one[name] for one in GRID}
+        means = [scores[[one[name] == level for one in runs]].mean() for level in levels]
+        effects[name] = np.sum((np.asarray(means) - scores.mean()) ** 2) * len(runs) / len(levels), len(levels) - 1
+    noise = (total - sum(squares for squares, _ in effects.values())) / (len(runs) - 1 - 4)
+    expected = {name: max(0, (squares - free * noise) / (total + noise)) for name, (squares, free) in effects.items()}
+    assert importance(runs, scores) == pytest.approx(expected)
+
+
+def test_effects_of_settings_together_belong_to_none():
+    runs = [{"a": a, "b": b} for a in (1, 2) for b in (1, 2)] * 3
+    assert importance(runs, [float(one["a"] == one["b"]) for one in runs]) == {"a": 0.0, "b": 0.0}
+
+
+def test_random_draws_of_a_known_function():
+    """The variance of a + 2b of independent uniform numbers is 1/5 of a and 4/5 of b; the third does nothing."""
+    draws = np.random.default_rng(1).uniform(size=(2000, 3))
+    runs = [dict(zip("abc", map(float, row), strict=True)) for row in draws]
+    found = importance(runs, draws[:, 0] + 2 * draws[:, 1])
+    assert found == pytest.approx({"b": 0.8, "a": 0.2, "c": 0.0}, abs=0.04)  # eight groups each
+
+
+def test_what_chance_explains_is_none():
+    shares = []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        runs = [
+            {"a": float(x), "b": str(y)} for x, y in zip(rng.uniform(size=40), rng.integers(4, size=40), strict=True)
+        ]
+        shares += importance(runs, rng.normal(size=40)).values()
+    assert np.mean(shares) < 0.05, "without the correction it is a tenth"
+
+
+def test_the_order_is_that_of_optunas_importances():
+    optuna = pytest.importorskip("optuna")
+    rng = np.random.default_rng(3)
+    study = optuna.create_study(direction="maximize")
+    ranges = {name: optuna.distributions.FloatDistribution(0.0, 1.0) for name in "abc"}
+    runs, scores = [], []
+    for _ in range(100):
+        runs.append({name: float(rng.uniform()) for name in "abc"})
+        scores.append(-5 * (runs[-1]["b"] - 0.8) ** 2 - (runs[-1]["a"] - 0.5) ** 2 + 0.01 * rng.normal())
+        study.add_trial(optuna.trial.create_trial(params=runs[-1], distributions=ranges, value=scores[-1]))
+    theirs = optuna.importance.get_param_importances(
+        study, evaluator=optuna.importance.PedAnovaImportanceEvaluator(evaluate_on_local=False)
+    )
+    assert list(importance(runs, scores)) == sorted(theirs, key=lambda name: -theirs[name])
+
+
+def test_too_few_runs_tell_nothing():
+    assert importance([{"a": 1}, {"a": 2}], [1.0, 2.0]) == {}
+    assert importance(GRID, [1.0] * len(GRID)) == importance(GRID, [np.nan] * len(GRID)) == importance([], []) == {}
+    assert importance([{}] * 9, range(9)) == {}
+
+
+def test_a_run_that_failed_counts_as_the_worst():
+    scores = [float(one["a"]) for one in GRID]
+    failed = [np.nan if one["a"] == 1 else score for one, score in zip(GRID, scores, strict=True)]
+    lowest = [max(score, 2.0) for score in scores]
+    assert importance(GRID, failed) == importance(GRID, lowest)
+
+
+VALUES = st.one_of(st.none(), st.booleans(), st.integers(-9, 9), st.floats(-1e6, 1e6), st.text(max_size=3))
+ROWS = st.lists(
+    st.tuples(st.dictionaries(st.sampled_from("abc"), VALUES), st.floats(-1e9, 1e9) | st.just(float("nan"))),
+    max_size=30,
+)
+
+
+@given(rows=ROWS)
+def test_shares_are_shares_whatever_was_tried(rows):
+    found = importance([tried for tried, _ in rows], [score for _, score in rows])
+    assert all(0 <= share <= 1 for share in found.values())
+    assert list(found.values()) == sorted(found.values(), reverse=True)
+
+
+# --- parallel coordinates ------------------------------------------------------------------------------------------
+
+
+def test_every_run_is_a_line_from_setting_to_setting_to_its_score(tmp_path):
+    runs = [
+        {"rate": 1e-4, "kind": "x"},
+        {"rate": 1e-3, "kind": "y"},
+        {"rate": 1e-2, "kind": "x"},
+        {"rate": 1.0, "kind": "x"},
+    ]
+    (axes,) = plot_parallel(runs, [0.0, 5.0, 10.0, np.nan], tmp_path / "x.svg", title="$x <b>").axes
+    labels = [label.get_text().split("\n")[0] for label in axes.get_xticklabels()]
+    assert set(labels[:-1]) == {"rate", "kind"} and labels[-1] == "score"
+    lines = [line for line in axes.get_lines() if len(line.get_xdata()) == 3]
+    assert len(lines) == 3, "one failed"
+    rate = labels.index("rate")
+    assert [line.get_ydata()[rate] for line in lines] == pytest.approx([0, 0.5, 1]), "logarithmic"
+    assert [line.get_ydata()[-1] for line in lines] == pytest.approx([0, 0.5, 1])
+    kind = labels.index("kind")
+    assert lines[0].get_ydata()[kind] == lines[2].get_ydata()[kind] != lines[1].get_ydata()[kind]
+    shown = {text.get_text() for text in axes.texts}
+    assert {"0.0001", "0.001", "0.01", "x", "y", "0", "5", "10"} <= shown
+    assert (tmp_path / "x.svg").exists()
+
+
+def test_of_many_runs_the_best_and_the_worst_are_drawn():
+    (axes,) = plot_parallel([{"a": n} for n in range(1000)], [float(n) for n in range(1000)]).axes
+    lines = [line for line in axes.get_lines() if line.get_color() != "#999999"]
+    assert len(lines) == 400 and [lines[0].get_ydata()[-1], lines[-1].get_ydata()[-1]] == [0, 1]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("odd", [math.inf, -math.inf, math.nan, 10**400], ids=lambda odd: str(odd)[:4])
+def test_settings_that_no_axis_holds_are_names(odd):
+    (axes,) = plot_parallel([{"a": 1.0}, {"a": odd}, {"a": 2.0}], [1.0, 2.0, 3.0]).axes
+    heights = [line.get_ydata()[0] for line in axes.get_lines() if line.get_color() != "#999999"]
+    assert sorted(heights) == pytest.approx([1 / 6, 3 / 6, 5 / 6])
+
+
+@pytest.mark.parametrize("draw", [plot_parallel, importance])
+@pytest.mark.parametrize("scores", [[1.0], [1.0, 2.0, 3.0]])
+def test_settings_and_scores_must_be_of_the_same_runs(draw, scores):
+    with pytest.raises(ConfigError, match="settings are of 2 runs, and scores of"):
+        draw([{"a": 1}, {"a": 2}], scores)
+
+
+def test_a_picture_without_runs_says_so(tmp_path):
+    (axes,) = plot_parallel([{"a": 1}], [np.nan]).axes
+    assert "no run has a score" in [text.get_text() for text in axes.texts]
+    with pytest.raises(ConfigError, match="unknown format of pictures"):
+        plot_parallel([{"a": 1}], [1.0], tmp_path / "x.zzz")
+
+
+@pytest.mark.long
+@settings(max_examples=20)
+@given(rows=ROWS)
+def test_whatever_was_tried_can_be_drawn(rows):
+    plot_parallel([tried for tried, _ in rows], [score for _, score in rows])
+
+
+def test_random_draws_with_several_seeds_are_cut_into_groups():
+    """Each number is there once for each seed; taken as they are, any setting would explain all."""
+    rng = np.random.default_rng(2)
+    draws = [{name: float(rng.uniform()) for name in "abc"} for _ in range(60)] * 3
+    found = importance(draws, [one["b"] + 0.1 * rng.normal() for one in draws])
+    assert list(found)[0] == "b" and found["b"] > 0.7 and found["a"] < 0.1 and found["c"] < 0.1
+
+
+def test_a_single_setting_of_a_grid_is_taken_as_it_is():
+    runs = [{"a": a} for a in range(5)] * 2
+    scores = [float(a == 2) for a in range(5)] * 2
+    assert importance(runs, scores) == pytest.approx({"a": 1.0})
+    assert 0 < importance([{"a": float(a)} for a in range(30)], [float(a) for a in range(30)])["a"] < 1
+
+
+def test_many_trials_of_many_settings():
+    draws = np.random.default_rng(4).uniform(size=(20_000, 7))
+    found = importance([dict(zip("abcdefg", row, strict=True)) for row in draws.tolist()], draws[:, 3])
+    assert found["d"] == pytest.approx(1 - 1 / 64, abs=0.01) and sum(found.values()) - found["d"] < 0.01

@@ -1,0 +1,332 @@
+"""Sweeps and searches as tables of pandas, and the report on runs as one HTML file."""
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from helpers.programs import ENV, PPO
+
+import jaxrl
+from jaxrl.cli import main
+from jaxrl.core.errors import ConfigError, MissingExtraError, RunDirectoryError
+from jaxrl.plots.curves import EVALUATION, TRAINING
+from jaxrl.run import sweep_directory
+from jaxrl.run.directory import RunDirectory
+from jaxrl.sweeps.records import read_records
+from jaxrl.sweeps.results import SweepResult
+
+HOSTILE = "<script>alert(1)</script><img src=http://x onerror=y>\"'&$a$"
+ENVIRONMENT = {"suite": "gymnax", "name": "CartPole-v1", "parameters": {}}
+
+
+def config(rate, seed=0, name="CartPole-v1", **others):
+    algorithm = {"type": "algorithm:ppo", "learning_rate": rate} | others
+    return {"algorithm": algorithm, "environment": ENVIRONMENT | {"name": name}, "seed": seed, "total_steps": 200}
+
+
+def run(path, rate, seed=0, score=5.0, name="CartPole-v1", **result):
+    with RunDirectory(path, config(rate, seed, name)) as directory:
+        rows = [{"step": step, TRAINING: (score or 1.0) * step / 200} for step in (100, 200)]
+        rows.append({"step": 200, EVALUATION: score} if score is not None else {"step": 200})
+        directory.metrics_jsonl.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        record = {"stopped": "finished", "problem": None, "evaluation": {"return_mean": score}} | result
+        directory.result.write_text(json.dumps(record))
+    return path
+
+
+RATES, SEEDS = [1e-4, 1e-3, 1e-2, 1e-1], [0, 4]
+SCORES = np.array([[1.0, 2.0], [3.0, 4.0], [8.0, 9.0], [math.nan, 0.0]])
+
+
+def sweep(path):
+    """The directory of a sweep, one of whose runs failed."""
+    path.mkdir()
+    rows = [
+        {"configuration": number, "seed": seed, "step": step, TRAINING: float(step + number)}
+        for number in range(len(RATES))
+        for seed in SEEDS
+        for step in (100, 200)
+    ]
+    record = {"configs": [config(rate) for rate in RATES], "seeds": SEEDS, "scores": SCORES.tolist(), "best": None}
+    record["origin"] = {"command": "jaxrl sweep ppo", "machine": "another machine", "versions": "jax 2"}
+    sweep_directory.write(path, record, rows, [{"learning_rate": rate} for rate in RATES])
+    return path
+
+
+def search(path):
+    path.mkdir()
+    trials = [
+        {"settings": {"learning_rate": rate, "clip": 0.1 + rate}, "returns": [1.0, 10 * rate], "ended": "finished"}
+        for rate in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+    ]
+    trials.append({"settings": {"learning_rate": 0.9, "clip": 0.3}, "returns": [0.5], "ended": "pruned"})
+    trials.append({"settings": {"learning_rate": 1.0, "clip": 0.3}, "returns": [None], "ended": "failed"})
+    tuned = {key: value for key, value in config(None).items() if key != "seed"} | {"seeds": [0, 1]}
+    (path / "config.json").write_text(json.dumps({"format": 1, "tune": tuned}))
+    (path / "study.journal").write_text("".join(json.dumps(trial) + "\n" for trial in trials))
+    return path
+
+
+# --- tables of pandas ----------------------------------------------------------------------------------------------
+
+
+def result(**others):
+    settings = {
+        "configurations": [{"learning_rate": rate} for rate in RATES],
+        "seeds": SEEDS,
+        "steps": np.tile([100, 200], (4, 1)),
+        "metrics": {TRAINING: np.stack([SCORES / 2, SCORES], axis=-1)},
+        "returns": SCORES[..., None],
+        "failed": np.isnan(SCORES),
+        "learners": [],
+        "steps_per_second": 1.0,
+        "wall_seconds": 1.0,
+    }
+    return SweepResult(**settings | others)
+
+
+def test_a_sweep_is_a_table_with_a_row_for_each_run():
+    pytest.importorskip("pandas")
+    table = result().to_pandas()
+    assert list(table["learning_rate"]) == [rate for rate in RATES for _ in SEEDS] and list(table["seed"]) == SEEDS * 4
+    np.testing.assert_array_equal(table[EVALUATION], SCORES.ravel())
+    np.testing.assert_array_equal(table["failed"], np.isnan(SCORES).ravel())
+    np.testing.assert_array_equal(table[TRAINING][:6], SCORES.ravel()[:6])
+    assert set(table["steps"]) == {200}
+
+
+def test_importance_and_picture_of_a_sweep(tmp_path):
+    shares = result().importance()
+    assert list(shares) == ["learning_rate"] and 0.9 < shares["learning_rate"] < 1
+    result().plot_settings(tmp_path / "x.png")
+    assert (tmp_path / "x.png").exists()
+
+
+def test_a_search_is_a_table_with_a_row_for_each_trial(tmp_path):
+    pytest.importorskip("pandas")
+    pytest.importorskip("optuna")
+    from jaxrl.sweeps.study import Trial
+    from jaxrl.sweeps.tune import TuneResult
+
+    trials = [Trial({"clip": 0.1 * n}, [0.0, float(n)], "finished") for n in range(1, 9)]
+    trials += [Trial({"clip": 0.2}, [99.0], "pruned"), Trial({"clip": 0.3}, [], "failed", "a value was not finite")]
+    found = TuneResult(trials, "PPO on it")
+    table = found.to_pandas()
+    assert list(table["clip"]) == [trial.settings["clip"] for trial in trials] and list(table["trial"]) == list(
+        range(10)
+    )
+    assert list(table["return"][:9]) == [*map(float, range(1, 9)), 99.0] and math.isnan(table["return"][9])
+    assert list(table["ended"][8:]) == ["pruned", "failed"] and table["problem"][9] == "a value was not finite"
+    assert 0.5 < found.importance()["clip"] <= 1
+    (axes,) = found.plot_settings(tmp_path / "x.png").axes
+    assert len([line for line in axes.get_lines() if len(line.get_xdata()) == 2 and line.get_color() != "#999999"]) == 8
+
+
+def test_saved_runs_sweeps_and_searches_are_one_table(tmp_path):
+    pytest.importorskip("pandas")
+    paths = [run(tmp_path / "a", 1e-3), run(tmp_path / "b", 1e-2, seed=3, score=7.0, name="Acrobot-v1")]
+    table = jaxrl.to_pandas([*paths, sweep(tmp_path / "s"), search(tmp_path / "t")])
+    assert len(table) == 2 + 8 + 10
+    assert list(table["run"][:2]) == ["a", "b"] and list(table["environment"][:2]) == [
+        "gymnax:CartPole-v1",
+        "gymnax:Acrobot-v1",
+    ]
+    np.testing.assert_array_equal(table[EVALUATION][:10], [5.0, 7.0, *SCORES.ravel()])
+    np.testing.assert_array_equal(table[EVALUATION][10:18], 10 * table["learning_rate"][10:18])
+    assert list(table["learning_rate"][2:10]) == [rate for rate in RATES for _ in SEEDS]
+    assert list(table["ended"][-2:]) == ["pruned", "failed"] and table["ended"][8] == "failed"
+    assert list(table["steps"][10:19]) == [200] * 8 + [100]
+    assert len(jaxrl.to_pandas(tmp_path / "a")) == 1, "a single path"
+
+
+def test_pandas_is_an_extra(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pandas", None)
+    with pytest.raises(MissingExtraError, match=r"^to_pandas needs an extra .*: pip install 'jaxrl\[pandas\]'$"):
+        result().to_pandas()
+
+
+# --- the report ----------------------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """The tags, their attributes, and the rows of text of the tables of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.attributes, self.rows, self.text, self.within = [], [], [], [], False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, *pair) for pair in attrs]
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+            self.within = True
+
+    def handle_endtag(self, tag):
+        self.within = self.within and tag not in ("td", "th")
+
+    def handle_data(self, data):
+        self.text.append(data)
+        if self.within:
+            self.rows[-1][-1] += data
+
+
+def page(paths, out):
+    return Page(jaxrl.report(paths, out).read_text())
+
+
+def test_a_report_has_the_scores_of_every_configuration(tmp_path):
+    runs = [run(tmp_path / f"{rate}-{seed}", rate, seed, 100 * rate + seed) for rate in (0.1, 0.2) for seed in range(4)]
+    found = page(runs, tmp_path / "new" / "report.html")
+    assert found.rows[0][:6] == ["learning_rate", "runs", "steps", "mean", "worst", "IQM"]
+    assert found.rows[1][:6] == ["0.2", "4", "200", "21.50", "20.00", "21.50"], "the best first"
+    assert found.rows[2][:6] == ["0.1", "4", "200", "11.50", "10.00", "11.50"]
+    low, high = map(float, found.rows[1][6].split(" to "))
+    assert 20 <= low < 21.5 < high <= 23
+    assert found.tags.count("img") == 1 and "PPO on gymnax:CartPole-v1" in found.text
+
+
+def test_a_report_on_a_sweep_says_which_settings_matter(tmp_path):
+    found = page([sweep(tmp_path / "s"), search(tmp_path / "t")], tmp_path / "report.html")
+    assert ["Importance of settings" in found.text, found.tags.count("meter")] == [True, 3]
+    assert found.tags.count("img") == 2 + 2
+    rows = {row[0]: row for row in found.rows if len(row) == len(found.rows[0])}
+    columns = found.rows[0]
+    assert rows["0.1"][columns.index("no score")] == "1", "a run that failed"
+    assert float(rows["0.1"][columns.index("IQM")]) == 0.0, "and counts as the worst of all"
+    assert float(rows["0.1"][columns.index("mean")]) == 0.0
+    assert sum("Trials" in text for text in found.text) == 1
+    assert "jaxrl sweep ppo" in found.text and "another machine" in found.rows[-1 - 10]
+
+
+def test_runs_from_data_have_learning_curves_of_their_evaluations(tmp_path):
+    path = run(tmp_path / "a", 0.1)
+    rows = "".join(json.dumps({"step": step, EVALUATION: step / 10}) + "\n" for step in (100, 200))
+    (path / "metrics.jsonl").write_text(rows)
+    assert "Learning curves" in page([path], tmp_path / "report.html").text
+
+
+def test_a_report_names_command_machine_and_versions(tmp_path):
+    origin = {"command": "jaxrl train ppo", "machine": "a machine", "versions": "jax 1"}
+    found = page([run(tmp_path / "a", 0.1, origin=origin, total_seconds=12.3)], tmp_path / "report.html")
+    assert "jaxrl train ppo" in found.text
+    assert found.rows[-1][-3:] == ["12", "a machine", "jax 1"]
+
+
+def test_the_same_runs_are_the_same_report(tmp_path):
+    path = sweep(tmp_path / "s")
+    one, two = (jaxrl.report(path, tmp_path / name).read_bytes() for name in ("1.html", "2.HTML"))
+    assert re.sub(rb"base64,[^\"]*", b"", one) == re.sub(rb"base64,[^\"]*", b"", two)
+
+
+def test_nothing_of_a_file_is_more_than_text_in_a_report(tmp_path):
+    origin = {"command": f"jaxrl {HOSTILE}", "machine": HOSTILE, "versions": [HOSTILE]}
+    name = re.sub("/", "", HOSTILE)
+    paths = [run(tmp_path / f"{name}{n}", 0.1 * n, n, float(n), HOSTILE, origin=origin) for n in range(5)]
+    for n, path in enumerate(paths):  # names and values of settings
+        algorithm = {"type": HOSTILE, HOSTILE: f"{HOSTILE}{n}", "learning_rate": 0.1 * n}
+        whole = json.loads((path / "config.json").read_text()) | {"algorithm": algorithm}
+        (path / "config.json").write_text(json.dumps(whole))
+        with (path / "result.json").open("r+") as file:
+            record = json.loads(file.read()) | {"stopped": HOSTILE}
+            file.seek(0)
+            file.write(json.dumps(record))
+    found = page(paths, tmp_path / "report.html")
+    assert {"script", "iframe", "object", "link", "base", "form"} & set(found.tags) == set()
+    allowed = ("meta", "html", "meter", "div", "p", "img")
+    assert {tag for tag, *_ in found.attributes} <= set(allowed)
+    assert all(not name.startswith("on") for _, name, _ in found.attributes)
+    sources = [value for _, name, value in found.attributes if name in ("src", "href")]
+    assert sources and all(value.startswith("data:image/svg+xml;base64,") for value in sources)
+    policy = dict(pair[1:] for pair in found.attributes if pair[0] == "meta" and pair[1] == "content")["content"]
+    assert policy is not None
+    assert any(HOSTILE in text for text in found.text), "it is there, as text"
+    assert ("meta", "http-equiv", "Content-Security-Policy") in found.attributes
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda path: [], "no runs: name at least one run directory"),
+        (lambda path: [path / "none"], "is not a run directory: there is no such folder"),
+        (lambda path: [path], "is not a run directory: it has no config.json"),
+        (lambda path: [path / "file"], "is not a run directory: it is a file"),
+        (lambda path: [run(path / "a", 0.1), path / "none"], "is not a run directory"),
+    ],
+)
+def test_what_no_report_is_written_on(tmp_path, make, words):
+    (tmp_path / "file").write_text("{}")
+    with pytest.raises((ConfigError, RunDirectoryError), match=words) as raised:
+        jaxrl.report(make(tmp_path), tmp_path / "report.html")
+    assert "\n" not in str(raised.value) and not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("name", ["report.png", "report", "folder.html", "file/report.html"])
+def test_where_no_report_is_written(tmp_path, name):
+    (tmp_path / "folder.html").mkdir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="out='.*"):
+        jaxrl.report([run(tmp_path / "a", 0.1)], tmp_path / name)
+
+
+def test_a_run_without_metrics_has_a_report(tmp_path):
+    with RunDirectory(tmp_path / "a", config(0.1)):
+        pass
+    found = page([tmp_path / "a"], tmp_path / "report.html")
+    assert found.rows[1][0] == "PPO on gymnax:CartPole-v1"
+
+
+def test_a_run_counts_once(tmp_path):
+    path = sweep(tmp_path / "s")
+    best = run(path / "best", 1e-2, 4, 9.0)
+    (tmp_path / "link").symlink_to(path)
+    assert len(read_records([path, path, tmp_path / "link", best])) == len(read_records([best, path])) == SCORES.size
+    assert len(read_records([search(tmp_path / "t"), tmp_path / "s" / ".." / "t"])) == 10, "trials have no seeds"
+    others = [run(tmp_path / "a", 1e-2, 4, 8.0), run(tmp_path / "b", 1e-2, 5, 9.0)]
+    assert len(read_records([path, *others])) == SCORES.size + 2, "of another score, and another seed"
+    assert [record.run.name for record in read_records([best, *others, best])] == ["best", "a", "b"]
+
+
+@pytest.mark.long
+def test_the_best_run_of_a_sweep_is_one_of_its_runs(tmp_path):
+    settings = {"total_steps": 128, "num_envs": 8, "seeds": 2, "evaluation_episodes": 4, "progress": False}
+    path = jaxrl.sweep(PPO, ENV, gamma=[0.9, 0.99], **settings).save(tmp_path / "s")
+    assert len(read_records([path, path, path / "best"])) == 4
+
+
+def test_runs_can_be_told_apart(tmp_path):
+    found = page([sweep(tmp_path / "s")], tmp_path / "report.html")
+    rows = found.rows[-SCORES.size :]
+    assert len({tuple(row[:4]) for row in rows}) == SCORES.size
+    assert rows[0][:4] == ["s", "PPO on gymnax:CartPole-v1", "learning_rate=0.0001", "0"]
+
+
+def test_steps_that_no_float_holds_are_passed_over(tmp_path):
+    path = search(tmp_path / "t")
+    whole = json.loads((path / "config.json").read_text())
+    whole["tune"]["total_steps"] = 10**400
+    (path / "config.json").write_text(json.dumps(whole))
+    assert read_records(path)[0].steps == 2, "the number of evaluations"
+    page(path, tmp_path / "report.html")
+
+
+def test_the_command_writes_a_report(tmp_path, capsys):
+    path, out = run(tmp_path / "a", 0.1), tmp_path / "report.html"
+    assert main.main(["report", str(path), "--out", str(out)]) == 0
+    assert capsys.readouterr().out.strip() == str(out) and out.exists()
+    assert main.main(["report"]) == 2
+    assert main.main(["report", str(tmp_path / "none"), "--out", str(out)]) == 2
+    said = capsys.readouterr().err
+    assert "no runs: jaxrl report" in said and "is not a run directory" in said
+
+
+def test_the_evaluation_of_another_process_is_the_score(tmp_path):
+    path = run(tmp_path / "a", 0.1, score=None, evaluation={"return_mean": 3.0})
+    (record,) = read_records([path])
+    assert record.score == 3.0 and record.steps == 200
