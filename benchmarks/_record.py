@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -73,13 +74,27 @@ def _processor():
         return platform.processor() or platform.machine()
 
 
-def save(name: str, rows: list[dict[str, Any]], **extra: Any) -> pathlib.Path:
-    """Writes `benchmarks/results/<name>.json`; on an accelerator the name says so."""
+def kept_path(name: str) -> pathlib.Path:
+    """Where runs that a kill may end are kept: of each commit anew, since a record says which one made it."""
+    return ROOT / ".cache" / "learning" / _git("rev-parse", "--short", "HEAD") / name
+
+
+def kept_folder(name: str) -> pathlib.Path:
+    """The folder `kept_path(name)`, made if it is not there; with changes beside the commit nothing is kept in it."""
+    folder = kept_path(name)
+    if _git("status", "--porcelain", "jaxrl"):
+        shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def save(name: str, rows: list[dict[str, Any]], folder: pathlib.Path | None = None, **extra: Any) -> pathlib.Path:
+    """Writes `<name>.json` into `benchmarks/results` or another folder; on an accelerator the name says so."""
     import jax
 
     suffix = "" if jax.default_backend() == "cpu" else f"-{jax.default_backend()}"
-    path = HERE / "results" / f"{name}{suffix}.json"
-    path.parent.mkdir(exist_ok=True)
+    path = (folder or HERE / "results") / f"{name}{suffix}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"machine": machine(), **extra, "rows": rows}, indent=2) + "\n")
     return path
 

@@ -32,6 +32,14 @@ COMMANDS = {
     "vmpo": f"vmpo {CARTPOLE}",
     "pqn": f"pqn {CARTPOLE}",
     "reppo": f"reppo {PENDULUM} 100000",
+    "alphazero": (
+        "alphazero --env pgx:tic_tac_toe --env-params opponent=turns --eval-env pgx:tic_tac_toe --num-envs 128 "
+        "--total-steps 300000"
+    ),
+    "muzero": (
+        "muzero --env gymnax:Catch-bsuite --simulations 8 --v-min -1 --v-max 1 --value-cost 1 --batch-size 64 "
+        "--num-envs 16 --learning-rate linear:3e-3:0 --total-steps 60000"
+    ),
     "dqn": f"dqn {CARTPOLE}",
     "sac": f"sac {PENDULUM} 10000 {BOTH}",
     "crossq": f"crossq {PENDULUM} 10000 {BOTH}",
@@ -50,6 +58,13 @@ COMMANDS = {
         "--network.torso mlp:32 --network.core gru:32 --sequence-length 25 --burn-in 8 --learning-rate linear:3e-3:0 "
         "--capacity 16384 --min-size 2048 --batch-size 64 --rollout-length 8 --replay-ratio 0.0078125 "
         "--target-period 50"
+    ),
+    # A probe, which its smallest model learns within minutes; Catch and Pendulum are rows of the zoo.
+    "dreamer": (
+        "dreamer --env probe:ActionReward --env-params continuous=True --total-steps 12000 --num-envs 8 "
+        "--network.deter 16 --network.stoch 4 --network.classes 4 --network.hidden 16 --network.units 16 "
+        "--network.layers 1 --learning-rate 3e-3 --optimizer laprop:warm_up=20 --sequence-length 8 --rollout-length 4 "
+        "--imagination-length 3 --min-size 256 --replay-ratio 0.0625 --capacity 4096 --gamma 0.9"
     ),
 }
 # Before those that learn from data: an agent whose episodes are the mixed data, and whose policy is the expert.

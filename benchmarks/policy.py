@@ -16,7 +16,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import _record as record
 
-PEER = ["stable-baselines3==2.9.0", "torch==2.15.0", "gymnasium==1.4.0", "numpy==2.5.5"]
+PEER = ["stable-baselines3==2.9.0", "torch==2.14.1", "gymnasium==1.4.0", "numpy==2.5.5"]
 CALLS = 2000
 BATCHES = (None, 64)  # None: one observation without a batch axis
 

@@ -61,6 +61,8 @@ def row(target: str, algorithm: str, env: str, num_envs: int, runs: int | None) 
         "seconds": round(time.monotonic() - since),
         "MB a device": round(chunk.peak_bytes / 1e6, 1),
         "collectives": dict(chunk.iteration.all_collectives()),
+        "bytes exchanged": chunk.iteration.all_exchanged(),
+        "FLOPs": chunk.flops,
         "kernels": chunk.iteration.all_kernels(),
         "outside of loops": sum(outside.kernels.values()),
         "loops": [f"{loop.trips or '?'} x {sum(loop.kernels.values())}" for loop in loops],

@@ -1,0 +1,253 @@
+"""The rows of `benchmarks/zoo.toml`: what each trains and must reach, how it is trained, and its record."""
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+import shlex
+import shutil
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import _record
+import numpy as np
+
+ZOO = _record.HERE / "zoo.toml"
+MOST_POINTS = 50  # of a curve in a record
+_TRAINING = "metrics/train/return_mean"
+_REQUIRED = {"algorithm": {"algorithm", "environment", "steps"}, "preset": {"preset"}}
+_OPTIONAL = {"settings", "variant", "published", "source", "worst", "mean", "worst_missed", "mean_missed"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A command after `jaxrl sweep`, and what it must reach: the worst seed `worst`, all of them on average `mean`.
+
+    `worst_missed` and `mean_missed` say by how much it does not yet; of two figures the other one holds. `variant` is
+    what a table calls an algorithm that is not at its defaults.
+    """
+
+    name: str
+    command: str
+    published: str
+    worst: float = -np.inf
+    mean: float = -np.inf
+    worst_missed: str = ""
+    mean_missed: str = ""
+    variant: str = ""
+
+    @property
+    def kind(self) -> str:
+        return "preset" if self.command.startswith("--preset ") else "defaults"
+
+    @property
+    def record(self) -> str:
+        """The name of its record in a folder of results."""
+        return f"learning-{self.kind}-{self.name}"
+
+
+class Missed(AssertionError):
+    """A figure that its row says is missed is; all that it does not say so of holds."""
+
+
+def check(row: Row, scores: np.ndarray) -> None:
+    """Whether the seeds' scores are what the row asks for.
+
+    Raises:
+      Missed: all but what it says is missed.
+      AssertionError: not even that.
+    """
+    reached = {"worst": scores.min() >= row.worst, "mean": scores.mean() >= row.mean}
+    missed = {"worst": row.worst_missed, "mean": row.mean_missed}
+    assert np.isfinite(scores).all() and all(reached[name] for name in reached if not missed[name]), scores
+    if not all(reached.values()):
+        raise Missed(scores)
+
+
+@dataclasses.dataclass(frozen=True)
+class Zoo:
+    """A table of rows, by name.
+
+    Attributes:
+      path: of the file; the records of its rows lie in the folder `results` beside it.
+      rows: in their order.
+      rates: environment steps a second by algorithm, by suite, and of all others ("other"): an estimate.
+    """
+
+    path: pathlib.Path
+    rows: dict[str, Row]
+    rates: dict[str, float]
+
+    def held(self, row: Row) -> dict[str, Any] | None:
+        """Return the row's record, if there is one."""
+        path = self.path.parent / "results" / f"{row.record}.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def runs(self, name: str) -> pathlib.Path:
+        """Return where runs are kept until they are over: of the project's own table for each commit anew."""
+        return _record.kept_path(f"zoo-{name}") if self.is_own else self.path.parent / "runs" / name
+
+    def begin(self, name: str) -> pathlib.Path:
+        """Return `runs(name)` for a training that begins or goes on; with uncommitted changes it begins anew."""
+        return _record.kept_folder(f"zoo-{name}") if self.is_own else self.runs(name)
+
+    @property
+    def is_own(self) -> bool:
+        return self.path.resolve() == ZOO.resolve()
+
+    def minutes(self, row: Row) -> float:
+        """Return how long a row takes: as its record says, else an estimate."""
+        if seconds := (self.held(row) or {}).get("wall_seconds"):
+            return seconds / 60
+        algorithm, environment, steps, seeds = trained(row)
+        suite = environment.partition(":")[0]
+        rate = next(self.rates[key] for key in (algorithm, suite, "other") if key in self.rates)
+        return steps * seeds / rate / 60
+
+    def save(self, row: Row, outcome: "Outcome") -> pathlib.Path:
+        """Write the record of a row: every seed's score and curve, and what was published."""
+        return save(row, outcome, self.path.parent / "results")
+
+
+def read(path: pathlib.Path = ZOO) -> Zoo:
+    """Read a table of rows.
+
+    Raises:
+      ValueError: a row misses a key, has an unknown one, or the name of another.
+    """
+    table = tomllib.loads(path.read_text())
+    rows: dict[str, Row] = {}
+    for found in table["rows"]:
+        name, way = found.get("name"), "preset" if "preset" in found else "algorithm"
+        needed = {"name", "seeds"} | _REQUIRED[way]
+        missing, unknown = sorted(needed - found.keys()), sorted(found.keys() - needed - _OPTIONAL)
+        if missing or unknown or name in rows:
+            problems = [f"it needs {', '.join(missing)}"] * bool(missing)
+            problems += [f"there is no {', '.join(unknown)}"] * bool(unknown)
+            raise ValueError(f"{path}: row {name!r}: {'; '.join(problems or ['an earlier row has this name'])}")
+        rows[name] = _row(found)
+    return Zoo(path, rows, table["steps_per_second"])
+
+
+def _row(found):
+    words = ["--preset", found["preset"]] if "preset" in found else [found["algorithm"], "--env", found["environment"]]
+    words += ["--total-steps", str(found["steps"])] if "steps" in found else []
+    words += ["--seeds", str(found["seeds"]), *shlex.split(found.get("settings", ""))]
+    published = found.get("published", "") + (f" ({found['source']})" if "source" in found else "")
+    figures = {name: float(found[name]) for name in ("worst", "mean") if name in found}
+    notes = {name: found[name] for name in ("worst_missed", "mean_missed", "variant") if name in found}
+    return Row(found["name"], shlex.join(words), published, **figures, **notes)
+
+
+def trained(row: Row) -> tuple[str, str, int, int]:
+    """Return the algorithm, the environment, the steps and the number of seeds of a row."""
+    from jaxrl.run.presets import preset
+
+    words = shlex.split(row.command)
+    seeds = int(_after(words, "--seeds"))
+    if row.kind == "preset":
+        found = preset(words[1])
+        steps = int(_after(words, "--total-steps")) if "--total-steps" in words else found.total_steps
+        return type(found.algorithm).__name__.lower(), found.env, steps, seeds
+    return words[0], _after(words, "--env"), int(_after(words, "--total-steps")), seeds
+
+
+def _after(words, flag):
+    return words[words.index(flag) + 1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a row came to.
+
+    Attributes:
+      scores: mean return of the final evaluation, (seeds,).
+      steps: environment steps at each point of the curves, (points,).
+      returns: mean return of the episodes that ended while training, (seeds, points); NaN where none did.
+      wall_seconds: that training took, of all processes if it was killed and resumed.
+    """
+
+    scores: np.ndarray
+    steps: np.ndarray
+    returns: np.ndarray
+    wall_seconds: float
+
+
+def train(row: Row, folder: pathlib.Path, seeds: Sequence[int] | None = None) -> Outcome:
+    """Train a row by its command; what a killed process left in the folder is gone on with.
+
+    Args:
+      row: of another command than the folder's last one, it begins anew.
+      folder: of this row alone; the caller deletes it.
+      seeds: in place of those of the row.
+
+    Raises:
+      SystemExit: the command ended with another code than 0, such as 143 after SIGTERM.
+    """
+    from jaxrl.cli.main import main
+
+    words = ["sweep", *shlex.split(row.command)]
+    if seeds is not None:
+        words[words.index("--seeds") + 1] = ",".join(map(str, seeds))
+    command, path = folder / "command.txt", folder / "sweep.npz"
+    if not command.exists() or command.read_text() != shlex.join(words):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        command.write_text(shlex.join(words))
+    if not path.exists():
+        with _clock(folder):
+            made = folder / "unfinished.npz"
+            if code := main([*words, "--run-dir", str(folder / "run"), "--out", str(made)]):
+                raise SystemExit(code)
+            made.replace(path)
+    with np.load(path) as saved:
+        [returns], [steps], [curves] = saved["returns"], saved["steps"], saved[_TRAINING]
+        return Outcome(np.nanmean(returns, axis=-1), steps, curves, _seconds(folder)["seconds"])
+
+
+@contextlib.contextmanager
+def _clock(folder: pathlib.Path) -> Iterator[None]:
+    """Add the time of what is within to the folder's; a process that was killed took until what it wrote last."""
+    held = _seconds(folder)
+    if held["began"] is not None:
+        last = max(path.stat().st_mtime for path in folder.rglob("*"))
+        held["seconds"] += max(last - held["began"], 0.0)
+    path, began = folder / "time.json", time.time()
+    path.write_text(json.dumps({**held, "began": began}))
+    try:
+        yield
+    finally:
+        path.write_text(json.dumps({"seconds": held["seconds"] + time.time() - began, "began": None}))
+
+
+def _seconds(folder):
+    path = folder / "time.json"
+    return json.loads(path.read_text()) if path.exists() else {"seconds": 0.0, "began": None}
+
+
+def save(row: Row, outcome: Outcome, results: pathlib.Path | None = None) -> pathlib.Path:
+    """Write the record of a row, into `benchmarks/results` if not told otherwise."""
+    from scipy import stats
+
+    places = np.unique(np.linspace(0, len(outcome.steps) - 1, min(MOST_POINTS, len(outcome.steps)), dtype=int))
+    curves = outcome.returns[:, places]
+    found = {
+        "scores": [round(float(score), 2) for score in outcome.scores],
+        "mean": round(float(np.mean(outcome.scores)), 2),
+        "interquartile_mean": round(float(stats.trim_mean(outcome.scores, 0.25)), 2),
+        "worst": round(float(np.min(outcome.scores)), 2),
+    }
+    return _record.save(
+        row.record,
+        [found],
+        folder=results,
+        run=f"jaxrl sweep {row.command}",
+        published=row.published,
+        wall_seconds=round(outcome.wall_seconds),
+        curve={
+            "steps": outcome.steps[places].tolist(),
+            "returns": [[round(float(x), 2) if np.isfinite(x) else None for x in curve] for curve in curves],
+        },
+    )

@@ -1,0 +1,187 @@
+"""Population-based training against random search of the same steps: PPO on Acrobot and Pendulum, SAC on Pendulum.
+
+    python benchmarks/pbt.py [--only ppo-pendulum] [--repeats 5]
+    python benchmarks/pbt.py --small    # a trial of the benchmark itself: minutes, and nothing is recorded
+
+Both have the same space, which is wide, as many members as there are draws, and the same environment steps; repeat i of
+both is seed i. A random search is a sweep of one seed: each draw keeps its settings, and the best final evaluation
+wins. What counts is the mean return of each winner in fresh episodes, which neither training nor the choice has seen.
+Of the repeats: the median of each, that of the differences of pairs, and in how many pairs PBT is better; beside it the
+middle of all members at the end, and the score that the winner was chosen by.
+
+What is finished is kept in `.cache/pbt.json`: the same command, killed and started again, goes on with the next search,
+and one at another commit begins anew. A task alone (`--only`) leaves the others of the record as they are.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+import tempfile
+import time
+from typing import Any
+
+import numpy as np
+
+import jaxrl
+from jaxrl import networks
+from jaxrl.core.keys import held_out_seed
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import _record as record
+
+KEPT = record.ROOT / ".cache" / "pbt.json"
+_RATE, _SMALL = jaxrl.LogUniform(1e-6, 1.0), networks.MLP((64, 64))
+# Every field of the tables that `jaxrl.pbt` begins with is named: those in "space" differ, the others are fixed.
+TASKS: dict[str, dict[str, Any]] = {
+    "ppo-acrobot": {
+        "algo": jaxrl.PPO(rollout_length=64),
+        "env": "gymnax:Acrobot-v1",
+        "num_envs": 8,
+        "total_steps": 100_000,
+        "population": 12,
+        "space": {
+            "learning_rate": _RATE,
+            "entropy_cost": jaxrl.LogUniform(1e-4, 10.0),
+            "clip": jaxrl.LogUniform(1e-3, 1.0),
+            "gae_lambda": jaxrl.Uniform(0.0, 1.0),
+        },
+        "fixed": {"gamma": 0.99, "value_cost": 0.5, "max_grad_norm": 0.5},
+    },
+    "ppo-pendulum": {
+        "algo": jaxrl.PPO(rollout_length=64),
+        "env": "gymnax:Pendulum-v1",
+        "num_envs": 16,
+        "total_steps": 150_000,
+        "population": 12,
+        "space": {
+            "learning_rate": _RATE,
+            "entropy_cost": jaxrl.LogUniform(1e-6, 1.0),
+            "clip": jaxrl.LogUniform(1e-3, 1.0),
+            "gae_lambda": jaxrl.Uniform(0.0, 1.0),
+            "gamma": [0.8, 0.9, 0.95, 0.99, 0.999],
+        },
+        "fixed": {"value_cost": 0.5, "max_grad_norm": 0.5},
+    },
+    "sac-pendulum": {
+        "algo": jaxrl.SAC(
+            batch_size=64,
+            capacity=20_000,
+            min_size=500,
+            policy=networks.Actor(torso=_SMALL),
+            critic=networks.Critic(torso=_SMALL),
+        ),
+        "env": "gymnax:Pendulum-v1",
+        "num_envs": 4,
+        "total_steps": 10_000,
+        "population": 8,
+        "exploit_from": 0.5,  # nobody has learned before; chosen on repeat 2, which had failed
+        "space": {
+            "learning_rate": _RATE,
+            "policy_learning_rate": _RATE,
+            "temperature_learning_rate": _RATE,
+            "tau": jaxrl.LogUniform(1e-4, 1.0),
+        },
+        "fixed": {"gamma": 0.99},
+    },
+}
+KINDS = ("PBT", "random")
+EPISODES = 256
+
+
+def searched(task: str, kind: str, repeat: int, small: bool) -> dict[str, Any]:
+    """One search: its winner's return in fresh episodes, what it was chosen by, and the middle of all at the end."""
+    about = TASKS[task]
+    began, members = time.monotonic(), about["population"]
+    shared = about["space"] | about["fixed"] | {"num_envs": about["num_envs"], "evaluation_episodes": EPISODES}
+    shared |= {"total_steps": about["total_steps"] // (20 if small else 1), "progress": False}
+    if kind == "PBT":
+        how = {"population": members, "seed": repeat, "fraction": 0.25, "exploit_from": about.get("exploit_from", 0.0)}
+        result: Any = jaxrl.pbt(about["algo"], about["env"], **how, **shared)
+        fresh = result.fresh_score
+    else:
+        draws = {"num_samples": members, "search_seed": repeat, "seeds": [repeat], "points": 20}
+        result = jaxrl.sweep(about["algo"], about["env"], **draws, **shared)
+        fresh = played_again(result, about["env"], repeat)
+    scores = np.nan_to_num(result.scores[:, 0], nan=float(np.nanmin(result.scores)))  # who failed is as the worst
+    return {
+        "task": task,
+        "kind": kind,
+        "repeat": repeat,
+        "fresh": fresh,
+        "chosen by": float(scores.max()),
+        "median member": float(np.median(scores)),
+        "failed": int(result.failed.sum()),
+        "seconds": time.monotonic() - began,
+    }
+
+
+def played_again(result: jaxrl.SweepResult, env: str, repeat: int) -> float:
+    """The mean return of a sweep's winner in episodes that nothing has seen."""
+    with tempfile.TemporaryDirectory() as folder:
+        policy = jaxrl.load(result.save(pathlib.Path(folder) / "search"))
+        found = jaxrl.evaluate(
+            policy.algo, policy.actor, env, policy.spec, episodes=EPISODES, seed=held_out_seed(repeat)
+        )
+    return found.return_mean
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """The medians over repeats of each kind, and how PBT does in pairs."""
+    fresh = {kind: np.asarray([row["fresh"] for row in rows if row["kind"] == kind]) for kind in KINDS}
+    found = {kind: float(np.median(values)) for kind, values in fresh.items()}
+    difference = fresh["PBT"] - fresh["random"]
+    return found | {"median difference": float(np.median(difference)), "pairs better": int(np.sum(difference > 0))}
+
+
+def kept(settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """The searches that the same command finished before it was killed."""
+    held = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    return held["rows"] if held.get("settings") == settings else []
+
+
+def keep(settings: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    KEPT.parent.mkdir(exist_ok=True)
+    beside = KEPT.with_suffix(".tmp")
+    beside.write_text(json.dumps({"settings": settings, "rows": rows}))
+    beside.replace(KEPT)
+
+
+def described(task: str) -> dict[str, Any]:
+    """What a task is, as the record says it."""
+    about = TASKS[task]
+    found = {name: about[name] for name in ("env", "num_envs", "total_steps", "population", "fixed")}
+    return found | {"space": {name: repr(values) for name, values in about["space"].items()}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=list(TASKS), help="this task alone")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--small", action="store_true", help="a twentieth of the steps, 2 repeats; nothing is recorded")
+    arguments = parser.parse_args()
+    repeats = 2 if arguments.small else arguments.repeats
+    tasks = [arguments.only] if arguments.only else list(TASKS)
+    machine = record.machine()
+    settings = {"tasks": tasks, "repeats": repeats, "commit": machine["commit"]}
+    searches = [(task, kind, repeat) for task in tasks for repeat in range(repeats) for kind in KINDS]
+    rows = [] if arguments.small else kept(settings)
+    for task, kind, repeat in searches[len(rows) :]:
+        rows.append(searched(task, kind, repeat, arguments.small))
+        print(record.table(rows[-1:]), flush=True)
+        if not arguments.small:
+            keep(settings, rows)
+    path = record.HERE / "results" / "pbt.json"
+    for task in tasks:
+        found = [row for row in rows if row["task"] == task]
+        print(task, summary(found))
+        if not arguments.small:
+            part = {"machine": machine, "settings": described(task), "summary": summary(found), "rows": found}
+            record.save_part(path, task, part)
+    if not arguments.small:
+        print(path)
+        KEPT.unlink()
+
+
+if __name__ == "__main__":
+    main()
