@@ -3,13 +3,14 @@
     python benchmarks/pbt.py [--only ppo-pendulum] [--repeats 5]
     python benchmarks/pbt.py --small    # a trial of the benchmark itself: minutes, and nothing is recorded
 
-Both have the same space, which is wide, as many members as there are draws, and the same environment steps; repeat i of
-both is seed i. A random search is a sweep of one seed: each draw keeps its settings, and the best final evaluation
-wins. What counts is the mean return of each winner in fresh episodes, which neither training nor the choice has seen.
-Of the repeats: the median of each, that of the differences of pairs, and in how many pairs PBT is better; beside it the
-middle of all members at the end, and the score that the winner was chosen by.
+Both have the same space, which is wide, and the same environment steps. In each repeat they have the same draws and the
+same seeds: a random search trains the runs that the members of the population are until they copy, so that nothing but
+the copies differs. The best final evaluation wins. What counts is the mean return of each winner in fresh episodes,
+which neither training nor the choice has seen. Of the repeats: the median of each, that of the differences of pairs,
+and in how many pairs PBT is better; beside it the middle of all members at the end, and the score that the winner was
+chosen by.
 
-What is finished is kept in `.cache/pbt.json`: the same command, killed and started again, goes on with the next search,
+What is finished is kept in `.cache/pbt.json`: the same command, killed and started again, goes on with the next pair,
 and one at another commit begins anew. A task alone (`--only`) leaves the others of the record as they are.
 """
 
@@ -17,7 +18,6 @@ import argparse
 import json
 import pathlib
 import sys
-import tempfile
 import time
 from typing import Any
 
@@ -89,21 +89,36 @@ KINDS = ("PBT", "random")
 EPISODES = 256
 
 
-def searched(task: str, kind: str, repeat: int, small: bool) -> dict[str, Any]:
-    """One search: its winner's return in fresh episodes, what it was chosen by, and the middle of all at the end."""
+def searched(task: str, repeat: int, small: bool) -> list[dict[str, Any]]:
+    """A population and the random search of the same draws: the winners in fresh episodes, the scores of all."""
     about = TASKS[task]
-    began, members = time.monotonic(), about["population"]
-    shared = about["space"] | about["fixed"] | {"num_envs": about["num_envs"], "evaluation_episodes": EPISODES}
-    shared |= {"total_steps": about["total_steps"] // (20 if small else 1), "progress": False}
-    if kind == "PBT":
-        how = {"population": members, "seed": repeat, "fraction": 0.25, "exploit_from": about.get("exploit_from", 0.0)}
-        result: Any = jaxrl.pbt(about["algo"], about["env"], **how, **shared)
-        fresh = result.fresh_score
-    else:
-        draws = {"num_samples": members, "search_seed": repeat, "seeds": [repeat], "points": 20}
-        result = jaxrl.sweep(about["algo"], about["env"], **draws, **shared)
-        fresh = played_again(result, about["env"], repeat)
-    scores = np.nan_to_num(result.scores[:, 0], nan=float(np.nanmin(result.scores)))  # who failed is as the worst
+    shared: dict[str, Any] = {"num_envs": about["num_envs"], "evaluation_episodes": EPISODES, "progress": False}
+    shared["total_steps"] = about["total_steps"] // (20 if small else 1)
+    how = {"population": about["population"], "seed": repeat, "fraction": 0.25}
+    how["exploit_from"] = about.get("exploit_from", 0.0)
+    began = time.monotonic()
+    result: Any = jaxrl.pbt(about["algo"], about["env"], **how, **shared, **about["space"], **about["fixed"])
+    scores, failed = result.scores[:, 0], int(result.failed.sum())
+    rows = [row(task, "PBT", repeat, scores, failed, result.fresh_score, began)]
+
+    began, runs = time.monotonic(), []
+    for member, seed in enumerate(result.member_seeds):
+        drawn = {name: float(values[0, member]) for name, values in result.lineage.hyperparameters.items()}
+        algo = about["algo"].replace(**drawn, **about["fixed"])
+        runs.append(jaxrl.train(algo, about["env"], seed=seed, evaluate_every=0, **shared))
+    ended = [run.stopped == "finished" for run in runs]
+    scores = np.asarray([run.evaluation.return_mean if run.evaluation else np.nan for run in runs])
+    winner = runs[int(np.nanargmax(np.where(ended, scores, np.nan)))].policy
+    found = jaxrl.evaluate(
+        winner.algo, winner.actor, about["env"], winner.spec, episodes=EPISODES, seed=held_out_seed(repeat)
+    )
+    return [*rows, row(task, "random", repeat, scores, len(runs) - sum(ended), found.return_mean, began)]
+
+
+def row(
+    task: str, kind: str, repeat: int, scores: np.ndarray, failed: int, fresh: float, began: float
+) -> dict[str, Any]:
+    scores = np.nan_to_num(scores, nan=float(np.nanmin(scores)))  # who failed is as the worst
     return {
         "task": task,
         "kind": kind,
@@ -111,19 +126,9 @@ def searched(task: str, kind: str, repeat: int, small: bool) -> dict[str, Any]:
         "fresh": fresh,
         "chosen by": float(scores.max()),
         "median member": float(np.median(scores)),
-        "failed": int(result.failed.sum()),
+        "failed": failed,
         "seconds": time.monotonic() - began,
     }
-
-
-def played_again(result: jaxrl.SweepResult, env: str, repeat: int) -> float:
-    """The mean return of a sweep's winner in episodes that nothing has seen."""
-    with tempfile.TemporaryDirectory() as folder:
-        policy = jaxrl.load(result.save(pathlib.Path(folder) / "search"))
-        found = jaxrl.evaluate(
-            policy.algo, policy.actor, env, policy.spec, episodes=EPISODES, seed=held_out_seed(repeat)
-        )
-    return found.return_mean
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
@@ -164,11 +169,11 @@ def main() -> None:
     tasks = [arguments.only] if arguments.only else list(TASKS)
     machine = record.machine()
     settings = {"tasks": tasks, "repeats": repeats, "commit": machine["commit"]}
-    searches = [(task, kind, repeat) for task in tasks for repeat in range(repeats) for kind in KINDS]
+    pairs = [(task, repeat) for task in tasks for repeat in range(repeats)]
     rows = [] if arguments.small else kept(settings)
-    for task, kind, repeat in searches[len(rows) :]:
-        rows.append(searched(task, kind, repeat, arguments.small))
-        print(record.table(rows[-1:]), flush=True)
+    for task, repeat in pairs[len(rows) // len(KINDS) :]:
+        rows += searched(task, repeat, arguments.small)
+        print(record.table(rows[-len(KINDS) :]), flush=True)
         if not arguments.small:
             keep(settings, rows)
     path = record.HERE / "results" / "pbt.json"

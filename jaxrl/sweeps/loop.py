@@ -106,7 +106,7 @@ def train_many(
             at_iteration = borders[point]
             done += length * rows * many.runs
             if display is not None:
-                metrics = {"train/return_mean": float(np.nanmean(_mean_return(report, many.runs)))}
+                metrics = {"train/return_mean": _mean_return(report, many.runs)}
                 if len(timed) > 1:  # the first part compiles
                     metrics["steps_per_second"] = timed[-1][1] / max(timed[-1][0], 1e-9)
                 display.update(done, metrics)
@@ -136,6 +136,7 @@ def train_many(
 
 
 def _mean_return(report, runs):
-    with np.errstate(invalid="ignore", divide="ignore"):
-        mean = np.asarray(report.episodes.returns)[:runs] / np.asarray(report.episodes.count)[:runs]
-    return mean if np.isfinite(mean).any() else np.zeros(1)
+    """The mean over the runs in which an episode ended; NaN where there is none."""
+    returns, count = (np.asarray(values)[:runs] for values in (report.episodes.returns, report.episodes.count))
+    ended = count > 0
+    return float(np.mean(returns[ended] / count[ended])) if ended.any() else float("nan")

@@ -81,6 +81,16 @@ def test_the_speed_that_is_shown_is_without_compiling(capsys):
 
 
 @pytest.mark.long
+def test_no_return_is_shown_before_an_episode_has_ended(capsys):
+    """Episodes have 200 steps: the first of four parts, of 64, ends none."""
+    settings = {"total_steps": 8 * 32 * 4, "points": 4, "evaluation_episodes": 1, "mapping": "in_turn"}
+    jaxrl.sweep(PPO.replace(rollout_length=32), "gymnax:Pendulum-v1", num_envs=4, seeds=1, **settings)
+    lines = capsys.readouterr().err.splitlines()
+    shown = {line.partition(" /")[0]: "return" in line for line in lines if " / 1,024 steps" in line}
+    assert shown["256"] is False and shown["1,024"] is True
+
+
+@pytest.mark.long
 def test_a_run_of_many_is_evaluated_on_the_episodes_of_that_run_alone():
     """And these are none of training's."""
     result = swept("in_turn", 1)
