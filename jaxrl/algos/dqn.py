@@ -120,7 +120,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         length = self.rollout_length
-        if length is None and self.network.recurrent:
+        if length is None and self.recurrent:
             length = max(self.sequence_length // 4, 1)  # sequences begin at every rollout
         elif length is None:
             length = self.steps_per_update(num_envs)
@@ -139,7 +139,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
                 f"{name} chooses among discrete actions, but {spec.name} has {spec.action_space!r}; use PPO or A2C"
             )
         else:
-            known = SEQUENCE_INPUTS if self.network.recurrent else TRANSITION_INPUTS
+            known = SEQUENCE_INPUTS if self.recurrent else TRANSITION_INPUTS
             problems += network_problems(f"{name}.network", self.network, spec, known)
         return problems + self._head_problems()
 
@@ -170,7 +170,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
         sequence = Sequence(self.sequence_length, length, end, self.burn_in, stored_carry=True)
         replay = self.source(
             prioritized if self.prioritized else None,
-            sequence=sequence if self.network.recurrent else None,
+            sequence=sequence if self.recurrent else None,
             frame_stack=self.frame_stack,
             n_step=self._n_step,
         )

@@ -77,6 +77,8 @@ CALLS = [
     ("PPO.network=[64, 64] is not a network; pass ActorCritic", lambda: train(PPO(network=[64, 64]))),
     ("PPO.network='mlp' is not a network", lambda: train(PPO(network="mlp"))),
     ("SAC.critic=3 is not a network", lambda: train(SAC(critic=3), "gymnax:Pendulum-v1")),
+    ("DQN.network=3 is not a network; pass QNetwork", lambda: train(jaxrl.DQN(network=3))),
+    ("R2D2.network=None is not a network", lambda: train(jaxrl.R2D2(network=None))),
     ("ActorCritic.torso=[64, 64] is not a torso; pass one", lambda: train(PPO(network=ActorCritic(torso=[64, 64])))),
     ("widths='64' must be a tuple or a list", lambda: train(PPO(network=ActorCritic(torso=MLP("64"))))),
     ("total_steps=1000.5 must be a whole number", lambda: train(total_steps=1000.5)),

@@ -52,6 +52,13 @@ class StorageFields:
     remover: Remover | None = static(None, help="which item leaves a full table; None: the oldest")
     max_times_sampled: int = static(0, low=0, help="draws after which an item is removed; 0: no limit")
 
+    @property
+    def recurrent(self) -> bool:
+        """Return whether the policy, the critics or the network have a memory."""
+        # Values that are not networks are refused later.
+        networks = (getattr(self, name, None) for name in ("policy", "critic", "network"))
+        return any(getattr(network, "recurrent", False) for network in networks)
+
     def source(
         self,
         sampler: Sampler | None = None,
@@ -182,11 +189,6 @@ class SequenceFields(ReplayFields, NStepFields):
         help="steps before each sequence that only warm up recurrent states",
     )
 
-    @property
-    def recurrent(self) -> bool:
-        """Return whether the policy or the critics have a memory."""
-        return _is_recurrent(self)
-
     def source_with_memory(self) -> Replay:
         """Return the replay of transitions, or if anything is recurrent of sequences, about as many transitions."""
         if not self.recurrent:
@@ -248,7 +250,7 @@ class CombinedReplayFields(StorageFields):
             found.append(f"{what} must be less than batch_size={self.batch_size}, of which it is a part")
         if views and self.storage != "ring":
             found.append(f"{what} needs storage='ring', not {self.storage!r}: all parts draw from it")
-        if views and _is_recurrent(self):
+        if views and self.recurrent:
             found.append(f"{what} is of transitions; use networks without a recurrent core")
         if self.view is not None and not isinstance(self, PrioritizedFields):
             if by_priority(self.view.sampler, self.view.remover):
@@ -257,9 +259,3 @@ class CombinedReplayFields(StorageFields):
                     "another algorithm: DQN, R2D2 or D4PG"
                 )
         return found
-
-
-def _is_recurrent(algo: StorageFields) -> bool:
-    # Values that are not networks are refused later.
-    networks = (getattr(algo, name, None) for name in ("policy", "critic", "network"))
-    return any(getattr(network, "recurrent", False) for network in networks)
