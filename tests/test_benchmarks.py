@@ -1,6 +1,7 @@
 """The benchmarks: what they write keeps what is there, and kernels are not more than they were."""
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -71,13 +72,19 @@ def test_a_comparison_that_is_interrupted_leaves_no_process_behind(number):
     """
     comparison = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     workers = [int(word) for word in comparison.stdout.readline().split()]
-    time.sleep(1.0)  # for a few turns
-    assert len(workers) == 2 and comparison.poll() is None
-    comparison.send_signal(number)
-    assert comparison.wait(timeout=PATIENCE) == (143 if number == signal.SIGTERM else -signal.SIGINT)
-    for pid in workers:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
+    try:
+        time.sleep(1.0)  # for a few turns
+        assert len(workers) == 2 and comparison.poll() is None
+        comparison.send_signal(number)
+        assert comparison.wait(timeout=PATIENCE) == (143 if number == signal.SIGTERM else -signal.SIGINT)
+        for pid in workers:
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+    except BaseException:
+        for pid in (comparison.pid, *workers):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        raise
 
 
 @pytest.mark.long
