@@ -10,22 +10,16 @@ from jaxrl.run.presets import plain
 from jaxrl.run.presets.description import Preset
 
 _ENVS = 1_024
-_OFF: dict[str, Any] = {
-    "rollout_length": 1,
+_MANY: dict[str, Any] = plain.OFF_POLICY | {
     "learning_rate": 3e-4,
-    "policy_learning_rate": None,
     "min_size": 10 * _ENVS,
     "normalize_observation": True,
     "observation_clip": None,
-    "noise_correlation": 0.0,
-    "random_correlation": None,
-    "noise_hold": 1,
-    "storage": "ring",
-    "sampler": None,
-    "max_times_sampled": 0,
-    "newest": 0,
-    "reset_at": (),
 }
+
+
+def _many[Kind: (SAC, TD3)](kind: type[Kind], **fields: Any) -> Kind:
+    return kind(**_MANY | fields)
 
 
 def _critic(widths: tuple[int, ...], activation: str, normalization: str | None) -> Critic:
@@ -38,8 +32,8 @@ def _critic(widths: tuple[int, ...], activation: str, normalization: str | None)
 PRESETS = (
     Preset(
         name="fasttd3",
-        algorithm=TD3(
-            **_OFF,
+        algorithm=_many(
+            TD3,
             gamma=0.97,
             n_step=3,
             tau=0.1,
@@ -74,10 +68,9 @@ PRESETS = (
     ),
     Preset(
         name="fastsac",
-        algorithm=SAC(
-            **_OFF,
+        algorithm=_many(
+            SAC,
             gamma=0.97,
-            n_step=1,
             tau=0.125,
             capacity=1024 * _ENVS,
             batch_size=8_192,

@@ -30,7 +30,8 @@ _PPO: dict[str, Any] = {
     "bootstrap_truncated": True,
     "value_learning_rate": None,
 }
-DQN: dict[str, Any] = {
+_RING: dict[str, Any] = {"storage": "ring", "sampler": None, "max_times_sampled": 0, "newest": 0}
+DQN: dict[str, Any] = _RING | {
     "target_update": 1.0,
     "double": False,
     "n_step": 1,
@@ -42,26 +43,21 @@ DQN: dict[str, Any] = {
     "random_persistence": 0.0,
     "huber": None,
     "frame_stack": None,
-    "storage": "ring",
-    "sampler": None,
-    "max_times_sampled": 0,
-    "newest": 0,
 }
-# Of SAC and TD3: an update of 256 transitions each step, and two critics.
-_OFF_POLICY: dict[str, Any] = {
+# Of SAC and TD3: an update of 256 transitions, and nothing else.
+OFF_POLICY: dict[str, Any] = _RING | {
     "gamma": 0.99,
     "tau": 0.005,
     "n_step": 1,
     "capacity": 1_000_000,
     "batch_size": 256,
     "rollout_length": 1,
-    "replay_ratio": 1.0,
     "noise_correlation": 0.0,
+    "noise_hold": 1,
+    "random_correlation": None,
     "normalize_observation": False,
-    "storage": "ring",
-    "sampler": None,
-    "max_times_sampled": 0,
-    "newest": 0,
+    "policy_learning_rate": None,
+    "reset_at": (),
     "optimizer": ADAM,
 }
 
@@ -90,16 +86,20 @@ def ppo(network: ActorCritic, *, normalized: bool = False, **fields: Any) -> PPO
 
 def sac(widths: tuple[int, ...], *, initial_log_std: float = 0.0, **fields: Any) -> SAC:
     """SAC that learns its temperature, with dense networks of these widths."""
-    settings = _OFF_POLICY.copy()
-    settings.update(temperature=1.0, learn_temperature=True, target_entropy=-1.0, random_correlation=None)
+    settings: dict[str, Any] = OFF_POLICY | {
+        "replay_ratio": 1.0,
+        "temperature": 1.0,
+        "learn_temperature": True,
+        "target_entropy": -1.0,
+    }
     settings.update(fields)
     return SAC(policy=_actor(widths, True, initial_log_std), critic=_twin_critic(widths), **settings)
 
 
 def td3(widths: tuple[int, ...], **fields: Any) -> TD3:
     """TD3 with its paper's noise and delay, and dense networks of these widths."""
-    settings = _OFF_POLICY.copy()
-    settings.update(exploration_noise=0.1, target_noise=0.2, target_noise_clip=0.5, policy_delay=2)
+    settings: dict[str, Any] = OFF_POLICY | {"replay_ratio": 1.0, "exploration_noise": 0.1, "target_noise": 0.2}
+    settings.update(target_noise_clip=0.5, policy_delay=2)
     settings.update(fields)
     return TD3(policy=_actor(widths, False, 0.0), critic=_twin_critic(widths), **settings)
 

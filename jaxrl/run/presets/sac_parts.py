@@ -25,34 +25,17 @@ from jaxrl.run.presets import plain
 from jaxrl.run.presets.description import Preset
 
 # What they share: one environment, an update of 256 transitions, two critics, and what is off.
-_SAC: dict[str, Any] = {
-    "gamma": 0.99,
-    "tau": 0.005,
-    "n_step": 1,
-    "capacity": 1_000_000,
+_SAC: dict[str, Any] = plain.OFF_POLICY | {
     "min_size": 5_000,
-    "batch_size": 256,
-    "rollout_length": 1,
-    "policy_learning_rate": None,
     "temperature_learning_rate": None,
     "learn_temperature": True,
     "joint_batch": False,
     "joint_policy": False,
     "target_critics": None,
     "target_value": "min",
-    "reset_at": (),
     "policy_delay": 1,
     "policy_value": "min",
-    "normalize_observation": False,
     "normalize_reward": False,
-    "noise_correlation": 0.0,
-    "random_correlation": None,
-    "noise_hold": 1,
-    "storage": "ring",
-    "sampler": None,
-    "max_times_sampled": 0,
-    "newest": 0,
-    "optimizer": plain.ADAM,
 }
 _CLIPPED_LOG_STD = " The logarithm of its policy's deviation is clipped to -10 to 2; here to -20 to 2."
 _DECAY = " Learning rates of policy and temperature decay there with their own steps, and so less far."
