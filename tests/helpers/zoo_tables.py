@@ -22,6 +22,7 @@ COMPARED = {
     "gymnax:CartPole-v1": ((50_000, 200_000, 500_000), (10, 20, 60)),
     "gymnax:Breakout-MinAtar": ((1_000_000, 5_000_000, 10_000_000), (60, 300, 900)),
     "envpool:HalfCheetah-v4": ((25_000, 50_000, 100_000), (300, 900, 2700)),
+    "craftax:Craftax-Classic-Symbolic-v1": ((100_000, 300_000, 1_000_000), (120, 300, 900)),
 }
 _LEAST = 3  # algorithms of a comparison
 _HEADER = "environment | algorithm | mean | IQM (95 % interval) | worst seed | published | steps × seeds | wall time |"
