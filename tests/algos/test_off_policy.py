@@ -247,7 +247,8 @@ def test_the_keys_of_a_batch_do_not_depend_on_the_devices():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", few(ALGORITHMS, "td3"))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_one_device_learns_what_two_do(name):
     algo, states = ALGORITHMS[name].replace(min_size=16), []
     for devices in (1, 2):
@@ -278,7 +279,7 @@ def after_updates(algo, by):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", few(ALGORITHMS, "crossq", "td3"))
+@pytest.mark.parametrize("name", few(ALGORITHMS, "td3"))
 def test_the_units_of_normalized_observations_do_not_matter(name):
     algo = ALGORITHMS[name].replace(normalize_observation=True)
     (one, told, action), (other, told_other, action_other) = (after_updates(algo, by) for by in (1.0, 1e3))

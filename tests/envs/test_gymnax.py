@@ -175,7 +175,7 @@ def test_wrong_parameters_are_told_all_at_once():
         envs.make("gymnax:MetaMaze-misc", rf_size=2)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_impala_learns_in_minatar():
     """100k steps of Breakout bring four seeds to 5.5; untrained they are at 0.5 to 1.6."""
     result = jaxrl.train(

@@ -409,7 +409,7 @@ BRAX_VALUES = {
 
 
 # Of the others to build the system takes seconds for every argument.
-SMALL_BRAX = ("fast", "inverted_pendulum", "inverted_double_pendulum", "reacher", "pusher")
+SMALL_BRAX = ("fast", "inverted_pendulum")
 
 
 @pytest.mark.long

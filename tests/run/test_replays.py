@@ -10,6 +10,7 @@ import pytest
 from helpers.programs import DQN, ENV, NUM_ENVS, PPO, R2D2, ROWS, anakin
 from helpers.recorded import assert_bitwise
 from helpers.rows_alone import RowsAlone
+from helpers.tiers import few
 
 import jaxrl
 from jaxrl.cli import main
@@ -36,6 +37,8 @@ from jaxrl.run import manifest, replays
 
 pytest.importorskip("tensorflow_datasets")
 ENVS, ROLLOUT, FRAMES = 3, 4, 3
+_STACKS = [pytest.param(None, id="whole"), pytest.param(FrameStack(FRAMES), id="stacks")]
+WHOLE_OR_STACKS = few(_STACKS, "stacks")
 
 
 def lived(rollouts, stack, seed=0):
@@ -210,7 +213,7 @@ def assert_written(read, rows, expected):
     ],
     ids=["steps", "first", "all", "sequences", "sequences over ends"],
 )
-@pytest.mark.parametrize("stack", [None, FrameStack(FRAMES)], ids=["whole", "stacks"])
+@pytest.mark.parametrize("stack", WHOLE_OR_STACKS)
 def test_a_view_writes_what_its_items_hold(tmp_path, settings, view, stack):
     rows = lived(13, stack)
     run = stored(rows, 40, stack, [("view", view)], **settings)
@@ -225,7 +228,7 @@ def test_a_view_writes_what_its_items_hold(tmp_path, settings, view, stack):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("stack", [None, FrameStack(FRAMES)], ids=["whole", "stacks"])
+@pytest.mark.parametrize("stack", WHOLE_OR_STACKS)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -313,19 +316,22 @@ def test_a_manifest_with_another_replay_than_jaxrl_saves(dtype, shape, tmp_path)
         replays._saved(tmp_path, 64, {"replay": Replay(64, 8, 1)}, spec)
 
 
+STORAGES = {
+    "table": (
+        DQN.replace(storage="table", n_step=1, prioritized=False, sampler=MaxHeap(), remover=MinHeap()),
+        ["replay"],
+    ),
+    "table of sequences": (R2D2.replace(storage="table"), ["replay"]),
+    "views": (DQN.replace(newest=4, view=View(4, Prioritized(), 64, MaxHeap())), ["replay", "newest", "view"]),
+    "a view of all": (DQN.replace(prioritized=False, view=View(4)), ["replay", "view"]),
+    "flashbax": (DQN.replace(storage="flashbax", n_step=1), ["replay"]),
+}
+
+
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("algo", "names"),
-    [
-        (DQN.replace(storage="table", n_step=1, prioritized=False, sampler=MaxHeap(), remover=MinHeap()), ["replay"]),
-        (R2D2.replace(storage="table"), ["replay"]),
-        (DQN.replace(newest=4, view=View(4, Prioritized(), 64, MaxHeap())), ["replay", "newest", "view"]),
-        (DQN.replace(prioritized=False, view=View(4)), ["replay", "view"]),
-        (DQN.replace(storage="flashbax", n_step=1), ["replay"]),
-    ],
-    ids=["table", "table of sequences", "views", "a view of all", "flashbax"],
-)
-def test_every_storage_and_view_of_a_directory_is_that_of_the_run(tmp_path, algo, names):
+@pytest.mark.parametrize("name", few(STORAGES, "views", "table"))
+def test_every_storage_and_view_of_a_directory_is_that_of_the_run(tmp_path, name):
+    algo, names = STORAGES[name]
     options = {"topology": anakin(), "evaluation_episodes": 8, "evaluate_every": 0, "progress": False}
     result = jaxrl.train(algo, ENV, total_steps=11 * ROWS, run_dir=tmp_path / "run", **options)
     for name in names:
