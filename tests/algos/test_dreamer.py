@@ -470,6 +470,7 @@ def test_latents_and_choices_keep_a_hundredth_of_chance():
     assert wanted.min() < 0.0026 and np.isfinite(found.logits).all()
 
 
+@pytest.mark.long
 def test_divergences_below_the_free_nats_move_nothing_and_others_one_side_each():
     """The loss of the dynamics moves the prior alone, that of the representation the posterior (equation 3)."""
     draw = np.random.default_rng(2)
@@ -554,6 +555,7 @@ def test_percentiles_are_of_all_devices_and_their_range_is_1_at_least():
     assert dreamer.return_scale(jnp.asarray([-2.0, 3.0])) == 5.0
 
 
+@pytest.mark.long
 def test_acting_is_the_posterior_of_what_was_seen_and_forgets_at_a_first_observation():
     """Without exploring nothing is drawn; an episode's beginning hides the carry and the action before."""
     state, spec = learner(PLAIN), PLAIN

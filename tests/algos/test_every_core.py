@@ -45,8 +45,8 @@ def train(family, core, iterations=6, **settings):
     ("family", "core"),
     one_quick(
         [(family, core) for family in ("ppo", "impala") for core in CORES],
-        ("ppo", "gtrxl"),
-        rest=[("ppo", "mingru"), ("ppo", "lru")],
+        ("ppo", "mingru"),
+        rest=[("ppo", "gtrxl"), ("ppo", "lru")],
     ),
 )
 def test_an_update_unrolls_what_acted(family, core):

@@ -114,7 +114,8 @@ def test_two_updates_of_the_bonus_are_those_of_numpy(devices, fraction):
         jax.tree.map(np.testing.assert_array_equal, mine.target, learner(algo).bonus.target)
 
 
-@pytest.mark.parametrize("name", one_quick(ALGORITHMS, "ppo"))
+@pytest.mark.long
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_policies_learn_from_the_weighted_sum_of_both_advantages(name):
     """An update without a bonus, whose advantages are replaced, changes policy and value in the same way."""
     algo = ALGORITHMS[name].resolve(SPEC, B)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import struct
 from helpers.programs import assert_equal
+from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.core import spaces
@@ -131,7 +132,7 @@ WRAPPERS = {
 
 
 @pytest.mark.parametrize("kind", [Relay, Plain])
-@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("wrapper", one_quick(WRAPPERS, "stack", "limited"))
 def test_wrappers_are_of_a_row_or_of_all(wrapper, kind):
     env = WRAPPERS[wrapper](kind())
     jaxrl.check_env(env, steps=12)
@@ -225,6 +226,7 @@ def test_a_run_loads_and_plays_as_it_did(trained):
     assert_equal(again.returns, result.evaluate(9, seed=1).returns)
 
 
+@pytest.mark.long
 def test_what_agents_lived_is_recorded_apart(tmp_path):
     """An agent that ended is not recorded while it waits, and the next episode is its own."""
     pytest.importorskip("tensorflow_datasets")

@@ -94,6 +94,7 @@ def test_implicit_quantiles_are_at_the_midpoints_or_at_fractions_of_their_own():
             np.testing.assert_allclose(got.quantiles[t, b, :, n], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 def test_the_network_is_written_and_read_and_runs():
     assert decode(encode(NETWORK)) == NETWORK
     params, model_state = NETWORK.init(jax.random.key(0), IMAGES)

@@ -147,6 +147,7 @@ def test_on_accelerators_the_unroll_is_no_loop(core):
         assert text.count("stablehlo.while") == loops, platform
 
 
+@pytest.mark.long
 def test_no_gradient_goes_through_the_memory():
     core = CORES["gtrxl"]
     graph, state = nnx.split(core.build(INPUTS, nnx.Rngs(params=0)))
@@ -208,6 +209,7 @@ def test_eigenvalues_of_the_lru_begin_in_their_ring_and_cannot_leave_the_circle(
         assert np.exp(-np.exp(np.float32(nu))) <= 1.0
 
 
+@pytest.mark.long
 def test_a_layer_of_gtrxl_begins_close_to_the_identity():
     x = jax.random.normal(jax.random.key(0), (5, B, 32))
     far = []

@@ -327,6 +327,7 @@ def test_the_line_of_a_member_leads_over_those_that_it_copied():
     assert lineage.schedule("rate", 0).values == (1e-3,)
 
 
+@pytest.mark.long
 @given(iterations=st.integers(1, 4000).map(lambda n: 5 * n), length=st.sampled_from([1, 7, 2048]))
 def test_a_schedule_has_the_number_of_every_iteration(iterations, length):
     """As programs compute progress, in float32 from the steps of one environment."""
@@ -443,6 +444,7 @@ def test_bad_input(monkeypatch):
         jaxrl.pbt(PPO, ENV, population=1, total_steps=100, exploit_every=0)
 
 
+@pytest.mark.long
 def test_nobody_copies_before_exploit_from():
     """The first episodes say little: a lucky member would take the place of those that learn from a replay later."""
     late, usual = evolved(exploit_from=0.5).lineage, evolved().lineage

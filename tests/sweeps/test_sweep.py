@@ -195,6 +195,7 @@ def test_labels():
     assert result.wall_seconds > 0 and result.steps_per_second > 0
 
 
+@pytest.mark.long
 def test_plot_draws_every_configuration(tmp_path):
     result = swept("in_turn", 1)
     (axes,) = result.plot(tmp_path / "sweep.png").axes
