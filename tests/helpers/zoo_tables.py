@@ -133,9 +133,10 @@ def _cells(row: Row, record: dict[str, Any]) -> list[str]:
     """Return what stands below `_HEADER`."""
     environment, algorithm, steps = trained(row)
     [found] = record["rows"]
-    ends = bootstrap_interval([np.asarray(found["scores"])])
-    low, high = (f"{end:.4g}" for end in ends)
-    middle = f"{found['interquartile_mean']:g} ({low} to {high})"
+    middle = f"{found['interquartile_mean']:g}"
+    if len(found["scores"]) > 1:  # one seed has no interval
+        low, high = (f"{end:.4g}" for end in bootstrap_interval([np.asarray(found["scores"])]))
+        middle += f" ({low} to {high})"
     took = _time(record["wall_seconds"]) if "wall_seconds" in record else ""
     size = f"{steps} × {len(found['scores'])}"
     return [
