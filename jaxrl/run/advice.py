@@ -44,9 +44,17 @@ def of(metrics: Mapping[str, float]) -> dict[str, str]:
 
 
 def at_end(
-    rows: Sequence[Mapping[str, float]], *, on_policy: bool, discrete: bool, from_scratch: bool, same_env: bool
+    rows: Sequence[Mapping[str, float]],
+    *,
+    on_policy: bool,
+    discrete: bool,
+    from_scratch: bool,
+    same_env: bool,
+    greedy: bool,
 ) -> str | None:
-    """Return one line on a run that has ended without learning; None where it may have learned.
+    """Return one line on a run that has ended without learning, or whose greedy actions show little of what it learned.
+
+    None where all may be well.
 
     Nothing is said of what chance, a short run, or a return that cannot be better would explain as well.
 
@@ -56,6 +64,7 @@ def at_end(
       discrete: all actions are; then a policy that explores no more has the entropy 0.
       from_scratch: it began with a policy that was not trained.
       same_env: the environment that it trains in was always the same.
+      greedy: its evaluations are of the best actions, in the environment that it trains in.
     """
     if sum(row.get("train/updates", 0.0) for row in rows) < _UPDATES[on_policy]:
         return None
@@ -66,7 +75,7 @@ def at_end(
     if first is not None and last is not None and last.is_below(first):
         what = f"the return fell from {first.mean:.4g} to {last.mean:.4g} in training"
     elif first is not None and last is not None and _rose(first, ended, evaluations, rows):
-        return None
+        return _lost_by_greedy_actions(first, last, evaluations) if greedy else None
     elif (fallen := _fallen(evaluations, total)) is not None:
         what = fallen
     elif from_scratch and first is not None and last is not None and first.std > 0.0 and last.count >= _FEWEST_FLAT:
@@ -135,6 +144,17 @@ def _rose(first, ended, evaluations, rows) -> bool:
     if not entropies or abs(entropies[-1] - entropies[0]) > 0.01 * abs(entropies[0]):
         evaluations = [(0, first), *evaluations]  # else it only takes the best action of the same policy there
     return any(found.above(evaluations[0][1]) > _NOTABLE for _, found in evaluations)
+
+
+def _lost_by_greedy_actions(first, last, evaluations) -> str | None:
+    """What the best actions return and drawn ones do, if the best lose more than half of what was learned."""
+    found = evaluations[-1][1] if evaluations else last
+    if not (first.is_below(last) and found.is_below(last) and 2.0 * found.mean < first.mean + last.mean):
+        return None
+    return (
+        f"the greedy actions of its evaluation return {found.mean:.4g}, those drawn in training {last.mean:.4g}; "
+        f"explore_in_evaluation=True (--explore-in-evaluation) evaluates as in training ({PAGE})"
+    )
 
 
 def _fallen(evaluations, total) -> str | None:

@@ -104,14 +104,14 @@ class Journal:
                 warnings.warn(f"at step {step}: {text}", RuntimeWarning, stacklevel=6)
             self._advised.add(name)
 
-    def advise_at_end(self, algo: Algorithm, spec: EnvSpec, *, from_scratch: bool, same_env: bool) -> None:
-        """Warn of a run that has not learned."""
+    def advise_at_end(self, algo: Algorithm, spec: EnvSpec, *, same_env: bool, **how: bool) -> None:
+        """Warn of a run that has not learned, or whose greedy actions do not show it."""
         text = advice.at_end(
             self.history,
             on_policy=all(isinstance(source, Rollouts | Episodes) for source in algo.experience.values()),
             discrete=not any(isinstance(part, Box) for part in leaves(spec.action_space)),
-            from_scratch=from_scratch,
             same_env=same_env and spec.num_agents == 1,  # other agents learn too
+            **how,
         )
         if text is not None and distributed.is_leader():
             warnings.warn(text, RuntimeWarning, stacklevel=5)

@@ -58,7 +58,7 @@ def test_evaluations_whose_episodes_do_not_end_call_for_a_time_limit(ended, unfi
 # --- runs that did not learn ---------------------------------------------------------------------------------------
 
 EACH = 1_000  # steps of a row
-POLICY_GRADIENT = {"on_policy": True, "discrete": True, "from_scratch": True, "same_env": True}
+POLICY_GRADIENT = {"on_policy": True, "discrete": True, "from_scratch": True, "same_env": True, "greedy": True}
 
 
 def history(means, std=0.0, entropy=None, evaluations=(), evaluation_std=0.0, episodes=50, seed=0, lengths=20):
@@ -110,6 +110,8 @@ FINE = {
     ),
     "nothing ended": (history(100 * [None], evaluations=10 * [np.nan]), {}),
     "rises and comes back": (history(rise(20, 300, 50) + rise(300, 20, 50), 10.0), {}),
+    "greedy actions keep most": (history(rise(1, 4), 1.0, evaluations=[3.0], evaluation_std=1.0), {}),
+    "drawn actions are evaluated": (history(rise(1, 4), 1.0, evaluations=[0.7], evaluation_std=1.0), {"greedy": False}),
 }
 
 
@@ -154,6 +156,11 @@ def test_a_run_that_did_not_learn_is_told_in_a_line(rows, how, words):
     assert said is not None and "\n" not in said and len(said) < 240 and "docs/debugging.md" in said
     assert all(word in said for word in words), said
     assert ("entropy" in said) == ("entropy" in str(words))
+
+
+def test_greedy_actions_that_show_little_of_what_was_learned_are_told():
+    said = said_of(history(rise(1, 4), 1.0, evaluations=[1.0, 0.7], evaluation_std=0.1))
+    assert "evaluation return 0.69" in said and "in training 3.7" in said and "--explore-in-evaluation" in said
 
 
 @pytest.mark.long
