@@ -29,7 +29,7 @@ MOST_PAIRS = 60
 BUDGET = {
     "core": 2890,
     "envs": 5141,
-    "networks": 3200,
+    "networks": 3203,
     "buffers": 1995,
     "algos": 6210,
     "parallel": 4412,

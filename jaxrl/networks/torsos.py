@@ -493,10 +493,7 @@ class DictEncoder:
     def __init__(self, encoders: Mapping[str, Torso | None]):
         torsos = [x for x in encoders.values() if x is not None] if isinstance(encoders, Mapping) else [encoders]
         if not isinstance(encoders, Mapping) or not all(hasattr(type(x), "build") for x in torsos):
-            raise ConfigError(
-                f"DictEncoder({encoders!r:.80}) must have a torso for each key of the observation, such as "
-                "{'camera': MinAtarCNN(), 'arm': MLP()}, or None for one that is left out"
-            )
+            raise ConfigError(f"DictEncoder({encoders!r:.80}) must have a torso, or None, for each key: {{'x': MLP()}}")
         object.__setattr__(self, "items", tuple(sorted(dict(encoders).items(), key=lambda item: item[0])))
 
     def __repr__(self) -> str:

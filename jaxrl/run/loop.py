@@ -414,11 +414,9 @@ class Loop:
         if stop.reason == "unsaved":
             warnings.warn(saver.describe_unsaved(stop.problem, step), RunStoppedWarning, stacklevel=4)
         elif step > self.first_step and stop.reason not in ("interrupted", "non_finite", TARGET_RETURN):
-            same_env, from_scratch = self.callbacks.keep()["env"] is None, "parent" not in self.config
-            spec = self.program.layout.spec
             greedy = not self.settings.explore_in_evaluation and self.settings.eval_env is self.settings.env
-            how = {"from_scratch": from_scratch, "same_env": same_env, "greedy": greedy}
-            self.journal.advise_at_end(self.settings.algo, spec, **how)
+            how = {"same_env": self.callbacks.keep()["env"] is None, "from_scratch": "parent" not in self.config}
+            self.journal.advise_at_end(self.settings.algo, self.program.layout.spec, greedy=greedy, **how)
         self.laps.lap("save")
         compiled, loaded = np.subtract(compile_cache.programs(), self.programs)
         self.times.settle(all_loaded=loaded > 0 and not compiled)

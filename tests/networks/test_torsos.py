@@ -301,7 +301,7 @@ def test_what_does_not_fit_is_said(torso, space, words):
 
 @pytest.mark.parametrize("encoders", [{"arm": 3}, {"arm": MLP}, MLP(), 3])
 def test_encoders_of_a_dictionary_are_torsos_by_key(encoders):
-    with pytest.raises(ConfigError, match="must have a torso for each key"):
+    with pytest.raises(ConfigError, match="must have a torso, or None, for each key"):
         DictEncoder(encoders)
 
 
