@@ -23,6 +23,7 @@ STATIC = {"n_step": 3, "capacity": 512, "min_size": 64, "batch_size": 8, "rollou
 STATIC |= {"samples_per_insert": 24, "sampler": Lifo(), "remover": Lifo(), "max_times_sampled": 3}
 STATIC |= {"target_period": 3, "samples": 5, "policy_delay": 3, "learn_temperature": False, "optimizer": RMSProp()}
 STATIC |= {"temperature_learning_rate": 1e-3, "noise_correlation": 0.5, "random_correlation": 0.5, "noise_hold": 4}
+STATIC |= {"reset_at": (3,)}
 STATIC |= {"entropy_in_target": True, "normalize_observation": False, "weighting": "indicator", "baseline": "max"}
 STATIC |= {
     "storage": "flashbax",
