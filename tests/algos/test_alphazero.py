@@ -14,7 +14,7 @@ import pytest
 from flax import struct
 from helpers.programs import assert_equal
 from helpers.suite_samples import needs
-from helpers.tiers import one_quick
+from helpers.tiers import few, one_quick
 
 import jaxrl
 from jaxrl.algos.alphazero import Node
@@ -199,8 +199,8 @@ def test_agents_of_one_episode_act_by_the_network(monkeypatch):
     assert jax.eval_shape(run).action.shape == (1, 2)
 
 
-@pytest.mark.long
-def test_it_learns_nim_and_resumes_bit_for_bit(tmp_path):
+@pytest.mark.exhaustive
+def test_it_learns_nim():
     """Its policy, without a search, wins every heap that can be won; its value says which those are."""
     whole = jaxrl.train(SMALL, Nim(), total_steps=8_192, **SETTINGS)
     for heap in range(1, MOST + 1):
@@ -208,13 +208,18 @@ def test_it_learns_nim_and_resumes_bit_for_bit(tmp_path):
         action, _ = whole.policy(observation, action_mask=mask)
         if heap % 4:
             assert action + 1 == heap % 4, heap
-    jaxrl.train(SMALL, Nim(), total_steps=4_096, run_dir=tmp_path, **SETTINGS)
-    again = jaxrl.train(SMALL, Nim(), total_steps=8_192, run_dir=tmp_path, **SETTINGS)
+
+
+@pytest.mark.long
+def test_it_resumes_bit_for_bit(tmp_path):
+    whole = jaxrl.train(SMALL, Nim(), total_steps=1_024, **SETTINGS)
+    jaxrl.train(SMALL, Nim(), total_steps=512, run_dir=tmp_path, **SETTINGS)
+    again = jaxrl.train(SMALL, Nim(), total_steps=1_024, run_dir=tmp_path, **SETTINGS)
     assert_equal(whole.state, again.state)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", one_quick(["gumbel", "puct"]))
+@pytest.mark.parametrize("kind", few(["gumbel", "puct"], "gumbel"))
 def test_networks_with_a_memory_and_normalized_inputs_and_rewards(kind):
     network = ActorCritic(MLP((8,)), core=GRU(4), previous_action=True, previous_reward=True)
     algo = SMALL.replace(
