@@ -158,7 +158,8 @@ def ticks(low: float, high: float) -> list[float]:
 
 def number(value: float) -> str:
     """Return a number as axes have it."""
-    text = f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{value:g}"
+    unit, letter = (1e6, "M") if abs(value) >= 1e6 else (1e3, "k") if abs(value) >= 10_000 else (1.0, "")
+    text = f"{value / unit:g}{letter}"
     return text.replace("-", "\N{MINUS SIGN}")
 
 
