@@ -27,7 +27,7 @@ MOST_PAIRS = 60
 
 # Lines of code, without comments, docstrings and blank lines; the aim is 24,000 in all.
 BUDGET = {
-    "core": 2890,
+    "core": 2891,
     "envs": 5141,
     "networks": 3203,
     "buffers": 1995,

@@ -162,7 +162,7 @@ class EnvSpec:
     masked: bool = False  # whether time steps carry an action mask
     native: NativeSpaces | None = None  # of an environment outside JAX, its own spaces
     num_agents: int = 1  # neighboring rows of a batch that are the agents of one environment
-    discounted: bool = False  # whether time steps carry a discount of the environment's own; known of JAX environments
+    discounted: bool = False  # whether time steps carry a discount of the environment's own; of recipes that say so
 
 
 # --- environments ------------------------------------------------------------------------------------------------
@@ -216,7 +216,11 @@ class HostEnvironment(Protocol):
 
 
 class HostRecipe(HasSpaces, Protocol):
-    """Recipe for building a `HostEnvironment`; `jaxrl.make` returns one for suites that are not JAX."""
+    """Recipe for building a `HostEnvironment`; `jaxrl.make` returns one for suites that are not JAX.
+
+    One whose time steps carry a discount of the environment's own may say so by an attribute `discounted`, `True`; to
+    learn from negative ones Dreamer must know.
+    """
 
     def build(self, num_envs: int, seed: int, first_env: int = 0) -> HostEnvironment:
         """Build `num_envs` environments, each seeded with `seed` and its index: `first_env` and those that follow.
@@ -238,7 +242,8 @@ class NativeRecipe(HostRecipe, Protocol):
 
 def env_spec(env: Environment | HostRecipe) -> EnvSpec:
     """Return the `EnvSpec` of an environment or recipe."""
-    masked, discounted, native = False, False, env.native if isinstance(env, NativeRecipe) else None
+    masked, discounted = False, bool(getattr(env, "discounted", False))  # a recipe may say so
+    native = env.native if isinstance(env, NativeRecipe) else None
     if isinstance(env, Environment):
         timestep = jax.eval_shape(lambda key: env.reset(key)[1], jax.random.key(0))
         masked, discounted = timestep.action_mask is not None, timestep.discount is not None

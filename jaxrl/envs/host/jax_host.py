@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxrl.core import keys, registry
 from jaxrl.core.spaces import Space
-from jaxrl.core.types import Environment, PyTree, TimeStep
+from jaxrl.core.types import Environment, PyTree, TimeStep, env_spec
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -29,6 +29,11 @@ class ServedFromHost:
     @property
     def action_space(self) -> Space:
         return self.env.action_space
+
+    @property
+    def discounted(self) -> bool:
+        """Whether time steps carry a discount of the environment's own."""
+        return env_spec(self.env).discounted
 
     def build(self, num_envs: int, seed: int, first_env: int = 0) -> "JaxHostEnvironment":
         """`num_envs` environments whose keys are those that a compiled run of the same seed gives them."""
