@@ -28,7 +28,7 @@ MOST_PAIRS = 60
 # Lines of code, without comments, docstrings and blank lines; the aim is 24,000 in all.
 BUDGET = {
     "core": 2891,
-    "envs": 5141,
+    "envs": 5142,
     "networks": 3203,
     "buffers": 1995,
     "algos": 6210,
