@@ -162,7 +162,7 @@ class EnvSpec:
     masked: bool = False  # whether time steps carry an action mask
     native: NativeSpaces | None = None  # of an environment outside JAX, its own spaces
     num_agents: int = 1  # neighboring rows of a batch that are the agents of one environment
-    discounted: bool = False  # whether time steps carry a discount of the environment's own; of recipes that say so
+    discounted: bool = False  # whether time steps carry a discount of the environment's own; recipes may say so
 
 
 # --- environments ------------------------------------------------------------------------------------------------

@@ -148,7 +148,9 @@ def _rose(first, ended, evaluations, rows) -> bool:
 
 def _lost_by_greedy_actions(first, last, evaluations) -> str | None:
     """What the best actions return and drawn ones do, if the best lose more than half of what was learned."""
-    found = evaluations[-1][1] if evaluations else last
+    if not evaluations:
+        return None
+    found = evaluations[-1][1]
     if not (first.is_below(last) and found.is_below(last) and 2.0 * found.mean < first.mean + last.mean):
         return None
     return (

@@ -32,7 +32,7 @@ class ServedFromHost:
 
     @property
     def discounted(self) -> bool:
-        """Whether time steps carry a discount of the environment's own."""
+        """Return whether time steps carry a discount of the environment's own."""
         return env_spec(self.env).discounted
 
     def build(self, num_envs: int, seed: int, first_env: int = 0) -> "JaxHostEnvironment":
