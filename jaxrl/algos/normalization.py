@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl.core import spaces
+from jaxrl.core.paths import named_leaves
 from jaxrl.core.types import Counter, PyTree, Replicas, TimeStep
 from jaxrl.core.variation import varies
 
@@ -47,8 +48,11 @@ def init(example: Any, *, integers: bool = False) -> RunningStatistics:
       integers: include integer boxes and arrays too (pixels, which networks otherwise scale themselves). `Discrete`
         and `MultiDiscrete` spaces and booleans never are: their numbers are names.
     """
-    is_space = isinstance(example, spaces.Space)
-    leaves = _space_leaves(example) if is_space else {name: jnp.asarray(x) for name, x in _named(example)}
+    if isinstance(example, spaces.Space):
+        leaves = _named(spaces.tree_map(lambda leaf: leaf, example))
+        leaves = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, spaces.Box)}
+    else:
+        leaves = {name: jnp.asarray(x) for name, x in _named(example).items()}
     kinds = (jnp.floating, jnp.integer) if integers else (jnp.floating,)
     return RunningStatistics(
         count=Counter.zero(),
@@ -95,7 +99,7 @@ def update(statistics: RunningStatistics, batch: PyTree, weight: jax.Array, repl
         new_variance, variance_rest = _compensated(moments.variance, moments.variance_rest, fraction * change)
         return Moments(new_mean, new_variance, mean_rest, variance_rest)
 
-    leaves = dict(_named(batch))
+    leaves = _named(batch)
     return RunningStatistics(count, {name: merge(old, leaves[name]) for name, old in statistics.moments.items()})
 
 
@@ -115,8 +119,7 @@ def normalize(statistics: RunningStatistics, x: PyTree, clip: float | jax.Array 
     """
     known = _is_known(statistics)
 
-    def one(path, leaf):
-        moments = statistics.moments.get(_name(path))
+    def one(moments, leaf):
         if moments is None:
             return leaf
         scale, mean = (_with_axes(x, leaf.ndim) for x in (_inverse_std(moments, 0.0), moments.mean))
@@ -126,7 +129,8 @@ def normalize(statistics: RunningStatistics, x: PyTree, clip: float | jax.Array 
         of_row = known.reshape(known.shape + (1,) * (moments.mean.ndim - known.ndim))
         return jnp.where(_with_axes(of_row, leaf.ndim), scaled, value).astype(dtype)
 
-    return jax.tree_util.tree_map_with_path(one, x)
+    normalized = [one(statistics.moments.get(name), leaf) for name, leaf in _named(x).items()]
+    return jax.tree.unflatten(jax.tree.structure(x), normalized)
 
 
 def scale_reward(statistics: RunningStatistics, reward: jax.Array, clip: float | jax.Array = 10.0) -> jax.Array:
@@ -159,20 +163,8 @@ def discounted_return(previous: jax.Array, timestep: TimeStep, gamma: float | ja
     return jnp.where(timestep.first, 0.0, gamma * previous + timestep.reward)
 
 
-def _space_leaves(space, path=()):
-    if isinstance(space, spaces.Composite):
-        return {k: v for name, child in space.items for k, v in _space_leaves(child, (*path, str(name))).items()}
-    if isinstance(space, spaces.Box):
-        return {"/".join(path) or "array": jax.ShapeDtypeStruct(space.shape, space.dtype)}
-    return {}
-
-
 def _named(tree):
-    return [(_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
-
-
-def _name(path):
-    return jax.tree_util.keystr(path, simple=True, separator="/") or "array"
+    return named_leaves(tree, root="array")
 
 
 def _with_axes(x, rank):

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from jaxrl.core.errors import ConfigError, DatasetError, unknown
+from jaxrl.core.paths import named_leaves
 from jaxrl.core.sources import Sequence
 from jaxrl.core.types import PyTree, SequenceBatch, Trajectory, TransitionBatch
 from jaxrl.data import views
@@ -101,8 +102,7 @@ def check_kind(tree: PyTree, kind: Kind | None, *, axes: int) -> Kind:
     Raises:
       DatasetError: they differ; names the array.
     """
-    leaves = jax.tree.leaves_with_path(tree)
-    found = {jax.tree_util.keystr(path, simple=True, separator="/"): (x.dtype, x.shape[axes:]) for path, x in leaves}
+    found = {name: (x.dtype, x.shape[axes:]) for name, x in named_leaves(tree).items()}
     if kind is not None and kind != found:
         name = next(name for name in kind | found if kind.get(name) != found.get(name))
         here, before = (

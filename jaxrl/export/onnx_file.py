@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from jaxrl.core import files
 from jaxrl.core.errors import ConfigError
+from jaxrl.core.paths import named_leaves
 from jaxrl.export.function import ActFunction
 
 # jax2onnx asks for an orbax-checkpoint that is older than what jaxrl asks for; both run with this one.
@@ -59,9 +60,8 @@ def write(path: Path, function: ActFunction) -> None:
 
 def _names(part: str, tree: Any) -> list[str]:
     """Return a name for each leaf: "carry_0" of a tuple's, "observation/camera" of a dictionary's."""
-    paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(tree)]
     joint = "_" if part.endswith("carry") else "/"
-    return [f"{part}{joint}{path}" if path else part for path in paths]
+    return [f"{part}{joint}{path}" if path else part for path in named_leaves(tree)]
 
 
 @contextlib.contextmanager

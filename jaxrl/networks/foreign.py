@@ -32,6 +32,7 @@ from flax import nnx
 
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.core.paths import named_leaves
 from jaxrl.core.types import Carry, EnvSpec, ModelState, NetworkInputs, Params, PyTree, where_first
 from jaxrl.networks.actor_critic import PolicyValue
 from jaxrl.networks.body import required_inputs
@@ -219,7 +220,7 @@ class _NNX:
 
     def init(self, key, spec, example):
         _, params, model_state = self._split(key, spec)
-        return _named(params), _named(model_state) or ()
+        return named_leaves(params), named_leaves(model_state) or ()
 
     def call(self, params, model_state, spec, arguments, *, train):
         structure, *examples = _nnx_structure(self, spec)
@@ -228,7 +229,7 @@ class _NNX:
         module = nnx.merge(structure, *map(_unnamed, examples, (params, model_state)))
         module.train() if train else module.eval()
         output = module(*arguments)
-        return output, _named(nnx.to_pure_dict(nnx.state(module, nnx.BatchStat))) if train else model_state
+        return output, named_leaves(nnx.to_pure_dict(nnx.state(module, nnx.BatchStat))) if train else model_state
 
     def _split(self, key, spec):
         structure, params, statistics, rest = nnx.split(
@@ -286,7 +287,7 @@ class _Equinox:
 
         module, state = _equinox_parts(self.build(spec, key))
         state = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), state)  # its counter is of a weak type
-        return _named(eqx.filter(module, eqx.is_inexact_array)), _named(state) or ()
+        return named_leaves(eqx.filter(module, eqx.is_inexact_array)), named_leaves(state) or ()
 
     def call(self, params, model_state, spec, arguments, *, train):
         import equinox as eqx
@@ -298,7 +299,7 @@ class _Equinox:
         module = eqx.nn.inference_mode(module, not train)
         mapped = jax.vmap(module, axis_name="batch", in_axes=(*(0 for _ in arguments), None), out_axes=(0, None))
         output, state = mapped(*arguments, _unnamed(state, model_state))
-        return output, _named(state)
+        return output, named_leaves(state)
 
 
 @functools.lru_cache(maxsize=64)
@@ -327,17 +328,9 @@ def _standard_rules():
         yield
 
 
-def _named(tree: PyTree) -> dict[str, jax.Array]:
-    """Return the leaves by their path, so that parameters are a plain dict whatever their container."""
-    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
 def _unnamed(example: PyTree, named: dict[str, jax.Array]) -> PyTree:
-    return jax.tree_util.tree_map_with_path(lambda path, _: named[_name(path)], example)
-
-
-def _name(path) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
+    """Return the tree whose `named_leaves` are parameters: a plain dict, whatever their container."""
+    return jax.tree.unflatten(jax.tree.structure(example), [named[name] for name in named_leaves(example)])
 
 
 def _merge_time(x: jax.Array) -> jax.Array:

@@ -19,6 +19,7 @@ from jaxrl.algos.train_state import TrainState
 from jaxrl.core import files
 from jaxrl.core.errors import ConfigError, JaxrlError
 from jaxrl.core.matching import check_spaces
+from jaxrl.core.paths import named_leaves
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import ActorState, Algorithm, Environment, EnvSpec, HostRecipe, PyTree
 from jaxrl.run.directory import read_config
@@ -252,7 +253,7 @@ def _kind(x):
 
 def _problems(acting, theirs, learner, shapes, values):
     """Why a policy could not act with what was taken over: what of it is not there."""
-    paths, leaves = _paths(shapes), jax.tree.leaves(shapes)
+    paths, leaves = list(_by_path(shapes)), jax.tree.leaves(shapes)
     found = []
     for name, numbers in _needed(acting.actor).items():
         if name == "statistics" and theirs is not None:
@@ -304,12 +305,8 @@ def _names(shapes, values):
     return taken, fresh
 
 
-def _paths(tree):
-    return [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(tree)]
-
-
 def _by_path(tree):
-    return dict(zip(_paths(tree), jax.tree.leaves(tree), strict=True))
+    return named_leaves(tree, ".")
 
 
 def _described(x):

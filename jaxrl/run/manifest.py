@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.core import files, keys
+from jaxrl.core import files, keys, paths
 from jaxrl.core.config import build
 from jaxrl.core.errors import CheckpointError, ConfigError
 from jaxrl.core.types import PyTree
@@ -71,14 +71,8 @@ def is_key(leaf: Any) -> bool:
 
 
 def named_leaves(tree: PyTree) -> dict[str, Any]:
-    """Leaves by their path: `learner/params/policy/kernel`."""
-    named: dict[str, Any] = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        name = jax.tree_util.keystr(path, simple=True, separator="/") or "value"
-        if name in named:
-            raise CheckpointError(f"two leaves of the state are both called {name}; rename a field or dictionary key")
-        named[name] = leaf
-    return named
+    """Return the leaves by their path: `learner/params/policy/kernel`."""
+    return paths.named_leaves(tree, root="value")
 
 
 def leaf_entry(name: str, leaf: Any) -> Leaf:

@@ -21,6 +21,7 @@ from jaxrl.core import files, spaces
 from jaxrl.core.arguments import checked
 from jaxrl.core.errors import CheckpointError, ConfigError
 from jaxrl.core.interrupts import interruptible
+from jaxrl.core.paths import named_leaves
 from jaxrl.core.sources import FrameStack, Replay
 from jaxrl.core.types import Counter, EnvSpec, PyTree, SequenceBatch, Trajectory, TransitionBatch
 from jaxrl.data.rlds import RldsWriter
@@ -314,8 +315,7 @@ def _saved(
     buffers = {name: _template(source, spec, discounted(name)) for name, source in replays.items()}
     template = {"buffers": buffers, "empty_at": Counter(number, number)}  # as in `RunState`
 
-    def shaped(path, _):
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
+    def shaped(name):
         if name not in leaves and re.fullmatch(r"buffers/[^/]+/index/priority", name):
             return None  # of a view whose items are all alike
         leaf = leaves[name]
@@ -325,7 +325,7 @@ def _saved(
         return np.broadcast_to(np.zeros((), dtype), leaf.shape)  # as large as that, and no memory
 
     try:
-        template = jax.tree_util.tree_map_with_path(shaped, template)
+        template = jax.tree.unflatten(jax.tree.structure(template), map(shaped, named_leaves(template)))
     except (KeyError, TypeError, ValueError) as error:  # of a manifest that jaxrl did not write
         raise CheckpointError(f"checkpoint {step} in {directory} holds no replay as jaxrl saves it: {error}") from error
     saved, _, _ = checkpoint.restore(directory, template, step, partial=True)

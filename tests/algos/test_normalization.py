@@ -154,6 +154,16 @@ def test_only_floating_leaves_by_default():
     np.testing.assert_array_equal(result["body"]["touch"], seen["body"]["touch"])
 
 
+def test_parts_whose_names_join_alike_have_statistics_of_their_own():
+    box = spaces.Box(-1e3, 1e3, (1,))
+    space = spaces.Dict({"a/b": box, "a": spaces.Dict({"b": box, "": box}), "a/": box})
+    values = {"a/b": 100.0, "a": {"b": 0.5, "": -7.0}, "a/": 3.0}
+    batch = jax.tree.map(lambda scale: scale * (1 + jnp.arange(8.0).reshape(4, 2, 1)), values)
+    statistics = update(normalization.init(space), batch, jnp.ones((4, 2), bool))
+    for scaled in jax.tree.leaves(normalization.normalize(statistics, batch)):
+        np.testing.assert_allclose((scaled.mean(), scaled.std()), (0.0, 1.0), atol=1e-5)
+
+
 @pytest.mark.long
 def test_integers_where_asked():
     statistics = normalization.init(SPACE, integers=True)

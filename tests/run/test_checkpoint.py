@@ -49,6 +49,8 @@ def make_state(seed=0):
             key=key,
         ),
         "keys": jax.random.split(key, (2, 3)),
+        "a/b": jnp.int32(1 + seed),
+        "a": {"b": jnp.int32(2 + seed)},
         "odd": jnp.array([jnp.nan, -0.0, jnp.inf, 1e-40], jnp.float32),
         "half": jnp.float16(1.5),
         "host": np.arange(4, dtype=np.int64),
