@@ -3,14 +3,14 @@
 from typing import Any
 
 LEAST_STD = 1e-6  # as in brax's normalizer
-LEAST_RELATIVE_STD = 2.0**-15  # of the mean's magnitude: hundreds of roundings of float32
+LEAST_RELATIVE_STD = 2.0**-19  # of the mean's magnitude: 16 to 32 steps between float32 numbers
 
 
 def varies(mean: Any, std: Any, least: float = LEAST_STD) -> Any:
     """Return whether values with these moments vary by more than rounding, elementwise.
 
-    What hardly varies carries no information, and to divide by its deviation would turn the slightest difference
-    between two simulators, or between a dataset and an environment, into many deviations.
+    Dividing what hardly varies by its deviation would turn the rounding of another simulator, or of the environment
+    that a dataset comes from, into many deviations. A pressure of 101325 +- 3 Pa varies by 400 steps of float32.
 
     Args:
       mean, std: NumPy or JAX arrays of the same shape.

@@ -277,6 +277,22 @@ def test_units_and_origins_of_what_varies_do_not_matter(value, scale, origin):
     np.testing.assert_allclose(ours, (new - truth.mean(0)) / truth.std(0), rtol=2e-4, atol=2e-4)
 
 
+@settings(max_examples=20)
+@given(
+    st.sampled_from([1.0, -101.325, 101325.0, 1.7e9, -3e17]),
+    st.sampled_from([40, 400, 10_000]),
+    st.sampled_from(["steady", "drifting", "constant at first"]),
+)
+def test_an_offset_of_many_deviations_does_not_matter(mean, steps, kind):
+    """Steps of float32 are a deviation's unit here: what varies by 40 of them is information, not rounding."""
+    noise = VARIED * steps * np.spacing(np.float32(abs(mean))).astype(np.float64)
+    noise[:100] *= kind != "constant at first"
+    x = (mean * (np.linspace(0, 1, 300)[:, None] if kind == "drifting" else 1.0) + noise).astype(np.float32)
+    truth = x.astype(np.float64)
+    ours = normalization.normalize(statistics_of(x), jnp.asarray(x), jnp.inf)
+    np.testing.assert_allclose(ours, (truth - truth.mean()) / truth.std(), atol=0.02)
+
+
 @given(
     st.floats(-1e6, 1e6, width=32),
     st.sampled_from([0.0, 1e-8, 1e-7, 1e-6]),
