@@ -21,7 +21,9 @@ def row_period(iterations: int, evaluation_period: int, every: int | None) -> in
     if every is not None or iterations < _FEWEST_ITERATIONS:
         return every
     target = max(iterations // _ROWS, 1)
-    near = [n for n in range(-(-iterations // _MOST), iterations // _FEWEST + 1) if evaluation_period % n == 0]
+    whole = min(evaluation_period, iterations)
+    fewest, most = -(-whole // (iterations // _FEWEST)), whole // -(-iterations // _MOST)
+    near = [whole // parts for parts in range(most, fewest - 1, -1) if whole % parts == 0]
     return min(near, key=lambda n: max(n / target, target / n), default=target)
 
 

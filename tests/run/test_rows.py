@@ -77,6 +77,20 @@ def test_rows_are_between_twenty_five_and_a_hundred_and_even_between_evaluations
     assert evaluate % period == 0 or all(evaluate % other for other in near)
 
 
+@given(st.integers(100, 3000), st.integers(1, 4000))
+def test_the_period_of_rows_is_the_best_part_of_an_evaluation_period(iterations, evaluate):
+    """Every period is tried here; one that is longer than the run counts as one of the whole run."""
+    near = [n for n in range(-(-iterations // 100), iterations // 25 + 1) if min(evaluate, iterations) % n == 0]
+    target = iterations // 50
+    best = min(near, key=lambda n: max(n / target, target / n), default=target)
+    assert row_period(iterations, evaluate, None) == best
+
+
+@pytest.mark.parametrize("iterations", [10**13, 10**30])
+def test_a_run_without_an_end_in_mind_begins_at_once(iterations):
+    assert row_period(iterations, iterations // 10, None) == iterations // 50
+
+
 def test_a_short_run_has_a_row_a_chunk_unless_it_says():
     assert row_period(99, 10, None) is None and row_period(99, 10, 7) == 7
 

@@ -435,6 +435,7 @@ def test_bad_input(monkeypatch):
         ({"dataset": "rlds:data"}, r"jaxrl.train\(dataset=...\) for each run"),
         ({"learning_rate": 1e-3, "clip": 0.2, "gamma": 0.9}, "nothing to search"),
         ({"topology": anakin(2)}, "every run is on one device"),
+        ({"total_steps": 2_000_000 * ROWS}, "rounds"),
     ):
         run = {"population": MEMBERS, "total_steps": 100 * ROWS, "exploit_every": ROWS}
         run |= {"fraction": 1 / 3, "devices": 1, "topology": anakin(), **SPACE, **populations.FIXED} | settings

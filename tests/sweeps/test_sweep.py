@@ -147,6 +147,7 @@ def test_make_train_refuses_what_it_cannot_compile():
         (ServedFromHost(ENV), {}, "stepped on the host"),
         (ENV, {"topology": anakin(2)}, "devices=2"),
         (ENV, {"total_steps": 0}, "total_steps=0"),
+        (ENV, {"total_steps": 10**13}, "total_steps=10000000000000 are"),
     ):
         with pytest.raises(ConfigError, match=words):
             jaxrl.make_train(PPO, env, **{"total_steps": TOTAL} | settings)
