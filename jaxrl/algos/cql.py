@@ -13,6 +13,7 @@ from jaxrl.algos import off_policy, q_learning, regression, soft_policies, train
 from jaxrl.algos.acting import StochasticActing
 from jaxrl.algos.base import algorithm, changed, field_problems, number, static
 from jaxrl.algos.fields import NStepFields, ReplayFields, TargetFields, TemperatureFields
+from jaxrl.algos.kl_limits import step_log
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
@@ -126,7 +127,7 @@ class CQL(StochasticActing, ReplayFields, NStepFields, TargetFields, Temperature
         log_coefficient = state.log_coefficient
         if self.lagrange_threshold is not None:
             slope = -0.5 * coefficient * (gap - self.lagrange_threshold)  # ascends what the critics descend
-            log_coefficient, _ = train_state.apply_gradients(log_coefficient, slope, optimizer, replicas)
+            log_coefficient = step_log(log_coefficient, slope, optimizer, replicas)
 
         def value_or_likelihood(distribution, value):
             """Return the value, in the first updates the likelihood of the data's actions instead."""

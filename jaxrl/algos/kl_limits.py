@@ -2,12 +2,14 @@
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from jaxrl.algos.train_state import TrainState
+from jaxrl.algos.train_state import TrainState, apply_gradients
 from jaxrl.core.schedules import Scalar
+from jaxrl.core.types import Replicas
 from jaxrl.networks.distributions import DiagonalGaussian
 
-LEAST_DUAL = -18.0  # before the softplus, which makes 1.5e-8 of it
+LEAST_DUAL = -18.0  # before the softplus or the exponential, which make 1.5e-8 of it
 
 
 def inverse_softplus(x: Scalar) -> jax.Array:
@@ -29,6 +31,17 @@ def lagrangian_loss(kl: jax.Array, alpha: jax.Array, epsilon: Scalar) -> jax.Arr
     Going down its gradient, the policy lowers what it pays for, and alpha rises where kl is more than epsilon.
     """
     return jax.lax.stop_gradient(alpha) * kl + alpha * (epsilon - jax.lax.stop_gradient(kl))
+
+
+def step_log(
+    log: TrainState, gradient: jax.Array, optimizer: optax.GradientTransformation, replicas: Replicas
+) -> TrainState:
+    """Take a gradient step of a multiplier's logarithm, which stays within [-18, 18].
+
+    Far beyond, the multiplier would be 0 or infinite in float32, and take as many steps back as it took there.
+    """
+    log, _ = apply_gradients(log, gradient, optimizer, replicas)
+    return log.replace(params=jnp.clip(log.params, LEAST_DUAL, -LEAST_DUAL))
 
 
 def clip_duals(duals: TrainState) -> TrainState:

@@ -150,7 +150,7 @@ class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
         new = state.replace(network=network, statistics=statistics, bonus=bonus, updates=state.updates + 1)
         if self.objective == "kl":
             divergence = self._divergence(network.variables, data, rollout, spec, replicas)
-            new = new.replace(penalty=adapted_penalty(state.penalty, divergence, self.kl_target))
+            new = new.replace(penalty=adapted_penalty(state.penalty, divergence, self.kl_target, self.initial_penalty))
             metrics |= {"penalty": new.penalty, "kl_after_update": divergence}
         return new, UpdateInfo(metrics)
 
@@ -227,7 +227,12 @@ def kl_penalty(divergence: jax.Array, penalty: jax.Array, target: Scalar, cutoff
     return penalty * divergence + cutoff_cost * jnp.square(jnp.maximum(divergence - 2.0 * target, 0.0))
 
 
-def adapted_penalty(penalty: jax.Array, divergence: jax.Array, target: Scalar) -> jax.Array:
-    """Return the next batch's penalty: times 1.5 above 1.3 times the target, divided by 1.5 below 0.7 times it."""
+def adapted_penalty(penalty: jax.Array, divergence: jax.Array, target: Scalar, initial: Scalar = 1.0) -> jax.Array:
+    """Return the next batch's penalty: times 1.5 above 1.3 times the target, divided by 1.5 below 0.7 times it.
+
+    It stays within 1,000 times and a thousandth of `initial`, from where 18 batches lead back: unlimited, it would be 0
+    for good after 216 quiet batches in float32. TF-Agents limits it too, to at least 1e-15 (85 batches).
+    """
     raised = jnp.where(divergence > 1.3 * target, penalty * 1.5, penalty)
-    return jnp.where(divergence < 0.7 * target, penalty / 1.5, raised)
+    adapted = jnp.where(divergence < 0.7 * target, penalty / 1.5, raised)
+    return jnp.clip(adapted, initial / 1000, initial * 1000)

@@ -16,6 +16,7 @@ from flax import struct
 from jaxrl.algos import minibatches, off_policy, on_policy, q_learning, returns, soft_policies, train_state
 from jaxrl.algos.base import algorithm, changed, field_problems, number
 from jaxrl.algos.fields import MinibatchFields, RolloutFields, SupportFields, TemperatureFields
+from jaxrl.algos.kl_limits import step_log
 from jaxrl.algos.on_policy import PolicyCarry, Statistics
 from jaxrl.algos.optimizers import clipped
 from jaxrl.algos.q_learning import Returns
@@ -227,7 +228,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
         log_temperature = soft_policies.temperature_step(self, log_temperature, rows, log_prob, spec, replicas)
         # The loss is log(penalty) times how far the divergence is below its limit.
         slack = self.kl_limit - mean(divergence)
-        log_penalty, _ = train_state.apply_gradients(log_penalty, slack, self.temperature_optimizer, replicas)
+        log_penalty = step_log(log_penalty, slack, self.temperature_optimizer, replicas)
         metrics |= fit.metrics | {"policy_loss": loss, "entropy": mean(-log_prob), "kl": mean(divergence)}
         metrics |= {"temperature": jnp.asarray(temperature, jnp.float32), "penalty": penalty}
         return (policy, critic, log_temperature, log_penalty), metrics

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxrl.algos import off_policy, q_learning, soft_critics, train_state
 from jaxrl.algos.fields import TemperatureFields
+from jaxrl.algos.kl_limits import step_log
 from jaxrl.algos.optimizers import Number
 from jaxrl.algos.soft_critics import NextActions
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
@@ -157,7 +158,7 @@ def temperature_step(
     target = target_entropy(batch, algo.target_entropy, algo.target_entropy_fraction, spec)
     missing = weighted_mean(log_prob + target, batch.weight, replicas)
     # The loss is -log(alpha) times the missing entropy: log_prob is a sample, and has no gradient here.
-    return train_state.apply_gradients(log_temperature, -missing, algo.temperature_optimizer, replicas)[0]
+    return step_log(log_temperature, -missing, algo.temperature_optimizer, replicas)
 
 
 def target_entropy(batch: TransitionBatch, per_dimension: Number, fraction: Number, spec: EnvSpec) -> jax.Array:

@@ -3,11 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxrl
+from jaxrl.algos import train_state
+from jaxrl.algos.kl_limits import step_log
 from jaxrl.algos.on_policy import explained_variance, standardized
 from jaxrl.algos.ppo import adapted_penalty, clipped_surrogate, kl_penalty, squared_value_error
 from jaxrl.algos.q_learning import epsilon_greedy, n_step_target
@@ -53,6 +56,36 @@ def test_kl_penalty_has_a_hinge_at_twice_the_target(kl, expected):
 )
 def test_the_penalty_adapts_at_the_published_cutoffs(kl, factor):
     np.testing.assert_allclose(adapted_penalty(jnp.float32(3.0), jnp.float32(kl), 0.01), 3.0 * factor, rtol=1e-6)
+
+
+@pytest.mark.parametrize("initial", [1e-3, 1.0, 50.0])
+@pytest.mark.parametrize("before", [None, 0.0], ids=["", "a checkpoint of 0"])
+def test_the_penalty_comes_back_within_twenty_batches(initial, before):
+    """1.5^-216 is 0 in float32, and 0 times 1.5 is 0; 1.5^300 is infinite."""
+
+    @jax.jit
+    def after(batches, divergence, penalty):
+        step = lambda _, penalty: adapted_penalty(penalty, divergence, 0.01, initial)  # noqa: E731
+        return jax.lax.fori_loop(0, batches, step, jnp.float32(penalty))
+
+    quiet = after(300, 0.001, initial) if before is None else before
+    assert quiet < 0.01 * initial and after(20, 1.0, quiet) >= initial
+    loud = after(300, 1.0, initial)
+    assert 100 * initial < loud < jnp.inf and after(20, 0.001, loud) <= initial
+
+
+def test_logarithms_of_multipliers_stay_where_they_matter():
+    """Without an end, 87 below 0 the multiplier would be 0, and 89 above it infinite."""
+    optimizer = optax.sgd(10.0)
+    start = train_state.create(jnp.float32(0.0), (), optimizer)
+    for gradient in (-1.0, 1.0):
+        log = start
+        for _ in range(10):
+            log = step_log(log, jnp.float32(gradient), optimizer, ONE)
+        assert 1e-9 < jnp.exp(log.params) < 1e9
+        for _ in range(2):
+            log = step_log(log, jnp.float32(-gradient), optimizer, ONE)
+        assert log.params * gradient >= 0
 
 
 def test_standardized_counts_only_what_counts():
