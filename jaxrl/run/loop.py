@@ -250,10 +250,13 @@ class Loop:
         Raises:
           Stop: the run ends before its time.
         """
-        state, done, pending, length = position.state, position.done, None, 1
+        state, done, pending, most = position.state, position.done, None, 1
         while not self.schedule.is_last(done):
             border = self.schedule.next_border(done)
-            length = min(self._chunk_length(length), border - done)
+            most = self._chunk_length(most)
+            length = min(
+                most, border - done
+            )  # only `most` limits the next chunk: a short rest before a border does not
             if (log_each := self.schedule.log_each) is not None:
                 length = min(length, log_each - done % log_each)
             before = state.replace(buffers={})

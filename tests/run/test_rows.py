@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import jaxrl
 from jaxrl.core.report import EpisodeSums, Report, joined
+from jaxrl.parallel.program import Program
 from jaxrl.run import loop
 from jaxrl.run.callbacks import FunctionCallback
 from jaxrl.run.rows import TrainingRows, row_period
@@ -66,6 +67,19 @@ def test_a_run_of_a_hundred_iterations_has_even_rows(monkeypatch):
     result = train(total=120, evaluate_every=30 * ROWS, checkpoint_every=0)
     assert steps(result) == list(range(2, 121, 2))
     assert steps(train(total=120, evaluate_every=0, checkpoint_every=0, log_every=50 * ROWS)) == [50, 100, 120]
+
+
+def test_a_short_chunk_before_a_row_does_not_shorten_those_after_it(monkeypatch):
+    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 1e6)
+    lengths, chunk = [], Program.chunk
+
+    def counted(self, algo, env, state, length, *rest):
+        lengths.append(length)
+        return chunk(self, algo, env, state, length, *rest)
+
+    monkeypatch.setattr(Program, "chunk", counted)
+    train(total=36, evaluate_every=0, checkpoint_every=0, log_every=12 * ROWS)
+    assert lengths == [1, 1, 1, 8, 1, 12, 12]
 
 
 @given(st.integers(100, 10**7), st.integers(1, 30))
