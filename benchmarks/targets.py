@@ -3,11 +3,11 @@
     python benchmarks/targets.py [--only TARGET ...] [--work "ppo brax:ant" ...]
 
 Targets whose compiler is not installed are left out: TPUs need the extra `tpu-target`, NVIDIA's GPUs the extra
-`cuda13`. Each row is written as soon as it is there, to benchmarks/results/targets.json, and leaves the others.
+`cuda13`. Each program is a part of benchmarks/results/targets.json, with the machine and commit that compiled it. It is
+written as soon as it is there, and leaves the others.
 """
 
 import argparse
-import json
 import os
 import pathlib
 import sys
@@ -76,8 +76,6 @@ def main() -> None:
     arguments = parser.parse_args()
     from jaxrl.core.errors import ConfigError
 
-    path = record.HERE / "results" / "targets.json"
-    rows = json.loads(path.read_text())["rows"] if path.exists() else []
     for target in arguments.only:
         for work in WORKS[target]:
             if arguments.work is not None and " ".join(work[:2]) not in arguments.work:
@@ -88,8 +86,8 @@ def main() -> None:
                 print(error)
                 continue
             print(new, flush=True)
-            rows = [old for old in rows if (old["target"], old["work"]) != (new["target"], new["work"])] + [new]
-            record.save("targets", rows)
+            name = f"{new['target']}, {new['work']}"
+            record.save_part(record.HERE / "results" / "targets.json", name, {"machine": record.machine(), **new})
 
 
 if __name__ == "__main__":
