@@ -46,7 +46,6 @@ TRAININGS = {
     "minatar-breakout-5m-dqn": ("MinAtar Breakout", "DQN", "5M", ""),
     "minatar-breakout-5m-rainbow": ("MinAtar Breakout", "Rainbow", "5M", ""),
     "host-pendulum-ppo": ("Pendulum-v1 (EnvPool)", "PPO", "500k", _POOLED("ppo", "Pendulum-v1", 500000)),
-    "halfcheetah-ppo": ("HalfCheetah-v4", "PPO, 8 environments", "1M", ""),
     "halfcheetah-defaults-clip": ("HalfCheetah-v4", "PPO", "1M", _POOLED("ppo", "HalfCheetah-v4", 1000000)),
     **{
         f"mujoco-{task.lower()}-ppo": (

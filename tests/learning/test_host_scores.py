@@ -47,30 +47,6 @@ def trained(algo, env, total_steps, seeds, topology, run_dir=None, **settings):
 
 
 @pytest.mark.learning
-def test_ppo_in_halfcheetah(record):
-    """1M rows, 3 seeds; CleanRL's settings for continuous actions, in 8 environments instead of one."""
-    algo = jaxrl.PPO(
-        learning_rate=Linear(3e-4, 0.0),
-        rollout_length=256,
-        epochs=10,
-        minibatches=32,
-        entropy_cost=0.0,
-        normalize_observation=True,
-        normalize_reward=True,
-    )
-    scores = trained(algo, "envpool:HalfCheetah-v4", 1_000_000, 3, jaxrl.Sebulba(num_envs=8), evaluation_episodes=16)
-    record(
-        "halfcheetah-ppo",
-        scores,
-        total_steps=1_000_000,
-        reference=1443,
-        source=CLEANRL,
-        settings={"algorithm": str(algo), "num_envs": 8},
-    )
-    assert scores.scores.mean() >= 1000, scores.scores
-
-
-@pytest.mark.learning
 @pytest.mark.parametrize(
     ("algo", "env", "total_steps", "published"),
     [
