@@ -204,7 +204,9 @@ def _highlights() -> str:
     solved = min(_worst(f"defaults-cartpole-{algo}") for algo in CARTPOLE)
     acrobot, pendulum = _worst("defaults-acrobot-ppo"), _worst("defaults-pendulum-ppo")
     speed = {row["work"]: row for row in _read("throughput")["rows"]}
-    cartpole = _times(speed[f"PPO CartPole, {envs}"]["jaxrl train / rejax"] for envs in (4, 64, 2048))
+    against = ["jaxrl train / rejax", "jaxrl / rejax, each with one thread"]
+    few = _times(speed["PPO CartPole, 4"][name] for name in against)
+    many = _times(speed[f"PPO CartPole, {envs}"][against[0]] for envs in (64, 2048))
     sweep = _times(speed["PPO CartPole, 64, 8 seeds"][name] for name in ("seeds / one seed", "jaxrl train / rejax"))
     host = {row["task"]: row["jaxrl / SB3"] for row in _read("host")["rows"] if "jaxrl / SB3" in row}
     took = _read("replay")["microseconds"]
@@ -218,13 +220,14 @@ def _highlights() -> str:
     lines = [
         f"| the worst seed of the shortest commands: {', '.join(CARTPOLE).upper()} on CartPole, 10 seeds; PPO on "
         f"Acrobot; on Pendulum, 5 seeds | {solved:.0f}; {acrobot:.0f}; {pendulum:.0f} "
-        '| `make learning PYTEST_ARGS="-k shortest"`, see [zoo](docs/zoo.md) |',
+        "| `.venv/bin/python benchmarks/zoo.py --row NAME`, with the names in the [zoo](docs/zoo.md) |",
         f"| PPO in MinAtar Breakout at the defaults, 10M steps, 3 seeds: mean; each; published "
         f"| {scores['mean']:.1f}; {each}; {breakout['published']} | `{breakout['run']}` |",
-        f"| PPO on CartPole against rejax, in steps per second: 4; 64; 2048 environments | {cartpole} "
-        f"| {script('throughput')} |",
+        "| PPO on CartPole against rejax, in steps per second: 4 environments, jaxrl with one thread, rejax with two; "
+        f"with one each; 64; 2048 environments, with two each | {few}; {many} | {script('throughput')} |",
         f"| a sweep of 8 seeds against one seed; against rejax under `vmap` | {sweep} | the same |",
-        f"| PPO through EnvPool against Stable-Baselines3: CartPole, 128 environments; HalfCheetah, 32 "
+        "| PPO through EnvPool against Stable-Baselines3, which steps 8 environments of Gymnasium in its own process: "
+        "CartPole, 128 environments of EnvPool; HalfCheetah, 32 "
         f"| {_times(host[f'PPO in {name}'] for name in ('CartPole-v1', 'HalfCheetah-v4'))} | {script('host')} |",
         "| a replay buffer of 1M against flashbax: prioritized; where new priorities depend on the weights; uniform "
         f"| {prioritized}; {uniform} | `.venv/bin/python benchmarks/replay.py --repeats 100` |",
