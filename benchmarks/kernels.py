@@ -3,7 +3,7 @@
     python benchmarks/kernels.py [--num-envs 4] [--loops]
 
 Small programs are not arithmetic: an iteration of 4 environments x 128 steps, 4 epochs of 4 minibatches, is some
-20,000 kernels of a microsecond or less. They are counted in the program as XLA compiled it, by `jaxrl.parallel.hlo`:
+8,000 kernels of a microsecond or less. They are counted in the program as XLA compiled it, by `jaxrl.parallel.hlo`:
 what is not a parameter, a constant, a tuple or a view starts a kernel; a loop's are those of one turn. So no clock is
 needed, and two machines give the same counts. Writes benchmarks/results/kernels.json, to which
 `tests/test_benchmarks.py` holds the counts of the locked JAX, plus 5 percent. `--loops` prints every loop of the
