@@ -11,6 +11,7 @@ from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import whole
 from jaxrl.core.types import Environment, EnvironmentFactory, HostRecipe, num_agents
 from jaxrl.envs.agents import as_rows
+from jaxrl.envs.suite import check_single
 from jaxrl.envs.wrappers import AutoReset, EpisodeStatistics, Hide, PooledReset, StickyActions
 
 if TYPE_CHECKING:
@@ -117,9 +118,15 @@ def _wrapped(env, wrapper):
 
 
 def as_environment(env: EnvironmentLike) -> Environment | HostRecipe:
-    """Return what `make` returns for a name or a Gymnasium environment, class or function; all else as it is."""
+    """Return what `make` returns for a name or a Gymnasium environment, class or function; all else as it is.
+
+    Raises:
+      ConfigError: as `make`; or it holds an array to be mapped over where one environment has a number.
+    """
     if isinstance(env, str) or is_gymnasium(env):
-        return make(env)
+        env = make(env)
+    if isinstance(env, Environment):
+        check_single(env)
     return cast("Environment | HostRecipe", env)
 
 

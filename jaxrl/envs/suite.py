@@ -347,8 +347,33 @@ def _without_effect(cls: type[SuiteEnv], key: Key) -> frozenset[str]:
     return unread(default.with_numbers, default.numbers)
 
 
-def _leaves(env: SuiteEnv) -> list[str]:
+def _leaves(env: Any) -> list[str]:
     return [field.name for field in dataclasses.fields(env) if field.metadata.get("pytree_node", True)]
+
+
+def check_single(env: Environment) -> None:
+    """Refuse parameters of a suite or of a wrapper of jaxrl that hold an array where one environment has a number.
+
+    Raises:
+      ConfigError: names each with its shape.
+    """
+    problems, part = [], env
+    while isinstance(part, Environment) and not isinstance(part, type):
+        values, usual = {}, {}
+        if isinstance(part, SuiteEnv):
+            values, usual = part.numbers, _shared(type(part), part.key).default.numbers
+        elif type(part).__module__.startswith("jaxrl."):
+            values = {name: getattr(part, name) for name in _leaves(part) if name != "env"}
+        for name, value in values.items():
+            shape, expected = (jax.tree.map(np.shape, x) for x in (value, usual.get(name, 0.0)))
+            if shape != expected:
+                problems.append(
+                    f"parameter {name} of {env.name} has shape {shape}, not {expected}: a run has one value of it; map "
+                    "over make_train, or sample it by envs.RandomParameters"
+                )
+        part = getattr(part, "env", None)
+    if problems:
+        raise ConfigError(problems)
 
 
 def _scalar_names(reported: Mapping[str, Any]) -> tuple[str, ...]:
