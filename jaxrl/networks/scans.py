@@ -124,18 +124,18 @@ class MinGRU:
 
     Each with a kernel of its own. g(v) = v + 0.5 where v is positive, else sigmoid(v), keeps h positive (the paper's
     appendix B.3). The highway (Srivastava et al., 2015, arXiv:1505.00387), by which layers can be stacked, and the lack
-    of biases are as in PufferLib since version 4. The gates do not read h: that is what the parallel scan costs.
+    of other biases are as in PufferLib since version 4. The gates do not read h: that is what the parallel scan costs.
 
     Args:
       width: of the hidden state of each layer, and of the output.
       layers: how many, one on the other. A linear layer before them brings inputs of another size to `width`.
-      update_bias: where the bias of z begins, which is learned; None: no bias, as in PufferLib. At -4 a state begins
-        with half of it left after 38 steps, without a bias after one.
+      update_bias: initial value of the learned bias of z; None: no bias, as in PufferLib. At -4 half of a state is left
+        after 38 steps at first, at 0 and without a bias after one.
     """
 
     width: int = 128
     layers: int = 1
-    update_bias: float | None = None
+    update_bias: float | None = -4.0
 
     def initial_carry(self) -> Carry:
         return jnp.zeros((self.layers, self.width), jnp.float32)

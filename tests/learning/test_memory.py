@@ -11,12 +11,12 @@ from jaxrl import spaces
 from jaxrl.algos.optimizers import Adam
 from jaxrl.core.schedules import Linear
 from jaxrl.envs.episode import restart, transition
-from jaxrl.networks import GRU, MLP, Actor, ActorCritic, Critic, QNetwork
+from jaxrl.networks import GRU, LRU, LSTM, MLP, Actor, ActorCritic, Critic, GTrXL, MinGRU, QNetwork
 
 
-def memory(algo, total_steps):
-    """Five seeds on MemoryChain of length 10: the first observation says which action is right at the end."""
-    env = jaxrl.make("gymnax:MemoryChain-bsuite", memory_length=10)
+def memory(algo, total_steps, length=10):
+    """Five seeds on MemoryChain: the first observation says which action is right at the end."""
+    env = jaxrl.make("gymnax:MemoryChain-bsuite", memory_length=length)
     return jaxrl.sweep(
         algo, env, total_steps=total_steps, seeds=5, num_envs=64, devices=2, evaluation_episodes=256, progress=False
     ).scores
@@ -39,6 +39,17 @@ def a2c(network):
 @pytest.mark.exhaustive
 def test_recurrent_ppo_remembers():
     assert memory(ppo(RECURRENT), 160_000).min() >= 0.95
+
+
+@pytest.mark.learning
+def test_cores_at_their_defaults_remember_thirty_steps(record_rows):
+    """All but GRU and LSTM, which need not (docs/recurrent.md)."""
+    rows = []
+    for core in (GRU(32), LSTM(32), MinGRU(32), LRU(32), GTrXL(32)):
+        scores = memory(ppo(ActorCritic(MLP((32,)), core=core)), 250_000, length=30)[0]
+        rows.append({"core": str(core), "scores": scores.astype(float).round(3).tolist()})
+    record_rows("memory-chain-30", rows, total_steps=250_000)
+    assert all(min(row["scores"]) >= 0.9 for row in rows[2:]), rows
 
 
 @pytest.mark.learning
