@@ -40,14 +40,14 @@ class RNDState(struct.PyTreeNode):
 class RND:
     """Random network distillation: what a network cannot predict yet is rewarded."""
 
-    learning_rate: Scalar = number(1e-4, above=0, help="learning rate of the predictor and the intrinsic value")
+    learning_rate: Scalar = number(1e-3, above=0, help="learning rate of the predictor and the intrinsic value")
     gamma: Scalar = number(0.99, low=0, high=1, help="discount factor of intrinsic rewards")
     gae_lambda: Scalar = number(0.95, low=0, high=1, help="lambda of the advantages of intrinsic rewards")
     extrinsic_weight: Scalar = number(2.0, low=0, help="weight of the advantages of the environment's rewards")
     intrinsic_weight: Scalar = number(1.0, low=0, help="weight of the advantages of intrinsic rewards")
     observation_clip: Scalar = number(5.0, above=0, help="clip of normalized observations")
     predictor_fraction: Scalar = number(
-        0.25, above=0, high=1, help="fraction of each batch that the predictor learns from"
+        1.0, above=0, high=1, help="fraction of each batch that the predictor learns from"
     )
     features: int = static(512, low=1, help="outputs of the random network and its predictor")
     widths: tuple[int, ...] = static((512, 512), help="widths of the dense layers that only the predictor has")
