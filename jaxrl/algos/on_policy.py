@@ -202,9 +202,9 @@ def bootstrap_value(algo: OnPolicyFields, network: Variables, batch: Rollout, ca
 def update_statistics(algo: RolloutFields, statistics: Statistics, batch: Rollout, replicas: Replicas) -> Statistics:
     """Return the statistics with this batch merged in over all replicas; the next actor state will use them.
 
-    A batch is learned from with the statistics that it was acted with, the first one as it is. To normalize the first
-    one by its own moments makes probability ratios between two different inputs: in brax's inverted pendulum, 1M steps,
-    that took PPO from 992 to 930 (5 and 6 seeds).
+    A batch is learned from with the statistics that it was acted with, the first one as it is; REPPO alone scales its
+    rewards with the merged ones. To normalize the first observations by their own moments makes probability ratios
+    between two different inputs: in brax's inverted pendulum, 1M steps, that took PPO from 992 to 930 (5 and 6 seeds).
     """
     timesteps = batch.timesteps[:-1]
     # Last observations are real ones too; but what follows a whole episode is not part of the batch: neither after its

@@ -131,6 +131,8 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
     ) -> tuple[REPPOState, UpdateInfo]:
         rollout: Rollout = batch["rollout"]
         statistics = on_policy.update_statistics(self, state.statistics, rollout, replicas)
+        # Rewards by statistics that include this batch: unscaled, the first one's would lie outside the support.
+        rollout = rollout.replace(statistics=rollout.statistics.replace(reward=statistics.reward))
         value_key, shuffle_key, step_key = jax.random.split(key, 3)
         data = self._data(state, rollout, value_key, spec, replicas)
         length, envs = rollout.rows.weight.shape

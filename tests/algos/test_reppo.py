@@ -333,11 +333,13 @@ def test_it_learns_and_resumes_bit_for_bit(tmp_path):
 
 
 @pytest.mark.long
-def test_observations_and_rewards_are_normalized_by_what_was_acted_with():
+def test_what_is_normalized_is_seen_and_the_first_rewards_are_within_the_support():
     algo = ALGO.replace(normalize_observation=True, normalize_reward=True)
     state = learner(algo, 0, BOXED)
-    rollout = collect(algo, resolve_schedules(algo, jnp.float32(0)).actor(state), broken_moments(), KEY, BOXED)
+    timesteps = broken_moments().replace(reward=100.0 * broken_moments().reward)
+    rollout = collect(algo, resolve_schedules(algo, jnp.float32(0)).actor(state), timesteps, KEY, BOXED)
     assert set(rollout.extras) == {"log_prob", "discounted_return"}
+    assert updated(algo, state, rollout, BOXED)[1].metrics["support_clipped_mass"] < 0.1
     after = on_policy.update_statistics(algo, state.statistics, rollout, SingleReplica())
     seen = after.observation.moments["array"].mean
     np.testing.assert_allclose(seen, broken_moments().observation[:-1].mean((0, 1)), atol=1e-5)
