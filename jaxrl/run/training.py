@@ -86,8 +86,8 @@ def train(
       algo: the algorithm, or its name for the defaults.
       env: what `jaxrl.make` returns or takes: a name, or a Gymnasium environment, its class, or a function that makes
         one; None: learn from the dataset alone.
-      total_steps: environment steps over all environments; the last iteration may exceed it. Without an environment:
-        updates.
+      total_steps: environment steps over all environments, resets included; the last iteration may exceed it. Without
+        an environment: updates.
       dataset: what `jaxrl.load_dataset` returns, or its name; its transitions are held in memory.
       dataset_fraction: with a dataset and an environment, the dataset's fraction of every batch; None: 0.5, that of
         Ball et al. (2023, arXiv:2302.02948).

@@ -39,7 +39,9 @@ def make_train(
         state, metrics = train(jax.random.split(jax.random.key(0), 16))
 
     `algo` may hold tracers, so a function of a learning rate can build its own run. Every run is on one device; use
-    `jaxrl.sweep` to run on several. A run with a replay in the host's memory can be compiled, and not mapped.
+    `jaxrl.sweep` to run on several. Under `vmap` a run equals the single run of its key up to rounding, not bit for bit
+    (seen with PPO and SAC: batched products round differently). A run with a replay in the host's memory can be
+    compiled, and not mapped.
 
     Args:
       algo, env, total_steps: as for `jaxrl.train`; JAX environments only.
