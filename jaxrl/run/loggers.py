@@ -266,6 +266,7 @@ class WandbLogger:
             name=name,
             id=run_id,
             resume="allow" if run_id else None,
+            reinit="create_new",  # a run of its own beside those of other loggers and of the user
         )
         self._run.define_metric("*", step_metric="step")  # the service's own counter must not go back
 
