@@ -57,7 +57,7 @@ class ActFunction:
         if self._sample:
             keys = jax.random.split(jax.random.wrap_key_data(more["key"], impl="threefry2x32"), size)
         # As constants that the compiler saw they would be folded into one another, and round differently than in a run.
-        algo, actor = jax.lax.optimization_barrier((policy.algo, policy.actor))
+        algo, actor = jax.lax.optimization_barrier(policy.acting)
         action, memory = act_once(
             algo,
             actor,

@@ -108,6 +108,17 @@ def local(tree: PyTree) -> PyTree:
     return jax.tree.map(copy, tree)
 
 
+def on_one_device(tree: PyTree) -> PyTree:
+    """Return a tree whose arrays are on one device of this process and name no mesh, not even in programs of them."""
+
+    def moved(x):
+        if not getattr(x, "committed", False):  # tracers and arrays of numpy do not have it
+            return x
+        return x.addressable_data(0) if x.is_fully_replicated else jnp.asarray(np.asarray(x))
+
+    return jax.tree.map(moved, tree)
+
+
 def cores() -> int:
     """How many processor cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -14,6 +14,7 @@ from jaxrl.core.arguments import checked
 from jaxrl.core.errors import ConfigError, EnvironmentContractError
 from jaxrl.core.pickled import dumped, loaded
 from jaxrl.core.types import ActorState, Algorithm, Carry, Environment, EnvSpec, HostRecipe, PyTree, TimeStep
+from jaxrl.parallel.mesh import on_one_device
 from jaxrl.parallel.rollout import act, no_action
 
 _NOT_FIRST, _FIRST = np.bool_(False), np.bool_(True)
@@ -35,13 +36,15 @@ class Policy:
     Attributes:
       algo: the algorithm, its schedules resolved.
       actor: parameters and frozen statistics.
+      acting: `algo` and `actor` with their arrays on one device, wherever the run trained; calls and exports read them.
       spec: of the environment it was trained on.
       env: the environment it was trained on; None of a policy that was pickled.
     """
 
     def __init__(self, algo: Algorithm, actor: ActorState, spec: EnvSpec, env: Environment | HostRecipe | None = None):
         self._algo, self._actor, self._spec, self._env = algo, actor, spec, env
-        leaves, structure = jax.tree.flatten((algo, actor))
+        self.acting = on_one_device((algo, actor))
+        leaves, structure = jax.tree.flatten(self.acting)
         # Flat, so that a call neither walks these trees nor compares the settings in them.
         self._leaves = tuple(leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in leaves)
         self._one, self._many = _compiled(structure, spec, True), _compiled(structure, spec, False)
@@ -95,7 +98,7 @@ class Policy:
         if batch not in self._beginnings:
             size = batch or 1
             with jax.ensure_compile_time_eval():  # kept, and so never a part of what a caller compiles
-                carry = jax.vmap(lambda index: self.algo.initial_carry(self.spec, index, size))(jnp.arange(size))
+                carry = jax.vmap(lambda index: self.acting[0].initial_carry(self.spec, index, size))(jnp.arange(size))
                 memory = Memory(carry, no_action(self.spec, size))
                 memory = memory if batch else jax.tree.map(lambda x: x[0], memory)
             self._beginnings[batch] = memory

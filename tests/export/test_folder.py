@@ -20,6 +20,7 @@ from jaxrl.core.types import env_spec
 from jaxrl.envs.configs import to_config
 from jaxrl.run import policy_folder
 from jaxrl.run.follow import follow
+from jaxrl.run.policy import Policy
 from jaxrl.run.policy_folder import MODEL
 
 safetensors = pytest.importorskip("safetensors.numpy")
@@ -101,6 +102,28 @@ def test_a_folder_reads_like_its_run(made, capsys):
     assert "logging" not in config and str(root) not in json.dumps(config)
 
 
+def parts_of(path):
+    """The content of a file, without the step, which a bare policy does not know."""
+    if path.suffix != ".npz":
+        return path.read_bytes()
+    with np.load(path) as file:
+        description = json.loads(file["description"].tobytes()) | {"step": None}
+        return json.dumps(description), *(file[name].tobytes() for name in file.files if name != "description")
+
+
+@pytest.mark.parametrize(("to", "name"), [("numpy", "x.npz"), ("stablehlo", "x.stablehlo"), ("onnx", "x.onnx")])
+def test_where_a_policy_was_trained_changes_nothing(to, name, tmp_path):
+    pytest.importorskip({"numpy": "numpy", "stablehlo": "flatbuffers", "onnx": "jax2onnx"}[to])
+    plain = policy_of(PPO.replace(normalize_observation=True), env_spec(ENV))
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    placed = Policy(*jax.device_put((plain.algo, plain.actor), everywhere), plain.spec)
+    one, other = (parts_of(jaxrl.export_policy(policy, tmp_path / name, to=to)) for policy in (plain, placed))
+    assert one == other
+    on_one = jax.device_put(SEEN, jax.devices()[0])
+    np.testing.assert_array_equal(placed(on_one)[0], plain(SEEN)[0])
+
+
 @pytest.mark.long
 def test_a_result_and_another_folder_are_sources_too(made, tmp_path):
     root, result = made
@@ -110,6 +133,10 @@ def test_a_result_and_another_folder_are_sources_too(made, tmp_path):
     assert (tmp_path / "again" / "README.md").read_text() == (root / "policy" / "README.md").read_text()
     for name in ("of_result", "again"):
         np.testing.assert_array_equal(jaxrl.load(tmp_path / name)(SEEN)[0], result.policy(SEEN)[0])
+    for to, suffix in (("numpy", ".npz"), ("stablehlo", ".stablehlo")):
+        sources = enumerate((root / "run", result, result.policy))
+        paths = [jaxrl.export_policy(source, tmp_path / f"{place}{suffix}", to=to) for place, source in sources]
+        assert len({parts_of(path) for path in paths}) == 1
     with pytest.raises(ConfigError, match="pass the run directory, or the result"):
         jaxrl.export_policy(result.policy, tmp_path / "of_policy", to="safetensors")
     with pytest.raises(ConfigError, match="exists; name a folder that does not"):
