@@ -15,7 +15,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol, runtime_checkable
+from typing import IO, Any, ClassVar, Protocol, runtime_checkable
 
 from jaxrl.core import files
 from jaxrl.core.config import flatten
@@ -221,7 +221,7 @@ def _hyperparameters(config: Mapping[str, Any]) -> Sequence[Any]:
 
 
 class WandbLogger:
-    """Weights & Biases. A resumed run continues the one of the same `run_id`.
+    """A run of Weights & Biases, which ends no other. A resumed run continues the one of the same `run_id`.
 
     Args:
       project, config, name: as of `wandb.init`.
@@ -233,6 +233,8 @@ class WandbLogger:
       MissingExtraError: wandb is not installed.
       RunDirectoryError: `wandb` in the directory is a link to elsewhere.
     """
+
+    _by_id: ClassVar[dict[str, "WandbLogger"]] = {}  # the last of each id
 
     def __init__(
         self,
@@ -257,17 +259,20 @@ class WandbLogger:
         self._to_keep: Path | None = None
         if directory is not None and run_id is None:
             self._to_keep = directory / WANDB_ID
-            run_id = (_saved_id(self._to_keep) if resume else None) or secrets.token_hex(8)
-        self._id = run_id
+            run_id = _saved_id(self._to_keep) if resume else None
+        self._id = run_id = run_id or secrets.token_hex(8)
+        if run_id in self._by_id:  # wandb refuses an id that is open, as where `train` refused other settings
+            self._by_id[run_id].close()
         self._run = wandb.init(
             project=project,
             config=dict(config or {}),
             dir=None if directory is None else str(directory),
             name=name,
             id=run_id,
-            resume="allow" if run_id else None,
+            resume="allow",
             reinit="create_new",  # a run of its own beside those of other loggers and of the user
         )
+        self._by_id[run_id] = self
         self._run.define_metric("*", step_metric="step")  # the service's own counter must not go back
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:

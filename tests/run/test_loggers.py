@@ -172,7 +172,27 @@ def test_wandb_gets_rows_and_is_finished(monkeypatch):
     logger.write(1, {"evaluation/a": 3.0})  # of an evaluation beside the run
     logger.close()
     assert (calls[0]["id"], calls[0]["resume"], calls[0]["config"]) == ("cartpole", "allow", {"seed": 0})
+    assert calls[0]["reinit"] == "create_new", "neither the user's run nor that of another logger"
     assert calls[1:] == [("*", "step"), {"step": 2, "a": 1.0}, {"step": 1, "evaluation/a": 3.0}, "end"]
+
+
+@pytest.mark.long
+def test_wandb_runs_of_several_loggers_and_of_the_user_are_their_own(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.chdir(tmp_path)
+    mine = wandb.init(project="notes")
+    one, other, unclosed = (WandbLogger("agents", name=name, run_id=name) for name in ("one", "other", "unclosed"))
+    assert len({mine.id, *(logger._run.id for logger in (one, other, unclosed))}) == 4
+    other.close()
+    one.write(1, {"a": 1.0})
+    again = WandbLogger("agents", run_id="unclosed")
+    again.write(2, {"a": 1.0})
+    for logger in (again, one, unclosed):
+        logger.close()
+    mine.log({"figure": 1.0})
+    mine.finish()
 
 
 class Broken:
