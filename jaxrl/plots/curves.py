@@ -1,5 +1,6 @@
 """Learning curves: interquartile means over runs, with bootstrap intervals (Agarwal et al., 2021, arXiv:2108.13264)."""
 
+import itertools
 import operator
 import os
 from collections.abc import Mapping, Sequence
@@ -76,7 +77,7 @@ def plot_runs(
     Runs that differ in their seed alone make one curve. Each environment has a panel; a label names the algorithm, the
     settings in which configurations of one algorithm and environment differ, and the number of seeds. A run counts
     between its own first and last value, so a curve begins where the first of its runs does. A curve of one run has no
-    interval.
+    interval. Stars beside curves of training returns are the interquartile means of the last evaluations.
 
     Args:
       runs: runs, or the rows of their metrics.
@@ -99,17 +100,18 @@ def plot_runs(
         raise ConfigError(f"confidence={confidence}: use a number between 0 and 1, such as 0.95")
     from jaxrl.plots import chart
 
-    read = [_as_run(run, index) for index, run in enumerate(runs)]
+    read = labels.once((run.place, run) for run in map(_as_run, runs, itertools.count()))
     if metric is None:
         metric = EVALUATION if all(len(run.curve(EVALUATION)[0]) >= 2 for run in read) else TRAINING
     _check_metric(metric, read)
     groups = labels.grouped(read)
     names, key = labels.labels(groups)
-    curves = [_distinct_curves(group, metric) for group in groups]
+    curves = [_curves(group, metric) for group in groups]
     environments = list(dict.fromkeys(group.runs[0].environment for group in groups))
     figure, panels = chart.panels(environments, labels.title(read), "steps", _NAMES.get(metric, metric))
     places = {name: place for place, name in enumerate(dict.fromkeys(names))}
     lines: dict[str, list[Any]] = {name: [] for name in names}
+    stars = None
     for group, name, found in zip(groups, names, curves, strict=True):
         axes, drawn = panels[environments.index(group.runs[0].environment)], chart.style(places[name], len(places) > 1)
         label = f"{name} ({_count([group], [found])})"
@@ -117,15 +119,22 @@ def plot_runs(
         lines[name] += axes.plot(summary.steps, summary.center, label=chart.plain(label), **drawn)
         if len(found) > 1:
             axes.fill_between(summary.steps, summary.low, summary.high, color=drawn["color"], alpha=0.2, linewidth=0)
-    if not any(curves):
-        chart.say(panels[0], _NONE)
+        if metric == TRAINING and (last := [(steps[-1], values[-1]) for steps, values in _curves(group, EVALUATION)]):
+            step, score = interquartile_mean(np.asarray(last))
+            stars = axes.scatter(
+                step, score, 80, drawn["color"], marker="*", edgecolors="white", zorder=3, clip_on=False
+            )
+    for axes in panels:
+        if not any(np.size(line.get_xdata()) for line in axes.get_lines()):
+            chart.say(axes, _NONE)
     handles = {}
     for name, drawn_lines in lines.items():
         those = [place for place, other in enumerate(names) if other == name]
         handles[f"{name} ({_count([groups[i] for i in those], [curves[i] for i in those])})"] = drawn_lines[0]
     caption = f"Lines: interquartile mean over seeds. Bands: {confidence * 100:g} % bootstrap confidence intervals."
     banded = any(len(found) > 1 for found in curves)
-    chart.finish(figure, handles, [text for text in (caption if banded else "", key) if text])
+    scored = "Lines: return in training. Stars: return of the last evaluation, by which tables of sweeps are ordered."
+    chart.finish(figure, handles, list(filter(None, [caption if banded else "", key, scored if stars else ""])))
     return save_chart(figure, out)
 
 
@@ -169,14 +178,9 @@ def _check_metric(metric: str, runs: Sequence[Run]) -> None:
     raise unknown("metric", metric, known, f"those of {names}")
 
 
-def _distinct_curves(group: Group, metric: str) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return the curves of the runs that have values, a run that is there twice once."""
-    found: dict[Any, tuple[np.ndarray, np.ndarray]] = {}
-    for index, run in enumerate(group.runs):
-        steps, values = run.curve(metric)
-        if len(steps):
-            found[index if run.seed is None else (run.seed, steps.tobytes(), values.tobytes())] = steps, values
-    return list(found.values())
+def _curves(group: Group, metric: str) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the curves of the runs that have values."""
+    return [curve for curve in (run.curve(metric) for run in group.runs) if len(curve[0])]
 
 
 def _count(groups: Sequence[Group], curves: Sequence[Sequence[Any]]) -> str:

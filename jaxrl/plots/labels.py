@@ -1,9 +1,10 @@
 """Labels of curves: the algorithm, the settings in which configurations differ, and the number of seeds."""
 
+import collections
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,13 +31,18 @@ class Run:
       name: of its directory.
       config: as in `config.json`, without the seed.
       rows: with "step", and metrics by name.
-      seed: if known. The same seed with the same curve is the same run, and counts once.
+      seed: if known.
+      place: where it is stored: its directory, or that of its sweep with its configuration and seed. A run given twice
+        counts once, and two runs that only look alike are two.
+      member: its name in a population; it makes a curve of its own, as its settings changed while it trained.
     """
 
     name: str
     config: Mapping[str, Any]
     rows: Sequence[Mapping[str, Any]]
     seed: int | None = None
+    place: Hashable = dataclasses.field(default_factory=object, compare=False)
+    member: str = ""
 
     def curve(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
         """Steps and values of a metric where it is finite, ascending; empty where there are none."""
@@ -89,15 +95,23 @@ class Group:
     settings: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
+def once(found: Iterable[tuple[Hashable, Any]]) -> list[Any]:
+    """Return the first item of each place, from pairs of place and item."""
+    items: dict[Hashable, Any] = {}
+    for place, item in found:
+        items.setdefault(place, item)
+    return list(items.values())
+
+
 def grouped(runs: Sequence[Run]) -> list[Group]:
     """Group runs by configuration, in the order in which configurations first appear."""
     groups: dict[Hashable, Group] = {}
     for run in runs:
-        groups.setdefault(frozen(run.config), Group([])).runs.append(run)
+        groups.setdefault(run.member or frozen(run.config), Group([])).runs.append(run)
     found = list(groups.values())
     by_name: dict[tuple[str, str], list[Group]] = {}
     for group in found:
-        by_name.setdefault((group.runs[0].algorithm, group.runs[0].environment), []).append(group)
+        by_name.setdefault((group.runs[0].title, group.runs[0].member), []).append(group)
     for members in by_name.values():
         _name_settings(members)
     return found
@@ -126,7 +140,7 @@ def _label(group: Group, with_algorithm: bool, short: Mapping[str, str]) -> str:
     run = group.runs[0]
     settings = [f"{short.get(name, name)}={text}" for name, text in group.settings.items()]
     first = [run.algorithm or run.name] if with_algorithm else []
-    return ", ".join(first + settings)
+    return ", ".join(filter(None, [*first, *settings, run.member]))
 
 
 def differing_settings(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -151,7 +165,7 @@ def _named_differences(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, 
     """Return the name and the values of every setting that differs."""
     found = list(_differing(configs, ()))
     differences = [entry for entry in found if entry[0][:2] not in _SPACES] or found
-    names = _unique_names([path for path, _ in differences])
+    names = unique_names([path for path, _ in differences])
     return [(name, values) for name, (_, values) in zip(names, differences, strict=True)]
 
 
@@ -204,14 +218,13 @@ def _text(value: Any, digits: int, brief: bool) -> str:
     return str(value)
 
 
-def _unique_names(paths: Sequence[tuple[str, ...]]) -> list[str]:
+def unique_names(paths: Sequence[tuple[str, ...]], joint: str = ".") -> list[str]:
     """Name each path by its end, with as many parts before it as tell it from the other paths."""
+    counts = collections.Counter(path[-size:] for path in paths for size in range(1, len(path)))
     names = []
     for path in paths:
-        size = 1
-        while size < len(path) and sum(other[-size:] == path[-size:] for other in paths) > 1:
-            size += 1
-        names.append(".".join(path[-size:]))
+        size = next((size for size in range(1, len(path)) if counts[path[-size:]] == 1), len(path))
+        names.append(joint.join(path[-size:]))
     return names
 
 

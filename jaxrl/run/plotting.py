@@ -1,12 +1,14 @@
 """Learning curves of run directories."""
 
 import os
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxrl.core import files
 from jaxrl.plots import curves
 from jaxrl.plots.curves import Run
+from jaxrl.plots.labels import unique_names
 from jaxrl.plots.lineage import plot_lineage
 from jaxrl.run import sweep_directory
 from jaxrl.run.directory import MAY_CHANGE, read_config, with_new_fields
@@ -16,41 +18,59 @@ if TYPE_CHECKING:
     from jaxrl.plots.chart import Chart
 
 
-def read_run(path: str | os.PathLike) -> Run:
-    """Reads a run directory.
+def named(paths: Sequence[str | os.PathLike]) -> list[tuple[str | os.PathLike, str]]:
+    """Return paths with names that tell their directories apart, each directory once."""
+    found = {files.expand(path).resolve(): path for path in paths}
+    return list(zip(found.values(), unique_names([path.parts for path in found], "/"), strict=True))
+
+
+def read_run(path: str | os.PathLike, name: str = "") -> Run:
+    """Read a run directory.
+
+    Args:
+      path: of the directory.
+      name: of the run; empty: that of the directory.
 
     Raises:
-      RunDirectoryError: `path` is none.
+      RunDirectoryError: `path` is not a run directory.
     """
     path = files.expand(path)
-    return as_run(path.name, with_new_fields(read_config(path)), read_metrics(path / "metrics.jsonl"))
+    config, rows = with_new_fields(read_config(path)), read_metrics(path / "metrics.jsonl")
+    return as_run(name or path.name, config, rows, sweep_directory.place_of(path.resolve()))
 
 
-def read_runs(path: str | os.PathLike) -> list[Run]:
-    """Return the run of a run directory, or all runs of a sweep's.
+def read_runs(path: str | os.PathLike, name: str) -> list[Run]:
+    """Return the run of a run directory, or all runs of a sweep's, whose name they have.
 
     Raises:
       RunDirectoryError: `path` is neither.
     """
     if not sweep_directory.is_sweep(path):
-        return [read_run(path)]
-    name = files.expand(path).name
-    return [as_run(name, config, rows) for config, rows in sweep_directory.read_curves(path)]
+        return [read_run(path, name)]
+    place = files.expand(path).resolve()
+    is_population = sweep_directory.read_lineage(path) is not None
+    return [
+        as_run(name, config, rows, (place, number, config["seed"]), f"{name}, member {number}" * is_population)
+        for number, config, rows in sweep_directory.read_curves(path)
+    ]
 
 
-def as_run(name: str, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Run:
+def as_run(
+    name: str, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], place: Hashable = (), member: str = ""
+) -> Run:
     """Return a run as a plot needs it: without what runs of one configuration, or a resumed run, may differ in."""
     identity = {key: value for key, value in config.items() if key not in (*MAY_CHANGE, "seed", "sweep")}
     if isinstance(topology := identity.get("topology"), Mapping):  # on other devices it is the same run, up to rounding
         identity["topology"] = {key: value for key, value in topology.items() if key != "devices"}
     seed = config.get("seed")
-    return Run(name, identity, rows, seed if type(seed) is int else None)
+    return Run(name, identity, rows, seed if type(seed) is int else None, place or object(), member)
 
 
 def plot_runs(paths: Sequence[str | os.PathLike], out: str | os.PathLike, *, metric: str | None = None) -> "Chart":
-    """Draws run directories: one by itself, or the runs of each configuration together.
+    """Draw run directories: one by itself, or the runs of each configuration together.
 
-    Of a search it draws the trials, of a population the lineage.
+    Of a search it draws the trials, of a population the lineage. A search has no learning curves beside those of others
+    and is left out there, with a warning.
 
     Args:
       paths: run directories, and directories of sweeps; or that of one search or population.
@@ -61,11 +81,17 @@ def plot_runs(paths: Sequence[str | os.PathLike], out: str | os.PathLike, *, met
       ConfigError: there is no run, or a run has no value of the metric (named).
       RunDirectoryError: a path is no run directory.
     """
-    if len(paths) == 1 and metric is None and sweep_directory.is_search(paths[0]):
-        config, trials = sweep_directory.read_trials(paths[0])
-        return curves.plot_trials([trial.score for trial in trials], out, title=Run("", config, []).title)
-    runs = [run for path in paths for run in read_runs(path)]
-    if len(paths) == 1 and metric is None and (lineage := sweep_directory.read_lineage(paths[0])) is not None:
+    runs, found = [], named(paths)
+    alone = len(found) == 1 and metric is None
+    for path, name in found:
+        if not sweep_directory.is_search(path):
+            runs += read_runs(path, name)
+        elif alone:
+            config, trials = sweep_directory.read_trials(path)
+            return curves.plot_trials([trial.score for trial in trials], out, title=Run("", config, []).title)
+        else:
+            warnings.warn(f"{path} is left out: a search has no learning curves; draw it by itself", stacklevel=2)
+    if alone and (lineage := sweep_directory.read_lineage(paths[0])) is not None:
         return plot_lineage(lineage, out, title=runs[0].title if runs else "")
     if len(runs) == 1 and metric is None:
         return curves.plot_run(runs[0], out)

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -82,8 +82,25 @@ def is_sweep(path: str | os.PathLike) -> bool:
     return (files.expand(path) / SWEEP).is_file()
 
 
-def read_curves(path: str | os.PathLike) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Return the configuration and the rows of metrics of every run of a sweep, in the order of configurations.
+def place_of(path: Path) -> Hashable:
+    """Return what tells the run of a directory, an absolute path without links, from all others.
+
+    It is the directory; for a run that a sweep has in its own directory, that of the sweep, its configuration and seed.
+    """
+    for root in path.parents[:2]:  # a run on Ray is two folders below its sweep
+        where = str(path.relative_to(root))
+        with contextlib.suppress(Exception):  # whatever else is there: no sweep has the run
+            record = _read(root)
+            if (best := record["best"]) and best["run"] == where:
+                return root, int(best["configuration"]), int(best["seed"])
+            for number, runs in enumerate(record["runs"]):
+                if where in runs:
+                    return root, number, int(record["seeds"][runs.index(where)])
+    return path
+
+
+def read_curves(path: str | os.PathLike) -> list[tuple[int, dict[str, Any], list[dict[str, Any]]]]:
+    """Return number of configuration, configuration and rows of metrics of every run of a sweep, in that order.
 
     The last row is of the final evaluation, but for a run that failed.
 
@@ -105,7 +122,7 @@ def read_curves(path: str | os.PathLike) -> list[tuple[dict[str, Any], list[dict
         with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
             if is_number(score := record["scores"][number][record["seeds"].index(seed)]):
                 found.append({"step": found[-1]["step"], EVALUATION: score})
-    return [(configs[number] | {"seed": seed}, found) for (number, seed), found in sorted(rows.items())]
+    return [(number, configs[number] | {"seed": seed}, found) for (number, seed), found in sorted(rows.items())]
 
 
 def read_origin(path: str | os.PathLike) -> dict[str, Any]:

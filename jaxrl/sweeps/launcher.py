@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import os
 import re
 import shutil
 import time
@@ -55,6 +56,9 @@ class Experiments(SweepResult):
 
     run_dirs: list[list[Path]] = dataclasses.field(default_factory=list)
     errors: dict[tuple[int, int], str] = dataclasses.field(default_factory=dict)
+
+    def _draw(self, path: Path) -> dict[str, Any]:
+        return super()._draw(path) | {"runs": [[os.path.relpath(run, path) for run in runs] for runs in self.run_dirs]}
 
     def _save_best(self, path: Path, number: int, place: int) -> str:
         run, root = self.run_dirs[number][place], path.absolute()

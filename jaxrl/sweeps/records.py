@@ -1,18 +1,16 @@
-"""Runs read from their directories as rows of a table: those of single runs, of sweeps and of searches alike."""
+"""Runs read from their directories as rows of a table: single runs, and those of sweeps and searches."""
 
 import dataclasses
 import math
 import os
-from collections.abc import Hashable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxrl.core import files
 from jaxrl.core.errors import ConfigError
-from jaxrl.plots.labels import EVALUATION, Run, differing_settings, frozen
+from jaxrl.plots.labels import EVALUATION, Run, differing_settings, once
 from jaxrl.run import sweep_directory
 from jaxrl.run.directory import with_new_fields
-from jaxrl.run.plotting import as_run, read_runs
+from jaxrl.run.plotting import as_run, named, read_runs
 from jaxrl.run.run_status import is_number, read_result
 from jaxrl.sweeps.tables import data_frame
 
@@ -26,7 +24,8 @@ class Record:
 
     Attributes:
       run: its name, configuration, seed and metrics.
-      family: of runs that can be compared: algorithm and environment, and of a trial its search.
+      family: of runs that can be compared: algorithm and environment, and of trials and members their search or
+        population.
       settings: in which it differs from other runs of its family, numbers as such and all else as text.
       ended: "finished", "pruned", "failed" or whatever `result.json` says; empty where nothing does.
       result: what `result.json` holds, if there is one; of a sweep its "origin", of a population also its "lineage".
@@ -53,8 +52,8 @@ class Record:
 def read_records(paths: Sequence[str | os.PathLike]) -> list[Record]:
     """Return the runs of run directories, of directories of sweeps and of searches, in their order.
 
-    The runs of a search are its trials, whose metrics are the mean returns over seeds. A run that is there twice, by
-    its directory and by that of its sweep, counts once: one of the same configuration, seed, steps and score.
+    The runs of a search are its trials, whose metrics are the mean returns over seeds. A run that is given twice, by
+    its directory and by that of its sweep, counts once (`Run.place`). Settings of a population's member are its last.
 
     Raises:
       ConfigError: there are no paths.
@@ -64,24 +63,12 @@ def read_records(paths: Sequence[str | os.PathLike]) -> list[Record]:
         paths = [paths]
     if not paths:
         raise ConfigError("no runs: name at least one run directory")
-    distinct: dict[Path, str | os.PathLike] = {}
-    for path in paths:
-        distinct.setdefault(files.expand(path).resolve(), path)
-    records = _once([record for path in distinct.values() for record in _read(path)])
+    records = once((record.run.place, record) for path, name in named(paths) for record in _read(path, name))
     for members in families(records).values():
         for record, settings in zip(members, differing_settings([one.run.config for one in members]), strict=True):
-            record.settings.update(settings)
+            last = "last " * bool(record.run.member)
+            record.settings.update({last + name: value for name, value in settings.items()})
     return records
-
-
-def _once(records: Sequence[Record]) -> list[Record]:
-    """Return the records without those of runs that came before; what has no seed, such as trials, is kept."""
-    found: dict[Hashable, Record] = {}
-    for number, record in enumerate(records):
-        run = record.run
-        same = (frozen(run.config), run.seed, record.steps, repr(record.score))
-        found.setdefault(number if run.seed is None else same, record)
-    return list(found.values())
 
 
 def families(records: Sequence[Record]) -> dict[str, list[Record]]:
@@ -109,15 +96,13 @@ def to_pandas(paths: Sequence[str | os.PathLike]) -> "pandas.DataFrame":
     rows = []
     for record in read_records(paths):
         run = record.run
-        row = record.settings | {"run": run.name, "algorithm": run.algorithm, "environment": run.environment}
-        row |= {"seed": run.seed, "steps": record.steps, "ended": record.ended}
-        rows.append(row | run.final_metrics())
-    first = ["run", "algorithm", "environment"]
-    return data_frame([{name: row[name] for name in first} | row for row in rows])
+        first = {"run": run.name, "algorithm": run.algorithm, "environment": run.environment}
+        last = first | {"seed": run.seed, "steps": record.steps, "ended": record.ended}
+        rows.append(first | record.settings | last | run.final_metrics())
+    return data_frame(rows)
 
 
-def _read(path: str | os.PathLike) -> list[Record]:
-    name = files.expand(path).name
+def _read(path: str | os.PathLike, name: str) -> list[Record]:
     if sweep_directory.is_search(path):
         config, trials = sweep_directory.read_trials(path)
         config, most = with_new_fields(config), max((len(trial.returns) for trial in trials), default=1)
@@ -136,9 +121,12 @@ def _read(path: str | os.PathLike) -> list[Record]:
         return found
     if sweep_directory.is_sweep(path):
         origin, lineage = sweep_directory.read_origin(path), sweep_directory.read_lineage(path)
-        result, runs = {"origin": origin, "lineage": lineage}, read_runs(path)
-        return [Record(run, run.title, {}, "finished" if _has_score(run) else "failed", result) for run in runs]
-    [run] = read_runs(path)
+        result, family = {"origin": origin, "lineage": lineage}, f" ({name})" * (lineage is not None)
+        return [
+            Record(run, run.title + family, {}, "finished" if _has_score(run) else "failed", result)
+            for run in read_runs(path, name)
+        ]
+    [run] = read_runs(path, name)
     result = read_result(path)
     evaluated = result.get("evaluation", {}).get("return_mean")
     if isinstance(evaluated, float) and math.isfinite(evaluated) and not _has_score(run):  # by another process

@@ -136,7 +136,8 @@ def test_long_curves_of_several_runs_are_thinned_and_keep_their_ends():
 
 
 def test_a_run_that_is_there_twice_counts_once():
-    (axes,) = plot_runs([run(0), run(0), run(1, values=(1.0, 2.0, 4.0))], resamples=50).axes
+    first = run(0)
+    (axes,) = plot_runs([first, first, run(1, values=(1.0, 2.0, 4.0))], resamples=50).axes
     assert [line.get_label() for line in axes.get_lines()] == ["PPO (2 seeds)"]
     np.testing.assert_array_equal(axes.get_lines()[0].get_ydata(), [0.5, 1.5, 3.0])
 
