@@ -17,6 +17,7 @@ _GROUPS = (3, 8)  # that numbers with many values are cut into: at least, at mos
 _MOST_AXES = 10  # of a picture
 _MOST_LINES = 400
 _MOST_TICKS = 5  # of an axis
+_LEAST_DISTANCE = 0.04  # between ticks, in heights of the axis
 _LOGARITHMIC = 20.0  # ratio of the largest to the smallest number from which an axis is logarithmic
 
 
@@ -158,7 +159,8 @@ def _axis(column: Sequence[Any], every: bool) -> tuple[np.ndarray, list[tuple[fl
         places = np.linspace(float(low), float(high), 3)
         distinct = np.exp(places) if scale is np.log else places
     ticks = (scale(distinct) - low) / (high - low) if high > low else np.full(len(distinct), 0.5)
-    return heights, [(float(at), f"{value:.3g}") for at, value in zip(ticks, distinct, strict=True)]
+    free = np.diff(ticks, prepend=-1.0) >= _LEAST_DISTANCE
+    return heights, [(float(at), f"{value:.3g}") for at, value in zip(ticks[free], distinct[free], strict=True)]
 
 
 def _is_number(value: Any) -> bool:

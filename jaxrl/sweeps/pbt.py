@@ -35,7 +35,6 @@ from jaxrl.sweeps.population import Population, Score, Selection
 from jaxrl.sweeps.results import SweepResult, leave
 from jaxrl.sweeps.spaces import Range, search_space
 from jaxrl.sweeps.sweep_checkpoints import open_checkpointers
-from jaxrl.sweeps.tables import short, significant
 from jaxrl.sweeps.vectorized import VectorizedRuns, devices_and_mapping
 
 if TYPE_CHECKING:
@@ -58,6 +57,8 @@ class PBTResult(SweepResult):
         unfinished. The best of many evaluations is too good by chance, and this one is not.
       member_seeds: of the runs that the members are before they copy others.
     """
+
+    _MEMBER = "member {}"
 
     lineage: Lineage = dataclasses.field(kw_only=True)
     fresh_returns: np.ndarray = dataclasses.field(kw_only=True)
@@ -111,12 +112,6 @@ class PBTResult(SweepResult):
             | {"copies": int(copies[member]), "failed": bool(self.failed[member, 0])}
             for member in np.argsort(-np.nan_to_num(self.scores[:, 0], nan=-np.inf), kind="stable")
         ]
-
-    def _cells(self) -> list[list[str]]:
-        rows = self._rows()
-        columns = {name: [short(row[name]) for row in rows] for name in rows[0]}
-        columns["score"] = significant([row["score"] for row in rows])
-        return [list(columns), *(list(cells) for cells in zip(*columns.values(), strict=True))]
 
 
 @interruptible

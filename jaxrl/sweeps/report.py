@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 200  # of a table
 _MOST_CURVES = 12  # of a picture
-_LEAST_CONFIGURATIONS = 4  # of which the importance of settings is told
+_LEAST_CONFIGURATIONS = 4  # whose settings have an importance
+_TEXTS = ("configuration", "settings", "task", "ended", "machine", "versions")  # columns that are not numbers
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 70em; padding: 0 1em; color: #222; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
 th, td { padding: 0.25em 0.8em; text-align: right; border-bottom: 1px solid #ddd; }
-th:first-child, td:first-child, td.text { text-align: left; }
+th:first-child, td:first-child, .text { text-align: left; }
 img { max-width: 100%; display: block; margin: 1em 0; }
 meter { width: 12em; }
 .note { color: #555; font-size: 13px; }
@@ -46,8 +47,8 @@ def report(runs: Sequence[str | os.PathLike], out: str | os.PathLike) -> Path:
     """Write a report on saved runs, sweeps and searches as one HTML file, with its pictures in it.
 
     It has a table of configurations with their scores, learning curves, and where settings differ their importance and
-    parallel coordinates; then each run with its command, machine and versions. Everything that comes from files is
-    shown as text, and the page asks browsers to load and to run nothing.
+    parallel coordinates, of each search and population by itself; then each run with its command, machine and versions.
+    Everything that comes from files is shown as text, and the page asks browsers to load and to run nothing.
 
     Args:
       runs: run directories, and directories of sweeps and searches; or a single one.
@@ -88,29 +89,28 @@ def report(runs: Sequence[str | os.PathLike], out: str | os.PathLike) -> Path:
 
 
 def _family(name: str, members: Sequence[Record]) -> list[str]:
-    """Return what is said of runs of one algorithm and environment."""
+    """Return the scores and pictures of runs of one algorithm and environment."""
     by_run = {id(member.run): member for member in members}
     groups = [[by_run[id(run)] for run in group.runs] for group in grouped([member.run for member in members])]
     lowest = min((member.score for member in members if np.isfinite(member.score)), default=np.nan)
-    middle = {id(group): _middle(group, lowest) for group in groups}
-    groups.sort(key=lambda group: -np.nan_to_num(middle[id(group)][0], nan=-np.inf))
-    parts = ["<h3>Scores</h3>", _table(*_configurations(groups, [middle[id(group)] for group in groups]))]
+    ranked = [(_middle(group, lowest), group) for group in groups]
+    ranked.sort(key=lambda found: -np.nan_to_num(found[0][0], nan=-np.inf))
+    parts = ["<h3>Scores</h3>", _table(*_configurations(*zip(*ranked, strict=True)))]
     parts.append(
-        '<p class="note">Scores: mean returns of the final evaluations over seeds. IQM: interquartile mean with its '
-        "95 % bootstrap interval, in which a run that failed counts as the worst of all.</p>"
+        '<p class="note">Scores: mean returns of the final evaluations over seeds, the best first. IQM: interquartile '
+        "mean with its 95 % bootstrap interval, in which a run that failed counts as the worst of all. In training: "
+        "mean over seeds of the last return in training, which learning curves show.</p>"
     )
-    drawn = [group for group in groups if any(map(_has_curve, group))]
-    lineages = {id(one): one for member in members if (one := member.result.get("lineage")) is not None}
-    for lineage in lineages.values():
-        parts += ["<h3>Lineage</h3>", _picture(plot_lineage(lineage, title=name), "lineage of the members")]
-    if lineages:  # settings at the end are those of a few that all others copied: they say little of importance
-        return parts
+    lineage = members[-1].result.get("lineage")
+    if lineage is not None:  # settings at the end are those of a few that all others copied: they have no importance
+        return [*parts, "<h3>Lineage</h3>", _picture(plot_lineage(lineage, title=name), "lineage of the members")]
+    drawn = [id(group) for _, group in ranked if any(map(_has_curve, group))]
     if all(member.run.seed is None for member in members):  # trials of a search, or runs that do not say
         if len(members) > 1:
             scores = [member.score for member in members]
             parts += ["<h3>Trials</h3>", _picture(plot_trials(scores, title=name), "the score of each trial")]
-    elif drawn:
-        best = [member.run for group in drawn[:_MOST_CURVES] for member in group if member.run.rows]
+    elif drawn:  # in the order, and so in the colors, of `jaxrl plot`
+        best = [member.run for group in groups if id(group) in drawn[:_MOST_CURVES] for member in group]
         more = f" of the best {_MOST_CURVES} configurations" if len(drawn) > _MOST_CURVES else ""
         parts += [f"<h3>Learning curves{more}</h3>", _picture(plot_runs(best), "learning curves")]
     if len(groups) >= _LEAST_CONFIGURATIONS:
@@ -129,40 +129,42 @@ def _settings(name: str, members: Sequence[Record]) -> list[str]:
         return []
     parts, shares = [], importance(settings, scores)
     if shares:
-        rows = [[text, f"{share:.0%}", f'<meter value="{share:.3f}"></meter>'] for text, share in _escaped(shares)]
+        rows = [
+            [html.escape(text), f"{share:.0%}", f'<meter value="{share:.3f}"></meter>']
+            for text, share in shares.items()
+        ]
         rows.append(["seeds, and settings together", f"{max(0.0, 1 - sum(shares.values())):.0%}", ""])
         parts = ["<h3>Importance of settings</h3>", _table(["setting", "share of the variance", ""], rows)]
     picture = plot_parallel(settings, scores, title=name)
     return [*parts, "<h3>Settings and scores</h3>", _picture(picture, "parallel coordinates of settings and scores")]
 
 
-def _escaped(shares: dict[str, float]) -> Iterable[tuple[str, float]]:
-    return ((html.escape(name), share) for name, share in shares.items())
-
-
 def _configurations(
-    groups: Sequence[Sequence[Record]], middles: Sequence[tuple[float, str]]
+    middles: Sequence[tuple[float, str]], groups: Sequence[Sequence[Record]]
 ) -> tuple[list[str], list[list[str]]]:
     """Return a row for each configuration, as HTML, with its interquartile mean and the interval of that."""
-    names = list(dict.fromkeys(name for group in groups for name in group[0].settings))
-    columns: dict[str, list[str]] = {
-        html.escape(name): [html.escape(_text(group[0].settings.get(name))) for group in groups] for name in names
-    }
-    if not names:
-        columns["configuration"] = [html.escape(group[0].run.title or group[0].run.name) for group in groups]
-    columns["runs"] = [str(len(group)) for group in groups]
-    columns["steps"] = [f"{max(member.steps for member in group):,}" for group in groups]
-    scores = [_finite(member.score for member in group) for group in groups]
-    columns["mean"] = significant([one.mean() if one.size else np.nan for one in scores])
-    columns["worst"] = significant([one.min() if one.size else np.nan for one in scores])
-    columns["IQM"] = significant([middle for middle, _ in middles])
+    columns: dict[str, list[str]] = {"IQM": significant([middle for middle, _ in middles])}
     columns["95 % interval"] = [interval for _, interval in middles]
-    columns["return in training"] = significant(
+    scores = [_finite(member.score for member in group) for group in groups]
+    if max(map(len, groups)) > 1:
+        columns["mean"] = significant([one.mean() if one.size else np.nan for one in scores])
+        columns["worst"] = significant([one.min() if one.size else np.nan for one in scores])
+    columns["in training"] = significant(
         [float(np.mean([member.run.final_metrics().get(TRAINING, np.nan) for member in group])) for group in groups]
     )
-    columns["no score"] = [str(len(group) - len(one)) for group, one in zip(groups, scores, strict=True)]
+    columns["runs"] = [str(len(group)) for group in groups]
+    columns["no score"] = [str(len(group) - len(one) or "") for group, one in zip(groups, scores, strict=True)]
+    columns["steps"] = [f"{max(member.steps for member in group):,}" for group in groups]
+    firsts = [group[0] for group in groups]
+    names = dict.fromkeys(name for first in firsts for name in first.settings)
+    if not names or firsts[0].run.member:
+        columns["configuration"] = [
+            html.escape(first.run.member or first.run.title or first.run.name) for first in firsts
+        ]
+    for name in names:
+        columns[html.escape(name)] = [html.escape(_text(first.settings.get(name))) for first in firsts]
     columns = {name: ["" if cell == "nan" else cell for cell in cells] for name, cells in columns.items()}
-    columns = {name: cells for name, cells in columns.items() if any(cells) or name == "mean"}
+    columns = {name: cells for name, cells in columns.items() if any(cells)}
     return list(columns), [list(row) for row in zip(*columns.values(), strict=True)]
 
 
@@ -182,31 +184,42 @@ def _middle(group: Sequence[Record], lowest: float) -> tuple[float, str]:
 
 
 def _runs(records: Sequence[Record]) -> list[str]:
-    """Return a table of all runs, and the commands by which they came about."""
+    """Return a table of all runs, what they have in common, and the commands that made them."""
     rows, commands = [], {}
     for record in records:
-        origin = record.result.get("origin")
+        run, origin = record.run, record.result.get("origin")
         origin = origin if isinstance(origin, dict) else {}
-        seconds, evaluated = record.result.get("total_seconds"), record.run.final_metrics().get(EVALUATION)
-        settings = ", ".join(f"{name}={_text(value)}" for name, value in record.settings.items())
-        cells = [record.run.name, record.run.title, settings, str(record.run.seed), f"{record.steps:,}", record.ended]
-        cells += ["" if evaluated is None else f"{evaluated:.6g}", "" if seconds is None else f"{seconds:,.0f}"]
-        cells += [str(origin.get(name, "")) for name in ("machine", "versions")]
-        rows.append([html.escape(files.escape_for_terminal(cell)) for cell in cells])
+        final, seconds = run.final_metrics(), record.result.get("total_seconds")
+        row = {"run": run.member or run.name, "seed": "" if run.seed is None else str(run.seed)}
+        for name, metric in (("evaluation", EVALUATION), ("in training", TRAINING)):
+            row[name] = f"{final[metric]:.6g}" if metric in final else ""
+        row |= {"steps": f"{record.steps:,}", "seconds": "" if seconds is None else f"{seconds:,.0f}"}
+        row["settings"] = ", ".join(f"{name}={_text(value)}" for name, value in record.settings.items())
+        row |= {"task": run.title, "ended": record.ended}
+        row |= {name: str(origin.get(name, "")) for name in ("machine", "versions")}
+        rows.append({name: html.escape(files.escape_for_terminal(cell)) for name, cell in row.items()})
         if origin.get("command"):
             commands[str(origin["command"])] = None
-    header = ["run", "", "settings", "seed", "steps", "ended", "evaluation", "seconds", "machine", "versions"]
-    empty = [place for place in range(len(header)) if all(row[place] in ("", "None") for row in rows)]
-    full = [place for place in range(len(header)) if place not in empty]
-    parts = [_table([header[place] for place in full], [[row[place] for place in full] for row in rows])]
+    cells = {name: {row[name] for row in rows} for name in rows[0]}
+    for name in ("machine", "versions"):  # which trials of a search do not know
+        cells[name] -= {""}
+    header = [name for name in cells if name == "run" or len(cells[name]) > 1]
+    shared = "; ".join(f"{name}: {cell}" for name in cells if name not in header for cell in cells[name] if cell)
+    parts = [_table(header, [[row[name] for name in header] for row in rows]), f'<p class="note">{shared}</p>']
     text = "\n".join(files.escape_for_terminal(command) for command in list(commands)[:_MOST_ROWS])
     return [*parts, "<h3>Commands</h3>", f"<pre><code>{html.escape(text)}</code></pre>"] if commands else parts
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table of cells that are HTML already."""
-    lines = ["<tr>" + "".join(f"<th>{cell}</th>" for cell in header) + "</tr>"]
-    lines += ["<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows[:_MOST_ROWS]]
+    marks = [' class="text"' if name in _TEXTS else "" for name in header]
+
+    def line(tag, cells):
+        return (
+            "<tr>" + "".join(f"<{tag}{mark}>{cell}</{tag}>" for mark, cell in zip(marks, cells, strict=True)) + "</tr>"
+        )
+
+    lines = [line("th", header), *(line("td", row) for row in rows[:_MOST_ROWS])]
     table = '<div class="wide"><table>\n' + "\n".join(lines) + "\n</table></div>"
     more = len(rows) - _MOST_ROWS
     return table + (f'\n<p class="note">and {more:,} more</p>' if more > 0 else "")

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
     from jaxrl.plots.chart import Chart
 
+# Columns of a table whose numbers are compared.
+_STATISTICS = ("IQM", "mean", "std", "min", "max", "training", "score")
+
 
 @dataclasses.dataclass
 class SweepResult:
@@ -46,6 +49,8 @@ class SweepResult:
       configs: of each configuration, what `config.json` says of its runs, but for the seed.
       origin: the command, the machine and the versions of that call.
     """
+
+    _MEMBER = ""  # how a plot calls a run whose settings changed, with its number
 
     configurations: list[dict[str, Any]]
     seeds: list[int]
@@ -99,7 +104,7 @@ class SweepResult:
 
         Args:
           path: where the picture goes, if anywhere; its suffix gives the format.
-          metric: one of `metrics`; the return while training.
+          metric: one of `metrics`; the return while training, with stars for the final evaluations.
 
         Raises:
           ConfigError: there is no such metric, or pictures have no such format.
@@ -119,12 +124,12 @@ class SweepResult:
             place = at % len(self.seeds)
             row = {"configuration": number, **self._settings(number), "seed": run.seed}
             row |= {"steps": int(self.steps[number, -1]), "failed": bool(self.failed[number, place])}
-            rows.append(row | run.final_metrics() | {EVALUATION: float(self.scores[number, place])})
+            rows.append(row | {EVALUATION: np.nan} | run.final_metrics())
         return data_frame(rows)
 
     def importance(self) -> dict[str, float]:
         """Return the share of the variance of scores that each setting explains (`jaxrl.plots.importance`)."""
-        return importance([self._settings(number) for number, _ in self._runs([])], self.scores.ravel().tolist())
+        return importance(*self._settings_and_scores())
 
     def plot_settings(self, path: str | Path | None = None) -> "Chart":
         """Draw settings and score of every run as parallel coordinates, the most important setting first.
@@ -135,11 +140,14 @@ class SweepResult:
         Raises:
           ConfigError: pictures have no such format.
         """
-        runs = [self._settings(number) for number, _ in self._runs([])]
-        return plot_parallel(runs, self.scores.ravel().tolist(), path)
+        return plot_parallel(*self._settings_and_scores(), path)
 
     def table(self) -> str:
-        """A text table with one line per configuration, the best first."""
+        """Return a text table with one line per configuration, the best first.
+
+        IQM to max are statistics of the scores, the mean returns of the final evaluations; "training" is the
+        interquartile mean of the last returns while training.
+        """
         return aligned(self._cells())
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
@@ -209,18 +217,18 @@ class SweepResult:
     def _save_best(self, path: Path, number: int, place: int) -> str:
         """Write the run directory of a run; its name in `path`."""
         seed = self.seeds[place]
-        [run] = [run for found, run in self._runs(list(self.metrics)) if found == number and run.seed == seed]
+        _, run = list(self._runs(list(self.metrics)))[number * len(self.seeds) + place]
         config = self._configs()[number] | {"seed": seed, "sweep": {"configuration": number}}
         learner = jax.tree.map(lambda x: x[place], self.learners[number])
-        step, score = int(self.steps[number, -1]), float(self.scores[number, place])
-        save_policy(path, config, learner, [*run.rows, {"step": step, EVALUATION: score}], score)
+        save_policy(path, config, learner, run.rows, float(self.scores[number, place]))
         return sweep_directory.BEST
 
     def _configs(self) -> list[dict[str, Any]]:
         return self.configs or [{"algorithm": encode(setting)} for setting in self.configurations]
 
     def _runs(self, metrics: Sequence[str]) -> Iterator[tuple[int, Run]]:
-        """Every run with its curves of these metrics, and the number of its configuration."""
+        """Yield every run with its curves of these metrics and its score, and the number of its configuration."""
+        scores = self.scores
         for number, config in enumerate(self._configs()):
             for place, seed in enumerate(self.seeds):
                 curves = {name: self.metrics[name][number, place] for name in metrics}
@@ -229,11 +237,17 @@ class SweepResult:
                     | {name: float(x) for name, curve in curves.items() if np.isfinite(x := curve[at])}
                     for at, step in enumerate(self.steps[number])
                 ]
-                yield number, as_run(f"configuration {number}, seed {seed}", config | {"seed": seed}, rows)
+                if np.isfinite(scores[number, place]):
+                    rows[-1][EVALUATION] = float(scores[number, place])
+                name, member = f"configuration {number}, seed {seed}", self._MEMBER.format(number)
+                yield number, as_run(name, config | {"seed": seed}, rows, member=member)
 
     def _settings(self, number: int) -> dict[str, Any]:
         found = self.configurations[number].items()
         return {name: value if isinstance(value, int | float | str) else short(value) for name, value in found}
+
+    def _settings_and_scores(self) -> tuple[list[dict[str, Any]], list[float]]:
+        return [self._settings(number) for number, _ in self._runs([])], self.scores.ravel().tolist()
 
     def _rows(self) -> list[dict[str, Any]]:
         """The table in full precision, the best configuration first, with the score of every seed."""
@@ -243,6 +257,9 @@ class SweepResult:
             known = scores if scores.size else np.asarray([np.nan])
             statistics = {"IQM": self.interquartile_means[number], "mean": known.mean(), "std": known.std()}
             statistics |= {"min": known.min(), "max": known.max()}
+            curves = self.metrics[TRAINING][number] if TRAINING in self.metrics else ()
+            last = [found[-1] for x in curves if (found := x[np.isfinite(x)]).size]
+            statistics["training"] = interquartile_mean(np.asarray(last)) if last else np.nan
             row = self._settings(int(number)) | {name: float(value) for name, value in statistics.items()}
             row["failed"] = int(self.failed[number].sum())
             scores_by_seed = zip(self.seeds, self.scores[number], strict=True)
@@ -250,12 +267,16 @@ class SweepResult:
         return rows
 
     def _cells(self) -> list[list[str]]:
-        """The table as text, the header first."""
-        names, rows = list(self.configurations[0]), self._rows()
-        columns = {name: [short(row[name]) for row in rows] for name in names}
-        columns |= {name: significant([row[name] for row in rows]) for name in ("IQM", "mean", "std", "min", "max")}
-        columns["failed"] = [str(row["failed"]) for row in rows]
-        return [list(columns), *(list(cells) for cells in zip(*columns.values(), strict=True))]
+        """Return the table as text, the header first."""
+        rows = self._rows()
+        columns = {
+            name: significant([row[name] for row in rows])
+            if name in _STATISTICS
+            else [short(row[name]) for row in rows]
+            for name in rows[0]
+            if not name.startswith("seed ")
+        }
+        return [list(columns), *map(list, zip(*columns.values(), strict=True))]
 
 
 def save_policy(

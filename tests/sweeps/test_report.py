@@ -1,5 +1,6 @@
 """Sweeps and searches as tables of pandas, and the report on runs as one HTML file."""
 
+import dataclasses
 import json
 import math
 import re
@@ -13,7 +14,8 @@ import jaxrl
 from jaxrl.cli import main
 from jaxrl.core.errors import ConfigError, MissingExtraError, RunDirectoryError
 from jaxrl.plots.curves import EVALUATION, TRAINING
-from jaxrl.run import sweep_directory
+from jaxrl.plots.lineage import Lineage
+from jaxrl.run import plotting, sweep_directory
 from jaxrl.run.directory import RunDirectory
 from jaxrl.sweeps.records import read_records
 from jaxrl.sweeps.results import SweepResult
@@ -184,10 +186,11 @@ def page(paths, out):
 def test_a_report_has_the_scores_of_every_configuration(tmp_path):
     runs = [run(tmp_path / f"{rate}-{seed}", rate, seed, 100 * rate + seed) for rate in (0.1, 0.2) for seed in range(4)]
     found = page(runs, tmp_path / "new" / "report.html")
-    assert found.rows[0][:6] == ["learning_rate", "runs", "steps", "mean", "worst", "IQM"]
-    assert found.rows[1][:6] == ["0.2", "4", "200", "21.50", "20.00", "21.50"], "the best first"
-    assert found.rows[2][:6] == ["0.1", "4", "200", "11.50", "10.00", "11.50"]
-    low, high = map(float, found.rows[1][6].split(" to "))
+    header = ["IQM", "95 % interval", "mean", "worst", "in training", "runs", "steps", "learning_rate"]
+    assert found.rows[0] == header, "the score first, and no setting in which none differ"
+    assert found.rows[1][2:] == ["21.50", "20.00", "21.50", "4", "200", "0.2"], "the best first"
+    assert found.rows[2][2:] == ["11.50", "10.00", "11.50", "4", "200", "0.1"]
+    low, high = map(float, found.rows[1][1].split(" to "))
     assert 20 <= low < 21.5 < high <= 23
     assert found.tags.count("img") == 1 and "PPO on gymnax:CartPole-v1" in found.text
 
@@ -196,13 +199,16 @@ def test_a_report_on_a_sweep_says_which_settings_matter(tmp_path):
     found = page([sweep(tmp_path / "s"), search(tmp_path / "t")], tmp_path / "report.html")
     assert ["Importance of settings" in found.text, found.tags.count("meter")] == [True, 3]
     assert found.tags.count("img") == 2 + 2
-    rows = {row[0]: row for row in found.rows if len(row) == len(found.rows[0])}
     columns = found.rows[0]
+    rows = {row[columns.index("learning_rate")]: row for row in found.rows[: 1 + len(RATES)]}
     assert rows["0.1"][columns.index("no score")] == "1", "a run that failed"
     assert float(rows["0.1"][columns.index("IQM")]) == 0.0, "and counts as the worst of all"
     assert float(rows["0.1"][columns.index("mean")]) == 0.0
     assert sum("Trials" in text for text in found.text) == 1
-    assert "jaxrl sweep ppo" in found.text and "another machine" in found.rows[-1 - 10]
+    assert "jaxrl sweep ppo" in found.text and "another machine" in " ".join(found.text)
+    runs = found.rows[-1 - SCORES.size - 10 :]
+    assert len(set(runs[0])) == len(runs[0]) and "" not in runs[0], "each column has its name"
+    assert all(len(set(cells)) > 1 for cells in zip(*runs[1:], strict=True)), "what all share is said once"
 
 
 def test_runs_from_data_have_learning_curves_of_their_evaluations(tmp_path):
@@ -216,7 +222,8 @@ def test_a_report_names_command_machine_and_versions(tmp_path):
     origin = {"command": "jaxrl train ppo", "machine": "a machine", "versions": "jax 1"}
     found = page([run(tmp_path / "a", 0.1, origin=origin, total_seconds=12.3)], tmp_path / "report.html")
     assert "jaxrl train ppo" in found.text
-    assert found.rows[-1][-3:] == ["12", "a machine", "jax 1"]
+    [about] = [text for text in found.text if "seconds: 12" in text]
+    assert "machine: a machine; versions: jax 1" in about
 
 
 def test_the_same_runs_are_the_same_report(tmp_path):
@@ -239,7 +246,7 @@ def test_nothing_of_a_file_is_more_than_text_in_a_report(tmp_path):
             file.write(json.dumps(record))
     found = page(paths, tmp_path / "report.html")
     assert {"script", "iframe", "object", "link", "base", "form"} & set(found.tags) == set()
-    allowed = ("meta", "html", "meter", "div", "p", "img")
+    allowed = ("meta", "html", "meter", "div", "p", "img", "th", "td")
     assert {tag for tag, *_ in found.attributes} <= set(allowed)
     assert all(not name.startswith("on") for _, name, _ in found.attributes)
     sources = [value for _, name, value in found.attributes if name in ("src", "href")]
@@ -279,18 +286,62 @@ def test_a_run_without_metrics_has_a_report(tmp_path):
     with RunDirectory(tmp_path / "a", config(0.1)):
         pass
     found = page([tmp_path / "a"], tmp_path / "report.html")
-    assert found.rows[1][0] == "PPO on gymnax:CartPole-v1"
+    assert "PPO on gymnax:CartPole-v1" in found.rows[1]
 
 
-def test_a_run_counts_once(tmp_path):
+def test_a_run_counts_once_and_what_looks_like_it_counts_too(tmp_path, monkeypatch):
     path = sweep(tmp_path / "s")
+    record = json.loads((path / "sweep.json").read_text())
+    inside = [run(path / "a" / f"seed={seed}", RATES[0], seed) for seed in SEEDS]  # as of a sweep on Ray
+    record |= {"best": {"configuration": 2, "seed": 4, "run": "best"}, "runs": [["a/seed=0", "a/seed=4"]]}
+    (path / "sweep.json").write_text(json.dumps(record))
     best = run(path / "best", 1e-2, 4, 9.0)
     (tmp_path / "link").symlink_to(path)
-    assert len(read_records([path, path, tmp_path / "link", best])) == len(read_records([best, path])) == SCORES.size
-    assert len(read_records([search(tmp_path / "t"), tmp_path / "s" / ".." / "t"])) == 10, "trials have no seeds"
-    others = [run(tmp_path / "a", 1e-2, 4, 8.0), run(tmp_path / "b", 1e-2, 5, 9.0)]
-    assert len(read_records([path, *others])) == SCORES.size + 2, "of another score, and another seed"
-    assert [record.run.name for record in read_records([best, *others, best])] == ["best", "a", "b"]
+    monkeypatch.chdir(tmp_path)
+    twice = [path, path, "link", "s/../s", best, *inside]
+    assert len(read_records(twice)) == len(read_records(twice[::-1])) == SCORES.size
+    assert len(read_records([search(tmp_path / "t"), tmp_path / "s" / ".." / "t"])) == 10
+    copies = [run(tmp_path / name / "x", 1e-2, 4, 9.0) for name in "ab"]
+    assert len(read_records([path, *copies])) == SCORES.size + 2
+    found = read_records([best, *copies, best])
+    assert [record.run.name for record in found] == ["best", "a/x", "b/x"]
+    page_of_both = page(copies, tmp_path / "report.html")
+    assert [row[0] for row in page_of_both.rows[-2:]] == ["a/x", "b/x"]
+    assert page_of_both.rows[1][page_of_both.rows[0].index("runs")] == "2"
+    (axes,) = plotting.plot_runs([*copies, copies[0]], tmp_path / "x.png").axes
+    assert [line.get_label() for line in axes.get_lines()] == ["PPO (2 runs)"]
+
+
+def population(path):
+    """The directory of a population of which two members look alike."""
+    path.mkdir()
+    values = [1e-3, 1e-3, 1e-2]
+    lineage = Lineage(np.array([100, 200]), 10, np.ones((2, 3)), np.tile(np.arange(3), (2, 1)), {}, 0)
+    lineage = dataclasses.replace(lineage, hyperparameters={"learning_rate": np.tile(values, (2, 1))})
+    rows = [
+        {"configuration": number, "seed": 0, "step": step, TRAINING: 1.0} for number in range(3) for step in (100, 200)
+    ]
+    record = {"configs": [config(rate) for rate in values], "seeds": [0], "scores": [[7.0]] * 3, "best": None}
+    record["lineage"] = lineage.to_json()
+    sweep_directory.write(path, record, rows, [{"learning_rate": rate} for rate in values])
+    return path
+
+
+def test_populations_and_searches_stand_beside_runs(tmp_path):
+    runs = [run(tmp_path / f"{rate}", rate, 0, 100 * rate) for rate in RATES]
+    paths = [*runs, population(tmp_path / "p"), search(tmp_path / "t")]
+    assert len(read_records(paths)) == len(RATES) + 3 + 10
+    found = page(paths, tmp_path / "report.html")
+    assert found.text.count("Learning curves") == 1 and found.text.count("Importance of settings") == 2
+    assert found.text.count("Lineage") == 1 and "PPO on gymnax:CartPole-v1 (p)" in found.text
+    assert sum("last learning_rate" in row for row in found.rows) == 1, "of the members, whose settings changed"
+    with pytest.warns(UserWarning, match="t is left out"):
+        (axes,) = plotting.plot_runs(paths, tmp_path / "x.png").axes
+    names = [line.get_label() for line in axes.get_lines()]
+    assert names[-3:] == [f"PPO, p, member {number} (1 seed)" for number in range(3)]
+    assert names[0] == "PPO, learning_rate=0.0001 (1 seed)" and len(names) == len(RATES) + 3
+    stars = [tuple(point) for one in axes.collections for point in one.get_offsets()]
+    assert stars[:4] == [(200.0, pytest.approx(100 * rate)) for rate in RATES], "final evaluations"
 
 
 @pytest.mark.long
@@ -298,13 +349,6 @@ def test_the_best_run_of_a_sweep_is_one_of_its_runs(tmp_path):
     settings = {"total_steps": 128, "num_envs": 8, "seeds": 2, "evaluation_episodes": 4, "progress": False}
     path = jaxrl.sweep(PPO, ENV, gamma=[0.9, 0.99], **settings).save(tmp_path / "s")
     assert len(read_records([path, path, path / "best"])) == 4
-
-
-def test_runs_can_be_told_apart(tmp_path):
-    found = page([sweep(tmp_path / "s")], tmp_path / "report.html")
-    rows = found.rows[-SCORES.size :]
-    assert len({tuple(row[:4]) for row in rows}) == SCORES.size
-    assert rows[0][:4] == ["s", "PPO on gymnax:CartPole-v1", "learning_rate=0.0001", "0"]
 
 
 def test_steps_that_no_float_holds_are_passed_over(tmp_path):
