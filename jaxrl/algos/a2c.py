@@ -52,22 +52,23 @@ class A2C(BonusFields, AdvantageFields, PolicyValueActing):
         rollout: Rollout = batch["rollout"]
         statistics = on_policy.update_statistics(self, state.statistics, rollout, replicas)
         weight = rollout.rows.weight
+        acting = on_policy.acting(weight, rollout.active)
         bonus, intrinsic, explored = on_policy.explore(
             self, state.bonus, rollout, spec=spec, key=key, replicas=replicas
         )
         advantages, targets = on_policy.advantages(self, state.network.variables, rollout, self.gae_lambda, spec)
         advantages = on_policy.with_bonus(self, advantages, intrinsic)
         if self.normalize_advantage:
-            advantages = on_policy.standardized(advantages, weight, replicas)
+            advantages = on_policy.standardized(advantages, acting, replicas)
         inputs = on_policy.batch_inputs(self, rollout)
 
         def loss(params):
             network = Variables(params, state.network.model_state)
             output, _, model_state = on_policy.unroll(self, network, inputs, rollout.carry.network, spec, train=True)
             log_prob = output.distribution.log_prob(rollout.rows.action)
-            policy_loss = weighted_mean(-log_prob * advantages, weight, replicas)
+            policy_loss = weighted_mean(-log_prob * advantages, acting, replicas)
             value_loss = weighted_mean(0.5 * jnp.square(targets - output.value), weight, replicas)
-            entropy = weighted_mean(output.distribution.entropy(), weight, replicas)
+            entropy = weighted_mean(output.distribution.entropy(), acting, replicas)
             total = on_policy.total_loss(self, policy_loss, value_loss, entropy)
             return total, ({"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}, model_state)
 

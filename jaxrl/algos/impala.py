@@ -79,6 +79,7 @@ class IMPALA(BonusFields, PolicyValueActing):
 
     def _loss(self, params, model_state, rollout, intrinsic, spec, replicas):
         rows, weight = rollout.rows, rollout.rows.weight
+        acting = on_policy.acting(weight, rollout.active)
         inputs = on_policy.batch_inputs(self, rollout)
         network = Variables(params, model_state)
         output, carry, model_state = on_policy.unroll(self, network, inputs, rollout.carry.network, spec, train=True)
@@ -92,12 +93,15 @@ class IMPALA(BonusFields, PolicyValueActing):
         advantages = on_policy.with_bonus(self, corrected.advantages, intrinsic)
 
         def mean(x):
-            return weighted_mean(x, weight, replicas)
+            return weighted_mean(x, acting, replicas)
 
         policy_loss = mean(-log_prob * advantages)
-        value_loss = mean(0.5 * jnp.square(corrected.values - output.value))
+        value_loss = weighted_mean(0.5 * jnp.square(corrected.values - output.value), weight, replicas)
         entropy = mean(output.distribution.entropy())
-        loss = on_policy.total_loss(self, policy_loss, value_loss, entropy)
+        share = 1.0
+        if self.reduction == "sum" and acting is not weight:
+            share = replicas.sum(jnp.sum(acting, dtype=jnp.float32)) / replicas.sum(jnp.sum(weight, dtype=jnp.float32))
+        loss = on_policy.total_loss(self, share * policy_loss, value_loss, share * entropy)
         if self.reduction == "sum":  # over all replicas, as the mean is
             loss = loss * replicas.sum(jnp.sum(weight, dtype=loss.dtype))
         metrics = {

@@ -294,6 +294,16 @@ def unroll(
     return algo.network.apply(network.params, inputs, carry, spec=spec, model_state=network.model_state, train=train)
 
 
+def acting(weight: jax.Array, active: jax.Array | None) -> jax.Array:
+    """Return the rows that the policy is learned from: those with weight whose agent could act (`Rollout.active`).
+
+    Values are learned from all rows with weight: returns of earlier rows bootstrap from those of an agent that is out.
+    So do MAPPO's authors (github.com/marlbenchmark/on-policy at de66d7a: `active_masks` with the options of
+    train_smac_scripts).
+    """
+    return weight if active is None else weight & active
+
+
 def explained_variance(targets: jax.Array, values: jax.Array, weight: jax.Array, replicas: Replicas) -> jax.Array:
     """Return 1 - Var(target - value) / Var(target) over the rows that count: 1 if perfect, 0 if targets hardly vary."""
     weight = weight.astype(targets.dtype)

@@ -120,6 +120,7 @@ class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
             "advantage": on_policy.with_bonus(self, advantages, intrinsic),
             "target": targets,
             "weight": rows.weight,
+            "active": rollout.active,
         }
         by = on_policy.minibatch_unit(self.network)
         divided = on_policy.split_into_minibatches(
@@ -156,13 +157,14 @@ class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
 
     def _loss(self, params, model_state, minibatch, carry, penalty, spec, replicas):
         old, weight = minibatch["old"], minibatch["weight"]
+        acting = on_policy.acting(weight, minibatch["active"])
         network = Variables(params, model_state)
         output, _, model_state = on_policy.unroll(self, network, minibatch["inputs"], carry, spec, train=True)
         log_prob = output.distribution.log_prob(minibatch["action"])
         log_ratio = log_prob - old["log_prob"]
         advantage = minibatch["advantage"]
         if self.normalize_advantage:
-            advantage = on_policy.standardized(advantage, weight, replicas)
+            advantage = on_policy.standardized(advantage, acting, replicas)
 
         value_clip = self.clip if self.clip_value else None
         stopped = jax.lax.stop_gradient(log_ratio)  # else metrics could add 0 times infinity to the gradient
@@ -179,23 +181,25 @@ class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
                     f"PPO.policy_loss={self.policy_loss!r} returned the shape {shape}; return the loss of every entry, "
                     f"here {log_ratio.shape}"
                 )
-            metrics = weighted_means(values, weight, replicas)
+            metrics = weighted_means(values, acting, replicas)
         else:
             values["policy_loss"] = -jnp.exp(log_ratio) * advantage
             values["divergence"] = old["distribution"].kl(output.distribution)
-            metrics = weighted_means(values, weight, replicas)
+            metrics = weighted_means(values, acting, replicas)
             # The hinge is of the mean divergence over all devices, so its value must be global here: each device
             # contributes the gradient of its own share.
             divergence = metrics.pop("divergence")
             everywhere = jax.lax.stop_gradient(replicas.mean(divergence) - divergence) + divergence
             metrics["policy_loss"] += kl_penalty(everywhere, penalty, self.kl_target, self.kl_cutoff_cost)
+        if acting is not weight:
+            metrics["value_loss"] = weighted_mean(values["value_loss"], weight, replicas)
         loss = on_policy.total_loss(self, metrics["policy_loss"], metrics["value_loss"], metrics["entropy"])
         return loss, (metrics, model_state)
 
     def _divergence(self, network, data, rollout, spec, replicas):
         output, _, _ = on_policy.unroll(self, network, data["inputs"], rollout.carry.network, spec, train=False)
         divergence = data["old"]["distribution"].kl(output.distribution)
-        return replicas.mean(weighted_mean(divergence, data["weight"], replicas))
+        return replicas.mean(weighted_mean(divergence, on_policy.acting(data["weight"], data["active"]), replicas))
 
 
 def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, clip: Scalar) -> jax.Array:

@@ -173,7 +173,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
         bonus = -temperature * rows.extras["log_prob"]
         segment = on_policy.segment(self, rollout, values[:-1], values[-1], bonus)
         target = returns.lambda_returns(segment, self.gamma, self.return_lambda) - bonus
-        extras = {"target": target, "policy": jax.tree.map(lambda x: x[:-1], distribution)}
+        extras = {"target": target, "policy": jax.tree.map(lambda x: x[:-1], distribution), "active": rollout.active}
         if features is not None:
             extras["next_features"] = jnp.moveaxis(features, 1, 2)[1:]  # [T, B, ensemble, features]
         return TransitionBatch(
@@ -214,6 +214,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
         optimizer = self._clipped(self.critic_optimizer)
         critic, _ = train_state.apply_gradients(critic, gradients, optimizer, replicas, fit.model_state)
         temperature, penalty = soft_policies.temperature_of(self, log_temperature), jnp.exp(log_penalty.params)
+        rows = rows.replace(weight=on_policy.acting(rows.weight, rows.extras["active"]))
 
         def policy_loss(params):
             variables = policy.variables.replace(params=params)

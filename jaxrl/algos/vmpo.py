@@ -126,6 +126,7 @@ class VMPO(BonusFields, KLFields, AdvantageFields, MinibatchFields, PolicyValueA
             "advantage": on_policy.with_bonus(self, advantages, intrinsic),
             "target": advantages + output.value,
             "weight": rows.weight,
+            "active": rollout.active,
         }
         by = on_policy.minibatch_unit(self.network)
         divided = on_policy.split_into_minibatches(
@@ -161,11 +162,12 @@ class VMPO(BonusFields, KLFields, AdvantageFields, MinibatchFields, PolicyValueA
         network = Variables(learned[0], model_state)
         output, _, model_state = on_policy.unroll(self, network, minibatch["inputs"], carry, spec, train=True)
         weight = minibatch["weight"]
+        acting = on_policy.acting(weight, minibatch["active"])
 
         def mean(x):
-            return weighted_mean(x, weight, replicas)
+            return weighted_mean(x, acting, replicas)
 
-        chosen = better_half(minibatch["advantage"], weight, replicas)
+        chosen = better_half(minibatch["advantage"], acting, replicas)
         fixed = jax.lax.stop_gradient(duals["temperature"])
         weights, divergence = advantage_weights(minibatch["advantage"], chosen, fixed, replicas)
         policy_loss = weighted_mean(-output.distribution.log_prob(minibatch["action"]), weights, replicas)
@@ -173,7 +175,7 @@ class VMPO(BonusFields, KLFields, AdvantageFields, MinibatchFields, PolicyValueA
         limits = {"mean": self.epsilon_mean, "std": self.epsilon_std}
         moved = {name: mean(x) for name, x in divergences(minibatch["old"], output.distribution).items()}
         bounds = sum(lagrangian_loss(x, duals[name], limits[name]) for name, x in moved.items())
-        value_loss = mean(0.5 * jnp.square(minibatch["target"] - output.value))
+        value_loss = weighted_mean(0.5 * jnp.square(minibatch["target"] - output.value), weight, replicas)
         entropy = mean(output.distribution.entropy())
         loss = on_policy.total_loss(self, policy_loss, value_loss, entropy) + bounds + temperature
         metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}

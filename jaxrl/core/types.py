@@ -70,6 +70,9 @@ class TimeStep(Generic[Array], struct.PyTreeNode):  # noqa: UP046
     # Float32 in [-1, 1], the environment's own beside gamma: of what follows this observation; 1 where first, 0 where
     # terminated, less than 0 where the other of two players moves next. None: 1 wherever the task goes on.
     discount: Array | None = None
+    # Bool: the agent can act; False for one that is out, as a unit that died, but is paid until its team's episode is
+    # over. Returns run through such rows and values are learned there, on-policy algorithms leave its policy alone.
+    active: Array | None = None  # None: it can always act
 
     @property
     def last(self) -> Array:
@@ -126,6 +129,11 @@ class Rollout(struct.PyTreeNode):
     def final(self) -> TimeStep:
         """Return the time step [B, ...] after the last row."""
         return self.timesteps[-1]
+
+    @property
+    def active(self) -> jax.Array | None:
+        """Return whether the agent of each row [T, B] could act (`TimeStep.active`), bool; None: all could."""
+        return jax.tree.map(lambda x: x[:-1], self.timesteps.active)
 
     @property
     def rows(self) -> Trajectory:

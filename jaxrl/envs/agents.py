@@ -30,8 +30,10 @@ class Agents(struct.PyTreeNode):
     N, each holds a copy of the state, and the keys of the first are used. Outside `vmap` it is the first agent, and all
     the others act as it does.
 
-    An agent whose part ends before the others' repeats its ending, with weight 0, until the episode of all is over;
-    then all begin the next one together.
+    An agent whose part is over before the others' is of one of two kinds, as the environment means it. It has ended: it
+    repeats its ending, with weight 0, until the episode of all is over, and its return ends with its part. Or it has
+    not, but is not `active`: its team's rewards still count in its return, its values are learned until the episode of
+    all is over, and its policy is not. Then all begin the next episode together.
 
     Args:
       env: the environment of several agents, which counts episodes and resets by itself.

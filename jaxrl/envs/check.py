@@ -218,8 +218,8 @@ def _kind(value):
 def _time_step_problems(env: Environment, method: str, time_step: TimeStep) -> list[str]:
     problems = []
     required = {"reward": "float32", "terminated": "bool", "truncated": "bool", "first": "bool"}
-    if time_step.discount is not None:
-        required["discount"] = "float32"
+    optional = {"discount": "float32", "active": "bool"}
+    required |= {name: dtype for name, dtype in optional.items() if getattr(time_step, name) is not None}
     for name, dtype in required.items():
         leaf = getattr(time_step, name)
         if not hasattr(leaf, "dtype") or leaf.shape != () or leaf.dtype != dtype:

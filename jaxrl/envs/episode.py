@@ -24,6 +24,7 @@ def restart(
     action_mask: PyTree | None = None,
     info: Iterable[str] = (),
     discount: jax.Array | float | None = None,
+    active: jax.Array | bool | None = None,
 ) -> TimeStep:
     """Return the first time step of an episode.
 
@@ -32,6 +33,7 @@ def restart(
       action_mask: bool, True where an action is allowed; None allows everything.
       info: names of the scalars of the other time steps (`TimeStep.info`), which are 0 here.
       discount: 1 if the other time steps have one.
+      active: True if the other time steps have one.
     """
     return TimeStep(
         observation=observation,
@@ -42,6 +44,7 @@ def restart(
         action_mask=action_mask,
         info={name: jnp.zeros((), jnp.float32) for name in info} or None,
         discount=None if discount is None else _scalar("discount", discount, jnp.float32),
+        active=None if active is None else _scalar("active", active, jnp.bool_),
     )
 
 
@@ -53,6 +56,7 @@ def transition(
     action_mask: PyTree | None = None,
     info: Mapping[str, jax.Array] | None = None,
     discount: jax.Array | float | None = None,
+    active: jax.Array | bool | None = None,
 ) -> TimeStep:
     """Return the time step that follows an action. Where an episode both terminated and was cut off, it terminated.
 
@@ -65,10 +69,11 @@ def transition(
       info: further scalars by name, the same names at every step.
       discount: the environment's own, of what follows, a scalar in [-1, 1] other than 0, any where it terminated; less
         than 0 where it is the other of two players' turn, whose gain is this one's loss; None: 1.
+      active: bool, False for an agent that is out but paid until its team's episode is over; None: all can act.
 
     Raises:
-      EnvironmentContractError: `reward`, `terminated`, `truncated`, `discount` or a value of `info` is more than one
-        number.
+      EnvironmentContractError: `reward`, `terminated`, `truncated`, `discount`, `active` or a value of `info` is more
+        than one number.
     """
     terminated = _scalar("terminated", terminated, jnp.bool_)
     return TimeStep(
@@ -80,6 +85,7 @@ def transition(
         action_mask=action_mask,
         info={name: _scalar(f"info[{name!r}]", x, jnp.float32) for name, x in (info or {}).items()} or None,
         discount=None if discount is None else jnp.where(terminated, 0.0, _scalar("discount", discount, jnp.float32)),
+        active=None if active is None else _scalar("active", active, jnp.bool_),
     )
 
 

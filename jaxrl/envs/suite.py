@@ -41,6 +41,7 @@ class Step(NamedTuple):
       action_mask: bool, True where an action is allowed; None allows everything.
       discount: the environment's own, of what follows (`TimeStep.discount`), 1 after a reset; None: there is none.
       info: further values by name; those that are single numbers become `TimeStep.info`.
+      active: bool, False for an agent that is out but paid until its team's episode is over; None: all can act.
     """
 
     observation: PyTree
@@ -50,6 +51,7 @@ class Step(NamedTuple):
     action_mask: PyTree | None = None
     discount: Any = None
     info: Mapping[str, Any] = {}
+    active: Any = None
 
 
 class SuiteEnv(struct.PyTreeNode):
@@ -65,7 +67,8 @@ class SuiteEnv(struct.PyTreeNode):
 
     One of several agents also has `num_agents`, more than 1. The spaces are those of one agent; the actions of
     `advance` and the fields of each `Step` begin with an axis of agents (rewards and endings may do without, `info`
-    does); an agent whose part is over repeats its ending until the others' are (`jaxrl.envs.agents`).
+    does). An agent whose part is over repeats its ending until the others' are, or is not `active` but paid until then
+    (`jaxrl.envs.agents`).
 
     The other methods of the first group have defaults that suit most suites. Those of the second group serve
     `jaxrl.make`, files, `jaxrl.envs.parameters` and training alike; no suite replaces them.
@@ -284,7 +287,7 @@ class SuiteEnv(struct.PyTreeNode):
 
         def first(step):
             observation = _of_space(self.observation_space, step.observation)
-            return restart(observation, step.action_mask, shared.info, step.discount)
+            return restart(observation, step.action_mask, shared.info, step.discount, step.active)
 
         return _cast(state, shared.dtypes), self._of_agents(first)(step._replace(info={}))
 
@@ -295,8 +298,8 @@ class SuiteEnv(struct.PyTreeNode):
 
         def following(step):
             observation = _of_space(self.observation_space, step.observation)
-            ends = step.terminated, step.truncated
-            return transition(observation, step.reward, *ends, step.action_mask, step.info, step.discount)
+            more = step.action_mask, step.info, step.discount, step.active
+            return transition(observation, step.reward, step.terminated, step.truncated, *more)
 
         step = step._replace(info={name: step.info[name] for name in shared.info})
         return _cast(state, shared.dtypes), self._of_agents(following)(step)

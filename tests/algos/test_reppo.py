@@ -184,11 +184,10 @@ def in_numpy(algo, state, rollout, discrete):
     values, _, features = soft_value(policy, critic, data.observation, noise, np.exp(log_temperature))
     bonus = -np.exp(log_temperature) * np.asarray(rollout.extras["log_prob"], np.float64)
     target = smoothed(lambda_returns(data, values, bonus) - bonus)
-    counts = data.counts.ravel()
     observation = data.observation[:-1]
 
-    def mean(x):
-        return np.mean(x.ravel()[counts])
+    def mean(x, rows=data.acting):
+        return np.mean(x[rows])
 
     for number in range(2):
         order = np.argsort(np.asarray(index[number]))  # a row's place among the keys
@@ -204,7 +203,7 @@ def in_numpy(algo, state, rollout, discrete):
             loss = -np.sum(target * log_softmax(logits[..., 0, :], axis=-1), axis=-1)
             following = np.concatenate([data.reward[..., None], features[1:]], axis=-1)
             wrong = np.mean((prediction[..., 0, :] - following) ** 2, axis=-1) * ~data.terminated
-            return mean(loss) + 0.5 * mean(wrong)
+            return mean(loss, data.counts) + 0.5 * mean(wrong, data.counts)
 
         critic = jax.tree.map(lambda x, g: x - RATE * g, critic, gradient(critic_loss, critic))
         temperature, penalty = np.exp(log_temperature), np.exp(log_penalty)
@@ -220,15 +219,16 @@ def in_numpy(algo, state, rollout, discrete):
         wanted = 0.89 * np.log(ACTIONS) if discrete else -0.5 * 2
         log_temperature += 0.3 * (mean(log_prob) + wanted)
         log_penalty -= 0.3 * (algo.kl_limit - mean(kl))
-    return policy, critic, log_temperature, log_penalty, np.mean(kl.ravel()[counts] >= algo.kl_limit)
+    return policy, critic, log_temperature, log_penalty, mean(kl >= algo.kl_limit)
 
 
 @functools.cache
 def experience(discrete):
-    """A learner, and a rollout that a policy of other parameters acted."""
+    """A learner, and a rollout that a policy of other parameters acted; the agents of some rows are out."""
     spec = SPEC if discrete else BOXED
     actor = resolve_schedules(ALGO, jnp.float32(0)).actor(learner(ALGO, 1, spec))
-    return spec, learner(ALGO, 0, spec), collect(ALGO, actor, broken_moments(), jax.random.key(3), spec)
+    timesteps = broken_moments().replace(active=jnp.asarray(np.random.default_rng(1).random((T + 1, B)) < 0.7))
+    return spec, learner(ALGO, 0, spec), collect(ALGO, actor, timesteps, jax.random.key(3), spec)
 
 
 @pytest.mark.long

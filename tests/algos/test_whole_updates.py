@@ -35,10 +35,11 @@ WHOLE = {"epochs": 1, "minibatches": 1}  # the order of the rows does not matter
 
 
 def data_and_states(algo, spec=SPEC):
-    """Made-up experience acted by an actor of other parameters than the learner's: both states, and the rollout."""
+    """An actor's parameters, a learner of others, and the actor's rollout, in some of whose rows the agent is out."""
     actor, state = learner(algo, 1, spec), learner(algo, 0, spec)
     resolved = resolve_schedules(algo, jnp.float32(0))
-    rollout = collect(algo, resolved.actor(actor), broken_moments(), jax.random.key(3), spec)
+    timesteps = broken_moments().replace(active=jnp.asarray(np.random.default_rng(4).random((T + 1, B)) < 0.7))
+    rollout = collect(algo, resolved.actor(actor), timesteps, jax.random.key(3), spec)
     return actor.network.params, state, rollout
 
 
@@ -160,14 +161,14 @@ def divided_by_divergence(algo, rollout, acted, params):
     """The far half of the environments on the second device, and the hinge between the first one's mean and all's."""
     data = Data(rollout)
     old, new = (policy_and_value(x, data.observation[:-1])[0] for x in (acted, params))
-    far = np.where(data.counts, divergence(old, new), 0.0)
-    order = np.argsort(far.sum(0) / data.counts.sum(0))
+    far = np.where(data.acting, divergence(old, new), 0.0)
+    order = np.argsort(far.sum(0) / data.acting.sum(0))
     by_time = {name: getattr(rollout, name) for name in ("timesteps", "action", "extras")}
     rollout = rollout.replace(**jax.tree.map(lambda x: x[:, order], by_time))
     first = order[: B // 2]
-    counted = data.counts[:, first].sum()
-    near, mean = far[:, first].sum() / counted, far.sum() / data.counts.sum()
-    assert near < 0.9 * mean and 2 * counted != data.counts.sum()
+    counted = data.acting[:, first].sum()
+    near, mean = far[:, first].sum() / counted, far.sum() / data.acting.sum()
+    assert near < 0.9 * mean and 2 * counted != data.acting.sum()
     return algo.replace(kl_target=float(near + mean) / 4), rollout
 
 
@@ -189,9 +190,9 @@ def test_ppo(name, devices):
     bootstrap = policy_and_value(params, data.observation[-1])[1]
     advantages = gae(data, np.concatenate([old_values, bootstrap[None]]))
     targets = advantages + old_values
-    weight = data.counts / data.counts.sum()
+    weight, acting = (x / x.sum() for x in (data.counts, data.acting))
     if algo.normalize_advantage:
-        kept = advantages[data.counts]
+        kept = advantages[data.acting]
         advantages = (advantages - kept.mean()) / kept.std()
 
     def pieces(params):
@@ -199,11 +200,11 @@ def test_ppo(name, devices):
         ratio = np.exp(log_prob(policy, data.action) - old_log_prob)
         if algo.objective == "clip":
             limited = np.clip(ratio, 1 - algo.clip, 1 + algo.clip)
-            policy_loss = -(weight * np.minimum(ratio * advantages, limited * advantages)).sum()
+            policy_loss = -(acting * np.minimum(ratio * advantages, limited * advantages)).sum()
         else:
-            kl = (weight * divergence(old_policy, policy)).sum()
+            kl = (acting * divergence(old_policy, policy)).sum()
             hinge = algo.kl_cutoff_cost * max(0.0, kl - 2 * algo.kl_target) ** 2
-            policy_loss = -(weight * ratio * advantages).sum() + algo.initial_penalty * kl + hinge
+            policy_loss = -(acting * ratio * advantages).sum() + algo.initial_penalty * kl + hinge
         errors = (values - targets) ** 2
         if algo.clip_value:
             near = old_values + np.clip(values - old_values, -algo.clip, algo.clip)
@@ -211,8 +212,8 @@ def test_ppo(name, devices):
         return {
             "policy_loss": policy_loss,
             "value_loss": 0.5 * (weight * errors).sum(),
-            "entropy": (weight * entropy(policy)).sum(),
-            "clip_fraction": (weight * (np.abs(ratio - 1) > algo.clip)).sum(),
+            "entropy": (acting * entropy(policy)).sum(),
+            "clip_fraction": (acting * (np.abs(ratio - 1) > algo.clip)).sum(),
         }
 
     def loss(params):
@@ -226,7 +227,7 @@ def test_ppo(name, devices):
     assert_is(new.network.params, info, expected, norms, metrics)
     if algo.objective == "kl":
         after = policy_and_value(expected, data.observation[:-1])[0]
-        kl = (weight * divergence(old_policy, after)).sum()
+        kl = (acting * divergence(old_policy, after)).sum()
         assert kl > 1.3 * algo.kl_target
         np.testing.assert_allclose(info.metrics["kl_after_update"], kl, rtol=1e-4)
         assert new.penalty == pytest.approx(1.5 * 1.5)
@@ -271,14 +272,15 @@ def test_a2c():
     old_values = policy_and_value(as_numpy(acted), data.observation[:-1])[1]
     bootstrap = policy_and_value(params, data.observation[-1])[1]
     advantages = gae(data, np.concatenate([old_values, bootstrap[None]]))
-    targets, weight = advantages + old_values, data.counts / data.counts.sum()
+    targets = advantages + old_values
+    weight, acting = (x / x.sum() for x in (data.counts, data.acting))
 
     def pieces(params):
         policy, values = policy_and_value(params, data.observation[:-1])
         return {
-            "policy_loss": -(weight * log_prob(policy, data.action) * advantages).sum(),
+            "policy_loss": -(acting * log_prob(policy, data.action) * advantages).sum(),
             "value_loss": 0.5 * (weight * (targets - values) ** 2).sum(),
-            "entropy": (weight * entropy(policy)).sum(),
+            "entropy": (acting * entropy(policy)).sum(),
         }
 
     def loss(params):
@@ -360,11 +362,11 @@ def test_vmpo(name):
     old_policy = policy_and_value(as_numpy(acted), data.observation[:-1])[0]
     values = policy_and_value(params, data.observation)[1]
     advantages = gae(data, values)
-    targets, weight = advantages + values[:-1], data.counts / data.counts.sum()
-    counted = data.counts.sum()
+    targets, counted = advantages + values[:-1], data.acting.sum()
+    weight, acting = (x / x.sum() for x in (data.counts, data.acting))
     better = np.zeros_like(data.counts)
-    for t, b in np.argwhere(data.counts):
-        better[t, b] = (advantages[t, b] < advantages[data.counts]).sum() < (counted + 1) // 2
+    for t, b in np.argwhere(data.acting):
+        better[t, b] = (advantages[t, b] < advantages[data.acting]).sum() < (counted + 1) // 2
     assert better.sum() == (counted + 1) // 2
     # Equations 3 and 4; the sums are over all of the better half at once.
     psi = np.where(better, np.exp(advantages / 0.7), 0.0)
@@ -372,18 +374,18 @@ def test_vmpo(name):
 
     def moved(policy):
         if name == "categorical":
-            return {"mean": (weight * divergence(old_policy, policy)).sum()}
+            return {"mean": (acting * divergence(old_policy, policy)).sum()}
         (mean, log_std), (new_mean, new_log_std) = old_policy, policy
         by_mean = (new_mean - mean) ** 2 / (2 * np.exp(2 * log_std))
         by_std = new_log_std - log_std + np.exp(2 * (log_std - new_log_std)) / 2 - 0.5
-        return {"mean": (weight * by_mean.sum(-1)).sum(), "std": (weight * by_std.sum(-1)).sum()}
+        return {"mean": (acting * by_mean.sum(-1)).sum(), "std": (acting * by_std.sum(-1)).sum()}
 
     def pieces(params):
         policy, values = policy_and_value(params, data.observation[:-1])
         return {
             "policy_loss": -(psi * log_prob(policy, data.action)).sum(),
             "value_loss": 0.5 * (weight * (targets - values) ** 2).sum(),
-            "entropy": (weight * entropy(policy)).sum(),
+            "entropy": (acting * entropy(policy)).sum(),
             **{f"kl_{which}": kl for which, kl in moved(policy).items()},
         }
 
@@ -417,8 +419,8 @@ def test_vmpo(name):
     copied, _ = updated(algo, new, rollout, spec)
     for one, other in zip(*map(jax.tree.leaves, (copied.network.target_params, copied.network.params)), strict=True):
         np.testing.assert_array_equal(one, other)
-    acting = jax.tree.leaves(algo.actor(new).params)
-    assert all((a == b).all() for a, b in zip(acting, jax.tree.leaves(new.network.target_params), strict=True))
+    acted_by = jax.tree.leaves(algo.actor(new).params)
+    assert all((a == b).all() for a, b in zip(acted_by, jax.tree.leaves(new.network.target_params), strict=True))
 
 
 def vtrace(algo, data, values, rhos):
@@ -457,22 +459,23 @@ def test_impala(reduction):
     policy, values = policy_and_value(params, data.observation)
     rhos = np.exp(log_prob(policy[:-1], data.action) - old)
     targets, advantages = vtrace(algo, data, values, rhos)
-    weight = data.counts / data.counts.sum()
+    weight, acting = (x / x.sum() for x in (data.counts, data.acting))
 
     def pieces(params):
         policy, values = policy_and_value(params, data.observation[:-1])
         return {
-            "policy_loss": -(weight * log_prob(policy, data.action) * advantages).sum(),
+            "policy_loss": -(acting * log_prob(policy, data.action) * advantages).sum(),
             "value_loss": 0.5 * (weight * (targets - values) ** 2).sum(),
-            "entropy": (weight * entropy(policy)).sum(),
+            "entropy": (acting * entropy(policy)).sum(),
         }
 
     def loss(params):
         found = pieces(params)
-        whole = found["policy_loss"] + algo.value_cost * found["value_loss"] - algo.entropy_cost * found["entropy"]
-        return whole * (data.counts.sum() if reduction == "sum" else 1.0)
+        valued, acted = (data.counts.sum(), data.acting.sum()) if reduction == "sum" else (1.0, 1.0)
+        policy_loss = found["policy_loss"] - algo.entropy_cost * found["entropy"]
+        return acted * policy_loss + valued * algo.value_cost * found["value_loss"]
 
-    metrics = pieces(params) | {"importance_weight": (weight * np.minimum(rhos, algo.clip_rho)).sum()}
+    metrics = pieces(params) | {"importance_weight": (acting * np.minimum(rhos, algo.clip_rho)).sum()}
     assert metrics["importance_weight"] < 0.9, "the data should be stale"
     expected, norms = stepped(params, loss, PARTS, algo.max_grad_norm)
     new, info = updated(algo, state, rollout)

@@ -9,9 +9,11 @@ from helpers.programs import assert_equal
 from helpers.tiers import one_quick
 
 import jaxrl
+from jaxrl.algos import returns
+from jaxrl.buffers import ring, transitions
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError, EnvironmentContractError
-from jaxrl.core.types import ActorState, EnvSpec, num_agents
+from jaxrl.core.types import ActorState, EnvSpec, Rollout, num_agents
 from jaxrl.envs.episode import restart, transition
 from jaxrl.run.opponents import RandomActions, evaluated_rows, opposed
 
@@ -104,6 +106,40 @@ def test_each_row_is_its_agent_until_all_are_over(limit):
             np.testing.assert_array_equal(now.episode.returns, returns)
             np.testing.assert_array_equal(now.episode.length, t)
             np.testing.assert_array_equal(now.episode.complete, now.last.all())
+
+
+class Sacrifice(struct.PyTreeNode):
+    """Agent 0 may die by its first action: after 5 steps both are paid 1 if it did, else 0.1."""
+
+    name, resets, num_agents = "test:Sacrifice", False, 2
+    observation_space, action_space = spaces.Box(0.0, 5.0, (2,)), spaces.Discrete(2)
+
+    def reset(self, key):
+        return self._moment(jnp.int32(0), jnp.ones(2, bool))
+
+    def step(self, state, action, key):
+        return self._moment(state[0] + 1, state[1] & ((state[0] > 0) | (action == 0) | jnp.array([False, True])))
+
+    def _moment(self, t, active):
+        reward = jnp.where(t < 5, 0.0, jnp.where(active[0], 0.1, 1.0))
+        seen = jnp.stack([jnp.full(2, t, jnp.float32), active.astype(jnp.float32)], axis=-1)
+        both = jax.vmap(lambda seen, active: transition(seen, reward, t >= 5, False, active=active))(seen, active)
+        return (t, active), both.replace(first=jnp.full(2, t == 0))
+
+
+def test_returns_run_through_the_rows_of_an_agent_that_is_out():
+    """To what its team is paid at the end: by Monte-Carlo returns, and by transitions of a replay."""
+    env, keys = jaxrl.envs.prepared(Sacrifice()), jax.random.split(jax.random.key(0), 2)
+    step = lambda state, _: jax.vmap(env.step)(state, jnp.ones(2, jnp.int32), keys)  # noqa: E731
+    timesteps = jax.lax.scan(step, jax.vmap(env.reset)(keys)[0], length=12)[1]
+    rollout = Rollout(timesteps, jnp.zeros((11, 2)), {}, carry=(), final_carry=())
+    rows, nothing = rollout.rows, jnp.zeros((11, 2))
+    assert rollout.active[5:, 0].tolist() == [1, 0, 0, 0, 0, 0] and rows.weight[5:, 0].tolist() == [1, 1, 1, 1, 1, 0]
+    found = returns.gae(returns.Segment.of_rows(rows, nothing, nothing[0]), 0.5, 1.0)
+    assert found[5:, 0].tolist() == [1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 0]
+    stored = ring.add(ring.init(rows, (), 11, 11, False), rows, ())
+    item = transitions.gather(stored, jnp.int32([5]), jnp.int32([0]), 5, None)
+    assert item.rewards.tolist() == [[0, 0, 0, 0, 1]] and not item.bootstrap[0]
 
 
 def test_it_keeps_the_protocol_and_says_what_does_not():
@@ -252,6 +288,13 @@ def test_other_families_learn_what_is_each_agents_own(algo):
     result = jaxrl.train(FAMILIES[algo], env, total_steps=20_000, seed=0, evaluate_every=0, progress=False)
     # While it lives; then it acts on until the episode is over, and is not trained there. By chance it is 5.
     assert result.evaluate(30).return_mean >= ((1 + 2) + (1 + 2 + 3) + (1 + 2 + 3 + 4 + 5)) / 3
+
+
+@pytest.mark.parametrize("algo", FAMILIES)
+@pytest.mark.long
+def test_a_death_that_wins_is_learned(algo):
+    result = jaxrl.train(FAMILIES[algo], Sacrifice(), total_steps=12_000, evaluate_every=0, progress=False)
+    assert result.evaluate(4).return_mean == pytest.approx(1.0)
 
 
 def test_a_random_opponent_keeps_to_the_masks_of_every_kind_of_action():

@@ -42,6 +42,8 @@ class Walk:
         time_step = restart(self._observe(jnp.int32(0), key), discount=1.0 if "discount" in self.fault else None)
         if self.fault == "discount type":
             time_step = time_step.replace(discount=jnp.int32(1))
+        if self.fault == "active type":
+            time_step = time_step.replace(active=jnp.float32(1))
         if self.fault == "first not set":
             time_step = time_step.replace(first=jnp.bool_(False))
         return State(time, key), time_step
@@ -90,6 +92,7 @@ FAULTS = {
     "two kinds of keys": "step cannot be traced .* make every key from the one that is given",
     "reward type": r"step: TimeStep.reward is int32\[\]; a scalar of float32 is required",
     "discount type": r"reset: TimeStep.discount is int32\[\]; a scalar of float32 is required",
+    "active type": r"reset: TimeStep.active is float32\[\]; a scalar of bool is required",
     "large discount": r"TimeStep.discount is 0, or not in \[-1, 1\], where the task goes on",
     "discount of 0 within": r"TimeStep.discount is 0, or not in \[-1, 1\], where the task goes on",
     "both endings": "terminated and TimeStep.truncated are both set",

@@ -60,6 +60,7 @@ class Data:
         self.reward = np.asarray(steps.reward, np.float64)[1:]
         self.terminated, self.truncated = np.asarray(steps.terminated)[1:], np.asarray(steps.truncated)[1:]
         self.counts = ~last[:-1] & ~first[1:]
+        self.acting = self.counts & np.asarray(True if rollout.active is None else rollout.active)
         broke = ~last[:-1] & first[1:]
         kinds = (self.counts & self.terminated, self.counts & self.truncated, self.counts[-1], last[:-1], broke)
         assert all(kind.any() for kind in kinds), "an ending of each kind"

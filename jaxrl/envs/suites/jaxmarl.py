@@ -93,14 +93,14 @@ class JaxMarlEnvironment(SuiteEnv):
         observations, state, rewards, dones, _ = env.step_env(key, state, actions)
         over = dones["__all__"]  # does not say whether by a time limit, as in MPE and in Overcooked by nothing else
         terminated = over & (self.key[0] == "hanabi")
-        if (alive := getattr(getattr(state, "state", state), "unit_alive", None)) is not None:
-            both = jnp.any(alive[: env.num_allies]) & jnp.any(alive[env.num_allies :])
-            terminated = _stack(env, dones) | (over & ~both)
+        if (alive := _alive(state)) is not None:
+            terminated = over & ~(jnp.any(alive[: env.num_allies]) & jnp.any(alive[env.num_allies :]))
         step = self._step(state, observations)
         return state, step._replace(reward=_stack(env, rewards), terminated=terminated, truncated=over)
 
     def _step(self, state: PyTree, observations: Mapping[str, jax.Array]) -> Step:
-        return Step(_seen(self.key, observations), action_mask=_mask(foreign(self.key), state))
+        active = None if (alive := _alive(state)) is None else alive[: self.num_agents]
+        return Step(_seen(self.key, observations), action_mask=_mask(foreign(self.key), state), active=active)
 
 
 registry.add("suite", jaxmarl=JaxMarlEnvironment)
@@ -114,6 +114,11 @@ def foreign(key: Key) -> Any:
     arguments = {k: choices[x] if k == named else x for k, x in key[1] if k not in _OURS}
     with constructing():
         return jaxmarl.make(key[0], **arguments)
+
+
+def _alive(state: Any) -> jax.Array | None:
+    """Return which units live, those of the agents first; None outside SMAX."""
+    return getattr(getattr(state, "state", state), "unit_alive", None)
 
 
 def _stack(env: Any, values: Mapping[str, Any]) -> jax.Array:
@@ -132,7 +137,7 @@ def _seen(key: Key, observations: Mapping[str, jax.Array]) -> PyTree:
 
 
 def _mask(env: Any, state: PyTree) -> jax.Array | None:
-    if (legal := getattr(env, "get_legal_moves", None)) or hasattr(getattr(state, "state", state), "unit_alive"):
+    if (legal := getattr(env, "get_legal_moves", None)) or _alive(state) is not None:
         return _stack(env, (legal or env.get_avail_actions)(state)).astype(bool)
     counts = [getattr(env.action_space(agent), "n", 0) for agent in env.agents]
     return jnp.arange(max(counts)) < jnp.asarray(counts)[:, None] if len({*counts}) > 1 else None

@@ -70,7 +70,7 @@ def test_a_time_limit_of_particles_cuts_off_and_its_last_observation_is_seen():
 
 
 @pytest.mark.long
-def test_units_that_die_end_apart_and_a_lost_battle_ends_for_all():
+def test_units_that_die_are_out_and_paid_until_the_battle_ends_for_all():
     own, first, _, (steps, observations, rewards, dones, states) = both("HeuristicEnemySMAX", 60, scenario="3m")
     alive = states.state.unit_alive
     over = np.flatnonzero(dones["__all__"])[0]
@@ -78,7 +78,9 @@ def test_units_that_die_end_apart_and_a_lost_battle_ends_for_all():
     assert lost  # at random against the heuristic
     for i, agent in enumerate(own.agents):
         dead = np.flatnonzero(~alive[:, i])[0]
-        assert not steps.last[:dead, i].any() and steps.terminated[dead : over + 1, i].all()
+        np.testing.assert_array_equal(steps.active[: over + 1, i], alive[: over + 1, i])
+        assert not steps.last[:over, i].any() and steps.terminated[over, i]
+        assert steps.action_mask[dead, i].sum() == 1  # only to stop
         np.testing.assert_array_equal(steps.observation[: over + 1, i], observations[agent][: over + 1])
         np.testing.assert_allclose(steps.reward[: over + 1, i], rewards[agent][: over + 1])
     assert not steps.truncated[: over + 1].any()
