@@ -250,7 +250,8 @@ class SuiteEnv(struct.PyTreeNode):
         found = {}
         for field in _leaves(self):
             value = getattr(self, field)
-            found |= vars(value) if dataclasses.is_dataclass(value) else {field: value}
+            if value is not None:  # else another environment of the suite has this number
+                found |= vars(value) if dataclasses.is_dataclass(value) else {field: value}
         return found
 
     def with_numbers(self, values: Mapping[str, Any]) -> Self:

@@ -14,7 +14,7 @@ from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.limits import count_problems
 from jaxrl.core.types import PyTree
 from jaxrl.envs.drawings import disks, register
-from jaxrl.envs.suite import Key, Step, SuiteEnv, box, constructing, silent_import
+from jaxrl.envs.suite import Key, Step, SuiteEnv, box, constructing, outside, silent_import
 
 with silent_import():  # it prints which of its environments it does not find
     import jaxmarl
@@ -35,11 +35,14 @@ class JaxMarlEnvironment(SuiteEnv):
     dictionaries of `observation`, the agent's, and `world_state`, the same for all; and `agent_id`, for a one-hot
     vector of the agent's number at the end of its observation. Where agents observe vectors of several sizes, these end
     in zeros; where they have several numbers of actions, those that an agent lacks are masked.
+
+    Overcooked's `shaped_rewards` is a number: that multiple of JaxMARL's shaped reward is added.
     """
 
     key: Key = struct.field(pytree_node=False)
     observation_space: spaces.Space = struct.field(pytree_node=False)
     action_space: spaces.Space = struct.field(pytree_node=False)
+    shaped_rewards: jax.Array | float | None = None  # None: there are none
 
     suite = "jaxmarl"
 
@@ -76,7 +79,8 @@ class JaxMarlEnvironment(SuiteEnv):
         observed = spaces.Dict({k: box(x) for k, x in seen.items()}) if isinstance(seen, dict) else box(seen)
         own = [env.action_space(agent) for agent in env.agents]
         if hasattr(own[0], "n"):
-            return cls(key, observed, spaces.Discrete(max(int(space.n) for space in own)))
+            shaped = 0.0 if key[0].startswith("overcooked") else None
+            return cls(key, observed, spaces.Discrete(max(int(space.n) for space in own)), shaped)
         return cls(key, observed, spaces.Box(own[0].low, own[0].high, own[0].shape))
 
     @property
@@ -90,17 +94,23 @@ class JaxMarlEnvironment(SuiteEnv):
     def advance(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, Step]:
         env = foreign(self.key)
         actions = dict(zip(env.agents, action, strict=True))
-        observations, state, rewards, dones, _ = env.step_env(key, state, actions)
+        observations, state, rewards, dones, info = env.step_env(key, state, actions)
+        reward = _stack(env, rewards)
+        if self.shaped_rewards is not None:
+            reward += self.shaped_rewards * _stack(env, info["shaped_reward"])
         over = dones["__all__"]  # does not say whether by a time limit, as in MPE and in Overcooked by nothing else
         terminated = over & (self.key[0] == "hanabi")
         if (alive := _alive(state)) is not None:
             terminated = over & ~(jnp.any(alive[: env.num_allies]) & jnp.any(alive[env.num_allies :]))
         step = self._step(state, observations)
-        return state, step._replace(reward=_stack(env, rewards), terminated=terminated, truncated=over)
+        return state, step._replace(reward=reward, terminated=terminated, truncated=over)
 
     def _step(self, state: PyTree, observations: Mapping[str, jax.Array]) -> Step:
         active = None if (alive := _alive(state)) is None else alive[: self.num_agents]
         return Step(_seen(self.key, observations), action_mask=_mask(foreign(self.key), state), active=active)
+
+    def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
+        return outside(changed, {"shaped_rewards": {}})
 
 
 registry.add("suite", jaxmarl=JaxMarlEnvironment)

@@ -41,13 +41,13 @@ def both(name, steps, seed=0, **parameters):
             action = jax.random.categorical(key_action, logits).astype(jnp.int32)
             state, timestep = env.step(state, action, key_step)
             with foreign_rules():
-                seen, own_state, reward, done, _ = own.step_env(
+                seen, own_state, reward, done, info = own.step_env(
                     key_step, own_state, dict(zip(own.agents, action, strict=True))
                 )
                 # A while loop needs what it carries in one type.
                 types = jax.eval_shape(own.reset, key)[1]
                 own_state = jax.tree.map(lambda x, t: jnp.asarray(x, t.dtype), own_state, types)
-            return (state, own_state, timestep), (timestep, seen, reward, done, own_state)
+            return (state, own_state, timestep), (timestep, seen, reward, done, own_state, info)
 
         after = jax.lax.scan(one, (state, own_state, timestep), jax.random.split(key, steps))[1]
         return timestep, seen, after
@@ -58,7 +58,7 @@ def both(name, steps, seed=0, **parameters):
 
 @pytest.mark.long
 def test_a_time_limit_of_particles_cuts_off_and_its_last_observation_is_seen():
-    own, first, seen, (steps, observations, rewards, dones, _) = both("MPE_simple_spread_v3", 8, max_steps=5)
+    own, first, seen, (steps, observations, rewards, dones, *_) = both("MPE_simple_spread_v3", 8, max_steps=5)
     assert first.first.all() and first.observation.shape == (3, 18)
     for i, agent in enumerate(own.agents):
         np.testing.assert_array_equal(first.observation[i], seen[agent])
@@ -71,7 +71,7 @@ def test_a_time_limit_of_particles_cuts_off_and_its_last_observation_is_seen():
 
 @pytest.mark.long
 def test_units_that_die_are_out_and_paid_until_the_battle_ends_for_all():
-    own, first, _, (steps, observations, rewards, dones, states) = both("HeuristicEnemySMAX", 60, scenario="3m")
+    own, first, _, (steps, observations, rewards, dones, states, _) = both("HeuristicEnemySMAX", 60, scenario="3m")
     alive = states.state.unit_alive
     over = np.flatnonzero(dones["__all__"])[0]
     lost = ~alive[over, : own.num_allies].any()
@@ -86,6 +86,15 @@ def test_units_that_die_are_out_and_paid_until_the_battle_ends_for_all():
     assert not steps.truncated[: over + 1].any()
     assert len({np.flatnonzero(~alive[:, i])[0] for i in range(own.num_allies)}) > 1  # else this saw nothing
     assert first.action_mask.shape == (3, 8) and first.action_mask.any(axis=-1).all()
+
+
+@pytest.mark.long
+def test_shaped_rewards_of_a_kitchen_are_added():
+    own, _, _, (steps, _, rewards, _, _, info) = both("overcooked", 300, shaped_rewards=0.5)
+    for i, agent in enumerate(own.agents):
+        shaped = info["shaped_reward"][agent]
+        assert shaped.any()
+        np.testing.assert_allclose(steps.reward[:, i], rewards[agent] + 0.5 * shaped)
 
 
 def test_vectors_are_filled_up_and_actions_that_an_agent_lacks_are_masked():
@@ -115,6 +124,8 @@ def test_what_all_see_and_who_one_is_can_be_observed():
         ("MPE_simple_spread_v3", {"max_steps": 0}, "max_steps=0"),
         ("HeuristicEnemySMAX", {"scenario": "3n"}, "did you mean '3m'"),
         ("overcooked", {"layout": "cramped_rooms"}, "did you mean 'cramped_room'"),
+        ("overcooked", {"shaped_rewards": float("inf")}, "finite"),
+        ("MPE_simple_spread_v3", {"shaped_rewards": 1.0}, "shaped_rewards"),
     ],
 )
 def test_what_cannot_be_is_refused(name, parameters, match):
