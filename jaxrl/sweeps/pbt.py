@@ -161,7 +161,7 @@ def pbt(
         iterations. None: a twentieth of the run.
       score: what members are compared by: "training", the mean return of the episodes that ended since the last round,
         or "evaluation", that of `evaluation_episodes` other episodes each time, the same for all members.
-      fraction: part of the members that copies, and that may be copied.
+      fraction: part of the members that copies, and that may be copied; at least one member.
       factor: a copied hyperparameter is multiplied by it or divided, within its range; of a uniform range it moves by
         ln(factor) of the width, of a list to a neighbor.
       resample: probability that a copied hyperparameter is drawn from its range instead.

@@ -33,7 +33,7 @@ class Selection:
     """Truncation selection, and how the hyperparameters of a copy are explored.
 
     Args:
-      fraction: of the members; so many of the worst copy one of as many of the best.
+      fraction: of the members; that many of the worst, at least one, copy one of as many of the best.
       factor: by which a copied hyperparameter is multiplied or divided.
       resample: probability that a copied hyperparameter is drawn from its range instead.
       exploit_from: part of the run before which nobody copies but who failed: first episodes say little of settings.
@@ -45,22 +45,17 @@ class Selection:
     exploit_from: float = 0.0
 
     def problems(self, population: int) -> list[str]:
-        """Explain which settings cannot be, or not with so many members; one line each."""
+        """Explain which settings are out of range, one line each."""
         problems = count_problems(population=(population, 2))
         problems += number_problems("fraction", self.fraction, {"above": 0, "high": 0.5})
         problems += number_problems("factor", self.factor, {"above": 1})
         problems += number_problems("resample", self.resample, {"low": 0, "high": 1})
         problems += number_problems("exploit_from", self.exploit_from, {"low": 0, "below": 1})
-        if not problems and self.truncated(population) < 1:
-            problems.append(
-                f"population={population} with fraction={self.fraction:g}: no member would copy another; use at least "
-                f"{math.ceil(1 / self.fraction)} members, or a fraction of at least {1 / population:.3g}"
-            )
         return problems
 
     def truncated(self, members: int) -> int:
-        """Return how many members copy, and how many are copied at most."""
-        return int(self.fraction * members + 1e-9)  # 0.29 * 100 is 28.999999999999996
+        """Return how many members copy, and how many are copied at most: the fraction, and at least one."""
+        return max(int(self.fraction * members + 1e-9), 1)  # 0.29 * 100 is 28.999999999999996
 
     def parents(self, rng: np.random.Generator, scores: np.ndarray, failed: np.ndarray) -> np.ndarray:
         """Return the member that each member is from now on, itself for most.
