@@ -121,6 +121,8 @@ ERRORS = [
     ("train ppo --env envpool:Pongg-v5 --total-steps 1", "'Pong-v5'"),
     ("train ppo --env gymnasium:CartPol-v1 --total-steps 1", "'CartPole-v1'"),
     ("train ppo --env gymnaxx:CartPole-v1 --total-steps 1", "unknown suite 'gymnaxx'"),
+    ("train ppo --env CartPole-v1 --total-steps 1", "'gymnasium:CartPole-v1' or 'gymnax:CartPole-v1'"),
+    ("train ppo --env CartPole --total-steps 1", "jaxrl envs lists those of all suites"),
     ("eval nowhere --env gymnax:CartPool-v1", "did you mean 'CartPole-v1'"),
     ("envs gym", "unknown suite 'gym'; did you mean 'gymnax'"),
 ]
@@ -130,7 +132,6 @@ ERRORS = [
 WITHOUT_JAX = {*table.load()["environments"], *suites.INSTALLED_NAMES}
 if not any(map(suites.installed, {*suite_modules.SUITES} - WITHOUT_JAX)):
     WORDS.append(("envs", "gymnasium:CartPole-v1"))
-    ERRORS.append(("train ppo --env CartPole-v1 --total-steps 1", "'gymnasium:CartPole-v1' or 'gymnax:CartPole-v1'"))
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,8 @@ from jaxrl.core import registry, suite_modules
 from jaxrl.core.errors import ConfigError, MissingExtraError, unknown
 
 _REGISTERED = registry.registered("environment")
+# Suites that list their names without long imports; a name without a suite is looked up in these alone.
+_QUICK = ("brax", "envpool", "gymnasium", "gymnax", "probe")
 _YOURS = (
     "a suite of yours comes with an installed package that declares it (entry point jaxrl.suites); a single "
     "environment is registered by jaxrl.register, in a shell by --import MODULE"
@@ -69,7 +71,7 @@ def suite_of(name: str, names: Callable[[str], Iterable[str]]) -> tuple[str, str
 
     Args:
       name: "suite:name".
-      names: returns the environments of a suite; called where `name` has no suite.
+      names: returns the environments of a suite; called for a few suites, where `name` has none.
 
     Raises:
       ConfigError: there is no such suite, or the name has none.
@@ -79,11 +81,11 @@ def suite_of(name: str, names: Callable[[str], Iterable[str]]) -> tuple[str, str
         return None
     suite, colon, rest = name.partition(":")
     if not colon:
-        known = environments(names)
+        known = [*_REGISTERED, *(f"{home}:{rest}" for home in _QUICK if installed(home) for rest in names(home))]
         homes = [home for home in known if home.partition(":")[2].lower() == name.lower()]
         if homes:
             raise ConfigError(f"environment {name!r} has no suite; did you mean {' or '.join(map(repr, homes))}?")
-        raise unknown("environment", name, known, "names are 'suite:name'")
+        raise unknown("environment", name, known, "names are 'suite:name'; jaxrl envs lists those of all suites")
     if suite not in suite_modules.SUITES:
         registered = {known.partition(":")[0] for known in _REGISTERED}
         if suite in registered:
