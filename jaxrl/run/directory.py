@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from jaxrl.core import files
-from jaxrl.core.config import check_sizes, decode, encode, flatten
+from jaxrl.core.config import check_sizes, decode, encode
 from jaxrl.core.errors import CheckpointError, ConfigError, RunDirectoryError
 from jaxrl.run.run_status import read_result
 
@@ -168,9 +168,10 @@ class RunDirectory:
             return False
         lines = difference(with_new_fields(before), self.config, may_change)
         if lines:
+            learned = f" (with --init-from {self.path} to begin with what it learned)" if "algorithm" in before else ""
             raise RunDirectoryError(
                 f"{self.path} holds a run of another configuration (there -> now):\n  " + "\n  ".join(lines) + "\n"
-                "use the same settings to resume it, another --run-dir, or --overwrite to delete it and start again"
+                f"use its settings to resume it, another --run-dir{learned}, or --overwrite to delete it and restart"
             )
         self._check_checkpoints()
         return True
@@ -266,18 +267,35 @@ def _is_run(path: Path) -> bool:
     return any((path / name).is_file() for name in ("config.json", SWEEP))
 
 
-def difference(before: Mapping[str, Any], now: Mapping[str, Any], may_change: Iterable[str] = ()) -> list[str]:
-    """The fields in which two configurations differ, one line each, nested fields dotted."""
-    old, new = flatten(before), flatten(now)
-    free = tuple(may_change)
+def difference(
+    before: Mapping[str, Any], now: Mapping[str, Any], may_change: Iterable[str] = (), prefix: str = ""
+) -> list[str]:
+    """Return a line for each setting in which two configurations differ, nested ones dotted.
+
+    An object of another type, or another environment, is one setting.
+    """
     lines = []
-    for name in sorted(old.keys() | new.keys()):
-        values = old.get(name, _ABSENT), new.get(name, _ABSENT)
-        if values[0] == values[1] or any(name == field or name.startswith(f"{field}.") for field in free):
+    for key in sorted(before.keys() | now.keys()):
+        name, there, here = f"{prefix}{key}", before.get(key, _ABSENT), now.get(key, _ABSENT)
+        if there == here or any(name == field or name.startswith(f"{field}.") for field in may_change):
             continue
-        there, here = ("(absent)" if value is _ABSENT else files.to_json(value) for value in values)
-        lines.append(f"{name}: {there} -> {here}")
+        if isinstance(there, Mapping) and isinstance(here, Mapping) and _kind(there) == _kind(here):
+            lines += difference(there, here, may_change, f"{name}.")
+        else:
+            lines.append(f"{name}: {_shown(there)} -> {_shown(here)}")
     return lines
+
+
+def _kind(config: Mapping[str, Any]) -> list[Any]:
+    return [config.get(name) for name in ("type", "suite", "name")]
+
+
+def _shown(value: Any) -> str:
+    """Return a setting of a configuration in about a hundred characters."""
+    if value is _ABSENT:
+        return "(absent)"
+    text = files.to_json(value)
+    return f"{text[:97]}..." if len(text) > 100 else text
 
 
 def with_new_fields(config: Mapping[str, Any]) -> dict[str, Any]:
