@@ -290,9 +290,11 @@ def _value_problems(label: str, field: dataclasses.Field, value: Any) -> list[st
         return optimizer_problems(label, value)
     if isinstance(value, StaticFunction):
         return [f"{label} is a function; what changes is a schedule, such as jaxrl.schedules.Linear"]
-    if isinstance(field.default, Readable) and not isinstance(value, Readable):
+    if isinstance(field.default, Readable) and (isinstance(value, type) or not isinstance(value, Readable)):
         expected = type(field.default).__name__
-        return [f"{label}={value!r:.80} is not a network; pass {expected}(...) of jaxrl.networks"]
+        own = ", or your own module by from_linen(...), from_nnx(...) or from_equinox(...) there (docs/own_network.md)"
+        own = own if expected in ("ActorCritic", "QNetwork") else ""
+        return [f"{label}={value!r:.80} is not a network; pass {expected}(...) of jaxrl.networks{own}"]
     if value is None and not _takes_none(field):
         return [f"{label}=None must be a number or a schedule"]
     return _limit_problems(label, value, limits) if limits or traced else []

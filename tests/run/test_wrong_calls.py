@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 from flax import struct
 
 import jaxrl
@@ -79,6 +80,9 @@ CALLS = [
     ("SAC.critic=3 is not a network", lambda: train(SAC(critic=3), "gymnax:Pendulum-v1")),
     ("DQN.network=3 is not a network; pass QNetwork", lambda: train(jaxrl.DQN(network=3))),
     ("R2D2.network=None is not a network", lambda: train(jaxrl.R2D2(network=None))),
+    ("your own module by from_linen", lambda: train(PPO(network=nn.Dense(2)))),
+    ("your own module by from_linen", lambda: train(DQN(network=nn.Dense))),
+    ("is not a network; pass ActorCritic", lambda: train(PPO(network=ActorCritic))),
     ("ActorCritic.torso=[64, 64] is not a torso; pass one", lambda: train(PPO(network=ActorCritic(torso=[64, 64])))),
     ("widths='64' must be a tuple or a list", lambda: train(PPO(network=ActorCritic(torso=MLP("64"))))),
     ("total_steps=1000.5 must be a whole number", lambda: train(total_steps=1000.5)),
