@@ -23,9 +23,11 @@ def expand(path: str | os.PathLike) -> Path:
     A folder of that name is written `./~`.
 
     Raises:
-      ConfigError: there is no such user, or the user has no home.
+      ConfigError: the path is empty, there is no such user, or the user has no home.
     """
     written = os.fspath(path)
+    if not written:
+        raise ConfigError("the path '' is empty; write '.' for the current directory")
     expanded = os.path.expanduser(written)
     if expanded.startswith("~"):
         user = expanded.partition("/")[0]
