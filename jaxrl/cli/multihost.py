@@ -15,6 +15,7 @@ from jaxrl.parallel.multihost.place import own_place
 _EXPLICIT = ("coordinator", "num_processes", "process_id")
 _PATIENCE = 10.0  # seconds without a word, where others should arrive at about the same time
 FLAGS = ("launch", "distributed", *_EXPLICIT)
+_OF_ONE_PROCESS = ("learner_batch", "ready", "error_buffer")  # several run in lockstep
 
 
 def flags() -> list[Flag]:
@@ -41,24 +42,36 @@ def problems(run: Mapping[str, Any], command: str = "train") -> list[str]:
             )
         elif command == "train" and run["run_dir"] is None:
             found.append(f"--launch {run['launch']}: needs --run-dir, whose checkpoints the evaluator plays")
+    one = how.count == 1 if isinstance(how, Several) else run["num_processes"] == 1 or not _joins(run, how)
+    apart = [f"{_flag(name)} {run[name]}" for name in _OF_ONE_PROCESS if run.get(name) is not None]
+    apart += ["--no-lockstep"] if run.get("lockstep") is False else []
+    if apart and not one:
+        found.append(f"{', '.join(apart)}: not with several processes (--launch, --distributed), which run in lockstep")
     explicit = {name: run[name] for name in _EXPLICIT if run[name] is not None}
-    written = {name: f"--{name.replace('_', '-')}" for name in _EXPLICIT}
     if not explicit:
         return found
     from jaxrl.parallel.multihost import distributed
 
     found += distributed.problems(**explicit)
-    if not (run["distributed"] or isinstance(how, Cluster)):
-        found.append(f"{', '.join(written[name] for name in explicit)}: only with --distributed")
+    if not _joins(run, how):
+        found.append(f"{', '.join(map(_flag, explicit))}: only with --distributed")
     if len(explicit) < len(_EXPLICIT):
-        missing = ", ".join(written[name] for name in _EXPLICIT if name not in explicit)
+        missing = ", ".join(_flag(name) for name in _EXPLICIT if name not in explicit)
         found.append(f"{missing}: missing; give all three, or none of them where the cluster is detected")
     return found
 
 
 def is_one_of_several(run: Mapping[str, Any]) -> bool:
     """Whether this process is to join others, by the values of `flags` and by who started it."""
-    return run["distributed"] or own_place() is not None or launch.parse(run["launch"]) == Cluster()
+    return own_place() is not None or _joins(run, launch.parse(run["launch"]))
+
+
+def _joins(run, how):
+    return run["distributed"] or isinstance(how, Cluster)
+
+
+def _flag(name):
+    return f"--{name.replace('_', '-')}"
 
 
 def has_evaluator(run: Mapping[str, Any]) -> bool:

@@ -64,8 +64,6 @@ def train_settings(parsed: ParsedCommand) -> RunSettings:
     topology = _topology(request.env, request.num_envs, layout)
     if arguments["record"] is not None:
         arguments["record"] = Record(arguments["record"], arguments["record_every"])
-    elif arguments["record_every"] != 1:
-        raise ConfigError("--record-every needs --record")
     env = _with_threads(request, parsed.values["run"], topology)
     if arguments["eval_env"] is not None:
         arguments["eval_env"] = make_environment(arguments["eval_env"])
@@ -92,6 +90,12 @@ def prepare(command: str, parsed: ParsedCommand) -> TrainRequest:
     algo = make_algorithm(parsed.algorithm) if parsed.preset is None else preset(parsed.preset).algorithm
     run, algo = values["run"], with_flags(algo, values)
     problems += field_problems(algo)
+    if not problems and run.get("dataset") is None and learns_from_dataset(algo):
+        problems.append(_no_dataset(command, parsed, algo))
+    if run.get("record_every", 1) != 1 and run["record"] is None:
+        problems.append("--record-every needs --record")
+    if run["env"] is None and run.get("dataset") is not None and run["num_envs"] is not None:
+        problems.append(f"--num-envs {run['num_envs']} needs --env")
     if problems and multihost.is_one_of_several(run):
         raise ConfigError(problems)  # before the other processes are waited for
     if run.get("deterministic"):
@@ -114,8 +118,6 @@ def prepare(command: str, parsed: ParsedCommand) -> TrainRequest:
         problems += error.problems
     if problems:
         raise ConfigError(problems)
-    if run.get("dataset") is None and learns_from_dataset(algo):
-        raise ConfigError(_no_dataset(command, parsed, algo))
     common = ("preset", "import_", "env", "env_params", "num_envs", *multihost.FLAGS)
     return TrainRequest(algo, env, run["num_envs"], {name: v for name, v in run.items() if name not in common})
 
@@ -131,8 +133,6 @@ def _no_dataset(command, parsed, algo):
 
 
 def _topology(env, num_envs, layout):
-    if env is None and num_envs is not None:
-        raise ConfigError(f"--num-envs {num_envs} needs --env")
     topology = default_topology(env, num_envs)
     known = {field.name for field in dataclasses.fields(topology)}
     if strange := [name for name in layout if name not in known]:

@@ -187,11 +187,30 @@ def test_the_same_command_is_started(command, monkeypatch):
     assert runs.read(command, [*words, *again]).values["run"]["overwrite"] is False, "it would begin anew"
 
 
-def test_what_is_wrong_is_told_before_others_are_waited_for(capsys, monkeypatch):
+HOST = "impala --env gymnasium:CartPole-v1 --total-steps 8"
+OF_TWO = "--distributed --coordinator host:1 --num-processes 2 --process-id 0"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("ppo --env gymnax:CartPole-v1 --distributed --gamma 2", ["PPO.gamma=2.0", "--total-steps"]),
+        (f"{HOST} {OF_TWO} --learner-batch 4", ["--learner-batch 4: not with several processes"]),
+        (f"{HOST} --launch processes:2 --error-buffer 512 --no-lockstep", ["--error-buffer 512.0, --no-lockstep: not"]),
+        (f"gail {HOST[7:]} {OF_TWO} --record-every 2", ["--record-every needs --record", "--dataset PATH"]),
+        ("iql --dataset rlds:data --num-envs 2 --total-steps 8 --distributed", ["--num-envs 2 needs --env"]),
+    ],
+)
+def test_what_is_wrong_is_told_before_others_are_waited_for(line, words, capsys, monkeypatch):
     monkeypatch.setattr(distributed.jax.distributed, "initialize", lambda *_, **__: pytest.fail("joined"))
-    assert main.main(["train", "ppo", "--env", "gymnax:CartPole-v1", "--distributed", "--gamma", "2"]) == 2
+    monkeypatch.setattr(launch, "run_processes", lambda *_: pytest.fail("started"))
+    assert main.main(["train", *line.split()]) == 2
     said = capsys.readouterr().err
-    assert "PPO.gamma=2.0" in said and "--total-steps" in said
+    assert all(word in said for word in words), said
+
+
+def test_what_is_for_one_process_is_taken_where_there_is_one():
+    runs.read("train", f"{HOST} {OF_TWO} --num-processes 1 --learner-batch 4".split())
 
 
 def test_one_that_fails_tells_those_who_wait_for_it(monkeypatch):

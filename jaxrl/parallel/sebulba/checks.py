@@ -62,16 +62,24 @@ def _out_of_range(topology):
 def _not_together(topology):
     """Settings that exclude each other."""
     processes, actors, groups, ready = jax.process_count(), topology.actors, topology.groups, topology.ready
-    lockstep, remote = topology.lockstep, topology.remote is not None
+    lockstep, remote = topology.lockstep and processes == 1, topology.remote is not None
     remote_policy = remote and topology.remote.policy
     pairs = [
+        *(
+            (
+                processes > 1 and value is not None,
+                f"{name}={value} with {processes} processes, which run in lockstep; use {name}=None, or one process",
+            )
+            for name in ("learner_batch", "ready", "error_buffer")
+            for value in [getattr(topology, name)]
+        ),
         (
             topology.error_buffer is not None and lockstep,
             f"error_buffer={topology.error_buffer} with lockstep: the learner is then in step with its actors; set "
             "lockstep=False and lag=None, or error_buffer=None",
         ),
         (
-            processes > 1 and not lockstep,
+            processes > 1 and not topology.lockstep,
             f"{processes} processes need lockstep=True (and lag=1, to act while the learner learns)",
         ),
         (

@@ -229,6 +229,12 @@ def test_it_ends_while_groups_wait_for_room(ready, interrupted, monkeypatch):
     check_ends_while_groups_wait(env, monkeypatch, interrupted=interrupted, actors=4, ready=ready)
 
 
+def test_two_processes_are_named_where_the_order_of_rollouts_differs(monkeypatch):
+    monkeypatch.setattr("jax.process_count", lambda *_: 2)
+    with pytest.raises(ConfigError, match="^learner_batch=4 with 2 processes, which run in lockstep;[^=]*=None[^=]*$"):
+        jaxrl.Sebulba(num_envs=8, learner_batch=4).bind(IMPALA, HOST)
+
+
 @pytest.mark.parametrize(
     ("algo", "fields", "said"),
     [
