@@ -5,8 +5,10 @@ SIGTERM and a terminal that was closed. What is heavy is imported by the command
 """
 
 import atexit
+import codecs
 import contextlib
 import gc
+import importlib
 import io
 import os
 import sys
@@ -42,8 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # second of it.
     atexit.register(gc.freeze)
     command_begins()
+    codecs.register_error("jaxrl", _spelled)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal or a pipe that has not all characters
+        sys.stdout.reconfigure(errors="jaxrl")
     try:
         return interrupts.returned(_exit_code(sys.argv[1:]))
     except SystemExit as ended:
@@ -52,6 +55,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BaseException:
         interrupts.returned(1)
         raise
+
+
+def _spelled(error):
+    """Return what a terminal or a pipe shows in place of characters that its encoding lacks."""
+    lacking = error.object[error.start : error.end].replace("±", "+-").replace("█", "#")
+    return lacking.encode("ascii", "backslashreplace").decode(), error.end
 
 
 def _exit_code(argv):
@@ -140,76 +149,9 @@ def _plain_warnings():
 # --- the commands; what is heavy is imported by the one that needs it ----------------------------------------------
 
 
-def _train(argv: Sequence[str]) -> int:
-    from jaxrl.cli.commands import train
-
-    return train(argv)
-
-
-def _compile(argv: Sequence[str]) -> int:
-    from jaxrl.cli.commands import compile_
-
-    return compile_(argv)
-
-
-def _sweep(argv: Sequence[str]) -> int:
-    from jaxrl.cli.commands import sweep
-
-    return sweep(argv)
-
-
-def _tune(argv: Sequence[str]) -> int:
-    from jaxrl.cli.commands import tune
-
-    return tune(argv)
-
-
-def _pbt(argv: Sequence[str]) -> int:
-    from jaxrl.cli.commands import pbt
-
-    return pbt(argv)
-
-
-def _eval(argv: Sequence[str]) -> int:
-    from jaxrl.cli.evaluate import evaluate
-
-    return evaluate(argv)
-
-
-def _render(argv: Sequence[str]) -> int:
-    from jaxrl.cli.evaluate import render
-
-    return render(argv)
-
-
-def _export(argv: Sequence[str]) -> int:
-    from jaxrl.cli.export import export
-
-    return export(argv)
-
-
-def _export_rlds(argv: Sequence[str]) -> int:
-    from jaxrl.cli.data import export_rlds
-
-    return export_rlds(argv)
-
-
-def _export_minari(argv: Sequence[str]) -> int:
-    from jaxrl.cli.data import export_minari
-
-    return export_minari(argv)
-
-
-def _export_replay(argv: Sequence[str]) -> int:
-    from jaxrl.cli.data import export_replay
-
-    return export_replay(argv)
-
-
-def _dataset(argv: Sequence[str]) -> int:
-    from jaxrl.cli.data import dataset
-
-    return dataset(argv)
+def _command(module: str, name: str) -> Callable[[Sequence[str]], int]:
+    """Return the command `name` of a module of `jaxrl.cli`, which is imported when the command runs."""
+    return lambda argv: getattr(importlib.import_module(f"jaxrl.cli.{module}"), name)(argv)
 
 
 def _of_runs(command, what, argv, *flags):
@@ -326,20 +268,38 @@ def _doctor(argv: Sequence[str]) -> int:
 
 # By name: the command, and what it does in a line.
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
-    "train": (_train, "train an algorithm on an environment; the same command again resumes"),
-    "compile": (_compile, "compile what train with the same flags would compile, and keep it for that run"),
-    "eval": (_eval, "play episodes with a trained policy"),
-    "render": (_render, "draw episodes of a trained policy: a GIF, an MP4 or, of brax, an HTML page"),
-    "export": (_export, "write a trained policy as a file that runs without jaxrl, or as a folder to share"),
-    "export-rlds": (_export_rlds, "play episodes with a trained policy and write them as an RLDS dataset"),
-    "export-minari": (_export_minari, "play episodes with a trained policy and write them as a Minari dataset"),
-    "export-replay": (_export_replay, "write the episodes in a run's replay buffer as an RLDS dataset"),
-    "dataset": (_dataset, "report what a dataset contains: jaxrl dataset info DIR"),
+    "train": (_command("commands", "train"), "train an algorithm on an environment; the same command again resumes"),
+    "compile": (
+        _command("commands", "compile_"),
+        "compile what train with the same flags would compile, and keep it for that run",
+    ),
+    "eval": (_command("evaluate", "evaluate"), "play episodes with a trained policy"),
+    "render": (
+        _command("evaluate", "render"),
+        "draw episodes of a trained policy: a GIF, an MP4 or, of brax, an HTML page",
+    ),
+    "export": (
+        _command("export", "export"),
+        "write a trained policy as a file that runs without jaxrl, or as a folder to share",
+    ),
+    "export-rlds": (
+        _command("data", "export_rlds"),
+        "play episodes with a trained policy and write them as an RLDS dataset",
+    ),
+    "export-minari": (
+        _command("data", "export_minari"),
+        "play episodes with a trained policy and write them as a Minari dataset",
+    ),
+    "export-replay": (
+        _command("data", "export_replay"),
+        "write the episodes in a run's replay buffer as an RLDS dataset",
+    ),
+    "dataset": (_command("data", "dataset"), "report what a dataset contains: jaxrl dataset info DIR"),
     "plot": (_plot, "draw the learning curves of runs"),
     "report": (_report, "write one HTML file about runs: scores, curves, and which settings matter"),
-    "sweep": (_sweep, "train over seeds and a grid of settings in one program"),
-    "tune": (_tune, "search settings for the highest return: Bayesian, with pruning"),
-    "pbt": (_pbt, "train a population in which the worst copy the best and vary their settings"),
+    "sweep": (_command("commands", "sweep"), "train over seeds and a grid of settings in one program"),
+    "tune": (_command("commands", "tune"), "search settings for the highest return: Bayesian, with pruning"),
+    "pbt": (_command("commands", "pbt"), "train a population in which the worst copy the best and vary their settings"),
     "envs": (_envs, "list the environments, or the parameters of one"),
     "algos": (_algos, "list the algorithms and presets"),
     "doctor": (_doctor, "check this machine and installation"),

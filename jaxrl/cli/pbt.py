@@ -34,7 +34,7 @@ def pbt(parsed: ParsedCommand, argv: Sequence[str]) -> int:
         if out.suffix in PICTURES:
             result.plot(out)
         else:
-            out.write_text(result.table() + "\n")
+            out.write_text(result.table() + "\n", encoding="utf-8")
         print(f"written to {out}")
     if (run_dir := arguments["run_dir"]) is not None:
         print(f"lineage, curves, table and the winner's policy: {run_dir}")

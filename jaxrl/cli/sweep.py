@@ -130,5 +130,5 @@ def _save_sweep(result, out):
     elif out.suffix in PICTURES:
         result.plot(out)
     else:
-        out.write_text(result.table() + "\n")
+        out.write_text(result.table() + "\n", encoding="utf-8")
     print(f"written to {out}")

@@ -80,5 +80,5 @@ def _save(result, out):
     if out.suffix in PICTURES:
         result.plot(out)
     else:
-        out.write_text(result.table() + "\n")
+        out.write_text(result.table() + "\n", encoding="utf-8")
     print(f"written to {out}")

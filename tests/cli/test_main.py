@@ -640,8 +640,8 @@ def test_a_terminal_that_lacks_characters_is_written_to(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["jaxrl", "show"])
     monkeypatch.setattr(main.atexit, "register", lambda function: None)
     monkeypatch.setattr(main.interrupts, "own", lambda: None)
-    monkeypatch.setitem(main.COMMANDS, "show", (lambda argv: print("50 ± 1") or 0, "shows"))
-    assert main.main() == 0 and held.getvalue() == rb"50 \xb1 1" + os.linesep.encode()
+    monkeypatch.setitem(main.COMMANDS, "show", (lambda argv: print("50 ± 1 ██ ö") or 0, "shows"))
+    assert main.main() == 0 and held.getvalue() == rb"50 +- 1 ## \xf6" + os.linesep.encode()
 
 
 def test_a_process_ends_without_a_last_collection(monkeypatch, capsys):
