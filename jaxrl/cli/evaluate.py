@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from jaxrl.cli import imports, table
+from jaxrl.cli.finished_run import score
 from jaxrl.cli.flags import BOOL, CHECKPOINT, FLOAT, INT, PATH, TEXT, Flag, Group, optional, parse
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import seed_problems
@@ -129,7 +130,6 @@ def _seed(arguments, run):
 
 
 def _evaluate(arguments):
-    from jaxrl.cli.training import score
     from jaxrl.run import evaluation
 
     settings = {name: arguments[name] for name in ("episodes", "seed", "explore", "step_timeout", "opponent")}
@@ -145,12 +145,11 @@ def _evaluate(arguments):
     settings["seed"] = _seed(arguments, run)
     found = evaluation.evaluate(policy.algo, policy.actor, run.env, policy.spec, **settings)
     print(f"{type(run.algo).__name__} on {run.env.name}, checkpoint at step {run.step:,}")
-    print(score(found))
+    print(score(found.metrics()))
     return 0
 
 
 def _follow(run, out, env, settings):
-    from jaxrl.cli.training import score
     from jaxrl.run.directory import close_runs
     from jaxrl.run.follow import follow
 
@@ -162,7 +161,7 @@ def _follow(run, out, env, settings):
     count = 0
     for step, found in follow(run, env=env, out=out, **settings):
         count += 1
-        print(f"step {step:,}: {score(found)}", flush=True)
+        print(f"step {step:,}: {score(found.metrics())}", flush=True)
     print(
         f"evaluations: {out}"
         if count

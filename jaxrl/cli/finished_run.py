@@ -40,10 +40,10 @@ def print_finished_run(parsed: ParsedCommand) -> bool:
         if record.get("stopped") not in _AT_ITS_END or record.get("command") != _command(parsed):
             return False
         name = ":".join(part for part in (environment.get("suite"), environment.get("name")) if part)
-        lines = report(record, parsed.groups[1].title, name, path.absolute())
+        lines = report(record, parsed.groups[1].title, name, path.absolute(), ALREADY_FINISHED)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False  # the ordinary way says what is wrong with them
-    print(files.escape_for_terminal("\n".join([*lines, ALREADY_FINISHED])))
+    print(files.escape_for_terminal("\n".join(lines)))
     return True
 
 
@@ -61,14 +61,15 @@ def save_command(parsed: ParsedCommand, path: Path) -> None:
         print(f"warning: {file} could not be written: {error}", file=sys.stderr)
 
 
-def report(record: Mapping[str, Any], algorithm: str, environment: str, run_dir: Path | None) -> list[str]:
-    """How a run ended, in lines.
+def report(record: Mapping[str, Any], algorithm: str, environment: str, run_dir: Path | None, *notes: str) -> list[str]:
+    """Return how a run ended, in lines; the last one has the returns of its evaluation and of training.
 
     Args:
       record: what `result.json` holds.
       algorithm: the name of its class.
       environment: "suite:name".
       run_dir: absolute.
+      *notes: further lines.
     """
     lines = [f"{algorithm} on {environment}: {record['total_steps']:,} steps{_time(record)}"]
     if record["steps_per_second"] > 0:
@@ -77,13 +78,19 @@ def report(record: Mapping[str, Any], algorithm: str, environment: str, run_dir:
         lines.append(f"{speed}, {overall:,.0f} including start-up and evaluation" if overall else speed)
     if spent := described(record.get("seconds", {})):
         lines.append(f"seconds: {spent}")
-    if record["evaluation"]:
-        lines.append(f"evaluation: {score(record['evaluation'])}")
     if run_dir is not None:
         lines.append(f"run directory: {_short(run_dir)}")
     if record["stopped"] == "target_return":
         lines.append("stopped early: the target return was reached")
-    return lines
+    return [*lines, *notes, _returns(record)]
+
+
+def _returns(record):
+    found, trained = record["evaluation"], record.get("training_return")
+    actions = "exploring" if record.get("explored") else "greedy"
+    evaluated = score(found, count=False) if found else "none"
+    shown = "no episode ended" if trained is None else f"{trained:.4g}"
+    return f"evaluation ({actions}): {evaluated}; in training {shown}"
 
 
 def _time(record):
@@ -95,14 +102,15 @@ def _time(record):
     return f" in {total:,.0f} s, of which {steps:,} in {here:,.0f} s since it was resumed"
 
 
-def score(metrics: Mapping[str, float]) -> str:
-    """The metrics of an evaluation in a line."""
+def score(metrics: Mapping[str, float], *, count: bool = True) -> str:
+    """Return the metrics of an evaluation in a line, with its number of episodes if `count`."""
     if not metrics["episodes"]:
         return f"no episode ended; {metrics['unfinished']} reached the limit of steps"
     mean, deviation = metrics["return_mean"], metrics["return_std"]
     size = max(abs(mean), deviation)
     places = 3 - math.floor(math.log10(size)) if 1e-9 < size < 1 else 2  # small returns to four digits
-    line = f"return {mean:.{places}f} ± {deviation:.{places}f} over {metrics['episodes']} episodes"
+    line = f"{mean:.{places}f} ± {deviation:.{places}f}"
+    line = f"return {line} over {metrics['episodes']} episodes" if count else line
     return line + (f"; {metrics['unfinished']} more did not end" if metrics["unfinished"] else "")
 
 

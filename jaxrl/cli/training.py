@@ -22,7 +22,6 @@ from jaxrl.parallel.sebulba.topology import Sebulba
 from jaxrl.parallel.topology import default_topology
 from jaxrl.run import training
 from jaxrl.run.compile_cache import keep_apart, keep_compiled_programs
-from jaxrl.run.evaluation import Evaluation
 from jaxrl.run.loggers import WandbLogger
 from jaxrl.run.presets import preset
 from jaxrl.run.recorder import Record
@@ -169,22 +168,16 @@ def _only_on_the_host(names, env):
 # --- what came of it ---------------------------------------------------------------------------------------------
 
 
-def score(evaluation: Evaluation) -> str:
-    """An evaluation in a line."""
-    return finished_run.score(evaluation.metrics())
-
-
 def _report(result: training.Result) -> None:
     """Prints how a run ended."""
-    record = result.record()
-    print("\n".join(finished_run.report(record, type(result.algo).__name__, result.env.name, result.run_dir)))
+    record, notes = result.record(), []
     if record["session_steps"] == 0 and result.stopped == "finished":
-        print(finished_run.ALREADY_FINISHED)
+        notes.append(finished_run.ALREADY_FINISHED)
     if result.stopped == "interrupted":
-        saved = "nothing was saved: no --run-dir given"
-        if result.run_dir is not None:
-            saved = "the same command resumes from here"
-        print(f"interrupted; {saved}")
+        unsaved = result.run_dir is None
+        saved = "nothing was saved: no --run-dir given" if unsaved else "the same command resumes from here"
+        notes.append(f"interrupted; {saved}")
+    print("\n".join(finished_run.report(record, type(result.algo).__name__, result.env.name, result.run_dir, *notes)))
 
 
 def _wandb(project, settings):

@@ -2,8 +2,8 @@
 
 import dataclasses
 import math
-import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 PAGE = "docs/debugging.md"
 CLIPPED_MASS = 0.01  # of the targets' probability, beyond the ends of a fixed support
@@ -13,14 +13,13 @@ NOT_FINITE = f"lower the learning rate, normalize observations or rewards, or cl
 
 _SIGNIFICANT = 4.0  # standard errors, for returns to have fallen
 _NOTABLE = 2.5  # standard errors, for them perhaps to have risen
-_NOISE = 6.0  # standard deviations between late evaluations, which are few
 _LEAST_FALL = 0.1, 0.25  # of the return, of its standard deviation
 _NO_ENTROPY = 1e-4  # nats
 _COVERED = 0.75  # of the first steps, by the episodes that ended: at first, only short ones have
 _FIRST, _LATE = 0.1, 0.2  # of the run: at most, to know the return of its beginning from; its end
 _FEWEST = 20  # episodes, to know a return from
 _FEWEST_FLAT = 200  # episodes of the end, to know that it did not rise
-_FEWEST_EVALUATIONS = 4  # late ones, to tell a fall from the noise between them
+_SAME_ENTROPY, _NO_KL = 1e-4, 1e-8  # of the entropy, nats: what a policy that learns goes beyond
 _UPDATES = {True: 50, False: 5_000}  # iterations with an update, before which nothing is expected; on-policy or not
 
 
@@ -66,25 +65,53 @@ def at_end(
       same_env: the environment that it trains in was always the same.
       greedy: its evaluations are of the best actions, in the environment that it trains in.
     """
-    if sum(row.get("train/updates", 0.0) for row in rows) < _UPDATES[on_policy]:
+    updates = sum(row.get("train/updates", 0.0) for row in rows)
+    if not updates:
         return None
     total = max(row["step"] for row in rows)
-    ended = [row for row in rows if row.get("train/episodes", 0.0) > 0.0] if same_env else []
+    ended = _with_episodes(rows) if same_env else []
     first, last = _beginning(ended, total), _pooled([row for row in ended if row["step"] > (1.0 - _LATE) * total])
-    evaluations = [(row["step"], _evaluation(row)) for row in rows if row.get("evaluation/episodes", 0) > 0]
-    if first is not None and last is not None and last.is_below(first):
+    evaluations, long = _evaluations(rows), updates >= _UPDATES[on_policy]
+    if from_scratch and (stuck := _unmoved(rows, discrete)) is not None:
+        what = stuck
+    elif long and first is not None and last is not None and last.is_below(first):
         what = f"the return fell from {first.mean:.4g} to {last.mean:.4g} in training"
-    elif first is not None and last is not None and _rose(first, ended, evaluations, rows):
-        return _lost_by_greedy_actions(first, last, evaluations) if greedy else None
-    elif (fallen := _fallen(evaluations, total)) is not None:
-        what = fallen
-    elif from_scratch and first is not None and last is not None and first.std > 0.0 and last.count >= _FEWEST_FLAT:
+    elif greedy and (lost := _lost_by_greedy_actions(first, last, [x for at, x in evaluations if 2 * at >= total])):
+        return lost
+    elif not (long and from_scratch) or first is None or last is None or _rose(first, ended, evaluations, rows):
+        return None
+    elif first.std > 0.0 and last.count >= _FEWEST_FLAT:
         what = f"the return stayed that of the first episodes, {last.mean:.4g} after {first.mean:.4g}"
     else:
         return None
     since = _collapsed_at(rows) if discrete else None
     entropy = "" if since is None else f", and update/entropy is 0 since step {since:,}: the policy explores no more"
     return f"this run did not learn: {what}{entropy} ({PAGE})"
+
+
+def below_best(rows: Sequence[Mapping[str, float]], run_dir: Any, kept: int | None) -> str | None:
+    """Return one line on a run whose last evaluation is far below its best; None where it is not.
+
+    Args:
+      rows: the metrics of the run, in the order in which they were logged.
+      run_dir: of the run.
+      kept: step of the best checkpoint; None: there is none.
+    """
+    evaluations = _evaluations(rows)
+    if not evaluations:
+        return None
+    (step, best), (_, last) = max(evaluations, key=lambda one: one[1].mean), evaluations[-1]
+    how = f"jaxrl eval {run_dir} --best plays that policy" if step == kept else "its policy was not kept in a run_dir"
+    line = f"the last evaluation returned {last.mean:.4g}, that of step {step:,} {best.mean:.4g}; {how}"
+    return line if last.is_below(best) else None
+
+
+def late_return(rows: Sequence[Mapping[str, float]]) -> float | None:
+    """Return the mean return of the episodes of the last fifth of training, else of the last ones; None: none ended."""
+    ended = _with_episodes(rows)
+    late = [row for row in ended if row["step"] > (1.0 - _LATE) * rows[-1]["step"]]
+    found = _pooled(late or ended[-1:], fewest=1)
+    return None if found is None else found.mean
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,14 +133,20 @@ class _Returns:
         return self.above(other) < -_SIGNIFICANT and other.mean - self.mean > least
 
 
-def _evaluation(row):
-    return _Returns(*(row[f"evaluation/{name}"] for name in ("return_mean", "return_std", "episodes")))
+def _evaluations(rows) -> list[tuple[float, _Returns]]:
+    names = ("return_mean", "return_std", "episodes")
+    played = [row for row in rows if row.get("evaluation/episodes", 0) > 0]
+    return [(row["step"], _Returns(*(row[f"evaluation/{name}"] for name in names))) for row in played]
 
 
-def _pooled(rows) -> _Returns | None:
-    """The episodes that ended in these rows; None where they are few."""
+def _with_episodes(rows):
+    return [row for row in rows if "train/return_std" in row]
+
+
+def _pooled(rows, fewest=_FEWEST) -> _Returns | None:
+    """Return the episodes that ended in these rows; None where they are fewer."""
     count = sum(row["train/episodes"] for row in rows)
-    if count < _FEWEST:
+    if count < fewest:
         return None
     mean = sum(row["train/episodes"] * row["train/return_mean"] for row in rows) / count
     squares = (row["train/return_std"] ** 2 + (row["train/return_mean"] - mean) ** 2 for row in rows)
@@ -147,28 +180,31 @@ def _rose(first, ended, evaluations, rows) -> bool:
 
 
 def _lost_by_greedy_actions(first, last, evaluations) -> str | None:
-    """What the best actions return and drawn ones do, if the best lose more than half of what was learned."""
-    if not evaluations:
+    """Compare greedy actions with those sampled in training, if the best late evaluation loses over half.
+
+    Half of what was learned where training is known to have risen, else of its return.
+    """
+    if last is None or not evaluations:
         return None
-    found = evaluations[-1][1]
-    if not (first.is_below(last) and found.is_below(last) and 2.0 * found.mean < first.mean + last.mean):
+    best = max(evaluations, key=lambda found: found.mean)
+    learned = last.mean - first.mean if first is not None and first.is_below(last) else abs(last.mean)
+    if not best.is_below(last) or 2.0 * (last.mean - best.mean) <= learned:
         return None
     return (
-        f"the greedy actions of its evaluation return {found.mean:.4g}, those drawn in training {last.mean:.4g}; "
-        f"explore_in_evaluation=True (--explore-in-evaluation) evaluates as in training ({PAGE})"
+        f"the greedy actions of its evaluation return {evaluations[-1].mean:.4g}, those sampled in training "
+        f"{last.mean:.4g}; explore_in_evaluation=True (--explore-in-evaluation) evaluates as in training ({PAGE})"
     )
 
 
-def _fallen(evaluations, total) -> str | None:
-    """What the late evaluations say, if they are lower than the first one by more than the noise between them."""
-    late = [found for step, found in evaluations if 2 * step >= total]
-    if len(late) < _FEWEST_EVALUATIONS or late[-1] is evaluations[0][1]:
+def _unmoved(rows, discrete) -> str | None:
+    """Say by its entropy and its KL divergence that the policy is still the initial one."""
+    entropy, kl = ([row[name] for row in rows if name in row] for name in ("update/entropy", "update/approximate_kl"))
+    if len(entropy) < 2 or max(entropy) - min(entropy) > _SAME_ENTROPY * abs(entropy[0]) or abs(entropy[0]) < 1e-3:
         return None
-    mean, first = statistics.fmean(found.mean for found in late), evaluations[0][1]
-    is_noise = first.mean - mean <= _NOISE * statistics.stdev(found.mean for found in late)
-    if is_noise or not late[-1].is_below(first):
+    if max(kl, default=0.0 if discrete else math.inf) > _NO_KL:
         return None
-    return f"the first evaluation was {first.mean:.4g}, the late ones are {mean:.4g}"
+    by_kl = f"update/approximate_kl is at most {max(kl):.1g}, " if kl else ""
+    return f"the policy did not move: {by_kl}update/entropy stayed {entropy[0]:.4g}; raise the learning rate"
 
 
 def _collapsed_at(rows) -> int | None:

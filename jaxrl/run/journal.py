@@ -104,8 +104,17 @@ class Journal:
                 warnings.warn(f"at step {step}: {text}", RuntimeWarning, stacklevel=6)
             self._advised.add(name)
 
-    def advise_at_end(self, algo: Algorithm, spec: EnvSpec, *, same_env: bool, **how: bool) -> None:
-        """Warn of a run that has not learned, or whose greedy actions do not show it."""
+    def advise_at_end(
+        self, algo: Algorithm, spec: EnvSpec, run_dir: Path | None, kept: int | None, *, same_env: bool, **how: bool
+    ) -> None:
+        """Warn of a run that has not learned, or whose greedy actions or last evaluation do not show it.
+
+        Args:
+          algo, spec: of the run.
+          run_dir: None: there is none.
+          kept: step of the best checkpoint, if there is one.
+          same_env, **how: as `advice.at_end` takes them.
+        """
         text = advice.at_end(
             self.history,
             on_policy=all(isinstance(source, Rollouts | Episodes) for source in algo.experience.values()),
@@ -113,8 +122,9 @@ class Journal:
             same_env=same_env and spec.num_agents == 1,  # other agents learn too
             **how,
         )
-        if text is not None and distributed.is_leader():
-            warnings.warn(text, RuntimeWarning, stacklevel=5)
+        for line in (text, advice.below_best(self.history, run_dir, kept)):
+            if line is not None and distributed.is_leader():
+                warnings.warn(line, RuntimeWarning, stacklevel=5)
 
     def drop_files(self) -> None:
         """Write no more to the run directory, which is gone."""

@@ -31,6 +31,7 @@ from jaxrl.parallel.mesh import local
 from jaxrl.parallel.multihost import distributed
 from jaxrl.parallel.multihost.place import own_place
 from jaxrl.plots.curves import plot_run
+from jaxrl.run.advice import late_return
 from jaxrl.run.async_evaluation import SCORE
 from jaxrl.run.checkpoint import Checkpointer
 from jaxrl.run.directory import MAY_CHANGE, RunDirectory, check_no_pattern, read_config
@@ -92,6 +93,7 @@ class Result:
     def __repr__(self) -> str:
         parts = [f"{self.total_steps:,} steps", self.stopped]
         parts += [] if self.evaluation is None else [repr(self.evaluation)]
+        parts += [] if (trained := late_return(self.metrics)) is None else [f"in training {trained:.4g}"]
         parts += [] if self.run_dir is None else [str(self.run_dir)]
         return f"Result({type(self.algo).__name__} on {self.env.name}: {', '.join(parts)})"
 
@@ -99,6 +101,8 @@ class Result:
         """What `result.json` holds."""
         return {
             "evaluation": {} if self.evaluation is None else self.evaluation.metrics(),
+            "explored": self.config.get("logging", {}).get("explore_in_evaluation", False),
+            "training_return": late_return(self.metrics),
             "stopped": self.stopped,
             "problem": self.problem,
             "total_steps": self.total_steps,

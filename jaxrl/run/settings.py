@@ -5,6 +5,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from jaxrl import envs
 from jaxrl.algos.base import Readable, as_algorithm, field_problems
 from jaxrl.core import files, limits
@@ -13,7 +15,7 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import checked_seed, number_problems, seed_problems
 from jaxrl.core.matching import space_problems
 from jaxrl.core.resources import Resources
-from jaxrl.core.types import Algorithm, EnvSpec, NativeRecipe, env_spec, num_agents
+from jaxrl.core.types import Algorithm, Environment, EnvSpec, NativeRecipe, env_spec, num_agents
 from jaxrl.data.dataset import load_dataset
 from jaxrl.envs.configs import to_config
 from jaxrl.networks.summary import summary
@@ -27,6 +29,9 @@ from jaxrl.run.recorder import Record
 from jaxrl.run.topologies import instance_problems, recording_problems, resource_problems
 
 _DATASET_FRACTION = 0.5  # of every batch, if not set
+# What environments and `TimeLimit` call the longest episode, among their parameters.
+_TIME_LIMITS = ("max_steps_in_episode", "time_limit", "episode_length", "max_steps", "max_timesteps")
+_DEAR = 10  # times the steps of training, from which the steps of evaluations are worth a line
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -205,8 +210,19 @@ def default_notes(prepared: RunSettings, resolved: RunSettings) -> list[str]:
     episodes = resolved.evaluation_episodes
     chosen = prepared.evaluation_episodes is None and episodes != EPISODES
     notes = [f"evaluation_episodes: {episodes}"] if chosen else []
-    notes += resolved_defaults(prepared.algo, resolved.algo)
+    notes += _evaluation_cost(resolved) + resolved_defaults(prepared.algo, resolved.algo)
     return notes + resolved_defaults(prepared.topology, resolved.topology, "topology.")
+
+
+def _evaluation_cost(settings):
+    """Return a line on evaluations that may take many times the steps of training."""
+    known = envs.parameters(settings.eval_env) if isinstance(settings.eval_env, Environment) else {}
+    limit = min((int(np.max(known[name])) for name in _TIME_LIMITS if name in known), default=0)
+    every, total = settings.evaluate_every, settings.total_steps
+    count = -(-total // max(total // 10 if every is None else every or total, 1))
+    steps = count * settings.evaluation_episodes * limit
+    what = f"evaluations: up to {steps:,} steps, {steps // total} times those of training"
+    return [f"{what} (evaluate_every, evaluation_episodes)"] if steps > _DEAR * total else []
 
 
 def resolved_defaults(unresolved: Any, resolved: Any, prefix: str = "") -> list[str]:

@@ -93,7 +93,7 @@ def test_train_prints_the_evaluation_and_resumes(said, trained, tmp_path):
     command = [*COMMAND, "--run-dir", str(run_dir)]
     record = json.loads((run_dir / "result.json").read_text())
     evaluation = record["evaluation"]
-    shown = f"return {evaluation['return_mean']:.2f} ± {evaluation['return_std']:.2f} over 2 episodes"
+    shown = f"evaluation (greedy): {evaluation['return_mean']:.2f} ± {evaluation['return_std']:.2f}; in training "
     assert "PPO on gymnax:CartPole-v1: 64 steps" in printed and "steps/s" in printed
     assert shown in printed and str(trained[0]) in printed
     assert set(record["origin"]) == {"command", "machine", "versions"}
@@ -130,7 +130,7 @@ def test_a_run_that_has_ended_is_answered_from_its_files(said, run_dir, tmp_path
     record = json.loads(kept)
     assert f"{record['steps_per_second']:,.0f} steps/s while training" in printed and "it had ended before" in printed
     assert "128 steps in" in printed and "of which 64 in" in printed and "seconds: " in printed
-    assert f"return {record['evaluation']['return_mean']:.2f}" in printed
+    assert f"evaluation (greedy): {record['evaluation']['return_mean']:.2f} ± " in printed.splitlines()[-1]
     assert (run / "result.json").read_text() == kept
     program = f"""
 import sys
@@ -149,7 +149,7 @@ assert not {{"jax", "numpy"}} & set(sys.modules)
         (run / "result.json").write_text(json.dumps(record | changed))
         os.utime(run / "result.json", ns=(times.st_atime_ns, times.st_mtime_ns))
         if "evaluation" in changed:
-            assert "evaluation:" not in said(*command)
+            assert "evaluation (greedy): none; in training " in said(*command).splitlines()[-1]
             continue
         with pytest.raises(Began):
             main.main(command)

@@ -2,12 +2,17 @@
 
 import warnings
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import struct
 from helpers.programs import DQN, ENV, PPO, ROWS, anakin
+from helpers.registered import nothing_registered_for_good
 from helpers.tiers import one_quick
 
 import jaxrl
+from jaxrl.cli import main
+from jaxrl.envs.episode import restart, transition
 from jaxrl.networks import MLP, CategoricalValues, QNetwork
 from jaxrl.run import advice
 
@@ -61,7 +66,7 @@ EACH = 1_000  # steps of a row
 POLICY_GRADIENT = {"on_policy": True, "discrete": True, "from_scratch": True, "same_env": True, "greedy": True}
 
 
-def history(means, std=0.0, entropy=None, evaluations=(), evaluation_std=0.0, episodes=50, seed=0, lengths=20):
+def history(means, std=0.0, entropy=None, evaluations=(), evaluation_std=0.0, episodes=50, seed=0, lengths=20, kl=None):
     """The rows of a run whose episodes have these mean returns, drawn with this deviation; None: none ended."""
     rng, rows = np.random.default_rng(seed), []
     for number, mean in enumerate(means, 1):
@@ -72,6 +77,8 @@ def history(means, std=0.0, entropy=None, evaluations=(), evaluation_std=0.0, ep
             row |= {"train/return_mean": drawn.mean(), "train/return_std": drawn.std()}
         if entropy is not None:
             row["update/entropy"] = entropy(number)
+        if kl is not None:
+            row["update/approximate_kl"] = kl
         rows.append(row)
     for number, mean in enumerate(evaluations, 1):
         drawn = rng.normal(mean, evaluation_std, 128)
@@ -109,6 +116,7 @@ FINE = {
         {"discrete": False, "on_policy": True},
     ),
     "nothing ended": (history(100 * [None], evaluations=10 * [np.nan]), {}),
+    "as random as can be, and learns": (history(100 * [20.0], 0.0, lambda number: 0.693, kl=1e-3), {}),
     "rises and comes back": (history(rise(20, 300, 50) + rise(300, 20, 50), 10.0), {}),
     "greedy actions keep most": (history(rise(1, 4), 1.0, evaluations=[3.0], evaluation_std=1.0), {}),
     "drawn actions are evaluated": (history(rise(1, 4), 1.0, evaluations=[0.7], evaluation_std=1.0), {"greedy": False}),
@@ -140,16 +148,16 @@ def test_nothing_is_said_of_noise():
             ["fell from 20", "to 9.3", "entropy is 0 since step 4,000"],
         ),
         (history(FALLS, 0.7, lambda number: -3.0), {"discrete": False}, ["fell from 20", "to 9.3"]),
-        (history(100 * [20.0], 10.0, lambda number: 0.693, 10 * [45.0]), {}, ["stayed that of the first episodes"]),
-        (history(100 * [20.0], 10.0), {"discrete": False}, ["stayed that of the first episodes"]),
+        (history(100 * [20.0], 10.0, lambda number: 0.693, 10 * [9.0]), {}, ["did not move", "entropy stayed 0.693"]),
         (
-            history(100 * [None], evaluations=[500.0, 400.0, *8 * [20.0]], evaluation_std=5.0),
-            {},
-            ["the first evaluation was 500", "the late ones are 19"],
+            history(100 * [20.0], 10.0, lambda number: -1.4, kl=5e-13),
+            {"discrete": False},
+            ["approximate_kl is at most 5e-13", "entropy stayed -1.4", "learning rate"],
         ),
+        (history(100 * [20.0], 10.0), {"discrete": False}, ["stayed that of the first episodes"]),
         (history(1100 * [-1200.0] + 100 * [-1500.0], 100.0), {"on_policy": False, "discrete": False}, ["fell from -1"]),
     ],
-    ids=["collapsed", "fell", "did not move", "did not rise", "evaluations fell", "fell late"],
+    ids=["collapsed", "fell", "did not move", "by its KL", "did not rise", "fell late"],
 )
 def test_a_run_that_did_not_learn_is_told_in_a_line(rows, how, words):
     said = said_of(rows, **how)
@@ -158,9 +166,63 @@ def test_a_run_that_did_not_learn_is_told_in_a_line(rows, how, words):
     assert ("entropy" in said) == ("entropy" in str(words))
 
 
-def test_greedy_actions_that_show_little_of_what_was_learned_are_told():
-    said = said_of(history(rise(1, 4), 1.0, evaluations=[1.0, 0.7], evaluation_std=0.1))
-    assert "evaluation return 0.69" in said and "in training 3.7" in said and "--explore-in-evaluation" in said
+@pytest.mark.parametrize(
+    ("means", "evaluations", "late"),
+    [(rise(1, 4), [1.0, 0.7], "3.7"), (8 * [0.998], 8 * [0.0], "0.99")],
+    ids=["rises", "short, and as good from the start"],
+)
+def test_greedy_actions_that_show_little_of_what_was_learned_are_told(means, evaluations, late):
+    said = said_of(history(means, 0.02, evaluations=evaluations, evaluation_std=0.01))
+    assert f"those sampled in training {late}" in said and "--explore-in-evaluation" in said
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "std", "words"),
+    [
+        ([60.0, 500.0, 480.0, 230.0], 30.0, ["of step 50,000 49", "jaxrl eval runs/a --best"]),
+        ([-150.0, -1200.0, -900.0], 80.0, ["of step 33,333 -1", "not kept"]),
+        ([60.0, 500.0, 470.0], 10.0, None),  # within a tenth
+        ([100.0, 130.0, 110.0], 80.0, None),  # by chance
+    ],
+    ids=str,
+)
+def test_a_run_that_ends_far_below_its_best_evaluation_says_so(evaluations, std, words):
+    said = advice.below_best(history(100 * [None], evaluations=evaluations, evaluation_std=std), "runs/a", kept=50_000)
+    assert (said is None) == (words is None) and all(word in said for word in words or ()), said
+
+
+def test_the_return_in_training_is_that_of_its_end():
+    assert advice.late_return(history(rise(0, 99))) == pytest.approx(89.5)
+    assert advice.late_return(history([7.0] + 99 * [None])) == 7.0, "the last that ended"
+
+
+class Both(struct.PyTreeNode):
+    """Pays 1 where an action differs from the one before, which a greedy policy without memory never does."""
+
+    name, resets = "Both", False
+    observation_space, action_space = jaxrl.spaces.Box(0.0, 1.0, (1,)), jaxrl.spaces.Discrete(2)
+
+    def reset(self, key):
+        return (jnp.int32(0), jnp.int32(-1)), restart(jnp.zeros(1))
+
+    def step(self, state, action, key):
+        time, before = state
+        changed = (before >= 0) & (action != before)
+        step = transition(jnp.zeros(1), jnp.float32(changed), terminated=changed, truncated=(time >= 9) & ~changed)
+        return (time + 1, action), step
+
+
+@pytest.mark.long
+def test_a_run_ends_with_the_returns_of_greedy_actions_and_of_training(capsys, tmp_path):
+    command = ["train", "ppo", "--env", "mine:Both", "--total-steps", "4096", "--run-dir", str(tmp_path / "run")]
+    with nothing_registered_for_good():
+        jaxrl.register("mine:Both", Both)
+        for first in (True, False):
+            assert main.main([*command, "--evaluate-every", "0", "--network.torso", "mlp:8"]) == 0
+            out, err = capsys.readouterr()
+            returns, trained = out.rstrip().rsplit(" ", 1)
+            assert returns.endswith("\nevaluation (greedy): 0.00 ± 0.00; in training") and float(trained) > 0.9
+            assert ("greedy actions" in err) == first != ("it had ended" in out)
 
 
 @pytest.mark.long

@@ -8,7 +8,7 @@ import pytest
 from helpers.programs import ENV, PPO, ROWS
 
 import jaxrl
-from jaxrl.run.settings import RunSettings
+from jaxrl.run.settings import RunSettings, default_notes
 from jaxrl.sweeps.launcher import launch
 
 FIELDS = {field.name: field.default for field in dataclasses.fields(RunSettings)}
@@ -32,6 +32,13 @@ def test_settings_are_what_an_argument_of_their_name_is():
     settings = RunSettings.of({"algo": PPO, "env": ENV, "total_steps": ROWS, "points": 3, "keep": 7})
     assert (settings.algo, settings.env, settings.total_steps, settings.keep) == (PPO, ENV, ROWS, 7)
     assert settings.replace(keep=1).keep == 1 and settings.keep == 7
+
+
+@pytest.mark.parametrize(("every", "said"), [(None, ["evaluations: up to 640,000 steps, 32 times"]), (0, [])])
+def test_evaluations_of_many_times_the_steps_of_training_are_said_before_it(every, said):
+    prepared = RunSettings(algo=PPO, env="gymnax:CartPole-v1", total_steps=20_000, evaluate_every=every).prepared()
+    notes = default_notes(prepared, prepared.resolved())
+    assert [note.partition(" those")[0] for note in notes if "evaluations" in note] == said
 
 
 def test_what_is_resolved_leaves_no_default_of_the_environment_open():
