@@ -85,14 +85,15 @@ def drawn_statistics(idx: Counted, info: SampleInfo, source: Replay, replicas: R
     """What went in and out so far, and means over what was drawn last: float32 scalars, over all devices."""
     inserted, sampled = idx.inserted.as_float(), idx.sampled.as_float()
     drawn = (info.probability > 0.0).astype(jnp.float32)
-    count = jnp.maximum(replicas.sum(jnp.sum(drawn)), 1.0)
+    found = replicas.sum(jnp.sum(drawn))
 
     def mean(x):
-        return replicas.sum(jnp.sum(x.astype(jnp.float32) * drawn)) / count
+        return replicas.sum(jnp.sum(x.astype(jnp.float32) * drawn)) / jnp.maximum(found, 1.0)
 
     return {
         "inserted": inserted,
         "sampled": sampled,
+        "found": found,
         "samples_per_insert": sampled * source.transitions / jnp.maximum(inserted, 1.0),
         "age_steps": mean(info.age_steps),
         "age_updates": mean(info.age_updates),

@@ -167,6 +167,7 @@ class FlashbaxReplay:
             "items": self._items(state.ring) * self.shards,
             "inserted": inserted,
             "sampled": sampled,
+            "found": jnp.float32(self.source.batch_size),
             "samples_per_insert": sampled / jnp.maximum(inserted, 1.0),
         }
 

@@ -221,7 +221,10 @@ class ReplayBuffer:
             age_updates=idx.updates - idx.stamps[slot],
             times_sampled=idx.times_sampled[shard, position],
         )
-        idx = idx.replace(updates=idx.updates + 1, sampled=idx.sampled.add(self.items or source.batch_size))
+        found = self.items or source.batch_size
+        if index.one_by_one(source):  # where all may be used up
+            found = self.replicas.sum(jnp.sum(chance > 0.0, dtype=jnp.uint32))
+        idx = idx.replace(updates=idx.updates + 1, sampled=idx.sampled.add(found))
         state = ReplayState(rows, idx)
         if source.sequence is None:
             batch = transitions.gather(rows, slot, column, source.n_step, self.storage.frame_stack)

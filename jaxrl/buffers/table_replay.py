@@ -189,9 +189,8 @@ class TableReplay:
             learned = drawn.held[None] & (jnp.arange(batch.mask.shape[0], dtype=jnp.int32) >= burn_in)[:, None]
             batch = batch.replace(mask=batch.mask & drawn.held[None], burn_in=burn_in)
             batch = batch.replace(rows=batch.rows.replace(weight=batch.rows.weight & learned))
-        idx = idx.replace(
-            tables=tables.replace(items=()), updates=idx.updates + 1, sampled=idx.sampled.add(source.batch_size)
-        )
+        found = rules.replicas.sum(jnp.sum(drawn.held, dtype=jnp.uint32))
+        idx = idx.replace(tables=tables.replace(items=()), updates=idx.updates + 1, sampled=idx.sampled.add(found))
         return ReplayState(rows, idx), batch.replace(sample_info=info)
 
     def update_priorities(self, state: ReplayState, info: SampleInfo, priorities: jax.Array) -> ReplayState:

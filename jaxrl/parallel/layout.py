@@ -57,10 +57,6 @@ class Layout:
         """What `algo` learns from."""
         return Experience(algo, self.spec, self.num_envs, self.shards, self.dataset_fraction, self.replicas)
 
-    def samples_per_update(self, algo: Algorithm) -> int:
-        """Transitions that an update draws from what the run lived through; 0 where there is no replay of it."""
-        return self.experience(algo).samples_per_update
-
     def place(self, tree: PyTree) -> PyTree:
         """Numbers as arrays on every device, where `chunk` finds them without a transfer at every call.
 

@@ -117,7 +117,9 @@ class Loop:
         eval_env = self.env if settings.eval_env is settings.env else _placed(settings.eval_env, program)
         self.callbacks = run_callbacks(settings.callbacks, settings.target_return)
         self.schedule = Schedule.of(settings, program, bool(self.callbacks))
-        self.training_rows = TrainingRows(self.schedule.rows, program.layout.samples_per_update(settings.algo))
+        replays = program.layout.experience(settings.algo).online_sources
+        transitions = {name: source.transitions for name, source in replays.items()}
+        self.training_rows = TrainingRows(self.schedule.rows, transitions)
         self.total_steps_per_env = self.schedule.total_steps // program.layout.num_envs
         self.laps, self.first_step = Laps(), 0
         self.times, self.seconds_per_iteration = ChunkTimes(self.laps), 0.0  # the first process's

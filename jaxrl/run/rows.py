@@ -1,5 +1,7 @@
 """Rows of training metrics: which steps they are of, and what they say of the chunks since the row before."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from jaxrl.core.report import Report, joined
@@ -32,11 +34,11 @@ class TrainingRows:
 
     Args:
       steps_per_iteration: environment steps.
-      samples_per_update: transitions that an update draws from the replay; 0 where there is none.
+      transitions: in an item of each replay, by name.
     """
 
-    def __init__(self, steps_per_iteration: int, samples_per_update: int):
-        self._steps, self._samples = steps_per_iteration, samples_per_update
+    def __init__(self, steps_per_iteration: int, transitions: Mapping[str, int]):
+        self._steps, self._transitions = steps_per_iteration, transitions
         self._begin()
 
     def _begin(self):
@@ -62,8 +64,9 @@ class TrainingRows:
         if self._timed:
             updates = row["train/updates"] * self._timed / sum(iterations for _, iterations in self._parts)
             row["updates_per_second"] = updates / max(self._seconds, 1e-9)
-            if self._samples:
+            if self._transitions:
+                found = sum(row.get(f"update/{name}_found", 0.0) * n for name, n in self._transitions.items())
                 row["inserts_per_second"] = row["steps_per_second"]
-                row["samples_per_second"] = row["updates_per_second"] * self._samples
+                row["samples_per_second"] = row["updates_per_second"] * found
         self._begin()
         return row

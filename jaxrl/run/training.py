@@ -162,6 +162,7 @@ def run_training(settings: RunSettings, limits: LoopLimits = NO_LIMITS) -> Resul
         leader = distributed.is_leader()
         if leader and settings.dataset_fraction < 1.0:
             _warn_if_no_updates(algo, settings.total_steps)
+            _warn_if_used_up(program.layout.experience(algo).online_sources)
         initial, parent = None, None
         if settings.init_from is not None:
             with distributed.collective_errors("reading what the run begins with"):
@@ -227,6 +228,20 @@ def _warn_if_no_updates(algo, total_steps):
             RuntimeWarning,
             stacklevel=4,
         )
+
+
+def _warn_if_used_up(sources):
+    for name, source in sources.items():
+        items = 1.0 if source.sequence is None else 1.0 / source.sequence.period  # that an environment step stores
+        asked, most = source.replay_ratio * source.batch_size / items, source.max_times_sampled
+        if 0 < most < asked:
+            warnings.warn(
+                f"replay_ratio={source.replay_ratio:g} with batches of {source.batch_size} draws each item of {name!r} "
+                f"{asked:g} times, but max_times_sampled={most}: {1 - most / asked:.0%} of the draws find nothing; "
+                f"lower replay_ratio (samples_per_insert) to {most / asked:.2g} of it, or raise max_times_sampled",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
 
 def _initial(settings, spec):

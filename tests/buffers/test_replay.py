@@ -281,6 +281,9 @@ def test_ordered_samplers_and_max_times_sampled(sampler):
         drawn += [int(v) for v, ok in zip(batch.observation, batch.weight, strict=True) if ok]
     assert drawn == expected
     assert fed.starts() == set()
+    statistics = fed.buffers["replay"].statistics(fed.states["replay"], batch.sample_info)
+    assert (statistics["sampled"], statistics["found"]) == (len(expected), 0), "empty draws are no samples"
+    assert statistics["samples_per_insert"] <= 2
 
 
 def test_prioritized_items_go_after_max_times_sampled():
@@ -293,6 +296,7 @@ def test_prioritized_items_go_after_max_times_sampled():
                 counts[v] = counts.get(v, 0) + 1
     assert set(counts.values()) == {3} and len(counts) == len(begins(1, TICKS))
     assert not np.asarray(batch.weight).any()
+    assert int(fed.states["replay"].index.sampled) == 3 * len(counts)
 
 
 @pytest.mark.long

@@ -102,6 +102,7 @@ def test_it_is_the_plain_table_of_every_shard(sampler, remover, most):
         assert [len(items) for items in held] == list(state.index.tables.size)
         figures = buffer.statistics(state, info)
         assert figures["items"] == sum(map(len, held)) and figures["inserted"] == 16 * (number + 1)
+        assert figures["sampled"] == drawn
     assert drawn > 16, "next to nothing was drawn"
 
 

@@ -121,7 +121,7 @@ def report(rng, lives=True):
     made = np.float32(rng.integers(0, 4))
     return Report(
         episodes=episodes(episodes(None) if lives else None),
-        updates={"loss": np.float32(rng.normal())},
+        updates={name: np.float32(rng.uniform()) for name in ("loss", "replay_found", "sequences_found")},
         iterations=np.float32(made > 0),
         made=made,
         finite={"loss": np.bool_(True)},
@@ -161,7 +161,7 @@ def test_chunks_without_an_update_are_joined_with_those_that_have_some():
 
 def test_a_row_is_timed_without_the_chunk_that_compiled():
     rng = np.random.default_rng(0)
-    training = TrainingRows(10, 32)
+    training = TrainingRows(10, {"replay": 1, "sequences": 4})
     training.add(report(rng), 1, None)
     assert training.speed() == {}
     training.add(report(rng), 4, 2.0)
@@ -169,6 +169,7 @@ def test_a_row_is_timed_without_the_chunk_that_compiled():
     row = training.row()
     assert row["steps_per_second"] == row["inserts_per_second"] == 20.0
     assert row["updates_per_second"] == pytest.approx(row["train/updates"] * 4 / 5 / 2.0)
-    assert row["samples_per_second"] == pytest.approx(32 * row["updates_per_second"])
+    found = row["update/replay_found"] + 4 * row["update/sequences_found"]
+    assert row["samples_per_second"] == pytest.approx(found * row["updates_per_second"])
     training.add(report(rng), 1, None)
     assert "steps_per_second" not in training.row(), "each row begins anew"

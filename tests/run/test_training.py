@@ -14,7 +14,7 @@ from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS, anakin, assert_equal
 
 import jaxrl
 from jaxrl import envs
-from jaxrl.core.errors import ConfigError, RunDirectoryError
+from jaxrl.core.errors import ConfigError, JaxrlError, RunDirectoryError
 from jaxrl.core.schedules import Linear, resolve_schedules
 from jaxrl.core.types import env_spec
 from jaxrl.envs.host.jax_host import ServedFromHost
@@ -378,6 +378,24 @@ def test_a_run_that_ends_before_its_first_update_says_so():
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         jaxrl.train(DQN, ENV, **(short | {"total_steps": 16 * NUM_ENVS}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "empty"),
+    [
+        ({"max_times_sampled": 4}, "69%"),
+        ({"newest": 20}, "50%"),
+        ({"max_times_sampled": 4, "samples_per_insert": 3.0}, None),
+        ({}, None),
+    ],
+)
+def test_a_replay_that_will_be_used_up_is_named_before_training(tmp_path, settings, empty):
+    algo = jaxrl.DQN(batch_size=128, replay_ratio=0.1, **settings)
+    with warnings.catch_warnings(record=True) as caught, pytest.raises(JaxrlError):  # nothing to begin with
+        warnings.simplefilter("always")
+        jaxrl.train(algo, "gymnax:CartPole-v1", total_steps=5_000, topology=anakin(), init_from=tmp_path)
+    told = [str(one.message) for one in caught if "max_times_sampled" in str(one.message)]
+    assert (empty is None and not told) or (len(told) == 1 and empty in told[0])
 
 
 def test_progress_is_shown(capsys):

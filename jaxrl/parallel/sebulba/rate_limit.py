@@ -101,7 +101,9 @@ def counts_of(experience: Experience, buffers: dict[str, ReplayState]) -> Counts
     name = next(iter(experience.online_sources))
     source, index = experience.algo.experience[name], buffers[name].index
     assert isinstance(source, Replay)
-    return Counts(int(index.inserted), int(index.sampled) // (source.batch_size - experience.items_of_dataset(source)))
+    batch_size = source.batch_size - experience.items_of_dataset(source)
+    updates = int(index.sampled) // batch_size if source.storage == "flashbax" else int(index.updates) % 2**32
+    return Counts(int(index.inserted), updates)
 
 
 def problems(experience: Experience, error_buffer: float, steps: int) -> list[str]:
