@@ -312,7 +312,7 @@ class Loop:
         self.evaluations.evaluator.look()
         report = jax.device_get(chunk.report)
         ended = chunk.ended.result()
-        seconds = self.times.add(chunk.length, ended)
+        seconds = self.times.add(chunk.length, ended, report.actors)
         if seconds is not None:
             self.seconds_per_iteration = seconds / chunk.length
         rows, done = self.schedule.rows, chunk.first + chunk.length

@@ -80,13 +80,23 @@ class ChunkTimes:
 
     def __init__(self, laps: Laps):
         self._laps = laps
-        self._first, self._iterations, self._seconds = 0, 0, 0.0
+        self._first, self._iterations, self._seconds, self._at_hand = 0, 0, 0.0, 0.0
 
-    def add(self, iterations: int, ended: float) -> float | None:
-        """Return the seconds of a chunk that ended at a time of the clock; None of the first, which compiled too."""
-        seconds = self._laps.lap("train" if self._first else "compile", until=ended)
-        if not self._first:
-            self._first = iterations
+    def add(self, iterations: int, ended: float, actors: Mapping[str, float]) -> float | None:
+        """Return the seconds of a chunk; None if it compiled, or holds what actors collected while one compiled.
+
+        Args:
+          iterations: of the chunk.
+          ended: a time of the clock.
+          actors: figures of host actors at its end: "batches_at_hand", "compiled" if a later chunk may compile too.
+        """
+        first = not self._first
+        seconds = self._laps.lap("compile" if first else "train", until=ended)
+        if first or actors.get("compiled"):
+            self._first, self._at_hand = self._first or iterations, actors.get("batches_at_hand", 0.0)
+            return None
+        if self._at_hand > 0.0:
+            self._at_hand -= iterations
             return None
         self._iterations += iterations
         self._seconds += seconds

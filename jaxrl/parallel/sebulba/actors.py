@@ -225,8 +225,10 @@ class ActorThreads:
             raise RuntimeError("the actors were closed")
 
     def metrics(self) -> dict[str, float]:
-        """Figures since the beginning: seconds, of actors summed over groups, and how many rollouts wait now."""
+        """Return figures since the beginning: seconds, of actors summed over groups; and what waits now."""
+        at_hand = sum(map(len, self._full)) + len(self._collecting)
         return {
+            "batches_at_hand": at_hand / self._selection.size,
             "queue_depth": sum(min(len(waiting), self._depth) for waiting in self._full) / len(self._full),
             "actor_blocked_seconds": sum(self._no_room.values()) + sum(self._unpublished.values()),
             "learner_blocked_seconds": self._learner_idle,

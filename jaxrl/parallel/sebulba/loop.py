@@ -152,7 +152,7 @@ class SebulbaLoop:
         state, total, figures = rounds.chunk(algo, state, length, total_steps_per_env, dataset, keep)
         now = threads.metrics()
         figures |= {name: value - before[name] for name, value in now.items()}
-        figures |= {"queue_depth": now["queue_depth"]}
+        figures |= {name: now[name] for name in ("queue_depth", "batches_at_hand")}
         # Seconds are of this chunk. Failures are not: actors go on between two chunks, and none may be left out.
         failures = threads.failures
         figures["failures"], self._failures_reported = float(failures - self._failures_reported), failures

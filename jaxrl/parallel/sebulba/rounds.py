@@ -113,6 +113,7 @@ class RateLimited:
         self._iterations, self._updates_since_stored = iterations, 0
         self._version = iterations  # the newest that was published; there is one after every update too
         self._published_at: dict[int, Progress] = {}  # by version, those that rollouts under way may be of
+        self._has_updated = False
 
     def chunk(
         self,
@@ -142,11 +143,10 @@ class RateLimited:
             resolved = self._publish(algo, state, total_steps_per_env)
         report = stored.sum.with_updates(updated.sum, length - 1) if updated.count else stored.sum
         learned_from = max(self._counts.inserted - self._limit.min_size, 1)
-        return (
-            state,
-            report,
-            _lag_figures(lags) | {"replay_ratio": self._counts.updates / learned_from},
-        )
+        figures = {"replay_ratio": self._counts.updates / learned_from}
+        figures["compiled"] = float(updated.count > 0 and not self._has_updated)
+        self._has_updated |= updated.count > 0
+        return state, report, _lag_figures(lags) | figures
 
     def _update(self, resolved, state, dataset):
         number = self._learning.layout.place(np.int32(self._updates_since_stored))

@@ -124,7 +124,7 @@ def test_overlapping_runs_learn_from_every_row_and_tell_how_it_went():
     figures = report.actors
     assert 0 <= figures["policy_lag"] <= 3, "as many rollouts as wait, and the one that is collected"
     assert figures["inference_batch"] == NUM_ENVS / 2 and 0 <= figures["queue_depth"] <= 2
-    assert figures["seconds"] > 0 and figures["stepping_seconds"] > 0
+    assert figures["seconds"] > 0 and figures["stepping_seconds"] > 0 and 0 <= figures["batches_at_hand"] <= 3
     assert figures["actor_blocked_seconds"] >= 0 and figures["learner_blocked_seconds"] >= 0
     assert {f"actors/{name}" for name in figures} <= set(report.metrics())
 
