@@ -48,18 +48,17 @@ def init(example: Any, *, integers: bool = False) -> RunningStatistics:
       integers: include integer boxes and arrays too (pixels, which networks otherwise scale themselves). `Discrete`
         and `MultiDiscrete` spaces and booleans never are: their numbers are names.
     """
-    if isinstance(example, spaces.Space):
-        leaves = _named(spaces.tree_map(lambda leaf: leaf, example))
-        leaves = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, spaces.Box)}
-    else:
-        leaves = {name: jnp.asarray(x) for name, x in _named(example).items()}
     kinds = (jnp.floating, jnp.integer) if integers else (jnp.floating,)
+    if isinstance(example, spaces.Space):
+        example = spaces.tree_map(lambda leaf: leaf, example)
+    leaves = {name: x if isinstance(x, spaces.ArraySpace) else jnp.asarray(x) for name, x in _named(example).items()}
     return RunningStatistics(
         count=Counter.zero(),
         moments={
             name: Moments(*(jnp.zeros(leaf.shape, jnp.float32) for _ in range(4)))
             for name, leaf in leaves.items()
-            if any(jnp.issubdtype(leaf.dtype, kind) for kind in kinds)
+            if not isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete)
+            and any(jnp.issubdtype(leaf.dtype, kind) for kind in kinds)
         },
     )
 

@@ -86,9 +86,6 @@ def fields_of(episode: Episode) -> list[Field]:
             dtype.kind in "iub" and dtype.name != "uint32" and int(np.prod(shape)) >= _MANY
         )
         fields.append(Field(name, dtype, shape, "bytes" if as_bytes else "none"))
-    for name in episode.metadata:
-        if name.partition("/")[0] == "steps" or any(other.startswith(f"{name}/") for other in episode.metadata):
-            problems.append(f"the metadata field {name} has the name of a group of fields; rename it")
     if problems:
         raise ConfigError(problems)
     for name, value in episode.metadata.items():

@@ -18,9 +18,8 @@ from jaxrl.core.limits import checked_seed, odd_discounts
 from jaxrl.core.types import Environment, PyTree, TimeStep, num_agents
 from jaxrl.envs.agents import as_rows
 from jaxrl.envs.host.check import DISCOUNT_RANGE, check_recipe
-from jaxrl.envs.parameters import parameters, unwrapped
+from jaxrl.envs.parameters import unwrapped
 from jaxrl.envs.registry import EnvironmentLike, as_environment
-from jaxrl.envs.suite import SuiteEnv
 from jaxrl.envs.wrappers import with_auto_reset
 
 _BATCH = 4
@@ -63,24 +62,7 @@ def check_types(env: Environment, *, weak: bool) -> None:
     Raises:
       EnvironmentContractError: all that is wrong, one line each, with the leaf's name.
     """
-    try:
-        _check_types(_checked(env), weak)
-    except EnvironmentContractError as error:
-        if arrays := own_arrays(env):
-            raise EnvironmentContractError(f"{error}\nparameters that are arrays: {', '.join(arrays)}") from error
-        raise
-
-
-def own_arrays(env: Environment) -> list[str]:
-    """Return the parameters, with their shapes, that are arrays in an environment that is not of a suite."""
-    if isinstance(unwrapped(env), SuiteEnv):
-        return []
-    arrays = {name: x for name, x in parameters(env).items() if isinstance(x, jax.Array | np.ndarray)}
-    return [f"{name} {x.shape}" for name, x in arrays.items() if x.ndim]
-
-
-def _check_types(env, weak):
-    env, key = _rows(env), keys.root_key(0)
+    env, key = _rows(_checked(env)), keys.root_key(0)
 
     def problems(method, state, time_step):
         return _time_step_problems(env, method, time_step) + (_weak_problems(method, state, time_step) if weak else [])

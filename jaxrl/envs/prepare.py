@@ -8,7 +8,7 @@ from jaxrl.core import keys
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Environment, HostRecipe, num_agents
 from jaxrl.envs.agents import as_rows
-from jaxrl.envs.check import check_types, own_arrays
+from jaxrl.envs.check import check_types
 from jaxrl.envs.registry import EnvironmentLike, as_environment
 from jaxrl.envs.wrappers import ClipReward, EpisodeStatistics, ScaleReward, with_auto_reset
 
@@ -24,10 +24,8 @@ def prepared(env: EnvironmentLike) -> Environment | HostRecipe:
     """
     env = as_environment(env)
     if isinstance(env, Environment):
-        counted = _has_statistics(env)
-        if not counted or own_arrays(env):
+        if not _has_statistics(env):
             check_types(env, weak=False)  # a user's own, which nobody has looked at yet
-        if not counted:
             env = _counted(env) if num_agents(env) == 1 else as_rows(env)
         return with_auto_reset(env)
     if not callable(getattr(env, "build", None)):

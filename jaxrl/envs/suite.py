@@ -351,25 +351,27 @@ def _without_effect(cls: type[SuiteEnv], key: Key) -> frozenset[str]:
     return unread(default.with_numbers, default.numbers)
 
 
-def _leaves(env: Any) -> list[str]:
+def _leaves(env: SuiteEnv) -> list[str]:
     return [field.name for field in dataclasses.fields(env) if field.metadata.get("pytree_node", True)]
 
 
 def check_single(env: Environment) -> None:
-    """Refuse parameters of a suite or of a wrapper of jaxrl that hold an array where one environment has a number.
+    """Refuse an array to be mapped over, where the default of a parameter is one number or a smaller array.
 
     Raises:
-      ConfigError: names each with its shape.
+      ConfigError: names each of the environment and of its wrappers, with its shape.
     """
     problems, part = [], env
-    while isinstance(part, Environment) and not isinstance(part, type):
-        values, usual = {}, {}
+    while isinstance(part, Environment):
+        values = usual = {}
         if isinstance(part, SuiteEnv):
             values, usual = part.numbers, _shared(type(part), part.key).default.numbers
-        elif type(part).__module__.startswith("jaxrl."):
-            values = {name: getattr(part, name) for name in _leaves(part) if name != "env"}
-        for name, value in values.items():
-            shape, expected = (jax.tree.map(np.shape, x) for x in (value, usual.get(name, 0.0)))
+        elif dataclasses.is_dataclass(part):
+            defaults = {field.name: field.default for field in dataclasses.fields(part)}
+            usual = {name: x for name, x in defaults.items() if isinstance(x, int | float)}
+            values = {name: getattr(part, name) for name in usual}
+        for name, default in usual.items():
+            shape, expected = (jax.tree.map(np.shape, x) for x in (values[name], default))
             if shape != expected:
                 problems.append(
                     f"parameter {name} of {env.name} has shape {shape}, not {expected}: a run has one value of it; map "

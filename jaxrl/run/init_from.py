@@ -253,18 +253,18 @@ def _kind(x):
 
 def _problems(acting, theirs, learner, shapes, values):
     """Why a policy could not act with what was taken over: what of it is not there."""
-    paths, leaves = list(_by_path(shapes)), jax.tree.leaves(shapes)
+    paths, leaves = list(named_leaves(shapes, ".")), jax.tree.leaves(shapes)
     found = []
     for name, numbers in _needed(acting.actor).items():
         if name == "statistics" and theirs is not None:
-            there, here = set(_by_path(theirs.statistics)), set(_by_path(numbers))
+            there, here = set(named_leaves(theirs.statistics, ".")), set(named_leaves(numbers, "."))
             if there != here:
                 more = "normalizes what this one does not" if there - here else "does not normalize all"
                 differing = ", ".join(sorted({path.partition(".")[0] for path in there ^ here}))
                 found.append(f"it {more} ({differing}); set normalize_observation and normalize_reward as there")
                 continue
-        others = _by_path(learner if theirs is None or learner is not None else _needed(theirs)[name])
-        for path, number in _by_path(numbers).items():
+        others = named_leaves(learner if theirs is None or learner is not None else _needed(theirs)[name], ".")
+        for path, number in named_leaves(numbers, ".").items():
             if number < 0 and learner is None:
                 found.append(f"{name} of acting are computed from the learner; pass a run or the learner state instead")
             elif number >= 0 and number not in values:
@@ -303,10 +303,6 @@ def _names(shapes, values):
         more = divide(name, part)
         taken, fresh = taken + more[0], fresh + more[1]
     return taken, fresh
-
-
-def _by_path(tree):
-    return named_leaves(tree, ".")
 
 
 def _described(x):

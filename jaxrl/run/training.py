@@ -232,13 +232,13 @@ def _warn_if_no_updates(algo, total_steps):
 
 def _warn_if_used_up(sources):
     for name, source in sources.items():
-        items = 1.0 if source.sequence is None else 1.0 / source.sequence.period  # that an environment step stores
-        asked, most = source.replay_ratio * source.batch_size / items, source.max_times_sampled
-        if 0 < most < asked:
+        period = 1 if source.sequence is None else source.sequence.period  # steps that store an item
+        draws, most = source.replay_ratio * source.batch_size * period, source.max_times_sampled
+        if 0 < most < draws:
             warnings.warn(
-                f"replay_ratio={source.replay_ratio:g} with batches of {source.batch_size} draws each item of {name!r} "
-                f"{asked:g} times, but max_times_sampled={most}: {1 - most / asked:.0%} of the draws find nothing; "
-                f"lower replay_ratio (samples_per_insert) to {most / asked:.2g} of it, or raise max_times_sampled",
+                f"replay_ratio={source.replay_ratio:g} with batches of {source.batch_size} draws an item of {name!r} "
+                f"{draws:g} times, but max_times_sampled={most}: {1 - most / draws:.0%} of the draws find nothing; "
+                "lower replay_ratio (samples_per_insert), or raise max_times_sampled",
                 RuntimeWarning,
                 stacklevel=4,
             )

@@ -119,9 +119,8 @@ def bind_run(settings: RunSettings) -> CompiledRun:
         raise ConfigError(problems)
     program = topology.bind(algo, env, processes=1)
     rows, settings = program.steps_per_iteration(algo), settings.replace(algo=algo, env=env, topology=topology)
-    if (iterations := -(-settings.total_steps // rows)) >= 1 << 31:
+    if (iterations := -(-settings.total_steps // rows)) >= 2**31:
         raise ConfigError(
-            f"total_steps={settings.total_steps} are {iterations:,} iterations of {rows} steps, and a compiled run can "
-            f"have {(1 << 31) - 1:,}; lower it, or use jaxrl.train"
+            f"total_steps={settings.total_steps}: a compiled run has fewer than 2^31 iterations; use jaxrl.train"
         )
     return CompiledRun(settings, algo, env, program, rows, iterations)

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from jaxrl.plots.chart import Chart
 
 _INTERVALS = 20  # of a run, by default
-_MOST_ROUNDS = 1_000_000  # each has its scores and hyperparameters on record
 
 
 @dataclasses.dataclass(repr=False)
@@ -208,10 +207,8 @@ def pbt(
     first, ranges = _bound(run.replace(algo=as_algorithm(run.algo)), space)
     every = run.total_steps / _INTERVALS if exploit_every is None else exploit_every
     points = min(max(1, round(run.total_steps / every)), first.iterations)
-    if points > _MOST_ROUNDS:
-        raise ConfigError(
-            f"exploit_every={exploit_every}: {points:,} rounds, and a population can have {_MOST_ROUNDS:,}; raise it"
-        )
+    if points > 1_000_000:  # each has its scores and hyperparameters on record
+        raise ConfigError(f"exploit_every={exploit_every} makes {points:,} rounds, too many to record; raise it")
     if points - 1 < max(1, exploit_from * points - 1e-9):
         raise ConfigError(
             f"total_steps={run.total_steps} with exploit_every={exploit_every} and exploit_from={exploit_from:g}: no "

@@ -58,9 +58,8 @@ def test_the_penalty_adapts_at_the_published_cutoffs(kl, factor):
     np.testing.assert_allclose(adapted_penalty(jnp.float32(3.0), jnp.float32(kl), 0.01), 3.0 * factor, rtol=1e-6)
 
 
-@pytest.mark.parametrize("initial", [1e-3, 1.0, 50.0])
-@pytest.mark.parametrize("before", [None, 0.0], ids=["", "a checkpoint of 0"])
-def test_the_penalty_comes_back_within_twenty_batches(initial, before):
+@pytest.mark.parametrize("initial", [1e-3, 1.0])
+def test_the_penalty_comes_back_within_twenty_batches(initial):
     """1.5^-216 is 0 in float32, and 0 times 1.5 is 0; 1.5^300 is infinite."""
 
     @jax.jit
@@ -68,24 +67,20 @@ def test_the_penalty_comes_back_within_twenty_batches(initial, before):
         step = lambda _, penalty: adapted_penalty(penalty, divergence, 0.01, initial)  # noqa: E731
         return jax.lax.fori_loop(0, batches, step, jnp.float32(penalty))
 
-    quiet = after(300, 0.001, initial) if before is None else before
+    quiet, loud = after(300, 0.001, initial), after(300, 1.0, initial)
     assert quiet < 0.01 * initial and after(20, 1.0, quiet) >= initial
-    loud = after(300, 1.0, initial)
+    assert after(20, 1.0, 0.0) >= initial, "of a checkpoint"
     assert 100 * initial < loud < jnp.inf and after(20, 0.001, loud) <= initial
 
 
-def test_logarithms_of_multipliers_stay_where_they_matter():
+@pytest.mark.parametrize("gradient", [-1.0, 1.0])
+def test_logarithms_of_multipliers_stay_where_they_matter(gradient):
     """Without an end, 87 below 0 the multiplier would be 0, and 89 above it infinite."""
-    optimizer = optax.sgd(10.0)
-    start = train_state.create(jnp.float32(0.0), (), optimizer)
-    for gradient in (-1.0, 1.0):
-        log = start
-        for _ in range(10):
-            log = step_log(log, jnp.float32(gradient), optimizer, ONE)
+    optimizer = optax.sgd(50.0)
+    log = train_state.create(jnp.float32(0.0), (), optimizer)
+    for slope in (gradient, gradient, -gradient):
+        log = step_log(log, jnp.float32(slope), optimizer, ONE)
         assert 1e-9 < jnp.exp(log.params) < 1e9
-        for _ in range(2):
-            log = step_log(log, jnp.float32(-gradient), optimizer, ONE)
-        assert log.params * gradient >= 0
 
 
 def test_standardized_counts_only_what_counts():

@@ -416,12 +416,6 @@ def test_a_stored_number_that_its_type_cannot_hold_is_refused(dtype, value):
         features.read_example(examples.example([payload]), [field], "episode 0")
 
 
-@pytest.mark.parametrize("metadata", [{"mine": 1, "mine/more": 2}, {"steps/reward": 1.0}, {"steps": 1}])
-def test_metadata_with_the_name_of_a_group_are_refused(tmp_path, metadata):
-    with RldsWriter(tmp_path / "data", "data") as writer, pytest.raises(ConfigError, match="rename"):
-        writer.write(episode(0, 2, "truncated"), metadata)
-
-
 @pytest.mark.parametrize("value", [2**63, -(2**63) - 1, None, [1], 1j])
 def test_metadata_that_would_not_come_back_are_refused(tmp_path, value):
     with RldsWriter(tmp_path / "data", "data") as writer, pytest.raises(ConfigError, match="metadata field mine"):

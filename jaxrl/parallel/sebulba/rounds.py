@@ -113,7 +113,7 @@ class RateLimited:
         self._iterations, self._updates_since_stored = iterations, 0
         self._version = iterations  # the newest that was published; there is one after every update too
         self._published_at: dict[int, Progress] = {}  # by version, those that rollouts under way may be of
-        self._has_updated = False
+        self._begun = counts.updates
 
     def chunk(
         self,
@@ -144,8 +144,7 @@ class RateLimited:
         report = stored.sum.with_updates(updated.sum, length - 1) if updated.count else stored.sum
         learned_from = max(self._counts.inserted - self._limit.min_size, 1)
         figures = {"replay_ratio": self._counts.updates / learned_from}
-        figures["compiled"] = float(updated.count > 0 and not self._has_updated)
-        self._has_updated |= updated.count > 0
+        figures["compiled"] = float(0 < updated.count == self._counts.updates - self._begun)
         return state, report, _lag_figures(lags) | figures
 
     def _update(self, resolved, state, dataset):
