@@ -113,8 +113,8 @@ class Loop:
         self.settings, self.program, self.config, self.limits = settings, program, config, limits
         self.dataset, self.recorder, self.initial, self.display = dataset, recorder, initial, display
         # Once where the program runs, so that no chunk moves them.
-        self.algo, self.env = program.layout.place(settings.algo), _placed(settings.env, program)
-        eval_env = self.env if settings.eval_env is settings.env else _placed(settings.eval_env, program)
+        self.algo, self.env = program.layout.place(settings.algo), _placed(settings.acting_env, program)
+        eval_env = self.env if settings.eval_env is settings.acting_env else _placed(settings.eval_env, program)
         self.callbacks = run_callbacks(settings.callbacks, settings.target_return)
         self.schedule = Schedule.of(settings, program, bool(self.callbacks))
         replays = program.layout.experience(settings.algo).online_sources

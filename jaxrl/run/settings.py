@@ -83,6 +83,11 @@ class RunSettings:
         return dataclasses.replace(self, **changes)
 
     @property
+    def acting_env(self) -> Any:
+        """Return the environment that a prepared run acts in; None if it learns from a dataset alone."""
+        return self.env if self.topology.problems(None) else None
+
+    @property
     def logging(self) -> dict[str, Any]:
         """What `config.json` says under "logging": settings that may change when the run is resumed."""
         found: dict[str, Any] = {name: getattr(self, name) for name in ("evaluate_every", "evaluation_episodes")}
@@ -165,8 +170,7 @@ class RunSettings:
         """
         topology = self.topology.resolve(self.algo, num_agents(self.env))
         algo = self.algo.resolve(env_spec(self.env), topology.batch_envs or 0)
-        trained = self.env if topology.problems(None) else None  # offline nothing acts
-        problems = instance_problems(trained, self.eval_env, topology, self.video_every)
+        problems = instance_problems(self.acting_env, self.eval_env, topology, self.video_every)
         if problems := problems + recording_problems(self.record, topology):
             raise ConfigError(problems)
         episodes = self.evaluation_episodes

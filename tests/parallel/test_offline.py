@@ -2,11 +2,14 @@
 
 import functools
 import json
+import tempfile
 
+import dm_env
+import gymnasium
 import numpy as np
 import pytest
 from helpers.programs import ALGORITHMS, ENV, NUM_ENVS, anakin, assert_equal, plain
-from helpers.tiers import few
+from helpers.tiers import few, one_quick
 
 import jaxrl
 from jaxrl.algos.base import algorithm
@@ -204,6 +207,53 @@ def test_a_stream_goes_on_bit_for_bit(tmp_path, monkeypatch):
     assert_equal(whole.state, unasked.state)
     with pytest.raises(ConfigError, match="a stream samples uniformly"):
         jaxrl.train(DQN, total_steps=30, topology=topology, **arguments)
+
+
+class Pole(dm_env.Environment):
+    """Of dm_env, with CartPole's spaces; episodes end at once."""
+
+    observation_spec = staticmethod(lambda: dm_env.specs.Array((4,), np.float32))
+    action_spec = staticmethod(lambda: dm_env.specs.DiscreteArray(2))
+    reset = staticmethod(lambda: dm_env.restart(np.zeros(4, np.float32)))
+    step = staticmethod(lambda _: dm_env.termination(1.0, np.zeros(4, np.float32)))
+
+
+HOST = "gymnasium:CartPole-v1", jaxrl.Sebulba(num_envs=NUM_ENVS)
+TOPOLOGIES = {
+    "anakin": (ENV, anakin(), None),
+    "anakin and a dataset": (ENV, anakin(), episodes),
+    "sebulba": (*HOST, None),
+    "sebulba and a dataset": (*HOST, episodes),
+    "offline": (None, jaxrl.Offline(shards=1), episodes),
+    "stream": (None, jaxrl.Offline(shards=1, stream=True), lambda: written(tempfile.mkdtemp())),
+}
+EVALUATED_IN = {
+    "none": lambda: None,
+    "gymnax": lambda: "gymnax:CartPole-v1",
+    "gymnasium": lambda: "gymnasium:CartPole-v1",
+    "envpool": lambda: "envpool:CartPole-v1",
+    "function": lambda: lambda: gymnasium.make("CartPole-v1"),
+    "dm_env": lambda: jaxrl.from_dm_env(lambda seed: Pole()),
+}
+EVERY = [(topology, kind) for topology in TOPOLOGIES for kind in EVALUATED_IN]
+OFTEN = [("offline", "envpool"), ("offline", "dm_env"), ("offline", "none"), ("stream", "gymnasium")]
+OFTEN += [("anakin and a dataset", "function"), ("sebulba and a dataset", "function")]
+
+
+@pytest.mark.parametrize(("topology", "kind"), one_quick(EVERY, ("offline", "function"), rest=OFTEN))
+def test_every_topology_evaluates_in_every_kind_of_environment(topology, kind, tmp_path):
+    """Also where the run is resumed."""
+    (env, where, dataset), eval_env, steps = TOPOLOGIES[topology], EVALUATED_IN[kind](), 64
+    algo = jaxrl.DQN(min_size=NUM_ENVS, batch_size=8, capacity=256, rollout_length=2, network=DQN.network)
+    arguments = {"dataset": dataset and dataset(), "eval_env": eval_env, "topology": where, "progress": False}
+    arguments |= {"run_dir": tmp_path, "evaluation_episodes": 1, "evaluate_every": steps}
+    if env is None and eval_env is None:
+        with pytest.raises(ConfigError, match="pass dataset= and eval_env="):
+            jaxrl.train(algo, total_steps=steps, **arguments)
+        return
+    for total in steps, 2 * steps:
+        result = jaxrl.train(algo, env, total_steps=total, **arguments)
+    assert [row["step"] for row in result.metrics if row.get("evaluation/episodes") == 1] == [64, 128]
 
 
 def written(path, what=None):
