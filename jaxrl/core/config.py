@@ -61,6 +61,18 @@ def opaque(value: Any) -> dict[str, str]:
     return {"opaque": re.sub(r" at 0x[0-9a-f]+", "", repr(value))}
 
 
+def not_written(config: Any) -> list[str]:
+    """Return one line for each part of a configuration that was written as `opaque`: what to do about it."""
+    if isinstance(config, Mapping) and set(config) == {"opaque"}:
+        return [
+            f"{config['opaque']:.200} could not be written to config.json, so it cannot be read back; register its "
+            "class or function with jaxrl.register before training, or give the algorithm or environment itself: "
+            "jaxrl.load(path, algo=..., env=...), in a shell --import MODULE --env NAME"
+        ]
+    parts = config.values() if isinstance(config, Mapping) else config if isinstance(config, list) else ()
+    return [line for part in parts for line in not_written(part)]
+
+
 def decode(value: Any) -> Any:
     """Return the value that `encode` wrote; lists come back as tuples.
 
@@ -180,11 +192,7 @@ def _decode(value):
         if kind == "registered" and isinstance(item, str):
             return registry.find(item)
         if kind == "opaque":
-            raise ConfigError(
-                f"{item} could not be written to config.json, so it cannot be read back; register its class or "
-                "function with jaxrl.register before training, or give the algorithm or environment itself: "
-                "jaxrl.load(path, algo=..., env=...)"
-            )
+            raise ConfigError(not_written(value))
     raise ConfigError(f"no value of a configuration is an object with {', '.join(sorted(value)) or 'no entries':.80}")
 
 

@@ -83,8 +83,8 @@ def register(name, thing=None, /):
 
     Args:
       name: "suite:name" for an environment; else a word. A class or function without it is registered by its own.
-      thing: for an environment, a function of its parameters that gives an `Environment` or a `HostRecipe`; if that is
-        a dataclass, runs on it can be loaded, else the class that it makes has to be registered too. Otherwise a
+      thing: for an environment, a class, or a function of its parameters, that makes an `Environment` or a
+        `HostRecipe`; to load a run, it is called again with the parameters that `jaxrl.make` was given. Otherwise a
         dataclass or a function.
 
     Returns:

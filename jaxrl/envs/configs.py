@@ -16,6 +16,8 @@ from jaxrl.core.config import decode, decode_fields, encode, encode_fields, opaq
 from jaxrl.core.errors import ConfigError, MissingExtraError
 from jaxrl.core.spaces import Space
 from jaxrl.core.types import Environment, HostRecipe
+from jaxrl.envs.parameters import memory, parameters, with_parameters
+from jaxrl.envs.registry import made
 
 
 class SuiteClass(Protocol):
@@ -42,18 +44,45 @@ class SuiteClass(Protocol):
 
 
 def to_config(env: Environment | HostRecipe) -> dict[str, Any]:
-    """`env` as JSON values; a part whose class is not registered becomes {"opaque": its repr}."""
+    """Return `env` as JSON values; a part whose class is not registered becomes {"opaque": its repr}.
+
+    What a registered function made is written by its name and parameters where its parts could not be read back, with
+    what `with_parameters` changed.
+    """
     wrappers: list[dict[str, Any]] = []
     inner: Any = env
-    while (name := registry.name_of(type(inner))) is not None and _is_wrapper(inner):
+    made_as = None
+    while True:
+        if made_as is None and (made_as := memory(inner).get("made_as")):
+            above = wrappers[::-1]
+        if (name := registry.name_of(type(inner))) is None or not _is_wrapper(inner):
+            break
         fields = {f.name: encode(getattr(inner, f.name)) for f in dataclasses.fields(inner) if f.name != "env"}
         wrappers.append({"type": name} | fields)
         inner = inner.env
-    return _inner_config(inner) | {
+    found = _inner_config(inner) | {
         "wrappers": wrappers[::-1],
         "observation_space": encode(env.observation_space),
         "action_space": encode(env.action_space),
     }
+    if made_as and (getattr(inner, "factory", None) is not None or _changed(env, found) is None):
+        name, given = made_as
+        found |= _named(name, {key: encode(value) for key, value in given.items()}) | {"wrappers": above}
+        found |= _changed(env, found) or {}
+    return found
+
+
+def _changed(env, config):
+    """Return what of `env` differs from what a file with `config` gives; None if that is no environment."""
+    try:
+        before = from_config(config)
+    except Exception:  # a suite's own
+        return None
+    if not isinstance(before, Environment):
+        return {}
+    now, before = ({key: encode(value) for key, value in parameters(one).items()} for one in (env, before))
+    changed = {key: value for key, value in now.items() if value != before.get(key)}
+    return {"changed": changed} if changed else {}
 
 
 def from_config(config: Mapping[str, Any]) -> Environment | HostRecipe:
@@ -78,11 +107,15 @@ def from_config(config: Mapping[str, Any]) -> Environment | HostRecipe:
         values = {key: decode(value) for key, value in parameters.items()}
         env = cls.restore(name, values, *(decode(config.get(f"{what}_space")) for what in ("observation", "action")))
     else:
-        user = suite == registry.USER
-        env = decode_fields(registry.find(f"user:{name}" if user else f"environment:{suite}:{name}"), parameters)
+        cls = registry.find(f"user:{name}" if suite == registry.USER else f"environment:{suite}:{name}")
+        if registered and not dataclasses.is_dataclass(cls):
+            env = made(f"{suite}:{name}", {key: decode(value) for key, value in parameters.items()})
+        else:
+            env = decode_fields(cls, parameters)
     for wrapper in wrappers:
         env = _wrapped(env, wrapper)
-    return env
+    changed = {key: decode(value) for key, value in config.get("changed", {}).items()}
+    return with_parameters(env, **changed) if changed else env
 
 
 def full_name(config: Mapping[str, Any]) -> str:
@@ -91,21 +124,18 @@ def full_name(config: Mapping[str, Any]) -> str:
 
 
 def _inner_config(env):
-    registered = registry.name_of(type(env))
-    kind, _, registered_name = (registered or "").partition(":")
-    suite, colon, name = env.name.partition(":")
-    if not colon:
-        suite, name = "", suite
+    registered = registry.name_of(type(env)) or ""
+    kind, _, name = registered.partition(":")
     if kind == "suite":
-        parameters = {key: encode(value) for key, value in env.parameters.items()}
-    elif kind == "environment":
-        suite, _, name = registered_name.partition(":")
-        parameters = encode_fields(env)
-    elif kind == registry.USER:
-        suite, name, parameters = kind, registered_name, encode_fields(env)
-    else:
-        parameters = opaque(env)
-    return {"suite": suite, "name": name, "parameters": parameters}
+        return _named(env.name, {key: encode(value) for key, value in env.parameters.items()})
+    if kind in ("environment", registry.USER):
+        return _named(name if kind == "environment" else registered, encode_fields(env))
+    return _named(env.name, opaque(env))
+
+
+def _named(full_name, parameters):
+    *suite, name = full_name.split(":", 1)
+    return {"suite": "".join(suite), "name": name, "parameters": parameters}
 
 
 def _is_wrapper(env):

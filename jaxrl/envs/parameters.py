@@ -125,7 +125,19 @@ def _at(part, path):
 def _replaced(part, path, value):
     name, *rest = path
     new = _replaced(_at(part, (name,)), rest, value) if rest else value
-    return part | {name: new} if isinstance(part, dict) else dataclasses.replace(part, **{name: new})
+    if isinstance(part, dict):
+        return part | {name: new}
+    replaced = dataclasses.replace(part, **{name: new})
+    memory(replaced)["made_as"] = memory(part).get("made_as")
+    return replaced
+
+
+def memory(env: Any) -> dict[str, Any]:
+    """Return where `env` remembers as `made_as` which registered name and parameters it was made by.
+
+    `dataclasses.replace` and JAX's transformations lose that.
+    """
+    return getattr(env, "__dict__", {})  # not what a wrapper forwards; nowhere if there are slots
 
 
 def like(old: Any, value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Environments by name, "suite:name". A suite is imported when it is first asked for."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from jaxrl.core import registry, suite_modules, suites
@@ -11,6 +11,7 @@ from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import whole
 from jaxrl.core.types import Environment, EnvironmentFactory, HostRecipe, num_agents
 from jaxrl.envs.agents import as_rows
+from jaxrl.envs.parameters import memory
 from jaxrl.envs.suite import check_single
 from jaxrl.envs.wrappers import AutoReset, EpisodeStatistics, Hide, PooledReset, StickyActions
 
@@ -152,10 +153,17 @@ def environments() -> list[str]:
     return suites.environments(names)
 
 
+def made(name: str, parameters: Mapping[str, Any]) -> Any:
+    """Return what the class or function registered as `name` makes, which remembers for files how it was made."""
+    env = registry.registered("environment")[name](**parameters)
+    memory(env)["made_as"] = name, parameters
+    return env
+
+
 def _factory(name: str) -> EnvironmentFactory:
     found = suites.suite_of(name, names)
     if found is None:
-        return registry.registered("environment")[name]
+        return lambda **parameters: made(name, parameters)
     suite, rest = found
     try:
         module = suite_modules.load(suite)

@@ -10,12 +10,13 @@ import secrets
 import shutil
 import socket
 import tempfile
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from jaxrl.core import files
-from jaxrl.core.config import check_sizes, decode, encode
+from jaxrl.core.config import check_sizes, decode, encode, not_written
 from jaxrl.core.errors import CheckpointError, ConfigError, RunDirectoryError
 from jaxrl.run.run_status import read_result
 
@@ -78,6 +79,8 @@ class RunDirectory:
                 _delete_run(self.path)
             self.resumed = self._compare(tuple(may_change))
             files.write_json(self.path / "config.json", {"format": FORMAT} | self.config)
+            for line in dict.fromkeys(not_written(self.config)):
+                warnings.warn(line, RuntimeWarning, stacklevel=2)
             if launch is not None:
                 self._lock.write(f"launch {launch}\n")
                 self._lock.flush()

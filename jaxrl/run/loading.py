@@ -234,7 +234,7 @@ def _algorithm(config):
 
 def _with_native(env, config):
     """The environment with its own spaces, where config.json has them."""
-    if config is None or not isinstance(env, NativeRecipe) or not dataclasses.is_dataclass(env):
+    if config is None or not isinstance(env, NativeRecipe) or env.native is not None:
         return env
     native = decode(config)
     if not isinstance(native, NativeSpaces):

@@ -47,7 +47,12 @@ def code(page):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """The current folder, in which a user has modules; what they register is forgotten."""
-    (tmp_path / "mine_env.py").write_text(code(ENVIRONMENT_PAGE)[0].replace('"my:Corridor"', '"mine:Corridor"'))
+    page = ENVIRONMENT_PAGE.read_text()
+    registered = 'jaxrl.register("my:Corridor", '
+    (limited,) = re.findall(f"^  `({re.escape(registered)}lambda .*)`", page, re.MULTILINE)
+    module = code(ENVIRONMENT_PAGE)[0].replace(f"{registered}Corridor)", f"from jaxrl.envs import TimeLimit\n{limited}")
+    assert "TimeLimit" in module
+    (tmp_path / "mine_env.py").write_text(module.replace('"my:Corridor"', '"mine:Corridor"'))
     (tmp_path / "mine_net.py").write_text(NETWORK)
     (tmp_path / "mine_broken.py").write_text("import mine_env\n1 / 0\n")
     (tmp_path / "mine_needy.py").write_text("import surely_not_installed\n")
@@ -134,14 +139,15 @@ def ran(*words, code=0):
 def test_an_environment_and_a_network_of_ones_own(folder):
     imported = ["--import", "mine_env,mine_net"]
     train = ["train", "ppo", *imported, "--env", "mine:Corridor", "--network", "own", "--rollout-length", "16", *FEW]
-    train += ["--run-dir", "runs/mine"]
+    train += ["--run-dir", "runs/mine", "--env-params", "half_width=3.0"]
     ran(*train, "--total-steps", "512")
     metrics = Path("runs/mine/metrics.jsonl")
     before = metrics.read_text()
     ran(*train, "--total-steps", "768")
     assert metrics.read_text().startswith(before)  # it was resumed
     text = Path("runs/mine/config.json").read_text()
-    assert '"user:Own"' in text and '"mine"' in text and "mine_" not in text  # names, and no module
+    assert '"user:Own"' in text and '"parameters":{"half_width":3.0}' in re.sub(r"\s", "", text)
+    assert '"mine"' in text and "mine_" not in text  # names, and no module
     assert "return" in ran("eval", "runs/mine", *imported, "--episodes", "2")
     said = ran("eval", "runs/mine", "--episodes", "2", code=2)
     assert said.count("\n") == 1 and "--import MODULE" in said

@@ -1,8 +1,10 @@
 """Environments survive being written as JSON and read back, and no file has a module imported or a class made."""
 
+import functools
 import json
 import subprocess
 import sys
+import warnings
 
 import gymnasium
 import jax
@@ -20,6 +22,7 @@ from jaxrl.envs import wrappers
 from jaxrl.envs.configs import from_config, full_name, to_config
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.envs.probes import Probe
+from jaxrl.run.loop import Loop
 
 
 def there_and_back(env):
@@ -147,6 +150,60 @@ def test_environments_and_wrappers_of_a_user():
     with nothing_registered_for_good():
         jaxrl.register(Corridor)
         assert there_and_back(Corridor(length=2)) == Corridor(length=2)
+
+
+def corridor(length=3, reward=1.0):
+    return wrappers.TimeLimit(Corridor(Probe(reward=reward), length), 4)
+
+
+FUNCTIONS = {
+    "lambda": (lambda **given: corridor(**given), {"length": 5, "reward": np.float32(0.5)}),
+    "partial": (functools.partial(corridor, length=5), {}),
+    "wrapped within": (lambda length: Doubled(corridor(length)), {"length": 5}),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_what_a_registered_function_makes_is_written_by_its_name_and_parameters(name):
+    function, given = FUNCTIONS[name]
+    with nothing_registered_for_good():
+        jaxrl.register("mine:Corridor-v0", function)
+        env = jaxrl.make("mine:Corridor-v0", **given, wrappers=[wrappers.ActionRepeat], sticky_actions=0.25)
+        config = to_config(env)
+        assert full_name(config) == "mine:Corridor-v0" and config["parameters"].keys() == given.keys()
+        for now in (env, envs.with_parameters(env, max_steps=9, reward=7.0, probability=0.5)):
+            back = there_and_back(there_and_back(now))
+            assert jax.tree.structure(back) == jax.tree.structure(now) and to_config(back) == to_config(now)
+            jax.tree.map(np.testing.assert_array_equal, back, now)
+    with pytest.raises(ConfigError, match=r"unknown environment 'mine:Corridor-v0'.*jaxrl.register"):
+        from_config(config)
+
+
+def test_so_are_recipes_that_no_file_can_make():
+    with nothing_registered_for_good():
+        jaxrl.register("mine:Passed", lambda length: jaxrl.make(lambda: gymnasium.make("CartPole-v1"), info=("x",)))
+        jaxrl.register("mine:Module", lambda length: jaxrl.make("gymnasium:host_probes:Counting-v0", length=length))
+        jaxrl.register("mine:Plain", lambda length: jaxrl.make("gymnasium:CartPole-v1", max_episode_steps=length))
+        passed, module, plain = (jaxrl.make(f"mine:{name}", length=7) for name in ("Passed", "Module", "Plain"))
+        for recipe, name in (passed, "mine:Passed"), (module, "mine:Module"):
+            config = to_config(recipe)
+            assert full_name(config) == name and config["parameters"] == {"length": 7}
+            assert to_config(there_and_back(recipe)) == config and there_and_back(recipe).name == recipe.name
+    assert there_and_back(plain) == plain, "what files can make needs no function"
+
+
+def test_runs_that_cannot_be_loaded_say_so_before_they_train(tmp_path, monkeypatch):
+    monkeypatch.setattr(Loop, "train", lambda _: 1 / 0)
+    train = functools.partial(jaxrl.train, jaxrl.PPO(), total_steps=32, num_envs=4, progress=False)
+    with nothing_registered_for_good(), warnings.catch_warnings(action="error"):
+        jaxrl.register("mine:Corridor-v0", corridor)
+        with pytest.raises(ZeroDivisionError):
+            train("mine:Corridor-v0", run_dir=tmp_path / "one")
+        with (
+            pytest.raises(ZeroDivisionError),
+            pytest.warns(RuntimeWarning, match="^Corridor.*not be written.*env=.*--env"),
+        ):
+            train(corridor(), run_dir=tmp_path / "other")
 
 
 def test_classes_that_are_not_registered_are_said_to_be_so():
