@@ -222,10 +222,8 @@ def test_names_of_packages_lead_to_their_modules():
 
 
 def test_rewards_of_several_objectives_say_what_to_do():
-    host = jaxrl.make(Shown, wrappers={f"{__name__}:Doubled": {"by": np.ones(2)}}).build(1, 0)
-    host.reset()
     with pytest.raises(EnvironmentFailedError, match="make one number of several with a gymnasium.RewardWrapper"):
-        host.step(np.zeros(1, np.int32))
+        jaxrl.make(Shown, wrappers={f"{__name__}:Doubled": {"by": np.ones(2)}})
 
 
 def test_envs_lists_the_constructors_arguments(capsys):

@@ -463,7 +463,9 @@ def ended(pid):
 def test_observations_that_are_none_of_their_space(options, said):
     host = jaxrl.make("gymnasium:host_probes:Showing-v0", **options).build(2, 0)
     try:
-        with pytest.raises(EnvironmentContractError, match=f"gymnasium:host_probes:Showing-v0 gives .*{said}"):
+        with pytest.raises(
+            EnvironmentContractError, match=f"Showing-v0: environment 0 .seed {SEEDS[0]}. gives .*{said}"
+        ):
             host.reset()
     finally:
         host.close()
@@ -503,7 +505,7 @@ SAID = {
     "sys.exit": "raised SystemExit: 3",
     "no info": r"reset must return \(observation, info\), and it returned",
     "nothing at all": r"reset must return \(observation, info\), and it returned NoneType",
-    "another shape": r"gives an observation of shape \(3,\), and its space says",
+    "another shape": r"observation of shape \(3,\), and its space says",
     "sys.exit in reset": "raised SystemExit: 3",
 }
 
@@ -520,6 +522,8 @@ def test_what_is_given_otherwise_is_told_with_the_name(what):
         host.step(np.zeros(2, np.int32))
     host.close()
     assert re.search(f"^gymnasium:host_probes:Misbehaving-v0: environment 0 .*{SAID[what]}", str(caught.value))
+    with pytest.raises((EnvironmentFailedError, EnvironmentContractError), match=f"its first .*{SAID[what]}"):
+        jaxrl.make(host_probes.Misbehaving, what=what)  # a class that is passed is tried at once
 
 
 @pytest.mark.long

@@ -1,6 +1,5 @@
 """Environments of dm_env (Muldal et al., 2019), such as dm_control's tasks (Tassa et al., 2018, arXiv:1801.00690)."""
 
-import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,52 +8,23 @@ import numpy as np
 from dm_env import Environment, specs
 from gymnasium import spaces as foreign
 
-from jaxrl.core import registry, settings
+from jaxrl.core import registry
 from jaxrl.core.arguments import whole_arguments
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.native import NativeSpaces
 from jaxrl.core.spaces import Space
 from jaxrl.core.suites import dm_control_names as names
 from jaxrl.core.suites import unknown_name
 from jaxrl.envs.host import conversion, stepped
-from jaxrl.envs.host.stepped import RESTARTS, START_TIMEOUT, SteppedEnvironment
-from jaxrl.envs.host.watchdog import STEP_TIMEOUT
+from jaxrl.envs.host.stepped import SteppedEnvironment
 
 type Factory = Callable[..., Environment]
 
 
-@dataclasses.dataclass(frozen=True)
-class DmEnvRecipe:
-    """How to build a batch of one environment of dm_env.
+class DmEnvRecipe(stepped.SteppedRecipe):
+    """How to build a batch of one environment of dm_env; of dm_control's suite if it has no `factory`.
 
-    Attributes:
-      name: "dm_control:domain-task", or "dm_env:module:function" of a factory.
-      options: what it is made with, beside its seed.
-      factory: the function that makes it; None: dm_control's suite.
-      workers, step_timeout, start_timeout, restarts: as of `make`.
-      info: names of the numbers that become `TimeStep.info`.
-      native: its own spaces; None where a file of an earlier version has not kept them.
+    `id` is "dm_control:domain-task", or "dm_env:module:function" of a factory.
     """
-
-    name: str
-    options: dict[str, Any]
-    observation_space: Space
-    action_space: Space
-    workers: int = 0
-    step_timeout: float = STEP_TIMEOUT
-    start_timeout: float = START_TIMEOUT
-    restarts: int = RESTARTS
-    info: tuple[str, ...] = ()
-    native: NativeSpaces | None = dataclasses.field(default=None, compare=False)  # follows from the environment
-    factory: Factory | None = None
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """What `make` takes to make it again."""
-        return stepped.parameters(self)
-
-    def __repr__(self) -> str:
-        return settings.made(self.name, self.parameters, stepped.USUAL)
 
     @classmethod
     def restore(
@@ -66,7 +36,7 @@ class DmEnvRecipe:
           ConfigError: an option is more than a number or a plain word, or a value is of the wrong type.
         """
         where = f"dm_control:{name}"
-        settings = {"name": where, "observation_space": observation_space, "action_space": action_space}
+        settings = {"id": where, "observation_space": observation_space, "action_space": action_space}
         return stepped.restored(cls, where, parameters, **settings)
 
     def build(self, num_envs: int, seed: int, first_env: int = 0) -> SteppedEnvironment:
@@ -149,8 +119,8 @@ def _made(
 ) -> DmEnvRecipe:
     fields = stepped.stepping(workers, step_timeout, start_timeout, restarts)
     spec = _spec(where, factory)
-    found = stepped.looked_at(where, spec, options, _converted, workers, fields["start_timeout"])
-    return DmEnvRecipe(where, options, info=tuple(info), factory=factory, **found, **fields)
+    found = stepped.looked_at(where, spec, options, _converted, fields)
+    return DmEnvRecipe(id=where, info=tuple(info), factory=factory, **found)
 
 
 def _spec(name, factory):

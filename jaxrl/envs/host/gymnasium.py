@@ -15,45 +15,23 @@ from gymnasium.envs.registration import load_env_creator
 
 from jaxrl.core import registry, settings
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.native import NativeSpaces
 from jaxrl.core.spaces import Space
 from jaxrl.core.suites import gymnasium_names as names
 from jaxrl.core.suites import unknown_name
 from jaxrl.envs.host import conversion, stepped
-from jaxrl.envs.host.stepped import RESTARTS, START_TIMEOUT, SteppedEnvironment
-from jaxrl.envs.host.watchdog import STEP_TIMEOUT
+from jaxrl.envs.host.stepped import SteppedEnvironment
 
 
-@dataclasses.dataclass(frozen=True)
-class GymnasiumRecipe:
-    """How to build a batch of one Gymnasium environment.
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class GymnasiumRecipe(stepped.SteppedRecipe):
+    """How to build a batch of one Gymnasium environment; `options` go to `gymnasium.make`.
 
-    Attributes:
-      id: Gymnasium's name, with the module that registers it if one was given.
-      options: what goes to `gymnasium.make`.
-      workers: processes; 0: none but this one.
-      step_timeout: seconds after which a worker counts as hung.
-      start_timeout: seconds that a worker has to make its environments.
-      restarts: how many workers may be replaced.
-      info: names of the numbers of its info that become `TimeStep.info`.
-      native: its own spaces; None where a file of an earlier version has not kept them.
-      factory: what makes it, of an environment that a program passed itself; None: what is registered as `id`.
+    `id` is Gymnasium's name, with the module that registers it if one was given.
 
     Args:
       by_hand: whether somebody typed it, so that it may import what its options name; a file cannot say so.
     """
 
-    id: str
-    options: dict[str, Any]
-    observation_space: Space
-    action_space: Space
-    workers: int = 0
-    step_timeout: float = STEP_TIMEOUT
-    start_timeout: float = START_TIMEOUT
-    restarts: int = RESTARTS
-    info: tuple[str, ...] = ()
-    native: NativeSpaces | None = dataclasses.field(default=None, compare=False)  # follows from the environment
-    factory: Any = None
     by_hand: dataclasses.InitVar[bool] = False
 
     def __post_init__(self, by_hand):
@@ -72,14 +50,6 @@ class GymnasiumRecipe:
     def instance(self) -> gymnasium.Env | None:
         """The only environment that there is, one of the user's; None where others can be made."""
         return getattr(self.factory, "instance", None)
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """What `make` takes to make it again."""
-        return stepped.parameters(self)
-
-    def __repr__(self) -> str:
-        return settings.made(self.name, self.parameters, stepped.USUAL)
 
     @classmethod
     def restore(
@@ -163,8 +133,8 @@ def make(
             f"{where} is defined in the main program, which workers do not import; move its class to a module, or use "
             "workers=0"
         )
-    found = stepped.looked_at(where, spec, options, converted, workers, fields["start_timeout"])
-    return GymnasiumRecipe(id=name, options=options, info=tuple(info), **found, **fields, by_hand=True)
+    found = stepped.looked_at(where, spec, options, converted, fields)
+    return GymnasiumRecipe(id=name, info=tuple(info), **found, by_hand=True)
 
 
 def replaced(recipe: GymnasiumRecipe, **fields: Any) -> GymnasiumRecipe:

@@ -159,12 +159,8 @@ def _of_function(function, options, fields, info):
 
 
 def _looked_at(name, factory, options, fields, info):
-    found = stepped.looked_at(
-        f"gymnasium:{name}", factory, options, adapter.converted, fields["workers"], fields["start_timeout"]
-    )
-    return adapter.GymnasiumRecipe(
-        id=name, options=options, info=info, **found, **fields, factory=factory, by_hand=True
-    )
+    found = stepped.looked_at(f"gymnasium:{name}", factory, options, adapter.converted, fields)
+    return adapter.GymnasiumRecipe(id=name, info=info, **found, factory=factory, by_hand=True)
 
 
 def _unreachable(name):

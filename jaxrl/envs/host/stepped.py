@@ -1,12 +1,14 @@
 """Batches of environments of Python, in this process or in workers: what Gymnasium's and dm_env's adapters share."""
 
+import dataclasses
+import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
 
-from jaxrl.core import episode_info, spaces
+from jaxrl.core import episode_info, settings, spaces
 from jaxrl.core.config import decode_fields
 from jaxrl.core.errors import ConfigError, EnvironmentContractError, EnvironmentFailedError
 from jaxrl.core.limits import count_problems, number_problems, whole
@@ -19,7 +21,7 @@ from jaxrl.envs.host import worker_program
 from jaxrl.envs.host.conversion import Actions, Observations
 from jaxrl.envs.host.episodes import Episodes
 from jaxrl.envs.host.options import check_recorded
-from jaxrl.envs.host.watchdog import STEP_TIMEOUT, close_all, warn_if_slow
+from jaxrl.envs.host.watchdog import STEP_TIMEOUT, close_all, first_call, warn_if_slow
 from jaxrl.envs.host.workers import InProcess, Workers
 
 START_TIMEOUT = 120.0  # seconds
@@ -30,43 +32,46 @@ _STEPPING = ("workers", "step_timeout", "start_timeout", "restarts", "info")
 USUAL = {"workers": 0, "step_timeout": STEP_TIMEOUT, "start_timeout": START_TIMEOUT, "restarts": RESTARTS}
 
 
-class SteppedRecipe(Protocol):
-    """What recipes of such environments have, beside what `HostRecipe` asks for.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SteppedRecipe:
+    """How to build a batch of such environments.
 
     Attributes:
-      name: "suite:name".
+      id: its name, "suite:name".
       options: what the environment is made with.
       workers: processes; 0: none but this one.
       step_timeout: seconds after which a worker counts as hung.
       start_timeout: seconds that a worker has to make its environments.
       restarts: how many workers may be replaced.
       info: names of the numbers that become `TimeStep.info`.
+      native: its own spaces; None where a file of an earlier version has not kept them.
+      factory: what makes it, of an environment that a program passed itself; None: what has its name.
     """
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def options(self) -> dict[str, Any]: ...
-    @property
-    def observation_space(self) -> Space: ...
-    @property
-    def action_space(self) -> Space: ...
-    @property
-    def workers(self) -> int: ...
-    @property
-    def step_timeout(self) -> float: ...
-    @property
-    def start_timeout(self) -> float: ...
-    @property
-    def restarts(self) -> int: ...
-    @property
-    def info(self) -> tuple[str, ...]: ...
+    id: str
+    options: dict[str, Any]
+    observation_space: Space
+    action_space: Space
+    workers: int = 0
+    step_timeout: float = STEP_TIMEOUT
+    start_timeout: float = START_TIMEOUT
+    restarts: int = RESTARTS
+    info: tuple[str, ...] = ()
+    native: NativeSpaces | None = dataclasses.field(default=None, compare=False)  # follows from the environment
+    factory: Any = None
 
+    @property
+    def name(self) -> str:
+        return self.id
 
-def parameters(recipe: SteppedRecipe) -> dict[str, Any]:
-    """What `make` takes to make it again."""
-    stepping = {name: getattr(recipe, name) for name in _STEPPING}
-    return recipe.options | {name: value for name, value in stepping.items() if value != ()}
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Return what `make` takes to make it again."""
+        stepping = {name: getattr(self, name) for name in _STEPPING}
+        return self.options | {name: value for name, value in stepping.items() if value != ()}
+
+    def __repr__(self) -> str:
+        return settings.made(self.name, self.parameters, USUAL)
 
 
 def restored(cls: type, where: str, recorded: Mapping[str, Any], **settings: Any) -> Any:
@@ -103,34 +108,77 @@ def stepping(
 
 
 def looked_at(
-    where: str, spec: Any, options: dict[str, Any], converted: Converted, workers: int, start_timeout: float
+    where: str, spec: Any, options: dict[str, Any], converted: Converted, stepping: dict[str, Any]
 ) -> dict[str, Any]:
-    """Our spaces of an environment and its own, by field; it is made and closed where others of it will be.
+    """Return fields of a recipe: `options`, `stepping`, and our spaces and the environment's own.
+
+    For that an environment is made and closed where others of it will be. What a class or function makes in this
+    process is reset and stepped once, so that faults show before anything is compiled.
 
     Raises:
       ConfigError: it cannot be made, or its spaces are not supported.
+      EnvironmentContractError, EnvironmentFailedError: its first reset or step goes wrong.
     """
     with suite.refusing(where, options, (Exception,)):
-        found = _spaces(where, spec, options, workers, start_timeout)
-    observations, actions = converted(*found[:2], where)
+        environment, found = _made(where, spec, options, stepping)
+    if environment is None:
+        observations, actions = converted(*found[:2], where)
+    else:
+        work = functools.partial(_tried, environment, found, converted, where)
+        observations, actions = first_call(work, environment, stepping["start_timeout"])
+        close_all([environment], where)
     own = NativeSpaces(observations.native, actions.native)
-    return {"observation_space": observations.space, "action_space": actions.space, "native": own}
+    found = {"observation_space": observations.space, "action_space": actions.space, "native": own}
+    return {"options": options} | stepping | found
 
 
-def _spaces(where, spec, options, workers, start_timeout):
-    """As the suite has them, and whether it discounts."""
-    if workers:
-        one = {"step_timeout": 0.0, "start_timeout": start_timeout, "restarts": 0}
+def _made(where, spec, options, stepping):
+    """Return an environment that is to be tried, or None, and its spaces as the suite has them."""
+    if stepping["workers"]:
         try:
-            made = Workers(where, spec, options, (), 1, 0, 0, workers=1, **one)
+            made = Workers(where, spec, options, (), 1, 0, 0, **stepping)
         except EnvironmentFailedError as error:  # its last line is what was raised
             raise RuntimeError(str(error).strip().splitlines()[-1]) from error
         made.close()
-        return made.spaces
+        return None, made.spaces
     with warn_if_slow(where, "making an environment"):
         environment = worker_program.made(spec, options)
         found = worker_program.spaces(environment)
+    if callable(spec) and not hasattr(spec, "instance"):  # the only one that there is must not change
+        return environment, found
     close_all([environment], where)
+    return None, found
+
+
+def _tried(environment, found, converted, where):
+    observations, actions = converted(*found[:2], where)
+    zeros = jax.tree.map(lambda x: np.array(x)[()], actions.write(spaces.zeros(actions.space)))
+    for command in ("reset", 0), ("step", zeros):
+        who = f"{where}: its first {command[0]}"
+        try:
+            outcome = worker_program.outcome(environment, (), *command)
+        except worker_program.RAISED as error:
+            raise EnvironmentFailedError(f"{who} raised {type(error).__name__}: {error}") from error
+        _element(observations, outcome[0], who)
+    return observations, actions
+
+
+def _element(observations, observation, who):
+    """Return an observation as one of our space.
+
+    Raises:
+      EnvironmentContractError: it is not of the space.
+    """
+    try:
+        found = observations.read(observation)
+        for path, child, leaf in spaces.leaves_with_path(observations.space, found):
+            if leaf.shape != child.shape:
+                raise ValueError(f"observation{path} of shape {leaf.shape}, and its space says {child.shape}")
+    except (EnvironmentContractError, KeyError, TypeError, ValueError) as error:
+        raise EnvironmentContractError(
+            f"{who} gives an observation that is none of its space {observations.space}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
     return found
 
 
@@ -177,7 +225,7 @@ class SteppedEnvironment:
         if problems := space_problems(built, recipe, "its recipe, as made or as a file has it,"):
             self._stepper.close()
             raise EnvironmentContractError("\n".join(problems))
-        self._read = observations.read
+        self._observations = observations
         self._write = actions.write
         # Of integers alone a scalar of NumPy's, as `Discrete` has them; boxes have arrays, without dimensions too.
         self._scalar = [isinstance(own, Integers) for own in actions.native]
@@ -275,18 +323,8 @@ class SteppedEnvironment:
         )
 
     def _batched(self, observations) -> PyTree:
-        space = self._recipe.observation_space
-        try:
-            elements = [self._read(observation) for observation in observations]
-        except (KeyError, TypeError, ValueError) as error:
-            raise EnvironmentContractError(
-                f"{self.name} gives an observation that is none of its space {space}: {type(error).__name__}: {error}"
-            ) from error
-        for index, element in enumerate(elements):
-            for path, child, leaf in spaces.leaves_with_path(space, element):
-                if leaf.shape != child.shape:
-                    raise EnvironmentContractError(
-                        f"{self.name}: environment {index + self._first_env} gives an observation{path} of shape "
-                        f"{leaf.shape}, and its space says {child.shape}"
-                    )
+        seeds, elements = self._stepper.seeds, []
+        for index, observation in enumerate(observations):
+            who = f"{self.name}: environment {index + self._first_env} (seed {seeds[index]})"
+            elements.append(_element(self._observations, observation, who))
         return jax.tree.map(lambda *x: np.stack(x), *elements)
