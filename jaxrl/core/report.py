@@ -72,7 +72,9 @@ class Report(struct.PyTreeNode):
     updates: Metrics  # summed over the iterations that had an update
     iterations: jax.Array  # that had an update, float32
     made: jax.Array  # updates of the learner, float32
-    finite: dict[str, jax.Array]  # bool by metric, and of the reward: at the first iteration in which one was not
+    # At the first iteration in which something was not finite, int32 by name: 0 where it was; 1 for a metric; for what
+    # was collected, larger the earlier it came (`jaxrl.parallel.iteration.store`).
+    broken: dict[str, jax.Array]
     failed_at: jax.Array  # int32: the number of that iteration within the chunk, or -1
     actors: Metrics = struct.field(default_factory=dict)  # of host actors, over the chunk
     learned: jax.Array | None = None  # transitions of whole episodes that were learned from, float32
@@ -81,8 +83,7 @@ class Report(struct.PyTreeNode):
     def zeros_like(cls, shapes: "Report") -> "Report":
         """Return the empty sum for reports of these shapes."""
         zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        finite = jax.tree.map(jnp.ones_like, zero.finite)
-        return zero.replace(finite=finite, failed_at=jnp.full_like(zero.failed_at, -1))
+        return zero.replace(failed_at=jnp.full_like(zero.failed_at, -1))
 
     def add(self, other: "Report", number: jax.Array) -> "Report":
         """Return the sum with iteration `number`'s report added."""
@@ -92,7 +93,7 @@ class Report(struct.PyTreeNode):
             updates=jax.tree.map(jnp.add, self.updates, other.updates),
             iterations=self.iterations + other.iterations,
             made=self.made + other.made,
-            finite=jax.tree.map(lambda old, now: jnp.where(new, now, old), self.finite, other.finite),
+            broken=jax.tree.map(lambda old, now: jnp.where(new, now, old), self.broken, other.broken),
             failed_at=jnp.where(new, jnp.asarray(number, jnp.int32), self.failed_at),
             learned=None if self.learned is None or other.learned is None else self.learned + other.learned,
         )
@@ -103,7 +104,7 @@ class Report(struct.PyTreeNode):
         both = (here >= 0) & (there >= 0)
         return updates.replace(
             episodes=self.episodes,
-            finite=self.finite | updates.finite,
+            broken=self.broken | updates.broken,
             failed_at=jnp.where(both, jnp.minimum(here, there), jnp.maximum(here, there)),
         )
 
@@ -111,7 +112,7 @@ class Report(struct.PyTreeNode):
         """Reduce over all devices; updates are reduced already."""
         return self.replace(
             episodes=self.episodes.merged(replicas.sum),
-            finite=jax.tree.map(lambda fine: ~replicas.any(~fine), self.finite),
+            broken=jax.tree.map(replicas.max, self.broken),
             failed_at=replicas.max(self.failed_at),
         )
 
@@ -155,10 +156,10 @@ def joined(parts: Sequence[tuple[Report, int]]) -> Report:
     # Not every chunk has updates: a learner that draws while actors insert may do nothing but store in one.
     names = sorted({name for one in reports for name in one.updates})
     updates = {name: np.sum([one.updates[name] for one in reports if name in one.updates], axis=0) for name in names}
-    whole = _summed([one.replace(finite={}, updates={}) for one in reports]).replace(updates=updates)
+    whole = _summed([one.replace(broken={}, updates={}) for one in reports]).replace(updates=updates)
     actors = {name: _joined_figure(name, [one.actors[name] for one in reports], lengths) for name in whole.actors}
     episodes = _joined_episodes([one.episodes for one in reports])
-    return whole.replace(episodes=episodes, finite=reports[-1].finite, failed_at=reports[-1].failed_at, actors=actors)
+    return whole.replace(episodes=episodes, broken=reports[-1].broken, failed_at=reports[-1].failed_at, actors=actors)
 
 
 def _summed(trees):
@@ -192,13 +193,21 @@ def persistent_state(state: RunState) -> dict[str, PyTree]:
     return parts
 
 
-def make_report(episodes: EpisodeSums, metrics: Metrics, made: jax.Array, finite: dict[str, jax.Array]) -> Report:
-    """Return the report of one iteration on this device, with `made` updates (float32) and these mean metrics."""
-    fine = jnp.all(jnp.stack(list(finite.values())))
+def make_report(episodes: EpisodeSums, metrics: Metrics, made: jax.Array, collected: dict[str, jax.Array]) -> Report:
+    """Return the report of one iteration on this device.
+
+    Args:
+      episodes: that ended.
+      metrics: means over the updates.
+      made: updates, float32.
+      collected: of what was collected, the entries of `Report.broken`.
+    """
+    broken = collected | {name: (~jnp.isfinite(value)).astype(jnp.int32) for name, value in metrics.items()}
+    fine = jnp.max(jnp.stack(list(broken.values()))) == 0
     iterations = (made > 0.0).astype(jnp.float32)
     learned = metrics["learned_transitions"] * made if "learned_transitions" in metrics else None
     failed_at = jnp.where(fine, jnp.int32(-1), jnp.int32(0))
-    return Report(episodes, metrics, iterations, made, finite, failed_at, learned=learned)
+    return Report(episodes, metrics, iterations, made, broken, failed_at, learned=learned)
 
 
 @jax.jit

@@ -82,9 +82,9 @@ def iterate[Env](
     layout, tick = collects.layout, state.steps_per_env.low  # it names this iteration's keys
     first_env = layout.replicas.first_shard * (layout.num_envs // layout.shards)
     state, collected, episodes = collects.collect(algo, source, state, first_env)
-    experience, rollouts, finite = layout.experience(algo), {}, {}
+    experience, rollouts, broken = layout.experience(algo), {}, {}
     if collected is not None:
-        state, finite = store(experience, state, collected)
+        state, broken = store(experience, state, collected)
         # What the environments count is no part of what is learned from.
         learned = collected.replace(timesteps=collected.timesteps.replace(episode=None, info=None))
         sources = experience.algo.experience.items()
@@ -108,22 +108,32 @@ def iterate[Env](
         tick=tick,
         dataset=dataset,
     )
-    finite |= {name: jnp.isfinite(value) for name, value in metrics.items()}
-    return state, make_report(episodes, metrics, made, finite), collected
+    return state, make_report(episodes, metrics, made, broken), collected
 
 
 def store(experience: Experience, state: RunState, collected: Rollout) -> tuple[RunState, dict[str, jax.Array]]:
-    """Stores this device's rows in the replays, and says of rewards and observations whether they are finite. Pure."""
-    return state.replace(buffers=experience.store(state.buffers, collected)), _finite(collected.rows)
+    """Store this device's rows in the replays, and return where actions, observations or rewards were not finite. Pure.
 
-
-def _finite(rows):
-    """Whether rewards and observations are."""
-    finite = {"reward": jnp.all(jnp.isfinite(rows.reward))}
-    observations = [x for x in jax.tree.leaves(rows.observation) if jnp.issubdtype(x.dtype, jnp.inexact)]
-    if observations:
-        finite["observation"] = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in observations]))
-    return finite
+    Returns:
+      The state; and by name 0, or (T + 1 - t) N - b + 1 for the first that is not finite in order of time t, from 0 to
+      T, and environment b of N.
+    """
+    time, envs = collected.timesteps.first.shape
+    env = experience.replicas.first_shard * (experience.num_envs // experience.shards) + jnp.arange(envs)
+    place = (time - jnp.arange(time))[:, None] * experience.num_envs - env[None] + 1
+    parts = {
+        "action": collected.action,
+        "observation": collected.timesteps.observation,
+        "reward": collected.rows.reward,
+    }
+    broken = {}
+    for path, x in jax.tree.leaves_with_path(parts):
+        if jnp.issubdtype(x.dtype, jnp.inexact):
+            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            here = place[name == "reward" :][: x.shape[0]]  # a reward comes with the next time step
+            here = jnp.expand_dims(here, range(2, x.ndim))
+            broken[name] = jnp.max(jnp.where(jnp.isfinite(x), 0, here))
+    return state.replace(buffers=experience.store(state.buffers, collected)), broken
 
 
 def run_updates(

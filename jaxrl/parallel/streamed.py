@@ -111,8 +111,7 @@ class StreamLoop:
 
         state, metrics = jax.lax.scan(update, state, batches)
         metrics = jax.tree.map(jnp.mean, metrics)
-        finite = {name: jnp.isfinite(value) for name, value in metrics.items()}
-        report = make_report(EpisodeSums.zero(), metrics, jnp.float32(self.block), finite)
+        report = make_report(EpisodeSums.zero(), metrics, jnp.float32(self.block), {})
         return state, report.with_state(state, jnp.int32(0)).all_reduce(replicas)
 
 

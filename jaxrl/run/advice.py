@@ -10,6 +10,7 @@ CLIPPED_MASS = 0.01  # of the targets' probability, beyond the ends of a fixed s
 EDGE_MASS = 0.1  # of it, on the two ends
 UNFINISHED = 0.1  # of the episodes of an evaluation
 NOT_FINITE = f"lower the learning rate, normalize observations or rewards, or clip gradients ({PAGE})"
+OF_ENVIRONMENT = f"look in its reset and step for a division, a root, a logarithm or an overflow ({PAGE})"
 
 _SIGNIFICANT = 4.0  # standard errors, for returns to have fallen
 _NOTABLE = 2.5  # standard errors, for them perhaps to have risen

@@ -27,7 +27,7 @@ from jaxrl.core.types import Environment
 from jaxrl.parallel.mesh import local
 from jaxrl.parallel.multihost import distributed
 from jaxrl.parallel.program import Program
-from jaxrl.run import advice, compile_cache
+from jaxrl.run import compile_cache
 from jaxrl.run.background import BackgroundTask, import_later_modules
 from jaxrl.run.callbacks import TARGET_RETURN, Decision, Moment, run_callbacks
 from jaxrl.run.checkpoint import Checkpointer
@@ -321,7 +321,8 @@ class Loop:
             # Replays were donated and may hold what was not finite: the state before the chunk has new ones.
             position.state = self.program.reset_buffers(self.algo, self.env, chunk.before, self.dataset)
             position.done = chunk.first
-            raise non_finite(report, chunk.after, step, (chunk.first + int(report.failed_at) + 1) * rows)
+            failed_step = (chunk.first + int(report.failed_at) + 1) * rows
+            raise non_finite(report, chunk.after, step, failed_step, self.settings, self.program.layout)
         if chunk.fetch is not None and self.recorder is not None:
             self.recorder.add(chunk.fetch)
         try:
@@ -401,7 +402,7 @@ class Loop:
         state, done, saver, evaluator = position.state, position.done, self.saver, self.evaluations.evaluator
         step, iterations = done * self.schedule.rows, self.schedule.iterations
         if stop.reason == "non_finite":
-            message = f"{stop.summary}; the state at step {step} is kept; {advice.NOT_FINITE}"
+            message = f"{stop.summary}; the state at step {step} is kept"
             warnings.warn(message, RunStoppedWarning, stacklevel=4)
         saver.close_part(step, ending=True)
         self.laps.lap("save")

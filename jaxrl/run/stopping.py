@@ -7,13 +7,17 @@ import jax
 from jaxrl.core.errors import CheckpointError
 from jaxrl.core.report import Report, persistent_state
 from jaxrl.core.run_state import RunState
+from jaxrl.envs.host.episodes import environment_seeds
+from jaxrl.parallel.layout import Layout
 from jaxrl.parallel.multihost import distributed
+from jaxrl.run.advice import NOT_FINITE, OF_ENVIRONMENT
+from jaxrl.run.settings import RunSettings
 
 _LEAVES_NAMED, _NAMED_IN_SHORT = 8, 1  # of those that are not finite, in the result and in the warning
 
 
 class Stop(Exception):
-    """Ends the loop; `reason` is the result's `stopped`, `summary` the problem in a few words."""
+    """Ends the loop; `reason` is the result's `stopped`, `summary` the problem in a few words, and what to do."""
 
     def __init__(self, reason: str, problem: str | None = None, summary: str | None = None):
         super().__init__(reason)
@@ -31,7 +35,9 @@ def abort_without_saving(error: CheckpointError) -> NoReturn:
     raise Stop("unsaved", str(error)) from error
 
 
-def non_finite(report: Report, after: RunState, step: int, failed_step: int) -> Stop:
+def non_finite(
+    report: Report, after: RunState, step: int, failed_step: int, settings: RunSettings, layout: Layout
+) -> Stop:
     """Return the stop of a chunk with values that are not finite: its first such metrics, and the leaves it left so.
 
     Args:
@@ -39,21 +45,40 @@ def non_finite(report: Report, after: RunState, step: int, failed_step: int) -> 
       after: the state that the chunk left, without buffers.
       step: the environment steps there.
       failed_step: the environment steps after the first iteration with such a value.
+      settings, layout: of the run.
     """
     named = jax.tree.leaves_with_path(jax.device_get(_all_finite(persistent_state(after))))
     unsound = [jax.tree_util.keystr(path, simple=True, separator=".") for path, fine in named if not fine]
-    broken = [name for name, fine in sorted(report.finite.items()) if not fine]
+    places = {name: int(place) for name, place in sorted(report.broken.items()) if place}
+    broken, unsound = (
+        sorted(some, key=lambda name: not name.startswith(("reward", "timestep"))) for some in (places, unsound)
+    )
+    cause = _environment(places, failed_step, settings, layout)
 
-    def text(broken, unsound, most_broken, most_unsound):
-        line = f"not finite in the iteration that ended at step {failed_step}"
+    def text(most_broken, most_unsound):
+        line = f"{cause}not finite in the iteration that ended at step {failed_step}"
         line += f": {_first(broken, most_broken)}" if broken else ""
         return line + (f"; leaves at step {step}: {_first(unsound, most_unsound)}" if unsound else "")
 
-    causes_first = (
-        sorted(some, key=lambda name: not name.startswith(("reward", "timestep"))) for some in (broken, unsound)
-    )
-    problem = text(broken, unsound, len(broken), _LEAVES_NAMED)
-    return Stop("non_finite", problem, text(*causes_first, _NAMED_IN_SHORT, _NAMED_IN_SHORT))
+    advice = OF_ENVIRONMENT if cause else NOT_FINITE
+    summary = f"{text(_NAMED_IN_SHORT, _NAMED_IN_SHORT)}; {advice}"
+    return Stop("non_finite", text(len(broken), _LEAVES_NAMED), summary)
+
+
+def _environment(places, failed_step, settings, layout):
+    """Return which environment returned the first such value; "" where an action of the policy was so before."""
+    name = max(places, key=lambda name: (places[name], not name.startswith("action")), default="action")
+    place, envs, agents = places.get(name, 0) - 1, layout.num_envs, layout.spec.num_agents
+    if place <= 0 or name.startswith("action"):
+        return ""
+    if getattr(settings.topology, "learner_batch", None) is not None:  # only the actors know which
+        return f"an environment returned nan or inf as {name}; "
+    env, agent = divmod(-place % envs, agents)
+    who = f"environment {env} (index from 0" + (f", agent {agent}" if agents > 1 else "")
+    if layout.spec.native is not None:
+        who += f", seed {environment_seeds(settings.seed, 1, 0, env)[0]}"
+    step = failed_step // envs - (place - 1) // envs
+    return f"{who}) returned nan or inf as {name} at its step {step}, resets counted; "
 
 
 @jax.jit

@@ -206,7 +206,7 @@ def test_the_part_that_was_learned_from_is_of_all_iterations():
             EpisodeSums.zero().replace(steps=jnp.float32(100.0)),
             {"learned_transitions": jnp.float32(mean)},
             jnp.float32(made),
-            {"x": jnp.bool_(True)},
+            {},
         )
         for mean, made in ((0.0, 0), (100.0, 1), (50.0, 3))
     ]

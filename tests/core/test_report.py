@@ -57,7 +57,8 @@ def test_lives_are_added_as_games_are():
 
 
 def of_an_iteration(name, fine, made=1.0):
-    return make_report(EpisodeSums.zero(), {"loss": jnp.float32(2.0)}, jnp.float32(made), {name: jnp.asarray(fine)})
+    broken = {name: jnp.int32(not fine)}
+    return make_report(EpisodeSums.zero(), {"entropy": jnp.float32(2.0)}, jnp.float32(made), broken)
 
 
 @pytest.mark.long

@@ -1,8 +1,11 @@
 """NaN and infinities: the run stops within two chunks, says what and where, and keeps nothing that is not finite."""
 
 import json
+import re
 import warnings
+from types import SimpleNamespace
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,10 +15,12 @@ from helpers.programs import ENV, NUM_ENVS, ROWS, Spoiled, all_finite, anakin, a
 from helpers.tiers import few
 
 import jaxrl
+from jaxrl.core.report import EpisodeSums, make_report
 from jaxrl.core.schedules import PiecewiseConstant
-from jaxrl.envs.host.jax_host import ServedFromHost
+from jaxrl.parallel import iteration
 from jaxrl.parallel.program import Program
-from jaxrl.run import checkpoint, loop
+from jaxrl.parallel.replicas import SingleReplica
+from jaxrl.run import checkpoint, loop, stopping
 
 ITERATIONS = 10
 TICKS = ROWS // NUM_ENVS  # of one iteration
@@ -86,7 +91,8 @@ def checkpoints(run_dir, template):
 @pytest.mark.parametrize(("value", "devices"), few([(np.nan, 1), (np.inf, 1), (np.nan, 2)], (np.inf, 1)))
 def test_a_reward_that_is_not_finite(value, devices, chunks, tmp_path):
     env = spoiled(5 * TICKS + 3, value)
-    with pytest.warns(RuntimeWarning, match=f"step {6 * ROWS}.*reward"):
+    said = f"environment 0 .index from 0. returned nan or inf as reward at its step {5 * TICKS + 3}.*step {6 * ROWS}"
+    with pytest.warns(RuntimeWarning, match=f"{said}.*reward.*in its reset and step"):
         result = train(PPO, env, run_dir=tmp_path / "run", topology=anakin(devices))
     assert result.stopped == "non_finite" and result.total_steps == 5 * ROWS
     assert f"not finite in the iteration that ended at step {6 * ROWS}: " in result.problem
@@ -107,7 +113,7 @@ def test_a_reward_that_is_not_finite(value, devices, chunks, tmp_path):
 @pytest.mark.long
 def test_an_observation_that_is_not_finite():
     env = spoiled(2 * TICKS + 1, what="observation")
-    with pytest.warns(RuntimeWarning, match="observation"):
+    with pytest.warns(RuntimeWarning, match=f"environment 0 .*as observation at its step {2 * TICKS + 1}"):
         result = train(DQN, env)
     assert result.stopped == "non_finite" and result.total_steps == 2 * ROWS and "observation" in result.problem
     assert all_finite(result.state)
@@ -117,7 +123,7 @@ def test_an_observation_that_is_not_finite():
 def test_the_last_observation_of_a_chunk():
     """It is no row yet, but the state holds it: the state after that chunk is not the last good one."""
     env = spoiled(2 * TICKS, what="observation")
-    with pytest.warns(RuntimeWarning, match="timestep.observation"):
+    with pytest.warns(RuntimeWarning, match=f"as observation at its step {2 * TICKS},.*timestep.observation"):
         result = train(DQN, env)
     assert result.total_steps == ROWS and all_finite(result.state)
 
@@ -125,7 +131,7 @@ def test_the_last_observation_of_a_chunk():
 @pytest.mark.long
 @pytest.mark.parametrize("name", few(sorted(ALGORITHMS), "ppo", "dqn"))
 def test_parameters_that_explode(name, tmp_path):
-    with pytest.warns(RuntimeWarning, match="is kept"):
+    with pytest.warns(RuntimeWarning, match="^not finite.*lower the learning rate.* is kept"):
         result = train(ALGORITHMS[name].replace(learning_rate=EXPLODING), run_dir=tmp_path / "run")
     assert result.stopped == "non_finite" and 5 * ROWS <= result.total_steps <= 7 * ROWS
     assert "loss" in result.problem and "gradient_norm" in result.problem and "learner.network.params" in result.problem
@@ -166,15 +172,66 @@ def test_in_a_long_chunk_the_iteration_is_named(monkeypatch):
     assert result.total_steps == 3 * ROWS
 
 
+class Glitch(gymnasium.Env):
+    """The third that a run makes (the first of all is looked at) shows NaN from its sixth step on."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space, made = gymnasium.spaces.Box(-1.0, 1.0, (1,)), []
+
+    def __init__(self):
+        self.made.append(self)
+        self.seed, self.steps = None, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.seed = self.seed or seed
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        shown = np.nan if self.made.index(self) == 3 and self.steps > 5 else 0.5
+        return np.full(2, shown, np.float32), 1.0, False, self.steps % 4 == 0, {}
+
+
 @pytest.mark.long
-def test_host_environments():
-    with pytest.warns(RuntimeWarning, match=f"ended at step {4 * ROWS}: .*reward"):
-        result = train(
-            PPO,
-            ServedFromHost(spoiled(3 * TICKS + 3)),
-            topology=jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True),
-        )
-    assert result.stopped == "non_finite" and result.total_steps == 3 * ROWS and all_finite(result.state)
+def test_an_environment_of_the_host_is_named_with_its_seed_and_what_it_returned():
+    """Although the policy's actions, and most that is learned, are not finite either from then on."""
+    algo = jaxrl.PPO(rollout_length=4, epochs=1, minibatches=1, network=PPO.network)
+    with pytest.warns(RuntimeWarning, match="ended at step 32.*in its reset and step"):
+        result = jaxrl.train(algo, Glitch, total_steps=64, num_envs=4, evaluate_every=0, progress=False)
+    who = f"environment 2 (index from 0, seed {Glitch.made[3].seed}) returned nan or inf as observation at its step 7"
+    assert result.problem.startswith(who) and result.stopped == "non_finite"
+    assert result.total_steps == 16 and all_finite(result.state)
+
+
+STATE = SimpleNamespace(learner=np.zeros(1), carry=(), timestep=(), buffers={}, replace=lambda **_: None)
+EXPERIENCE = SimpleNamespace(store=lambda *_: {}, num_envs=6, shards=1, replicas=SingleReplica(1))
+LAYOUT = SimpleNamespace(num_envs=6, spec=SimpleNamespace(num_agents=2, native=None))
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "said"),
+    [
+        ({}, "not finite"),
+        ({"observation": (2, 4)}, "environment 2 .*agent 0. returned nan or inf as observation.x at its step 8,"),
+        ({"observation": (0, 5), "reward": (0, 0)}, "environment 2 .*agent 1. .*observation.x at its step 6,"),
+        ({"observation": (3, 0), "reward": (1, 1)}, "environment 0 .*agent 1. .*reward at its step 8,"),
+        ({"observation": (2, 4), "action": (2, 4)}, "environment 2 .*observation"),
+        ({"observation": (2, 4), "action": (1, 5)}, "not finite"),
+        ({"reward": (1, 0), "action": (1, 0)}, "not finite"),
+    ],
+    ids=str,
+)
+def test_what_came_first_is_blamed(spoiled, said):
+    """Of 6 rows of two agents each, in the third iteration of 3 steps: an environment, or else the policy."""
+    x = {"action": np.zeros((3, 6, 2)), "observation": np.zeros((4, 6, 2)), "reward": np.zeros((3, 6))}
+    for name, place in spoiled.items():
+        x[name][place] = np.inf
+    timesteps = SimpleNamespace(first=np.zeros((4, 6)), observation={"x": x["observation"]})
+    rollout = SimpleNamespace(action=x["action"], timesteps=timesteps, rows=SimpleNamespace(reward=x["reward"]))
+    _, broken = iteration.store(EXPERIENCE, STATE, rollout)
+    report = make_report(EpisodeSums.zero(), {"loss": jnp.float32(np.nan)}, jnp.float32(1.0), broken)
+    stop = stopping.non_finite(report, STATE, 54, 54, SimpleNamespace(topology=anakin(), seed=0), LAYOUT)
+    assert re.match(said, stop.problem)
 
 
 @pytest.mark.long

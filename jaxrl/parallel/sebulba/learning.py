@@ -193,15 +193,14 @@ def _learn(collects, algo, state, rollout, dataset, number):
 
 def _store(collects, algo, state, rollout, dataset, number):
     state, rollout, episodes = collects.collect(algo, rollout, state, 0)
-    state, finite = iteration.store(collects.layout.experience(algo), state, rollout)
-    return state, make_report(episodes, {}, jnp.float32(0.0), finite)
+    state, broken = iteration.store(collects.layout.experience(algo), state, rollout)
+    return state, make_report(episodes, {}, jnp.float32(0.0), broken)
 
 
 def _update(collects, algo, state, rollout, dataset, number):
     experience, tick = collects.layout.experience(algo), state.steps_per_env.low
     state, metrics, made = iteration.run_updates(experience, state, {}, True, tick=tick, first=number, dataset=dataset)
-    finite = {name: jnp.isfinite(value) for name, value in metrics.items()}
-    return state, make_report(EpisodeSums.zero(), metrics, made, finite)
+    return state, make_report(EpisodeSums.zero(), metrics, made, {})
 
 
 def _lies_on(tree, device) -> bool:
