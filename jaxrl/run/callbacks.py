@@ -35,7 +35,8 @@ class Moment:
       score: the mean return of the evaluation that counts at this step: the one made here, or, with
         `async_evaluation`, the one before. None where there is none.
       state: the whole state of the run; its arrays may be read now and not kept.
-      env: the environment that is trained in, a pytree whose leaves are its parameters; None on the host.
+      env: the environment that is trained in, a pytree whose leaves are its parameters; None on the host, and where
+        nothing acts.
     """
 
     step: int
