@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from packaging.requirements import Requirement
 
-from jaxrl.core import files
+from jaxrl.core import files, ownership
 from jaxrl.core.errors import RunDirectoryError
 from jaxrl.core.versions import installed_version, own_version
 from jaxrl.parallel import targets
@@ -53,8 +53,11 @@ def describe_device(out: Path | None = None) -> int:
       out: where to write it too.
 
     Raises:
-      ConfigError: there is no accelerator, or JAX does not tell all that a description has.
+      ConfigError: there is no accelerator, JAX does not tell all that a description has, or `out` is a file that jaxrl
+        did not write.
     """
+    if out is not None:
+        ownership.check_output(out, "description")
     description = targets.describe(jax.local_devices()[0])
     print(files.to_json(description, indent=2))
     if out is not None:

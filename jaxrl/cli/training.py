@@ -10,6 +10,7 @@ from jaxrl.cli import finished_run, multihost
 from jaxrl.cli.environment import make_environment
 from jaxrl.cli.flags import build_parts, with_flags
 from jaxrl.cli.runs import ParsedCommand
+from jaxrl.core import ownership
 from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Algorithm, Environment, HostRecipe
@@ -85,6 +86,8 @@ def prepare(command: str, parsed: ParsedCommand) -> TrainRequest:
     Raises:
       ConfigError: every value that is wrong, whichever part it belongs to.
     """
+    if (out := parsed.values["run"].get("out")) is not None:
+        ownership.check_output(out, "output of a sweep")
     values, problems = build_parts(parsed.groups, parsed.values)
     algo = make_algorithm(parsed.algorithm) if parsed.preset is None else preset(parsed.preset).algorithm
     run, algo = values["run"], with_flags(algo, values)
@@ -183,4 +186,6 @@ def _report(result: training.Result) -> None:
 def _wandb(project, settings):
     config, run_dir = {"algorithm": encode(settings.algo), "environment": settings.env.name}, settings.run_dir
     name = None if run_dir is None else run_dir.name
+    if run_dir is not None:
+        ownership.check_folder(run_dir, "a run")
     return WandbLogger(project, config=config, directory=run_dir, name=name, resume=not settings.overwrite)

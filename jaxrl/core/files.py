@@ -7,7 +7,7 @@ import math
 import os
 import secrets
 import stat
-from collections.abc import Generator
+from collections.abc import Container, Generator
 from pathlib import Path
 from typing import IO, Any
 
@@ -150,10 +150,11 @@ def write_json(path: str | os.PathLike, value: Any) -> None:
         file.write(to_json(value, indent=2) + "\n")
 
 
-def clear_temporaries(directory: Path) -> None:
-    """Remove temporary files of processes that were killed while writing."""
+def clear_temporaries(directory: Path, names: Container[str]) -> None:
+    """Remove temporary files of processes that were killed while writing files of these names."""
     for left in directory.glob(f".*.{'[0-9a-f]' * 16}.tmp"):
-        left.unlink()
+        if left.name[1:-21] in names:
+            left.unlink()
 
 
 def _regular(descriptor, mode, path):

@@ -1,14 +1,13 @@
 """Writing a policy as a file that runs elsewhere."""
 
 import dataclasses
-import mmap
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl.core import files
+from jaxrl.core import files, ownership
 from jaxrl.core.arguments import checked
 from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError, unknown
@@ -24,13 +23,7 @@ from jaxrl.run.result import Result
 from jaxrl.run.sweep_directory import METRICS, best_run
 
 FORMATS = ("stablehlo", "numpy", "safetensors", "onnx")
-# The suffix of each format's file, and text that every file of it has that an export wrote.
-_FILES = {
-    "stablehlo": (".stablehlo", b"ActFunction"),
-    "numpy": (".npz", b'"operations": ['),
-    "onnx": (".onnx", b"jax2onnx"),
-}
-_CODE = b"Runs a policy that `jaxrl export"  # in numpy_policy.py
+_SUFFIXES = {"stablehlo": ".stablehlo", "numpy": ".npz", "onnx": ".onnx"}  # of each format's file
 
 
 @interruptible
@@ -102,29 +95,15 @@ def _check_path(path, to):
         raise ConfigError(f"path={str(path)!r}: there is no folder {path.parent}")
     if to == "safetensors":
         return
-    suffix, text = _FILES[to]
-    if path.suffix != suffix:
-        raise ConfigError(f"path={str(path)!r} must end in {suffix}")
-    written = {path: text}
+    if path.suffix != _SUFFIXES[to]:
+        raise ConfigError(f"path={str(path)!r} must end in {_SUFFIXES[to]}")
+    ownership.check_output(path, to)
     if to == "numpy":
-        written[path.with_suffix(".py")] = _CODE
+        ownership.check_output(path.with_suffix(".py"), "py")
         if path.stem in (*sys.stdlib_module_names, "numpy"):
             raise ConfigError(
                 f"path={str(path)!r}: {path.stem}.py beside it would hide Python's module {path.stem}; use another name"
             )
-    for file, text in written.items():
-        try:
-            with files.open_to_read(file) as opened:
-                if not os.fstat(opened.fileno()).st_size:
-                    continue
-                with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                    ours = content.find(text) >= 0
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise ConfigError(f"path={str(path)!r} cannot be written: {error}") from error
-        if not ours:
-            raise ConfigError(f"path={str(path)!r}: {file} exists and is no exported policy; use another name")
 
 
 @dataclasses.dataclass(frozen=True)

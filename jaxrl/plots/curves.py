@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxrl.core import files
+from jaxrl.core import files, ownership
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.plots import labels
 from jaxrl.plots.labels import EVALUATION, TRAINING, Group, Run
@@ -206,7 +206,7 @@ def save_chart(figure: "Chart", out: str | os.PathLike | None) -> "Chart":
     """Write a figure to `out` if given; its suffix gives the format. Return the figure.
 
     Raises:
-      ConfigError: pictures have no such format.
+      ConfigError: pictures have no such format, or `out` is a file that jaxrl did not draw.
     """
     if out is not None:
         out = files.expand(out)
@@ -216,7 +216,9 @@ def save_chart(figure: "Chart", out: str | os.PathLike | None) -> "Chart":
         )
         if kind not in known:
             raise unknown("format of pictures", f".{kind}", [f".{name}" for name in known], f"of {out}")
+        ownership.check_output(out, kind)
         out.parent.mkdir(parents=True, exist_ok=True)
+        mark = {"Software" if kind == "png" else "Creator": ownership.MARK}
         with files.replacing(out, "wb") as file:
-            figure.savefig(file, format=kind)
+            figure.savefig(file, format=kind, metadata=mark if kind in ("eps", "pdf", "png", "ps", "svg") else None)
     return figure

@@ -473,12 +473,12 @@ def _remove_until_it_stays_away(building: Path) -> None:
 
 def _recover(directory: Path) -> None:
     """Removes what killed saves left; a step killed between its old and new contents gets the old ones back."""
-    for path in directory.glob(_TEMPORARY + "*"):
+    for path in directory.glob(_TEMPORARY + "[0-9]*"):
         if path.is_dir():
             shutil.rmtree(path)
         else:
             path.unlink()
-    for path in directory.glob(_REPLACED + "*"):
+    for path in directory.glob(_REPLACED + "[0-9]*"):
         original = directory / path.name.removeprefix(_REPLACED)
         if original.exists():
             shutil.rmtree(path)

@@ -7,7 +7,6 @@ import fnmatch
 import itertools
 import os
 import secrets
-import shutil
 import socket
 import tempfile
 import warnings
@@ -15,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from jaxrl.core import files
+from jaxrl.core import files, ownership
 from jaxrl.core.config import check_sizes, decode, encode, not_written
 from jaxrl.core.errors import CheckpointError, ConfigError, RunDirectoryError
 from jaxrl.run.run_status import read_result
@@ -24,9 +23,6 @@ MAY_CHANGE = ("total_steps", "logging", "native")  # fields, or groups of them, 
 
 FORMAT = 1  # of config.json; a change that earlier files do not survive takes the next number
 
-_FILES = ("config.json", "metrics.jsonl", "metrics.csv", "learning_curve.png", "result.json", "study.journal")
-_TRIALS = ("trials.csv", "trials.md", "trials.png")  # of a search
-_WANDB_ID = "wandb_run.json"  # of jaxrl.run.loggers, which knows no directories
 LOG = "log.txt"  # what a run says
 EVALUATIONS = "evaluations.jsonl"  # of an evaluator that follows the run
 _FOLDERS = ("checkpoints", "tensorboard", "videos")
@@ -41,7 +37,7 @@ class RunDirectory:
     Args:
       path: the directory; made if missing.
       config: the resolved configuration, JSON values only; lies in `config.json`.
-      overwrite: delete what an earlier run left here, whatever its configuration. Only files that jaxrl makes go.
+      overwrite: delete what an earlier run left here, whatever its configuration; only what jaxrl wrote.
       may_change: dotted fields of `config` that may differ when a run is resumed.
       launch: the `start` of the processes that were launched together with this one, if they were; stands in the lock's
         file once the directory holds this run and nothing of another one.
@@ -51,8 +47,9 @@ class RunDirectory:
       start: random text that the lock and the result have in common where the run ended that began last.
 
     Raises:
-      RunDirectoryError: another process holds it; a run of another configuration is here (the difference is shown);
-        or it cannot be written to (read-only, full).
+      RunDirectoryError: another process holds it; a run of another configuration is here (the difference is shown), or
+        something else than a run; a file of somebody else has a name that jaxrl uses; or it cannot be written to
+        (read-only, full).
     """
 
     def __init__(
@@ -69,14 +66,17 @@ class RunDirectory:
         self.config: dict[str, Any] = files.as_read_back(config)
         self._lock: IO[str] | None = None
         self.start, before = secrets.token_hex(8), ""
+        kind = ownership.config_kind(config)
+        if not ownership.is_own(self.path / ".lock", "lock"):  # else its files may change until it is locked
+            ownership.check_folder(self.path, kind)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock, before = _lock(self.path, self.start)
             _probe(self.path)
-            _check_links(self.path)
-            files.clear_temporaries(self.path)
-            if overwrite:
-                _delete_run(self.path)
+            ownership.check_folder(self.path, kind)
+            files.clear_temporaries(self.path, ownership.OF_RUNS)
+            if overwrite and ownership.folder_kind(self.path) == kind:
+                ownership.remove(self.path, kind)
             self.resumed = self._compare(tuple(may_change))
             files.write_json(self.path / "config.json", {"format": FORMAT} | self.config)
             for line in dict.fromkeys(not_written(self.config)):
@@ -158,17 +158,9 @@ class RunDirectory:
 
     def _compare(self, may_change: tuple[str, ...]) -> bool:
         """Whether there is a run to resume."""
-        if (self.path / "config.json").exists():
-            before = read_config(self.path)
-        else:
-            ours = [name for name in _FILES if (self.path / name).exists()]
-            ours += ["checkpoints"] if any(_steps(self.path)) else []
-            if ours:
-                raise RunDirectoryError(
-                    f"{self.path} holds {', '.join(ours)} but no config.json, so it is no run that can be resumed; use "
-                    "another --run-dir, or move these away"
-                )
+        if not (self.path / "config.json").exists():
             return False
+        before = read_config(self.path)
         lines = difference(with_new_fields(before), self.config, may_change)
         if lines:
             learned = f" (with --init-from {self.path} to begin with what it learned)" if "algorithm" in before else ""
@@ -201,7 +193,11 @@ def check_below(root: str | os.PathLike, path: str | os.PathLike) -> None:
     folder = files.expand(root)
     for name in files.expand(path).relative_to(folder).parts:
         folder /= name
-        _check_is_here(folder)
+        if folder.is_symlink():
+            raise RunDirectoryError(
+                f"{folder} is a link to {os.readlink(folder)!r}; a run writes to its own directory only: move the "
+                "folder to the place of the link, or use another --run-dir"
+            )
 
 
 def read_config(path: str | os.PathLike) -> dict[str, Any]:
@@ -344,20 +340,6 @@ def check_no_pattern(path: str | os.PathLike) -> None:
             )
 
 
-def _check_links(path: Path) -> None:
-    """Whether the folders that a run writes to are in its directory, and not links to elsewhere."""
-    for name in _FOLDERS:
-        _check_is_here(path / name)
-
-
-def _check_is_here(path: Path) -> None:
-    if path.is_symlink():
-        raise RunDirectoryError(
-            f"{path} is a link to {os.readlink(path)!r}; a run writes to its own directory only: move the folder "
-            "to the place of the link, or use another --run-dir"
-        )
-
-
 def _lock(path: Path, start: str) -> tuple[IO[str], str]:
     """The open lock file and its earlier text. The system gives the lock back when the process ends, in any way."""
     file = files.open_to_append(path / ".lock")
@@ -407,23 +389,3 @@ def _clear_remains(path: Path) -> None:
     for folder in (*(path / name for name in _FOLDERS), path):
         with contextlib.suppress(OSError):
             folder.rmdir()
-
-
-def _delete_run(path: Path) -> None:
-    if not (path / "config.json").exists():
-        return  # no run of ours; what is in the way is named by the comparison
-    for name in _FILES[1:]:
-        (path / name).unlink(missing_ok=True)
-    for name in (_WANDB_ID, LOG, EVALUATIONS, *_TRIALS):
-        (path / name).unlink(missing_ok=True)
-    for step in _steps(path):
-        shutil.rmtree(step)
-    for events in (path / "tensorboard").glob("events.out.tfevents.*"):
-        events.unlink()
-    for video in (path / "videos").glob("*.*"):
-        if video.stem.isdecimal() and video.suffix in (".gif", ".html"):
-            video.unlink()
-    for folder in (path / name for name in _FOLDERS):
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
-    (path / "config.json").unlink()  # last, so that an interrupted deletion can be taken up again

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from jaxrl.core import files, interrupts
+from jaxrl.core import files, interrupts, ownership
 from jaxrl.core.config import decode, encode
 from jaxrl.core.errors import CheckpointError, ConfigError, RunDirectoryError
 from jaxrl.core.limits import checked_seed
@@ -68,8 +68,8 @@ def follow(
     out = None if out is None else files.expand(out)
     if opponent is not None and out is None:
         raise ConfigError(f"opponent={opponent!r:.80} needs out=, a file apart from the evaluations without one")
-    if out is not None and out.is_file() and out.stat().st_size and not read_metrics(out):
-        raise ConfigError(f"out={str(out)!r} holds no evaluations and would be overwritten; name another or delete it")
+    if out is not None:
+        ownership.check_output(out, "evaluations")
     if policy_folder.is_policy_folder(path):
         raise ConfigError(
             f"{path} holds one policy, and no run that could be followed; leave out --follow to evaluate it"

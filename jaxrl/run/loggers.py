@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, ClassVar, Protocol, runtime_checkable
 
-from jaxrl.core import files
+from jaxrl.core import files, ownership
 from jaxrl.core.config import flatten
 from jaxrl.core.errors import MissingExtraError, RunDirectoryError
 from jaxrl.data.tfrecord import TfRecordWriter
@@ -53,7 +53,7 @@ class JSONLLogger:
     process is concerned, when `write` returns.
 
     Raises:
-      RunDirectoryError: there is something else than a file that can be written to.
+      RunDirectoryError: there is something else than a file of such rows that can be written to.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -86,6 +86,8 @@ class JSONLLogger:
         """The file with the whole rows up to step `last`; written anew, in one piece, where that changes something."""
         try:
             if self.path.is_file():
+                if not ownership.is_own(self.path, "rows"):
+                    raise OSError(errno.EEXIST, "it holds something else than metrics")
                 whole_rows, changed = [], False
                 for line, row in _lines(self.path):
                     keep = row is not None and row["step"] <= last

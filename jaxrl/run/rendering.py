@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from jaxrl import envs
-from jaxrl.core import files, keys
+from jaxrl.core import files, keys, ownership
 from jaxrl.core.arguments import checked
 from jaxrl.core.errors import ConfigError, JaxrlError, MissingExtraError
 from jaxrl.core.host_types import RenderedRecipe
@@ -58,8 +58,8 @@ def render(
       policy: of a `Result`, or from `jaxrl.load`.
       env: where to play: what `jaxrl.make` returns, or its name, with the spaces that the policy was trained on. None:
         in the environment it was trained on.
-      path: the file to write, ending in ".gif", or ".mp4" with `jaxrl[video]` (brax: ".html"); directories are created.
-        None: episode.gif or episode.html in the working directory.
+      path: the file to write, ending in ".gif", or ".mp4" with `jaxrl[video]` (brax: ".html"); directories are created,
+        and an episode that jaxrl wrote there is replaced. None: episode.gif or episode.html in the working directory.
       seed: of the episode; the same as the first of `evaluate(..., seed=seed)`.
       max_steps: longer episodes are shown up to this length.
       explore: sample actions as in training, rather than take the best.
@@ -69,7 +69,7 @@ def render(
 
     Raises:
       ConfigError: the environment cannot be drawn (the message names those that can), differs from the policy's or is
-        not known, or the path has another suffix.
+        not known; or the path has another suffix, or is a file that jaxrl did not write.
       MissingExtraError: an MP4, and `jaxrl[video]` is not installed.
     """
     where = policy.env if env is None else env
@@ -89,7 +89,7 @@ def render(
     path.parent.mkdir(parents=True, exist_ok=True)
     if drawing is _BRAX:
         with files.replacing(path) as file:
-            file.write(_brax_page(base, views))
+            file.write(f"{_brax_page(base, views)}\n<!-- {ownership.MARK} -->\n")
     else:
         frames = [_captioned(drawing.draw(v), n, returns[n]) for n, v in enumerate(views)]
         _write(path, frames, drawing.frames_per_second)
@@ -129,11 +129,11 @@ def _checked_path(path, env):
     path, ending = files.expand(path), suffix_of(env)
     if ending == ".gif" and path.suffix.lower() == ".mp4":
         _av()
-        return path
-    if path.suffix.lower() != ending:
+    elif path.suffix.lower() != ending:
         name = unwrapped(env).name if isinstance(env, Environment) else env.name
         other = " or .mp4" if ending == ".gif" else ""
         raise ConfigError(f"path={str(path)!r}: {name} is drawn as {ending[1:]}; let the path end in {ending}{other}")
+    ownership.check_output(path, path.suffix.lower()[1:])
     return path
 
 
@@ -258,6 +258,7 @@ def _write_mp4(path: Path, frames: list[Image.Image], per_second: float) -> None
     width, height = (size - size % 2 for size in frames[0].size)  # of 4:2:0 there are whole blocks only
     frames = frames + frames[-1:] * round(per_second)  # it rests at the end
     with files.replacing(path, "wb") as file, _av().open(file, "w", format="mp4") as video:
+        video.metadata["comment"] = ownership.MARK
         stream = video.add_stream("libx264", rate=Fraction(per_second).limit_denominator(1000))
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
         for frame in frames:
@@ -271,8 +272,8 @@ def _write_gif(path: Path, frames: list[Image.Image], per_second: float) -> None
     hundredths = max(2, round(100 / per_second))
     durations = [10 * hundredths] * (len(frames) - 1) + [1000]  # it rests at the end
     first, *others = (frame.quantize(64, dither=Image.Dither.NONE) for frame in frames)
-    with files.replacing(path, "wb") as file:  # in a run directory a link may lie there
-        first.save(file, "GIF", save_all=True, append_images=others, duration=durations, loop=0)
+    with files.replacing(path, "wb") as file:
+        first.save(file, "GIF", save_all=True, append_images=others, duration=durations, loop=0, comment=ownership.MARK)
 
 
 _BRAX = Drawing(lambda env, state, time_step: state.own.pipeline_state, lambda view: view)

@@ -16,11 +16,11 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
-from jaxrl.core import files
+from jaxrl.core import files, ownership
 from jaxrl.core.errors import RunDirectoryError
 from jaxrl.plots.labels import EVALUATION
 from jaxrl.plots.lineage import Lineage
-from jaxrl.run.directory import SWEEP, read_config, with_new_fields
+from jaxrl.run.directory import SWEEP, check_below, read_config, with_new_fields
 from jaxrl.run.loggers import read_metrics, write_csv
 from jaxrl.run.run_status import is_number
 
@@ -49,11 +49,39 @@ def write(
     files.write_json(path / SWEEP, {"format": _FORMAT} | dict(record))
 
 
-def clear(path: Path) -> None:
-    """Delete what an earlier sweep of this directory came to."""
-    tables = ("curves.csv", "table.csv", "table.md", "lineage.csv")
-    for name in (SWEEP, METRICS, *tables, "curves.png", "lineage.png"):
-        (path / name).unlink(missing_ok=True)
+def check(
+    path: Path, kind: str, configs: Sequence[Mapping[str, Any]], seeds: Sequence[int], *, overwrite: bool
+) -> None:
+    """Check that the results of a sweep can be kept in a directory without replacing or deleting anything else.
+
+    Args:
+      path: the directory, which may be missing.
+      kind: "a sweep" or "a population".
+      configs, seeds: see `check_same`.
+      overwrite: whether the results of another sweep of this kind may be replaced.
+
+    Raises:
+      RunDirectoryError: it holds something else, or a file of somebody else under a name that jaxrl uses.
+    """
+    ownership.check_folder(path, kind)
+    for program in path.glob("program-[0-9]*"):
+        check_below(path, program)
+        ownership.check_folder(program, "a program of a sweep")
+    check_best(path)
+    if not overwrite:
+        check_same(path, configs, seeds)
+
+
+def check_best(path: Path) -> None:
+    """Check that the best policy of a sweep or a search can be kept in its directory.
+
+    Raises:
+      RunDirectoryError: `best` is a link, a run, or holds a file of somebody else under a name that jaxrl uses.
+    """
+    best = path / BEST
+    check_below(path, best)
+    copied = ownership.folder_kind(best) == "a run" and is_sweep(path)  # the best of several run directories
+    ownership.check_folder(best, "a run" if copied else "the best policy of a sweep or a search")
 
 
 def check_same(path: str | os.PathLike, configs: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxrl import envs
 from jaxrl.algos.base import as_algorithm, replace
-from jaxrl.core import files
+from jaxrl.core import files, ownership
 from jaxrl.core.arguments import whole_arguments
 from jaxrl.core.errors import ConfigError, RunDirectoryError
 from jaxrl.core.host_types import only_instance
@@ -65,9 +65,11 @@ class Experiments(SweepResult):
         if run.is_relative_to(root):
             return str(run.relative_to(root))
         best = path / sweep_directory.BEST
-        check_below(path, best)
-        shutil.rmtree(best, ignore_errors=True)
-        shutil.copytree(run, best, ignore=shutil.ignore_patterns(".lock"))
+        ownership.remove(best, "the best policy of a sweep or a search")
+        best.mkdir(exist_ok=True)
+        for name in ("config.json", "metrics.jsonl", "result.json"):
+            shutil.copy(run / name, best)
+        shutil.copytree(run / "checkpoints", best / "checkpoints", dirs_exist_ok=True)
         return best.name
 
 
@@ -124,7 +126,8 @@ def launch(
     Raises:
       ConfigError: settings that do not fit, all of them, before anything is launched; or the cluster has less than a
         run asks for.
-      RunDirectoryError: the directory of a run is a link.
+      RunDirectoryError: a directory holds something else, is a link, or holds a file of somebody else under a name that
+        jaxrl uses.
     """
     check_no_evaluator("a sweep of experiments")
     run = RunSettings.of(locals())
@@ -150,10 +153,14 @@ def launch(
     shards = [topology.bind(one.algo, env).layout.shards for one in runs]
     root = files.expand(run.run_dir).absolute()
     check_no_pattern(root)
+    ownership.check_folder(root, "a sweep")
+    if any(map(ownership.folder_kind, (root / "program-0", root / sweep_directory.BEST))):
+        raise RunDirectoryError(f"{root} holds a sweep in one program; use another --run-dir")
     run_dirs = [[root / _name(setting) / f"seed={seed}" for seed in seeds] for setting in settings]
     for paths in run_dirs:
         for path in paths:
             check_below(root, path)
+            ownership.check_folder(path, "a run")
 
     def config(place, seed):
         """As `train` will write it."""

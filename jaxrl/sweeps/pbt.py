@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxrl.algos.base import as_algorithm, replace
-from jaxrl.core import files, keys
+from jaxrl.core import files, keys, ownership
 from jaxrl.core.arguments import whole_arguments
 from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError
@@ -62,6 +62,8 @@ class PBTResult(SweepResult):
     lineage: Lineage = dataclasses.field(kw_only=True)
     fresh_returns: np.ndarray = dataclasses.field(kw_only=True)
     member_seeds: list[int] = dataclasses.field(kw_only=True)
+
+    _kind = "a population"
 
     def __repr__(self) -> str:
         points, members = self.lineage.scores.shape
@@ -185,7 +187,8 @@ def pbt(
 
     Raises:
       ConfigError: all invalid settings.
-      RunDirectoryError: `run_dir` is in use, or holds another population.
+      RunDirectoryError: `run_dir` is in use, holds another population or something else, or a file of somebody else
+        under a name that jaxrl uses.
       KeyboardInterrupt, SystemExit: Ctrl-C; SIGTERM or a closed terminal; once what there is was saved in `run_dir`.
     """
     check_no_evaluator("a population")
@@ -224,8 +227,9 @@ def pbt(
     if jax.process_count() > 1:
         distributed.check_same(identity | run.logging)
     run_dir = None if run.run_dir is None else files.expand(run.run_dir)
-    if run_dir is not None and not run.overwrite and not (run_dir / "program-0").exists():
-        sweep_directory.check_same(run_dir, [], [seed])  # without checkpoints it cannot be this one
+    if run_dir is not None:
+        other = run.overwrite or (run_dir / "program-0").exists()  # without checkpoints it cannot be this one
+        sweep_directory.check(run_dir, "a population", [], [seed], overwrite=other)
 
     began, processes = time.monotonic(), jax.process_count()
     members = VectorizedRuns(first.program, devices, mapping, -(-population // processes))
@@ -237,7 +241,7 @@ def pbt(
         config = {"sweep": identity | {"devices": devices}, "logging": run.logging}
         [checkpointer] = stack.enter_context(open_checkpointers(run_dir, [config], overwrite=run.overwrite))
         if run_dir is not None and run.overwrite:
-            sweep_directory.clear(run_dir)
+            ownership.remove(run_dir, "a population")
         display = stack.enter_context(ProgressBar()) if run.progress and distributed.is_leader() else None
         if display is not None:
             display.note(f"evolving: {', '.join(ranges)}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxrl.core import files
+from jaxrl.core import files, ownership
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.versions import own_version
 from jaxrl.plots.curves import EVALUATION, TRAINING, plot_runs, plot_trials
@@ -58,12 +58,13 @@ def report(runs: Sequence[str | os.PathLike], out: str | os.PathLike) -> Path:
       `out`.
 
     Raises:
-      ConfigError: there are no runs, or `out` is not a file's name that ends in .html.
+      ConfigError: there are no runs, or `out` does not end in .html, or exists and is not a report.
       RunDirectoryError: a path is no run directory.
     """
     out = files.expand(out)
     if out.suffix.lower() not in (".html", ".htm") or out.is_dir():
         raise ConfigError(f"out={str(out)!r}: a report is one HTML file; use a name that ends in .html")
+    ownership.check_output(out, "report")
     records = read_records(runs)
     found = families(records)
     title = next(iter(found)) if len(found) == 1 else f"{len(records)} runs"

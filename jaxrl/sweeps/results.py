@@ -5,19 +5,18 @@ import dataclasses
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import numpy as np
 
-from jaxrl.core import files
+from jaxrl.core import files, ownership
 from jaxrl.core.config import encode
 from jaxrl.core.errors import JaxrlError, NonFiniteError, RunDirectoryError, unknown
 from jaxrl.core.types import PyTree
 from jaxrl.plots.curves import EVALUATION, TRAINING, Run, interquartile_mean, plot_runs
 from jaxrl.plots.importance import importance, plot_parallel
 from jaxrl.run import sweep_directory
-from jaxrl.run.directory import check_below
 from jaxrl.run.loggers import JSONLLogger, write_csv
 from jaxrl.run.plotting import as_run
 from jaxrl.run.result import opened, origin
@@ -63,6 +62,8 @@ class SweepResult:
     wall_seconds: float
     configs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     origin: dict[str, Any] = dataclasses.field(default_factory=origin)
+
+    _kind: ClassVar = "a sweep"
 
     def __repr__(self) -> str:
         runs = f"{len(self.configurations)} configurations x {len(self.seeds)} seeds"
@@ -164,17 +165,15 @@ class SweepResult:
           The directory.
 
         Raises:
-          RunDirectoryError: it holds a run, a link or another sweep, or cannot be written to.
+          RunDirectoryError: it holds a run, a link, another sweep, or a file of somebody else under a name that jaxrl
+            uses; or it cannot be written to.
           CheckpointError: the policy could not be saved.
         """
         path = files.expand(path)
-        if (path / "config.json").exists():
-            raise RunDirectoryError(f"{path} holds a run; save the sweep in a directory of its own")
-        if not overwrite:
-            sweep_directory.check_same(path, self._configs(), self.seeds)
+        sweep_directory.check(path, self._kind, self._configs(), self.seeds, overwrite=overwrite)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            sweep_directory.clear(path)
+            ownership.remove(path, self._kind)
             best = self._best_run()
             record: dict[str, Any] = {
                 "configurations": encode(self.configurations),
@@ -296,7 +295,6 @@ def save_policy(
       RunDirectoryError: there is something else in its place.
     """
     best = path / sweep_directory.BEST
-    check_below(path, best)
     with opened(best, config, overwrite=True) as (_, checkpointer):
         logger = JSONLLogger(best / sweep_directory.METRICS)
         for row in rows:

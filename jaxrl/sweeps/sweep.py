@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxrl.algos.base import as_algorithm, replace
-from jaxrl.core import files, keys
+from jaxrl.core import files, keys, ownership
 from jaxrl.core.arguments import whole_arguments
 from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError
@@ -87,7 +87,8 @@ def sweep(
 
     Raises:
       ConfigError: all invalid settings.
-      RunDirectoryError: `run_dir` is in use, or holds another sweep.
+      RunDirectoryError: `run_dir` is in use, holds another sweep or something else, or a file of somebody else under a
+        name that jaxrl uses.
       KeyboardInterrupt, SystemExit: Ctrl-C; SIGTERM or a closed terminal; once what there is was saved in `run_dir`.
     """
     check_no_evaluator("a sweep")
@@ -126,8 +127,9 @@ def sweep(
 
     run_configs = [one.config(None) for one in runs]
     run_dir = None if run.run_dir is None else files.expand(run.run_dir)
-    if run_dir is not None and not run.overwrite and not (run_dir / "program-0").exists():
-        sweep_directory.check_same(run_dir, run_configs, seeds)  # with checkpoints, these say what differs
+    if run_dir is not None:
+        other = run.overwrite or (run_dir / "program-0").exists()  # checkpoints say what differs
+        sweep_directory.check(run_dir, "a sweep", run_configs, seeds, overwrite=other)
     display = ProgressBar() if run.progress and leader else None
     began = time.monotonic()
     parts: dict[int, dict[str, Any]] = {}
@@ -135,7 +137,7 @@ def sweep(
     with contextlib.ExitStack() as stack:
         checkpointers = stack.enter_context(open_checkpointers(run_dir, configs, overwrite=run.overwrite))
         if run_dir is not None and run.overwrite:
-            sweep_directory.clear(run_dir)
+            ownership.remove(run_dir, "a sweep")
         if display is not None:
             stack.callback(display.close)
             total = sum(one.iterations * one.rows for one in runs) * len(seeds) // processes

@@ -17,7 +17,6 @@ from jaxrl.core.errors import CheckpointError
 from jaxrl.core.report import Report
 from jaxrl.core.run_state import RunState
 from jaxrl.run.checkpoint import Checkpointer
-from jaxrl.run.directory import check_below
 from jaxrl.run.result import opened
 
 
@@ -28,7 +27,7 @@ def open_checkpointers(
     """The checkpoints of every program of a sweep, each in a directory of its own; None for each without `run_dir`.
 
     Raises:
-      RunDirectoryError: a directory is in use, is a link, or holds another sweep (the difference is shown).
+      RunDirectoryError: a directory is in use, or holds another sweep (the difference is shown).
     """
     with contextlib.ExitStack() as stack:
         if run_dir is None:
@@ -36,8 +35,6 @@ def open_checkpointers(
             return
         run_dir = files.expand(run_dir)
         paths = [run_dir / f"program-{number}" for number in range(len(configs))]
-        for path in paths:
-            check_below(run_dir, path)
         # However often a save fails: what was learned is in memory alone until all runs are at their end.
         settings = {"keep": 2, "max_failures": sys.maxsize}
         both = zip(paths, configs, strict=True)

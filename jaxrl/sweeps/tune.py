@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import importlib.util
 import math
-import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -16,7 +15,7 @@ import numpy as np
 
 from jaxrl import envs
 from jaxrl.algos.base import as_algorithm, replace
-from jaxrl.core import files, keys
+from jaxrl.core import files, keys, ownership
 from jaxrl.core.arguments import whole_arguments
 from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError, JaxrlError, MissingExtraError, NonFiniteError, RunDirectoryError
@@ -137,9 +136,12 @@ class TuneResult:
         """Write the trials into a directory: `trials.csv`, `trials.md` and `trials.png`.
 
         Raises:
+          ConfigError: a file of somebody else has one of these names.
           RunDirectoryError: it cannot be written to.
         """
         path = files.expand(path)
+        for name in ("trials.csv", "trials.md"):
+            ownership.check_output(path / name, "table")
         try:
             path.mkdir(parents=True, exist_ok=True)
             write_csv(
@@ -244,7 +246,8 @@ def tune(
       ConfigError: all invalid settings; or the Ray cluster has no room for a trial.
       MissingExtraError: Optuna is not installed, or Ray for `backend="ray"`.
       PeerError: no process could be started on the Ray cluster.
-      RunDirectoryError: `run_dir` is in use, or holds another search.
+      RunDirectoryError: `run_dir` is in use, holds another search or something else, or a file of somebody else under a
+        name that jaxrl uses.
     """
     if importlib.util.find_spec("optuna") is None:
         raise MissingExtraError("jaxrl.tune", "tune")
@@ -314,10 +317,11 @@ def tune(
         path = None
         if run.run_dir is not None:
             config = {"tune": identity | run.logging}
+            sweep_directory.check_best(files.expand(run.run_dir))
             directory = RunDirectory(run.run_dir, config, overwrite=run.overwrite, may_change=())
             path = stack.enter_context(directory).study
             if not directory.resumed:
-                shutil.rmtree(path.parent / sweep_directory.BEST, ignore_errors=True)
+                ownership.remove(path.parent / sweep_directory.BEST, "the best policy of a sweep or a search")
         study = Study(path, ranges, fixed, search, pruner, search_seed)
         if path is not None and backend == "jax":
             training = dataclasses.replace(training, keep=partial(_keep_best, study, path.parent))
@@ -364,7 +368,7 @@ def _leave(study, title, path) -> None:
         return
     try:
         TuneResult(study.trials(), title).save(path)
-    except RunDirectoryError as error:
+    except JaxrlError as error:
         warnings.warn(str(error), RuntimeWarning, stacklevel=2)
 
 

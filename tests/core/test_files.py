@@ -76,7 +76,7 @@ def test_what_killed_writers_left_is_cleared_away(tmp_path):
     left = tmp_path / ".result.json.0123456789abcdef.tmp"
     left.write_text("{")
     (tmp_path / ".mine.tmp").write_text("kept")
-    files.clear_temporaries(tmp_path)
+    files.clear_temporaries(tmp_path, ["result.json"])
     assert [found.name for found in tmp_path.iterdir()] == [".mine.tmp"]
 
 

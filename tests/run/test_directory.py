@@ -12,7 +12,8 @@ from jaxrl.core.errors import CheckpointError, RunDirectoryError
 from jaxrl.run import directory as run_directory
 from jaxrl.run.directory import RunDirectory, difference, read_config
 
-CONFIG = {"algo": {"name": "ppo", "gamma": 0.99, "network": {"sizes": [64, 64]}}, "total_steps": 100, "seed": 0}
+CONFIG = {"algorithm": {"name": "ppo", "gamma": 0.99, "network": {"sizes": [64, 64]}}, "total_steps": 100, "seed": 0}
+RESULT = '{"evaluation": {}, "stopped": "finished", "wall_seconds": 1.0}'
 
 
 def test_a_new_directory_holds_the_configuration(tmp_path):
@@ -53,12 +54,16 @@ def test_what_was_written_before_a_field_was_there_resumes(tmp_path, below):
 
 def test_another_configuration_is_refused_with_the_difference(tmp_path):
     RunDirectory(tmp_path, CONFIG).close()
-    other = {**CONFIG, "algo": {"name": "ppo", "gamma": 0.9, "network": {"sizes": [32]}}, "env": "gymnax:CartPole-v1"}
+    other = {
+        **CONFIG,
+        "algorithm": {"name": "ppo", "gamma": 0.9, "network": {"sizes": [32]}},
+        "env": "gymnax:CartPole-v1",
+    }
     with pytest.raises(RunDirectoryError) as error:
         RunDirectory(tmp_path, other)
     text = str(error.value)
-    assert "algo.gamma: 0.99 -> 0.9" in text
-    assert "algo.network.sizes: [64, 64] -> [32]" in text
+    assert "algorithm.gamma: 0.99 -> 0.9" in text
+    assert "algorithm.network.sizes: [64, 64] -> [32]" in text
     assert 'env: (absent) -> "gymnax:CartPole-v1"' in text
     assert "seed" not in text and "--overwrite" in text and "--init-from" not in text
     assert read_config(tmp_path) == CONFIG
@@ -68,17 +73,19 @@ def test_another_configuration_is_refused_with_the_difference(tmp_path):
 def test_overwrite_deletes_only_what_jaxrl_makes(tmp_path):
     RunDirectory(tmp_path, CONFIG).close()
     mine = [tmp_path / "notes.txt", tmp_path / "checkpoints" / "mine.txt", tmp_path / "tensorboard" / "mine.txt"]
-    ours = [
-        tmp_path / "metrics.jsonl",
-        tmp_path / "result.json",
-        tmp_path / "evaluations.jsonl",
-        tmp_path / "checkpoints" / "000000000100" / "manifest.json",
-        tmp_path / "checkpoints" / ".saving-000000000200" / "manifest.json",
-        tmp_path / "tensorboard" / "events.out.tfevents.1.host",
-    ]
-    for path in mine + ours:
+    mine += [tmp_path / "tensorboard" / "events.out.tfevents.2.host", tmp_path / "videos" / "mine.gif"]
+    ours = {
+        tmp_path / "metrics.jsonl": '{"step": 1, "seconds": 2.0}\n',
+        tmp_path / "result.json": RESULT,
+        tmp_path / "evaluations.jsonl": '{"step": 1, "evaluation/return_mean": 2.0}\n',
+        tmp_path / "checkpoints" / "000000000100" / "manifest.json": '{"step": 100, "config": {}}',
+        tmp_path / "checkpoints" / ".saving-000000000200" / "state" / "x": "x",
+        tmp_path / "tensorboard" / "events.out.tfevents.1.host": "..\n\x07seconds",
+        tmp_path / "videos" / "000000000100.html": "<!-- written by jaxrl -->",
+    }
+    for path in [*mine, *ours]:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("x")
+        path.write_text(ours.get(path, "x"))
     with RunDirectory(tmp_path, {**CONFIG, "seed": 1}, overwrite=True) as run:
         assert not run.resumed
     assert all(path.exists() for path in mine)
@@ -89,19 +96,19 @@ def test_overwrite_deletes_only_what_jaxrl_makes(tmp_path):
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_files_without_a_configuration_are_not_taken_for_a_run(tmp_path, overwrite):
     (tmp_path / "metrics.jsonl").write_text("somebody's")
-    with pytest.raises(RunDirectoryError, match=r"holds metrics\.jsonl but no config\.json"):
+    with pytest.raises(RunDirectoryError, match=r"metrics\.jsonl: not from a run"):
         RunDirectory(tmp_path, CONFIG, overwrite=overwrite)
     assert (tmp_path / "metrics.jsonl").read_text() == "somebody's"
 
 
 @pytest.mark.long
 def test_a_second_process_is_refused_and_told_who_holds_it(tmp_path):
-    script = "import sys; from jaxrl.run.directory import RunDirectory; RunDirectory(sys.argv[1], {})"
+    script = "import sys; from jaxrl.run.directory import RunDirectory; RunDirectory(sys.argv[1], {'algorithm': {}})"
     command = [sys.executable, "-c", script, str(tmp_path)]
-    with RunDirectory(tmp_path, {}):
+    with RunDirectory(tmp_path, {"algorithm": {}}):
         refused = subprocess.run(command, capture_output=True, text=True)
         with pytest.raises(RunDirectoryError, match="in use"):
-            RunDirectory(tmp_path, {})
+            RunDirectory(tmp_path, {"algorithm": {}})
     assert refused.returncode == 1
     assert f"is in use by process {os.getpid()} on " in refused.stderr
     assert subprocess.run(command).returncode == 0
@@ -171,25 +178,14 @@ def test_links_in_the_directory_lead_nowhere(tmp_path):
     with RunDirectory(path, CONFIG) as run:
         run.result.symlink_to(target)
         files.write_json(run.result, {})
+        run.result.unlink()
     assert target.read_text() == "precious"
     for make in (lambda lock: lock.symlink_to(target), os.mkfifo):
         (path / ".lock").unlink()
         make(path / ".lock")
-        with pytest.raises(RunDirectoryError, match="cannot write to the run directory"):
+        with pytest.raises(RunDirectoryError, match=r"\.lock: not from a run"):
             RunDirectory(path, CONFIG)
     assert target.read_text() == "precious"
-
-
-@pytest.mark.parametrize("name", ["checkpoints", "tensorboard"])
-def test_folders_elsewhere_are_neither_written_to_nor_deleted(tmp_path, name):
-    elsewhere, path = tmp_path / "elsewhere", tmp_path / "run"
-    (elsewhere / "000000000064").mkdir(parents=True)
-    RunDirectory(path, CONFIG).close()
-    (path / name).symlink_to(elsewhere)
-    for overwrite in (False, True):
-        with pytest.raises(RunDirectoryError, match=f"{name} is a link to .*elsewhere.*writes to its own directory"):
-            RunDirectory(path, CONFIG, overwrite=overwrite)
-    assert [found.name for found in elsewhere.iterdir()] == ["000000000064"]
 
 
 def test_what_a_killed_process_left_is_cleared_away(tmp_path):
@@ -205,7 +201,7 @@ def test_metrics_whose_checkpoints_are_gone_are_kept(tmp_path, ended):
         run.checkpoints.mkdir()
     RunDirectory(tmp_path, CONFIG).close()  # it was killed before its first checkpoint
     if ended:
-        run.result.write_text("{}")
+        run.result.write_text(RESULT)
     else:
         run.checkpoints.rmdir()
     with pytest.raises(RunDirectoryError, match="checkpoints are gone.*put checkpoints/ back.*--overwrite"):

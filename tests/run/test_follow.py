@@ -128,7 +128,7 @@ def test_a_checkpoint_that_cannot_be_read_is_an_error(run_dir, tmp_path, monkeyp
 def test_a_file_with_something_else_in_it_is_kept(run_dir, tmp_path):
     notes = tmp_path / "notes.txt"
     notes.write_text("mine\n")
-    with pytest.raises(ConfigError, match=r"notes\.txt' holds no evaluations.*name another"):
+    with pytest.raises(ConfigError, match=r"notes\.txt exists.*another name"):
         next(follow(run_dir, episodes=4, out=notes))
     assert notes.read_text() == "mine\n"
 

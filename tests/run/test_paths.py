@@ -113,7 +113,7 @@ def test_datasets(at_home, tmp_path, monkeypatch):
 @pytest.mark.long
 def test_directories_and_logs(at_home, tmp_path):
     home = tmp_path / "home"
-    with RunDirectory(at_home("run"), {}) as directory:
+    with RunDirectory(at_home("run"), {"algorithm": {}}) as directory:
         assert directory.path == home / "run"
     assert read_config(at_home("run")) == {}
     with open_checkpointers(at_home("sweep"), [{}, {}], overwrite=False) as found:

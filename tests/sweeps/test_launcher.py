@@ -27,7 +27,7 @@ started, cluster = clusters.fixtures(num_gpus=2)  # two accelerators: Ray counts
 def test_experiments_side_by_side(cluster, tmp_path, monkeypatch):
     other = tmp_path / "learning_rate=0.003" / "seed=5"
     other.mkdir(parents=True)
-    (other / "config.json").write_text('{"format": 1, "of": "another run"}')
+    (other / "config.json").write_text('{"format": 1, "algorithm": {}}')
     found = launch(PLAIN, ENV, run_dir=tmp_path, seeds=[5], learning_rate=[1e-2, 1e30, 3e-3], **SETTINGS)
 
     assert found.failed.tolist() == [[False], [True], [True]]
@@ -161,7 +161,8 @@ def ended(tmp_path_factory):
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(Loop, "train", lambda *_: None)  # what matters here is config.json
         jaxrl.train(PPO, ENV, seed=5, run_dir=run_dir, **settings)
-    (run_dir / "result.json").write_text(json.dumps({"stopped": "finished", "total_steps": 2 * ROWS}))
+    record = {"evaluation": {}, "stopped": "finished", "wall_seconds": 1.0, "total_steps": 2 * ROWS}
+    (run_dir / "result.json").write_text(json.dumps(record))
     return root
 
 

@@ -1,0 +1,202 @@
+"""Recognition of what jaxrl wrote, by names and contents, so that it never replaces or deletes files of others."""
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxrl.core import files
+from jaxrl.core.errors import ConfigError, RunDirectoryError
+
+MARK = "written by jaxrl"  # in files whose format does not show who wrote them
+
+_TABLE = rb"[^\n]*\b(?:(?:IQM\W+mean\W+std\W+min\W+max|score\W+copies)\W+failed|return\W+evaluations\W+ended)\b"
+# How files of each kind begin. Those that are appended to may be empty. The pictures and episodes of versions that did
+# not mark them are known by their sizes, resolution, palette and last delay. Every other kind has the mark.
+_KINDS = {
+    "brax": rb"\s*<.*(?:written by jaxrl|brax)",
+    "config": rb'\s*\{(?=.*"(?:format": ?\d|type": ?"algorithm:))(?=.*"(?:algorithm|sweep|tune)": ?\{)',
+    "curves": rb"configuration,[^\n]*\bseed,step\b",
+    "description": rb'\{\s*"[gt]pu": \{.*"source": "read on the device',
+    "evaluations": rb'\{"step": \d+(?:, "evaluation/|[^\n]*[^\n}]\Z)|\Z',
+    "events": rb".*\n\x07seconds",
+    "gif": rb"GIF89a(?:.{4}\x85.*\x21\xf9\x04.d\0.\0,|.*written by jaxrl)",
+    "journal": rb'\{"settings": |\Z',
+    "lineage": rb"step,member,parent,score",
+    "lock": rb"process \d+ on |\Z",
+    "log": rb"(?:.*\n)?[-\d]{10} [:\d]{8} [^\n]+, seed \d+, [\d,]+ steps\n|(?:[-\d]{10} [:\d]{8} | {20}).{400000}|\Z",
+    "manifest": rb'\{\s*"step": \d+,\s*"config": ',
+    "metrics": rb'\{"step": \d+(?:, "(?:seconds"|[^"/]+/)|\}|[^\n]*[^\n}]\Z)|\Z',
+    "metrics of a sweep": rb'\{"configuration": \d+, "seed": ',
+    "numpy": rb'PK.*"operations": \[',
+    "onnx": rb".*jax2onnx",
+    "png": rb"\x89PNG.{12}\0\0(?:.*?Software\0written by jaxrl|(?:\x03H|\x04\xb0|\x06\x18).{,30}Matplotlib.{,60}pHYs\0\0\x12t)",  # noqa: E501
+    "output of a sweep": rb"PK.*configurations\.npy.*steps\.npy.*returns\.npy|.*written by jaxrl|" + _TABLE,
+    "probe": rb"\0*\Z",
+    "py": rb".*Runs a policy that `jaxrl export",
+    "report": rb"\s*<.*Written by jaxrl ",
+    "result": rb'\{(?=.*"evaluation": \{)(?=.*"stopped": ")(?=.*"wall_seconds": )',
+    "rows": rb'\{"step": \d+(?:(?:, "(?:\\.|[^"\\\n])*": [^,"{\[\n]+)*\}|[^\n]*[^\n}]\Z)|\Z',
+    "stablehlo": rb".*ActFunction",
+    "sweep": rb'\{\s*"format": \d+,\s*"configurations": \[',
+    "table": _TABLE,
+    "table of metrics": rb"step(?:,seconds\b|,[^,/\n]+/|\r?\n)",
+    "wandb": rb'\{\s*"id": "[\w-]+"',
+}
+# What a run, a search or a program of a sweep writes and deletes in its directory, the first one last.
+OF_RUNS = {
+    "config.json": "config",
+    ".lock": "lock",
+    "metrics.jsonl": "metrics",
+    "metrics.csv": "table of metrics",
+    "result.json": "result",
+    "learning_curve.png": "png",
+    "wandb_run.json": "wandb",
+    "log.txt": "log",
+    "evaluations.jsonl": "evaluations",
+    "study.journal": "journal",
+    "trials.csv": "table",
+    "trials.md": "table",
+    "trials.png": "png",
+    "checkpoints": "folder",
+    "tensorboard": "folder",
+    "videos": "folder",
+    "checkpoints/[0-9]*": "step",
+    "checkpoints/.saving-[0-9]*": "step",
+    "checkpoints/.saving-probe": "probe",
+    "checkpoints/.replaced-[0-9]*": "step",
+    "videos/[0-9]*.gif": "gif",
+    "videos/[0-9]*.html": "brax",
+    "tensorboard/events.out.tfevents.*": "events",
+}
+OF_SWEEPS = {
+    "metrics.jsonl": "metrics of a sweep",
+    "curves.csv": "curves",
+    "table.csv": "table",
+    "table.md": "table",
+    "curves.png": "png",
+    "lineage.csv": "lineage",
+    "lineage.png": "png",
+    "sweep.json": "sweep",
+}
+_SWEEPS = ("a sweep", "a population")
+
+
+def is_own(path: Path, kind: str) -> bool:
+    """Return whether jaxrl wrote the file at `path`; False for links, and for what is missing or cannot be read.
+
+    Args:
+      path: of the file.
+      kind: a key of `_KINDS`; any other kind has the mark. Of directories "folder", and "step" for a checkpoint.
+    """
+    if path.is_symlink():
+        return False
+    if kind == "folder":
+        return path.is_dir()
+    try:
+        if kind == "step":
+            return _is_step(path)
+        with files.open_to_read(path) as file:
+            return bool(re.match(_KINDS.get(kind, rb".*written by jaxrl"), file.read(files.LARGEST), re.DOTALL))
+    except OSError:
+        return False
+
+
+def check_output(path: Path, kind: str) -> None:
+    """Check that a file can be written without replacing one of somebody else.
+
+    Args:
+      path: of the file.
+      kind: see `is_own`.
+
+    Raises:
+      ConfigError: something else is there.
+    """
+    if os.path.lexists(path) and not is_own(path, kind):
+        raise ConfigError(
+            f"{path} exists, and does not show that jaxrl wrote it for this; choose another name, or delete it"
+        )
+
+
+def check_folder(path: Path, kind: str) -> None:
+    """Check that jaxrl can keep `kind` in a folder without replacing or deleting what is not of that kind.
+
+    Args:
+      path: of the folder, which may be missing.
+      kind: "a run", "a search", "a sweep", "a population", "a program of a sweep", or "the best policy of a sweep or a
+        search".
+
+    Raises:
+      RunDirectoryError: it holds something of another kind, or a file of somebody else under a name that jaxrl uses.
+    """
+    found = folder_kind(path)
+    if found not in (None, kind):
+        raise RunDirectoryError(f"{path} holds {found}, and {kind} needs a directory of its own; use another --run-dir")
+    # Events of others are in nobody's way: the names of ours are new.
+    named = [(one, what) for one, what in _named(path, kind) if what != "events"]
+    others = [one for one, what in named if not is_own(one, what)]
+    if not found and kind not in _SWEEPS:  # without its configuration nothing can be resumed
+        others += [one for one, what in named if what not in ("folder", "lock")]
+    if others:
+        raise RunDirectoryError(
+            f"{', '.join(map(str, others[:5]))}: not from {kind} that jaxrl left here; move it away, or use "
+            "another --run-dir"
+        )
+
+
+def remove(path: Path, kind: str) -> None:
+    """Delete what jaxrl wrote into the directory of a run or a sweep, and nothing else.
+
+    Raises:
+      OSError: a file cannot be deleted.
+    """
+    for one, what in reversed(_named(path, kind)):
+        if what == "folder":
+            if not any(one.iterdir()):
+                one.rmdir()
+        elif what != "lock" and is_own(one, what):
+            shutil.rmtree(one) if one.is_dir() else one.unlink()
+
+
+def folder_kind(path: Path) -> str | None:
+    """Return what is kept in a folder, in words: a run, a sweep, a dataset, ...; None if it is nothing of that."""
+    if config := _read(path / "config.json", "config"):
+        exported = (path / "model.safetensors").exists() and not (path / "checkpoints").exists()
+        return "an exported policy" if exported else config_kind(config)
+    if found := _read(path / "sweep.json", "sweep") or _read(path / "program-0" / "config.json", "config").get("sweep"):
+        return "a population" if found.keys() & {"lineage", "population"} else "a sweep"
+    datasets = ("recording.json", "dataset_info.json", "data/main_data.hdf5", "data/metadata.json")
+    return "a dataset" if any((path / name).exists() for name in datasets) else None
+
+
+def config_kind(config: Mapping[str, Any]) -> str:
+    """Return what a directory with this configuration holds."""
+    if "tune" in config:
+        return "a search"
+    if "sweep" in config:
+        return "the best policy of a sweep or a search" if "algorithm" in config else "a program of a sweep"
+    return "a run"
+
+
+def _named(path: Path, kind: str) -> list[tuple[Path, str]]:
+    """Return the files in a directory that have names of this kind's, with the kind of each."""
+    names = OF_SWEEPS if kind in _SWEEPS else OF_RUNS
+    return [(found, what) for pattern, what in names.items() for found in path.glob(pattern)]
+
+
+def _is_step(path: Path) -> bool:
+    """Return whether a folder is a checkpoint, complete, damaged, or partly written or deleted."""
+    record = path / "manifest.json"
+    known = all(one.name.startswith(("state", "manifest.json", ".manifest.json.")) for one in path.iterdir())
+    return known and (is_own(record, "manifest") or not record.exists() or (path / "state" / "_METADATA").exists())
+
+
+def _read(path: Path, kind: str) -> dict[str, Any]:
+    """Return the JSON object in a file; empty unless jaxrl wrote it."""
+    try:
+        found = files.read_json(path) if is_own(path, kind) else {}
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
