@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import functools
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -98,7 +99,11 @@ def _claim(path: Path) -> tuple[Path, int]:
             if os.path.samestat(os.fstat(lock), os.stat(path)):
                 break
         os.close(lock)  # it was renamed or deleted since
-    for left in path.iterdir():
+    found = list(path.iterdir())
+    if others := [left for left in found if not re.fullmatch(r"data|.+\.json|.+-train\..+", left.name)]:
+        os.close(lock)
+        raise ConfigError(f"{others[0]} was not written by jaxrl; move it away, or use another path")
+    for left in found:
         shutil.rmtree(left) if left.is_dir() else left.unlink()
     return path, lock
 

@@ -93,12 +93,10 @@ class Record:
                 f"path={str(folder)!r} holds the recording of a run whose directory {run_dir} is gone; use another, or "
                 "move it away"
             ]
-        links = sorted(path.name for path in folder.iterdir() if path.is_symlink())
-        if links:
-            return [
-                f"path={str(folder)!r} holds the link {links[0]}, and a recording lies in its own directory only: move "
-                "what it leads to to its place, or use another path"
-            ]
+        others = [one for one in folder.iterdir() if one.is_symlink()]
+        others += [one for one in folder.glob(f"{_PART}[0-9]*") if not (one / "dataset_info.json").exists()]
+        if others:
+            return [f"{others[0]} is not part of a recording; move it away, or use another path"]
         return []
 
 
@@ -157,7 +155,7 @@ class Recorder:
         for path in self._folder.glob(f"{_PART}*"):
             if path.name.removeprefix(_PART).isdecimal() and int(path.name.removeprefix(_PART)) >= step:
                 path.rename(path.with_name(f".{path.name}.removed"))  # never half of it at its place
-        for path in self._folder.glob(f".{_PART}*"):
+        for path in self._folder.glob(f".{_PART}[0-9]*"):
             shutil.rmtree(path)
 
     def add(self, fetch: Fetch) -> None:

@@ -16,6 +16,7 @@ from jaxrl.cli import doctor, runs
 from jaxrl.cli.training import prepare
 from jaxrl.core import ownership
 from jaxrl.core.errors import JaxrlError
+from jaxrl.data.staging import Staging
 from jaxrl.export.policies import export_policy
 from jaxrl.plots.curves import plot_run
 from jaxrl.run import rendering, training
@@ -179,3 +180,11 @@ def test_an_output_replaces_only_what_jaxrl_wrote(name, tmp_path):
         shutil.rmtree(out) if out.is_dir() else out.unlink()
     for _ in range(2 * (name in TWICE)):
         call(out)
+
+
+def test_an_incomplete_dataset_is_deleted_and_nothing_else(tmp_path):
+    left = tmp_path / ".x.partial"
+    write(left / "x-train.array_record-00000")
+    assert not list(Staging(tmp_path / "x").publish().iterdir())
+    write(tmp_path / ".y.partial" / "mine.txt")
+    assert_refused(tmp_path, "mine.txt", Staging, tmp_path / "y")

@@ -306,9 +306,13 @@ def test_a_link_in_a_recording_is_refused_and_its_target_left_alone(name, whole,
     (tmp_path / "precious" / "file").write_text("mine")
     recording = tmp_path / "here" / "recording"
     shutil.rmtree(recording / name, ignore_errors=True)
+    shutil.copytree(tmp_path / "precious", recording / "part-999999999999")
+    with pytest.raises(ConfigError, match="part-999999999999 is not part of a recording"):
+        train(recording, run_dir=tmp_path / "here" / "run")
+    shutil.rmtree(recording / "part-999999999999")
     (recording / name).symlink_to(tmp_path / "precious")
     monkeypatch.setattr(Program, "start", lambda *_, **__: pytest.fail("it began"))
-    with pytest.raises(ConfigError, match=f"holds the link {name}, and a recording lies in its own directory only"):
+    with pytest.raises(ConfigError, match=f"{name} is not part of a recording"):
         train(recording, run_dir=tmp_path / "here" / "run")
     # In a folder of hidden files alone, which counts as empty, and whatever else the system refuses.
     (recording / "recording.json").unlink()
