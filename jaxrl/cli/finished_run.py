@@ -82,15 +82,17 @@ def report(record: Mapping[str, Any], algorithm: str, environment: str, run_dir:
         lines.append(f"run directory: {_short(run_dir)}")
     if record["stopped"] == "target_return":
         lines.append("stopped early: the target return was reached")
-    return [*lines, *notes, _returns(record)]
+    return [*lines, *notes, *_returns(record)]
 
 
 def _returns(record):
-    found, trained = record["evaluation"], record.get("training_return")
-    actions = "exploring" if record.get("explored") else "greedy"
+    found = record["evaluation"]
+    if "training_return" not in record:  # of an earlier version
+        return [f"evaluation: {score(found)}"] if found else []
+    trained, actions = record["training_return"], "exploring" if record["explored"] else "greedy"
     evaluated = score(found, count=False) if found else "none"
-    shown = "no episode ended" if trained is None else f"{trained:.4g}"
-    return f"evaluation ({actions}): {evaluated}; in training {shown}"
+    training = "no episode ended" if trained is None else f"{trained:.4g}"
+    return [f"evaluation ({actions}): {evaluated}; in training {training}"]
 
 
 def _time(record):

@@ -8,7 +8,7 @@ from jaxrl.core import registry, suite_modules
 from jaxrl.core.errors import ConfigError, MissingExtraError, unknown
 
 _REGISTERED = registry.registered("environment")
-# Suites that list their names without long imports; a name without a suite is looked up in these alone.
+# Suites that list their names without long imports; a name without a suite is looked up in these and in users' own.
 _QUICK = ("brax", "envpool", "gymnasium", "gymnax", "probe")
 _YOURS = (
     "a suite of yours comes with an installed package that declares it (entry point jaxrl.suites); a single "
@@ -81,7 +81,8 @@ def suite_of(name: str, names: Callable[[str], Iterable[str]]) -> tuple[str, str
         return None
     suite, colon, rest = name.partition(":")
     if not colon:
-        known = [*_REGISTERED, *(f"{home}:{rest}" for home in _QUICK if installed(home) for rest in names(home))]
+        quick = [*_QUICK, *suite_modules.declared()]
+        known = [*_REGISTERED, *(f"{home}:{rest}" for home in quick if installed(home) for rest in names(home))]
         homes = [home for home in known if home.partition(":")[2].lower() == name.lower()]
         if homes:
             raise ConfigError(f"environment {name!r} has no suite; did you mean {' or '.join(map(repr, homes))}?")

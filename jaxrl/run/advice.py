@@ -90,19 +90,23 @@ def at_end(
     return f"this run did not learn: {what}{entropy} ({PAGE})"
 
 
-def below_best(rows: Sequence[Mapping[str, float]], run_dir: Any, kept: int | None) -> str | None:
+def below_best(rows: Sequence[Mapping[str, float]], run_dir: Any, best_step: int | None) -> str | None:
     """Return one line on a run whose last evaluation is far below its best; None where it is not.
 
     Args:
       rows: the metrics of the run, in the order in which they were logged.
       run_dir: of the run.
-      kept: step of the best checkpoint; None: there is none.
+      best_step: step of the best checkpoint; None: there is none.
     """
     evaluations = _evaluations(rows)
     if not evaluations:
         return None
     (step, best), (_, last) = max(evaluations, key=lambda one: one[1].mean), evaluations[-1]
-    how = f"jaxrl eval {run_dir} --best plays that policy" if step == kept else "its policy was not kept in a run_dir"
+    how = (
+        f"jaxrl eval {run_dir} --best plays that policy"
+        if step == best_step
+        else "its policy was not kept in a run_dir"
+    )
     line = f"the last evaluation returned {last.mean:.4g}, that of step {step:,} {best.mean:.4g}; {how}"
     return line if last.is_below(best) else None
 

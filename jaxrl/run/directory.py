@@ -281,7 +281,7 @@ def difference(
         if isinstance(there, Mapping) and isinstance(here, Mapping) and _kind(there) == _kind(here):
             lines += difference(there, here, may_change, f"{name}.")
         else:
-            lines.append(f"{name}: {_shown(there)} -> {_shown(here)}")
+            lines.append(f"{name}: {_abridged(there)} -> {_abridged(here)}")
     return lines
 
 
@@ -289,7 +289,7 @@ def _kind(config: Mapping[str, Any]) -> list[Any]:
     return [config.get(name) for name in ("type", "suite", "name")]
 
 
-def _shown(value: Any) -> str:
+def _abridged(value: Any) -> str:
     """Return a setting of a configuration in about a hundred characters."""
     if value is _ABSENT:
         return "(absent)"

@@ -105,14 +105,21 @@ class Journal:
             self._advised.add(name)
 
     def advise_at_end(
-        self, algo: Algorithm, spec: EnvSpec, run_dir: Path | None, kept: int | None, *, same_env: bool, **how: bool
+        self,
+        algo: Algorithm,
+        spec: EnvSpec,
+        run_dir: Path | None,
+        best_step: int | None,
+        *,
+        same_env: bool,
+        **how: bool,
     ) -> None:
         """Warn of a run that has not learned, or whose greedy actions or last evaluation do not show it.
 
         Args:
           algo, spec: of the run.
           run_dir: None: there is none.
-          kept: step of the best checkpoint, if there is one.
+          best_step: step of the best checkpoint, if there is one.
           same_env, **how: as `advice.at_end` takes them.
         """
         text = advice.at_end(
@@ -122,7 +129,7 @@ class Journal:
             same_env=same_env and spec.num_agents == 1,  # other agents learn too
             **how,
         )
-        for line in (text, advice.below_best(self.history, run_dir, kept)):
+        for line in (text, advice.below_best(self.history, run_dir, best_step)):
             if line is not None and distributed.is_leader():
                 warnings.warn(line, RuntimeWarning, stacklevel=5)
 

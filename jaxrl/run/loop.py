@@ -422,8 +422,8 @@ class Loop:
         elif step > self.first_step and stop.reason not in ("interrupted", "non_finite", TARGET_RETURN):
             greedy = not self.settings.explore_in_evaluation and self.settings.eval_env is self.settings.env
             how = {"same_env": self.callbacks.keep()["env"] is None, "from_scratch": "parent" not in self.config}
-            kept = None if saver.checkpointer is None else saver.checkpointer.best
-            parts = self.settings.algo, self.program.layout.spec, self.settings.run_dir, kept
+            best_step = None if saver.checkpointer is None else saver.checkpointer.best
+            parts = self.settings.algo, self.program.layout.spec, self.settings.run_dir, best_step
             self.journal.advise_at_end(*parts, greedy=greedy, **how)
         self.laps.lap("save")
         compiled, loaded = np.subtract(compile_cache.programs(), self.programs)

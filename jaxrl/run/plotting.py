@@ -1,5 +1,6 @@
 """Learning curves of run directories."""
 
+import contextlib
 import os
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
@@ -20,8 +21,15 @@ if TYPE_CHECKING:
 
 def named(paths: Sequence[str | os.PathLike]) -> list[tuple[str | os.PathLike, str]]:
     """Return paths with names that tell their directories apart, each directory once."""
-    found = {files.expand(path).resolve(): path for path in paths}
+    found = {_resolved(path): path for path in paths}
     return list(zip(found.values(), unique_names([path.parts for path in found], "/"), strict=True))
+
+
+def _resolved(path):
+    path = files.expand(path)
+    with contextlib.suppress(ValueError):  # no file can have such a name, as the error of reading it says
+        path = path.resolve()
+    return path
 
 
 def read_run(path: str | os.PathLike, name: str = "") -> Run:

@@ -196,7 +196,7 @@ def test_convolutions_are_not_for_numpy(tmp_path):
         ("numpy", "numpy.npz", "would hide Python's module numpy"),
         ("numpy", "json.npz", "would hide Python's module json"),
         ("stablehlo", "config.json", "must end in .stablehlo"),
-        ("stablehlo", "", "must end in .stablehlo"),
+        ("stablehlo", "", "is empty"),
     ],
 )
 def test_names_of_other_files_are_refused(to, name, words, tmp_path, monkeypatch):

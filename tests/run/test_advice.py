@@ -187,7 +187,7 @@ def test_greedy_actions_that_show_little_of_what_was_learned_are_told(means, eva
     ids=str,
 )
 def test_a_run_that_ends_far_below_its_best_evaluation_says_so(evaluations, std, words):
-    said = advice.below_best(history(100 * [None], evaluations=evaluations, evaluation_std=std), "runs/a", kept=50_000)
+    said = advice.below_best(history(100 * [None], evaluations=evaluations, evaluation_std=std), "runs/a", 50_000)
     assert (said is None) == (words is None) and all(word in said for word in words or ()), said
 
 

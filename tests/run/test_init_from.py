@@ -136,8 +136,7 @@ def test_what_does_not_fit_is_told_before_it_compiles(parent, algo, env, words):
 def test_what_is_none(parent, tmp_path):
     before, _ = parent
     for wrong in (3, "", before, [], {"a": "b"}):
-        kind = RunDirectoryError if wrong == "" else ConfigError
-        with pytest.raises(kind, match="not a run directory|neither a run directory, nor a policy, nor a learner"):
+        with pytest.raises(ConfigError, match="is empty|neither a run directory, nor a policy, nor a learner"):
             train(init_from=wrong)
     with pytest.raises(RunDirectoryError, match="is not a run directory"):
         train(init_from=tmp_path / "nothing")
@@ -158,9 +157,9 @@ def test_it_names_its_parent_and_resumes_bit_for_bit(parent, tmp_path):
     shutil.rmtree(copy)  # it has what it needs
     resumed = train(STEADY, HEAVY, total_steps=4 * ROWS, init_from=copy, run_dir=path)
     assert_equal(resumed.state, whole.state)
-    with pytest.raises(RunDirectoryError, match=r"parent\.run.*-> \(absent\)"):
+    with pytest.raises(RunDirectoryError, match=r"parent: .*-> \(absent\)"):
         train(STEADY, HEAVY, total_steps=4 * ROWS, run_dir=path)
-    with pytest.raises(RunDirectoryError, match="parent.run"):
+    with pytest.raises(RunDirectoryError, match="parent"):
         train(STEADY, HEAVY, total_steps=4 * ROWS, run_dir=path, init_from=original)
 
 

@@ -114,6 +114,7 @@ def test_run_directory(finished):
     result, _ = finished
     record = json.loads((result.run_dir / "result.json").read_text())
     names = {"evaluation", "stopped", "problem", "total_steps", "steps_per_second", "wall_seconds", "seconds"}
+    names |= {"explored", "training_return"}
     assert set(record) == names | {"session_steps", "run_steps_per_second", "total_seconds", "start", "origin"}
     assert set(record["seconds"]) == set(PARTS)
     assert sum(record["seconds"].values()) - record["seconds"]["import"] == pytest.approx(record["wall_seconds"])

@@ -147,7 +147,7 @@ def test_make_train_refuses_what_it_cannot_compile():
         (ServedFromHost(ENV), {}, "stepped on the host"),
         (ENV, {"topology": anakin(2)}, "devices=2"),
         (ENV, {"total_steps": 0}, "total_steps=0"),
-        (ENV, {"total_steps": 10**13}, "total_steps=10000000000000 are"),
+        (ENV, {"total_steps": 10**13}, "total_steps=10000000000000"),
     ):
         with pytest.raises(ConfigError, match=words):
             jaxrl.make_train(PPO, env, **{"total_steps": TOTAL} | settings)
@@ -215,7 +215,10 @@ def test_plot_draws_every_configuration(tmp_path):
 
 def test_table_has_the_best_first():
     lines = swept("in_turn", 1).table().splitlines()
-    assert lines[0].split() == ["learning_rate", "IQM", "mean", "std", "min", "max", "failed"] and len(lines) == 4
+    assert (
+        lines[0].split() == ["learning_rate", "IQM", "mean", "std", "min", "max", "training", "failed"]
+        and len(lines) == 4
+    )
     result = swept("in_turn", 1)
     assert float(lines[1].split()[0]) == result.best["learning_rate"]
     assert float(lines[1].split()[1]) >= float(lines[2].split()[1])
