@@ -66,8 +66,8 @@ def to_config(env: Environment | HostRecipe) -> dict[str, Any]:
         "action_space": encode(env.action_space),
     }
     if made_as and (getattr(inner, "factory", None) is not None or _changed(env, found) is None):
-        name, values = made_as
-        found |= _named(name, {key: encode(value) for key, value in values.items()}) | {"wrappers": above}
+        name, chosen = made_as
+        found |= _named(name, {key: encode(value) for key, value in chosen.items()}) | {"wrappers": above}
         found |= _changed(env, found) or {}
     return found
 
