@@ -12,7 +12,10 @@ from jaxrl.core.errors import ConfigError, RunDirectoryError
 
 MARK = "written by jaxrl"  # in files whose format does not show who wrote them
 
-_TABLE = rb"[^\n]*\b(?:(?:IQM\W+mean\W+std\W+min\W+max|score\W+copies)\W+failed|return\W+evaluations\W+ended)\b"
+_TABLE = (
+    rb"[^\n]*\b(?:IQM\W+mean\W+std\W+min\W+max\W+(?:training\W+)?failed|score\W+copies\W+failed|"
+    rb"return\W+evaluations\W+ended)\b"
+)
 # How files of each kind begin. Those that are appended to may be empty. The pictures and episodes of versions that did
 # not mark them are known by their sizes, resolution, palette and last delay. Every other kind has the mark.
 _KINDS = {

@@ -65,7 +65,7 @@ def test_another_configuration_is_refused_with_the_difference(tmp_path):
     assert "algorithm.gamma: 0.99 -> 0.9" in text
     assert "algorithm.network.sizes: [64, 64] -> [32]" in text
     assert 'env: (absent) -> "gymnax:CartPole-v1"' in text
-    assert "seed" not in text and "--overwrite" in text and "--init-from" not in text
+    assert "seed" not in text and "--overwrite" in text and "--init-from" in text
     assert read_config(tmp_path) == CONFIG
     RunDirectory(tmp_path, CONFIG).close()  # the refused one gave the lock back
 

@@ -114,7 +114,7 @@ def report(rng, lives=True):
         updates={name: np.float32(rng.uniform()) for name in ("loss", "replay_found", "sequences_found")},
         iterations=np.float32(made > 0),
         made=made,
-        finite={"loss": np.bool_(True)},
+        broken={"loss": np.int32(0)},
         failed_at=np.int32(-1),
         actors={name: float(rng.integers(3)) for name in ("policy_lag", "policy_lag_max", "failures", "seconds")},
     )
