@@ -46,7 +46,8 @@ ALGORITHMS = {
         temperature=1e-3,
         policy=networks.Actor(widths=(32,), normalization="batch_renorm", normalize_inputs=True),
         critic=networks.Critic(widths=(64,), normalization="batch_renorm", normalize_inputs=True),
-        **{name: value for name, value in SMALL.items() if name != "tau"},
+        # With half of the updates its values are up to 0.24 off in one seed of six, whose statistics still move.
+        **{name: value for name, value in SMALL.items() if name != "tau"} | {"replay_ratio": 0.25},
     ),
     "tqc": jaxrl.SAC(
         learn_temperature=False,

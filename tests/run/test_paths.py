@@ -115,7 +115,7 @@ def test_directories_and_logs(at_home, tmp_path):
     home = tmp_path / "home"
     with RunDirectory(at_home("run"), {"algorithm": {}}) as directory:
         assert directory.path == home / "run"
-    assert read_config(at_home("run")) == {}
+    assert read_config(at_home("run")) == {"algorithm": {}}
     with open_checkpointers(at_home("sweep"), [{}, {}], overwrite=False) as found:
         assert [one.directory.parent for one in found] == [home / "sweep" / f"program-{n}" for n in (0, 1)]
     log = JSONLLogger(at_home("logs/metrics.jsonl"))
