@@ -6,8 +6,8 @@ import numpy as np
 
 from jaxrl.core.report import Report, joined
 
-_ROWS = 50  # of a run, about: each costs the processor some thousandths of a second, and its chunk as much again
-_FEWEST, _MOST = 25, 100
+_ROWS = 30  # of a run, about: each costs the processor some thousandths of a second, and its chunk as much again
+_FEWEST, _MOST = 20, 60
 _FEWEST_ITERATIONS = 100
 
 
@@ -17,7 +17,7 @@ def row_period(iterations: int, evaluation_period: int, every: int | None) -> in
     Args:
       iterations: of the run.
       evaluation_period: iterations between evaluations, where rows are written too.
-      every: iterations between rows, if the run says so; None: about a fiftieth of the run, and if possible a whole
+      every: iterations between rows, if the run says so; None: about a thirtieth of the run, and if possible a whole
         part of an evaluation period, so that rows are evenly spaced; nothing for runs of fewer than 100 iterations.
     """
     if every is not None or iterations < _FEWEST_ITERATIONS:
