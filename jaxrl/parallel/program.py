@@ -257,7 +257,7 @@ class Program[Env, Data]:
         return self._chunk(algo, env, state, length, total_steps_per_env, dataset, recorded)
 
     def _chunk(self, algo, env, state, length, total_steps_per_env, dataset, recorded):
-        numbers = self.layout.place((np.int32(length), np.float32(total_steps_per_env)))
+        numbers = _placed(self.layout, length, total_steps_per_env)
         if self.host is not None:
             return self.host.chunk(algo, state, length, numbers[1], dataset, recorded)
         steps_per_env, time, buffers = state.steps_per_env, self.collects.steps_per_env(algo), state.buffers
@@ -314,6 +314,11 @@ def _with_empty_buffers(collects, algo, source, state, dataset):
         return state
     # A copy: no array may be in the state twice.
     return state.replace(buffers=buffers, empty_at=jax.tree.map(jnp.copy, state.steps_per_env))
+
+
+@lru_cache(maxsize=32)  # most chunks of a run have one length
+def _placed(layout, length, total_steps_per_env):
+    return layout.place((np.int32(length), np.float32(total_steps_per_env)))
 
 
 @lru_cache(maxsize=32)
