@@ -6,8 +6,7 @@ import numpy as np
 
 from jaxrl.core.report import Report, joined
 
-_ROWS = 30  # of a run, about: each costs the processor some thousandths of a second, and its chunk as much again
-_FEWEST, _MOST = 20, 60
+_ROWS = 15, 50  # of a short and a long run, about: each ends a chunk, which costs some thousandths of a second
 _FEWEST_ITERATIONS = 100
 
 
@@ -17,14 +16,16 @@ def row_period(iterations: int, evaluation_period: int, every: int | None) -> in
     Args:
       iterations: of the run.
       evaluation_period: iterations between evaluations, where rows are written too.
-      every: iterations between rows, if the run says so; None: about a thirtieth of the run, and if possible a whole
-        part of an evaluation period, so that rows are evenly spaced; nothing for runs of fewer than 100 iterations.
+      every: iterations between rows, if the run says so; None: about a fifteenth of the run, and from 2,500 iterations
+        on a fiftieth, if possible a whole part of an evaluation period, so that rows are evenly spaced; nothing for
+        runs of fewer than 100 iterations.
     """
     if every is not None or iterations < _FEWEST_ITERATIONS:
         return every
-    target = max(iterations // _ROWS, 1)
+    rows = min(max(iterations // 50, _ROWS[0]), _ROWS[1])
+    target = iterations // rows
     whole = min(evaluation_period, iterations)
-    fewest, most = -(-whole // (iterations // _FEWEST)), whole // -(-iterations // _MOST)
+    fewest, most = -(-whole // (2 * iterations // rows)), whole // -(-iterations // (2 * rows))
     near = [whole // parts for parts in range(most, fewest - 1, -1) if whole % parts == 0]
     return min(near, key=lambda n: max(n / target, target / n), default=target)
 

@@ -100,9 +100,9 @@ def train(
         transitions (DQN, SAC), else 8.
       run_dir: where configuration, metrics, checkpoints and the result are written; None: nowhere.
       overwrite: delete the run that `run_dir` holds, and start again.
-      log_every: environment steps between rows of training metrics, in whole iterations; None: about a thirtieth of the
-        run, or about a second where it has fewer than a hundred iterations. Rows are also written where the run is
-        evaluated, saved or calls back.
+      log_every: environment steps between rows of training metrics, in whole iterations; None: a fifteenth to a
+        fiftieth of the run, or about a second where it has fewer than a hundred iterations. Rows are also written where
+        the run is evaluated, saved or calls back.
       evaluate_every: environment steps between evaluations; None: a tenth of the run; 0: only at the end.
       evaluation_episodes: complete episodes per evaluation; None: 128, or 10 where the environment is on the host.
       eval_env: another environment to evaluate in, as `env`; its observations and actions must have the shapes and

@@ -65,7 +65,7 @@ def test_rows_do_not_depend_on_the_chunks_nor_on_a_kill(algo, monkeypatch, tmp_p
 def test_a_run_of_a_hundred_iterations_has_even_rows(monkeypatch):
     monkeypatch.setattr(loop, "_CHUNK_SECONDS", 1e6)
     result = train(total=120, evaluate_every=30 * ROWS, checkpoint_every=0)
-    assert steps(result) == list(range(5, 121, 5))
+    assert steps(result) == list(range(10, 121, 10))
     assert steps(train(total=120, evaluate_every=0, checkpoint_every=0, log_every=50 * ROWS)) == [50, 100, 120]
 
 
@@ -83,16 +83,18 @@ def test_a_short_chunk_before_a_row_does_not_shorten_those_after_it(monkeypatch)
 
 
 @given(st.integers(100, 10**6), st.integers(1, 2 * 10**6))
-def test_rows_are_between_twenty_and_sixty_and_even_between_evaluations(iterations, evaluate):
+def test_rows_are_as_many_as_asked_for_and_even_between_evaluations(iterations, evaluate):
     """Every period is tried here; of an evaluation that never comes, that of the whole run."""
-    period, target = row_period(iterations, evaluate, None), max(iterations // 30, 1)
-    assert 20 <= -(-iterations // period) <= 60
-    near = [n for n in range(-(-iterations // 60), iterations // 20 + 1) if min(evaluate, iterations) % n == 0]
+    rows = max(15, min(iterations // 50, 50))
+    period, target = row_period(iterations, evaluate, None), iterations // rows
+    assert rows // 2 <= -(-iterations // period) <= 2 * rows
+    periods = range(-(-iterations // (2 * rows)), 2 * iterations // rows + 1)
+    near = [n for n in periods if min(evaluate, iterations) % n == 0]
     assert period == min(near, key=lambda n: max(n / target, target / n), default=target)
 
 
 def test_a_run_without_an_end_in_mind_begins_at_once():
-    assert row_period(10**30, 10**29, None) == 25 * 10**27
+    assert row_period(10**30, 10**29, None) == 2 * 10**28
 
 
 def test_a_short_run_has_a_row_a_chunk_unless_it_says():
