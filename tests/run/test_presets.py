@@ -10,13 +10,14 @@ import pytest
 from golden import make_presets
 
 import jaxrl
+from jaxrl import networks
 from jaxrl.core import spaces
 from jaxrl.core.config import decode
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import EnvSpec
 from jaxrl.run.directory import difference
-from jaxrl.run.presets import PRESETS, preset
+from jaxrl.run.presets import PRESETS, preset, presets_of
 
 # github.com/facebookresearch/torchbeast at 3f3029c, torchbeast/polybeast_learner.py: the flags' defaults, and where
 # the loss is a sum, `torch.optim.RMSprop` adds epsilon to the root, and `done` includes time limits.
@@ -380,3 +381,60 @@ def test_presets_by_name():
     assert jaxrl.Anakin(**found.topology).num_envs == 4 and found.algorithm.gamma == 0.99
     with pytest.raises(ConfigError, match="unknown preset 'rainbo'; did you mean 'rainbow'"):
         preset("rainbo")
+
+
+GOOD = """
+[_shared]
+topology = {num_envs = 2}
+source = "A paper."
+[_shared.algorithm]
+type = "algorithm:ppo"
+clip = 0.1
+network = {type = "network:actorcritic", core = {type = "core:gru", width = 4}}
+[one]
+base = "_shared"
+env = "gymnax:CartPole-v1"
+total_steps = 10
+source = "{base} Differs."
+unset = ["max_grad_norm"]
+algorithm = {clip = 0.3, network = {core = {type = "core:lru"}}}
+[two]
+base = ["one"]
+unset = ["network.core"]
+"""
+
+
+def test_a_table_extends_others():
+    found = presets_of([GOOD])
+    assert list(found) == ["one", "two"] and len(found) == 2 and "_shared" not in found
+    one, two = found.values()
+    assert one.algorithm == jaxrl.PPO(clip=0.3, max_grad_norm=None, network=networks.ActorCritic(core=networks.LRU()))
+    assert (one.env, one.total_steps, one.topology) == ("gymnax:CartPole-v1", 10, {"num_envs": 2})
+    assert one.source == two.source == "A paper. Differs."
+    assert two.algorithm == one.algorithm.replace(network=networks.ActorCritic(core=None))
+
+
+@pytest.mark.parametrize(
+    ("there", "instead", "named"),
+    [
+        ("clip = 0.3", "clipp = 0.3", "clipp"),
+        ("clip = 0.3", "clip = false", "clip"),
+        ("clip = 0.3", 'clip = "a"', "clip"),
+        ("core = {type", "heart = {type", "heart"),
+        ('"core:lru"', '"core:lrv"', "lrv"),
+        ("total_steps = 10", "", "total_steps"),
+        ("total_steps = 10", "total_step = 10", "total_step"),
+        ('base = "_shared"', 'base = "_other"', "_other"),
+        ('base = "_shared"', 'base = "two"', "one"),
+        ('["max_grad_norm"]', '["max_grad"]', "max_grad"),
+    ],
+)
+def test_a_preset_takes_nothing_that_it_does_not_know(there, instead, named):
+    assert there in GOOD
+    with pytest.raises(ConfigError, match=named):
+        presets_of([GOOD.replace(there, instead)])["one"]
+
+
+def test_a_name_stands_in_one_file():
+    with pytest.raises(ConfigError, match="one"):
+        presets_of([GOOD, "[one]"])

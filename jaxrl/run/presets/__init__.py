@@ -1,47 +1,138 @@
-"""Published settings by name, each with its source.
+"""Published settings by name, each with its source, in the TOML files of this folder, one a source.
 
-A preset writes every field that its source fixes, also where that is the default today: no change of a default moves a
-preset (`tests/golden/presets.json` holds them).
+A table is a preset or, if its name begins with "_", what several presets share. `base` names the tables that it
+extends: tables within are merged, but one of another `type` replaces the base's, as other values do. `unset` lists
+what is None, by paths in `algorithm`. `{base}` in a source is the base's source. A preset writes every field that its
+source fixes, even where that is the default: no change of a default moves a preset (`tests/golden/presets.json`).
 """
 
-from jaxrl.core.errors import unknown
-from jaxrl.run.presets import (
-    batchppo,
-    cleanrl,
-    craftax,
-    dqn,
-    dreamer,
-    impala,
-    many_environments,
-    purejaxrl,
-    reppo,
-    rlpyt,
-    sac_parts,
-    zoo,
-)
-from jaxrl.run.presets.description import Preset
+import dataclasses
+import functools
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import resources
+from typing import Any
 
-__all__ = ["PRESETS", "Preset", "preset"]
+from jaxrl.core import config
+from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.core.types import Algorithm
 
-_SOURCES = (
-    purejaxrl,
-    cleanrl,
-    zoo,
-    batchppo,
-    craftax,
-    dqn,
-    dreamer,
-    impala,
-    reppo,
-    rlpyt,
-    sac_parts,
-    many_environments,
+__all__ = ["PRESETS", "Preset", "preset", "presets_of"]
+
+_KEYS = {"algorithm", "base", "env", "source", "topology", "total_steps", "unset"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """Settings of a whole run.
+
+        preset = jaxrl.preset("purejaxrl-cartpole")
+        topology = jaxrl.Anakin(**preset.topology)
+        result = jaxrl.train(preset.algorithm, preset.env, total_steps=preset.total_steps, topology=topology)
+
+    Attributes:
+      name: as `jaxrl.preset` and `--preset` take it.
+      algorithm: with all its fields.
+      env: where it was used, "suite:name"; any other of its kind may take its place.
+      total_steps: environment steps that it was trained for.
+      topology: arguments of `Anakin` or `Sebulba`, "num_envs" among them.
+      source: where the numbers are from, and where this differs.
+    """
+
+    name: str
+    algorithm: Algorithm
+    env: str
+    total_steps: int
+    topology: Mapping[str, Any]
+    source: str
+
+
+class _Presets(Mapping[str, Preset]):
+    """The presets of TOML files, each made when it is asked for."""
+
+    def __init__(self, texts: Iterable[str]):
+        self._tables: dict[str, dict[str, Any]] = {}
+        for text in texts:
+            tables = tomllib.loads(text)
+            if twice := sorted(set(tables) & set(self._tables)):
+                raise ConfigError(f"the preset {twice[0]!r} stands in two files: rename one")
+            self._tables |= tables
+        self._made: dict[str, Preset] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._tables if not name.startswith("_"))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __getitem__(self, name: str) -> Preset:
+        if name not in self._tables or name.startswith("_"):
+            raise KeyError(name)
+        if name not in self._made:
+            self._made[name] = _decoded(name, self._merged(name, ()))
+        return self._made[name]
+
+    def _merged(self, name, extending):
+        if name in extending or not isinstance(self._tables.get(name), dict):
+            raise ConfigError(f"the preset {(*extending, name)[0]!r} extends {name!r}, which is itself or no table")
+        table, whole = self._tables[name], {}
+        bases = table.get("base", [])
+        for base in [bases] if isinstance(bases, str) else bases:
+            whole = _merge(whole, self._merged(base, (*extending, name)))
+        own = {key: value for key, value in table.items() if key not in ("base", "unset")}
+        if "source" in table and "source" in whole:
+            own["source"] = table["source"].replace("{base}", whole["source"])
+        for path in ("algorithm." + path for path in table.get("unset", [])):
+            own = _merge(own, functools.reduce(lambda inner, key: {key: inner}, reversed(path.split(".")), None))
+        return _merge(whole, own)
+
+
+def _merge(base, own):
+    if not (isinstance(base, dict) and isinstance(own, dict)):
+        return own
+    if "type" in base and own.get("type", base["type"]) != base["type"]:
+        return own
+    return base | {key: _merge(base.get(key), value) for key, value in own.items()}
+
+
+def _decoded(name, table):
+    if wrong := sorted(set(table) ^ (_KEYS - {"base", "unset"})):
+        raise ConfigError(f"the preset {name!r} lacks {wrong[0]!r}, or may not have it: {', '.join(sorted(_KEYS))}")
+    algorithm = config.decode(table["algorithm"])
+    if ignored := list(_ignored(table["algorithm"], config.encode(algorithm), "algorithm")):
+        raise ConfigError(f"the preset {name!r} has {ignored[0]}, which {type(algorithm).__name__} does not take")
+    return Preset(name, **table | {"algorithm": algorithm})
+
+
+def _ignored(written, made, path):
+    """Yield what is written, but was not taken as it is, which reading an older run's configuration forgives."""
+    if isinstance(written, dict) and isinstance(made, dict):
+        for key, value in written.items():
+            yield from _ignored(value, made.get(key, ...), f"{path}.{key}")
+    elif written != made or isinstance(written, bool) != isinstance(made, bool):
+        yield f"{path} = {written!r}"
+
+
+def presets_of(texts: Iterable[str]) -> Mapping[str, Preset]:
+    """Return the presets of the texts of TOML files by name; each is checked when it is looked up.
+
+    Raises:
+      ConfigError: a name stands in two files, or, of a preset that is looked up, a base is missing, or a key, type or
+        value is not one of its algorithm's.
+      tomllib.TOMLDecodeError: a text is not TOML.
+    """
+    return _Presets(texts)
+
+
+PRESETS = presets_of(
+    file.read_text("utf-8")
+    for file in sorted(resources.files(__name__).iterdir(), key=lambda file: file.name)
+    if file.name.endswith(".toml")
 )
-PRESETS: dict[str, Preset] = {preset.name: preset for source in _SOURCES for preset in source.PRESETS}
 
 
 def preset(name: str) -> Preset:
-    """Published settings by name; `jaxrl algos` lists them.
+    """Return published settings by name; `jaxrl algos` lists them.
 
     Raises:
       ConfigError: there is no such preset; suggests the close names.
