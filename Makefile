@@ -74,6 +74,7 @@ docs: $(STAMP)  ## The documentation as a site, build/docs/site; every warning i
 
 dist: $(STAMP)  ## The source distribution and, made from it, the wheel: into dist.
 	rm -rf dist
+	$(BIN)/python -m jaxrl.cli.table
 	$(BIN)/uv build --quiet --python $(BIN)/python --no-build-isolation --out-dir dist
 	ls dist
 
@@ -97,6 +98,7 @@ setup: $(STAMP)
 
 $(STAMP): requirements.lock pyproject.toml scripts/make_venv.sh scripts/find_python.sh
 	sh scripts/make_venv.sh
+	$(BIN)/python -m jaxrl.cli.table
 	touch $@
 
 # The suites of JAX environments (the extra `suites`), which `make test` does without: a gigabyte.

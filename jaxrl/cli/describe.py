@@ -1,4 +1,4 @@
-"""The contents of `table.json`, from the code: all that the command line knows before JAX is imported."""
+"""The table of the command line, from the code: all that is known before JAX is imported."""
 
 import dataclasses
 import inspect
@@ -71,7 +71,11 @@ def table() -> dict[str, Any]:
             "step_timeout": STEP_TIMEOUT,
         },
         "from_datasets": [name for name in sorted(algorithms) if _needs_dataset(ALGORITHMS[name]())],
-        "environments": {suite: _suite_json(suite, *about) for suite, about in SUITES.items()},
+        "environments": {
+            suite: _suite_json(suite, package, refused)
+            for suite, (package, refused) in SUITES.items()
+            if package is None or installed_version(package) is not None
+        },
         "lists": {
             "algorithms": [row for row in algorithm_rows() if row[0] in algorithms],
             "presets": preset_rows(),

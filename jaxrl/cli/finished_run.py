@@ -124,7 +124,7 @@ def _command(parsed: ParsedCommand) -> dict[str, Any]:
         for name, value in parsed.values[group.title].items()
         if group.title != "run" or name not in _NO_OTHER_RUN
     }
-    return {"algorithm": parsed.algorithm.lower(), "flags": flags, "defaults": zlib.crc32(table.FILE.read_bytes())}
+    return {"algorithm": parsed.algorithm.lower(), "flags": flags, "defaults": zlib.crc32(repr(table.load()).encode())}
 
 
 def _text(value: Any) -> Any:

@@ -1,13 +1,17 @@
-"""What the command line knows before JAX is imported: flags, algorithms, presets and environments, from `table.json`.
+"""What the command line knows before JAX is imported: flags, algorithms, presets and environments.
 
-The file is made from the code (`jaxrl.cli.describe`) by `python scripts/update_cli_table.py`, and a test holds it to
-the code. What a user registered in this process is not in it: where that can be, JAX has been imported, and the code is
-asked.
+It is made from the code (`jaxrl.cli.describe`), by set-up and where the wheel is built (`python -m jaxrl.cli.table`),
+else when it is first needed, and kept as a JSON file with a hash of the code. What a user registered in this process is
+not in it: where that can be, JAX has been imported, and the code is asked.
 """
 
+import contextlib
 import dataclasses
 import functools
+import hashlib
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from importlib import import_module
@@ -21,12 +25,65 @@ from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.versions import installed_version
 
 FILE = Path(__file__).with_name("table.json")
+_PACKAGE = Path(__file__).parents[1]
 
 
 @functools.cache
 def load() -> dict[str, Any]:
-    """The contents of the file."""
-    return json.loads(FILE.read_text())
+    """Return the table, from a file of this code if there is one; else make it, and keep it in the user's cache.
+
+    Raises:
+      subprocess.CalledProcessError: the code cannot be imported.
+    """
+    source, places = _source(), [FILE]
+    in_checkout = (_PACKAGE.parent / "pyproject.toml").exists()  # where files change, and installed ones do not
+    with contextlib.suppress(RuntimeError, ConfigError):  # no home
+        if (folder := files.cache_folder()) is not None:
+            places.append(folder / f"cli-{_hash(os.fspath(_PACKAGE))}.json")
+    for place in places:
+        with contextlib.suppress(OSError, ValueError):
+            with files.open_to_read(place) as file:
+                head, body = file.read().decode().split("\n", 1)
+            sizes, times, checksum = head.split()
+            if (sizes, times if in_checkout else source[1], checksum) == (*source, _hash(body)):
+                return json.loads(body)
+    body = _made()
+    for place in places[1:]:
+        with contextlib.suppress(OSError):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            _write(place, source, body)
+    return json.loads(body)
+
+
+def _source() -> tuple[str, str]:
+    """Hash names and sizes of the files of code, and these with their times."""
+    sizes, times = [], []
+    for folder, _, names in os.walk(_PACKAGE):
+        for name in names:
+            if name.endswith((".py", ".toml")):
+                path = os.path.join(folder, name)
+                about = os.stat(path)
+                sizes.append((os.path.relpath(path, _PACKAGE), about.st_size))
+                times.append((path, about.st_mtime_ns))
+    return _hash(repr(sorted(sizes))), _hash(repr(sorted(sizes + times)))
+
+
+def _made() -> str:
+    """Make the table in a process of its own, which nothing was registered in, and which needs no accelerator."""
+    code = "import json; from jaxrl.cli import describe; print(json.dumps(describe.table()))"
+    paths = os.pathsep.join([os.fspath(_PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=environment, stdout=subprocess.PIPE, encoding="utf-8", check=True).stdout
+
+
+def _write(place, source, body):
+    with files.replacing(place) as file:
+        file.write(f"{' '.join(source)} {_hash(body)}\n{body}")
+
+
+def _hash(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def command_flags(command: str) -> list[Flag]:
@@ -208,3 +265,7 @@ def _kind(text: str) -> Kind:
 def _part(name: str) -> Part:
     described = load()["parts"][name]
     return Part(name, {field: _kind(kind) for field, kind in described["fields"].items()}, described["made_by"])
+
+
+if __name__ == "__main__":
+    _write(FILE, _source(), _made())

@@ -7,6 +7,7 @@ import math
 import os
 import secrets
 import stat
+import sys
 from collections.abc import Container, Generator
 from pathlib import Path
 from typing import IO, Any
@@ -14,6 +15,7 @@ from typing import IO, Any
 from jaxrl.core.errors import ConfigError
 
 LARGEST = 1 << 26  # bytes of a file that is read as a whole
+CACHE = "JAXRL_CACHE"  # the environment variable of the folder of what is kept between processes
 DEEPEST = 200  # objects and lists within one another
 
 
@@ -34,6 +36,21 @@ def expand(path: str | os.PathLike) -> Path:
         raise ConfigError(f"path={written!r}: {user} has no home; write ./{user} for a folder of that name")
     found = Path(expanded)  # of "./~" it makes "~", which is not to be expanded later
     return found.absolute() if str(found).startswith("~") else found
+
+
+def cache_folder() -> Path | None:
+    """Return the folder that `CACHE` names, else `jaxrl` in the user's cache folder; None: it is switched off.
+
+    Raises:
+      ConfigError: JAXRL_CACHE is a path that `expand` refuses.
+      RuntimeError: the user has no home.
+    """
+    if setting := os.environ.get(CACHE, ""):
+        return None if setting.lower() in ("off", "0", "no", "false") else expand(setting)
+    folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not folder.is_absolute():  # as its specification asks; an empty one is none
+        folder = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
+    return folder / "jaxrl"
 
 
 def open_to_read(path: str | os.PathLike) -> IO[bytes]:

@@ -24,7 +24,7 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.interrupts import interruptible
 from jaxrl.parallel.multihost import distributed
 from jaxrl.parallel.multihost.place import check_no_evaluator
-from jaxrl.run.compile_cache import VARIABLE, cache_folder, keep_compiled_programs
+from jaxrl.run.compile_cache import cache_folder, keep_compiled_programs
 from jaxrl.run.directory import check_no_pattern
 from jaxrl.run.result import Result
 from jaxrl.run.schedule import LoopLimits
@@ -87,7 +87,7 @@ def compile_ahead(settings: RunSettings) -> list[Compiled]:
     keep_compiled_programs()
     if cache_folder() is None:
         raise ConfigError(
-            f"no cache is in use, so nothing would be kept; unset {VARIABLE}=off, or set {VARIABLE} or "
+            f"no cache is in use, so nothing would be kept; unset {files.CACHE}=off, or set {files.CACHE} or "
             "JAX_COMPILATION_CACHE_DIR to a folder"
         )
     run_dir, record = settings.run_dir, settings.record

@@ -28,11 +28,9 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.parallel.mesh import cores
 from jaxrl.parallel.threads import requested
 
-VARIABLE = "JAXRL_CACHE"
 MOST_BYTES = 2 * 2**30  # of a processor's folder; beyond it what was not used for longest goes
 _LEAST_FREE_BYTES = 256 * 2**20  # of the disk
 _INDEX = "checked.json"
-_OFF = ("off", "0", "no", "false")
 _JAX_VARIABLES = ("JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE")
 _lock = threading.Lock()
 _COMPILED, _LOADED = "/jax/compilation_cache/cache_misses", "/jax/compilation_cache/cache_hits"
@@ -55,19 +53,20 @@ def keep_compiled_programs() -> Path | None:
         if _tried:
             return None
         _tried = True
-    setting = os.environ.get(VARIABLE, "")
     by_user = jax.config.jax_compilation_cache_dir is not None or not jax.config.jax_enable_compilation_cache
-    if setting.lower() in _OFF or by_user or any(name in os.environ for name in _JAX_VARIABLES):
+    if by_user or any(name in os.environ for name in _JAX_VARIABLES):
         return None
-    folder = Path(setting or "the user's cache folder")  # for the warning
+    folder = Path(os.environ.get(files.CACHE) or "the user's cache folder")  # for the warning
     try:
-        root = files.expand(setting) if setting else _user_cache() / "jaxrl"
+        root = files.cache_folder()
+        if root is None:
+            return None
         folder = root / _processor(requested() or cores())
         _make_usable(folder)
     except (OSError, RuntimeError, ConfigError) as error:  # this user has no home
         warnings.warn(
-            f"compiled programs are not kept for the next start: {folder}: {error}; set {VARIABLE} to another folder, "
-            "or to off",
+            f"compiled programs are not kept for the next start: {folder}: {error}; set {files.CACHE} to another "
+            "folder, or to off",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -111,15 +110,6 @@ jax.monitoring.register_event_listener(_count)
 def cache_folder() -> str | None:
     """Where compiled programs are kept now, by jaxrl or by JAX's own settings; None: nowhere."""
     return jax.config.jax_compilation_cache_dir if jax.config.jax_enable_compilation_cache else None
-
-
-def _user_cache() -> Path:
-    folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if folder.is_absolute():  # as its specification asks; an empty one is none
-        return folder
-    if platform.system() == "Darwin":
-        return Path.home() / "Library" / "Caches"
-    return Path.home() / ".cache"
 
 
 def _use(folder: Path | None) -> None:

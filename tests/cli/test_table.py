@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -14,17 +15,59 @@ from jaxrl.core.types import EnvSpec
 from jaxrl.envs.registry import environments
 from jaxrl.networks import Core, DictEncoder, QHead, Torso
 
-STALE = "jaxrl/cli/table.json is stale: .venv/bin/python scripts/update_cli_table.py"
-
 
 def test_the_table_is_what_the_code_says():
-    made, kept = json.loads(json.dumps(describe.table())), table.load()
-    assert made.keys() == kept.keys(), STALE
-    for part in made.keys() - {"environments"}:
-        assert made[part] == kept[part], f"{part}: {STALE}"
-    for suite, about in made["environments"].items():
-        if about["version"] == kept["environments"][suite]["version"]:  # else its names are asked of the suite
-            assert about == kept["environments"][suite], f"{suite}: {STALE}"
+    assert json.loads(json.dumps(describe.table())) == table.load()
+
+
+@pytest.fixture
+def made(monkeypatch, tmp_path):
+    """Each time that a table is made, which takes seconds otherwise."""
+    found = []
+    monkeypatch.setattr(table, "_made", lambda: found.append(1) or '{"commands": 1}')
+    monkeypatch.setattr(table, "FILE", tmp_path / "table.json")
+    monkeypatch.setenv("JAXRL_CACHE", str(tmp_path / "cache"))
+    yield found
+    assert table.load.__wrapped__() == {"commands": 1}
+
+
+def test_a_table_that_is_missing_is_made_once(made, tmp_path):
+    assert table.load.__wrapped__() == table.load.__wrapped__() == {"commands": 1} and len(made) == 1
+    assert [path.name[:4] for path in (tmp_path / "cache").iterdir()] == ["cli-"]
+
+
+@pytest.mark.parametrize(
+    "damaged", [lambda text: text[:-1], lambda text: "x" + text[1:], lambda text: "", lambda _: "["]
+)
+def test_a_table_that_is_damaged_is_made_again(damaged, made, tmp_path):
+    table.load.__wrapped__()
+    (kept,) = (tmp_path / "cache").iterdir()
+    kept.write_text(damaged(kept.read_text()))
+    assert table.load.__wrapped__() == {"commands": 1} and len(made) == 2
+
+
+def test_a_table_of_other_code_is_made_again(made, monkeypatch, tmp_path):
+    monkeypatch.setattr(table, "_PACKAGE", tmp_path / "checkout" / "jaxrl")
+    code = tmp_path / "checkout" / "jaxrl" / "a.py"
+    code.parent.mkdir(parents=True)
+    code.write_text("a = 1")
+    (tmp_path / "checkout" / "pyproject.toml").touch()
+    table._write(table.FILE, table._source(), table._made())  # as set-up does, and the wheel
+    assert table.load.__wrapped__() == {"commands": 1} and len(made) == 1
+    os.utime(code, (1, 1))
+    assert table.load.__wrapped__() == {"commands": 1} and len(made) == 2
+    (tmp_path / "checkout" / "pyproject.toml").unlink()  # installed: times are the installer's
+    os.utime(code, (2, 2))
+    assert table.load.__wrapped__() == {"commands": 1} and len(made) == 2
+    code.write_text("a = 12")
+    assert table.load.__wrapped__() == {"commands": 1} and len(made) == 3
+
+
+@pytest.mark.parametrize("setting", ["off", "{}/file/cache", "~nobody-of-this-name/cache"])
+def test_where_no_table_can_be_kept_it_is_made_each_time(setting, made, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("JAXRL_CACHE", setting.format(tmp_path))
+    assert table.load.__wrapped__() == table.load.__wrapped__() == {"commands": 1} and len(made) == 2
 
 
 @pytest.mark.parametrize("name", OWN_ALGORITHMS)
