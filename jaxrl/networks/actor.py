@@ -1,7 +1,6 @@
 """Policies of the off-policy actor-critics: squashed Gaussian, deterministic, or categorical."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +8,8 @@ from flax import nnx
 
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.types import Carry, EnvSpec, ModelState, NetworkInputs, Params
-from jaxrl.networks.body import init_variables, required_inputs, run_module
+from jaxrl.core.types import Carry, EnvSpec, NetworkInputs
+from jaxrl.networks.body import Network
 from jaxrl.networks.cores import Core
 from jaxrl.networks.critic import bounded_size, encoding_body, from_unit
 from jaxrl.networks.distributions import Distribution
@@ -20,7 +19,7 @@ from jaxrl.networks.torsos import Torso
 
 
 @dataclasses.dataclass(frozen=True)
-class Actor:
+class Actor(Network):
     """A policy over a bounded `Box` of shape (n,), squashed by tanh into its bounds, or over a `Discrete` space.
 
     Args:
@@ -66,45 +65,8 @@ class Actor:
                 raise ConfigError("Actor(stochastic=False) has no deviation; leave log_std_range at None")
         freeze(self, "observation_keys")
 
-    @property
-    def recurrent(self) -> bool:
-        """Return whether the network has a carry."""
-        return self.core is not None
-
-    @property
-    def requires(self) -> frozenset[str]:
-        """Return the fields of `NetworkInputs` that the network needs."""
-        return required_inputs(
-            recurrent=self.recurrent, previous_action=self.previous_action, previous_reward=self.previous_reward
-        )
-
     def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
         return _ActorModule(self, spec, rngs)
-
-    def init(self, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
-        """Return fresh parameters and model state; see `types.Network`."""
-        return init_variables(self, key, spec)
-
-    def initial_carry(self, spec: EnvSpec) -> Carry:
-        """Return the initial recurrent state of one environment; `()` if feed-forward."""
-        return () if self.core is None else self.core.initial_carry()
-
-    def apply(
-        self,
-        params: Params,
-        inputs: NetworkInputs,
-        carry: Carry,
-        *,
-        spec: EnvSpec,
-        model_state: ModelState,
-        train: bool,
-        key: jax.Array | None = None,
-    ) -> tuple[Any, Carry, ModelState]:
-        """Return a distribution, or actions `[T, B, n]`, for time steps `[T, B, ...]`; see `types.Network`."""
-        (output, carry), model_state = run_module(
-            self, params, model_state, spec, lambda module: module(inputs, carry), train=train
-        )
-        return output, carry, model_state
 
 
 class _ActorModule(nnx.Module):
@@ -115,15 +77,7 @@ class _ActorModule(nnx.Module):
         size = 0 if discrete else bounded_size(spec.action_space)
         self.space = spec.action_space
         self.stochastic = network.stochastic
-        self.body = encoding_body(
-            network.torso,
-            network.observation_keys,
-            spec,
-            rngs,
-            core=network.core,
-            previous_action=network.previous_action,
-            previous_reward=network.previous_reward,
-        )
+        self.body = encoding_body(network, network.torso, network.observation_keys, spec, rngs)
         self.hidden = DenseStack(
             self.body.features,
             network.widths,
@@ -147,7 +101,9 @@ class _ActorModule(nnx.Module):
         else:
             self.action = dense(self.hidden.features, size, network.gain, rngs)
 
-    def __call__(self, inputs: NetworkInputs, carry: Carry) -> tuple[Distribution | jax.Array, Carry]:
+    def __call__(
+        self, inputs: NetworkInputs, carry: Carry, key: jax.Array | None
+    ) -> tuple[Distribution | jax.Array, Carry]:
         features, carry = self.body(inputs, carry)
         features = self.hidden(features)
         if self.stochastic:

@@ -10,7 +10,7 @@ from flax import nnx, struct
 
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.types import Carry, EnvSpec, ModelState, NetworkInputs, Params, PyTree
-from jaxrl.networks.body import Body, init_variables, required_inputs, run_module
+from jaxrl.networks.body import Body, Network, run_module
 from jaxrl.networks.cores import Core
 from jaxrl.networks.distributions import Distribution
 from jaxrl.networks.heads import PolicyHead, ValueHead
@@ -26,7 +26,7 @@ class PolicyValue(struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True)
-class ActorCritic:
+class ActorCritic(Network):
     """A policy and a value, each with its own body or on a shared one, feed-forward or recurrent.
 
     Parameters are a dict with the keys "policy" and "value", and "torso" for a shared body (torso and core).
@@ -74,24 +74,8 @@ class ActorCritic:
         if self.core_of != "both" and self.shared:
             raise ConfigError(f"core_of={self.core_of!r}, but shared=True has one body for both; use shared=False")
 
-    @property
-    def recurrent(self) -> bool:
-        """Return whether the network has a carry."""
-        return self.core is not None
-
-    @property
-    def requires(self) -> frozenset[str]:
-        """Return the fields of `NetworkInputs` that the network needs."""
-        return required_inputs(
-            recurrent=self.recurrent, previous_action=self.previous_action, previous_reward=self.previous_reward
-        )
-
     def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
         return _Shared(self, spec, rngs) if self.shared else _Separate(self, spec, rngs)
-
-    def init(self, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
-        """Return fresh parameters and model state; see `types.Network`."""
-        return init_variables(self, key, spec)
 
     def initial_carry(self, spec: EnvSpec) -> Carry:
         """Return the initial recurrent state of one environment; `()` if feed-forward, a pair if separate."""
@@ -101,23 +85,6 @@ class ActorCritic:
             return self.core.initial_carry()
         cores = {name: _core(self, name) for name in ("policy", "value")}
         return {name: () if core is None else core.initial_carry() for name, core in cores.items()}
-
-    def apply(
-        self,
-        params: Params,
-        inputs: NetworkInputs,
-        carry: Carry,
-        *,
-        spec: EnvSpec,
-        model_state: ModelState,
-        train: bool,
-        key: jax.Array | None = None,
-    ) -> tuple[PolicyValue, Carry, ModelState]:
-        """Return distribution and value at time steps `[T, B, ...]`, and the next carry; see `types.Network`."""
-        (output, carry), model_state = run_module(
-            self, params, model_state, spec, lambda module: module(inputs, carry), train=train
-        )
-        return output, carry, model_state
 
     def value(
         self, params: Params, inputs: NetworkInputs, carry: Carry, *, spec: EnvSpec, model_state: ModelState
@@ -133,16 +100,8 @@ def _core(network: ActorCritic, name: str) -> Core | None:
 
 
 def _body(network: ActorCritic, name: str, spec: EnvSpec, rngs: nnx.Rngs) -> Body:
-    observation_keys = network.value_observation_keys if name == "value" else network.policy_observation_keys
-    return Body(
-        network.torso,
-        spec,
-        rngs,
-        core=_core(network, name),
-        previous_action=network.previous_action,
-        previous_reward=network.previous_reward,
-        observation_keys=observation_keys,
-    )
+    keys = network.value_observation_keys if name == "value" else network.policy_observation_keys
+    return network.body(spec, rngs, keys, core=_core(network, name))
 
 
 class _DeepHead(nnx.Module):
@@ -193,7 +152,7 @@ class _Separate(nnx.Module):
         self.value = _Branch(body, _value_head(network, body.features, rngs))
         self.recurrent = network.recurrent
 
-    def __call__(self, inputs: NetworkInputs, carry: Carry) -> tuple[PolicyValue, Carry]:
+    def __call__(self, inputs: NetworkInputs, carry: Carry, key: jax.Array | None) -> tuple[PolicyValue, Carry]:
         before = carry if self.recurrent else {"policy": (), "value": ()}
         features, policy_carry = self.policy.body(inputs, before["policy"])
         distribution = self.policy.head(features, inputs.action_mask)
@@ -218,7 +177,7 @@ class _Shared(nnx.Module):
         self.policy = _policy_head(network, self.torso.features, spec, rngs)
         self.value = _value_head(network, self.torso.features, rngs)
 
-    def __call__(self, inputs: NetworkInputs, carry: Carry) -> tuple[PolicyValue, Carry]:
+    def __call__(self, inputs: NetworkInputs, carry: Carry, key: jax.Array | None) -> tuple[PolicyValue, Carry]:
         features, carry = self.torso(inputs, carry)
         return PolicyValue(self.policy(features, inputs.action_mask), self.value(features)), carry
 

@@ -26,6 +26,74 @@ class Buildable(Protocol):
     def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module: ...
 
 
+class Encoder:
+    """The description of a network that encodes observations by a `Body`, under a head of its own.
+
+    A subclass is a frozen dataclass that may have the fields `torso`, `core`, `previous_action` and `previous_reward`.
+    """
+
+    def _memory(self) -> dict[str, Any]:
+        return {"core": getattr(self, "core", None)} | {
+            name: getattr(self, name, False) for name in ("previous_action", "previous_reward")
+        }
+
+    @property
+    def recurrent(self) -> bool:
+        """Return whether the network has a carry."""
+        return self._memory()["core"] is not None
+
+    @property
+    def requires(self) -> frozenset[str]:
+        """Return the fields of `NetworkInputs` that the network needs."""
+        needed = {name for name, reads in self._memory().items() if reads} - {"core"}
+        if self.recurrent or "previous_action" in needed:
+            needed.add("first")
+        return frozenset({"observation"} | needed)
+
+    def body(self, spec: EnvSpec, rngs: nnx.Rngs, observation_keys: tuple[str, ...] | None, **others: Any) -> "Body":
+        """Return the body that reads these entries of the observation; `others` replace fields."""
+        settings: dict[str, Any] = {"torso": getattr(self, "torso", None)} | self._memory() | others
+        return Body(spec=spec, rngs=rngs, observation_keys=observation_keys, **settings)
+
+    def initial_carry(self, spec: EnvSpec) -> Carry:
+        """Return the initial recurrent state of one environment; `()` if feed-forward."""
+        core = self._memory()["core"]
+        return () if core is None else core.initial_carry()
+
+
+class Network(Encoder):
+    """An encoder whose module maps inputs `[T, B, ...]`, a carry and keys `[B]`, or None, to output and next carry."""
+
+    def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
+        """Return the module, with fresh parameters."""
+        raise NotImplementedError
+
+    def init(self, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
+        """Return fresh parameters and model state; see `types.Network`.
+
+        Raises:
+          ConfigError: the network does not fit the spaces.
+        """
+        return init_variables(self, key, spec)
+
+    def apply(
+        self,
+        params: Params,
+        inputs: NetworkInputs,
+        carry: Carry,
+        *,
+        spec: EnvSpec,
+        model_state: ModelState,
+        train: bool,
+        key: jax.Array | None = None,
+    ) -> tuple[Any, Carry, ModelState]:
+        """Return the output for time steps `[T, B, ...]`, the next carry and the model state; see `types.Network`."""
+        (output, carry), model_state = run_module(
+            self, params, model_state, spec, lambda module: module(inputs, carry, key), train=train
+        )
+        return output, carry, model_state
+
+
 @functools.partial(jax.jit, static_argnums=(0, 2))
 def init_variables(network: Buildable, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
     """Return fresh parameters and model state: nested dicts of arrays with string keys; `()` for no model state."""
@@ -92,16 +160,6 @@ def select_observation(observation: PyTree, keys: tuple[str, ...] | None) -> PyT
     if keys is None:
         return observation
     return observation[keys[0]] if len(keys) == 1 else {key: observation[key] for key in keys}
-
-
-def required_inputs(*, recurrent: bool, previous_action: bool, previous_reward: bool) -> frozenset[str]:
-    """Return the fields of `NetworkInputs` that a `Body` with these settings reads."""
-    optional_inputs = {
-        "first": recurrent or previous_action,
-        "previous_action": previous_action,
-        "previous_reward": previous_reward,
-    }
-    return frozenset({"observation"} | {name for name, needed in optional_inputs.items() if needed})
 
 
 class Body(nnx.Module):

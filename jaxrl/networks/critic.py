@@ -11,7 +11,7 @@ from flax import nnx
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Carry, EnvSpec, ModelState, NetworkInputs, Params
-from jaxrl.networks.body import Body, init_variables, required_inputs, run_module, select_space
+from jaxrl.networks.body import Body, Encoder, init_variables, run_module, select_space
 from jaxrl.networks.cores import Core
 from jaxrl.networks.heads import action_size
 from jaxrl.networks.layers import DenseStack, check_positive, freeze
@@ -26,12 +26,12 @@ def encoder(space: spaces.Space) -> Torso:
 
 
 def encoding_body(
-    torso: Torso | None, observation_keys: tuple[str, ...] | None, spec: EnvSpec, rngs: nnx.Rngs, **memory: Any
+    network: Encoder, torso: Torso | None, observation_keys: tuple[str, ...] | None, spec: EnvSpec, rngs: nnx.Rngs
 ) -> Body:
-    """Return a body with `torso`, or `encoder`'s where it is None; `memory` holds a `Body`'s core and its inputs."""
+    """Return the body of a network with `torso`, or `encoder`'s where it is None."""
     if torso is None:
         torso = encoder(select_space(spec.observation_space, observation_keys))
-    return Body(torso, spec, rngs, observation_keys=observation_keys, **memory)
+    return network.body(spec, rngs, observation_keys, torso=torso)
 
 
 def bounded_size(space: spaces.Space) -> int:
@@ -58,7 +58,7 @@ def from_unit(action: jax.Array, space: spaces.Box) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Critic:
+class Critic(Encoder):
     """An ensemble of critics of (observation, action) pairs, or of all actions of a `Discrete` space at once.
 
     Each member encodes the observation, or with a core all of them up to now, joins the action of a bounded `Box` of
@@ -110,18 +110,6 @@ class Critic:
                 f"Critic.dropout={self.dropout} has no effect without dense layers (widths=()); set dropout=0.0"
             )
 
-    @property
-    def recurrent(self) -> bool:
-        """Return whether the network has a carry."""
-        return self.core is not None
-
-    @property
-    def requires(self) -> frozenset[str]:
-        """Return the fields of `NetworkInputs` that the network needs."""
-        return required_inputs(
-            recurrent=self.recurrent, previous_action=self.previous_action, previous_reward=self.previous_reward
-        )
-
     def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
         return _Member(self, spec, rngs)
 
@@ -132,10 +120,6 @@ class Critic:
           ConfigError: if the network does not fit the spaces.
         """
         return jax.vmap(lambda member: init_variables(self, member, spec))(jax.random.split(key, self.ensemble))
-
-    def initial_carry(self, spec: EnvSpec) -> Carry:
-        """Return the initial recurrent state of one member for one environment; `()` if feed-forward."""
-        return () if self.core is None else self.core.initial_carry()
 
     def apply(
         self,
@@ -223,15 +207,7 @@ class _Member(nnx.Module):
             actions = self.space.n
         else:
             size = bounded_size(self.space)
-        self.body = encoding_body(
-            network.torso,
-            network.observation_keys,
-            spec,
-            rngs,
-            core=network.core,
-            previous_action=network.previous_action,
-            previous_reward=network.previous_reward,
-        )
+        self.body = encoding_body(network, network.torso, network.observation_keys, spec, rngs)
         inputs = self.body.features + size
         self.has_trunk = network.trunk is not None
         if network.trunk is not None:

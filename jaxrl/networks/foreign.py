@@ -35,7 +35,7 @@ from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.paths import named_leaves
 from jaxrl.core.types import Carry, EnvSpec, ModelState, NetworkInputs, Params, PyTree, where_first
 from jaxrl.networks.actor_critic import PolicyValue
-from jaxrl.networks.body import required_inputs
+from jaxrl.networks.body import Encoder
 from jaxrl.networks.cores import scan_time
 from jaxrl.networks.heads import action_size, joint, mask_values, masks_of_parts, to_distribution
 
@@ -52,7 +52,7 @@ class Library(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class ForeignNetwork:
+class ForeignNetwork(Encoder):
     """A network of a user's own module; made by `from_nnx`, `from_linen` and `from_equinox`.
 
     Parameters are a dict with the one key "policy", whatever the module computes with them.
@@ -74,11 +74,6 @@ class ForeignNetwork:
     def recurrent(self) -> bool:
         """Return whether the network has a carry."""
         return self.carry is not None
-
-    @property
-    def requires(self) -> frozenset[str]:
-        """Return the fields of `NetworkInputs` that the network needs."""
-        return required_inputs(recurrent=self.recurrent, previous_action=False, previous_reward=False)
 
     def init(self, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
         """Return fresh parameters and model state.

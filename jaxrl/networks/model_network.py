@@ -10,7 +10,7 @@ from flax import nnx, struct
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Carry, EnvSpec, ModelState, NetworkInputs, Params
-from jaxrl.networks.body import Body, init_variables, run_module
+from jaxrl.networks.body import Network, run_module
 from jaxrl.networks.layers import DenseStack, check_positive, dense, freeze
 from jaxrl.networks.torsos import Torso
 
@@ -28,7 +28,7 @@ class ModelOutput(struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelNetwork:
+class ModelNetwork(Network):
     """A model of an environment with discrete actions, learned for what values and policies need of it.
 
     The state of an observation is its torso's features, through a dense layer; an action's next state is the state plus
@@ -49,38 +49,14 @@ class ModelNetwork:
     activation: str = "relu"
     atoms: int = 51
 
+    observation_keys = None
+
     def __post_init__(self):
         freeze(self, "widths")
         check_positive("width", self.width)
 
-    recurrent = False
-    requires = frozenset({"observation"})
-    observation_keys = None
-
     def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
         return _Model(self, spec, rngs)
-
-    def init(self, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
-        """Return fresh parameters and model state; see `types.Network`."""
-        return init_variables(self, key, spec)
-
-    def initial_carry(self, spec: EnvSpec) -> Carry:
-        return ()
-
-    def apply(
-        self,
-        params: Params,
-        inputs: NetworkInputs,
-        carry: Carry,
-        *,
-        spec: EnvSpec,
-        model_state: ModelState,
-        train: bool,
-        key: jax.Array | None = None,
-    ) -> tuple[ModelOutput, Carry, ModelState]:
-        """Return the states of observations at time steps [T, B, ...], whose reward and discount mean nothing."""
-        output, model_state = run_module(self, params, model_state, spec, lambda m: m.begin(inputs), train=train)
-        return output, carry, model_state
 
     def step(
         self, params: Params, latent: jax.Array, action: jax.Array, *, spec: EnvSpec, model_state: ModelState
@@ -96,7 +72,7 @@ class _Model(nnx.Module):
                 f"ModelNetwork needs a Discrete action space, not {spec.action_space}; use AlphaZero or PPO"
             )
         self.actions = spec.action_space.n
-        self.torso = Body(network.torso, spec, rngs)
+        self.torso = network.body(spec, rngs, None)
         self.encode = dense(self.torso.features, network.width, 1.0, rngs)
 
         def stack(inputs: int, outputs: int, gain: float) -> "_Stack":
@@ -108,8 +84,8 @@ class _Model(nnx.Module):
         self.value = stack(network.width, network.atoms, _SMALL_GAIN)
         self.discount = stack(network.width, 1, _SMALL_GAIN)
 
-    def begin(self, inputs: NetworkInputs) -> ModelOutput:
-        return self._seen(self.encode(self.torso(inputs, ())[0]))
+    def __call__(self, inputs: NetworkInputs, carry: Carry, key: jax.Array | None) -> tuple[ModelOutput, Carry]:
+        return self._seen(self.encode(self.torso(inputs, ())[0])), carry
 
     def follow(self, latent: jax.Array, action: jax.Array) -> ModelOutput:
         chosen = jax.nn.one_hot(action, self.actions, dtype=latent.dtype)

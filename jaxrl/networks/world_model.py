@@ -17,7 +17,7 @@ from flax import nnx, struct
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Carry, EnvSpec, ModelState, NetworkInputs, Params, PyTree
-from jaxrl.networks.body import init_variables, required_inputs, run_module
+from jaxrl.networks.body import Network, init_variables, run_module
 from jaxrl.networks.cores import unroll
 from jaxrl.networks.critic import to_unit
 from jaxrl.networks.distributions import Categorical, Distribution
@@ -79,7 +79,7 @@ class Predictions(struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True)
-class WorldModel:
+class WorldModel(Network):
     """Encoder, recurrent state-space model, and a policy that reads its states.
 
     The defaults are the published model of 1M parameters, which two CPU cores carry.
@@ -114,18 +114,11 @@ class WorldModel:
     min_std: float = 0.1
     max_std: float = 1.0
 
+    recurrent = True
+    previous_action = True
+
     def __post_init__(self):
         freeze(self, "multipliers")
-
-    @property
-    def recurrent(self) -> bool:
-        """Return whether the network has a carry."""
-        return True
-
-    @property
-    def requires(self) -> frozenset[str]:
-        """Return the fields of `NetworkInputs` that the network needs."""
-        return required_inputs(recurrent=True, previous_action=True, previous_reward=False)
 
     @property
     def depths(self) -> tuple[int, ...]:
@@ -144,10 +137,6 @@ class WorldModel:
 
     def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
         return ModelModule(self, spec, rngs)
-
-    def init(self, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
-        """Return fresh parameters and model state; see `types.Network`."""
-        return init_variables(self, key, spec)
 
     def initial_carry(self, spec: EnvSpec) -> LatentCarry:
         """Return the state before an episode."""
