@@ -182,8 +182,8 @@ def test_the_release_is_named_alike_everywhere():
 def test_the_newest_release_is_read_in_a_minute():
     """Users read the first section of the changelog: all its kinds of entries, on a screen or two."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    _, newest, *rest = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
-    assert newest.startswith(f"{version}\n") and rest[0].startswith(f"{version}, entry by entry\n")
+    newest = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1]
+    assert newest.startswith(f"{version}\n")
     assert re.findall(r"^### (\w+)$", newest, re.MULTILINE) == ["Added", "Changed", "Fixed"]
     assert newest.count("\n") < 60 and len(newest) < 5_000
 
