@@ -1,4 +1,4 @@
-"""What the metrics of a run say is wrong with it, in one line each."""
+"""Warnings about the metrics of a run, one line each."""
 
 import dataclasses
 import math
@@ -7,25 +7,25 @@ from typing import Any
 
 PAGE = "docs/debugging.md"
 CLIPPED_MASS = 0.01  # of the targets' probability, beyond the ends of a fixed support
-EDGE_MASS = 0.1  # of it, on the two ends
+EDGE_MASS = 0.1  # of the targets' probability, on the two ends
 UNFINISHED = 0.1  # of the episodes of an evaluation
 NOT_FINITE = f"lower the learning rate, normalize observations or rewards, or clip gradients ({PAGE})"
 OF_ENVIRONMENT = f"look in its reset and step for a division, a root, a logarithm or an overflow ({PAGE})"
 
-_SIGNIFICANT = 4.0  # standard errors, for returns to have fallen
-_NOTABLE = 2.5  # standard errors, for them perhaps to have risen
-_LEAST_FALL = 0.1, 0.25  # of the return, of its standard deviation
+_SIGNIFICANT = 4.0  # standard errors by which returns must have fallen
+_NOTABLE = 2.5  # standard errors by which returns may have risen
+_LEAST_FALL = 0.1, 0.25  # fractions of the return and of its standard deviation
 _NO_ENTROPY = 1e-4  # nats
-_COVERED = 0.75  # of the first steps, by the episodes that ended: at first, only short ones have
-_FIRST, _LATE = 0.1, 0.2  # of the run: at most, to know the return of its beginning from; its end
-_FEWEST = 20  # episodes, to know a return from
-_FEWEST_FLAT = 200  # episodes of the end, to know that it did not rise
-_SAME_ENTROPY, _NO_KL = 1e-4, 1e-8  # of the entropy, nats: what a policy that learns goes beyond
-_UPDATES = {True: 50, False: 5_000}  # iterations with an update, before which nothing is expected; on-policy or not
+_COVERED = 0.75  # of the first steps, in episodes that ended: at first, only short ones have
+_FIRST, _LATE = 0.1, 0.2  # of the run: the most that counts as its beginning; its end
+_FEWEST = 20  # episodes that an estimate of a return needs
+_FEWEST_FLAT = 200  # episodes at the end, to conclude that the return did not rise
+_SAME_ENTROPY, _NO_KL = 1e-4, 1e-8  # of the entropy, nats: exceeded by a policy that learns
+_UPDATES = {True: 50, False: 5_000}  # iterations with an update before learning is expected; on-policy or not
 
 
 def of(metrics: Mapping[str, float]) -> dict[str, str]:
-    """Return the warnings that these metrics of a chunk or of an evaluation call for, by a name each."""
+    """Return the warnings that the metrics of a chunk or an evaluation call for, by name."""
     found = {}
     edge, clipped = (metrics.get(f"update/support_{name}_mass", 0.0) for name in ("edge", "clipped"))
     if edge > EDGE_MASS and clipped > CLIPPED_MASS:
@@ -52,19 +52,19 @@ def at_end(
     same_env: bool,
     greedy: bool,
 ) -> str | None:
-    """Return one line on a run that has ended without learning, or whose greedy actions show little of what it learned.
+    """Return one line on a run that ended without learning, or whose greedy actions show little of what it learned.
 
-    None where all may be well.
+    Return None if all may be well.
 
-    Nothing is said of what chance, a short run, or a return that cannot be better would explain as well.
+    A result that chance, a short run, or a return that cannot improve would explain as well gives no line.
 
     Args:
       rows: the metrics of the run, in the order in which they were logged.
-      on_policy: it learns from rollouts alone, so that it makes few updates.
-      discrete: all actions are; then a policy that explores no more has the entropy 0.
-      from_scratch: it began with a policy that was not trained.
-      same_env: the environment that it trains in was always the same.
-      greedy: its evaluations are of the best actions, in the environment that it trains in.
+      on_policy: it learns only from rollouts, so it makes few updates.
+      discrete: all actions are discrete; a policy that no longer explores then has entropy 0.
+      from_scratch: it began with an untrained policy.
+      same_env: the training environment never changed.
+      greedy: its evaluations take the best actions, in the training environment.
     """
     updates = sum(row.get("train/updates", 0.0) for row in rows)
     if not updates:
@@ -91,12 +91,12 @@ def at_end(
 
 
 def below_best(rows: Sequence[Mapping[str, float]], run_dir: Any, best_step: int | None) -> str | None:
-    """Return one line on a run whose last evaluation is far below its best; None where it is not.
+    """Return one line on a run whose last evaluation is far below its best, or None.
 
     Args:
       rows: the metrics of the run, in the order in which they were logged.
-      run_dir: of the run.
-      best_step: step of the best checkpoint; None: there is none.
+      run_dir: the run directory.
+      best_step: step of the best checkpoint, or None.
     """
     evaluations = _evaluations(rows)
     if not evaluations:
@@ -112,7 +112,10 @@ def below_best(rows: Sequence[Mapping[str, float]], run_dir: Any, best_step: int
 
 
 def late_return(rows: Sequence[Mapping[str, float]]) -> float | None:
-    """Return the mean return of the episodes of the last fifth of training, else of the last ones; None: none ended."""
+    """Return the mean return of the episodes of the last fifth of training, or of the last row with episodes.
+
+    Return None if no episode ended.
+    """
     ended = _with_episodes(rows)
     late = [row for row in ended if row["step"] > (1.0 - _LATE) * rows[-1]["step"]]
     found = _pooled(late or ended[-1:], fewest=1)
@@ -121,14 +124,14 @@ def late_return(rows: Sequence[Mapping[str, float]]) -> float | None:
 
 @dataclasses.dataclass(frozen=True)
 class _Returns:
-    """Those of some episodes."""
+    """The statistics of the returns of some episodes."""
 
     mean: float
     std: float
     count: float
 
     def above(self, other: "_Returns") -> float:
-        """How far these lie above others, in standard errors."""
+        """Return the difference to other returns in standard errors, positive if these are higher."""
         error = math.hypot(self.std / math.sqrt(self.count), other.std / math.sqrt(other.count))
         return (self.mean - other.mean) / max(error, 1e-6 * max(abs(self.mean), abs(other.mean)), 1e-12)
 
@@ -149,7 +152,7 @@ def _with_episodes(rows):
 
 
 def _pooled(rows, fewest=_FEWEST) -> _Returns | None:
-    """Return the episodes that ended in these rows; None where they are fewer."""
+    """Return the pooled returns of the episodes that ended in these rows, or None if fewer than `fewest` ended."""
     count = sum(row["train/episodes"] for row in rows)
     if count < fewest:
         return None
@@ -160,7 +163,10 @@ def _pooled(rows, fewest=_FEWEST) -> _Returns | None:
 
 
 def _beginning(rows, total) -> _Returns | None:
-    """The first episodes, as few as stand for the policy of the beginning; None where they come too late."""
+    """Return the returns of the first episodes, as few as represent the initial policy.
+
+    Return None if they ended too late.
+    """
     steps = 0.0
     for number, row in enumerate(rows, 1):
         if row["step"] > _FIRST * total:
@@ -172,7 +178,7 @@ def _beginning(rows, total) -> _Returns | None:
 
 
 def _rose(first, ended, evaluations, rows) -> bool:
-    """Whether some part of the run was perhaps better than its beginning, or evaluations were."""
+    """Return whether a later part of the run, or an evaluation, may have been better than its beginning."""
     last = ended[-1]["step"] + 1
     parts = [[row for row in ended if row["step"] * 20 // last == part] for part in range(20)]
     later = [found for part in parts if (found := _pooled(part)) is not None]
@@ -180,14 +186,14 @@ def _rose(first, ended, evaluations, rows) -> bool:
         return True
     entropies = [row["update/entropy"] for row in rows if "update/entropy" in row]
     if not entropies or abs(entropies[-1] - entropies[0]) > 0.01 * abs(entropies[0]):
-        evaluations = [(0, first), *evaluations]  # else it only takes the best action of the same policy there
+        evaluations = [(0, first), *evaluations]  # otherwise, evaluations only take the best action of the same policy
     return any(found.above(evaluations[0][1]) > _NOTABLE for _, found in evaluations)
 
 
 def _lost_by_greedy_actions(first, last, evaluations) -> str | None:
-    """Compare greedy actions with those sampled in training, if the best late evaluation loses over half.
+    """Return a line if even the best late evaluation loses over half of the return sampled in training.
 
-    Half of what was learned where training is known to have risen, else of its return.
+    Half of the improvement if training is known to have improved, otherwise of the return.
     """
     if last is None or not evaluations:
         return None
@@ -202,7 +208,7 @@ def _lost_by_greedy_actions(first, last, evaluations) -> str | None:
 
 
 def _unmoved(rows, discrete) -> str | None:
-    """Say by its entropy and its KL divergence that the policy is still the initial one."""
+    """Return a line if entropy and KL divergence show that the policy is still the initial one."""
     entropy, kl = ([row[name] for row in rows if name in row] for name in ("update/entropy", "update/approximate_kl"))
     if len(entropy) < 2 or max(entropy) - min(entropy) > _SAME_ENTROPY * abs(entropy[0]) or abs(entropy[0]) < 1e-3:
         return None
@@ -213,7 +219,7 @@ def _unmoved(rows, discrete) -> str | None:
 
 
 def _collapsed_at(rows) -> int | None:
-    """The step from which the entropy was 0 until the end, if for at least half of the run."""
+    """Return the step from which the entropy was 0 until the end, if that is at least half of the run."""
     since, step = None, 0
     for row in rows:
         if "update/entropy" in row:

@@ -1,6 +1,6 @@
-"""Compiling ahead of time: a short run goes every way that the real one will, and leaves the persistent cache warm.
+"""Ahead-of-time compilation: a short run takes every path of the real one and fills the persistent cache.
 
-There is no list of what a run compiles that could be forgotten: `train` itself runs, within other limits.
+No list of the programs of a run has to be maintained: `train` itself runs, with other limits.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ from jaxrl.run.training import run_training
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _HIT = "/jax/compilation_cache/cache_hits"
-# More than one iteration, because reports of a chunk are added up; few steps, because a policy of no training may play
-# on for long. Host environments play eight steps at once, and what follows those is compiled for arrays of its own.
+# More than one iteration, because a chunk's reports are summed; few steps, because the episodes of an untrained policy
+# may be long. Host environments take eight steps at once, and the remainder is compiled for arrays of another shape.
 _LIMITS = LoopLimits(iterations=2, evaluation_steps=24)
 
 
@@ -43,16 +43,15 @@ class Compiled:
     """Compiled programs of one name.
 
     Attributes:
-      name: of the function.
-      count: how many there are, for arguments of other shapes or settings.
-      misses: how many of them were not in the cache before.
-      seconds: of XLA, or of reading from the cache, all together.
-      argument_bytes, output_bytes, temp_bytes: of memory on one device, of the one that takes most; None where the
-        backend does not say.
-      peak_bytes: of all three at once, what it takes on one device while it runs: outputs that are written over
-        arguments count once.
-      flops: of the one that has most, as XLA counts: what a loop of unknown length repeats counts once. None where the
-        backend does not say.
+      name: name of the function.
+      count: number of programs, one per set of shapes or settings.
+      misses: number of programs that were not in the cache before.
+      seconds: total time of XLA, or of reading from the cache.
+      argument_bytes, output_bytes, temp_bytes: memory on one device, of the largest program; None if the backend does
+        not report it.
+      peak_bytes: memory on one device while it runs, all three together; outputs written over arguments count once.
+      flops: of the largest program, as XLA counts them: the body of a loop of unknown length counts once. None if the
+        backend does not report it.
     """
 
     name: str
@@ -68,19 +67,19 @@ class Compiled:
 
 @interruptible
 def compile_ahead(settings: RunSettings) -> list[Compiled]:
-    """Compiles all that `jaxrl.train` would compile for the same call, and keeps it in the persistent cache.
+    """Compile everything that `jaxrl.train` would compile for the same call, and keep it in the persistent cache.
 
-    A few iterations are trained and evaluated for it, with a checkpoint and a resume if there is a `run_dir`. What they
-    write lies in a temporary directory: nothing is written to `run_dir` or to the recording's path.
+    A few iterations are trained and evaluated, with a checkpoint and a resume if there is a `run_dir`. Their files go
+    to a temporary directory: nothing is written to `run_dir` or to the recording's path.
 
     Args:
-      settings: of the run, as they were passed.
+      settings: settings of the run, as passed.
 
     Returns:
-      What a run needs, slowest first; also what was in the cache already.
+      The programs that a run needs, slowest first, including those already in the cache.
 
     Raises:
-      ConfigError: settings that do not fit; no cache is in use, so nothing would be kept.
+      ConfigError: settings do not fit, or no cache is in use, so nothing would be kept.
       KeyboardInterrupt: Ctrl-C.
     """
     check_no_evaluator("compiling ahead")
@@ -102,26 +101,26 @@ def compile_ahead(settings: RunSettings) -> list[Compiled]:
         def run(total_steps: int, name: str) -> Result:
             changes: dict[str, Any] = fixed | {"total_steps": total_steps}
             if run_dir is not None:
-                changes["run_dir"], name = folder / "run", "of_a_run"  # with which the recording goes on too
+                changes["run_dir"], name = folder / "run", "of_a_run"  # the recording continues with it too
             if record is not None:
                 changes["record"] = dataclasses.replace(record, path=folder / f"recording_{name}")
             return run_training(settings.replace(**changes), _LIMITS)
 
         one = run(1, "first").total_steps
-        # Chunks of several iterations, and one after another; with a directory this resumes.
+        # Chunks of several iterations, one after another; with a directory this resumes.
         run(4 * one, "second")
         return _compiled(events)
 
 
 @dataclasses.dataclass
 class _Events:
-    """What JAX tells while it compiles: names and seconds, in the threads that compile."""
+    """The compilation events of JAX: names and seconds, from the threads that compile."""
 
     found: list[tuple[str, float, bool]] = dataclasses.field(default_factory=list)
     hit: threading.local = dataclasses.field(default_factory=threading.local)
 
     def happened(self, event: str, **_: Any) -> None:
-        if event == _HIT:  # misses are told of only where an entry is written
+        if event == _HIT:  # misses are only reported if an entry is written
             self.hit.now = True
 
     def took(self, event: str, duration_secs: float, **about: Any) -> None:
@@ -145,7 +144,7 @@ def _events() -> Generator[_Events]:
 
 @contextlib.contextmanager
 def _folder(run_dir: str | Path | None) -> Generator[Path]:
-    """A temporary directory; of several processes the same, beside the run's, which all of them can read."""
+    """Make a temporary directory; with several processes a shared one, next to the run's, which all can read."""
     beside = None
     if distributed.is_several() and run_dir is not None:
         beside = files.expand(run_dir).absolute().parent
@@ -162,7 +161,7 @@ def _folder(run_dir: str | Path | None) -> Generator[Path]:
 def _compiled(events: _Events) -> list[Compiled]:
     analyzed: dict[str, list[tuple[Any, float | None]]] = {}
     for executable in get_backend().live_executables():
-        # By what both names have in common: jit(<lambda>) is the module jit__lambda.
+        # Match by the letters that both names share: jit(<lambda>) is the module jit__lambda.
         name = _letters(executable.hlo_modules()[0].name.removeprefix("jit_"))
         analyzed.setdefault(name, []).append(_analysis(executable))
     names = dict.fromkeys(name for name, _, _ in events.found)
@@ -178,9 +177,12 @@ def _compiled(events: _Events) -> list[Compiled]:
 
 
 def _analysis(executable: Any) -> tuple[tuple[int, int, int, int] | None, float | None]:
-    """Bytes of arguments, outputs, temporaries and at once, and FLOPs; None where the backend does not say."""
+    """Return the bytes of arguments, outputs, temporaries and their peak, and the FLOPs of an executable.
+
+    Each is None if the backend does not report it.
+    """
     memory = flops = None
-    with contextlib.suppress(Exception):  # backends differ in what they do not implement, and how they say it
+    with contextlib.suppress(Exception):  # backends differ in what they leave out and in how they raise
         stats = executable.get_compiled_memory_stats()
         sizes = stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.temp_size_in_bytes
         memory = *sizes, sum(sizes) - stats.alias_size_in_bytes

@@ -1,4 +1,4 @@
-"""The evaluations of a run: waited for, or played in a thread of their own while the run goes on."""
+"""The evaluations of a run: waited for, or run in a separate thread while training continues."""
 
 import functools
 import threading
@@ -16,12 +16,12 @@ SCORE = "evaluation/return_mean"
 
 
 class Evaluator:
-    """Plays one evaluation at a time, and knows what all of the run have found.
+    """A runner of one evaluation at a time, which keeps the scores of all evaluations of the run.
 
     Args:
-      play: one evaluation.
-      found: is told the step and the outcome of each, in the order in which they were begun.
-      in_thread: play in a thread; then `begin` returns at once, and `found` is called by `collect`.
+      play: run one evaluation.
+      found: called with the step and the outcome of each, in the order in which they were begun.
+      in_thread: run in a thread; then `begin` returns at once, and `found` is called by `collect`.
     """
 
     def __init__(
@@ -41,23 +41,23 @@ class Evaluator:
         self._error: BaseException | None = None
 
     def remember(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Takes the scores from the metrics of the run so far."""
+        """Take the scores from the metrics of the run so far."""
         self.scores = {row["step"]: row[SCORE] for row in rows if SCORE in row}
 
     def begin(
         self, step: int, algo: Algorithm, actor: ActorState, learning: Sequence[jax.Device], *, log: bool = True
     ) -> None:
-        """Plays with the actor, or begins to.
+        """Run an evaluation with the actor, or start it in a thread.
 
         Args:
-          step: what it goes by.
-          algo, actor: where they are learned; in a thread they play on another device of this process, if it has one.
-          learning: the devices that learn.
+          step: the step that identifies it.
+          algo, actor: on the learner's devices; a thread uses another device of this process, if it has one.
+          learning: the learner devices.
           log: report the outcome to `found`, unless the run has a score at this step already.
 
         Raises:
-          RuntimeError: the one before it was not collected.
-          Exception: what it raised, if it was waited for.
+          RuntimeError: the previous evaluation was not collected.
+          Exception: the error of the evaluation, if it was waited for.
         """
         if self._thread is not None:
             raise RuntimeError(f"the evaluation of step {self._step} was not collected; call collect() first")
@@ -77,7 +77,7 @@ class Evaluator:
     def _run(self, algo, actor):
         try:
             self._outcome = self._play(algo, actor)
-        except BaseException as error:  # whoever collects it raises it
+        except BaseException as error:  # raised by `collect`
             self._error = error
 
     def _end(self, outcome):
@@ -87,15 +87,15 @@ class Evaluator:
             self._found(self._step, outcome)
 
     def look(self) -> None:
-        """Raises what the evaluation under way has raised; does not wait."""
+        """Raise the error of the evaluation in progress, if it failed; do not wait."""
         if self._error is not None:
             self.collect()
 
     def collect(self) -> None:
-        """Waits for the evaluation that was begun, if there is one.
+        """Wait for the evaluation that was begun, if there is one.
 
         Raises:
-          Exception: what it raised.
+          Exception: the error of the evaluation.
         """
         thread, self._thread = self._thread, None
         if thread is None:
@@ -108,16 +108,16 @@ class Evaluator:
         self._end(self._outcome)
 
     def score_at(self, step: int) -> float | None:
-        """The mean return of the evaluation that counts at `step`, now or when the run first came there.
+        """Return the mean return of the evaluation that counts at `step`, or None.
 
-        It is that of `step` itself, or the one before where they are played in a thread: so a run that was killed
-        and goes on ends where the unbroken one does.
+        It is the evaluation of `step` itself or, if evaluations run in a thread, the one before: a run that was killed
+        and resumed then ends where an uninterrupted one does.
         """
         counts = [at for at in self.scores if (at < step if self.in_thread else at == step)]
         return self.scores[max(counts)] if counts else None
 
     def close(self) -> None:
-        """Waits a few seconds for what nobody will collect; a thread that hangs is left behind."""
+        """Wait a few seconds for an evaluation that will not be collected; abandon a thread that hangs."""
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.join(GOODBYE)

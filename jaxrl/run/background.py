@@ -1,4 +1,4 @@
-"""What a run needs later, made ready in a thread while the main one waits for XLA: imports and compiled programs."""
+"""Preparation for later in a run, in a thread while the main one waits for XLA: imports and compiled programs."""
 
 import contextlib
 import importlib
@@ -6,17 +6,17 @@ import sys
 import threading
 from collections.abc import Callable
 
-# What logs, saves and draws; none of it is needed before the first chunk has ended.
+# Modules that log, save and plot; none is needed before the first chunk has ended.
 _LATER = ("tensorboardX", "orbax.checkpoint", "jaxrl.plots.chart")
 
 
 class BackgroundTask:
-    """Does something in a thread of its own, once.
+    """A task that runs once in a separate thread.
 
     Args:
-      work: makes ready what the main thread would otherwise make where it needs it, and still does if this failed: so
-        an error here is nobody's, and whoever needs it is told of his own.
-      name: of the thread.
+      work: prepares something that the main thread makes itself if this failed: an error here is therefore dropped, and
+        the main thread raises its own.
+      name: name of the thread.
     """
 
     def __init__(self, work: Callable[[], object], name: str = "background"):
@@ -29,13 +29,16 @@ class BackgroundTask:
             self._work()
 
     def wait(self) -> None:
-        """Waits until it is done. May be called twice."""
+        """Wait until the task is done. May be called twice."""
         self._thread.join()
 
 
 def import_later_modules() -> None:
-    """Imports what a run with a directory needs after its first chunk. Who needs it sooner imports it as ever."""
+    """Import the modules that a run with a directory needs after its first chunk.
+
+    Code that needs one sooner imports it as usual.
+    """
     for name in _LATER:
         if name not in sys.modules:
-            with contextlib.suppress(Exception):  # told where it is needed
+            with contextlib.suppress(Exception):  # reported by the code that needs it
                 importlib.import_module(name)

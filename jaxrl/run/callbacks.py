@@ -1,7 +1,7 @@
-"""Callbacks: what `train` calls while a run goes on, to look at it, to stop it, or to change its environment.
+"""Callbacks: called by `train` during a run to inspect it, stop it, or change its environment.
 
-They are called where a run is evaluated, every `callback_every` environment steps if that is given, and at its end:
-at the same steps whenever the run is repeated, killed or resumed.
+They are called at evaluations, every `callback_every` environment steps if given, and at the end: at the same steps
+whenever the run is repeated, killed or resumed.
 """
 
 import dataclasses
@@ -25,18 +25,18 @@ _RESERVED = ("finished", "interrupted", "non_finite", "unsaved")  # how runs end
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """What a callback is shown.
+    """The view of a run that a callback receives.
 
     Attributes:
-      step: environment steps so far, over all environments; updates where nothing acts.
-      total_steps: of the whole run.
-      metrics: the newest value of every metric. Those of training are means since the last row that was logged: in
-        a run of few iterations and without `log_every` about a second, which depends on the speed of the machine.
-      score: the mean return of the evaluation that counts at this step: the one made here, or, with
-        `async_evaluation`, the one before. None where there is none.
-      state: the whole state of the run; its arrays may be read now and not kept.
-      env: the environment that is trained in, a pytree whose leaves are its parameters; None on the host, and where
-        nothing acts.
+      step: environment steps so far, over all environments; updates in a run without environments.
+      total_steps: environment steps of the whole run.
+      metrics: the newest value of every metric. Training metrics are means since the last logged row: in a run of
+        few iterations and without `log_every` about a second, which depends on the speed of the machine.
+      score: the mean return of the evaluation that counts at this step: the one made here or, with
+        `async_evaluation`, the one before. None without one.
+      state: the whole state of the run; its arrays may be read during the call but not kept.
+      env: the training environment, a pytree whose leaves are its parameters; None for host environments and for runs
+        without environments.
     """
 
     step: int
@@ -49,12 +49,12 @@ class Moment:
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """What a callback asks for.
+    """The request of a callback.
 
     Attributes:
-      stop: why the run ends here, `stopped` of the result; None: it goes on.
+      stop: the reason for which the run ends here, `stopped` of the result; None: it continues.
       env: the environment to train in from here on: `moment.env` with other leaves of the same shapes. Evaluations
-        stay as they were.
+        do not change.
       metrics: further metrics, logged at this step as "callback/NAME".
     """
 
@@ -65,32 +65,32 @@ class Decision:
 
 @runtime_checkable
 class Callback(Protocol):
-    """Looks at a run from time to time. With several processes, each process has its own, and all must decide alike."""
+    """An object that inspects a run periodically. Each process has its own, and all processes must decide the same."""
 
     @property
     def name(self) -> str:
-        """Under which its state is kept; no two of a run have the same."""
+        """The name under which its state is saved, unique within a run."""
         ...
 
     def __call__(self, moment: Moment) -> Decision | bool | None:
-        """What is to be done; None or True: nothing; False: the run stops here."""
+        """Return a decision; None or True: continue; False: stop the run here."""
         ...
 
     def state_dict(self) -> Mapping[str, Any]:
-        """What it remembers, JSON values only; kept with every checkpoint."""
+        """Return its state, JSON values only; saved with every checkpoint."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes back what `state_dict` gave, in a run that is resumed."""
+        """Restore the state that `state_dict` returned, in a resumed run."""
         ...
 
 
 class FunctionCallback:
-    """A function as a callback without memory; `train` makes one of each function among its callbacks.
+    """A function as a callback without state; `train` makes one of each function among its callbacks.
 
     Args:
-      function: from a `Moment` to a `Decision`, None or True (go on), or False (stop, as in Stable-Baselines3).
-      name: under which messages and `Result.stopped` know it.
+      function: from a `Moment` to a `Decision`, None or True (continue), or False (stop, as in Stable-Baselines3).
+      name: its name in messages and in `Result.stopped`.
     """
 
     def __init__(self, function: Callable[[Moment], Decision | bool | None], name: str = "function"):
@@ -109,7 +109,7 @@ class FunctionCallback:
 
 @dataclasses.dataclass(frozen=True)
 class StopAtReturn:
-    """Stops when an evaluation's mean return reaches `target`; what `train(target_return=...)` makes."""
+    """A callback that stops when an evaluation's mean return reaches `target`; made by `train(target_return=...)`."""
 
     target: float
 
@@ -129,7 +129,7 @@ class StopAtReturn:
 
 
 class Callbacks:
-    """The callbacks of one run, and what is kept of them with its checkpoints.
+    """The callbacks of one run, with the state that is saved in its checkpoints.
 
     Raises:
       ConfigError: two have the same name.
@@ -140,17 +140,17 @@ class Callbacks:
         names = [callback.name for callback in callbacks]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(f"two callbacks are called {', '.join(twice)}; give each a name of its own")
-        self._env: Environment | None = None  # what the run trains in now, if a callback changed it
-        self._stopped: list[str] = []  # those that asked for the end
+        self._env: Environment | None = None  # the training environment, if a callback changed it
+        self._stopped: list[str] = []  # names of the callbacks that stopped the run
 
     def __bool__(self) -> bool:
         return bool(self._callbacks)
 
     def __call__(self, moment: Moment) -> Decision:
-        """What they ask for together: the first reason to stop, the environment after all changes, all metrics.
+        """Return their combined decision: the first reason to stop, the environment after all changes, all metrics.
 
         Raises:
-          ConfigError: an environment of another structure, or on the host.
+          ConfigError: an environment has another structure, or the run's environments are on the host.
         """
         stop, env, metrics = None, moment.env, {}
         for callback in self._callbacks:
@@ -168,11 +168,11 @@ class Callbacks:
         return Decision(stop, changed, metrics)
 
     def stop_reason(self, moment: Moment, record: Mapping[str, Any], due: bool) -> str | None:
-        """Return why a run that is resumed here does not go on; None if it does.
+        """Return why a run resumed here stops at once, or None if it continues.
 
-        Callbacks that stopped the run here decide again, and those that it did not have before, if they are due. The
-        others were called here before the checkpoint was saved, and are not called twice; but the target return may
-        have changed.
+        Callbacks that stopped the run here decide again, and so do callbacks that the run did not have before, if they
+        are due. The others were called here before the checkpoint was saved and are not called twice, except for the
+        target return, which may have changed.
         """
         states, stopped = record.get("states", {}), record.get("stopped", ())
         new = [one for one in self._callbacks if one.name not in states or isinstance(one, StopAtReturn)]
@@ -181,10 +181,10 @@ class Callbacks:
         return next((decision.stop for decision in decisions if decision.stop), None)
 
     def keep(self) -> dict[str, Any]:
-        """What a checkpoint keeps of them, JSON values only.
+        """Return their state for a checkpoint, JSON values only.
 
         Raises:
-          ConfigError: a state is none.
+          ConfigError: a state does not consist of JSON values.
         """
         states = {}
         for callback in self._callbacks:
@@ -196,10 +196,10 @@ class Callbacks:
         return {"states": states, "stopped": self._stopped, "env": leaves}
 
     def restore(self, record: Mapping[str, Any], env: Environment | None) -> Environment | None:
-        """Gives them back what was kept; the environment that the run trains in, if it is not `env`.
+        """Restore their saved state; return the environment that the run trains in if it is not `env`, or None.
 
         Raises:
-          CheckpointError: what was kept does not fit.
+          CheckpointError: the saved state does not fit.
         """
         states, set_by_callback = record.get("states", {}), record.get("env")
         fits = isinstance(states, dict) and isinstance(record.get("stopped", []), list)
@@ -209,7 +209,7 @@ class Callbacks:
             if callback.name in states:
                 try:
                     callback.load_state_dict(states[callback.name])
-                except Exception as error:  # whatever it meets in what another one kept, or somebody else wrote
+                except Exception as error:  # any error: the state may be another callback's, or edited
                     raise CheckpointError(
                         f"callback {callback.name} does not take back the state that the checkpoint keeps of it: "
                         f"{type(error).__name__}: {error!s:.200}; use the one that the run was saved with, "
@@ -230,10 +230,10 @@ class Callbacks:
 
 
 def as_callbacks(callbacks: Sequence[Callback | Callable[[Moment], Decision | bool | None]]) -> list[Callback]:
-    """Return callbacks with functions made `FunctionCallback`s, called by their own names.
+    """Return the callbacks, with functions wrapped in `FunctionCallback`s under their own names.
 
     Raises:
-      ConfigError: it is no list, or one is neither a callback nor a function.
+      ConfigError: not a list, or an item is neither a callback nor a function.
     """
     if not isinstance(callbacks, Sequence) or isinstance(callbacks, str):
         raise ConfigError(f"callbacks={callbacks!r:.80} must be a list of callbacks or functions: callbacks=[...]")
@@ -256,17 +256,17 @@ def as_callbacks(callbacks: Sequence[Callback | Callable[[Moment], Decision | bo
 def run_callbacks(
     callbacks: Sequence[Callback | Callable[[Moment], Decision | bool | None]], target_return: float | None
 ) -> Callbacks:
-    """Return the callbacks of a run, before them the one that stops it at its target.
+    """Return the callbacks of a run, preceded by the one that stops it at its target.
 
     Raises:
-      ConfigError: they are no list of callbacks or functions, or two have the same name.
+      ConfigError: not a list of callbacks or functions, or two have the same name.
     """
     stops = [] if target_return is None else [StopAtReturn(target_return)]
     return Callbacks([*stops, *as_callbacks(callbacks)])
 
 
 def _has_methods(one):
-    """Whether it remembers something, so that it is more than a function."""
+    """Return whether an object has methods for state, so that it is more than a function."""
     return hasattr(one, "state_dict") or hasattr(one, "load_state_dict")
 
 
@@ -299,7 +299,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _same_form(name: str, env: Environment | None, new: Environment) -> Environment:
-    """`new` with the types of `env`, so that the program stays the same."""
+    """Return `new` with the types of `env`, so that the program stays the same."""
     if env is None:
         raise ConfigError(f"callback {name} gives an environment, but those of this run are on the host")
     if jax.tree.structure(env) != jax.tree.structure(new):
@@ -311,10 +311,10 @@ def _same_form(name: str, env: Environment | None, new: Environment) -> Environm
 
 
 def _restored_leaf(old, new):
-    """As `_like`, of what a file holds.
+    """Return a leaf read from a file as an array of the type of `old`.
 
     Raises:
-      TypeError, ValueError: it is none of numbers, or of another shape.
+      TypeError, ValueError: it is not numeric, or has another shape.
     """
     if not isinstance(new, bool | int | float | np.ndarray):
         raise TypeError(f"a leaf is a {type(new).__name__}")
@@ -324,7 +324,7 @@ def _restored_leaf(old, new):
 
 
 def _like(old, new):
-    """`new` as an array of the type of `old`, a weak one where that is weak: another type is another program."""
+    """Return `new` with the dtype of `old`, weak if that is weak: another type is another program."""
     if jnp.ndim(old) == 0 and jnp.asarray(old).weak_type:
         return jnp.asarray(type(np.asarray(old).item())(new))
     return jnp.asarray(new, jnp.result_type(old))

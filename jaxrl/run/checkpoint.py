@@ -1,21 +1,21 @@
 """Checkpoints of the whole training state: saved in the background, verified when read.
 
-Orbax writes the arrays; it does not notice a flipped bit, so a manifest of ours stands beside them with a checksum a
+Orbax writes the arrays but does not notice a flipped bit, so our own manifest next to them holds a checksum of every
 leaf, the versions and the configuration. A step is built in a temporary folder and renamed when it is complete, so a
-save that is killed leaves nothing that counts:
+save that is killed leaves no incomplete step:
 
     checkpoints/000000008192/manifest.json     what is inside, with checksums; itself checksummed
-    checkpoints/000000008192/state/            the arrays, as Orbax lays them out
+    checkpoints/000000008192/state/            the arrays, in Orbax's format
 
 Nothing is pickled.
 """
 
-# Keeping, pruning and committing are ours, not those of Orbax's CheckpointManager (0.12.8), which was tried. It
-# cannot replace a step in one piece: `save` of one that is there returns False, and raises with `force=True`. It
-# takes a score with the save alone, and ours come later, from evaluations in a thread. It keeps the newest or the
-# best, not both, and counts a step whose manifest is damaged, which pushes out a sound one: both would need a policy
-# of ours, no shorter than `_prune`. A save of 59 small leaves took twice as long (0.54 s to 0.26 s). It would replace
-# `_prune`, `_recover` and `_move_into_place`, some 40 lines, by as many that work around it.
+# Orbax's CheckpointManager (0.12.8) was tried for keeping, pruning and committing. It cannot replace a step
+# atomically: `save` of an existing step returns False, and raises with `force=True`. It takes a score only with the
+# save, while ours come later, from evaluations in a thread. It keeps the newest or the best, not both, and counts a
+# step whose manifest is damaged, which pushes out a sound one: both would need our own policy, no shorter than
+# `_prune`. A save of 59 small leaves took twice as long (0.54 s compared with 0.26 s). It would replace `_prune`,
+# `_recover` and `_move_into_place`, some 40 lines, by as many lines of workarounds.
 
 import concurrent.futures
 import contextlib
@@ -44,21 +44,21 @@ from jaxrl.run import manifest as manifests
 from jaxrl.run.directory import check_no_pattern
 from jaxrl.run.manifest import Damaged, Manifest
 
-_TEMPORARY = ".saving-"  # a save under way, or one that was killed
+_TEMPORARY = ".saving-"  # a save in progress, or one that was killed
 _REPLACED = ".replaced-"  # the old contents of a step that is being saved again
 
 
 class Checkpointer:
-    """Saves the state of one run, keeping the newest few and the best.
+    """A writer of the checkpoints of one run, which keeps the newest few and the best.
 
     One process of a run owns the directory; to read another's run, use `restore` and `read_manifest`, which change
     nothing on disk.
 
     Args:
-      directory: where the steps go; made if missing. What a killed save left there is removed.
+      directory: folder of the steps; made if missing. Remains of a killed save are removed.
       config: the resolved configuration, JSON values only; each manifest holds it.
-      keep: how many of the newest steps stay; the one of the best score stays as well.
-      max_failures: so many failed saves in a row raise; the first one warns.
+      keep: number of the newest steps to keep; the step with the best score is kept as well.
+      max_failures: number of failed saves in a row that raises; the first one warns.
 
     Raises:
       CheckpointError: the directory cannot be made or written to.
@@ -71,12 +71,12 @@ class Checkpointer:
         if keep < 1:
             raise ConfigError(f"keep={keep}: at least the newest checkpoint must be kept; use 1 or more")
         self.directory = files.expand(directory).absolute()
-        self.awaiting: int | None = None  # a step that is kept until `score` was called for it
+        self.awaiting: int | None = None  # a step that is kept until `score` is called for it
         self.failures = 0  # failed saves since the start
         self._failures_in_a_row = 0
         self._failure: str | None = None  # of the last save
         self.has_warned = False  # that saves fail, since the last one that did not
-        self.config = files.as_read_back(config)  # as it will be read back; a value that is no JSON fails here
+        self.config = files.as_read_back(config)  # as it will be read back; a value that is not JSON fails here
         self._keep = keep
         self._max_failures = max_failures
         self._damaged: set[int] = set()
@@ -92,26 +92,26 @@ class Checkpointer:
                 probe.unlink()
             except OSError as error:
                 raise CheckpointError(f"cannot keep checkpoints in {self.directory}: {error}") from error
-            # Held open: the number of a folder that was deleted may be given to the next one.
+            # Held open: the inode number of a deleted folder may be reused.
             self._folder = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._scores = {step: scored.score for step, scored in _complete(self.directory).items()}
 
     def save(
         self, step: int, state: PyTree, *, score: float | None = None, callbacks: Mapping[str, Any] | None = None
     ) -> None:
-        """Saves `state` as `step`, in the background; an older save of the same step is replaced.
+        """Save `state` as `step`, in the background; an older save of the same step is replaced.
 
         Returns once the leaves are copied to host memory, so the caller may donate them at once. Waits first for the
         previous save, if that is still being written. With several processes, all call it, and it returns when saved.
 
         Args:
-          step: the number that this checkpoint goes by.
+          step: the number of this checkpoint.
           state: a pytree of arrays (typed keys included) and Python numbers.
           score: higher is better; the step with the best one is kept.
-          callbacks: what callbacks keep with it, JSON values only; in its manifest.
+          callbacks: the state of callbacks, JSON values only; stored in the manifest.
 
         Raises:
-          CheckpointError: a leaf is no array, or `max_failures` saves failed in a row. The first of fewer warns.
+          CheckpointError: a leaf is not an array, or `max_failures` saves failed in a row. The first of fewer warns.
         """
         self.wait()
         leaves = manifests.named_leaves(state)
@@ -127,7 +127,7 @@ class Checkpointer:
         )
         if jax.process_count() == 1:
             self._pending = step, self._executor.submit(self._write, record, arrays)
-        else:  # Orbax synchronizes processes by collectives, which no second thread may start
+        else:  # Orbax synchronizes processes by collectives, which a second thread must not start
             future: concurrent.futures.Future = concurrent.futures.Future()
             try:
                 future.set_result(self._write(record, arrays))
@@ -137,10 +137,10 @@ class Checkpointer:
             self.wait()
 
     def score(self, step: int, score: float) -> None:
-        """Tells what the checkpoint of `step` is worth, where that was not known when it was saved.
+        """Set the score of a saved checkpoint.
 
-        Nothing happens if there is no such checkpoint any more, or `score` is not finite; with several processes, in
-        any but the first. What can then be deleted is deleted at the next save.
+        Nothing happens if the checkpoint no longer exists or `score` is not finite; only the first of several processes
+        writes. Checkpoints that this makes superfluous are deleted at the next save.
 
         Raises:
           CheckpointError: as `wait`, which it does first.
@@ -151,7 +151,7 @@ class Checkpointer:
             return
         self._scores[step] = score
         path = self.directory / _folder(step) / manifests.FILE
-        if jax.process_index() == 0 and not path.parent.is_symlink():  # what a link leads to is somebody else's
+        if jax.process_index() == 0 and not path.parent.is_symlink():  # the target of a link is not ours
             try:
                 manifests.write(path, dataclasses.replace(manifests.read(path), score=score))
             except (OSError, Damaged) as error:
@@ -159,10 +159,10 @@ class Checkpointer:
                 warnings.warn(message, RuntimeWarning, stacklevel=2)
 
     def wait(self, *, last: bool = False) -> bool:
-        """Waits for the save under way. Whether the last save succeeded (True where there was none).
+        """Wait for the pending save; return whether the last save succeeded (True without one).
 
         Args:
-          last: none follows that could make up for it, so that a failure is an error.
+          last: no later save follows, so a failure is an error.
 
         Raises:
           CheckpointError: `max_failures` saves failed in a row, or the last one did.
@@ -193,25 +193,28 @@ class Checkpointer:
         return False
 
     def steps(self) -> list[int]:
-        """The complete steps on disk, ascending."""
+        """Return the complete steps on disk, in ascending order."""
         return complete_steps(self.directory)
 
     def is_empty(self) -> bool:
-        """Whether nothing was ever saved here. False also where all is damaged: ask this before starting afresh."""
+        """Return whether nothing was ever saved here.
+
+        False also if every checkpoint is damaged: check this before starting from scratch.
+        """
         return not _numbered(self.directory)
 
     @property
     def best(self) -> int | None:
-        """The step of the highest score; None where none has one."""
+        """The step with the highest score, or None if no step has one."""
         return _best(self._scores)
 
     def restore(self, template: PyTree, step: int | None = None) -> tuple[PyTree, int, Manifest]:
-        """As `restore`; the damaged steps that it passes over no longer count among those kept."""
+        """Restore as `restore` does; the damaged steps that it skips no longer count towards `keep`."""
         self.wait()
         return _restore(self.directory, template, step, False, self._damaged)
 
     def close(self) -> None:
-        """Waits for the save under way and stops the background thread. May be called twice."""
+        """Wait for the pending save and stop the background thread. May be called twice."""
         try:
             self.wait()
         finally:
@@ -232,7 +235,7 @@ class Checkpointer:
         try:
             if leader:
                 shutil.rmtree(building, ignore_errors=True)
-                building.mkdir()  # not its parents: of a run directory that was deleted nothing comes back
+                building.mkdir()  # not its parents: a deleted run directory must not reappear
             _barrier("checkpoint folder")
             for entry in record.leaves:
                 entry.crc32 = manifests.checksum(arrays[entry.name])
@@ -244,7 +247,7 @@ class Checkpointer:
                     orbax.save(building / "state", args=ocp.args.PyTreeSave(stored))
             if leader:
                 assert self._folder is not None  # until it is closed
-                # Orbax makes anew what was deleted.
+                # Orbax recreates deleted folders.
                 if not os.path.samestat(os.stat(self.directory), os.fstat(self._folder)):
                     raise FileNotFoundError(errno.ENOENT, "the folder was deleted or moved", str(self.directory))
                 manifests.write(building / manifests.FILE, record)
@@ -271,33 +274,33 @@ class Checkpointer:
 def restore(
     directory: str | os.PathLike, template: PyTree, step: int | None = None, *, partial: bool = False
 ) -> tuple[PyTree, int, Manifest]:
-    """Reads a checkpoint, verifying every leaf; changes nothing on disk.
+    """Read a checkpoint and verify every leaf, without changing anything on disk.
 
-    A damaged step is warned of, and the one before it taken.
+    A damaged step gives a warning, and the one before it is read.
 
     Args:
       directory: the run's `checkpoints` folder.
       template: a pytree of arrays or `jax.ShapeDtypeStruct`: structure, shapes, dtypes and shardings of the result. A
         leaf without a sharding, and an uncommitted array, comes back uncommitted on the default device. numpy arrays
         and Python numbers come back as such. The number of devices may differ from when it was saved.
-      step: which; the newest sound one if None. One that is asked for by number must be sound.
+      step: the step to read; None: the newest sound one. A step given by number must be sound.
       partial: the template may leave out leaves that were saved.
 
     Returns:
       The state, its step, and its manifest.
 
     Raises:
-      CheckpointError: there is none; all are damaged (lists each with its reason); or the template has leaves that the
-        checkpoint lacks, or of another shape or dtype, or (unless `partial`) lacks some (named).
+      CheckpointError: no checkpoint exists; all are damaged (lists each with its reason); or the template has leaves
+        that the checkpoint lacks, or of another shape or dtype, or (unless `partial`) lacks some (named).
     """
     return _restore(files.expand(directory).absolute(), template, step, partial, set())
 
 
 def read_manifest(directory: str | os.PathLike, step: int | None = None) -> Manifest:
-    """The manifest of a step, or of the newest one that has a sound manifest.
+    """Return the manifest of a step, or the newest sound manifest.
 
     Raises:
-      CheckpointError: there is none such.
+      CheckpointError: no such manifest exists.
     """
     directory = files.expand(directory).absolute()
     if step is not None:
@@ -312,12 +315,12 @@ def read_manifest(directory: str | os.PathLike, step: int | None = None) -> Mani
 
 
 def complete_steps(directory: str | os.PathLike) -> list[int]:
-    """The steps that are complete, ascending; those of a run that is under way too."""
+    """Return the complete checkpoint steps in ascending order, also of a run in progress."""
     return sorted(_complete(files.expand(directory).absolute()))
 
 
 def best_step(directory: str | os.PathLike) -> int:
-    """The step whose score is highest, the latest of equals.
+    """Return the step with the highest score, the latest of equals.
 
     Raises:
       CheckpointError: no complete checkpoint has a score.
@@ -335,7 +338,7 @@ def _best(scores: Mapping[int, float | None]) -> int | None:
 
 
 def _restore(directory: Path, template: PyTree, step: int | None, partial: bool, damaged: set[int]):
-    check_no_pattern(directory)  # else what a folder above it is called would pass for damage
+    check_no_pattern(directory)  # otherwise the name of a parent folder would look like damage
     here = _numbered(directory)
     if step is not None and step not in here:
         raise CheckpointError(f"no checkpoint {step} in {directory}; there are: {sorted(here) or 'none'}")
@@ -382,7 +385,7 @@ def _read_step(path: Path, template: PyTree, partial: bool) -> tuple[PyTree, Man
         try:
             with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
                 files.check_regular(path / "state")
-                # Before memory is taken for arrays of any size.
+                # Before memory is allocated for arrays of any size.
                 _check_shapes(entries, orbax.metadata(path / "state").item_metadata)
                 request = ocp.args.PyTreeRestore(
                     item=dict.fromkeys(stored, 0), restore_args=stored, partial_restore=True
@@ -407,7 +410,7 @@ def _read_step(path: Path, template: PyTree, partial: bool) -> tuple[PyTree, Man
 
 
 def _check_shapes(entries: list[manifests.Leaf], described: Mapping[str, Any]) -> None:
-    """Whether the arrays on disk are as large as the manifest says."""
+    """Raise if the arrays on disk differ in shape or dtype from the manifest."""
     for entry in entries:
         found = described.get(entry.name)
         if found is not None and (tuple(found.shape), str(found.dtype)) != (entry.data_shape, entry.data_dtype):
@@ -415,10 +418,10 @@ def _check_shapes(entries: list[manifests.Leaf], described: Mapping[str, Any]) -
 
 
 def _check_memory(path: Path, entries: list[manifests.Leaf]) -> None:
-    """Whether there is room for the arrays that the manifest promises, before any is made.
+    """Check that the arrays described by the manifest fit in memory, before any is allocated.
 
     Raises:
-      CheckpointError: there is not.
+      CheckpointError: they do not fit.
     """
     needed = sum(math.prod(entry.data_shape) * jax.numpy.dtype(entry.data_dtype).itemsize for entry in entries)
     free = memory.free_on_host()
@@ -433,7 +436,7 @@ def _folder(step: int) -> str:
 
 
 def _numbered(directory: Path) -> dict[int, Path]:
-    """Every step that was ever moved into place, sound or not."""
+    """Return the folders of all steps that were ever moved into place, sound or not."""
     if not directory.is_dir():
         return {}
     return {int(path.name): path for path in directory.iterdir() if path.name.isdecimal() and path.is_dir()}
@@ -461,7 +464,10 @@ def _move_into_place(building: Path, final: Path) -> None:
 
 
 def _remove_until_it_stays_away(building: Path) -> None:
-    """Orbax raises at the first error, while TensorStore's threads go on writing, and make folders anew for that."""
+    """Remove a folder that TensorStore's threads may recreate.
+
+    Orbax raises at the first error, while the threads continue to write and make the folder again.
+    """
     quiet = 0
     for _ in range(100):
         quiet = 0 if building.exists() else quiet + 1
@@ -472,7 +478,10 @@ def _remove_until_it_stays_away(building: Path) -> None:
 
 
 def _recover(directory: Path) -> None:
-    """Removes what killed saves left; a step killed between its old and new contents gets the old ones back."""
+    """Remove the remains of killed saves.
+
+    A step that was killed between its old and new contents gets the old ones back.
+    """
     for path in directory.glob(_TEMPORARY + "[0-9]*"):
         if path.is_dir():
             shutil.rmtree(path)
@@ -493,7 +502,7 @@ def _barrier(name: str) -> None:
 
 @contextlib.contextmanager
 def _absl_quiet() -> Generator[None]:
-    """Orbax logs what it raises too, with a traceback; who saves is told in one line."""
+    """Silence absl's errors: Orbax also logs what it raises, with a traceback, and our error is one line."""
     logger = logging.getLogger("absl")
     logger.addFilter(_is_no_error)
     try:

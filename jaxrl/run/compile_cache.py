@@ -1,9 +1,9 @@
-"""Compiled programs are kept between processes: JAX's persistent cache, in a folder of the user's own.
+"""The cache of compiled programs between processes: JAX's persistent cache, in a folder of the user.
 
-Whoever sets one of JAX's own variables or options for it decides instead. What JAX's cache leaves open is dealt with
-here before it is switched on: files that were damaged or cut off, which JAX would read at every start and never
-replace; programs of a processor with other instructions; a folder that others could write to, since loading a compiled
-program is running it; and a limit of size.
+JAX's own variables and options for it take precedence. Problems that JAX's cache leaves open are handled here before it
+is switched on: files that were damaged or cut off, which JAX would read at every start and never replace; programs of a
+processor with other instructions; a folder that others could write to, since loading a compiled program is running it;
+and a limit of size.
 """
 
 import collections
@@ -28,25 +28,25 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.parallel.mesh import cores
 from jaxrl.parallel.threads import requested
 
-MOST_BYTES = 2 * 2**30  # of a processor's folder; beyond it what was not used for longest goes
-_LEAST_FREE_BYTES = 256 * 2**20  # of the disk
+MOST_BYTES = 2 * 2**30  # of a processor's folder; beyond it the least recently used entries are deleted
+_LEAST_FREE_BYTES = 256 * 2**20  # on the disk
 _INDEX = "checked.json"
 _JAX_VARIABLES = ("JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE")
 _lock = threading.Lock()
 _COMPILED, _LOADED = "/jax/compilation_cache/cache_misses", "/jax/compilation_cache/cache_hits"
-_events: collections.Counter[str] = collections.Counter()  # of JAX, by name
+_events: collections.Counter[str] = collections.Counter()  # events of JAX, counted by name
 _tried = False
-_root: Path | None = None  # holds a folder for each kind of processor; None: jaxrl keeps nothing
+_root: Path | None = None  # holds a folder for each kind of processor; None: jaxrl keeps no programs
 
 
 def keep_compiled_programs() -> Path | None:
-    """Switches the cache on, once a process; call it before the first compile.
+    """Switch the cache on, once per process; call it before the first compile.
 
     The folder is `JAXRL_CACHE`, or `jaxrl` in the user's cache folder; `JAXRL_CACHE=off` switches it off.
 
     Returns:
-      The folder, or None where jaxrl keeps nothing: that is switched off, JAX's own setting was found, this was called
-      before, or the folder cannot be used, of which one warning tells.
+      The folder, or None if jaxrl keeps no programs: the cache is switched off, JAX's own setting was found, this was
+      called before, or the folder cannot be used, which gives one warning.
     """
     global _tried, _root
     with _lock:
@@ -63,7 +63,7 @@ def keep_compiled_programs() -> Path | None:
             return None
         folder = root / _processor(requested() or cores())
         _make_usable(folder)
-    except (OSError, RuntimeError, ConfigError) as error:  # this user has no home
+    except (OSError, RuntimeError, ConfigError) as error:  # also a user without a home directory
         warnings.warn(
             f"compiled programs are not kept for the next start: {folder}: {error}; set {files.CACHE} to another "
             "folder, or to off",
@@ -71,9 +71,9 @@ def keep_compiled_programs() -> Path | None:
             stacklevel=3,
         )
         return None
-    # An entry that cannot be read or written costs a compile, and no more.
+    # An entry that cannot be read or written only costs a compile.
     warnings.filterwarnings("ignore", message="Error (reading|writing) persistent compilation cache entry")
-    # Small programs count: a start compiles dozens of them.
+    # Keep small programs too: a start compiles dozens of them.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     _use(folder)
     _root = root
@@ -81,9 +81,9 @@ def keep_compiled_programs() -> Path | None:
 
 
 def keep_apart(*, threads: int) -> None:
-    """Where jaxrl keeps programs: from here on among those of processes with so many threads of the CPU.
+    """Keep the programs compiled from now on apart, in the folder for this number of CPU threads.
 
-    XLA splits loops for the threads that there are when it compiles, and JAX's key of a program does not say how many.
+    XLA splits loops by the number of threads when it compiles, and JAX's key of a program does not include it.
     """
     if _root is None:
         return
@@ -91,7 +91,7 @@ def keep_apart(*, threads: int) -> None:
     try:
         _make_usable(folder)
     except OSError:
-        folder = None  # a compile more, as for any entry that cannot be written
+        folder = None  # costs another compile, like any entry that cannot be written
     _use(folder)
 
 
@@ -108,18 +108,21 @@ jax.monitoring.register_event_listener(_count)
 
 
 def cache_folder() -> str | None:
-    """Where compiled programs are kept now, by jaxrl or by JAX's own settings; None: nowhere."""
+    """Return the folder of compiled programs, set by jaxrl or by JAX's own settings, or None."""
     return jax.config.jax_compilation_cache_dir if jax.config.jax_enable_compilation_cache else None
 
 
 def _use(folder: Path | None) -> None:
     jax.config.update("jax_compilation_cache_dir", None if folder is None else str(folder))
-    # JAX looks at the option once, at the first compile, which a notebook may have behind it.
+    # JAX reads the option once, at the first compile, which may already have happened in a notebook.
     compilation_cache.reset_cache()
 
 
 def _processor(threads: int) -> str:
-    """Names what programs compiled for this processor depend on: a shared home serves machines of several kinds."""
+    """Return a hash of everything that compiled programs depend on.
+
+    A shared home directory may serve machines of several kinds.
+    """
     features = platform.processor()
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -130,10 +133,10 @@ def _processor(threads: int) -> str:
 
 
 def _make_usable(folder: Path) -> None:
-    """The folder, with what is damaged or too much in it deleted.
+    """Make the folder, and delete damaged entries and those beyond the size limit.
 
     Raises:
-      OSError: it cannot be used, for the reasons of `_make_private`, or its disk is all but full.
+      OSError: it cannot be used, for the reasons of `_make_private`, or its disk is almost full.
     """
     _make_private(folder)
     _discard_damaged(folder)
@@ -142,7 +145,7 @@ def _make_usable(folder: Path) -> None:
 
 
 def _make_private(folder: Path) -> None:
-    """The folder, for this user alone.
+    """Make the folder, writable only by this user.
 
     Raises:
       OSError: it cannot be made or written to, or others can write to it.
@@ -156,7 +159,10 @@ def _make_private(folder: Path) -> None:
 
 
 def _discard_damaged(folder: Path) -> None:
-    """Deletes entries that do not decompress, and the oldest beyond the limit. Each is read once, when it is new."""
+    """Delete entries that do not decompress, and the oldest beyond the limit.
+
+    Each entry is read once, when it is new.
+    """
     index = folder / _INDEX
     try:
         checked = files.read_json(index)
@@ -188,11 +194,14 @@ def _discard_damaged(folder: Path) -> None:
 
 
 def _decompresses(path: Path) -> bool:
-    """Whether an entry is whole; JAX compresses them, with a checksum, by zlib or by zstandard where that is there."""
+    """Return whether an entry is intact.
+
+    JAX compresses entries, with a checksum, by zlib, or by zstandard if that is installed.
+    """
     try:
         held = path.read_bytes()
         if held[:4] == b"\x28\xb5\x2f\xfd":
-            return True  # of zstandard, which is not ours to open
+            return True  # zstandard, which cannot be checked here
         zlib.decompress(held)
     except (OSError, zlib.error):
         return False
@@ -200,5 +209,5 @@ def _decompresses(path: Path) -> bool:
 
 
 def _delete(path: str) -> None:
-    with contextlib.suppress(OSError):  # another process was quicker, or it lies there for good
+    with contextlib.suppress(OSError):  # another process was faster, or it cannot be deleted
         os.unlink(path)

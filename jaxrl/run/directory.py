@@ -19,37 +19,37 @@ from jaxrl.core.config import check_sizes, decode, encode, not_written
 from jaxrl.core.errors import CheckpointError, ConfigError, RunDirectoryError
 from jaxrl.run.run_status import read_result
 
-MAY_CHANGE = ("total_steps", "logging", "native")  # fields, or groups of them, that a resumed run may have otherwise
+MAY_CHANGE = ("total_steps", "logging", "native")  # fields, or groups of them, that may differ in a resumed run
 
-FORMAT = 1  # of config.json; a change that earlier files do not survive takes the next number
+FORMAT = 1  # of config.json; incremented by a change that makes earlier files unreadable
 
-LOG = "log.txt"  # what a run says
+LOG = "log.txt"  # a run's messages
 EVALUATIONS = "evaluations.jsonl"  # of an evaluator that follows the run
 _FOLDERS = ("checkpoints", "tensorboard", "videos")
 SWEEP = "sweep.json"  # of a sweep that was completed, see jaxrl.run.sweep_directory
-_MOST_FOLDERS = 10_000  # in which runs of a close name are looked for
+_MOST_FOLDERS = 10_000  # searched for runs of a close name
 _ABSENT = object()
 
 
 class RunDirectory:
-    """Opens or makes the directory of a run, and holds its lock until closed.
+    """The directory of a run, made if missing, with its lock held until closed.
 
     Args:
       path: the directory; made if missing.
-      config: the resolved configuration, JSON values only; lies in `config.json`.
-      overwrite: delete what an earlier run left here, whatever its configuration; only what jaxrl wrote.
+      config: the resolved configuration, JSON values only; stored in `config.json`.
+      overwrite: delete the files of an earlier run, whatever its configuration; only those that jaxrl wrote.
       may_change: dotted fields of `config` that may differ when a run is resumed.
-      launch: the `start` of the processes that were launched together with this one, if they were; stands in the lock's
-        file once the directory holds this run and nothing of another one.
+      launch: the `start` of the processes that were launched together with this one, if they were; written to the lock
+        file once the directory holds only this run.
 
     Attributes:
       resumed: whether a run of this configuration was here before.
-      start: random text that the lock and the result have in common where the run ended that began last.
+      start: random text, the same in the lock and the result if the run that began last has ended.
 
     Raises:
-      RunDirectoryError: another process holds it; a run of another configuration is here (the difference is shown), or
-        something else than a run; a file of somebody else has a name that jaxrl uses; or it cannot be written to
-        (read-only, full).
+      RunDirectoryError: another process holds it; it contains a run of another configuration (the difference is shown),
+        or something other than a run; a file not written by jaxrl has a name that jaxrl uses; or it cannot be written
+        to (read-only, full).
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class RunDirectory:
         self._lock: IO[str] | None = None
         self.start, before = secrets.token_hex(8), ""
         kind = ownership.config_kind(config)
-        if not ownership.is_own(self.path / ".lock", "lock"):  # else its files may change until it is locked
+        if not ownership.is_own(self.path / ".lock", "lock"):  # otherwise its files may change until it is locked
             ownership.check_folder(self.path, kind)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ class RunDirectory:
             self.close()
             raise RunDirectoryError(f"cannot write to the run directory {self.path}: {error}") from error
         except RunDirectoryError:
-            if self._lock is not None:  # the run that is here remains the one that began last
+            if self._lock is not None:  # the run in the directory remains the one that began last
                 with contextlib.suppress(OSError):
                     _write_lock(self._lock, before)
             self.close()
@@ -123,10 +123,10 @@ class RunDirectory:
         return self.path / "study.journal"
 
     def check(self) -> None:
-        """Whether the directory is still there, and this one.
+        """Check that the directory still exists, and is still the same one.
 
         Raises:
-          CheckpointError: it was deleted or moved, so that nothing could be saved any more.
+          CheckpointError: it was deleted or moved, so nothing more can be saved.
         """
         if not self._is_there():
             raise CheckpointError(
@@ -140,10 +140,10 @@ class RunDirectory:
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError:
-            return True  # as far as is known; whoever writes next is told what it is
+            return True  # as far as is known; the next write raises the error
 
     def close(self) -> None:
-        """Gives the lock back. May be called twice."""
+        """Release the lock. May be called twice."""
         if self._lock is not None:
             if not self._is_there() and not (self.path / "config.json").exists():
                 _clear_remains(self.path)
@@ -157,7 +157,7 @@ class RunDirectory:
         self.close()
 
     def _compare(self, may_change: tuple[str, ...]) -> bool:
-        """Whether there is a run to resume."""
+        """Return whether there is a run to resume."""
         if not (self.path / "config.json").exists():
             return False
         before = read_config(self.path)
@@ -172,9 +172,9 @@ class RunDirectory:
         return True
 
     def _check_checkpoints(self) -> None:
-        """Whether what was logged can be gone on from; else it would be dropped without a word."""
-        # A run that was killed before its first checkpoint has made the folder, and has no result; one that could not
-        # save any says so there.
+        """Check that logged metrics can be continued from a checkpoint, or they would be dropped silently."""
+        # A run that was killed before its first checkpoint has made the folder but has no result; the result of a run
+        # that could not save any is "unsaved".
         ended = self.result.exists() and read_result(self.path).get("stopped") != "unsaved"
         lost = not self.checkpoints.is_dir() or (ended and not any(_steps(self.path)))
         if lost and self.metrics_jsonl.is_file() and self.metrics_jsonl.stat().st_size:
@@ -185,10 +185,10 @@ class RunDirectory:
 
 
 def check_below(root: str | os.PathLike, path: str | os.PathLike) -> None:
-    """Whether `path`, below `root`, is there itself: behind a link, what runs write would go elsewhere.
+    """Check that `path`, below `root`, is not behind a link: files of runs would be written elsewhere.
 
     Raises:
-      RunDirectoryError: it, or a folder between, is a link.
+      RunDirectoryError: it, or a folder in between, is a link.
     """
     folder = files.expand(root)
     for name in files.expand(path).relative_to(folder).parts:
@@ -201,10 +201,10 @@ def check_below(root: str | os.PathLike, path: str | os.PathLike) -> None:
 
 
 def read_config(path: str | os.PathLike) -> dict[str, Any]:
-    """The configuration of a run, without the number of the file's format.
+    """Return the configuration of a run, without the number of the file's format.
 
     Raises:
-      RunDirectoryError: `path` is no run directory, or its configuration is of another format.
+      RunDirectoryError: `path` is not a run directory, or its configuration has another format.
     """
     path = files.expand(path)
     file = path / "config.json"
@@ -228,7 +228,7 @@ def read_config(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def close_runs(path: str | os.PathLike) -> list[Path]:
-    """Return directories of runs and sweeps whose paths are close to one that does not exist, the closest first."""
+    """Return directories of runs and sweeps whose paths are close to a missing one, the closest first."""
     there, missing = files.expand(path), []
     while not there.is_dir() and there.name:
         missing.insert(0, there.name)
@@ -243,7 +243,7 @@ def close_runs(path: str | os.PathLike) -> list[Path]:
 
 
 def _why_none(path: Path) -> str:
-    """What a path is that is not a run directory, and which runs it may have meant."""
+    """Return why a path is not a run directory, and which runs may have been meant."""
     if path.is_file():
         return "it is a file"
     if not path.is_dir():
@@ -269,9 +269,9 @@ def _is_run(path: Path) -> bool:
 def difference(
     before: Mapping[str, Any], now: Mapping[str, Any], may_change: Iterable[str] = (), prefix: str = ""
 ) -> list[str]:
-    """Return a line for each setting in which two configurations differ, nested ones dotted.
+    """Return one line for each setting in which two configurations differ; nested names are dotted.
 
-    An object of another type, or another environment, is one setting.
+    An object of another type, or another environment, counts as one setting.
     """
     lines = []
     for key in sorted(before.keys() | now.keys()):
@@ -298,13 +298,13 @@ def _abridged(value: Any) -> str:
 
 
 def with_new_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """`config` with the defaults of fields that its algorithms, networks and topologies have now and had not then.
+    """Return `config` with defaults for fields that it predates.
 
-    They are at its top, or below `sweep` and `tune`.
+    These are new fields of its algorithms, networks and topologies, at its top level or below `sweep` and `tune`.
     """
     filled = {**config, **{name: with_new_fields(config[name]) for name in ("sweep", "tune") if _is_dict(config, name)}}
     for name in ("algorithm", "topology"):
-        with contextlib.suppress(ConfigError, KeyError):  # what cannot be read back is compared as it is written
+        with contextlib.suppress(ConfigError, KeyError):  # values that cannot be read back are compared as written
             filled[name] = encode(decode(config[name]))
     return filled
 
@@ -314,7 +314,7 @@ def _is_dict(config: Mapping[str, Any], name: str) -> bool:
 
 
 def _check_name(path: Path) -> None:
-    """Whether Orbax, which takes names in UTF-8 alone, could write there."""
+    """Check that Orbax could write there: it takes only names in UTF-8."""
     try:
         os.fspath(path).encode()
     except UnicodeEncodeError:
@@ -325,10 +325,10 @@ def _check_name(path: Path) -> None:
 
 
 def check_no_pattern(path: str | os.PathLike) -> None:
-    """Refuses a directory in whose checkpoints Orbax would find nothing again: it takes its own path as a pattern.
+    """Refuse a directory whose checkpoints Orbax would not find: it reads its own path as a pattern.
 
     Raises:
-      RunDirectoryError: a part of the path has brackets that match something else, or two stars.
+      RunDirectoryError: a part of the path contains brackets that match something else, or two stars.
     """
     place = files.expand(path).absolute()
     for part in place.parts:
@@ -341,7 +341,10 @@ def check_no_pattern(path: str | os.PathLike) -> None:
 
 
 def _lock(path: Path, start: str) -> tuple[IO[str], str]:
-    """The open lock file and its earlier text. The system gives the lock back when the process ends, in any way."""
+    """Lock the directory; return the open lock file and its earlier text.
+
+    The system releases the lock when the process ends, in any way.
+    """
     file = files.open_to_append(path / ".lock")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -372,7 +375,7 @@ def _probe(path: Path) -> None:
 
 
 def _steps(path: Path) -> list[Path]:
-    """The checkpoints of a run, complete or not; names as `jaxrl.run.checkpoint` gives them."""
+    """Return the checkpoint folders of a run, complete or not, by the names of `jaxrl.run.checkpoint`."""
     return [
         step
         for step in (path / "checkpoints").glob("*")
@@ -381,7 +384,10 @@ def _steps(path: Path) -> list[Path]:
 
 
 def _clear_remains(path: Path) -> None:
-    """Removes what came to be where a run was deleted or moved: a save made the folders anew, and views went there."""
+    """Remove files written after the run directory was deleted or moved.
+
+    A save may have recreated the folders, and views may have been written to them.
+    """
     with contextlib.suppress(OSError):
         if {found.name for found in path.iterdir()} <= {"metrics.csv", LOG, *_FOLDERS}:
             for view in [path / "metrics.csv", path / LOG, *(path / "tensorboard").glob("events.out.tfevents.*")]:

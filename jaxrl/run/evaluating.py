@@ -1,4 +1,4 @@
-"""The evaluations of a run: compiled in the background, played, written down and saved with its checkpoints."""
+"""The evaluations of a run: compiled in the background, played, logged and saved with its checkpoints."""
 
 import functools
 from collections.abc import Callable
@@ -29,12 +29,12 @@ class Evaluations:
     """The evaluations of a run, and its videos.
 
     Args:
-      settings: of the run, resolved.
-      program: that trains.
-      algo, env: where the program has them; the environment is that of evaluations.
-      schedule, saver, journal, signals: of the run.
-      videos: None: there are none.
-      max_steps: of an episode.
+      settings: resolved settings of the run.
+      program: the training program.
+      algo, env: the algorithm and the evaluation environment, on the program's devices.
+      schedule, saver, journal, signals: parts of the run.
+      videos: the writer of videos, or None.
+      max_steps: step limit of an episode.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Evaluations:
         self._signals, self._videos, self._max_steps = signals, videos, max_steps
 
     def compile(self, learner: Any) -> None:
-        """Compile what the first evaluation runs, from the shapes of a learner state; for another thread."""
+        """Compile the first evaluation from the shapes of a learner state; may be called in another thread."""
         progress, sharding = self._layout.place(np.float32(0.0)), jax.tree.leaves(learner)[0].sharding
         policy_at.lower(self._algo, learner, progress).compile()
         algo, actor = jax.tree.map(
@@ -71,17 +71,17 @@ class Evaluations:
 
     @property
     def are_compiled_before(self) -> bool:
-        """Whether `compile` makes ready what the first evaluation needs."""
+        """True if `compile` prepares the first evaluation."""
         return isinstance(self._env, Environment) and not self.evaluator.in_thread
 
     def begin(self, state: RunState, done: int, compiling: BackgroundTask | None = None, *, log: bool = True) -> None:
-        """Evaluate the policy after so many iterations, or begin to, where that is done in a thread.
+        """Evaluate the policy after `done` iterations, or begin to, if evaluations run in a thread.
 
         Args:
-          state: of the run there.
-          done: iterations.
-          compiling: what is waited for before.
-          log: write down the outcome, unless the run has one at this step already.
+          state: state of the run after these iterations.
+          done: number of iterations.
+          compiling: a task to wait for first.
+          log: log the outcome, unless the run has one at this step already.
         """
         self._laps.lap("other")
         step = done * self._schedule.rows
@@ -104,7 +104,7 @@ class Evaluations:
         self._laps.lap("evaluate")
 
     def is_lacking(self, done: int) -> bool:
-        """Whether an evaluation was due after so many iterations, and was not written down; all processes agree."""
+        """Return whether an evaluation was due after `done` iterations but was not logged; all processes agree."""
         schedule = self._schedule
         due = done <= schedule.iterations and schedule.evaluates(done)
         return distributed.from_leader("unevaluated", due and done * schedule.rows not in self.evaluator.scores)
@@ -119,7 +119,7 @@ class Evaluations:
                 self._journal.show_video(step, video)
 
     def _acting(self, state, done):
-        """The algorithm and what acting needs; every process plays by itself, on one of its devices."""
+        """Return the algorithm and its actor state; every process plays by itself, on one of its devices."""
         progress = self._layout.place(np.float32(min(done / self._schedule.iterations, 1.0)))
         return policy_at(*local((self._algo, state.learner, progress)))
 

@@ -1,4 +1,4 @@
-"""Evaluation: a fixed number of complete episodes of every environment, with everything about the policy frozen."""
+"""Evaluation: a fixed number of complete episodes in every environment, with the whole policy frozen."""
 
 import dataclasses
 import functools
@@ -24,9 +24,9 @@ from jaxrl.parallel.host_rollout import HostSteps, complete, in_this_thread, unr
 from jaxrl.run.opponents import evaluated_rows, opposed
 from jaxrl.run.policy import Policy
 
-MAX_STEPS = 27_000  # of an episode: Atari's half hour of 60 frames a second, every fourth of which is a step
-EPISODES, HOST_EPISODES = 128, 10  # of an evaluation during training, by default: in JAX, and on the host
-_HOST_STEPS = 8  # of host environments between two looks at whether their episodes have ended
+MAX_STEPS = 27_000  # per episode: Atari's half hour at 60 frames per second and four frames per step
+EPISODES, HOST_EPISODES = 128, 10  # default episodes per evaluation during training: in JAX, and on the host
+_HOST_STEPS = 8  # of host environments between two checks for ended episodes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Evaluation:
         return int(self.returns.size)
 
     def metrics(self) -> dict[str, float]:
-        """By the names that logs and `result.json` use."""
+        """Return the metrics by the names used in logs and `result.json`."""
         return {
             "return_mean": self.return_mean,
             "return_std": self.return_std,
@@ -70,21 +70,24 @@ class Evaluation:
 
 
 def default_episodes(env: Environment | HostRecipe) -> int:
-    """Return how many episodes the evaluations of a run play if it does not say: on the host each takes its time."""
+    """Return the default number of episodes per evaluation, fewer for host environments."""
     return EPISODES if isinstance(env, Environment) else HOST_EPISODES
 
 
 def layout(episodes: int, num_envs: int | None = None, agents: int = 1) -> tuple[int, int]:
-    """How many environments play, and how many episodes each: at least `episodes` in all, in whole groups of agents."""
+    """Return the number of environments and of episodes in each.
+
+    At least `episodes` in all are played, in whole groups of agents.
+    """
     num_envs = min(episodes, 128) if num_envs is None else min(num_envs, episodes)
     num_envs = -(-num_envs // agents) * agents
     return num_envs, -(-episodes // num_envs)
 
 
 def episodes_problems(name: str, episodes: int, num_envs: int | None = None, max_steps: int = MAX_STEPS) -> list[str]:
-    """Why so many episodes, an argument called `name`, cannot be played; empty if they can."""
+    """Return why the argument `name` asks for too many episodes to count; empty if they can be played."""
     num_envs, quota = layout(episodes, num_envs)
-    most = (2**31 - 1) // (max_steps + 1)  # of an environment: its steps are counted in 32 bits
+    most = (2**31 - 1) // (max_steps + 1)  # episodes per environment: its steps are counted in 32 bits
     if quota <= most:
         return []
     return [f"{name}={episodes} is too many for {num_envs} environments; at most {most * num_envs:,} can be played"]
@@ -106,29 +109,29 @@ def evaluate(
     step_timeout: float = STEP_TIMEOUT,
     opponent: Policy | str | os.PathLike | None = None,
 ) -> Evaluation:
-    """Evaluates a policy on complete episodes, the same number in every environment, so short ones are not favored.
+    """Evaluate a policy on complete episodes, the same number in every environment, so short ones are not favored.
 
     Args:
       algo: the algorithm, its schedules resolved.
-      actor: what acting needs; its statistics stay frozen.
+      actor: the actor state; its statistics stay frozen.
       env: where to play: a JAX environment with auto-reset, a recipe of host environments, or a Gymnasium environment,
         class or function.
       spec: of the environment that the policy was trained on.
-      seed: of episodes and of action sampling; training with the same seed meets other episodes. The evaluations of a
+      seed: of episodes and of action sampling; training with the same seed gets other episodes. The evaluations of a
         run with this seed play these very episodes: judge a policy that they chose by another
         (`jaxrl.core.keys.held_out_seed`).
       episodes: number of episodes, rounded up to a multiple of the environments.
       num_envs: number of environments; None: as many as episodes, at most 128.
       max_steps: every environment has as many steps as its episodes take if each is this long; unfinished episodes are
-        counted, not averaged in.
+        counted but not averaged.
       explore: sample actions as in training, rather than take the best.
       step_timeout: seconds that host environments have for one step or reset.
-      opponent: what acts for all agents of an environment but one, in turn each, whose returns count: a policy, the
+      opponent: acts for all agents of an environment but one, each in turn, whose returns count: a policy, the
         directory of a run, or "random". None: the evaluated policy acts for all, and the returns of all count.
 
     Raises:
-      ConfigError: the spaces of `env` are others than those of `spec` (bounds may differ), the seed is not one, more
-        episodes than can be counted, or an opponent in an environment of one agent.
+      ConfigError: the spaces of `env` differ from those of `spec` (bounds may differ), the seed is invalid, there are
+        more episodes than can be counted, or there is an opponent in an environment of one agent.
       EnvironmentFailedError: host environments hang, or failed too often.
     """
     env = as_environment(env)
@@ -142,7 +145,7 @@ def evaluate(
     if opponent is not None:
         algo, actor = opposed(algo, actor, opponent, env)
         episodes *= agents
-    # Against an opponent the seat goes around from game to game: each is as often.
+    # Against an opponent the evaluated seat rotates from game to game, each equally often.
     together = agents if opponent is None else agents**2
     seed, (num_envs, quota) = checked_seed("seed", seed), layout(episodes, num_envs, together)
     key = _root(seed)
@@ -171,12 +174,12 @@ def compile_evaluation(
     explore: bool = False,
     place: Callable[[PyTree], PyTree] | None = None,
 ) -> jax.stages.Compiled:
-    """Compile what `evaluate` runs for the same arguments, and play nothing.
+    """Compile the program of `evaluate` for the same arguments, without playing.
 
     Args:
-      algo, actor: as of `evaluate`, or their shapes and shardings.
-      env, spec, seed, episodes, explore: as of `evaluate`.
-      place: puts arrays where the actor is; None: on its devices.
+      algo, actor: as for `evaluate`, or their shapes and shardings.
+      env, spec, seed, episodes, explore: as for `evaluate`.
+      place: places arrays on the actor's devices; None: those that it is on.
     """
     num_envs, quota = layout(episodes, agents=num_agents(env))
     place = functools.partial(_on_devices_of, actor) if place is None else place
@@ -187,23 +190,23 @@ def compile_evaluation(
 
 @functools.lru_cache(maxsize=8)
 def _root(seed):
-    """A run's root key; kept, because making a key moves its seed to the device."""
+    """Return a run's root key; cached, because making a key moves its seed to the device."""
     return keys.root_key(seed)
 
 
 def _steps_in_all(max_steps, quota):
-    """Of an environment: those of `quota` episodes, and the step between two of them that only resets."""
+    """Return the steps of one environment: those of `quota` episodes, and the resets between two of them."""
     return quota * max_steps + (quota - 1) * jnp.minimum(max_steps, 1)
 
 
 def _on_devices_of(actor, tree):
-    """`tree` on the devices that hold the actor, moved there on purpose rather than by the call that needs it."""
+    """Return `tree` on the devices of the actor, moved explicitly rather than by the call that needs it."""
     held = [x.sharding for x in jax.tree.leaves(actor) if isinstance(x, jax.Array | jax.ShapeDtypeStruct)]
     return jax.device_put(tree, held[0] if held else None)
 
 
 def _record(scores, timestep):
-    """Writes down the episodes that ended at `timestep`; later ones than the quota are not."""
+    """Record the episodes that ended at `timestep`, up to the quota."""
     returns, lengths, done = scores
     quota, num_envs = returns.shape
     complete = timestep.episode.complete
@@ -235,18 +238,18 @@ def play(
     quota: int,
     explore: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Plays `quota` episodes in each of `num_envs` environments; pure.
+    """Play `quota` episodes in each of `num_envs` environments; pure.
 
-    Whatever evaluates a run's policy plays by this: the same seed then means the same episodes, and never those of
+    Every evaluation of a run's policy uses this: the same seed then gives the same episodes, and never those of
     training.
 
     Args:
-      algo, actor, env, spec, num_envs, quota, explore: as of `evaluate`.
-      key: the run's root key, of which the evaluations' is made here.
-      max_steps: as of `evaluate`, int32.
+      algo, actor, env, spec, num_envs, quota, explore: as for `evaluate`.
+      key: the run's root key, from which the key of evaluations is derived.
+      max_steps: as for `evaluate`, int32.
 
     Returns:
-      Returns and lengths, each (quota, num_envs), and how many of them are filled, (num_envs,).
+      Returns and lengths, each (quota, num_envs), and the number of episodes filled in, (num_envs,).
     """
     env_index = jnp.arange(num_envs, dtype=jnp.int32)
     key, limit = keys.evaluation_key(key), _steps_in_all(max_steps, quota)
@@ -272,7 +275,7 @@ _play = jax.jit(play, static_argnames=("spec", "num_envs", "quota", "explore"))
 
 @jax.jit
 def _record_rollout(scores, timesteps):
-    """`_record` of every time step that followed an action."""
+    """Apply `_record` to every time step that followed an action."""
     return jax.lax.scan(lambda scores, timestep: (_record(scores, timestep), None), scores, timesteps[1:])[0]
 
 

@@ -38,7 +38,7 @@ _MOST_ENVS = 1 << 20
 
 
 class Writer(Protocol):
-    """Writes episodes to a dataset that is there complete or not at all; used in a `with`."""
+    """A writer of episodes to a dataset that appears complete or not at all; used in a `with`."""
 
     def __enter__(self) -> "Writer": ...
     def __exit__(self, *_: object) -> None: ...
@@ -65,11 +65,11 @@ def export_rlds(
     file_format: str = "array_record",
     progress: bool = True,
 ) -> Path:
-    """Plays episodes with a policy and writes them as an RLDS dataset in TFDS's layout.
+    """Play episodes with a policy and write them as an RLDS dataset in TFDS's layout.
 
     Every environment plays the same number of episodes, or one less, so short ones are not favored; with the same seed
-    and number of environments they are those that `evaluate` plays. The dataset is written to a hidden directory next
-    to `path`, verified, and renamed. Memory is that of the unfinished episodes.
+    and number of environments they are the episodes of `evaluate`. The dataset is written to a hidden directory next to
+    `path`, verified, and renamed. Memory use is that of the unfinished episodes.
 
     With several processes (`jaxrl.parallel.multihost.distributed`) each plays a part of the environments and writes it
     to its own directory in `path`, `host-00000-of-00002`, without waiting for the others. `load_dataset` reads them
@@ -77,16 +77,16 @@ def export_rlds(
 
     Args:
       policy: of a `Result`, or from `jaxrl.load`.
-      env: where to play; what `jaxrl.make` returns, or its name. Its spaces must be those that the policy was trained
-        on.
-      path: the directory to create; `.../cartpole/1.0.0` is what `tfds.load("cartpole", data_dir=...)` looks for.
+      env: where to play; an environment from `jaxrl.make`, or its name. Its spaces must be those that the policy was
+        trained on.
+      path: the directory to create; `tfds.load("cartpole", data_dir=...)` looks for `.../cartpole/1.0.0`.
       episodes: number of episodes.
       seed: of episodes and of action sampling.
       explore: sample actions as in training, rather than take the best.
       num_envs: number of environments, of all processes; None: as many as episodes, at most 128 per process.
       max_steps: longer episodes are cut off at this length.
       policy_version: written with every episode; the command line uses the step of the checkpoint.
-      file_format: "array_record", or "tfrecord" for programs that read nothing else.
+      file_format: "array_record", or "tfrecord" for programs that read only that.
       progress: show a progress bar.
 
     Returns:
@@ -127,15 +127,15 @@ def export_minari(
     env_spec: str | None = None,
     progress: bool = True,
 ) -> Path:
-    """Plays episodes with a policy and writes them as a Minari dataset: the episodes that `export_rlds` writes.
+    """Play episodes with a policy and write them as a Minari dataset: the same episodes as `export_rlds`.
 
-    Images are stored without loss. The dataset appears under its id when it is complete and verified. Memory is that of
-    the unfinished episodes, plus a few megabytes.
+    Images are stored without loss. The dataset appears under its id when it is complete and verified. Memory use is
+    that of the unfinished episodes, plus a few megabytes.
 
     Args:
       policy: of a `Result`, or from `jaxrl.load`.
-      env: where to play; what `jaxrl.make` returns, or its name. Its spaces must be those that the policy was trained
-        on.
+      env: where to play; an environment from `jaxrl.make`, or its name. Its spaces must be those that the policy was
+        trained on.
       dataset_id: `NAME-v0`, or `NAMESPACE/NAME-v0`.
       episodes: number of episodes.
       seed: of episodes and of action sampling.
@@ -145,7 +145,7 @@ def export_minari(
       policy_version: written with every episode; the command line uses the step of the checkpoint.
       data_format: "hdf5": one file, which every Minari reader supports; "arrow" or "parquet": one directory per
         episode.
-      data_dir: where datasets are stored; None: where Minari looks, `MINARI_DATASETS_PATH` or `~/.minari/datasets`.
+      data_dir: directory of the datasets; None: Minari's own, `MINARI_DATASETS_PATH` or `~/.minari/datasets`.
       env_spec: the id of the Gymnasium environment that `recover_environment` makes; d3rlpy needs it.
       progress: show a progress bar.
 
@@ -178,7 +178,7 @@ def export_minari(
 
 @dataclasses.dataclass(frozen=True)
 class _Request:
-    """What both exports ask for."""
+    """The arguments common to both exports."""
 
     episodes: int
     seed: int
@@ -202,7 +202,7 @@ class _Request:
 
 
 def _export(open_writer: Callable[[Environment | HostRecipe], Writer], policy, env, request):
-    """Plays, and hands every episode to the writer."""
+    """Play, and pass every episode to the writer."""
     env = envs.prepared(env)
     process, processes = jax.process_index(), jax.process_count()
     request.check(processes)
@@ -260,6 +260,6 @@ def _export(open_writer: Callable[[Environment | HostRecipe], Writer], policy, e
 
 
 def configuration_hash(algo: Algorithm, env: Environment | HostRecipe) -> str:
-    """16 hexadecimal digits of the algorithm's and the environment's settings."""
+    """Return 16 hexadecimal digits that identify the algorithm's and the environment's settings."""
     text = json.dumps({"algorithm": encode(algo), "environment": to_config(env)}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

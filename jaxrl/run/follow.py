@@ -1,4 +1,4 @@
-"""An evaluator in a process of its own: it follows a run's directory and evaluates every checkpoint that appears."""
+"""An evaluator in a separate process that follows a run's directory and evaluates every checkpoint that appears."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ from jaxrl.run.policy import Policy
 from jaxrl.run.run_status import is_finished, is_of_launch
 from jaxrl.run.settings import RunSettings
 
-_LATE = 60.0  # seconds after which what learners wrote last is seen here, also if NFS keeps what it knows of a folder
+_LATE = 60.0  # seconds after which the learners' last files are visible, also if NFS caches a folder
 
 
 def follow(
@@ -42,27 +42,27 @@ def follow(
     out: str | Path | None = None,
     poll: float = 1.0,
 ) -> Iterator[tuple[int, Evaluation]]:
-    """Evaluates the checkpoints of a run that another process trains, here or on a machine that sees its directory.
+    """Evaluate the checkpoints of a run that another process trains, here or on a machine that sees its directory.
 
-    It may begin before the run does. A checkpoint that the run deleted before its turn came is passed over. What was
-    found is appended to a file; steps that are in it are not played again, so the same call goes on where one stopped.
+    It may begin before the run does. A checkpoint that the run deleted before its turn is skipped. Results are appended
+    to a file; steps in it are not evaluated again, so the same call continues where an earlier one stopped.
 
     Args:
       path: the run directory.
-      episodes, seed, explore, step_timeout, opponent: of every evaluation, as `jaxrl.evaluate` takes them; without a
-        seed they play other episodes than the run's own evaluations.
-      algo: in place of the one in `config.json`, as `jaxrl.load` takes it.
-      env: another environment to play in; None: the one that it is trained on.
+      episodes, seed, explore, step_timeout, opponent: for every evaluation, as in `jaxrl.evaluate`; without a seed the
+        episodes differ from those of the run's own evaluations.
+      algo: replaces the one in `config.json`, as in `jaxrl.load`.
+      env: another environment to play in; None: the training environment.
       out: the file; None: `evaluations.jsonl` in the run directory.
-      poll: seconds between two looks.
+      poll: seconds between two checks.
 
     Yields:
-      Steps and what was found there, until the run has ended and its last checkpoint is evaluated.
+      Steps and their evaluations, until the run has ended and its last checkpoint is evaluated.
 
     Raises:
       CheckpointError: the checkpoints do not fit the configuration, or cannot be read.
-      ConfigError: `out` is a file with something else in it, an opponent has no file of its own, `path` is an
-        exported policy, or the seed is not one.
+      ConfigError: `out` is a file with other contents, there is an opponent but no separate file, `path` is an exported
+        policy, or the seed is invalid.
     """
     path, seed = files.expand(path), None if seed is None else checked_seed("seed", seed)
     out = None if out is None else files.expand(out)
@@ -75,7 +75,7 @@ def follow(
             f"{path} holds one policy, and no run that could be followed; leave out --follow to evaluate it"
         )
     if opponent is not None:
-        opponent = as_opponent(opponent) or "random"  # the same one each time, also of a run that goes on
+        opponent = as_opponent(opponent) or "random"  # the same one each time, also if its run continues
     while not _begun(path):
         time.sleep(poll)
     out = out or path / EVALUATIONS
@@ -83,7 +83,7 @@ def follow(
     known = {row["step"] for row in read_metrics(out)}
     try:
         while True:
-            ended = is_finished(path) or have_learners_ended(_LATE)  # before the last look at what there is
+            ended = is_finished(path) or have_learners_ended(_LATE)  # before the last check for checkpoints
             for step in checkpoint.complete_steps(path / "checkpoints"):
                 if step in known:
                     continue
@@ -116,28 +116,28 @@ def follow(
 
 
 def follow_launched(settings: RunSettings, *, poll: float = 1.0) -> NoReturn:
-    """What a training is in the process of an evaluator that `jaxrl.launch` started: follows the learners' run.
+    """Follow the learners' run in the process of an evaluator that `jaxrl.launch` started.
 
-    An earlier run that is in the directory, or has ended there, is none of theirs until they have gone on with it.
+    An earlier run in the directory, finished or not, is ignored until the learners have resumed it.
 
     Args:
-      settings: of the training, resolved.
-      poll: seconds between two looks.
+      settings: resolved settings of the training.
+      poll: seconds between two checks.
 
     Raises:
       SystemExit: with code 0, once the run has ended and its last checkpoint is evaluated.
-      CheckpointError, ConfigError: as of `follow`.
+      CheckpointError, ConfigError: as in `follow`.
     """
     place, path = own_place(), settings.run_dir
-    assert place is not None and path is not None  # else there was a problem
+    assert place is not None and path is not None  # otherwise `prepared` has raised
     if threading.current_thread() is threading.main_thread() and not interrupts.owned():
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once, as by SIGTERM: XLA would be waited for
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # end at once, as at SIGTERM, rather than wait for XLA
     ended = False
     while not is_of_launch(path, place.start):
-        if ended:  # and trained nothing there
+        if ended:  # without having trained there
             raise SystemExit(0)
         time.sleep(poll)
-        ended = have_learners_ended(_LATE)  # before the last look
+        ended = have_learners_ended(_LATE)  # before the last check
     for _ in follow(
         path,
         episodes=settings.evaluation_episodes,
@@ -152,7 +152,7 @@ def follow_launched(settings: RunSettings, *, poll: float = 1.0) -> NoReturn:
 
 
 def _can_be_read_back(algo):
-    """Whether all of it is registered; else the program is at hand that made it."""
+    """Return whether all parts of an algorithm are registered; otherwise the original is used."""
     try:
         decode(encode(algo))
     except ConfigError:

@@ -1,4 +1,4 @@
-"""Arrays of a training state to host memory, and back to where they were."""
+"""Copies of the arrays of a training state to host memory, and back to their devices."""
 
 from functools import partial
 from typing import Any
@@ -12,12 +12,12 @@ from jaxrl.run.manifest import is_key
 
 
 def take(name: str, leaf: Any) -> Any:
-    """A host copy that nobody else holds: on CPU a numpy view of a donated array would change under the writer.
+    """Return an unshared host copy: on CPU a numpy view of a donated array would change under the writer.
 
-    With several processes, what no process holds whole is copied on its devices, and Orbax gathers it.
+    With several processes, an array that no process holds whole is copied on its devices, and Orbax gathers it.
 
     Args:
-      name: of the leaf, for the error.
+      name: name of the leaf, for the error.
       leaf: an array, typed keys (copied as their words), or a Python number.
 
     Raises:
@@ -38,7 +38,7 @@ def take(name: str, leaf: Any) -> Any:
 
 
 def put(value: np.ndarray, like: Any) -> Any:
-    """`value` as the template has it: a typed key, on its sharding, or a plain number."""
+    """Return `value` in the form of the template: a typed key, an array on its sharding, or a plain number."""
     if isinstance(like, bool | int | float):
         return type(like)(value)
     if isinstance(like, np.ndarray | np.generic):

@@ -1,8 +1,8 @@
-"""Beginning a run with what another one has learned: fine-tuning, other settings, offline first and then online.
+"""Initialization of a run from another one: fine-tuning, other settings, offline first and then online.
 
-`load_initial` compares the learner that a run would begin with and what is handed in, leaf by leaf and before
-anything is compiled. What fits is taken over, and the rest begins afresh; the parameters and statistics that the
-policy acts with must fit. Environments, replays, steps and schedules always begin anew.
+`load_initial` compares the learner of the new run with the given one, leaf by leaf and before anything is compiled.
+Leaves that fit are taken over, and the rest is initialized; the parameters and statistics that the policy acts with
+must fit. Environments, replays, steps and schedules always start from the beginning.
 """
 
 import dataclasses
@@ -32,25 +32,25 @@ _PROBLEMS_NAMED = 8
 
 @dataclasses.dataclass(frozen=True)
 class Initial:
-    """What a run begins with in place of fresh parameters.
+    """The arrays that a run begins with in place of fresh parameters.
 
     Attributes:
-      parent: what `config.json` says of it, JSON values.
-      values: arrays by the number of the learner's leaf that they take the place of.
+      parent: its record in `config.json`, JSON values.
+      values: arrays by the index of the learner's leaf that they replace.
     """
 
     parent: dict[str, Any]
     values: Mapping[int, Any]
 
     def into(self, learner: PyTree, place: Callable[[PyTree], PyTree]) -> PyTree:
-        """`learner` with what was taken over; `place` puts arrays where the run's are."""
+        """Return `learner` with the arrays that were taken over; `place` moves arrays to the run's devices."""
         leaves, structure = jax.tree.flatten(learner)
         values = place(dict(self.values))
         return jax.tree.unflatten(structure, [values.get(number, leaf) for number, leaf in enumerate(leaves)])
 
 
 def said(parent: Mapping[str, Any]) -> list[str]:
-    """What was taken over, in lines for the user."""
+    """Return lines for the user on what was taken over."""
     where = parent.get("run") or f"a {'policy' if 'policy' in parent else 'learner state'}"
     where += f" at step {parent['step']:,}" if "step" in parent else ""
     lines = [f"begins with what {where} has learned: {', '.join(parent['taken'])}"]
@@ -58,12 +58,12 @@ def said(parent: Mapping[str, Any]) -> list[str]:
 
 
 def recorded_parent(run_dir: str | Path | None, source: InitFrom) -> dict[str, Any] | None:
-    """What the configuration in `run_dir` says of this very parent; None if there is none, or another."""
+    """Return the record of this parent in the configuration of `run_dir`, or None if it has none or another."""
     if run_dir is None:
         return None
     try:
         parent = read_config(run_dir).get("parent")
-    except JaxrlError:  # there is none, or it is told when the directory is opened
+    except JaxrlError:  # no run here, or an error that opening the directory reports
         return None
     named = _identity(source)
     same = isinstance(parent, dict) and all(parent.get(name) == value for name, value in named.items())
@@ -80,18 +80,18 @@ def _are_names(value):
 def load_initial(
     source: InitFrom, algo: Algorithm, env: Environment | HostRecipe, spec: EnvSpec, *, step: int | None = None
 ) -> Initial:
-    """What a run of `algo` in `env` begins with.
+    """Return the initial arrays of a run of `algo` in `env`, taken from `source`.
 
     Args:
-      source: a run directory, or one of its checkpoints (`runs/a/checkpoints/000000008192`); a policy, from which
-        parameters and statistics of acting are taken; or a learner state, as `result.state.learner`.
-      algo: of the new run, resolved.
-      env, spec: of the new run; other parameters and another name are fine, the spaces must be the same.
-      step: of a run directory: the checkpoint, None for the newest.
+      source: a run directory, or one of its checkpoints (`runs/a/checkpoints/000000008192`); a policy, whose parameters
+        and statistics are taken; or a learner state, such as `result.state.learner`.
+      algo: resolved algorithm of the new run.
+      env, spec: environment of the new run; its parameters and name may differ, the spaces must be the same.
+      step: the checkpoint of a run directory; None: the newest.
 
     Raises:
-      ConfigError: something that acting needs does not fit; every leaf with both shapes.
-      RunDirectoryError: the path is no run directory.
+      ConfigError: a leaf that acting needs does not fit; lists every leaf with both shapes.
+      RunDirectoryError: the path is not a run directory.
       CheckpointError: it has no sound checkpoint.
     """
     parent, initial = _identity(source), resolve_schedules(algo, 0.0)
@@ -120,11 +120,11 @@ def load_initial(
     return Initial(parent | {"taken": taken, "fresh": fresh}, values)
 
 
-# --- what it is ----------------------------------------------------------------------------------------------------
+# --- the source ------------------------------------------------------------------------------------------------------
 
 
 def _identity(source):
-    """By what a parent is known again."""
+    """Return a key that identifies `source`: the run's path, or a checksum of its arrays."""
     if isinstance(source, str | os.PathLike):
         return {"run": str(_run_and_step(source)[0].absolute())}
     of_policy = isinstance(source, Policy)
@@ -142,19 +142,19 @@ def _identity(source):
 
 
 def _run_and_step(source):
-    """A run directory, and the step if one of its checkpoints is meant."""
+    """Return a run directory, and the step if the path is one of its checkpoints."""
     path = files.expand(source)
     if path.absolute().parent.name == "checkpoints" and path.name.isdecimal():
         return path.absolute().parent.parent, int(path.name)
     return path, None
 
 
-# --- which leaves take the place of which --------------------------------------------------------------------------
+# --- matching of leaves ----------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class _Acting:
-    """What acting reads: `actor` with the numbers of the learner's leaves, None where it computes something else."""
+    """The indices of the learner's leaves that `actor` reads; -1 for leaves that it computes."""
 
     actor: ActorState
 
@@ -174,12 +174,12 @@ def _acting(algo, shapes):
 
 
 def _needed(actor):
-    """The parts of an actor state that decide what it does."""
+    """Return the parts of an actor state that determine its actions."""
     return {"parameters": actor.params, "model state": actor.model_state, "statistics": actor.statistics}
 
 
 def _of_policy(acting, actor, shapes):
-    """What a policy gives to the leaves of the learner that acting reads, and to the targets that follow them."""
+    """Return the policy's values for the learner's leaves that acting reads, and for their targets."""
     values = {}
     for name, numbers in _needed(acting.actor).items():
         theirs = _needed(actor)[name]
@@ -199,7 +199,7 @@ def _of_policy(acting, actor, shapes):
 
 
 def _matched(shapes, learner):
-    """What another learner gives to the leaves of this one: parts of the same name and shape, and what they hold."""
+    """Return another learner's values for the leaves of this one, from parts of the same name and shape."""
     values: dict[int, Any] = {}
 
     def take(numbers, theirs):
@@ -231,7 +231,7 @@ def _matched(shapes, learner):
 
 
 def _parts(tree):
-    """The parts of a dataclass or a dictionary, by name."""
+    """Return the parts of a dataclass or a dictionary, by name."""
     if isinstance(tree, dict):
         return tree
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
@@ -248,11 +248,11 @@ def _kind(x):
     return tuple(x.shape), x.dtype
 
 
-# --- what is said of it --------------------------------------------------------------------------------------------
+# --- reports ---------------------------------------------------------------------------------------------------------
 
 
 def _problems(acting, theirs, learner, shapes, values):
-    """Why a policy could not act with what was taken over: what of it is not there."""
+    """Return why a policy could not act with the values taken over: the leaves that are missing or do not fit."""
     paths, leaves = list(named_leaves(shapes, ".")), jax.tree.leaves(shapes)
     found = []
     for name, numbers in _needed(acting.actor).items():
@@ -280,7 +280,7 @@ def _problems(acting, theirs, learner, shapes, values):
 
 
 def _names(shapes, values):
-    """What is taken over and what begins afresh, as short as it can be said: whole parts by the part's name."""
+    """Return the names of what is taken over and of what is initialized: a whole part by its own name."""
     numbers = _numbered(shapes)
 
     def divide(name, part):

@@ -1,4 +1,4 @@
-"""What a run reports: metrics to its files, its loggers and its display, and the warnings that follow from them."""
+"""The reports of a run: metrics to its files, its loggers and its display, and the warnings that follow from them."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -20,18 +20,18 @@ from jaxrl.run.timing import Laps
 
 
 class Journal:
-    """The metrics of a run, of all its sessions.
+    """The metrics of a run, over all its sessions.
 
     Args:
-      loggers: of the user.
-      display: shows the newest values; None: nothing does.
-      log: keeps what is said; None: nothing does.
+      loggers: the user's loggers.
+      display: shows the newest values, or None.
+      log: the text log, or None.
       laps: the clock of this session.
 
     Attributes:
-      history: a row of metrics each, in their order.
+      history: the rows of metrics, in order.
       newest: the last value of every metric.
-      earlier_seconds: of the sessions before.
+      earlier_seconds: seconds of the earlier sessions.
       laps: the clock of this session.
     """
 
@@ -45,11 +45,11 @@ class Journal:
         self._advised: set[str] = set()
 
     def open(self, directory: RunDirectory, step: int) -> None:
-        """Write to the files of a run directory too, after the rows up to `step` that are there, and show them."""
+        """Write to the files of a run directory too, after the rows up to `step` there, and show them."""
         if self._display is not None and step:
             self._display.resume(step)
         self._files = metrics_files(directory, step)
-        rows = read_metrics(directory.metrics_jsonl)  # with None for NaN, which a run that was not interrupted has
+        rows = read_metrics(directory.metrics_jsonl)  # None stands for NaN, as an uninterrupted run has it
         self.history = [{name: np.nan if x is None else x for name, x in row.items()} for row in rows]
         self.earlier_seconds = max((row.get("seconds", 0.0) for row in self.history), default=0.0)
         for row in self.history:
@@ -57,7 +57,7 @@ class Journal:
         self._loggers = Loggers([*self._files, *self._user_loggers])
 
     def seconds(self, until: float | None = None) -> float:
-        """Return the seconds of the run in all sessions, until now or a time of the clock."""
+        """Return the seconds of the run over all sessions, until now or until a time of the clock."""
         return self.earlier_seconds + (self.laps.wall if until is None else until - self.laps.began)
 
     def write(self, step: int, metrics: Mapping[str, float], seconds: float | None = None) -> None:
@@ -66,7 +66,7 @@ class Journal:
         Args:
           step: environment steps.
           metrics: by name.
-          seconds: of the run; None: those until now.
+          seconds: seconds of the run; None: until now.
         """
         found = {"seconds": self.seconds() if seconds is None else seconds} | dict(metrics)
         self.history.append({"step": step} | found)
@@ -75,16 +75,16 @@ class Journal:
         if (score := metrics.get("evaluation/return_mean")) is not None:
             self.log(f"step {step:,}: return {score:.6g} in evaluation")
         if self._display is not None:
-            # Of an evaluation in a thread the step is an earlier one.
+            # The step of an evaluation in a thread is an earlier one.
             self._display.update(max(step, self._display.step), found)
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Show metrics that are not written."""
+        """Show metrics without writing them."""
         if self._display is not None:
             self._display.update(step, metrics)
 
     def show_video(self, step: int, video: Path) -> None:
-        """Give a video to the loggers that take one."""
+        """Pass a video to the loggers that accept one."""
         self._loggers.show(step, video)
 
     def note(self, text: str) -> None:
@@ -94,11 +94,11 @@ class Journal:
             self._display.note(text)
 
     def log(self, text: str) -> None:
-        """Write a line to the log alone."""
+        """Write a line only to the log."""
         self._log.write(text)
 
     def advise(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Warn, once in a run, of what metrics say is wrong with the settings."""
+        """Warn, once per run and problem, of settings that the metrics show to be wrong."""
         for name, text in advice.of(metrics).items():
             if name not in self._advised and distributed.is_leader():
                 warnings.warn(f"at step {step}: {text}", RuntimeWarning, stacklevel=6)
@@ -117,10 +117,10 @@ class Journal:
         """Warn of a run that has not learned, or whose greedy actions or last evaluation do not show it.
 
         Args:
-          algo, spec: of the run.
-          run_dir: None: there is none.
-          best_step: step of the best checkpoint, if there is one.
-          same_env, **how: as `advice.at_end` takes them.
+          algo, spec: algorithm and environment spec of the run.
+          run_dir: the run directory, or None.
+          best_step: step of the best checkpoint, or None.
+          same_env, **how: as in `advice.at_end`.
         """
         text = advice.at_end(
             self.history,
@@ -134,12 +134,12 @@ class Journal:
                 warnings.warn(line, RuntimeWarning, stacklevel=5)
 
     def drop_files(self) -> None:
-        """Write no more to the run directory, which is gone."""
+        """Stop writing to the run directory, which is gone."""
         self._loggers.drop(self._files)
         self._log.close()
 
     def close(self, last: str | None = None) -> None:
-        """End the files, and the log by a last line if there is one. May be called twice."""
+        """Close the files, and the log after an optional last line. May be called twice."""
         if last is not None:
             self.log(last)
         self._loggers.close()

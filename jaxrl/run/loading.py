@@ -1,4 +1,4 @@
-"""What a run left behind, read back from its directory."""
+"""Loading of runs from their directories: policies and learner states."""
 
 import contextlib
 import dataclasses
@@ -37,10 +37,10 @@ class LoadedRun:
     """A run at one of its checkpoints.
 
     Attributes:
-      policy: as learned by then, its statistics frozen.
-      algo: the algorithm as configured, schedules and all.
-      env: the environment it was trained on, ready to play in.
-      config: what `config.json` holds.
+      policy: the policy at that step, its statistics frozen.
+      algo: the algorithm as configured, with its schedules.
+      env: the training environment, prepared for playing.
+      config: the contents of `config.json`.
       step: environment steps at the checkpoint.
     """
 
@@ -52,7 +52,7 @@ class LoadedRun:
 
     @property
     def held_out_seed(self) -> int:
-        """A seed whose episodes no evaluation of the run has played, to judge what those chose."""
+        """A seed whose episodes no evaluation of the run has played, for an unbiased evaluation."""
         seed = self.config.get("seed") or 0
         return held_out_seed(seed if type(seed) is int and seed >= 0 else 0)
 
@@ -70,21 +70,22 @@ def load(
     algo: Algorithm | None = None,
     env: EnvironmentLike | None = None,
 ) -> Policy:
-    """The policy of a run.
+    """Load the policy of a run.
 
         policy = jaxrl.load("runs/cartpole")
         action, carry = policy(observation)
 
     Args:
-      path: the run directory; of a sweep its best run is taken. Or a folder of `export_policy(..., to="safetensors")`.
-      step: of which checkpoint; None: the newest sound one.
-      best: the checkpoint with the highest evaluation instead.
-      algo, env: in place of those in `config.json`, needed where `jaxrl.register` was not told of a class in them.
+      path: the run directory; for a sweep, its best run is loaded. Or a folder of
+        `export_policy(..., to="safetensors")`.
+      step: the checkpoint to load; None: the newest sound one.
+      best: load the checkpoint with the highest evaluation instead.
+      algo, env: replace those in `config.json`; needed if a class in them is not registered with `jaxrl.register`.
 
     Raises:
-      RunDirectoryError: `path` is no run directory.
+      RunDirectoryError: `path` is not a run directory.
       CheckpointError: there is no such checkpoint, or none that is sound and fits.
-      ConfigError: the configuration cannot be read back; says what to hand in.
+      ConfigError: the configuration cannot be read back; names the argument to pass.
     """
     return load_run(path, step=step, best=best, algo=algo, env=env).policy
 
@@ -98,7 +99,7 @@ def load_run(
     algo: Algorithm | None = None,
     env: EnvironmentLike | None = None,
 ) -> LoadedRun:
-    """As `load`, with what the policy was trained on and by."""
+    """Load a policy as `load` does, with its algorithm, environment and configuration."""
     if policy_folder.is_policy_folder(path):
         return _load_policy(path, step, best, algo, env)
     found = load_learner(path, step=step, best=best, algo=algo, env=env)
@@ -122,24 +123,24 @@ def _load_policy(path, step, best, algo, env) -> LoadedRun:
 
 
 def chosen(step: int | None, best: bool) -> str:
-    """Return which checkpoint was chosen, as the arguments say it; empty for the newest."""
+    """Return the arguments that choose a checkpoint; empty for the newest."""
     return ", ".join([f"step={step}"] * (step is not None) + ["best=True"] * best)
 
 
 def _resolved(config, algo, step):
-    """The algorithm as it is at a step of the run."""
+    """Return the algorithm with its schedules resolved at a step of the run."""
     total = _steps_in_all(config, algo)
     return resolve_schedules(algo, min(step / total, 1.0) if total else 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadedLearner:
-    """What a run has learned by one of its checkpoints.
+    """The learner state of a run at one of its checkpoints.
 
     Attributes:
       learner: the algorithm's state.
-      algo, env, config, step: as of `LoadedRun`.
-      spec: of the environment.
+      algo, env, config, step: as in `LoadedRun`.
+      spec: spec of the environment.
     """
 
     learner: PyTree
@@ -158,7 +159,7 @@ def load_learner(
     algo: Algorithm | None = None,
     env: EnvironmentLike | None = None,
 ) -> LoadedLearner:
-    """The learner state of a run; arguments and errors are those of `load`."""
+    """Load the learner state of a run; arguments and errors are those of `load`."""
     keep_compiled_programs()
     if best and step is not None:
         raise ConfigError(f"step={step} and best=True: give one of them")
@@ -189,7 +190,7 @@ def load_learner(
 
 
 def _described_run(path, algo, env):
-    """The configuration in a folder, the algorithm for acting and the environment that it describes, and its spec."""
+    """Return the configuration in a folder, its algorithm for acting, its environment and the spec of that."""
     config = read_config(path)
     if missing := [name for name in _NEEDED if name not in config]:
         raise RunDirectoryError(f"{path} is not a run directory: its config.json lacks {', '.join(missing)}")
@@ -204,17 +205,17 @@ def _described_run(path, algo, env):
             _check_spaces(config["environment"], made)
         env = envs.prepared(made)
         spec = env_spec(env)
-        algo = algo.resolve(spec, 0)  # a policy has no environments
+        algo = algo.resolve(spec, 0)  # loaded to act, without training environments
         _steps_in_all(config, algo)
     return config, algo, env, spec
 
 
 @contextlib.contextmanager
 def _described(path):
-    """Errors of what is made as config.json says are errors of that file: its values fit their fields alone."""
+    """Reraise construction errors as errors of config.json: its values are checked only field by field."""
     try:
         yield
-    except ConfigError as error:  # which may quote what the file holds
+    except ConfigError as error:  # which may quote the file's contents
         raise ConfigError([problem[:_LONGEST_PROBLEM] for problem in error.problems]) from error
     except JaxrlError:
         raise
@@ -233,7 +234,7 @@ def _algorithm(config):
 
 
 def _with_native(env, config):
-    """The environment with its own spaces, where config.json has them."""
+    """Return the environment with its own spaces, if config.json has them."""
     if config is None or not isinstance(env, NativeRecipe) or env.native is not None:
         return env
     native = decode(config)
@@ -245,14 +246,14 @@ def _with_native(env, config):
 
 
 def _check_spaces(trained_on, env):
-    """Refuse `env` where the policy cannot play, before its parameters are found not to fit."""
+    """Refuse an `env` that the policy cannot play in, before its parameters fail to fit."""
     spaces_there = (decode(trained_on.get(f"{what}_space")) for what in ("observation", "action"))
     if problems := space_problems(env, EnvSpec(full_name(trained_on), *spaces_there), "the policy was trained on"):
         raise ConfigError([f"{problem} ({full_name(trained_on)})" for problem in problems])
 
 
 def _steps_in_all(config, algo):
-    """The environment steps of the run; it ends with a whole iteration, which may go over `total_steps`."""
+    """Return the environment steps of the run, in whole iterations, which may exceed `total_steps`."""
     total, topology = config["total_steps"], decode(config["topology"])
     if not isinstance(total, int) or total < 0:
         raise ConfigError(f"config.json: total_steps={total!r} must be a whole number")

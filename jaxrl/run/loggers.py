@@ -1,4 +1,4 @@
-"""Where metrics go: `metrics.jsonl` is the truth; CSV, TensorBoard and Weights & Biases are views of it."""
+"""Loggers of metrics: `metrics.jsonl` is the reference; CSV, TensorBoard and Weights & Biases are derived from it."""
 
 import collections
 import contextlib
@@ -25,15 +25,15 @@ from jaxrl.run.run_status import is_number
 
 _MOST_WAITING = 10_000  # rows for a logger that fails
 _LONGEST_PAUSE = 64  # rows between two attempts
-_MOST_REFUSALS = 5  # attempts in a row that fail; from then on, rows that are tried in one attempt
+_MOST_REFUSALS = 5  # failed attempts in a row; from then on, the number of rows tried in one attempt
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LONGEST_LINE = 1 << 20  # bytes
-WANDB_ID = "wandb_run.json"  # of a run directory
+WANDB_ID = "wandb_run.json"  # in a run directory
 
 
 @runtime_checkable
 class Logger(Protocol):
-    """Takes rows of scalar metrics, in ascending steps but for evaluations that are played in a thread."""
+    """A logger of rows of scalar metrics, in ascending steps except for evaluations that run in a thread."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
     def close(self) -> None: ...
@@ -47,13 +47,13 @@ class VideoLogger(Logger, Protocol):
 
 
 class JSONLLogger:
-    """One JSON object a line: `{"step": 8192, "train/return_mean": 23.1}`; NaN and infinities as null.
+    """A logger that writes one JSON object per line: `{"step": 8192, "train/return_mean": 23.1}`.
 
-    Rows of an earlier run are kept; a last line that was cut short is removed. Every row is on disk, as far as the
-    process is concerned, when `write` returns.
+    NaN and infinities are written as null. Rows of an earlier run are kept; a last line that was cut short is removed.
+    Every row has been handed to the system when `write` returns.
 
     Raises:
-      RunDirectoryError: there is something else than a file of such rows that can be written to.
+      RunDirectoryError: the path is not a writable file of such rows.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -71,11 +71,11 @@ class JSONLLogger:
                 written += os.write(self._file.fileno(), line[written:])
         except OSError:
             with contextlib.suppress(OSError):
-                os.ftruncate(self._file.fileno(), end)  # no half of a line: all of it will be written again
+                os.ftruncate(self._file.fileno(), end)  # remove the partial line: all of it will be written again
             raise
 
     def truncate_after(self, step: int) -> None:
-        """Drops the rows later than `step`: those that a run killed after that checkpoint will write again."""
+        """Drop the rows later than `step`: a run killed after that checkpoint will write them again."""
         self._file.close()
         self._file = self._opened(step)
 
@@ -83,7 +83,7 @@ class JSONLLogger:
         self._file.close()
 
     def _opened(self, last: float) -> IO[str]:
-        """The file with the whole rows up to step `last`; written anew, in one piece, where that changes something."""
+        """Open the file with the whole rows up to step `last`; rewrite it atomically if that changes something."""
         try:
             if self.path.is_file():
                 if not ownership.is_own(self.path, "rows"):
@@ -102,9 +102,10 @@ class JSONLLogger:
 
 
 class CSVLogger:
-    """Keeps a table of a `metrics.jsonl`, a column a metric, empty where a row lacks it.
+    """A logger that keeps a table of a `metrics.jsonl`, one column per metric, empty where a row lacks it.
 
-    The table is written anew, in one piece, when the rows have doubled and at the end: columns may appear at any time.
+    The table is rewritten, atomically, when the number of rows has doubled and at the end: columns may appear at any
+    time.
     """
 
     def __init__(self, path: str | os.PathLike, source: str | os.PathLike):
@@ -120,7 +121,7 @@ class CSVLogger:
             self._next = 2 * self._rows
 
     def close(self) -> None:
-        if self._source.exists():  # else its directory is gone, or was made anew
+        if self._source.exists():  # otherwise its directory is gone, or was recreated
             write_csv(self.path, read_metrics(self._source))
 
 
@@ -223,20 +224,22 @@ def _hyperparameters(config: Mapping[str, Any]) -> Sequence[Any]:
 
 
 class WandbLogger:
-    """A run of Weights & Biases, which ends no other. A resumed run continues the one of the same `run_id`.
+    """A run of Weights & Biases that does not end any other.
+
+    A resumed run continues the one of the same `run_id`.
 
     Args:
-      project, config, name: as of `wandb.init`.
+      project, config, name: as in `wandb.init`.
       directory: the run directory, where wandb keeps its files, and jaxrl the run's id if none is given.
-      run_id: of the run that is continued if there is one; None: the one kept in `directory`.
-      resume: whether one that is kept there is continued.
+      run_id: id of the run to continue if it exists; None: the one saved in `directory`.
+      resume: whether to continue the run whose id is saved there.
 
     Raises:
       MissingExtraError: wandb is not installed.
       RunDirectoryError: `wandb` in the directory is a link to elsewhere.
     """
 
-    _by_id: ClassVar[dict[str, "WandbLogger"]] = {}  # the last of each id
+    _by_id: ClassVar[dict[str, "WandbLogger"]] = {}  # the last logger of each id
 
     def __init__(
         self,
@@ -263,7 +266,7 @@ class WandbLogger:
             self._to_keep = directory / WANDB_ID
             run_id = _saved_id(self._to_keep) if resume else None
         self._id = run_id = run_id or secrets.token_hex(8)
-        if run_id in self._by_id:  # wandb refuses an id that is open, as where `train` refused other settings
+        if run_id in self._by_id:  # wandb refuses an open id, left for example by a `train` that refused its settings
             self._by_id[run_id].close()
         self._run = wandb.init(
             project=project,
@@ -272,7 +275,7 @@ class WandbLogger:
             name=name,
             id=run_id,
             resume="allow",
-            reinit="create_new",  # a run of its own beside those of other loggers and of the user
+            reinit="create_new",  # a separate run next to those of other loggers and of the user
         )
         self._by_id[run_id] = self
         self._run.define_metric("*", step_metric="step")  # the service's own counter must not go back
@@ -287,7 +290,7 @@ class WandbLogger:
         self._run.log({"step": step, "video": wandb.Video(str(video), format="gif")})
 
     def _keep_id(self):
-        """Once the run has begun, and its directory is a run's."""
+        """Save the id once the run has begun and the directory belongs to it."""
         if self._to_keep is not None:
             files.write_json(self._to_keep, {"id": self._id})
             self._to_keep = None
@@ -297,7 +300,7 @@ class WandbLogger:
 
 
 def _saved_id(path: Path) -> str | None:
-    """None where there is none, or something else."""
+    """Return the id saved in a file, or None if the file is missing or holds something else."""
     try:
         record = files.read_json(path)
     except (OSError, ValueError):
@@ -307,10 +310,10 @@ def _saved_id(path: Path) -> str | None:
 
 
 class Loggers:
-    """Writes to several loggers. One that fails is named in one warning; training goes on.
+    """A logger that writes to several others. One that fails is named in one warning; training continues.
 
-    Its rows wait for it to work again, up to a limit beyond which the oldest are lost. A row that it keeps refusing is
-    lost when it takes a later one. Lost rows are counted at the end.
+    The rows of a failing logger wait until it works again, up to a limit beyond which the oldest are lost. A row that
+    it keeps refusing is lost when it accepts a later one. Lost rows are counted at the end.
     """
 
     def __init__(self, loggers: Sequence[Logger]):
@@ -321,13 +324,13 @@ class Loggers:
             outlet.write(step, metrics)
 
     def show(self, step: int, video: Path) -> None:
-        """A video that was written; to those that take videos."""
+        """Pass a new video to the loggers that accept videos."""
         for outlet in self._outlets:
             if isinstance(outlet.logger, VideoLogger):
                 outlet.show(outlet.logger, step, video)
 
     def drop(self, loggers: Sequence[Logger]) -> None:
-        """Nothing more is written to these, whose place is gone: what they did not take is not told."""
+        """Stop writing to these loggers, whose files are gone; rows that they did not accept are not reported."""
         for outlet in self._outlets:
             if any(outlet.logger is one for one in loggers):
                 with contextlib.suppress(Exception):
@@ -335,14 +338,14 @@ class Loggers:
         self._outlets = [one for one in self._outlets if not any(one.logger is other for other in loggers)]
 
     def close(self) -> None:
-        """Closes them; may be called twice."""
+        """Close all loggers; may be called twice."""
         outlets, self._outlets = self._outlets, []
         for outlet in outlets:
             outlet.close()
 
 
 class _Outlet:
-    """A logger, and the rows that it has not taken yet."""
+    """A logger with the rows that it has not accepted yet."""
 
     def __init__(self, logger: Logger):
         self.logger = logger
@@ -362,7 +365,7 @@ class _Outlet:
     def show(self, logger, step, video):
         try:
             logger.show(step, video)
-        except Exception as error:  # whatever a backend raises; it says nothing of the rows, which go on
+        except Exception as error:  # whatever a backend raises; rows are still written
             if not self._has_warned_of_videos:
                 self._warn(f"did not take a video; training continues: {type(error).__name__}: {error}")
             self._has_warned_of_videos = True
@@ -382,7 +385,7 @@ class _Outlet:
                     self.logger.write(*self._waiting[refused])
                     break
                 except Exception as error:
-                    # A full disk takes a short row where it refused a long one, and that one later.
+                    # A full disk may accept a short row after it refused a long one, and accept that one later.
                     if refused == most - 1 or getattr(error, "errno", None) in _FULL:
                         raise
             for _ in range(refused + 1):
@@ -405,7 +408,9 @@ class _Outlet:
 
 
 def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
-    """The rows of a `metrics.jsonl`, less what was cut short or is no number; none where there is no such file.
+    """Return the rows of a `metrics.jsonl`, without lines cut short and values that are not numbers.
+
+    Return an empty list if there is no such file.
 
     Raises:
       RunDirectoryError: it cannot be read.
@@ -418,7 +423,7 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 def write_csv(path: str | os.PathLike, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes rows as a table, in one piece; columns in the order of their first appearance."""
+    """Write rows as a table, atomically; columns in the order of their first appearance."""
     columns = list(dict.fromkeys(name for row in rows for name in row)) or ["step"]
     with files.replacing(files.expand(path)) as file:
         writer = csv.DictWriter(file, columns)
@@ -427,7 +432,7 @@ def write_csv(path: str | os.PathLike, rows: Sequence[Mapping[str, Any]]) -> Non
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Each line, and its row if it is one; a line that is too long comes in pieces, none of which is a row."""
+    """Yield each line with its row, or None; a line that is too long comes in pieces, none of which is a row."""
     with files.open_to_read(path) as file:
         begins = True
         while line := file.readline(_LONGEST_LINE):

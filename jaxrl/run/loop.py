@@ -1,10 +1,10 @@
-"""The loop of a run, one for every algorithm in every topology.
+"""The loop of a run, the same for every algorithm in every topology.
 
-It runs compiled chunks of about a second. Between chunks live the progress display, logging, evaluation,
-checkpoints, signals, and the stop at NaN; a chunk is dispatched before the report of the one before it is read.
+It runs compiled chunks of about a second. The progress display, logging, evaluation, checkpoints, signals and the stop
+at NaN run between chunks; a chunk is dispatched before the report of the one before is read.
 
-With several processes each runs this loop, and whatever it depends on is agreed on
-(`jaxrl.parallel.multihost.distributed`). The first one alone writes files and shows progress.
+With several processes each runs this loop, and they agree on everything that it depends on
+(`jaxrl.parallel.multihost.distributed`). Only the first process writes files and shows progress.
 """
 
 import dataclasses
@@ -53,14 +53,14 @@ _CHUNK_SECONDS = 1.0
 
 @dataclasses.dataclass
 class _Chunk:
-    """A chunk that was dispatched and whose report was not read yet."""
+    """A chunk that was dispatched and whose report has not been read yet."""
 
     before: RunState  # without buffers, which are donated
     after: RunState  # likewise
     report: Report
     first: int
     length: int
-    ended: Future[float]  # when its report is there, by the clock of the laps
+    ended: Future[float]  # when its report was ready, by the clock of the laps
     fetch: Fetch | None  # of its rows, if they are recorded
 
 
@@ -70,28 +70,28 @@ def _placed(env, program):
 
 @dataclasses.dataclass
 class _Position:
-    """Where all that came before was last known finite."""
+    """The last position up to which everything was known to be finite."""
 
     state: RunState
     done: int  # iterations
 
 
 class Loop:
-    """One call of `train`.
+    """The execution of one call of `train`.
 
     Args:
-      settings: resolved.
-      program: of the run.
-      config: what `config.json` says of it.
-      limits: on how far the run goes at once.
-      dataset: what it learns from besides or instead of the environment.
-      recorder: of the episodes of training.
-      initial: what the run begins with.
-      videos: that are written while it goes on.
-      display: shows how far it is; None: nothing does.
-      log: of what is said.
-      directory: of the run, in the first process.
-      checkpointer: of the run; None: nothing is saved.
+      settings: resolved settings.
+      program: program of the run.
+      config: contents of `config.json`.
+      limits: limits of chunks and evaluations.
+      dataset: data to learn from, in addition to or instead of the environment.
+      recorder: recorder of the training episodes.
+      initial: initial parameters from another run.
+      videos: writer of videos during the run.
+      display: progress display, or None.
+      log: text log.
+      directory: run directory, in the first process.
+      checkpointer: None: nothing is saved.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Loop:
     ):
         self.settings, self.program, self.config, self.limits = settings, program, config, limits
         self.dataset, self.recorder, self.initial, self.display = dataset, recorder, initial, display
-        # Once where the program runs, so that no chunk moves them.
+        # Placed once on the program's devices, so that no chunk moves them.
         self.algo, self.env = program.layout.place(settings.algo), _placed(settings.acting_env, program)
         eval_env = self.env if settings.eval_env is settings.acting_env else _placed(settings.eval_env, program)
         self.callbacks = run_callbacks(settings.callbacks, settings.target_return)
@@ -122,9 +122,9 @@ class Loop:
         self.training_rows = TrainingRows(self.schedule.rows, transitions)
         self.total_steps_per_env = self.schedule.total_steps // program.layout.num_envs
         self.laps, self.first_step = Laps(), 0
-        self.times, self.seconds_per_iteration = ChunkTimes(self.laps), 0.0  # the first process's
+        self.times, self.seconds_per_iteration = ChunkTimes(self.laps), 0.0  # as measured by the first process
         self.programs = compile_cache.programs()  # compiled and loaded before the run
-        self.background: dict[str, BackgroundTask] = {}  # threads that make ready what comes later, by what it is
+        self.background: dict[str, BackgroundTask] = {}  # threads that prepare later parts, by name
         self.journal = Journal(settings.loggers, display, log, self.laps)
         self.saver = Saver(directory, checkpointer, recorder, self.callbacks, self.journal, settings.save_replay)
         self.signals = Signals(self.saver.announce_stop)
@@ -133,14 +133,14 @@ class Loop:
         self.evaluations = Evaluations(settings, program, self.algo, local(eval_env), **parts)
 
     def train(self) -> Result:
-        """Train from the newest checkpoint if there is one."""
+        """Train, from the newest checkpoint if there is one."""
         if self.display is not None:
             self.display.start(self.schedule.total_steps, timed=True, phase="compiling")
         completions = Completions(self.laps.clock)
         try:
             return self._train(completions)
         except KeyboardInterrupt:
-            self.background.clear()  # what compiles there is of no use any more, and not waited for
+            self.background.clear()  # compilations there are no longer needed, so do not wait for them
             raise
         finally:
             completions.close()
@@ -184,7 +184,7 @@ class Loop:
     # --- beginning ---------------------------------------------------------------------------------------------
 
     def _start(self):
-        """Return where a new run begins, after its compiling in the background."""
+        """Return the position at which a new run begins, after starting to compile in the background."""
         arguments, saved = (self.algo, self.env, self.settings.seed), self.saver.saves_replay
         self._compile_in_background(arguments, saved)
         state = self.program.start(*arguments, saved=saved, dataset=self.dataset)
@@ -193,7 +193,7 @@ class Loop:
         return _Position(state, 0), {}
 
     def _compile_in_background(self, arguments, saved):
-        """Begins to compile chunks and evaluations, from shapes alone, before the state is there."""
+        """Start to compile chunks and evaluations from shapes, before the state exists."""
         if not (program := self.program).is_compiled or distributed.is_several():
             return
         shapes = program.template(*arguments, saved=saved, dataset=self.dataset)
@@ -204,8 +204,8 @@ class Loop:
             self.background["evaluation"] = BackgroundTask(lambda: self.evaluations.compile(shapes.learner))
 
     def _resume(self):
-        """Return where the newest checkpoint is, and what it keeps of the callbacks."""
-        # Only the shapes are made: its replays and those restored might not both fit.
+        """Return the position of the newest checkpoint, and its state of the callbacks."""
+        # Only shapes: new replays and those restored might not both fit in memory.
         arguments, saved = (self.algo, self.env, self.settings.seed), self.saver.saves_replay
         template = self.program.template(*arguments, saved=saved, dataset=self.dataset)
         state, step, callback_states, replays_lost = self.saver.restore(template)
@@ -227,10 +227,10 @@ class Loop:
         return _Position(state, step // self.schedule.rows), callback_states
 
     def _go_on(self, position, callback_states):
-        """Do first what a run that is resumed here was due to do and was left in the middle of.
+        """Complete what was due at the checkpoint that a run is resumed from.
 
         Raises:
-          Stop: it was stopped here.
+          Stop: the run was stopped at this checkpoint.
         """
         state, done = position.state, position.done
         unevaluated = self.evaluations.is_lacking(done)
@@ -247,10 +247,10 @@ class Loop:
     # --- the loop ----------------------------------------------------------------------------------------------
 
     def _loop(self, position, completions, signals):
-        """Run to the end; keeps `position` where all that came before was last known finite.
+        """Run to the end; keep `position` at the last state up to which everything was known to be finite.
 
         Raises:
-          Stop: the run ends before its time.
+          Stop: the run ends early.
         """
         state, done, pending, most = position.state, position.done, None, 1
         while not self.schedule.is_last(done):
@@ -258,13 +258,13 @@ class Loop:
             most = self._chunk_length(most)
             length = min(
                 most, border - done
-            )  # only `most` limits the next chunk: a short rest before a border does not
+            )  # only `most` limits the next chunk, not a short remainder before a border
             if (log_each := self.schedule.log_each) is not None:
                 length = min(length, log_each - done % log_each)
             before = state.replace(buffers={})
             state, report, fetch = self._dispatch(state, length)
-            if self.limits.iterations is None:  # else nothing of the run is for keeps
-                signals.hold()  # compiled, and so much is learned
+            if self.limits.iterations is None:  # otherwise nothing of the run will be kept
+                signals.hold()  # compiled, and from now on there is something to save
             ended = completions.of(functools.partial(jax.block_until_ready, report))
             chunk = _Chunk(before, state.replace(buffers={}), report, done, length, ended, fetch)
             done += length
@@ -279,10 +279,10 @@ class Loop:
                 self._at_border(position)
 
     def _dispatch(self, state, length):
-        """The state and the report of a chunk, and what fetches its rows if they are recorded."""
+        """Return the state and the report of a chunk, and a fetch of its rows if they are recorded."""
         arguments = self.algo, self.env, state, length, self.total_steps_per_env, self.dataset
         if (compiling := self.background.pop("chunk", None)) is not None:
-            compiling.wait()  # the time until the first chunk was read is that of compiling
+            compiling.wait()  # the time until the first chunk is read counts as compiling
         if self.recorder is None:
             return *self.program.chunk(*arguments), None
         return self.program.recorded_chunk(*arguments, recorded=self.recorder.recorded)
@@ -298,16 +298,16 @@ class Loop:
         return max(1, min(length, most))
 
     def _read(self, chunk, position, *, last):
-        """Wait for a chunk, and write down what happened since the last row if one is due.
+        """Wait for a chunk, and log the metrics since the last row if one is due.
 
         Args:
-          chunk: the oldest that was not read.
-          position: moved where the run ends here.
-          last: none is under way after it, so that a row is due.
+          chunk: the oldest unread chunk.
+          position: set to the end of the run if it ends here.
+          last: no other chunk was dispatched after it, so a row is due.
 
         Raises:
           Stop: something was not finite; the state before the chunk is the last good one.
-          Exception: what an evaluation in a thread raised.
+          Exception: the error of an evaluation in a thread.
         """
         self.evaluations.evaluator.look()
         report = jax.device_get(chunk.report)
@@ -318,7 +318,7 @@ class Loop:
         rows, done = self.schedule.rows, chunk.first + chunk.length
         step = done * rows
         if int(report.failed_at) >= 0:
-            # Replays were donated and may hold what was not finite: the state before the chunk has new ones.
+            # Replays were donated and may contain values that are not finite: start with new ones.
             position.state = self.program.reset_buffers(self.algo, self.env, chunk.before, self.dataset)
             position.done = chunk.first
             failed_step = (chunk.first + int(report.failed_at) + 1) * rows
@@ -328,7 +328,7 @@ class Loop:
         try:
             self.saver.check_directory()
         except Stop:
-            # The replays are in the hands of the next chunk.
+            # The replays were donated to the next chunk.
             position.state = self.program.reset_buffers(self.algo, self.env, chunk.after, self.dataset)
             position.done = done
             raise
@@ -338,22 +338,22 @@ class Loop:
             return
         row = self.training_rows.row()
         self.journal.write(step, row, self.journal.seconds(ended))
-        if 2 * done >= self.schedule.iterations:  # before, metrics are of what has not learned yet
+        if 2 * done >= self.schedule.iterations:  # earlier metrics are of a policy that has not learned yet
             self.journal.advise(step, row)
 
     def _at_border(self, position):
-        """Nothing is under way here, and all that came before was finite: evaluate, save, stop."""
+        """Evaluate, save and stop between chunks, when none is running and everything so far was finite."""
         state, done, schedule, evaluations = position.state, position.done, self.schedule, self.evaluations
         last, due, in_thread = schedule.is_last(done), schedule.evaluates(done), evaluations.evaluator.in_thread
         compiling = self.background.pop("evaluation", None) if due else None
         if due:
             self.laps.lap("other")
-            evaluations.collect()  # the one before, if it was played in a thread
+            evaluations.collect()  # the previous evaluation, if it ran in a thread
             if not in_thread:
                 evaluations.begin(state, done, compiling)
         decision = self._call_back(state, done, due)
-        # Both once: what comes later is for the next border, which saves.
-        # Each process timed the last chunk by its own clock; the first one's measure decides the next length.
+        # Both are agreed on once: later changes wait for the next border, which saves.
+        # Each process timed the last chunk by its own clock; the first process's time decides the next length.
         stop, self.seconds_per_iteration = self.signals.agree(with_leader=(decision.stop, self.seconds_per_iteration))
         interrupted = self.signals.agreed is not None
         ending = last or stop is not None or interrupted
@@ -383,7 +383,7 @@ class Loop:
         return Moment(step, self.schedule.total_steps, metrics, score, state, env)
 
     def _call_back(self, state, done, due):
-        """What the callbacks decide here; their environment takes the place of the one before."""
+        """Return the decision of the callbacks; place a changed environment on the devices."""
         if not self.callbacks or not (due or self.schedule.calls_back(done)):
             return Decision()
         with distributed.collective_errors("callbacks"):
@@ -408,7 +408,7 @@ class Loop:
         self.laps.lap("save")
         self.evaluations.collect()
         if evaluator.latest is None and stop.reason not in ("interrupted", "non_finite", "unsaved"):
-            # A run that had ended and was started again has written down what it found.
+            # A finished run that is started again has already logged its evaluation.
             log = step > self.first_step or not evaluator.scores
             self.evaluations.begin(state, done, self.background.pop("evaluation", None), log=log)
             evaluator.collect()

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: versions, configuration, and a checksum for every leaf."""
+"""The manifest of a checkpoint: versions, configuration, and a checksum for every leaf."""
 
 import dataclasses
 import datetime
@@ -24,12 +24,12 @@ FORMAT = 1
 
 
 class Damaged(Exception):
-    """A checkpoint, or its manifest, is not what was written; the message says how."""
+    """An error of a checkpoint or manifest that differs from what was written; the message says how."""
 
 
 @dataclasses.dataclass
 class Leaf:
-    """One saved array: `shape` and `dtype` as the state has it, `data_*` as they lie on disk (typed keys are words)."""
+    """One saved array: `shape` and `dtype` in the state, `data_*` on disk (typed keys are stored as words)."""
 
     name: str
     dtype: str
@@ -37,11 +37,11 @@ class Leaf:
     data_dtype: str
     data_shape: tuple[int, ...]
     key_impl: str | None = None  # of typed keys
-    crc32: int | None = None  # None: spread over processes, no one of which could compute it
+    crc32: int | None = None  # None: spread over processes, so no single one could compute it
 
 
 def own_version() -> str:
-    """The version of jaxrl that runs."""
+    """Return the version of jaxrl that is running."""
     return installed_version("jaxrl") or "unknown"
 
 
@@ -51,13 +51,13 @@ def _now() -> str:
 
 @dataclasses.dataclass
 class Manifest:
-    """What a checkpoint holds and who wrote it."""
+    """A description of a checkpoint's contents and of the versions that wrote it."""
 
     step: int
     config: dict[str, Any]
     leaves: list[Leaf]
     score: float | None = None
-    callbacks: dict[str, Any] = dataclasses.field(default_factory=dict)  # what `jaxrl.run.callbacks` keeps
+    callbacks: dict[str, Any] = dataclasses.field(default_factory=dict)  # state of the callbacks
     time: str = dataclasses.field(default_factory=_now)
     jaxrl_version: str = dataclasses.field(default_factory=own_version)
     jax_version: str = jax.__version__
@@ -66,7 +66,7 @@ class Manifest:
 
 
 def is_key(leaf: Any) -> bool:
-    """Whether `leaf` holds typed PRNG keys."""
+    """Return whether `leaf` holds typed PRNG keys."""
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
@@ -76,27 +76,30 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
 
 
 def leaf_entry(name: str, leaf: Any) -> Leaf:
-    """The entry of a leaf of the state, its checksum still to come."""
+    """Return the entry of a leaf of the state, without its checksum."""
     shape, dtype = _signature(leaf)
     return Leaf(name, dtype, shape, *stored_as(leaf), keys.algorithm(leaf) if is_key(leaf) else None)
 
 
 def stored_as(leaf: Any) -> tuple[str, tuple[int, ...]]:
-    """The dtype and the shape in which a leaf lies on disk."""
+    """Return the dtype and the shape in which a leaf is stored on disk."""
     data = jax.eval_shape(jax.random.key_data, leaf) if is_key(leaf) else leaf
     data = np.asarray(data) if _is_number(data) else data
     return str(data.dtype), tuple(data.shape)
 
 
 def checksum(array: Any) -> int | None:
-    """CRC-32 of an array's bytes; None where this process does not hold all of it."""
+    """Return the CRC-32 of an array's bytes, or None if this process does not hold all of it."""
     if not isinstance(array, np.ndarray):
         return None
     return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
 
 def differences(record: Manifest, template: Mapping[str, Any], partial: bool) -> list[str]:
-    """How the leaves of a template differ from those saved, one line each; `partial` allows it to leave some out."""
+    """Return how the leaves of a template differ from those saved, one line each.
+
+    `partial` allows the template to leave some out.
+    """
     saved = {entry.name: (tuple(entry.shape), entry.dtype) for entry in record.leaves}
     lines = []
     for name, leaf in template.items():
@@ -113,14 +116,14 @@ def differences(record: Manifest, template: Mapping[str, Any], partial: bool) ->
 
 
 def write(path: Path, record: Manifest) -> None:
-    """Writes a manifest in one piece: all of it is there, or none."""
+    """Write a manifest atomically."""
     body = files.as_read_back(dataclasses.asdict(record))
     body["crc32"] = _body_checksum(body)
     files.write_json(path, body)
 
 
 def read(path: Path) -> Manifest:
-    """Reads and verifies a manifest.
+    """Read and verify a manifest.
 
     Raises:
       Damaged: it is missing, cut short or altered.

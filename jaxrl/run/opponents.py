@@ -1,4 +1,4 @@
-"""Two policies in one environment of several agents: one that is evaluated, and its opponents or partners."""
+"""Two policies in one multi-agent environment: the evaluated one, and its opponent or partner."""
 
 import os
 from typing import Any
@@ -29,7 +29,7 @@ from jaxrl.run.policy import Policy
 
 
 class RandomActions(struct.PyTreeNode):
-    """Acts uniformly at random among the allowed actions; boxes are sampled as their spaces are."""
+    """A policy that samples uniformly among the allowed actions, and from the space for boxes."""
 
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
         return ()
@@ -55,13 +55,13 @@ def _uniform(space: spaces.Space, mask: PyTree | None, keys: jax.Array) -> PyTre
 
 
 class Opposed(struct.PyTreeNode):
-    """Acts by one algorithm for one agent of each environment, and by another for all the others.
+    """A policy that acts with one algorithm for one agent of each environment, and with another for all others.
 
-    Which agent that is goes around: it is agent k of the k-th environment, modulo their number.
+    The agent rotates: it is agent k of the k-th environment, modulo the number of agents.
 
     Args:
       algo, opponent: the algorithms, their schedules resolved; the parameters of an actor state are the two actors.
-      num_agents: of an environment.
+      num_agents: agents per environment.
     """
 
     algo: Any
@@ -87,17 +87,17 @@ class Opposed(struct.PyTreeNode):
 
 
 def evaluated_rows(rows: int, num_agents: int) -> np.ndarray:
-    """Return which of the rows of a batch the evaluated policy plays, bool [rows]."""
+    """Return which rows of a batch the evaluated policy plays, bool [rows]."""
     index = np.arange(rows)
     return index % num_agents == index // num_agents % num_agents
 
 
 def as_opponent(opponent: Policy | str | os.PathLike) -> Policy | None:
-    """Return the policy that `opponent` is or names, a run's directory; None of "random".
+    """Return the policy that `opponent` is or names (a run's directory), or None for "random".
 
     Raises:
-      ConfigError: it is nothing of these.
-      CheckpointError: the run has no checkpoint that is sound.
+      ConfigError: `opponent` is none of these.
+      CheckpointError: the run has no sound checkpoint.
     """
     if isinstance(opponent, Policy) or opponent == "random":
         return opponent if isinstance(opponent, Policy) else None
@@ -113,15 +113,15 @@ def as_opponent(opponent: Policy | str | os.PathLike) -> Policy | None:
 def opposed(
     algo: Algorithm, actor: ActorState, opponent: Policy | str | os.PathLike, env: Environment | HostRecipe
 ) -> tuple[Any, ActorState]:
-    """Return what acts for both sides.
+    """Return an algorithm and an actor state that act for both sides.
 
     Args:
       algo, actor: the evaluated policy.
       opponent: another policy, the directory of its run, or "random".
-      env: where they play.
+      env: the environment that they play in.
 
     Returns:
-      What acts as an algorithm does, and its actor state.
+      An object that acts as an algorithm does, and its actor state.
 
     Raises:
       ConfigError: there is one agent, there is no such opponent, or it was trained in other spaces.

@@ -1,4 +1,4 @@
-"""Learning curves of run directories."""
+"""Plots of run directories: learning curves, search trials and lineages."""
 
 import contextlib
 import os
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 def named(paths: Sequence[str | os.PathLike]) -> list[tuple[str | os.PathLike, str]]:
-    """Return paths with names that tell their directories apart, each directory once."""
+    """Return paths with names that distinguish their directories, each directory once."""
     found = {_resolved(path): path for path in paths}
     return list(zip(found.values(), unique_names([path.parts for path in found], "/"), strict=True))
 
 
 def _resolved(path):
     path = files.expand(path)
-    with contextlib.suppress(ValueError):  # no file can have such a name, as the error of reading it says
+    with contextlib.suppress(ValueError):  # not a valid file name; reading it raises the error
         path = path.resolve()
     return path
 
@@ -36,8 +36,8 @@ def read_run(path: str | os.PathLike, name: str = "") -> Run:
     """Read a run directory.
 
     Args:
-      path: of the directory.
-      name: of the run; empty: that of the directory.
+      path: the run directory.
+      name: name of the run; empty: the name of the directory.
 
     Raises:
       RunDirectoryError: `path` is not a run directory.
@@ -48,10 +48,10 @@ def read_run(path: str | os.PathLike, name: str = "") -> Run:
 
 
 def read_runs(path: str | os.PathLike, name: str) -> list[Run]:
-    """Return the run of a run directory, or all runs of a sweep's, whose name they have.
+    """Return the run of a run directory, or all runs of a sweep's directory, named `name`.
 
     Raises:
-      RunDirectoryError: `path` is neither.
+      RunDirectoryError: `path` is neither a run directory nor a sweep's.
     """
     if not sweep_directory.is_sweep(path):
         return [read_run(path, name)]
@@ -66,28 +66,28 @@ def read_runs(path: str | os.PathLike, name: str) -> list[Run]:
 def as_run(
     name: str, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], place: Hashable = (), member: str = ""
 ) -> Run:
-    """Return a run as a plot needs it: without what runs of one configuration, or a resumed run, may differ in."""
+    """Return a run for plotting, without settings in which runs of one configuration, or a resumed run, may differ."""
     identity = {key: value for key, value in config.items() if key not in (*MAY_CHANGE, "seed", "sweep")}
-    if isinstance(topology := identity.get("topology"), Mapping):  # on other devices it is the same run, up to rounding
+    if isinstance(topology := identity.get("topology"), Mapping):  # the same run on other devices, up to rounding
         identity["topology"] = {key: value for key, value in topology.items() if key != "devices"}
     seed = config.get("seed")
     return Run(name, identity, rows, seed if type(seed) is int else None, place or object(), member)
 
 
 def plot_runs(paths: Sequence[str | os.PathLike], out: str | os.PathLike, *, metric: str | None = None) -> "Chart":
-    """Draw run directories: one by itself, or the runs of each configuration together.
+    """Plot run directories: one by itself, or the runs of each configuration together.
 
-    Of a search it draws the trials, of a population the lineage. A search has no learning curves beside those of others
-    and is left out there, with a warning.
+    For a search it plots the trials, for a population the lineage. A search has no learning curves to compare with
+    those of other directories, so among several it is left out with a warning.
 
     Args:
-      paths: run directories, and directories of sweeps; or that of one search or population.
-      out: where the picture goes; its suffix gives the format.
-      metric: what to draw of several; see `jaxrl.plots.curves.plot_runs`.
+      paths: run directories, and directories of sweeps; or the directory of one search or population.
+      out: the image file; its suffix sets the format.
+      metric: the metric to plot for several runs; see `jaxrl.plots.curves.plot_runs`.
 
     Raises:
       ConfigError: there is no run, or a run has no value of the metric (named).
-      RunDirectoryError: a path is no run directory.
+      RunDirectoryError: a path is not a run directory.
     """
     runs, found = [], named(paths)
     alone = len(found) == 1 and metric is None

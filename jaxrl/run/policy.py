@@ -1,4 +1,4 @@
-"""Policies: what a run leaves behind that acts."""
+"""Policies: the trained result of a run, which acts."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -21,14 +21,14 @@ _NOT_FIRST, _FIRST = np.bool_(False), np.bool_(True)
 
 
 class Memory(struct.PyTreeNode):
-    """What a policy hands from one step to the next: its recurrent state and the action it took last."""
+    """The state that a policy passes from one step to the next: its recurrent state and its last action."""
 
     carry: Carry
     previous_action: PyTree
 
 
 class Policy:
-    """Acts on one observation or a batch of them, numpy or JAX, with all parameters and statistics frozen.
+    """A policy for one observation or a batch, numpy or JAX, with all parameters and statistics frozen.
 
         action, carry = policy(observation)
         action, carry = policy(observation, carry, first=timestep.first, reward=timestep.reward)
@@ -37,18 +37,18 @@ class Policy:
       algo: the algorithm, its schedules resolved.
       actor: parameters and frozen statistics.
       acting: `algo` and `actor` with their arrays on one device, wherever the run trained; calls and exports read them.
-      spec: of the environment it was trained on.
-      env: the environment it was trained on; None of a policy that was pickled.
+      spec: spec of the environment that it was trained on.
+      env: the environment that it was trained on; None for a policy that was pickled.
     """
 
     def __init__(self, algo: Algorithm, actor: ActorState, spec: EnvSpec, env: Environment | HostRecipe | None = None):
         self._algo, self._actor, self._spec, self._env = algo, actor, spec, env
         self.acting = on_one_device((algo, actor))
         leaves, structure = jax.tree.flatten(self.acting)
-        # Flat, so that a call neither walks these trees nor compares the settings in them.
+        # Flat, so that a call neither traverses these trees nor compares the settings in them.
         self._leaves = tuple(leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in leaves)
         self._one, self._many = _compiled(structure, spec, True), _compiled(structure, spec, False)
-        self._beginnings: dict[int | None, Memory] = {}  # by size of batch
+        self._beginnings: dict[int | None, Memory] = {}  # by batch size
         self._read = self._write = None
         self._counts = [isinstance(leaf, spaces.Discrete) for leaf in spaces.leaves(spec.action_space)]
         if spec.native is not None:
@@ -97,7 +97,7 @@ class Policy:
             return jax.tree.map(lambda x: x[:0], self._beginning(1))
         if batch not in self._beginnings:
             size = batch or 1
-            with jax.ensure_compile_time_eval():  # kept, and so never a part of what a caller compiles
+            with jax.ensure_compile_time_eval():  # cached, so it must not be traced by a caller
                 carry = jax.vmap(lambda index: self.acting[0].initial_carry(self.spec, index, size))(jnp.arange(size))
                 memory = Memory(carry, no_action(self.spec, size))
                 memory = memory if batch else jax.tree.map(lambda x: x[0], memory)
@@ -114,27 +114,27 @@ class Policy:
         reward: Any = 0.0,
         action_mask: PyTree | None = None,
     ) -> tuple[Any, Memory]:
-        """The action, and the carry to hand in next time.
+        """Return the action, and the carry to pass to the next call.
 
         Args:
           observation: one observation of `spec.observation_space`, or a batch with one leading axis.
-          carry: what the call before gave; None begins an episode.
+          carry: the carry that the previous call returned; None begins an episode.
           key: a key to sample with (`jax.random.key`), as in training; None takes the best action.
-          first: bool, or one a batch entry: an episode begins here. None: begins where `carry` is None.
-          reward: what arrived with the observation, for networks that look at it.
+          first: whether an episode begins here, bool, or one per batch entry. None: true if `carry` is None.
+          reward: the reward that came with the observation, for networks that read it.
           action_mask: bool, True where allowed, for environments that have one.
 
-        Observations that are not JAX arrays are taken as the environment gives them, and actions are as it takes them:
-        a policy that was trained in Gymnasium reads and writes elements of the environment's own spaces, whose
-        integers may begin at another number than 0. In JAX both are elements of `spec`'s spaces.
+        Observations that are not JAX arrays are read as the environment returns them, and actions are returned as it
+        accepts them: a policy that was trained in Gymnasium reads and writes elements of the environment's own spaces,
+        whose integers may begin at a number other than 0. In JAX both are elements of `spec`'s spaces.
 
         Returns:
-          The action: of an observation in JAX a JAX array; else numpy of the environment's type, and an `int` where
-          one observation asks for one of `Discrete` actions; of a `Dict` or `Tuple` of actions a dictionary or a tuple
-          of these. The carry holds JAX arrays, wherever it is handed to.
+          The action: a JAX array for an observation in JAX; otherwise numpy of the environment's type, and an `int` for
+          a single observation and `Discrete` actions; for `Dict` or `Tuple` actions a dictionary or a tuple of these.
+          The carry always holds JAX arrays.
 
         Raises:
-          ConfigError: the observation's shape or dtype is not that of the environment trained on, it lies outside a
+          ConfigError: the observation's shape or dtype differs from that of the training environment, it is outside a
             space of integers that does not begin at 0, or another argument does not fit it.
         """
         space = self._spec.observation_space
@@ -184,14 +184,14 @@ def act_once(
     keys: Any,
     explore: bool,
 ) -> tuple[PyTree, Memory]:
-    """Return the actions of a batch `[B, ...]`, elements of `spec.action_space`, and what to hand in next time; pure.
+    """Return the actions of a batch `[B, ...]`, elements of `spec.action_space`, and the next memory; pure.
 
     Args:
-      algo, actor, spec: of the policy.
-      observation, memory, action_mask: `[B, ...]`, as `Policy` takes them.
-      first, reward: one, or one each.
-      keys: `[B]`; where `explore` is False they may be None.
-      explore: sample as in training, else the best action.
+      algo, actor, spec: the policy's.
+      observation, memory, action_mask: `[B, ...]`, as in `Policy`.
+      first, reward: scalars or `[B]`.
+      keys: `[B]`; may be None if `explore` is False.
+      explore: sample as in training, rather than take the best action.
     """
     size = jax.tree.leaves(observation)[0].shape[0]
     no = jnp.zeros((size,), bool)
@@ -210,7 +210,7 @@ def act_once(
 
 @lru_cache(maxsize=64)
 def _compiled(structure: Any, spec: EnvSpec, single: bool) -> Callable[..., tuple[PyTree, Memory]]:
-    """The compiled step of policies of this structure, of one observation or of a batch."""
+    """Return the compiled step of policies of this structure, for one observation or for a batch."""
 
     @jax.jit
     def step(leaves, observation, memory, first, reward, action_mask, key):
@@ -241,7 +241,7 @@ def _unpickled(data: bytes) -> Policy:
 
 
 def _checked_carry(carry: Any, beginning: Memory, batch: int | None) -> Memory:
-    """Return `carry`, unless it is not of this policy or of another batch."""
+    """Return `carry`, unless it belongs to another policy or another batch size."""
     if not isinstance(carry, Memory) or jax.tree.structure(carry) != jax.tree.structure(beginning):
         raise ConfigError(f"carry={carry!r:.80} is not of this policy; pass the carry it returned last, or None")
     for before, now in zip(jax.tree.leaves(beginning), jax.tree.leaves(carry), strict=True):
@@ -255,7 +255,7 @@ def _checked_carry(carry: Any, beginning: Memory, batch: int | None) -> Memory:
 
 
 def _per_entry(name: str, value: Any, dtype: Any, batch: int | None) -> Any:
-    """Return a number, or one of each entry of a batch, as an array."""
+    """Return a number, or one per entry of a batch, as an array."""
     try:
         array = value if isinstance(value, jax.Array) else np.asarray(value, dtype)
     except (TypeError, ValueError):
@@ -267,7 +267,7 @@ def _per_entry(name: str, value: Any, dtype: Any, batch: int | None) -> Any:
 
 
 def _checked_mask(mask: PyTree | None, space: spaces.Space, batch: int | None, where: str = "action_mask") -> Any:
-    """Return a mask as arrays; what is None, and of a dictionary what is left out, allows everything."""
+    """Return a mask as arrays; None, and parts left out of a dictionary, allow everything."""
     if mask is None:
         return None
     if isinstance(space, spaces.Composite):
@@ -285,7 +285,7 @@ def _checked_mask(mask: PyTree | None, space: spaces.Space, batch: int | None, w
 
 
 def _checked_key(key: Any) -> jax.Array:
-    """Return a typed key; those of `jax.random.PRNGKey` become one."""
+    """Return a typed key, converted from `jax.random.PRNGKey` if needed."""
     found = isinstance(key, jax.Array)
     if found and key.dtype == np.uint32 and key.shape == (2,):
         return jax.random.wrap_key_data(key)
@@ -295,10 +295,10 @@ def _checked_key(key: Any) -> jax.Array:
 
 
 def checked_batch(observation: PyTree, space: spaces.Space, where: str = "observation") -> int | None:
-    """The size of the batch that `observation` is, None if it is a single one.
+    """Return the size of the batch `observation`, or None for a single observation.
 
     Raises:
-      ConfigError: it is neither; says both shapes.
+      ConfigError: neither fits; gives both shapes.
     """
     if isinstance(space, spaces.Composite):
         expected, kind = [key for key, _ in space.items], dict if isinstance(space, spaces.Dict) else tuple
@@ -314,7 +314,7 @@ def checked_batch(observation: PyTree, space: spaces.Space, where: str = "observ
         return sizes.pop()
     array = _array(observation)
     shape, dtype = array.shape, array.dtype
-    bits = space.dtype == np.bool_ and dtype.kind in "iu"  # as Gymnasium's MultiBinary has them
+    bits = space.dtype == np.bool_ and dtype.kind in "iu"  # as in Gymnasium's MultiBinary
     if not bits and not np.can_cast(dtype, space.dtype, "same_kind"):
         raise ConfigError(f"{where} has dtype {dtype}, the policy was trained on {space.dtype}; convert it first")
     if shape == space.shape:
@@ -327,7 +327,7 @@ def checked_batch(observation: PyTree, space: spaces.Space, where: str = "observ
 
 
 def _as_space(observation: PyTree, space: spaces.Space) -> PyTree:
-    """A checked observation as arrays of the space's types."""
+    """Return a checked observation as arrays of the space's dtypes."""
 
     def cast(part, x):
         array = _array(x)
@@ -337,5 +337,5 @@ def _as_space(observation: PyTree, space: spaces.Space) -> PyTree:
 
 
 def _array(x: Any) -> jax.Array | np.ndarray:
-    """A JAX array as it is, all else as numpy."""
+    """Return a JAX array unchanged, anything else as numpy."""
     return x if isinstance(x, jax.Array) else np.asarray(x)

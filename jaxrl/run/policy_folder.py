@@ -1,6 +1,6 @@
-"""A policy as a folder that is copied and shared: what `jaxrl.load` reads where there are no checkpoints.
+"""A policy as a folder to copy and share, which `jaxrl.load` reads if there are no checkpoints.
 
-model.safetensors   parameters and statistics of acting, by name; "step" in its metadata
+model.safetensors   parameters and statistics for acting, by name; "step" in its metadata
 config.json         the run's configuration, as in a run directory
 """
 
@@ -18,7 +18,7 @@ from jaxrl.run import manifest
 from jaxrl.run.directory import FORMAT
 
 MODEL = "model.safetensors"
-_KIND = "jaxrl policy 1"  # of the file, in its metadata
+_KIND = "jaxrl policy 1"  # the file's format, in its metadata
 _MOST_NAMED = 5  # problems
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BOOL": "bool"} | {
     f"{sign[0].upper()}{bits}": f"{sign}{bits}" for sign in ("int", "uint") for bits in (8, 16, 32, 64)
@@ -26,22 +26,22 @@ _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BOOL": "bool"}
 
 
 def is_policy_folder(path: str | os.PathLike) -> bool:
-    """Whether a policy lies in this folder, rather than a run."""
+    """Return whether a folder holds a policy rather than a run."""
     folder = files.expand(path)
     return (folder / MODEL).is_file() and not (folder / "checkpoints").exists()
 
 
 def write(folder: str | os.PathLike, actor: ActorState, config: Mapping[str, Any], step: int) -> None:
-    """Write a policy into a folder, which is there.
+    """Write a policy into an existing folder.
 
     Args:
-      folder: where to.
-      actor: what acting reads.
-      config: of the run, as `config.json` holds it.
+      folder: the folder to write to.
+      actor: the actor state.
+      config: contents of the run's `config.json`.
       step: environment steps that it has learned from.
 
     Raises:
-      ConfigError: a number of it is not finite, or of a type that the format lacks.
+      ConfigError: a value is not finite, or has a dtype that the format lacks.
       MissingExtraError: safetensors is not installed.
     """
     save = _safetensors("numpy").save
@@ -57,14 +57,14 @@ def write(folder: str | os.PathLike, actor: ActorState, config: Mapping[str, Any
 
 
 def read(folder: str | os.PathLike, template: PyTree) -> tuple[PyTree, int]:
-    """Read what acting reads, and its step; nothing is executed, and no array made before its shape is checked.
+    """Read an actor state and its step; nothing is executed, and shapes are checked before arrays are made.
 
     Args:
-      folder: where from.
-      template: shapes and types, as config.json describes them.
+      folder: the folder to read.
+      template: shapes and dtypes, as config.json describes them.
 
     Raises:
-      ConfigError: the file is damaged, or does not fit config.json; says how in one line.
+      ConfigError: the file is damaged, or does not fit config.json; the reason in one line.
       MissingExtraError: safetensors is not installed.
     """
     path = files.expand(folder) / MODEL

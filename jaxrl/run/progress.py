@@ -1,4 +1,4 @@
-"""How far a run is: steps, steps a second, return and time left; in terminals, log files and notebooks."""
+"""The progress of a run: steps, steps per second, return and time left; in terminals, log files and notebooks."""
 
 import atexit
 import collections
@@ -13,21 +13,21 @@ from rich.console import Console
 
 from jaxrl.core import interrupts
 
-_LEAST_INTERVAL = 0.1  # seconds between two drawings: each takes some thousandths
-RETURN_METRICS = ("train/return_mean", "evaluation/return_mean")  # the first that was seen is shown
+_LEAST_INTERVAL = 0.1  # seconds between two updates: each takes some milliseconds
+RETURN_METRICS = ("train/return_mean", "evaluation/return_mean")  # the first available one is shown
 
 
 class ProgressBar:
-    """Shows a run's progress: a live bar in a terminal, one changing line in a notebook, else a line now and then.
+    """A progress display: a bar in a terminal, one changing line in a notebook, otherwise a periodic line.
 
-    Everything is drawn by `update`, on the caller's thread. Use it in a `with`, or call `close`: the terminal is as
-    before then, also after an exception.
+    Everything is drawn by `update`, in the caller's thread. Use it in a `with`, or call `close`, to restore the
+    terminal, also after an exception.
 
     Args:
-      console: where to; standard error if None.
-      interval: seconds between two lines where there is no terminal.
-      clock: seconds, monotonic.
-      unit: what is counted.
+      console: the output; None: standard error.
+      interval: seconds between two lines without a terminal.
+      clock: a monotonic clock in seconds.
+      unit: name of the counted steps.
     """
 
     def __init__(
@@ -53,17 +53,17 @@ class ProgressBar:
         self._phase: str | None = None
         self._drawn_step, self._printed = -1, ""
         self._drawn_at = -math.inf
-        self._gone = False  # what it is drawn on: a terminal that was closed, a disk that is full
+        self._gone = False  # the output failed: a closed terminal, a full disk
 
     def start(self, total: int, initial: int = 0, *, timed: bool = False, phase: str | None = None) -> None:
-        """Begin.
+        """Start the display.
 
         Args:
-          total: steps in all.
-          initial: of which were done before.
-          timed: the metrics say how fast the loop itself is, as "steps_per_second". Without, or where nothing was said
-            yet, the speed is of all that happens between updates.
-          phase: what is done until the first update, such as "compiling".
+          total: total number of steps.
+          initial: steps that were done before.
+          timed: the metrics contain the speed of the loop as "steps_per_second". Otherwise the speed includes
+            everything that happens between updates.
+          phase: shown until the first update, such as "compiling".
         """
         self.total, self.step, self._timed, self._timed_step = total, initial, timed, initial
         self._phase = phase
@@ -85,7 +85,7 @@ class ProgressBar:
             self._console.print(phase, markup=False, highlight=False)
 
     def resume(self, initial: int) -> None:
-        """Say that `initial` steps were done before, where `start` could not know it yet."""
+        """Set the number of steps done before, if `start` could not know it yet."""
         self.step = self._timed_step = initial
         self._recent.clear()
         self._recent.append((self._clock(), initial))
@@ -93,7 +93,7 @@ class ProgressBar:
             self._try(lambda: self._show(last=False))
 
     def update(self, step: int, metrics: Mapping[str, float] | None = None) -> None:
-        """`step` steps are done; `metrics` are the newest."""
+        """Show that `step` steps are done, with the newest `metrics`."""
         self.step, self._phase = step, None
         if self._timed and step > self._timed_step:
             if (speed := (metrics or {}).get("steps_per_second", 0.0)) > 0.0:
@@ -104,11 +104,11 @@ class ProgressBar:
         self._try(lambda: self._show(last=False))
 
     def note(self, text: str) -> None:
-        """Prints a line of text, above the bar where there is one."""
+        """Print a line of text, above the bar if there is one."""
         self._try(lambda: self._console.print(text, markup=False, highlight=False))
 
     def close(self) -> None:
-        """Shows the last state and leaves the terminal as it was. May be called twice."""
+        """Show the last state and restore the terminal. May be called twice."""
         if not self._open:
             return
         self._open = False
@@ -128,7 +128,7 @@ class ProgressBar:
 
     @property
     def steps_per_second(self) -> float:
-        """Over the last updates; NaN before it is known."""
+        """The speed over the last updates; NaN before it is known."""
         if self._timed:
             steps, seconds = map(sum, zip(*self._timings, strict=True)) if self._timings else (0, 0.0)
             return steps / seconds if seconds else math.nan
@@ -136,7 +136,7 @@ class ProgressBar:
         return (step - start) / (now - then) if now > then else math.nan
 
     def _try(self, draw: Callable[[], object]) -> None:
-        """Draws, unless there is nothing to draw on any more: no run ends for that."""
+        """Draw, and stop drawing if the output fails: a run must not end because of that."""
         if not self._gone:
             try:
                 draw()
@@ -176,7 +176,7 @@ class ProgressBar:
 
 
 class _Line:
-    """A line of text that a notebook shows as it is, without quotes."""
+    """A line of text that a notebook shows without quotes."""
 
     def __init__(self, text: str):
         self._text = text
@@ -186,7 +186,7 @@ class _Line:
 
 
 def _speed(rate: float, unit: str) -> str:
-    """Return a speed in few characters: "1.2M steps/s", "2,048 steps/s", or "3.2 s/trial" where that says more."""
+    """Return a speed in few characters: "1.2M steps/s", "2,048 steps/s", or "3.2 s/trial" if it is below one."""
     if rate >= 1e6:
         return f"{rate / 1e6:,.1f}M {unit}/s"
     if rate >= 10 or rate <= 0:

@@ -1,13 +1,13 @@
-"""What a training run lives through, written as RLDS datasets while it trains (EnvLogger's job).
+"""Recording of the episodes of a training run as RLDS datasets while it trains (like EnvLogger).
 
-A recording is a directory of parts. Each is a whole dataset that appears when it is closed, at every checkpoint:
+A recording is a directory of parts. Each is a complete dataset that appears when it is closed, at every checkpoint:
 
-    recording.json                 which run's it is
+    recording.json                 the run that it belongs to
     part-000000000000/             episodes that ended up to the first checkpoint
-    part-000000051200/             those that ended between step 51,200 and the next one
+    part-000000051200/             episodes that ended between step 51,200 and the next checkpoint
 
-A run that goes on from a checkpoint deletes the parts that were begun there or later: it lives that again. With several
-processes each has such a directory of its own environments, `host-00001-of-00002`.
+A run that resumes from a checkpoint deletes the parts that were begun there or later, and records them again. With
+several processes each has such a directory for its own environments, `host-00001-of-00002`.
 """
 
 import concurrent.futures
@@ -37,7 +37,7 @@ _PART = "part-"
 @settings.finish
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What `train(record=...)` writes.
+    """A recording of training episodes, for `train(record=...)`.
 
     Args:
       path: the directory to create.
@@ -51,16 +51,16 @@ class Record:
     max_steps: int = 27_000
 
     def folder(self) -> Path:
-        """Where this process writes."""
+        """Return the directory that this process writes to."""
         path, processes = files.expand(self.path).absolute(), jax.process_count()
         return path if processes == 1 else path / host_directory(jax.process_index(), processes)
 
     def check(self, spec: EnvSpec, run_dir: str | os.PathLike | None, overwrite: bool) -> None:
-        """Raises unless the run of `run_dir` may begin its recording here, or go on with it; changes nothing.
+        """Check that the run of `run_dir` may begin or continue its recording here; change nothing.
 
         Raises:
-          ConfigError: settings that do not fit, arrays that would not come back bit for bit, or a path where something
-            else is; with every problem found.
+          ConfigError: settings do not fit, arrays could not be read back bit for bit, or the path is occupied; lists
+            every problem.
           MissingExtraError: `jaxrl[data]` is not installed.
         """
         features.tfds()
@@ -75,7 +75,7 @@ class Record:
             raise ConfigError(problems)
 
     def _occupied(self, run_dir, overwrite):
-        """Why this run cannot have the path, one line; empty if it can."""
+        """Return why this run cannot use the path, one line; empty if it can."""
         folder, whole, processes = self.folder(), files.expand(self.path).absolute(), jax.process_count()
         others = set(whole.glob("host-*-of-*")) - {whole / host_directory(i, processes) for i in range(processes)}
         if folder != whole and (others or (whole / _OWNER).exists()):
@@ -101,13 +101,13 @@ class Record:
 
 
 class Recorder:
-    """Writes the recording of one run, in a thread of its own; use it in a `with`.
+    """A writer of the recording of one run, in a separate thread; use it in a `with`.
 
     Args:
-      record: what is written; checked.
-      recorded: the environments whose rows come.
+      record: the settings, already checked.
+      recorded: the recorded environments.
       algo, env, seed: of the run, for the metadata.
-      run_dir: of the run; None: it cannot go on.
+      run_dir: the run directory; None: the run cannot be resumed.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Recorder:
         self._folder, self._run_dir, self._name = record.folder(), run_dir, env.name
         self._env_index = recorded.here
         self._cutter = EpisodeCutter(len(self._env_index), record.max_steps)
-        # All episodes are numbered through the environments, so that one in `stride` is the same however chunks end.
+        # Episodes are numbered across environments, so that every `stride`-th one does not depend on the chunks.
         self._stride = 1 if recorded.num_envs >= record.every else record.every
         self._ended = np.zeros(len(self._env_index), np.int64)
         self._common = {
@@ -138,7 +138,7 @@ class Recorder:
         self._executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="recorder")
 
     def begin(self, step: int) -> None:
-        """The run begins or goes on at `step`: what was recorded from there on goes.
+        """Begin or continue the recording at `step`; delete parts recorded from there on.
 
         Raises:
           RecordingError: it could not be written or deleted.
@@ -154,21 +154,23 @@ class Recorder:
         files.write_json(self._folder / _OWNER, {"run": self._run_dir and _relative(self._run_dir, self._folder)})
         for path in self._folder.glob(f"{_PART}*"):
             if path.name.removeprefix(_PART).isdecimal() and int(path.name.removeprefix(_PART)) >= step:
-                path.rename(path.with_name(f".{path.name}.removed"))  # never half of it at its place
+                path.rename(path.with_name(f".{path.name}.removed"))  # so no half-deleted part keeps its name
         for path in self._folder.glob(f".{_PART}[0-9]*"):
             shutil.rmtree(path)
 
     def add(self, fetch: Fetch) -> None:
-        """Records a chunk in the background, after the one before, which it waits for.
+        """Record a chunk in the background, after waiting for the one before.
 
         Raises:
-          RecordingError: that one could not be written.
+          RecordingError: the previous chunk could not be written.
         """
         self._wait()
         self._pending = self._executor.submit(self._add, fetch)
 
     def close_part(self, step: int, *, ending: bool) -> None:
-        """Completes the part, all of whose episodes ended by `step`. If the run ends, unfinished ones are cut off.
+        """Complete the part, all of whose episodes ended by `step`.
+
+        If the run ends, unfinished episodes are cut off.
 
         Raises:
           RecordingError: it could not be written.
@@ -179,7 +181,7 @@ class Recorder:
         self._begun_at = step
 
     def close(self) -> None:
-        """Deletes the part that is not complete. May be called twice."""
+        """Delete the incomplete part. May be called twice."""
         self._executor.shutdown(cancel_futures=True)
         if self._writer is not None:
             self._writer.__exit__()
@@ -197,7 +199,7 @@ class Recorder:
             return
         try:
             pending.result()
-        except Exception as error:  # the file system and the writer of records each have their own
+        except Exception as error:  # the file system and the writer of records raise their own errors
             if isinstance(error, JaxrlError) and not isinstance(error, DatasetError):
                 raise
             raise RecordingError(f"the recording in {self._folder} cannot be written: {error}") from error
@@ -225,12 +227,12 @@ class Recorder:
 
 
 def _relative(run_dir, folder):
-    """The run's directory as seen from the recording, so that both can be moved together."""
+    """Return the run's directory relative to the recording, so that both can be moved together."""
     return os.path.relpath(os.path.realpath(run_dir), os.path.realpath(folder))
 
 
 def _example(spec: EnvSpec) -> Episode:
-    """An episode of the kind that will be recorded."""
+    """Return an episode of zeros with the shapes and dtypes that will be recorded."""
     both = spec.observation_space, spec.action_space
     shapes = jax.eval_shape(lambda: tuple(spaces.named(spaces.zeros(space)) for space in both))
     observation, action = jax.tree.map(lambda x: np.zeros((2, *x.shape), x.dtype), shapes)

@@ -1,4 +1,4 @@
-"""A policy's life in an environment, as a stream of rows."""
+"""A policy's steps in an environment, as a stream of rows."""
 
 from collections.abc import Generator
 from functools import partial
@@ -14,19 +14,19 @@ from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.host_rollout import HostSteps, complete, in_this_thread, unroll
 from jaxrl.run.policy import Policy
 
-_CHUNK_BYTES, _CHUNK_ROWS = 1 << 25, 512  # of all environments; of each
+_CHUNK_BYTES, _CHUNK_ROWS = 1 << 25, 512  # over all environments; per environment
 
 
 def play(
     policy: Policy, env: Environment | HostRecipe, *, env_index: np.ndarray, all_envs: int, seed: int, explore: bool
 ) -> Generator[Trajectory, None, None]:
-    """Rows `[T, B, ...]`, one stretch after another, without end; of the episodes that `evaluate` plays.
+    """Yield rows `[T, B, ...]` of the episodes that `evaluate` plays, one stretch after another, endlessly.
 
-    JAX environments run in one compiled program a stretch, and the next runs while the one before is looked at. Host
-    environments are stepped, and closed with the iterator.
+    JAX environments run in one compiled program per stretch, and the next runs while the caller processes the one
+    before. Host environments are closed with the iterator.
 
     Args:
-      env_index: which of `all_envs` environments are played here `[B]`, one after the other.
+      env_index: consecutive indices `[B]` of the environments played here, out of `all_envs`.
     """
     num_envs, first_env = len(env_index), int(env_index[0])
     length = _length(policy, num_envs)
@@ -41,7 +41,7 @@ def play(
 
 
 def _length(policy, num_envs):
-    """Rows of a stretch, so that it takes a bounded part of the memory."""
+    """Return the rows of a stretch, limited by memory."""
     return max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // (ro.row_bytes(policy.spec) * num_envs)))
 
 

@@ -1,6 +1,6 @@
-"""Watching a policy: one episode as a GIF or MP4, or, of brax, as a page that turns it in three dimensions.
+"""Rendering of a policy: one episode as a GIF or MP4 or, for brax, as an interactive 3D page.
 
-JAX environments are drawn here, from their states; those on the host draw themselves.
+JAX environments are drawn here, from their states; host environments draw themselves.
 """
 
 import math
@@ -32,8 +32,8 @@ from jaxrl.parallel.host_rollout import HostSteps, complete, in_this_thread, unr
 from jaxrl.run.policy import Policy
 
 _CAPTION = 16  # pixels of the line under every frame
-_SIDE = 240  # pixels, at most, of a frame that an environment drew itself
-_MOST_A_SECOND = 20  # frames of such an environment, which takes long to draw them
+_SIDE = 240  # maximum pixels of the side of a frame that an environment drew itself
+_MOST_A_SECOND = 20  # frames of such an environment, which are slow to draw
 
 
 @interruptible
@@ -47,20 +47,20 @@ def render(
     max_steps: int = 500,
     explore: bool = False,
 ) -> Path:
-    """Plays one episode and writes it to `path`: a GIF or MP4, or for brax an HTML page.
+    """Play one episode and write it to `path`: a GIF or MP4, or for brax an HTML page.
 
-    Of JAX environments it can draw CartPole, Pendulum, both MountainCars, Acrobot and MinAtar of gymnax, every brax
-    environment, all environments with image observations, and those registered with `jaxrl.envs.drawings.register`. A
-    brax page loads its viewer from the network when it is opened. Those of Gymnasium and EnvPool draw themselves,
-    for which some of Gymnasium's need a package (pygame for classic control).
+    The JAX environments that can be drawn are CartPole, Pendulum, both MountainCars, Acrobot and MinAtar of gymnax,
+    every brax environment, all environments with image observations, and those registered with
+    `jaxrl.envs.drawings.register`. A brax page loads its viewer from the network when it is opened. Environments of
+    Gymnasium and EnvPool draw themselves, for which some of Gymnasium's need a package (pygame for classic control).
 
     Args:
       policy: of a `Result`, or from `jaxrl.load`.
-      env: where to play: what `jaxrl.make` returns, or its name, with the spaces that the policy was trained on. None:
-        in the environment it was trained on.
+      env: where to play: an environment from `jaxrl.make`, or its name, with the spaces that the policy was trained
+        on. None: the training environment.
       path: the file to write, ending in ".gif", or ".mp4" with `jaxrl[video]` (brax: ".html"); directories are created,
         and an episode that jaxrl wrote there is replaced. None: episode.gif or episode.html in the working directory.
-      seed: of the episode; the same as the first of `evaluate(..., seed=seed)`.
+      seed: seed of the episode, the same as the first of `evaluate(..., seed=seed)`.
       max_steps: longer episodes are shown up to this length.
       explore: sample actions as in training, rather than take the best.
 
@@ -70,7 +70,7 @@ def render(
     Raises:
       ConfigError: the environment cannot be drawn (the message names those that can), differs from the policy's or is
         not known; or the path has another suffix, or is a file that jaxrl did not write.
-      MissingExtraError: an MP4, and `jaxrl[video]` is not installed.
+      MissingExtraError: the file is an MP4, and `jaxrl[video]` is not installed.
     """
     where = policy.env if env is None else env
     if where is None:
@@ -97,15 +97,15 @@ def render(
 
 
 def suffix_of(env: Environment | HostRecipe) -> str:
-    """What the files of an environment's episodes end in: ".gif", or ".html" of brax."""
+    """Return the suffix of an environment's episode files: ".gif", or ".html" for brax."""
     return ".html" if isinstance(env, Environment) and unwrapped(env).name.startswith("brax:") else ".gif"
 
 
 def check_drawable(env: Environment | HostRecipe, spec: EnvSpec) -> None:
-    """Whether `render` could draw in `env`; one on the host is built and draws itself once.
+    """Check that `render` can draw `env`; a host environment is built and draws itself once.
 
     Raises:
-      ConfigError: it cannot be drawn, or its spaces are others than `spec`.
+      ConfigError: it cannot be drawn, or its spaces differ from those of `spec`.
     """
     check_spaces(spec, env)
     if isinstance(env, Environment):
@@ -138,7 +138,7 @@ def _checked_path(path, env):
 
 
 def _part(state: PyTree, structure: Any) -> PyTree:
-    """The part of `state` that has `structure`: wrappers keep the wrapped state somewhere within their own."""
+    """Return the part of `state` that has `structure`: wrappers keep the wrapped state within their own."""
 
     def found(part):
         return jax.tree.structure(part) == structure
@@ -150,7 +150,7 @@ def _part(state: PyTree, structure: Any) -> PyTree:
 
 
 def _episode(policy, env, drawing, seed, max_steps, explore) -> tuple[list[PyTree], np.ndarray]:
-    """The views of one episode, from its first time step to its last, as numpy; and the return up to each."""
+    """Return the views of one episode, from its first time step to its last, as numpy; and the return up to each."""
     key = keys.evaluation_key(keys.root_key(seed))
     played = _play(
         policy.algo, policy.actor, env, key, spec=policy.spec, view=drawing.view, length=max_steps + 1, explore=explore
@@ -162,7 +162,7 @@ def _episode(policy, env, drawing, seed, max_steps, explore) -> tuple[list[PyTre
 
 @partial(jax.jit, static_argnames=("spec", "view", "length", "explore"))
 def _play(algo, actor, env, key, *, spec, view, length, explore):
-    """The first `length` time steps in one program; what follows the episode's end is cut off by the caller."""
+    """Return the first `length` time steps, in one program; the caller cuts off those after the episode's end."""
     base = unwrapped(env)
     alone = jax.tree.structure(jax.eval_shape(base.reset, key)[0])
     index = jnp.arange(num_agents(env), dtype=jnp.int32)
@@ -172,7 +172,7 @@ def _play(algo, actor, env, key, *, spec, view, length, explore):
 
     def seen(acting):
         state, timestep = jax.tree.map(lambda x: x[0], (_part(acting.env_state, alone), acting.timestep))
-        complete = timestep.episode.complete  # else an agent's part is the whole episode
+        complete = timestep.episode.complete  # None: an agent's part is the whole episode
         return view(base, state, timestep), timestep.episode.returns, timestep.last if complete is None else complete
 
     def step(acting, step_keys):
@@ -184,7 +184,7 @@ def _play(algo, actor, env, key, *, spec, view, length, explore):
 
 
 def _built(env, seed):
-    """One environment that draws itself."""
+    """Return one environment that draws itself."""
     if not isinstance(env, RenderedRecipe):
         raise ConfigError(
             f"{env.name} cannot be drawn: its recipe has no build_rendered (jaxrl.core.host_types.RenderedRecipe)"
@@ -193,16 +193,16 @@ def _built(env, seed):
         return env.build_rendered(keys.evaluation_seed(seed))
     except JaxrlError:
         raise
-    except Exception as error:  # whatever an environment says to being asked for pictures
+    except Exception as error:  # whatever an environment raises when asked to render
         raise ConfigError(f"{env.name} cannot be drawn: {type(error).__name__}: {error}") from error
 
 
 def _host_episode(policy, env, seed, max_steps, explore) -> tuple[list[Image.Image], float]:
-    """The frames of one episode in an environment that draws itself, and how many belong to a second."""
+    """Return the frames of one episode in an environment that draws itself, and the frames per second."""
     host = _built(env, seed)
     steps, key = HostSteps(policy.spec, 1, 1, 1, explore), keys.evaluation_key(keys.root_key(seed))
     try:
-        # More frames a second than these are not seen.
+        # More frames per second are not visible.
         every = max(1, math.ceil(host.frames_per_second / _MOST_A_SECOND))
         acting = steps.begin(policy.algo, host.reset(), key, jnp.zeros((1,), jnp.int32))
         frames = [_photographed(host, acting.timestep, 0)]
@@ -219,10 +219,10 @@ def _host_episode(policy, env, seed, max_steps, explore) -> tuple[list[Image.Ima
 
 
 def _photographed(host, timestep, number) -> Image.Image:
-    """What the environment looks like, at most `_SIDE` pixels high and wide."""
+    """Return a picture of the environment, at most `_SIDE` pixels high and wide."""
     try:
         frame = host.render()
-    except Exception as error:  # as where a package or a display is missing
+    except Exception as error:  # for example a missing package or display
         raise ConfigError(f"{host.name} cannot be drawn: {type(error).__name__}: {error}") from error
     if frame is None or frame.ndim != 3:
         raise ConfigError(f"{host.name} cannot be drawn: it has no render mode 'rgb_array'")
@@ -255,8 +255,8 @@ def _av():
 
 
 def _write_mp4(path: Path, frames: list[Image.Image], per_second: float) -> None:
-    width, height = (size - size % 2 for size in frames[0].size)  # of 4:2:0 there are whole blocks only
-    frames = frames + frames[-1:] * round(per_second)  # it rests at the end
+    width, height = (size - size % 2 for size in frames[0].size)  # 4:2:0 has only whole blocks
+    frames = frames + frames[-1:] * round(per_second)  # pause at the end
     with files.replacing(path, "wb") as file, _av().open(file, "w", format="mp4") as video:
         video.metadata["comment"] = ownership.MARK
         stream = video.add_stream("libx264", rate=Fraction(per_second).limit_denominator(1000))
@@ -268,9 +268,9 @@ def _write_mp4(path: Path, frames: list[Image.Image], per_second: float) -> None
 
 
 def _write_gif(path: Path, frames: list[Image.Image], per_second: float) -> None:
-    # GIFs count hundredths of a second, and viewers slow down what is below two of them.
+    # GIF durations are in hundredths of a second, and viewers slow down frames shorter than two.
     hundredths = max(2, round(100 / per_second))
-    durations = [10 * hundredths] * (len(frames) - 1) + [1000]  # it rests at the end
+    durations = [10 * hundredths] * (len(frames) - 1) + [1000]  # pause at the end
     first, *others = (frame.quantize(64, dither=Image.Dither.NONE) for frame in frames)
     with files.replacing(path, "wb") as file:
         first.save(file, "GIF", save_all=True, append_images=others, duration=durations, loop=0, comment=ownership.MARK)
@@ -286,7 +286,7 @@ def _brax_page(base: Any, states: list[PyTree]) -> str:
     from jaxrl.envs import brax
 
     env = brax.foreign(base.key)
-    assert isinstance(env, PipelineEnv)  # all of brax's are
+    assert isinstance(env, PipelineEnv)  # all of brax's environments are
     system = env.sys.tree_replace({**base.system, "opt.timestep": env.dt})
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         return html.render(system, states)

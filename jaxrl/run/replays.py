@@ -1,4 +1,4 @@
-"""The episodes in a replay buffer, written as a dataset."""
+"""Export of the episodes in a replay buffer as a dataset."""
 
 import os
 import re
@@ -32,7 +32,7 @@ from jaxrl.run.checkpoint import read_manifest
 from jaxrl.run.export import configuration_hash
 from jaxrl.run.loading import load_run
 
-# Rows [T + 1, ...] of one episode that follow one another, and the step of the first; oldest first.
+# Consecutive rows [T + 1, ...] of one episode, and the step of the first; oldest first.
 Stretches = Iterator[tuple[int, Trajectory[np.ndarray]]]
 
 
@@ -47,13 +47,13 @@ def export_replay(
     step: int | None = None,
     best: bool = False,
 ) -> Path:
-    """Writes the episodes in a replay buffer as an RLDS dataset, oldest first in every environment.
+    """Write the episodes in a replay buffer as an RLDS dataset, oldest first in every environment.
 
-    Of a ring, episodes whose first transitions were overwritten are left out. Of a table, and of a view of a ring's
-    rows, every item is written: those that follow one another in an episode as one, from the first one's first step to
-    the last one's last, "cut off" there unless the episode ends. Of n steps a table's item holds no observations but
-    the first and the last, so where none begins at its next step, and the episode goes on, it is left out with a
-    warning.
+    For a ring, episodes whose first transitions were overwritten are left out. For a table, and for a view of a ring's
+    rows, every item is written: items that follow one another in an episode are joined into one, from the first step of
+    the first to the last step of the last, "cut off" there unless the episode ends. A table's item of n steps stores
+    only the first and the last observation; if no item begins at its next step, and the episode continues, it is left
+    out with a warning.
 
     Frame stacks are rebuilt. `path` appears when the dataset is complete, as with `export_rlds`; `policy_version` is
     the iteration in which the first step was taken.
@@ -61,7 +61,7 @@ def export_replay(
     Args:
       run: a `Result`, or a run directory whose checkpoints hold the replay buffer.
       path: the directory to create.
-      replay: which of the algorithm's replay buffers, or views of one; None: the buffer, if there is one.
+      replay: name of a replay buffer of the algorithm, or of a view; None: the buffer, if there is only one.
       unfinished: also write a ring's unfinished episodes, as "cut off".
       step: the checkpoint to read; None: the newest.
       best: read the checkpoint with the highest evaluation instead.
@@ -70,7 +70,7 @@ def export_replay(
       The path.
 
     Raises:
-      ConfigError: there is no such replay buffer, it holds no such episode, or `path` exists.
+      ConfigError: there is no such replay buffer, it holds no complete episode or item, or `path` exists.
       RunDirectoryError, CheckpointError: as in `jaxrl.load`.
       MissingExtraError: `jaxrl[data]` is not installed.
     """
@@ -120,7 +120,7 @@ def _chosen(sources: Mapping[str, Replay], name: str | None, kind: str) -> str:
     return name
 
 
-# --- what is written of each environment ----------------------------------------------------------------------------
+# --- rows of each environment ---------------------------------------------------------------------------------------
 
 
 def _stretches(
@@ -146,18 +146,18 @@ def _stretches(
 def _of_ring(
     ring: Ring, env: int, source: Replay, stack: FrameStack | None, starts: np.ndarray | None, unfinished: bool
 ) -> Stretches:
-    """Whole episodes; with `starts`, bool [slots], whatever the items hold that begin there."""
+    """Yield whole episodes; with `starts`, bool [slots], the rows of the items that begin there."""
     filled, reach = int(ring.filled), lookahead(source)
     number = np.arange(filled)
     slot = (int(ring.cursor) - filled + number) % ring.slots
     rows = ring.rows.replace(action_mask=None, extras={})
     column = jax.tree.map(lambda x: np.asarray((np.asarray(x) if is_on_host(x) else x)[env]), rows)
     first, weight = column.first[slot], column.weight[slot]
-    began = np.maximum.accumulate(np.where(first, number, 0))  # where each row's episode begins
-    known = weight[:-1] & ~first[1:]  # the next row is there
+    began = np.maximum.accumulate(np.where(first, number, 0))  # the beginning of each row's episode
+    known = weight[:-1] & ~first[1:]  # the next row is stored
     if starts is not None:
         begins = starts[slot]
-        begins[: frames.lookback(stack) if filled == ring.slots else 0] = False  # their stacks are not whole
+        begins[: frames.lookback(stack) if filled == ring.slots else 0] = False  # their stacks are incomplete
         last = np.maximum.accumulate(np.where(begins, number, -filled - reach))
         crosses = source.sequence is not None and source.sequence.end == "continue"
         known &= ((number - last < reach) & (crosses | (last >= began)))[:-1]
@@ -177,7 +177,7 @@ def _of_table(state: ReplayState, source: Replay, name: str) -> Iterator[Stretch
     left = 0
     for env in range(state.ring.recent.columns):
         held = _at(items, np.nonzero((priority >= 0.0) & (items.column == env)))
-        step = newest - (np.uint32(newest % 2**32) - held.step).astype(np.int64)  # their numbers may have wrapped
+        step = newest - (np.uint32(newest % 2**32) - held.step).astype(np.int64)  # step numbers may have wrapped
         if isinstance(held.batch, SequenceBatch):
             yield _of_sequences(held.batch.rows, step)
         elif source.n_step > 1 and held.batch.bootstrap.dtype != bool:
@@ -199,7 +199,7 @@ def _of_table(state: ReplayState, source: Replay, name: str) -> Iterator[Stretch
 
 
 def _of_transitions(items: Item, step: np.ndarray, runs: list[np.ndarray]) -> Stretches:
-    """Items [n], of which each run's follow one another."""
+    """Yield the items [n], joined within each run of items that follow one another."""
     for run in runs:
         if len(run) > 1 or items.batch.steps[run[0]] == 1:
             yield int(step[run[0]]), _joined(items, run)
@@ -208,7 +208,7 @@ def _of_transitions(items: Item, step: np.ndarray, runs: list[np.ndarray]) -> St
 def _joined(items: Item, run: np.ndarray) -> Trajectory[np.ndarray]:
     unread: PyTree = None
     batch, last = items.batch, run[-1:]
-    one = batch.steps == 1  # an item's next observation is that of the next row
+    one = batch.steps == 1  # an item's next observation is the observation of the next row
     discounted = batch.bootstrap.dtype != bool
     rows, after = (np.append(run, last), batch.next_observation) if one[last[0]] else (run, batch.observation)
     terminated = (one & (batch.bootstrap == 0))[rows]
@@ -225,7 +225,7 @@ def _joined(items: Item, run: np.ndarray) -> Trajectory[np.ndarray]:
 
 
 def _of_sequences(rows: Trajectory, step: np.ndarray) -> Stretches:
-    """Sequences [n, length, ...], of whose rows many are in several."""
+    """Yield the rows of sequences [n, length, ...], without the duplicates of rows that are in several."""
     item, offset = np.nonzero(rows.weight[:, :-1])
     steps, chosen = np.unique(step[item] + offset, return_index=True)
     item, offset = item[chosen], offset[chosen]
@@ -238,7 +238,7 @@ def _of_sequences(rows: Trajectory, step: np.ndarray) -> Stretches:
 
 
 def _runs(step: np.ndarray) -> list[np.ndarray]:
-    """Return the places [k] of ascending steps [n] that follow one another."""
+    """Return the places [k] of each run of consecutive steps in ascending steps [n]."""
     places = np.split(np.arange(len(step)), np.flatnonzero(np.diff(step) != 1) + 1)
     return [run for run in places if len(run)]
 
@@ -248,7 +248,7 @@ def _at(tree: PyTree, place: Any) -> PyTree:
 
 
 def _stacked(stored: PyTree, slot: np.ndarray, rows: np.ndarray, began: np.ndarray, stack: FrameStack | None) -> PyTree:
-    """The observations of rows, each with the frames before it in its episode, of which the newest alone is stored."""
+    """Return the observations of rows, stacked with earlier frames of their episodes; only the newest is stored."""
     if stack is None:
         return _at(stored, slot[rows])
 
@@ -264,11 +264,11 @@ def _stacked(stored: PyTree, slot: np.ndarray, rows: np.ndarray, began: np.ndarr
     return jax.tree.map(one, stored)
 
 
-# --- what is read of a checkpoint -----------------------------------------------------------------------------------
+# --- reading of a checkpoint ----------------------------------------------------------------------------------------
 
 
 def _read(items: Item) -> Item:
-    """The items without what is not written."""
+    """Return the items without the parts that are not exported."""
     batch = items.batch
     if isinstance(batch, SequenceBatch):
         rows = batch.rows.replace(action_mask=None, extras={})
@@ -278,7 +278,7 @@ def _read(items: Item) -> Item:
 
 
 def _template(source: Replay, spec: EnvSpec, discounted: bool) -> ReplayState:
-    """What is read of the state of a source, with numbers for arrays; `discounted`: of rows with discounts too."""
+    """Return a template of a source's state, with numbers for arrays; `discounted`: its rows store discounts."""
     number: PyTree = jnp.int32(0)
     unread: PyTree = None
     observation, action = spaces.zeros(spec.observation_space), spaces.zeros(spec.action_space)
@@ -301,7 +301,7 @@ def _template(source: Replay, spec: EnvSpec, discounted: bool) -> ReplayState:
 def _saved(
     directory: Path, step: int, sources: Mapping[str, Any], spec: EnvSpec
 ) -> tuple[dict[str, ReplayState], Counter]:
-    """The replays of a checkpoint, in host memory, and when they were empty."""
+    """Return the replays of a checkpoint, in host memory, and the time at which they were empty."""
     leaves = {leaf.name: leaf for leaf in read_manifest(directory, step).leaves}
     found = {match[1] for name in leaves if (match := re.match(r"buffers/([^/]+)/", name))} & sources.keys()
     number = jnp.int32(0)
@@ -317,16 +317,16 @@ def _saved(
 
     def shaped(name):
         if name not in leaves and re.fullmatch(r"buffers/[^/]+/index/priority", name):
-            return None  # of a view whose items are all alike
+            return None  # a view whose items have equal priorities
         leaf = leaves[name]
         dtype = jnp.dtype(leaf.dtype)
         if dtype.itemsize > 8:
             raise ValueError(f"it has numbers of type {leaf.dtype!r:.80}")
-        return np.broadcast_to(np.zeros((), dtype), leaf.shape)  # as large as that, and no memory
+        return np.broadcast_to(np.zeros((), dtype), leaf.shape)  # of that shape, without allocating memory
 
     try:
         template = jax.tree.unflatten(jax.tree.structure(template), map(shaped, named_leaves(template)))
-    except (KeyError, TypeError, ValueError) as error:  # of a manifest that jaxrl did not write
+    except (KeyError, TypeError, ValueError) as error:  # from a manifest that jaxrl did not write
         raise CheckpointError(f"checkpoint {step} in {directory} holds no replay as jaxrl saves it: {error}") from error
     saved, _, _ = checkpoint.restore(directory, template, step, partial=True)
     return saved["buffers"], saved["empty_at"]

@@ -1,4 +1,4 @@
-"""What a run leaves behind: its result, and the directory that holds it."""
+"""The result of a run, and the directory that stores it."""
 
 import base64
 import contextlib
@@ -50,24 +50,24 @@ _LONGEST_COMMAND = 2000  # characters
 
 @dataclasses.dataclass
 class Result:
-    """What a training run leaves behind.
+    """The result of a training run.
 
     Attributes:
       state: the whole state of the run after the last good chunk.
-      metrics: a row every `log_every` steps, and where the run is evaluated or saved: "step", "train/...",
-        "update/...", and "evaluation/..." where there was one.
+      metrics: a row every `log_every` steps, and at evaluations and saves: "step", "train/...", "update/...", and
+        "evaluation/..." if there was one.
       evaluation: the last evaluation, or None if the run was stopped before any.
       stopped: "finished", "interrupted", "target_return", "non_finite", "unsaved" (checkpoints could not be written, or
-        the run directory is gone), or the reason that another callback gave.
-      problem: what was not finite and where, or why nothing could be saved, if that stopped the run.
+        the run directory is gone), or the stop reason of another callback.
+      problem: the values that were not finite, or why nothing could be saved, if that stopped the run.
       total_steps: environment steps so far, over all environments.
-      steps_per_second: of the compiled loop, without compiling, evaluating and saving.
-      wall_seconds: of this call of `train`, or of this session of a run that was resumed.
-      seconds: the same by part, `jaxrl.run.timing.PARTS`; what the command line imported comes before.
+      steps_per_second: speed of the compiled loop, without compiling, evaluating and saving.
+      wall_seconds: seconds of this call of `train`, or of this session of a resumed run.
+      seconds: the same by part, `jaxrl.run.timing.PARTS`; the imports of the command line come before.
       session_steps: steps of this session.
-      earlier_seconds: of the sessions before, up to the metrics that were kept.
-      config: what `config.json` says of the run, with the environment steps of its whole iterations in all.
-      callbacks: what checkpoints keep of the callbacks.
+      earlier_seconds: seconds of the earlier sessions, up to the metrics that were kept.
+      config: the contents of `config.json`, with the total environment steps in whole iterations.
+      callbacks: the state of the callbacks, as in checkpoints.
     """
 
     algo: Algorithm
@@ -98,7 +98,7 @@ class Result:
         return f"Result({type(self.algo).__name__} on {self.env.name}: {', '.join(parts)})"
 
     def record(self) -> dict[str, Any]:
-        """What `result.json` holds."""
+        """Return the contents of `result.json`."""
         return {
             "evaluation": {} if self.evaluation is None else self.evaluation.metrics(),
             "explored": self.config.get("logging", {}).get("explore_in_evaluation", False),
@@ -151,10 +151,10 @@ class Result:
         step_timeout: float = STEP_TIMEOUT,
         opponent: Policy | str | os.PathLike | None = None,
     ) -> Evaluation:
-        """Evaluates the trained policy on complete episodes; the arguments are those of `jaxrl.evaluate`.
+        """Evaluate the trained policy on complete episodes; the arguments are those of `jaxrl.evaluate`.
 
-        Without a seed they are other episodes than those of the run's own evaluations, which play by the run's seed and
-        may have chosen the policy or the settings.
+        Without a seed the episodes differ from those of the run's own evaluations, which use the run's seed and may
+        have chosen the policy or the settings.
         """
         policy = self.policy
         seed = held_out_seed(self.seed or 0) if seed is None else seed
@@ -171,7 +171,7 @@ class Result:
         )
 
     def plot(self, path: str | Path | None = None) -> "Chart":
-        """Draws the learning curve, which notebooks show, and writes it to `path` if given."""
+        """Plot the learning curve, which notebooks display, and write it to `path` if given."""
         config = {"algorithm": encode(self.algo), "environment": to_config(self.env)}
         return plot_run(as_run("run", config, self.metrics), path)
 
@@ -182,7 +182,7 @@ class Result:
         several processes, all call it.
 
         Args:
-          path: the directory; made if missing. What an earlier `save` of this run wrote there is replaced.
+          path: the directory; made if missing. The files of an earlier `save` of this run are replaced.
 
         Returns:
           The directory.
@@ -224,7 +224,7 @@ def _unpickled(data: bytes) -> Result:
 def opened(
     path: str | Path, config: Mapping[str, Any], *, overwrite: bool = False, **settings: int
 ) -> Generator[tuple[RunDirectory | None, Checkpointer]]:
-    """A run's directory, which the first process alone holds, and its checkpoints; `settings` are of `Checkpointer`."""
+    """Open a run's directory, held only by the first process, and its checkpoints with `settings` of `Checkpointer`."""
     path = files.expand(path)
     with contextlib.ExitStack() as stack:
         directory = None
@@ -245,13 +245,13 @@ def opened(
 
 @jax.jit
 def policy_at(algo, learner, progress):
-    """The algorithm as it is at `progress`, and what acting with it needs."""
+    """Return the algorithm with its schedules resolved at `progress`, and its actor state."""
     algo = resolve_schedules(algo, progress)
     return algo, algo.actor(learner)
 
 
 def origin() -> dict[str, str]:
-    """Return what runs of this process are computed by: the command of the process, the machine and the versions."""
+    """Return the origin of this process's runs: the command, the machine and the versions."""
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     name = Path(sys.argv[0]).name
     return {
@@ -262,7 +262,7 @@ def origin() -> dict[str, str]:
 
 
 def write_result(result: Result, directory: RunDirectory) -> None:
-    """Writes the result and its learning curve; a disk that is full by then costs no more than that."""
+    """Write the result and its learning curve; a full disk then costs only these."""
     try:
         files.write_json(directory.result, result.record() | {"start": directory.start, "origin": origin()})
         if result.metrics:

@@ -1,4 +1,4 @@
-"""The text log of a run directory: what a run prints, but for its progress, with times."""
+"""The text log of a run directory: the messages that a run prints, except for its progress, with times."""
 
 import contextlib
 import threading
@@ -11,15 +11,15 @@ from jaxrl.core import files
 from jaxrl.core.errors import RunStoppedWarning
 from jaxrl.run.directory import LOG
 
-_MOST = 2**20  # bytes; where there would be more, the older half goes
+_MOST = 2**20  # bytes; beyond that, the older half is deleted
 _MOST_HELD = 1_000  # lines from before there is a directory
 _TIME = "%Y-%m-%d %H:%M:%S "
 
 
 class RunLog:
-    """Keeps the lines of a run, in `log.txt` once its directory is open; within `with` also the warnings.
+    """The lines of a run, written to `log.txt` once its directory is open; within `with`, also the warnings.
 
-    A line that cannot be written is lost: no run ends for that.
+    A line that cannot be written is lost: a run must not end because of that.
     """
 
     def __init__(self):
@@ -42,7 +42,7 @@ class RunLog:
                 setattr(warnings, "showwarning", previous)  # noqa: B010  as above
 
         ended: list[bool] = []
-        setattr(warnings, "showwarning", show)  # noqa: B010  as its documentation says, which its type does not allow
+        setattr(warnings, "showwarning", show)  # noqa: B010  replaced as documented, which its type does not allow
         self._leaving.callback(leave)
         return self
 
@@ -53,14 +53,14 @@ class RunLog:
         self.close()
 
     def open(self, directory: Path) -> None:
-        """Write to a run directory, after what earlier sessions wrote there, what was held and what comes."""
+        """Write to a run directory from now on, after the lines of earlier sessions; first the lines held so far."""
         with self._lock:
             self._file = directory / LOG
             self._append("".join(self._held))
             self._held.clear()
 
     def write(self, text: str) -> None:
-        """Write a line with the time, or several with one."""
+        """Write one or several lines under one time."""
         lines = files.escape_for_terminal(text).replace("\n", "\n" + " " * 20)
         line = f"{time.strftime(_TIME)}{lines}\n"
         with self._lock:
@@ -70,7 +70,7 @@ class RunLog:
                 self._append(line)
 
     def close(self) -> None:
-        """Write no more: the run has ended, or its directory is gone."""
+        """Stop writing: the run has ended, or its directory is gone."""
         with self._lock:
             self._file = None
 

@@ -1,4 +1,4 @@
-"""Whether a run has ended, and how, from its files alone. Nothing here imports JAX."""
+"""The status of a run, finished or not, from its files only. Nothing here imports JAX."""
 
 import math
 import os
@@ -8,18 +8,18 @@ from typing import Any
 
 from jaxrl.core import files
 
-# In the file of the lock: of the run that began last, and of the start of all its processes by `jaxrl.launch`.
+# Lines of the lock file: the start of the run that began last, and that of all its processes by `jaxrl.launch`.
 _START = re.compile(r"^start ([0-9a-f]{16})$", re.MULTILINE)
 _LAUNCH = re.compile(r"^launch ([0-9a-f]{16})$", re.MULTILINE)
 _NUMBERS = ("total_steps", "steps_per_second", "wall_seconds", "session_steps", "run_steps_per_second", "total_seconds")
 
 
 def is_finished(path: str | os.PathLike) -> bool:
-    """Whether a run has written its result, and was not started again since; also from another machine."""
+    """Return whether a run has written its result and was not started again since; works across machines."""
     path = files.expand(path)
     result, lock = path / "result.json", path / ".lock"
     try:
-        # The lock's file is written whenever a run starts. Its time and that of the result say less: clocks are set.
+        # The lock file is written whenever a run starts. Its time and the result's are less reliable: clocks are set.
         start = _START.search(_read_lock(lock))
         if start is not None:
             return read_result(path).get("start") == start[1]
@@ -29,7 +29,7 @@ def is_finished(path: str | os.PathLike) -> bool:
 
 
 def is_of_launch(path: str | os.PathLike, launch: str) -> bool:
-    """Whether the run that began last in this directory, and has made it its own, is one of this launch.
+    """Return whether the run that last claimed this directory belongs to this launch.
 
     Args:
       path: the directory.
@@ -48,9 +48,9 @@ def _read_lock(lock):
 
 
 def read_result(path: str | os.PathLike) -> dict[str, Any]:
-    """Return what the run in this directory wrote into `result.json`, with NaN for null in its evaluation.
+    """Return the contents of `result.json` in a run directory, with NaN for null in its evaluation.
 
-    Empty where there is none that a run could have written.
+    Return an empty dictionary if there is no valid result.
     """
     try:
         record = files.read_json(files.expand(path) / "result.json")
@@ -76,7 +76,7 @@ def _number(value):
 
 
 def is_number(value: Any) -> bool:
-    """Whether `value` is a finite number that a float can hold."""
+    """Return whether `value` is a finite number that a float can hold."""
     try:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:

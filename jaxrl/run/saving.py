@@ -1,4 +1,4 @@
-"""What a run saves: its checkpoints, the parts of its recording, and how it goes on from them."""
+"""Saving of a run: its checkpoints and the parts of its recording, and how it resumes from them."""
 
 import warnings
 from collections.abc import Mapping
@@ -16,14 +16,14 @@ from jaxrl.run.stopping import Stop, abort_without_saving
 
 
 class Saver:
-    """Saves a run in its directory, if it has one.
+    """A writer of a run's checkpoints and recording to its directory, if it has one.
 
     Args:
-      directory: of the run, in the first process; None: nothing is written there.
+      directory: run directory, in the first process, or None.
       checkpointer: None: nothing is saved.
-      recorder: of the episodes of training, if they are recorded.
-      callbacks: whose state is in every checkpoint.
-      journal: of the run.
+      recorder: recorder of the training episodes, if they are recorded.
+      callbacks: their state is in every checkpoint.
+      journal: journal of the run.
       save_replay: whether checkpoints include replay buffers.
     """
 
@@ -44,12 +44,12 @@ class Saver:
         return self.checkpointer is not None and self.save_replay
 
     def announce_stop(self) -> None:
-        """Say, at the first Ctrl-C, when the run ends."""
+        """Announce, at the first Ctrl-C, when the run ends."""
         saved = "" if self.directory is None else ", and is saved"
         self._journal.note(f"the run stops when the chunk under way has ended{saved}; Ctrl-C again leaves at once")
 
     def has_run(self) -> bool:
-        """Whether there is a checkpoint to go on from, in all processes alike."""
+        """Return whether there is a checkpoint to resume from; all processes agree."""
         checkpointer = self.checkpointer
         return checkpointer is not None and distributed.from_leader("is there a run", not checkpointer.is_empty())
 
@@ -62,8 +62,8 @@ class Saver:
         Raises:
           CheckpointError: it cannot be read, or not every process sees the same files.
         """
-        assert self.checkpointer is not None  # else there is no run
-        # The setting may have changed since; a run whose algorithm has no replay has nothing to leave out.
+        assert self.checkpointer is not None  # otherwise there is no run
+        # The setting may have changed since; without replays there is nothing to leave out.
         saved = any(leaf.name.startswith("buffers") for leaf in read_manifest(self.checkpointer.directory).leaves)
         with distributed.collective_errors("restoring"):
             state, step, record = self.checkpointer.restore(template if saved else template.replace(buffers={}))
@@ -81,9 +81,9 @@ class Saver:
         """Save the state after `step` environment steps.
 
         Raises:
-          Stop, CheckpointError: those before could not be saved.
+          Stop, CheckpointError: earlier states could not be saved.
         """
-        assert self.checkpointer is not None  # else nothing is due
+        assert self.checkpointer is not None  # otherwise no save is due
         state = state if self.save_replay else state.replace(buffers={})
         try:
             self.checkpointer.save(step, state, score=score, callbacks=self._callbacks.keep())
@@ -91,27 +91,27 @@ class Saver:
             abort_without_saving(error)
 
     def close_part(self, step: int, *, ending: bool) -> None:
-        """Close a part of the recording before a checkpoint: a run that goes on from it has no second look at it."""
+        """Close a part of the recording before a checkpoint: a run resumed there records only what follows."""
         if self._recorder is not None:
             with distributed.collective_errors("closing a part of the recording"):
                 self._recorder.close_part(step, ending=ending)
 
     def save_at_rest(self, step: int, state: RunState) -> None:
-        """Save before the evaluation that is due, which the run begins with when it goes on."""
+        """Save before the evaluation that is due, with which the resumed run begins."""
         if self.checkpointer is None:
             return
         try:
             self.close_part(step, ending=True)
             self.save(step, state, None)
             self.checkpointer.wait(last=True)
-        except Exception as error:  # no one would hear of it in this thread, and the last checkpoint is there
+        except Exception as error:  # raising in this thread would be lost, and the last checkpoint still exists
             self._journal.note(f"error: {error}")
 
     def check_directory(self) -> None:
         """Check that the run directory is still there.
 
         Raises:
-          Stop, CheckpointError: it is not; the result is what was learned so far.
+          Stop, CheckpointError: it is gone; the result contains the state so far.
         """
         if self.directory is None:
             return
@@ -123,8 +123,11 @@ class Saver:
             abort_without_saving(error)
 
     def save_last(self, step: int, state: RunState, score: float | None, stop: Stop) -> Stop:
-        """Return how the run ends: as it would, once its last state is saved, which is tried twice."""
-        assert self.checkpointer is not None  # else nothing is saved
+        """Save the last state, with one retry, and return how the run ends.
+
+        It ends as given by `stop`, or as "unsaved" if saving failed.
+        """
+        assert self.checkpointer is not None  # otherwise nothing is saved
         try:
             self.checkpointer.wait(last=True)
         except CheckpointError as error:
@@ -143,7 +146,7 @@ class Saver:
         return stop
 
     def describe_unsaved(self, problem: str | None, step: int) -> str:
-        """Return what to tell the user of a run that could not be saved."""
+        """Return a message for the user of a run that could not be saved."""
         reported = self.directory is not None and self.checkpointer is not None and self.checkpointer.has_warned
         problem = "saving failed to the end" if reported else problem  # each failure is reported once
         message = f"{problem}; what was learned until step {step} is in the result, whose `save` writes it elsewhere"

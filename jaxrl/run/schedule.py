@@ -1,4 +1,4 @@
-"""The schedule of a run: after which iterations it is evaluated, saved, logged and calls back."""
+"""The schedule of a run: the iterations after which it is evaluated, saved, logged and calls back."""
 
 import dataclasses
 
@@ -10,11 +10,11 @@ from jaxrl.run.settings import RunSettings
 
 @dataclasses.dataclass(frozen=True)
 class LoopLimits:
-    """Limits on how far a run goes at once; nothing that is compiled depends on it.
+    """Limits of chunks and evaluations; no compiled program depends on them.
 
     Attributes:
-      iterations: of a chunk; None: as many as take about a second.
-      evaluation_steps: of an episode of an evaluation, at most.
+      iterations: iterations per chunk; None: as many as take about a second.
+      evaluation_steps: step limit of an evaluation's episodes.
     """
 
     iterations: int | None = None
@@ -26,14 +26,14 @@ NO_LIMITS = LoopLimits()
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Periods in iterations, of a whole run.
+    """The periods of a whole run, in iterations.
 
     Attributes:
-      rows: environment steps of an iteration, over all environments.
-      iterations: of the run.
-      evaluate_each, save_each: of evaluations and of checkpoints.
-      log_each: of rows of metrics; None: whenever a chunk has ended.
-      callback_each, video_each: of further calls of the callbacks, and of videos; None: there are none.
+      rows: environment steps per iteration, over all environments.
+      iterations: iterations of the run.
+      evaluate_each, save_each: periods of evaluations and of checkpoints.
+      log_each: period of rows of metrics; None: whenever a chunk has ended.
+      callback_each, video_each: periods of further calls of the callbacks, and of videos; None: never.
     """
 
     rows: int
@@ -46,7 +46,7 @@ class Schedule:
 
     @classmethod
     def of(cls, settings: RunSettings, program: Program, has_callbacks: bool) -> "Schedule":
-        """Return the schedule of a run that was resolved, in whole iterations of its program."""
+        """Return the schedule of a resolved run, in whole iterations of its program."""
         rows, total_steps = program.steps_per_iteration(settings.algo), settings.total_steps
         iterations = -(-total_steps // rows)
 
@@ -70,15 +70,15 @@ class Schedule:
         return self.iterations * self.rows
 
     def is_last(self, done: int) -> bool:
-        """Whether the run is at its end after so many iterations."""
+        """Return whether the run ends after `done` iterations."""
         return done >= self.iterations
 
     def evaluates(self, done: int) -> bool:
-        """Whether an evaluation is due after so many iterations."""
+        """Return whether an evaluation is due after `done` iterations."""
         return self.is_last(done) or done % self.evaluate_each == 0
 
     def calls_back(self, done: int) -> bool:
-        """Whether `callback_every` calls the callbacks here."""
+        """Return whether `callback_every` calls the callbacks after `done` iterations."""
         return self.callback_each is not None and done % self.callback_each == 0
 
     def films(self, done: int) -> bool:
@@ -88,7 +88,7 @@ class Schedule:
         return self.log_each is None or done % self.log_each == 0
 
     def next_border(self, done: int) -> int:
-        """Return the iterations after which something but a row is due next."""
+        """Return the iterations after which anything other than a row is due next."""
         each_of = (self.evaluate_each, self.save_each, self.callback_each, self.video_each)
         following = [(done // each + 1) * each for each in each_of if each is not None]
         return min([*following, self.iterations])

@@ -29,17 +29,17 @@ from jaxrl.run.recorder import Record
 from jaxrl.run.topologies import instance_problems, recording_problems, resource_problems
 
 _DATASET_FRACTION = 0.5  # of every batch, if not set
-# What environments and `TimeLimit` call the longest episode, among their parameters.
+# Names of the maximum episode length among the parameters of environments and `TimeLimit`.
 _TIME_LIMITS = ("max_steps_in_episode", "time_limit", "episode_length", "max_steps", "max_timesteps")
-_DEAR = 10  # times the steps of training, from which the steps of evaluations are worth a line
+_DEAR = 10  # times the steps of training: above it, the cost of evaluations is reported
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class RunSettings:
-    """The arguments of `jaxrl.train`, which documents them; `make_train`, `sweep`, `launch` and `tune` have some.
+    """The arguments of `jaxrl.train`, documented there; `make_train`, `sweep`, `launch` and `tune` have some of them.
 
-    As passed, `algo`, `env`, `dataset` and `record` may be names, and None stands for a default. `prepared` makes what
-    is named and chooses the topology, `resolved` the defaults that depend on the environment.
+    As passed, `algo`, `env`, `dataset` and `record` may be names, and None stands for a default. `prepared` resolves
+    the names and chooses the topology, `resolved` the defaults that depend on the environment.
     """
 
     algo: Any
@@ -74,7 +74,7 @@ class RunSettings:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> "RunSettings":
-        """Return the settings among the arguments of a function, by their names."""
+        """Return the settings among a function's arguments, by name."""
         names = {field.name for field in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in arguments.items() if name in names})
 
@@ -84,18 +84,18 @@ class RunSettings:
 
     @property
     def acting_env(self) -> Any:
-        """Return the environment that a prepared run acts in; None if it learns from a dataset alone."""
+        """The environment that a prepared run acts in; None if it learns only from a dataset."""
         return self.env if self.topology.problems(None) else None
 
     @property
     def logging(self) -> dict[str, Any]:
-        """What `config.json` says under "logging": settings that may change when the run is resumed."""
+        """The entry "logging" of `config.json`: settings that may change when the run is resumed."""
         found: dict[str, Any] = {name: getattr(self, name) for name in ("evaluate_every", "evaluation_episodes")}
         found |= {name: True for name in ("explore_in_evaluation", "deterministic") if getattr(self, name)}
         return found | ({} if self.save_replay else {"save_replay": False})
 
     def config(self, **parts: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return what `config.json` says of a run that was resolved: what must be the same when it is resumed.
+        """Return the contents of `config.json` for a resolved run: settings that must not change when it is resumed.
 
         Args:
           **parts: further entries, `dataset` and `parent`, where they are not None.
@@ -117,10 +117,12 @@ class RunSettings:
         return limits.training_problems(**{name: getattr(self, name) for name in limits.LEAST})
 
     def prepared(self) -> "RunSettings":
-        """Return the settings with what they name made, and with a topology; `env` is where offline data comes from.
+        """Return the settings with names resolved to objects and a topology chosen.
+
+        Offline, `env` is the environment that the data comes from.
 
         Raises:
-          ConfigError: settings that do not fit, all of them.
+          ConfigError: settings do not fit; lists all of them.
         """
         algo = as_algorithm(self.algo)
         problems = field_problems(algo) + self.count_problems()
@@ -151,7 +153,7 @@ class RunSettings:
         eval_env = env if eval_env is None or offline else envs.prepared(eval_env)
         trained = f"{env.name}, which is trained on, has"
         problems += [f"eval_env: {line}" for line in space_problems(eval_env, env, trained)]
-        if not is_evaluator():  # which has other cores
+        if not is_evaluator():  # an evaluator has other cores
             acting = None if offline else env
             problems += resource_problems(self.resources, topology, acting, self.async_evaluation)
         problems += dataset_problems(algo, env_spec(env), fraction, dataset=has_dataset)
@@ -166,7 +168,7 @@ class RunSettings:
         """Return prepared settings with the defaults that depend on the environment.
 
         Raises:
-          ConfigError: they do not fit, all of them.
+          ConfigError: settings do not fit; lists all of them.
         """
         topology = self.topology.resolve(self.algo, num_agents(self.env))
         algo = self.algo.resolve(env_spec(self.env), topology.batch_envs or 0)
@@ -178,7 +180,7 @@ class RunSettings:
         return self.replace(algo=algo, topology=topology, evaluation_episodes=episodes)
 
     def _kind_problems(self):
-        """Explain which settings are of a kind that `train` does not take there; one line each."""
+        """Explain which settings are of a type that `train` does not accept; one line each."""
         problems = []
         if self.target_return is not None:
             problems += number_problems("target_return", self.target_return)
@@ -192,7 +194,7 @@ class RunSettings:
 
 
 def _resolved_fraction(fraction, algo, dataset, offline):
-    """Return the dataset's fraction of every batch of the replay, and why it cannot be set here."""
+    """Return the dataset's fraction of every replay batch, and why it cannot be set here."""
     separate, problems = has_separate_dataset(algo), []
     if fraction is not None and (offline or not dataset):
         lacking = "environment" if dataset else "dataset"
@@ -201,16 +203,16 @@ def _resolved_fraction(fraction, algo, dataset, offline):
     elif fraction is not None and separate:
         what = f"how much of the dataset {type(algo).__name__} learns from is fixed; leave it out"
         problems = [f"dataset_fraction={fraction}: {what}"]
-    if not dataset or (separate and not offline):  # that has a source of its own
+    if not dataset or (separate and not offline):  # the dataset has a separate source
         return 0.0, problems
     return 1.0 if offline else _DATASET_FRACTION if fraction is None else fraction, problems
 
 
-# --- what was chosen, in lines for the user ------------------------------------------------------------------------
+# --- notes for the user --------------------------------------------------------------------------------------------
 
 
 def default_notes(prepared: RunSettings, resolved: RunSettings) -> list[str]:
-    """Return a line for every default that was chosen for the environment, where it is not that of most."""
+    """Return one line for every default that was chosen for the environment and differs from the usual one."""
     episodes = resolved.evaluation_episodes
     chosen = prepared.evaluation_episodes is None and episodes != EPISODES
     notes = [f"evaluation_episodes: {episodes}"] if chosen else []
@@ -219,7 +221,7 @@ def default_notes(prepared: RunSettings, resolved: RunSettings) -> list[str]:
 
 
 def _evaluation_cost(settings):
-    """Return a line on evaluations that may take many times the steps of training."""
+    """Return one line on evaluations that may take many times the steps of training."""
     known = envs.parameters(settings.eval_env) if isinstance(settings.eval_env, Environment) else {}
     limit = min((int(np.max(known[name])) for name in _TIME_LIMITS if name in known), default=0)
     every, total = settings.evaluate_every, settings.total_steps
@@ -230,20 +232,20 @@ def _evaluation_cost(settings):
 
 
 def resolved_defaults(unresolved: Any, resolved: Any, prefix: str = "") -> list[str]:
-    """Return a line for every field that was None and depends on the environment: "epochs: 4"; networks aside."""
+    """Return one line for every field, except networks, that was None and was resolved, such as "epochs: 4"."""
     lines = []
     for field in dataclasses.fields(resolved):
         before, after = getattr(unresolved, field.name), getattr(resolved, field.name)
         if before is None and after is not None:
             lines.append(f"{prefix}{field.name}: {after!r}")
         elif isinstance(after, Readable):
-            continue  # `network_lines` says what it is
+            continue  # described by `network_lines`
         elif dataclasses.is_dataclass(after) and type(before) is type(after):
             lines += resolved_defaults(before, after, f"{prefix}{field.name}.")
     return lines
 
 
 def network_lines(algo: Algorithm, spec: EnvSpec) -> list[str]:
-    """Return a line for every network of a resolved algorithm: its layers, and how many parameters it has."""
+    """Return one line for every network of a resolved algorithm: its layers and its number of parameters."""
     networks = {field.name: getattr(algo, field.name) for field in dataclasses.fields(algo)}
     return [f"{name}: {summary(one, spec)}" for name, one in networks.items() if isinstance(one, Readable)]

@@ -10,14 +10,16 @@ from jaxrl.core import interrupts
 from jaxrl.envs.host.watchdog import ask_to_end
 from jaxrl.parallel.multihost import distributed
 
-PATIENCE = 4.0  # seconds that a run has to save by itself where it could be left
+PATIENCE = 4.0  # seconds that a run has to save by itself before it is left
 
 
 class Signals:
-    """Ctrl-C, SIGTERM and a terminal that closes ask for an end after the running chunk; a second Ctrl-C ends at once.
+    """A context in which Ctrl-C, SIGTERM and SIGHUP stop the run after the running chunk.
 
-    Only from `hold` on, when there is something to save: before, they end the process of a command at once, and do in
-    another process what they do there without a run.
+    A second Ctrl-C ends the process at once.
+
+    This applies only from `hold` on, when there is something to save. Before, signals end the process of a command at
+    once, and act in another process as they do without a run.
 
     A step of host environments that does not return within seconds then ends the run with its error.
 
@@ -25,8 +27,8 @@ class Signals:
       announce: called at the first Ctrl-C, whatever the main thread is doing.
 
     Attributes:
-      received: the signal that this process got.
-      agreed: the one that some process got, as of the last moment at which they spoke of it.
+      received: the signal that this process received.
+      agreed: a signal that some process had received at the last exchange between processes.
     """
 
     def __init__(self, announce: Callable[[], None] = lambda: None):
@@ -36,25 +38,25 @@ class Signals:
         self._stack = contextlib.ExitStack()
         self._held = False
         self._leaving = threading.Lock()
-        self._save: Callable[[], None] | None = None  # what to do before leaving, while at rest
+        self._save: Callable[[], None] | None = None  # called before leaving, while at rest
 
     def __enter__(self):
         return self
 
     def hold(self) -> None:
-        """Have signals wait from here on until the run has saved what it has learned. May be called again."""
+        """Defer signals from now on until the run has saved what it has learned. May be called again."""
         if not self._held:
             self._held = True
             self._stack.enter_context(interrupts.receiving(self._ask))
 
     @contextlib.contextmanager
     def at_rest(self, save: Callable[[], None] | None) -> Generator[None]:
-        """Leave after some seconds if a signal comes while entered, as an evaluation in one program can take minutes.
+        """Leave some seconds after a signal received in this block, which may run one program for minutes.
 
-        Only the process of a command leaves so: elsewhere the main thread goes on until it looks for itself.
+        Only the process of a command leaves this way; elsewhere the main thread continues until it checks for itself.
 
         Args:
-          save: saves what the run has learned, called before in another thread; None: signals wait for the block.
+          save: saves the run, called first in another thread; None: signals wait for the block.
         """
         with self._leaving:
             self._save = save
@@ -81,7 +83,7 @@ class Signals:
     def _ask(self, number):
         if self.received is not None and number == signal.SIGINT:
             interrupts.leave(number)
-            return  # a moment before it is raised
+            return  # it is raised a moment later
         ask_to_end(True)
         if not interrupts.owned():
             self.received = number
@@ -90,23 +92,23 @@ class Signals:
         with self._leaving:
             self.received = number
             self._leave_soon()
-        threading.Thread(target=self._tell, daemon=True).start()  # a stopped terminal holds up whoever writes to it
+        threading.Thread(target=self._tell, daemon=True).start()  # a stopped terminal blocks writes to it
 
     def _tell(self):
         if self.received == signal.SIGINT:
-            with contextlib.suppress(RuntimeError):  # it came in the middle of another line
+            with contextlib.suppress(RuntimeError):  # the signal interrupted the writing of another line
                 self._announce()
 
     @property
     def exit_code(self) -> int | None:
-        """With which the process ends once all is saved; None where a result is returned."""
+        """The exit code of the process once everything is saved; None if a result is returned instead."""
         for number in (signal.SIGTERM, signal.SIGHUP):
             if number in (self.agreed, self.received):
                 return 128 + number
         return None
 
     def agree(self, *, with_leader: Any = None) -> Any:
-        """Brings `agreed` up to date on all processes alike; gives what the first process has `with_leader`."""
+        """Update `agreed` on all processes, and return the first process's `with_leader`."""
         found = distributed.exchange("signals", [self.received or 0, with_leader])
         self.agreed = max(received for received, _ in found) or None
         return found[0][1]

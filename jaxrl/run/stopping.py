@@ -1,4 +1,4 @@
-"""How a run ends before its time: why, and what was not finite."""
+"""Early ends of a run: the reason, and the values that were not finite."""
 
 from typing import NoReturn
 
@@ -13,11 +13,14 @@ from jaxrl.parallel.multihost import distributed
 from jaxrl.run.advice import NOT_FINITE, OF_ENVIRONMENT
 from jaxrl.run.settings import RunSettings
 
-_LEAVES_NAMED, _NAMED_IN_SHORT = 8, 1  # of those that are not finite, in the result and in the warning
+_LEAVES_NAMED, _NAMED_IN_SHORT = 8, 1  # number of leaves that are not finite, in the result and in the warning
 
 
 class Stop(Exception):
-    """Ends the loop; `reason` is the result's `stopped`, `summary` the problem in a few words, and what to do."""
+    """An exception that ends the loop.
+
+    `reason` is the result's `stopped`; `summary` is the problem in a few words, with a remedy.
+    """
 
     def __init__(self, reason: str, problem: str | None = None, summary: str | None = None):
         super().__init__(reason)
@@ -25,7 +28,9 @@ class Stop(Exception):
 
 
 def abort_without_saving(error: CheckpointError) -> NoReturn:
-    """End a run that can no longer be saved: alone, with its result; among several processes, with the error.
+    """End a run that can no longer be saved.
+
+    A single process ends with its result; several processes end with the error.
 
     Raises:
       Stop, CheckpointError: always.
@@ -38,14 +43,14 @@ def abort_without_saving(error: CheckpointError) -> NoReturn:
 def non_finite(
     report: Report, after: RunState, step: int, failed_step: int, settings: RunSettings, layout: Layout
 ) -> Stop:
-    """Return the stop of a chunk with values that are not finite: its first such metrics, and the leaves it left so.
+    """Return the stop of a chunk with values that are not finite, naming metrics and leaves affected.
 
     Args:
-      report: of the chunk, as numpy.
-      after: the state that the chunk left, without buffers.
-      step: the environment steps there.
-      failed_step: the environment steps after the first iteration with such a value.
-      settings, layout: of the run.
+      report: report of the chunk, as numpy.
+      after: state after the chunk, without buffers.
+      step: environment steps of that state.
+      failed_step: environment steps after the first iteration with such a value.
+      settings, layout: settings and layout of the run.
     """
     named = jax.tree.leaves_with_path(jax.device_get(_all_finite(persistent_state(after))))
     unsound = [jax.tree_util.keystr(path, simple=True, separator=".") for path, fine in named if not fine]
@@ -66,12 +71,12 @@ def non_finite(
 
 
 def _environment(places, failed_step, settings, layout):
-    """Return which environment returned the first such value; "" where an action of the policy was so before."""
+    """Return which environment returned the first such value, or "" if an action of the policy came before it."""
     name = max(places, key=lambda name: (places[name], not name.startswith("action")), default="action")
     place, envs, agents = places.get(name, 0) - 1, layout.num_envs, layout.spec.num_agents
     if place <= 0 or name.startswith("action"):
         return ""
-    if getattr(settings.topology, "learner_batch", None) is not None:  # only the actors know which
+    if getattr(settings.topology, "learner_batch", None) is not None:  # only the actors know its index
         return f"an environment returned nan or inf as {name}; "
     env, agent = divmod(-place % envs, agents)
     who = f"environment {env} (index from 0" + (f", agent {agent}" if agents > 1 else "")
@@ -83,11 +88,11 @@ def _environment(places, failed_step, settings, layout):
 
 @jax.jit
 def _all_finite(tree):
-    """Leaf by leaf; a leaf of whole numbers is."""
+    """Return for each leaf whether it is finite; integer leaves are."""
     inexact = jax.numpy.inexact
     return jax.tree.map(lambda x: not jax.numpy.issubdtype(x.dtype, inexact) or jax.numpy.isfinite(x).all(), tree)
 
 
 def _first(names, number):
-    """The first of many names."""
+    """Return the first names, and the number of the others."""
     return ", ".join(names[:number]) + (f" and {len(names) - number} more" if len(names) > number else "")

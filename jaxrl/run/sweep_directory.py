@@ -1,11 +1,11 @@
-"""The directories of sweeps and searches: their curves, and where the policy of the best run lies.
+"""The directories of sweeps and searches: their results, and the location of the best policy.
 
-sweep.json       what was tried, the scores, and the best run; written last, once all else is there
-metrics.jsonl    a row for every configuration, seed and point; what `jaxrl plot` reads
+sweep.json       the configurations, the scores, and the best run; written last
+metrics.jsonl    a row for every configuration, seed and point, read by `jaxrl plot`
 curves.csv       the same as a table, with the settings
 table.csv, table.md, curves.png
 lineage.csv, lineage.png of a population, in place of curves.png
-best/            a run directory with the learner state of the best run, unless that has a directory of its own
+best/            a run directory with the learner state of the best run, unless that has its own directory
 """
 
 import contextlib
@@ -25,20 +25,20 @@ from jaxrl.run.loggers import read_metrics, write_csv
 from jaxrl.run.run_status import is_number
 
 METRICS, BEST, JOURNAL = "metrics.jsonl", "best", "study.journal"
-OF_THE_CALL = ("steps_per_second", "wall_seconds")  # in the record, beside "origin": of the call that trained last
+OF_THE_CALL = ("steps_per_second", "wall_seconds")  # in the record, like "origin": about the last call that trained
 _FORMAT = 1
 
 
 def write(
     path: Path, record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], settings: Sequence[Mapping]
 ) -> None:
-    """Write what was tried and its curves.
+    """Write the record of a sweep and its curves.
 
     Args:
-      path: the directory of the sweep, which is there.
-      record: "configs", the configuration of each as `config.json` has it, and what else is to be known of the sweep.
-      rows: the metrics of all runs, each with "configuration", its number, "seed" and "step".
-      settings: of each configuration, as columns of the table.
+      path: the existing directory of the sweep.
+      record: "configs", the configurations in the form of `config.json`, and other facts about the sweep.
+      rows: the metrics of all runs, each with "configuration" (its number), "seed" and "step".
+      settings: settings of each configuration, as columns of the table.
 
     Raises:
       OSError: it cannot be written.
@@ -52,7 +52,7 @@ def write(
 def check(
     path: Path, kind: str, configs: Sequence[Mapping[str, Any]], seeds: Sequence[int], *, overwrite: bool
 ) -> None:
-    """Check that the results of a sweep can be kept in a directory without replacing or deleting anything else.
+    """Check that the results of a sweep can be saved in a directory without replacing or deleting anything else.
 
     Args:
       path: the directory, which may be missing.
@@ -61,7 +61,7 @@ def check(
       overwrite: whether the results of another sweep of this kind may be replaced.
 
     Raises:
-      RunDirectoryError: it holds something else, or a file of somebody else under a name that jaxrl uses.
+      RunDirectoryError: it contains something else, or a file not written by jaxrl under a name that jaxrl uses.
     """
     ownership.check_folder(path, kind)
     for program in path.glob("program-[0-9]*"):
@@ -73,14 +73,14 @@ def check(
 
 
 def check_best(path: Path) -> None:
-    """Check that the best policy of a sweep or a search can be kept in its directory.
+    """Check that the best policy of a sweep or a search can be saved in its directory.
 
     Raises:
-      RunDirectoryError: `best` is a link, a run, or holds a file of somebody else under a name that jaxrl uses.
+      RunDirectoryError: `best` is a link, a run, or contains a file not written by jaxrl under a name that jaxrl uses.
     """
     best = path / BEST
     check_below(path, best)
-    copied = ownership.folder_kind(best) == "a run" and is_sweep(path)  # the best of several run directories
+    copied = ownership.folder_kind(best) == "a run" and is_sweep(path)  # a copy of the best of several run directories
     ownership.check_folder(best, "a run" if copied else "the best policy of a sweep or a search")
 
 
@@ -89,8 +89,8 @@ def check_same(path: str | os.PathLike, configs: Sequence[Mapping[str, Any]], se
 
     Args:
       path: the directory.
-      configs: the configuration of each kind of run of this sweep.
-      seeds: of each configuration.
+      configs: the configurations of this sweep.
+      seeds: the seeds of each configuration.
 
     Raises:
       RunDirectoryError: it holds the results of other configurations or seeds.
@@ -106,18 +106,18 @@ def check_same(path: str | os.PathLike, configs: Sequence[Mapping[str, Any]], se
 
 
 def is_sweep(path: str | os.PathLike) -> bool:
-    """Whether a sweep was completed in this directory."""
+    """Return whether a sweep was completed in this directory."""
     return (files.expand(path) / SWEEP).is_file()
 
 
 def place_of(path: Path) -> Hashable:
-    """Return what tells the run of a directory, an absolute path without links, from all others.
+    """Return a key that identifies the run of a directory, an absolute path without links.
 
     It is the directory; for a run that a sweep has in its own directory, that of the sweep, its configuration and seed.
     """
     for root in path.parents[:2]:  # a run on Ray is two folders below its sweep
         where = str(path.relative_to(root))
-        with contextlib.suppress(Exception):  # whatever else is there: no sweep has the run
+        with contextlib.suppress(Exception):  # any other content: the run belongs to no sweep
             record = _read(root)
             if (best := record["best"]) and best["run"] == where:
                 return root, int(best["configuration"]), int(best["seed"])
@@ -128,12 +128,12 @@ def place_of(path: Path) -> Hashable:
 
 
 def read_curves(path: str | os.PathLike) -> list[tuple[int, dict[str, Any], list[dict[str, Any]]]]:
-    """Return number of configuration, configuration and rows of metrics of every run of a sweep, in that order.
+    """Return configuration number, configuration and metrics rows of every run of a sweep, in that order.
 
-    The last row is of the final evaluation, but for a run that failed.
+    The last row holds the final evaluation, except for a run that failed.
 
     Raises:
-      RunDirectoryError: `path` holds no sweep that could be read.
+      RunDirectoryError: `path` contains no readable sweep.
     """
     path = files.expand(path)
     record = _read(path)
@@ -154,17 +154,17 @@ def read_curves(path: str | os.PathLike) -> list[tuple[int, dict[str, Any], list
 
 
 def read_origin(path: str | os.PathLike) -> dict[str, Any]:
-    """Return the command, the machine and the versions of a sweep, as far as its record says.
+    """Return the recorded command, machine and versions of a sweep.
 
     Raises:
-      RunDirectoryError: `path` holds no sweep that could be read.
+      RunDirectoryError: `path` contains no readable sweep.
     """
     found = _read(files.expand(path)).get("origin")
     return found if isinstance(found, dict) else {}
 
 
 def read_call(path: str | os.PathLike) -> dict[str, Any]:
-    """Return what the record of a sweep says of the call that trained its runs, by name; nothing of other directories.
+    """Return the recorded figures of the call that trained a sweep's runs, by name; empty for other directories.
 
     Raises:
       RunDirectoryError: the record of the sweep cannot be read.
@@ -175,7 +175,7 @@ def read_call(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def read_lineage(path: str | os.PathLike) -> Lineage | None:
-    """Return who copied whom of a population's directory; None of any other directory.
+    """Return the lineage of a population's directory (its copies), or None for any other directory.
 
     Raises:
       RunDirectoryError: the record of the sweep cannot be read.
@@ -189,7 +189,7 @@ def read_lineage(path: str | os.PathLike) -> Lineage | None:
 
 
 def best_run(path: str | os.PathLike) -> Path:
-    """Return the run directory of the best run of a sweep or a search; of any other directory itself.
+    """Return the directory of the best run of a sweep or a search; any other directory is returned unchanged.
 
     Raises:
       RunDirectoryError: there is no best run, or the record of the sweep cannot be read.
@@ -207,17 +207,17 @@ def best_run(path: str | os.PathLike) -> Path:
 
 
 def is_search(path: str | os.PathLike) -> bool:
-    """Whether `jaxrl.tune` keeps a search in this directory."""
+    """Return whether this directory contains a search of `jaxrl.tune`."""
     return (files.expand(path) / JOURNAL).is_file()
 
 
 @dataclasses.dataclass(frozen=True)
 class SavedTrial:
-    """A trial of a search, as its journal has it.
+    """A trial of a search, as recorded in its journal.
 
     Attributes:
-      settings: that were searched.
-      returns: the mean over seeds at each evaluation; NaN for one that met NaN.
+      settings: the searched settings.
+      returns: the mean over seeds at each evaluation; NaN where it was NaN.
       ended: "finished", "pruned" or "failed".
     """
 
@@ -227,7 +227,7 @@ class SavedTrial:
 
     @property
     def score(self) -> float:
-        """The last mean return; NaN of a trial that did not finish."""
+        """The last mean return; NaN for a trial that did not finish."""
         return self.returns[-1] if self.ended == "finished" and self.returns else math.nan
 
 
@@ -235,7 +235,7 @@ def read_trials(path: str | os.PathLike) -> tuple[dict[str, Any], list[SavedTria
     """Return the configuration of a search and its trials, in the order of their numbers.
 
     Raises:
-      RunDirectoryError: `path` holds no search that could be read.
+      RunDirectoryError: `path` contains no readable search.
     """
     path = files.expand(path)
     config = read_config(path).get("tune")

@@ -1,4 +1,4 @@
-"""What a run would be on accelerators that this machine need not have: its programs, compiled for them."""
+"""Reports on a run for accelerators that need not be present: its programs, compiled for them."""
 
 import contextlib
 import dataclasses
@@ -21,12 +21,12 @@ class TargetProgram:
 
     Attributes:
       name: "start", "chunk" or "evaluation".
-      seconds: that compiling took, here.
-      argument_bytes, output_bytes, temp_bytes: of memory on one device.
-      code_bytes: of the program itself.
-      peak_bytes: of all at once, on one device; outputs that are written over arguments count once.
-      flops, bytes_accessed: as the compiler counts them, loops of unknown length once; None where it does not tell.
-      body: its kernels and collectives, loop by loop. The loop of unknown length in a chunk is the iterations.
+      seconds: compile time on this machine.
+      argument_bytes, output_bytes, temp_bytes: memory on one device.
+      code_bytes: size of the program itself.
+      peak_bytes: total memory on one device; outputs that are written over arguments count once.
+      flops, bytes_accessed: as the compiler counts them, loops of unknown length once; None if it does not report them.
+      body: its kernels and collectives, loop by loop. The loop of unknown length in a chunk is over its iterations.
     """
 
     name: str
@@ -42,7 +42,7 @@ class TargetProgram:
 
     @property
     def iteration(self) -> hlo.Loop:
-        """One iteration of a chunk; of other programs all of it."""
+        """One iteration of a chunk, or the whole of another program."""
         inner = [loop for loop in self.body.loops if loop.trips is None]
         return inner[0] if self.name == "chunk" and inner else self.body
 
@@ -52,12 +52,12 @@ class TargetReport:
     """The programs of a run on a target.
 
     Attributes:
-      target: its name.
-      device_kind: of its devices, as JAX says.
-      devices: how many the run uses.
-      device_memory: bytes of one of them.
+      target: name of the target.
+      device_kind: kind of its devices, as named by JAX.
+      devices: number of devices that the run uses.
+      device_memory: bytes of one device.
       steps_per_iteration: environment steps, over all devices and runs.
-      programs: in the order in which a run needs them.
+      programs: programs in the order in which a run needs them.
     """
 
     target: str
@@ -71,7 +71,7 @@ class TargetReport:
         """Return the program of this name.
 
         Raises:
-          KeyError: there is none.
+          KeyError: there is no such program.
         """
         by_name = {program.name: program for program in self.programs}
         if name not in by_name:
@@ -90,12 +90,12 @@ class TargetReport:
 
 
 def compiled_for(target: Target, name: str, compile_it: Callable[[], jax.stages.Compiled]) -> TargetProgram:
-    """Compile a program and read what it is.
+    """Compile a program and report its memory, work and kernels.
 
     Args:
-      target: that it is compiled for.
-      name: of the program.
-      compile_it: returns it.
+      target: the target to compile for.
+      name: name of the program.
+      compile_it: function that compiles it.
 
     Raises:
       ConfigError: it needs more memory than a device has.
@@ -118,7 +118,7 @@ def compiled_for(target: Target, name: str, compile_it: Callable[[], jax.stages.
         needs = f"{readable(peak)} of each device, where {target.name} has {readable(target.memory)}"
         raise ConfigError(_too_much(target, name, needs))
     cost: dict[str, Any] = {}
-    with contextlib.suppress(Exception):  # backends differ in what they do not implement, and how they say it
+    with contextlib.suppress(Exception):  # backends differ in what they leave out and in how they raise
         cost = compiled.cost_analysis() or {}
     body = hlo.read(compiled.as_text() or "")
     return TargetProgram(name, seconds, *sizes, peak, cost.get("flops"), cost.get("bytes accessed"), body)
@@ -126,7 +126,7 @@ def compiled_for(target: Target, name: str, compile_it: Callable[[], jax.stages.
 
 @contextlib.contextmanager
 def _uncached() -> Generator[None]:
-    """Disable writes to the persistent cache, which cannot read programs for devices that are not here."""
+    """Disable writes to the persistent cache, which cannot read programs for absent devices."""
     least = jax.config.jax_persistent_cache_min_compile_time_secs
     jax.config.update("jax_persistent_cache_min_compile_time_secs", math.inf)
     try:

@@ -1,4 +1,4 @@
-"""Where a run's time goes: every second in one part. Nothing here imports JAX."""
+"""Timing of a run: every second belongs to one part. Nothing here imports JAX."""
 
 import contextlib
 import queue
@@ -8,28 +8,27 @@ from concurrent.futures import Future
 
 from jaxrl.run.background import BackgroundTask
 
-# import: from the command's first line to the run, which makes the environment and loads a dataset too; compile: until
-# the first chunk and the first evaluation can run, and the initial state is made meanwhile; start: the same where the
-# cache held every program, so that none was compiled; restore: a checkpoint; other: callbacks, logging, and what else
-# lies between.
+# import: from the command's first line to the run, including making the environment and loading a dataset; compile:
+# until the first chunk and the first evaluation can run, including making the initial state; start: the same if the
+# cache held every program, so that none was compiled; restore: a checkpoint; other: callbacks, logging, and the rest.
 PARTS = ("import", "start", "compile", "restore", "train", "evaluate", "save", "other")
 _NOTES = {"start": " (programs loaded from the cache)"}
 
-_command: list[float] = []  # when the command began, until its run has asked
+_command: list[float] = []  # start time of the command, until its run reads it
 
 
 def command_begins() -> None:
-    """What is imported from here on is for the command's run, which counts it."""
+    """Start to count imports for the command's run."""
     _command[:] = [time.monotonic()]
 
 
 def is_for_a_command() -> bool:
-    """Whether this process does one command and ends, and its run has not begun."""
+    """Return whether this process runs a single command whose run has not begun."""
     return bool(_command)
 
 
 class Laps:
-    """A clock that gives every second to one of `PARTS`, in the thread that calls it.
+    """A clock that attributes every second to one of `PARTS`, in the thread that calls it.
 
     Attributes:
       seconds: by part, so far.
@@ -43,11 +42,11 @@ class Laps:
             self.seconds["import"] = self.began - _command.pop()
 
     def lap(self, part: str, until: float | None = None) -> float:
-        """Give the time since the last lap to `part`, and return it.
+        """Add the time since the last lap to `part`, and return it.
 
         Args:
           part: one of `PARTS`.
-          until: when the lap ended, by the clock; None: now. What has passed since then is a part of the next lap.
+          until: end of the lap, by the clock; None: now. Time since then is part of the next lap.
         """
         until = self.clock() if until is None else max(until, self._last)
         took, self._last = until - self._last, until
@@ -55,14 +54,14 @@ class Laps:
         return took
 
     def move(self, seconds: float, source: str, to: str) -> None:
-        """Gives seconds of one part to another, at most those it has."""
+        """Move seconds from one part to another, at most those it has."""
         seconds = min(seconds, self.seconds[source])
         self.seconds[source] -= seconds
         self.seconds[to] += seconds
 
     @property
     def session_seconds(self) -> float:
-        """Seconds from the beginning to the last lap; imports came before."""
+        """Seconds from the beginning to the last lap, without imports."""
         return sum(self.seconds.values()) - self.seconds["import"]
 
     @property
@@ -72,7 +71,7 @@ class Laps:
 
 
 class ChunkTimes:
-    """Gives the time of chunks to training, or to compiling where it was the first of them.
+    """A timer of chunks that attributes the first one to compiling and the others to training.
 
     Args:
       laps: the clock of the run.
@@ -83,12 +82,14 @@ class ChunkTimes:
         self._first, self._iterations, self._seconds, self._at_hand = 0, 0, 0.0, 0.0
 
     def add(self, iterations: int, ended: float, actors: Mapping[str, float]) -> float | None:
-        """Return the seconds of a chunk; None if it compiled, or holds what actors collected while one compiled.
+        """Add a chunk, and return its seconds.
+
+        Return None if it compiled, or contains steps that actors collected while one compiled.
 
         Args:
-          iterations: of the chunk.
+          iterations: iterations of the chunk.
           ended: a time of the clock.
-          actors: figures of host actors at its end: "batches_at_hand", "compiled" if a later chunk may compile too.
+          actors: metrics of host actors at its end: "batches_at_hand", "compiled" if a later chunk may compile too.
         """
         first = not self._first
         seconds = self._laps.lap("compile" if first else "train", until=ended)
@@ -103,14 +104,17 @@ class ChunkTimes:
         return seconds
 
     def steps_per_second(self, rows: int) -> float:
-        """Return the speed of the loop alone at `rows` steps an iteration; 0 of a run of one chunk, which compiled."""
+        """Return the speed of the loop without its first chunk, at `rows` steps per iteration.
+
+        It is 0 for a run of one chunk, which compiled.
+        """
         return self._iterations * rows / max(self._seconds, 1e-9)
 
     def settle(self, *, all_loaded: bool) -> None:
-        """Give the first chunk's own time to training, by what those after it took.
+        """Move the first chunk's own time to training, estimated from the later chunks.
 
         Args:
-          all_loaded: the cache held every program, so that what is left of compiling was starting.
+          all_loaded: the cache held every program, so the rest of compiling counts as start.
         """
         self._laps.move(self._first * (self._seconds / max(self._iterations, 1)), "compile", "train")
         if all_loaded:
@@ -118,37 +122,37 @@ class ChunkTimes:
 
 
 class Completions:
-    """Notes when work that was dispatched has ended, by a clock, in a thread that does nothing else.
+    """A thread that records the times at which dispatched work ends.
 
-    A loop that dispatches a chunk before it reads the report of the one before cannot time chunks by when it reads
-    them: where a dispatch blocks until the device has taken the work, or collects experience itself, a chunk would get
+    A loop that dispatches a chunk before it reads the report of the one before cannot time chunks when it reads them:
+    if a dispatch blocks until the device has accepted the work, or collects experience itself, a chunk would be given
     the time of the next one, and the last before a border almost none.
     """
 
     def __init__(self, clock: Callable[[], float]):
         self._clock = clock
         self._waiting: queue.SimpleQueue[tuple[Callable[[], object], Future[float]] | None] = queue.SimpleQueue()
-        self.task = BackgroundTask(self._run, "completions")  # over after `close`, once nothing is waited for
+        self.task = BackgroundTask(self._run, "completions")  # ends after `close`, once all waits are over
 
     def of(self, wait: Callable[[], object]) -> Future[float]:
-        """Return the time at which `wait` will have returned or raised. Calls are waited for one after another."""
+        """Return a future of the time at which `wait` returns or raises; calls are waited for one after another."""
         ended: Future[float] = Future()
         self._waiting.put((wait, ended))
         return ended
 
     def close(self) -> None:
-        """End the thread, after what it still waits for."""
+        """End the thread after the waits that are left."""
         self._waiting.put(None)
 
     def _run(self):
         while (work := self._waiting.get()) is not None:
             wait, ended = work
-            with contextlib.suppress(Exception):  # raised where the work's result is read
+            with contextlib.suppress(Exception):  # raised to the reader of the work's result
                 wait()
             ended.set_result(self._clock())
 
 
 def described(seconds: Mapping[str, float]) -> str:
-    """Seconds by part in a line, those that matter."""
+    """Return the significant parts of the seconds in one line."""
     parts = [part for part in PARTS if seconds.get(part, 0.0) >= 0.05]
     return ", ".join(f"{part} {seconds[part]:,.1f}{_NOTES.get(part, '')}" for part in parts)

@@ -1,4 +1,4 @@
-"""The settings of a run that do not go with its topology."""
+"""Checks of run settings that do not fit the topology."""
 
 from jaxrl.core.host_types import only_instance
 from jaxrl.core.resources import Resources
@@ -6,7 +6,7 @@ from jaxrl.core.resources import problems as core_problems
 
 
 def instance_problems(env, played, topology, video_every):
-    """Return a line for each problem with environments of which there is one instance and no more."""
+    """Return one line for each problem with environments that exist as a single instance."""
     trained, evaluated = (None if one is None else only_instance(one) for one in (env, played))
     problems = []
     if trained is not None:
@@ -26,7 +26,7 @@ def instance_problems(env, played, topology, video_every):
 
 
 def recording_problems(record, topology):
-    """Return a line for each problem with recording the episodes of a run."""
+    """Return one line for each problem with recording the episodes of a run."""
     if record is None or topology.batch_envs == topology.num_envs:
         return []
     some = f"{topology.batch_envs} of the {topology.num_envs} environments"
@@ -35,7 +35,7 @@ def recording_problems(record, topology):
 
 
 def resource_problems(resources, topology, env, async_evaluation):
-    """Return a line for each problem with `resources` in this run."""
+    """Return one line for each problem with `resources` in this run."""
     if resources is None:
         return []
     if not isinstance(resources, Resources):

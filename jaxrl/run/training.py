@@ -73,7 +73,7 @@ def train(
     deterministic: bool = False,
     progress: bool = True,
 ) -> Result:
-    """Trains an algorithm on an environment, from a dataset, or on both.
+    """Train an algorithm on an environment, from a dataset, or on both.
 
     With a dataset and no environment nothing acts: an off-policy algorithm learns from the data alone, and is evaluated
     in `eval_env`, the environment that the data is about. A step is then an update.
@@ -144,11 +144,11 @@ def run_training(settings: RunSettings, limits: LoopLimits = NO_LIMITS) -> Resul
     """Train as `train` does.
 
     Args:
-      settings: as they were passed.
-      limits: on how far the run goes at once.
+      settings: the settings as passed.
+      limits: limits of chunks and evaluations.
     """
     if settings.deterministic:
-        determinism.set_flags()  # they are part of the name of the folder of compiled programs
+        determinism.set_flags()  # the flags are part of the name of the cache folder
     keep_compiled_programs()
     with RunLog() as log:
         prepared = settings.prepared()
@@ -232,7 +232,7 @@ def _warn_if_no_updates(algo, total_steps):
 
 def _warn_if_used_up(sources):
     for name, source in sources.items():
-        period = 1 if source.sequence is None else source.sequence.period  # steps that store an item
+        period = 1 if source.sequence is None else source.sequence.period  # steps per stored item
         draws, most = source.replay_ratio * source.batch_size * period, source.max_times_sampled
         if 0 < most < draws:
             warnings.warn(
@@ -245,7 +245,7 @@ def _warn_if_used_up(sources):
 
 
 def _initial(settings, spec):
-    """Return what the run begins with, and what config.json says of it; a resumed run reads its parent only once."""
+    """Return the initial arrays of the run and their record in config.json; resuming does not read the parent again."""
     run_dir = None if settings.overwrite else settings.run_dir
     recorded = recorded_parent(run_dir, settings.init_from)
     if recorded is not None and run_dir is not None and complete_steps(run_dir / "checkpoints"):
@@ -256,7 +256,7 @@ def _initial(settings, spec):
 
 
 def _with_stream(settings, program):
-    """Return settings and program; offline, those of a stream where the dataset does not fit the devices."""
+    """Return settings and program; offline, stream the dataset if it does not fit on the devices."""
     if settings.topology.stream is None:
         stream = not rings.fit(settings.dataset, program.layout.spec, list(program.layout.mesh.devices.flat))
         settings = settings.replace(topology=dataclasses.replace(settings.topology, stream=stream))
@@ -265,7 +265,7 @@ def _with_stream(settings, program):
 
 
 def _streamed(settings, program):
-    """Return what config.json says of a dataset, and its batches from disk."""
+    """Return the record of a dataset in config.json, and its batches from disk."""
     dataset, (source,) = settings.dataset, program.layout.experience(settings.algo).dataset_sources.values()
     checksum = zlib.crc32(dataset.lengths.tobytes())
     batches = rings.stream(dataset, source, program.layout.spec, seed=settings.seed)
@@ -273,7 +273,7 @@ def _streamed(settings, program):
 
 
 def _held(settings, program):
-    """Return what config.json says of a dataset, and its transitions on the program's devices."""
+    """Return the record of a dataset in config.json, and its transitions on the program's devices."""
     dataset, sources = settings.dataset, program.layout.experience(settings.algo).dataset_sources
     made, checksum = rings.rings(dataset, sources, program.layout.spec, columns=program.layout.shards)
     made = {of_dataset(name): ring for name, ring in made.items()}

@@ -1,6 +1,6 @@
-"""Episodes written down as videos while a run goes on.
+"""Videos of episodes, written during a run.
 
-What draws is imported by the functions that draw, because most runs draw nothing.
+Drawing code is imported by the functions that use it, because most runs draw nothing.
 """
 
 import dataclasses
@@ -11,17 +11,17 @@ from jaxrl.core.errors import JaxrlError
 from jaxrl.core.types import Environment, EnvSpec, HostRecipe
 from jaxrl.run.policy import Policy
 
-FOLDER = "videos"  # of a run directory
+FOLDER = "videos"  # in a run directory
 
 
 @dataclasses.dataclass(frozen=True)
 class Videos:
-    """An episode every so many environment steps, `videos/000000050176.gif` by the step.
+    """A writer of an episode every `every` environment steps, to `videos/000000050176.gif`, named by step.
 
     Attributes:
-      env: that is played in.
-      every: environment steps between two.
-      seed: of the run; all of them play the first episode of its evaluations.
+      env: environment to play in.
+      every: environment steps between two videos.
+      seed: seed of the run; every video shows the first episode of its evaluations.
       explore: sample actions as in training, rather than take the best.
     """
 
@@ -31,20 +31,20 @@ class Videos:
     explore: bool
 
     def check(self, spec: EnvSpec) -> None:
-        """Whether the environment can be drawn; one on the host is built for it and draws itself once.
+        """Check that the environment can be drawn; a host environment is built and draws itself once.
 
         Raises:
-          ConfigError: it cannot.
+          ConfigError: it cannot be drawn.
         """
         from jaxrl.run import rendering
 
         rendering.check_drawable(self.env, spec)
 
     def write(self, run_dir: Path, step: int, policy: Policy) -> Path | None:
-        """Plays and writes the episode of `step`; what goes wrong is warned of, and costs no run its end.
+        """Play and write the episode of `step`; a failure warns and does not end the run.
 
         Returns:
-          The file; None where it went wrong.
+          The file, or None if it failed.
         """
         from jaxrl.run import rendering
 

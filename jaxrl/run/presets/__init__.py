@@ -1,9 +1,10 @@
-"""Published settings by name, each with its source, in the TOML files of this folder, one a source.
+"""Published settings by name, each with its source, in the TOML files of this folder, one per source.
 
-A table is a preset or, if its name begins with "_", what several presets share. `base` names the tables that it
-extends: tables within are merged, but one of another `type` replaces the base's, as other values do. `unset` lists
-what is None, by paths in `algorithm`. `{base}` in a source is the base's source. A preset writes every field that its
-source fixes, even where that is the default: no change of a default moves a preset (`tests/golden/presets.json`).
+A table is a preset or, if its name begins with "_", the shared part of several presets. `base` names the tables that it
+extends: tables within are merged, except that one of another `type` replaces the base's, as other values do. `unset`
+lists settings that are None, by paths in `algorithm`. `{base}` in a source is the base's source. A preset writes every
+field that its source fixes, even if that is the default: a changed default changes no preset
+(`tests/golden/presets.json`).
 """
 
 import dataclasses
@@ -31,12 +32,12 @@ class Preset:
         result = jaxrl.train(preset.algorithm, preset.env, total_steps=preset.total_steps, topology=topology)
 
     Attributes:
-      name: as `jaxrl.preset` and `--preset` take it.
-      algorithm: with all its fields.
-      env: where it was used, "suite:name"; any other of its kind may take its place.
-      total_steps: environment steps that it was trained for.
-      topology: arguments of `Anakin` or `Sebulba`, "num_envs" among them.
-      source: where the numbers are from, and where this differs.
+      name: name for `jaxrl.preset` and `--preset`.
+      algorithm: the algorithm with all its fields.
+      env: the environment of the source, "suite:name"; another of its kind may be used instead.
+      total_steps: environment steps of the source's training.
+      topology: arguments of `Anakin` or `Sebulba`, including "num_envs".
+      source: origin of the numbers, and differences from it.
     """
 
     name: str
@@ -48,7 +49,7 @@ class Preset:
 
 
 class _Presets(Mapping[str, Preset]):
-    """The presets of TOML files, each made when it is asked for."""
+    """The presets of TOML files, each made at first use."""
 
     def __init__(self, texts: Iterable[str]):
         self._tables: dict[str, dict[str, Any]] = {}
@@ -105,7 +106,7 @@ def _decoded(name, table):
 
 
 def _ignored(written, made, path):
-    """Yield what is written, but was not taken as it is, which reading an older run's configuration forgives."""
+    """Yield values that decoding ignored or changed, which is allowed only for an older run's configuration."""
     if isinstance(written, dict) and isinstance(made, dict):
         for key, value in written.items():
             yield from _ignored(value, made.get(key, ...), f"{path}.{key}")
@@ -117,8 +118,8 @@ def presets_of(texts: Iterable[str]) -> Mapping[str, Preset]:
     """Return the presets of the texts of TOML files by name; each is checked when it is looked up.
 
     Raises:
-      ConfigError: a name stands in two files, or, of a preset that is looked up, a base is missing, or a key, type or
-        value is not one of its algorithm's.
+      ConfigError: a name is in two files; or, when a preset is looked up, a base is missing, or a key, type or value is
+        not one of its algorithm's.
       tomllib.TOMLDecodeError: a text is not TOML.
     """
     return _Presets(texts)
