@@ -1,4 +1,4 @@
-"""`jaxrl compile` once its flags are read."""
+"""The command `jaxrl compile`, after its flags are read."""
 
 import jax
 
@@ -15,7 +15,7 @@ _UNITS = ("", "k", "M", "G", "T", "P")
 
 
 def compile_(parsed: ParsedCommand) -> int:
-    """Compile what `jaxrl train` with these flags would compile, here or for a target, and print what that was.
+    """Compile what `jaxrl train` with these flags would compile, here or for a target, and print a report.
 
     Returns:
       The exit code.
@@ -63,7 +63,7 @@ def _flops(one: Compiled) -> str:
 
 
 def _short(number: float, unit: str = "") -> str:
-    """A number with three digits: 1.23 MB."""
+    """Return a number with three digits: 1.23 MB."""
     power = 0
     while number >= 999.5 and power < len(_UNITS) - 1:
         number, power = number / 1000, power + 1

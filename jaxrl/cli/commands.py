@@ -1,4 +1,4 @@
-"""The commands that begin runs: each reads its command line, and imports what computes only where all of it fits."""
+"""The commands that begin runs: each reads its command line, and imports JAX only if all of it is valid."""
 
 from collections.abc import Callable, Sequence
 
@@ -61,7 +61,7 @@ def tune(argv: Sequence[str]) -> int:
 
 
 def _begin(command: str, argv: Sequence[str], work: Callable[[ParsedCommand], int]) -> int:
-    """Answer from files, start the processes of the run, or do its work; return the exit code."""
+    """Print a stored result, start the processes of the run, or do its work; return the exit code."""
     if runs.asks_for_help(argv):
         return runs.print_help(command)
     parsed = runs.read(command, argv)

@@ -1,4 +1,4 @@
-"""`jaxrl export-rlds`, `jaxrl export-minari`, `jaxrl export-replay` and `jaxrl dataset`."""
+"""The commands `jaxrl export-rlds`, `jaxrl export-minari`, `jaxrl export-replay` and `jaxrl dataset`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +23,7 @@ _FLAGS = (
 
 
 def export_rlds(argv: Sequence[str]) -> int:
-    """`jaxrl export-rlds RUN --out DIR [FLAGS]`; the exit code."""
+    """Run `jaxrl export-rlds RUN --out DIR [FLAGS]`; return the exit code."""
     formats = tuple(table.load()["constants"]["file_formats"])
     flags = [
         Flag("out", PATH, None, "the directory to create; it must not exist", hint="required"),
@@ -34,7 +34,7 @@ def export_rlds(argv: Sequence[str]) -> int:
 
 
 def export_minari(argv: Sequence[str]) -> int:
-    """`jaxrl export-minari RUN --id ID [FLAGS]`; the exit code."""
+    """Run `jaxrl export-minari RUN --id ID [FLAGS]`; return the exit code."""
     formats = tuple(table.load()["constants"]["data_formats"])
     flags = [
         Flag("id", TEXT, None, "id of the dataset, NAME-v0 or NAMESPACE/NAME-v0", hint="required"),
@@ -47,7 +47,7 @@ def export_minari(argv: Sequence[str]) -> int:
 
 
 def _export(command, what, flags, argv) -> int:
-    """Plays and writes; the first of the command's own flags says where to."""
+    """Play episodes and write them; the first of the command's own flags is the output."""
     run_flag = Flag("run", PATH, None, "the run directory", hint="required", positional=True)
     values, problems = parse(f"jaxrl {command}", what, [Group(command, [run_flag, *flags, *_FLAGS])], argv)
     arguments: dict[str, Any] = values[command]
@@ -76,7 +76,7 @@ def _export(command, what, flags, argv) -> int:
 
 
 def export_replay(argv: Sequence[str]) -> int:
-    """`jaxrl export-replay RUN --out DIR [FLAGS]`; the exit code."""
+    """Run `jaxrl export-replay RUN --out DIR [FLAGS]`; return the exit code."""
     flags = [
         Flag("run", PATH, None, "the run directory", hint="required", positional=True),
         Flag("out", PATH, None, "the directory to create; it must not exist", hint="required"),
@@ -102,7 +102,7 @@ def export_replay(argv: Sequence[str]) -> int:
 
 
 def dataset(argv: Sequence[str]) -> int:
-    """`jaxrl dataset info SOURCE`; the exit code."""
+    """Run `jaxrl dataset info SOURCE`; return the exit code."""
     flags = [
         Flag("what", TEXT, None, "info", hint="required", positional=True, choices=("info",)),
         Flag("source", TEXT, None, "the directory of an RLDS dataset, or minari:ID", hint="required", positional=True),

@@ -1,4 +1,4 @@
-"""The table of the command line, from the code: all that is known before JAX is imported."""
+"""The table of the command line, made from the code: everything that is known before JAX is imported."""
 
 import dataclasses
 import inspect
@@ -34,12 +34,12 @@ from jaxrl.sweeps.pbt import pbt
 from jaxrl.sweeps.sweep import sweep
 from jaxrl.sweeps.tune import tune
 
-# What algorithms are tried with, to list the kinds of actions that they choose.
+# Spaces with which algorithms are validated, to list the kinds of actions that they support.
 _OBSERVATION = Box(-1.0, 1.0, (4,))
 _BOX = Box(-1.0, 1.0, (2,))
 _ACTIONS = {"discrete": Discrete(2), "continuous": _BOX, "composite": Dict({"a": Tuple((Discrete(2),)), "b": _BOX})}
-# The suites whose names are in the table, with the package that they are of, and the names that their modules know
-# and refuse; not those of `jaxrl.core.suites.INSTALLED_NAMES`.
+# The suites whose names are in the table, with their package and the names that their modules refuse; without the
+# suites of `jaxrl.core.suites.INSTALLED_NAMES`.
 SUITES: dict[str, tuple[str | None, Callable[[], Sequence[str]]]] = {
     "brax": ("brax", brax.refused),
     "envpool": ("envpool", envpool.refused),
@@ -48,11 +48,11 @@ SUITES: dict[str, tuple[str | None, Callable[[], Sequence[str]]]] = {
 }
 
 
-# --- what is in the table ----------------------------------------------------------------------------------------
+# --- contents of the table ---------------------------------------------------------------------------------------
 
 
 def table() -> dict[str, Any]:
-    """What the command line needs to know before JAX is imported, as JSON values."""
+    """Return everything that the command line needs before JAX is imported, as JSON values."""
     parts: dict[str, Any] = {}
     algorithms = {
         name: [_group_json(group, parts) for group in algorithm_groups(cls())]
@@ -86,7 +86,10 @@ def table() -> dict[str, Any]:
 
 
 def algorithm_rows() -> list[tuple[str, str, str, str]]:
-    """Name, source of experience, actions and one line of every algorithm; the actions are tried, not claimed."""
+    """Return name, source of experience, actions and one line for every algorithm.
+
+    Supported actions are found by validating the algorithm with each kind.
+    """
     rows = []
     for name, cls in sorted(ALGORITHMS.items()):
         algo = cls()
@@ -108,7 +111,7 @@ def _needs_dataset(algo):
 
 
 def preset_rows() -> list[tuple[str, str, str, str]]:
-    """Name, algorithm, environment and source of every preset."""
+    """Return name, algorithm, environment and source of every preset."""
     return [
         (preset.name, type(preset.algorithm).__name__.lower(), preset.env, preset.source) for preset in PRESETS.values()
     ]
@@ -128,7 +131,7 @@ def _suite_json(suite, package, refused):
 
 
 def _preset_json(preset):
-    """A preset, with the defaults that differ from its algorithm's own."""
+    """Return a preset, with the defaults that differ from its algorithm's own."""
     of_class = algorithm_groups(type(preset.algorithm)())
     defaults = {}
     for before, after in zip(of_class, algorithm_groups(preset.algorithm), strict=True):
@@ -165,7 +168,7 @@ def _default_json(default):
 
 
 def _kind_text(kind, parts):
-    """A kind as text, `part:gru,lstm|None`; its parts are entered."""
+    """Return a kind as text, `part:gru,lstm|None`, and add its parts to `parts`."""
     for part in kind.parts:
         described = {"made_by": part.made_by, "fields": {}}
         described["fields"] = {name: _kind_text(field, parts) for name, field in part.fields.items()}
@@ -177,7 +180,7 @@ def _kind_text(kind, parts):
 
 # --- the flags of commands ---------------------------------------------------------------------------------------
 
-# Arguments of `train` that are no flags as they are.
+# Arguments of `train` that are not flags in their Python form.
 _NOT_FLAGS = (
     "topology",
     "num_envs",
@@ -189,7 +192,7 @@ _NOT_FLAGS = (
     "dataset",
     "init_from",
 )
-# What a flag takes of what the argument takes in Python, or what it is called here.
+# Help of flags that differ from the Python argument in values or names.
 _INIT_FROM = (
     "begin with what another run has learned: its run directory (the newest checkpoint) or one of its checkpoints. The "
     "spaces must be the same, other settings and the environment may differ; also offline first and then online. Steps "
@@ -208,7 +211,7 @@ _BACKEND = "jax: all runs in one program; ray: each run in its own process and r
 
 
 def _train_flags():
-    # What else a topology is, of either kind; None: as it is by itself.
+    # The other fields of both topologies; None: the field's own default.
     layout = {
         field.name: (kind_of(field.type), documented(topology)[field.name])
         for topology in (Sebulba, Anakin)
@@ -305,11 +308,13 @@ def _process_flags():
 
 
 def argument_flags(function: Callable, leave_out: Sequence[str] = ()) -> list[Flag]:
-    """The flags of a function's keyword-only arguments, with the help of its docstring; "required" without a default.
+    """Return the flags of a function's keyword-only arguments, with the help texts of its docstring.
+
+    Arguments without a default are shown as "required".
 
     Args:
-      function: whose docstring has a section "Args:".
-      leave_out: arguments that are no flags.
+      function: a function whose docstring has a section "Args:".
+      leave_out: arguments that are not flags.
     """
     hints, help_ = typing.get_type_hints(function), documented(function)
     flags = []

@@ -1,4 +1,4 @@
-"""`jaxrl doctor`: what this machine and installation are, and what is wrong with them."""
+"""The command `jaxrl doctor`: a report on this machine and installation, and their problems."""
 
 import dataclasses
 import os
@@ -29,7 +29,7 @@ _ENOUGH_DISK = 1 << 30  # bytes
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at: `verdict` is OK, NOTE or PROBLEM."""
+    """The result of one check: `verdict` is OK, NOTE or PROBLEM."""
 
     verdict: str
     what: str
@@ -37,7 +37,7 @@ class Finding:
 
 
 def examine(run_dir: str | os.PathLike = "runs") -> int:
-    """Prints every finding; 0 if there is no problem, 1 if there is."""
+    """Print every finding; return 0 if there is no problem, 1 if there is."""
     problems = 0
     for check in (python, packages, extras, devices, gpu_processes, randomness, compiler, threads):
         problems += _print(check())
@@ -47,14 +47,14 @@ def examine(run_dir: str | os.PathLike = "runs") -> int:
 
 
 def describe_device(out: Path | None = None) -> int:
-    """Print the description of the first accelerator, as `jaxrl compile --target` takes it from a file; return 0.
+    """Print the description of the first accelerator, in the format of `jaxrl compile --target`; return 0.
 
     Args:
-      out: where to write it too.
+      out: file to write it to as well.
 
     Raises:
-      ConfigError: there is no accelerator, JAX does not tell all that a description has, or `out` is a file that jaxrl
-        did not write.
+      ConfigError: there is no accelerator, JAX does not report everything that a description needs, or `out` is a file
+        that jaxrl did not write.
     """
     if out is not None:
         ownership.check_output(out, "description")
@@ -75,7 +75,7 @@ def _print(findings: Iterator[Finding]) -> int:
 
 
 def python() -> Iterator[Finding]:
-    """Whether this Python is new enough."""
+    """Check that this Python is new enough."""
     version = ".".join(map(str, sys.version_info[:3]))
     new_enough = sys.version_info >= (3, 12)
     advice = "" if new_enough else "; jaxrl needs 3.12 or newer"
@@ -83,7 +83,7 @@ def python() -> Iterator[Finding]:
 
 
 def packages(required: Callable[[str], list[str] | None] = metadata.requires) -> Iterator[Finding]:
-    """Whether every required package is there, in the window of versions that jaxrl was tried with."""
+    """Check that every required package is installed, in a version that jaxrl supports."""
     here = f"{own_version()} at {Path(__file__).parents[1]}"
     if installed_version("jaxrl") is None:
         advice = "not installed, so its requirements are not known; pip install -e ."
@@ -96,7 +96,7 @@ def packages(required: Callable[[str], list[str] | None] = metadata.requires) ->
 
 
 def extras(required: Callable[[str], list[str] | None] = metadata.requires) -> Iterator[Finding]:
-    """Which optional parts are installed."""
+    """Report which optional parts are installed."""
     if installed_version("jaxrl") is None:
         return
     names = metadata.metadata("jaxrl").get_all("Provides-Extra") or []
@@ -108,7 +108,7 @@ def extras(required: Callable[[str], list[str] | None] = metadata.requires) -> I
 
 
 def _brought_by(package, extra, required):
-    """What an extra brings, and what the extras that it asks for bring."""
+    """Yield the requirements of an extra, and of the extras that it requires."""
     for requirement in _requirements(required, package):
         marker = requirement.marker
         if marker is None or marker.evaluate({"extra": ""}) or not marker.evaluate({"extra": extra}):
@@ -136,7 +136,7 @@ def _installed(requirement, verdict):
 
 
 def devices() -> Iterator[Finding]:
-    """What JAX runs on."""
+    """Report the devices that JAX uses."""
     try:
         here = jax.local_devices()
     except RuntimeError as error:
@@ -149,7 +149,7 @@ def devices() -> Iterator[Finding]:
 
 
 def gpu_processes() -> Iterator[Finding]:
-    """Whether other processes use the GPUs too: they take turns, so each is several times slower."""
+    """Report other processes on the GPUs: they take turns, so each is several times slower."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return
@@ -167,7 +167,7 @@ def gpu_processes() -> Iterator[Finding]:
 
 
 def randomness() -> Iterator[Finding]:
-    """Whether the same seed is the same run under `vmap` and on any number of devices."""
+    """Check that a seed gives the same run under `vmap` and on any number of devices."""
     implementation = jax.config.jax_default_prng_impl
     if implementation == "threefry2x32" and jax.config.jax_threefry_partitionable:
         yield Finding(OK, "random numbers", implementation)
@@ -177,7 +177,7 @@ def randomness() -> Iterator[Finding]:
 
 
 def compiler() -> Iterator[Finding]:
-    """A small program, compiled and run."""
+    """Compile and run a small program."""
     began = time.monotonic()
     try:
         value = float(jax.jit(lambda x: jnp.sum(x @ x))(jnp.ones((8, 8), jnp.float32)))
@@ -190,14 +190,14 @@ def compiler() -> Iterator[Finding]:
 
 
 def threads() -> Iterator[Finding]:
-    """The cores that this process may use, and what limits it to fewer."""
+    """Report the cores that this process may use, and the variables that limit them."""
     known = ("XLA_FLAGS", "OMP_NUM_THREADS", *VARIABLES)
     limits = [f"{name}={os.environ[name]}" for name in known if name in os.environ]
     yield Finding(OK, "threads", ", ".join([f"{cores()} of {os.cpu_count()} cores", *limits]))
 
 
 def disk(run_dir: Path) -> Iterator[Finding]:
-    """Whether runs can be written, and how much room there is."""
+    """Check that runs can be written, and report the free space."""
     try:
         check_no_pattern(run_dir)
     except RunDirectoryError as error:

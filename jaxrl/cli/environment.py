@@ -1,4 +1,4 @@
-"""Environments by words of the command line, and what `jaxrl envs suite:name` says of one."""
+"""Environments from command line words, and the description printed by `jaxrl envs suite:name`."""
 
 from collections.abc import Sequence
 
@@ -13,20 +13,20 @@ def make_environment(name: str, words: Sequence[str] = ()) -> Environment | Host
     """Return the environment `name` with parameters given as `key=value` words.
 
     Raises:
-      ConfigError: unknown name or parameters, or a word that is no `key=value`.
+      ConfigError: the name or a parameter is unknown, or a word is not `key=value`.
     """
     return envs.make(name, **{key: literal(value) for key, value in assignments("--env-params", words).items()})
 
 
 def describe(name: str, words: Sequence[str] = ()) -> str:
-    """Return the spaces of an environment and the values of its parameters, a line each.
+    """Return the spaces of an environment and the values of its parameters, one line each.
 
     Args:
       name: "suite:name".
       words: parameters as `key=value`; the others have their defaults.
 
     Raises:
-      ConfigError: there is no such environment, its package is not installed, or a word is no `key=value`.
+      ConfigError: there is no such environment, its package is not installed, or a word is not `key=value`.
     """
     env = make_environment(name, words)
     spec = env_spec(env)

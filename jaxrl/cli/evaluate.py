@@ -1,4 +1,4 @@
-"""`jaxrl eval` and `jaxrl render`: a trained policy plays, to be judged or to be watched."""
+"""The commands `jaxrl eval` and `jaxrl render`: a trained policy plays, to be evaluated or watched."""
 
 import sys
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import seed_problems
 
 _RUN = Flag("run", PATH, None, "the run directory", hint="required", positional=True)
-# How episodes are played, in both.
+# Flags of both commands.
 _PLAYED = (
     Flag("explore", BOOL, False, "sample actions as in training, rather than take the best"),
     Flag("env", TEXT, None, "environment to play in; None: the training environment"),
@@ -20,7 +20,7 @@ _PLAYED = (
 
 
 def evaluate(argv: Sequence[str]) -> int:
-    """`jaxrl eval RUN [FLAGS]`; the exit code."""
+    """Run `jaxrl eval RUN [FLAGS]`; return the exit code."""
     timeout = table.load()["constants"]["step_timeout"]
     flags = [
         _RUN,
@@ -64,7 +64,7 @@ def evaluate(argv: Sequence[str]) -> int:
 
 
 def render(argv: Sequence[str]) -> int:
-    """`jaxrl render RUN [FLAGS]`; the exit code."""
+    """Run `jaxrl render RUN [FLAGS]`; return the exit code."""
     flags = [
         _RUN,
         Flag(
@@ -102,7 +102,7 @@ def render(argv: Sequence[str]) -> int:
 
 
 def _play_problems(command, arguments):
-    """What is wrong with the flags that both commands have."""
+    """Return the problems with the flags that both commands have."""
     problems = [f"no run directory: jaxrl {command} RUN"] if arguments["run"] is None else []
     if arguments["episodes"] < 1:
         problems.append(f"--episodes: {arguments['episodes']} must be at least 1")
@@ -119,7 +119,7 @@ def _other_environment(arguments):
 
 
 def _loaded(arguments):
-    """The run at the checkpoint that the flags name."""
+    """Load the run at the checkpoint given by the flags."""
     from jaxrl.run.loading import load_run
 
     return load_run(arguments["run"], step=arguments["step"], best=arguments["best"], env=_other_environment(arguments))
@@ -154,7 +154,7 @@ def _follow(run, out, env, settings):
     from jaxrl.run.follow import follow
 
     if not (run / "config.json").exists():
-        close = " or ".join(map(str, close_runs(run)))  # it would wait for ever for one that was misspelt
+        close = " or ".join(map(str, close_runs(run)))  # otherwise it would wait forever for a misspelled name
         print(
             f"waiting for a run in {run}" + (f"; did you mean {close}?" if close else ""), file=sys.stderr, flush=True
         )

@@ -1,4 +1,4 @@
-"""`jaxrl export RUN --to FORMAT --out PATH`: a policy as a file that runs without jaxrl."""
+"""The command `jaxrl export RUN --to FORMAT --out PATH`: a policy as a file that runs without jaxrl."""
 
 import re
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from jaxrl.core.errors import ConfigError
 
 
 def export(argv: Sequence[str]) -> int:
-    """`jaxrl export RUN --to FORMAT --out PATH [FLAGS]`; the exit code."""
+    """Run `jaxrl export RUN --to FORMAT --out PATH [FLAGS]`; return the exit code."""
     formats = tuple(table.load()["constants"]["export_formats"])
     flags = [
         Flag("run", PATH, None, "the run directory", hint="required", positional=True),
@@ -40,7 +40,7 @@ def export(argv: Sequence[str]) -> int:
 
 
 def _with_flags(problem):
-    """Return a problem with flags in place of arguments: --to 'numpy' of to='numpy', --best of best=True."""
+    """Return a problem with flags in place of arguments: --to 'numpy' for to='numpy', --best for best=True."""
 
     def flag(found):
         name = "out" if found[1] == "path" else found[1]

@@ -1,4 +1,4 @@
-"""Fields of dataclasses as flags, so that each is documented once, at home."""
+"""Flags from the fields of dataclasses, so that each is documented only once, in its class."""
 
 import dataclasses
 import inspect
@@ -49,10 +49,10 @@ from jaxrl.networks import (
 )
 from jaxrl.parallel.ray.remote import Remote
 
-# Annotations of functions, of which a user's own are known by the names that they are registered with.
+# Annotations of functions; a user's own functions are given by their registered names.
 FUNCTIONS = (PolicyLoss,)
 _OWN_NETWORK = "a network that you registered, in place of what --{}.* say"
-# What a field of these annotations may hold. A part of your own is given in Python.
+# Classes allowed in fields of these annotations. A user's own part is given in Python.
 PARTS: dict[Any, tuple[type, ...]] = {
     Optimizer: OPTIMIZERS,
     RND: (RND,),
@@ -67,10 +67,12 @@ PARTS: dict[Any, tuple[type, ...]] = {
 
 
 def algorithm_groups(algo: Algorithm) -> list[Group]:
-    """The flags of every field of an algorithm; those of its network, and of other such fields, in groups of their own.
+    """Return the flags of every field of an algorithm.
+
+    The flags of its networks, and of other dataclasses in its fields, form separate groups.
 
     Args:
-      algo: an instance, whose values are the defaults.
+      algo: an instance; its values are the defaults.
     """
     own, nested = [], []
     hints = typing.get_type_hints(type(algo))
@@ -113,7 +115,7 @@ def _typed(text: str, names: Set[str]) -> str:
 
 
 def _option(found: re.Match[str]) -> str:
-    """The flag of a name, of the part of a network within it, and with a value, if there are any."""
+    """Return the flag for a name, with the part of a network and the value that follow it."""
     value = f" {found[3]}" if found[3] else ""
     return f"--{found[1].replace('_', '-')}{found[2] or ''}{value}"
 
@@ -134,10 +136,10 @@ def _default(value):
 
 
 def read_field(algo: Algorithm, name: str, text: str) -> Any:
-    """The value of an algorithm's field that `text` stands for.
+    """Return the value of an algorithm's field that `text` represents.
 
     Raises:
-      ConfigError: there is no such field, or `text` stands for no value of it.
+      ConfigError: there is no such field, or `text` is not a value of it.
     """
     hints = typing.get_type_hints(type(algo))
     known = [field.name for field in dataclasses.fields(algo)]
@@ -147,7 +149,7 @@ def read_field(algo: Algorithm, name: str, text: str) -> Any:
 
 
 def documented(thing: Any) -> dict[str, str]:
-    """The entries of a docstring's section "Args:", by name; an entry of several names counts for each."""
+    """Return the entries of a docstring's section "Args:", by name; an entry of several names counts for each."""
     section = (inspect.getdoc(thing) or "").partition("Args:\n")[2].partition("\n\n")[0]
     entries = re.findall(r"^  (\w+(?:, \w+)*): (.*(?:\n    .*)*)", section, re.MULTILINE)
     return {name: " ".join(text.split()).rstrip(".") for names, text in entries for name in names.split(", ")}
@@ -157,7 +159,7 @@ def documented(thing: Any) -> dict[str, str]:
 
 
 def kind_of(annotation: Any) -> Kind:
-    """What a flag of this annotation takes."""
+    """Return the kind of value that a flag of this annotation takes."""
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
         members = typing.get_args(annotation)
     else:
@@ -186,7 +188,7 @@ def _part(cls):
 
 
 def written(value: Any) -> str:
-    """The text that `read` would take for it."""
+    """Return the text that `read` would accept for a value."""
     if schedules.is_schedule(value):
         return str(schedules.to_config(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -196,5 +198,5 @@ def written(value: Any) -> str:
 
 
 def first_line(thing: Any) -> str:
-    """Of a docstring."""
+    """Return the first line of a docstring."""
     return (inspect.getdoc(thing) or "").partition("\n")[0]

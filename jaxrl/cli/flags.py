@@ -1,7 +1,7 @@
 """Flags, groups of flags, and the one parser of every command. Nothing here imports JAX.
 
-tyro lays out the help and suggests close flags. The values are read here, all of them, so that every wrong one is
-told at once and in the words of `jaxrl.core.errors`.
+tyro lays out the help and suggests close flags. All values are read here, so that every wrong one is reported at once
+and in the words of `jaxrl.core.errors`.
 """
 
 import dataclasses
@@ -25,31 +25,31 @@ BOOL, INT, FLOAT, TEXT, PATH, INTS = (Kind(name) for name in ("bool", "int", "fl
 
 
 def optional(kind: Kind) -> Kind:
-    """The same, or None."""
+    """Return the kind that also allows None."""
     return dataclasses.replace(kind, optional=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class DefaultText:
-    """The default of a flag whose value is made elsewhere, as the help shows it. What keeps it was not given."""
+    """The text shown in the help for a default made elsewhere; a flag that still has it was not given."""
 
     text: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """One flag.
+    """A flag of a command.
 
     Attributes:
-      name: as in Python; `total_steps` is `--total-steps`.
-      kind: of the value; decides how text is read.
-      default: the value where the flag is not given.
+      name: name in Python; `total_steps` is `--total-steps`.
+      kind: kind of the value, which determines how text is read.
+      default: the value if the flag is not given.
       help: one line.
-      hint: what the help says instead of the default ("required").
-      choices: the only values, if not empty.
-      many: any number of values, a tuple; without a name if `positional`.
+      hint: shown in the help instead of the default ("required").
+      choices: the only allowed values, if not empty.
+      many: any number of values, a tuple.
       positional: given without its name.
-      limits: of a number, as `jaxrl.core.limits` has them.
+      limits: limits of a number, as in `jaxrl.core.limits`.
     """
 
     name: str
@@ -64,14 +64,14 @@ class Flag:
 
     @property
     def word(self) -> str:
-        """`total-steps`; a name that Python keeps for itself ends with "_", which nobody types."""
+        """The name as typed, `total-steps`, without the trailing "_" of names that are keywords in Python."""
         return self.name.rstrip("_").replace("_", "-")
 
     def type(self) -> Any:
-        """The annotation that tyro is given."""
+        """Return the annotation for tyro."""
         hint = "none" if self.hint is None and self.default == () else self.hint
         hint, help_ = None if hint is None else f"({hint})", self.help
-        if hint is None and written(self.default) == "None" and "None: " in help_:  # which says what None is
+        if hint is None and written(self.default) == "None" and "None: " in help_:  # the help explains None
             hint, help_ = "", help_.replace("None: ", "None (default): ", 1)
         argument = tyro.conf.arg(name=self.word, help=help_, help_behavior_hint=hint)
         if isinstance(self.default, bool) and not self.kind.optional:
@@ -101,7 +101,7 @@ class Flag:
         return value
 
 
-# Which checkpoint of a run, in every command that reads one.
+# The checkpoint of a run, in every command that reads one.
 CHECKPOINT = (
     Flag("step", optional(INT), None, "step of the checkpoint; None: the newest"),
     Flag("best", BOOL, False, "use the checkpoint with the highest evaluation"),
@@ -110,7 +110,7 @@ CHECKPOINT = (
 
 @dataclasses.dataclass(frozen=True)
 class InvalidValue:
-    """In place of a value that could not be read."""
+    """A placeholder for a value that could not be read."""
 
     problem: str
     text: str
@@ -118,14 +118,14 @@ class InvalidValue:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Flags that stand together in the help, under `title`.
+    """A group of flags in the help, under `title`.
 
     Attributes:
-      title: of the group.
+      title: title of the group.
       flags: its flags.
       help: one line.
-      prefix: whether they are called `--title.flag`.
-      rare: whether `--help` leaves them to `--help-all`.
+      prefix: whether its flags are named `--title.flag`.
+      rare: whether only `--help-all` shows them.
     """
 
     title: str
@@ -135,13 +135,13 @@ class Group:
     rare: bool = False
 
     def option(self, flag: Flag) -> str:
-        """How the flag is written: `--network.torso`."""
+        """Return the flag as it is typed: `--network.torso`."""
         prefix = f"{self.title}." if self.prefix else ""
         return f"--{prefix}{flag.word}"
 
 
 def written(value: Any) -> str:
-    """A default as text, which `read` would take for it."""
+    """Return a default as text that `read` would accept."""
     if isinstance(value, DefaultText):
         return value.text
     if isinstance(value, tuple):
@@ -157,17 +157,17 @@ def parse(
     *,
     known_elsewhere: Callable[[Group, Flag, str], str | None] = lambda group, flag, text: None,
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """The values of every flag, by the title of its group, and everything that is wrong with the command line.
+    """Return the values of every flag, by the title of its group, and all problems with the command line.
 
     A flag whose value could not be read keeps its default. `--help`, `--help-all` and flags without a value end the
     program.
 
     Args:
-      command: as it is called.
-      description: of it.
+      command: the command as typed.
+      description: its description.
       groups: its flags.
-      argv: what follows the command.
-      known_elsewhere: what to say of a text that a flag does not take, if there is better than that.
+      argv: the words after the command.
+      known_elsewhere: returns a better message for a text that a flag does not accept, or None.
     """
     argv, description, groups = _for_help(argv, description, groups)
     several_groups = len(groups) > 1
@@ -175,13 +175,13 @@ def parse(
     for number, group in enumerate(groups) if several_groups else ():
         cls = _dataclass(group)
         kind = Annotated[cls, tyro.conf.arg(name=group.title, help=group.help)]
-        # Not by its title, which may be the name of a flag too.
+        # Not named by its title, which may also be the name of a flag.
         fields.append((_place(number), kind if group.prefix else tyro.conf.OmitArgPrefixes[kind], _default(cls)))
     top = dataclasses.make_dataclass("Flags", fields, kw_only=True)
     several = {group.option(flag) for group in groups for flag in group.flags if flag.many and not flag.positional}
     words = _together(_with_values(argv, groups), several)
     if "--help" in argv or "-h" in argv:
-        print(wrapped(description) + "\n")  # tyro would make a line of each paragraph, however long
+        print(wrapped(description) + "\n")  # tyro would print each paragraph as one line, however long
     found, rest = tyro.cli(top, prog=command, description="", args=words, return_unknown_args=True)
     values, problems = {}, _unexpected(rest, groups, f"{command} --help lists them")
     for number, group in enumerate(groups):
@@ -196,7 +196,7 @@ def parse(
 
 
 def wrapped(text: str) -> str:
-    """Return a text with its lines within the terminal's width; lines that are indented, as commands are, unchanged."""
+    """Return a text wrapped to the terminal's width; indented lines, such as commands, are unchanged."""
     width = shutil.get_terminal_size().columns
     lines = (
         [line] if line.startswith(" ") else textwrap.wrap(line, width, break_on_hyphens=False) or [""]
@@ -206,7 +206,7 @@ def wrapped(text: str) -> str:
 
 
 def _for_help(argv, description, groups):
-    """`--help` without the groups that are rarely asked for, which `--help-all` shows too."""
+    """Return the arguments of `parse` without the rare groups, unless `--help-all` asks for them."""
     if "--help-all" in argv:
         return ["--help"], description, groups
     left_out = [group.title for group in groups if group.rare]
@@ -217,7 +217,7 @@ def _for_help(argv, description, groups):
 
 
 def limit_problems(group: Group, values: Mapping[str, Any]) -> list[str]:
-    """The numbers of an algorithm that are beyond their limits, in the words of its own check."""
+    """Return the numbers of an algorithm outside their limits, in the words of its own check."""
     return [
         f"{group.title}.{flag.name}={value!r} {what}"
         for flag in group.flags
@@ -230,7 +230,10 @@ def limit_problems(group: Group, values: Mapping[str, Any]) -> list[str]:
 def build_parts(
     groups: Sequence[Group], values: Mapping[str, Mapping[str, Any]]
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """What `parse` read with its schedules and parts made, and what is wrong with them; that keeps its default."""
+    """Return the values of `parse` with their schedules and parts made, and the problems with them.
+
+    A value with a problem keeps its default.
+    """
     made, problems = {}, []
     for group in groups:
         made[group.title] = {}
@@ -244,20 +247,20 @@ def build_parts(
 
 
 def with_flags[T: "DataclassInstance"](algo: T, values: Mapping[str, Mapping[str, Any]]) -> T:
-    """`algo` with what was read for its flags, its parts made; what was not given stays as it is."""
+    """Return `algo` with the values of its flags and their parts made; fields not given are unchanged."""
 
     def set_fields(group):
         return {name: value for name, value in values[group].items() if not isinstance(value, DefaultText)}
 
     changes = set_fields(type(algo).__name__)
     for field in dataclasses.fields(algo):
-        if field.name in values and changes.get(field.name) is None:  # else a network of the user's own
+        if field.name in values and changes.get(field.name) is None:  # otherwise the user's own network
             changes[field.name] = dataclasses.replace(getattr(algo, field.name), **set_fields(field.name))
     return dataclasses.replace(algo, **changes)
 
 
 def _unexpected(words, groups, listing):
-    """What is wrong with words that are no flags; the word after one is taken for its value."""
+    """Return the problems with words that are not flags; a word after an unknown flag is taken as its value."""
     known = [group.option(flag) for group in groups for flag in group.flags if not flag.positional]
     problems, value_next = [], False
     for word in words:
@@ -272,7 +275,7 @@ def _unexpected(words, groups, listing):
 
 
 def _with_values(argv, groups):
-    """`--switch` as `--switch true` and `--no-switch` as `--switch false`, of flags that may be None too."""
+    """Return `--switch` as `--switch true` and `--no-switch` as `--switch false`, for flags that may also be None."""
     positive, refused = {}, {}
     for group in groups:
         for flag in group.flags:
@@ -289,7 +292,7 @@ def _with_values(argv, groups):
 
 
 def _together(argv, names):
-    """`--grid a --grid b` as `--grid a b`, of which tyro would keep the last alone."""
+    """Return `--grid a --grid b` as `--grid a b`; tyro would keep only the last one."""
     others: list[str] = []
     words: dict[str, list[str]] = {}
     into = others

@@ -1,7 +1,7 @@
-"""`--import MODULE`: a module of the user's, which registers environments, networks and algorithms of their own.
+"""The flag `--import MODULE`: a user's module that registers environments, networks and algorithms.
 
 It is imported because the user typed it, before the other words are read: they may name what it registers. No file can
-ask for it.
+cause such an import.
 """
 
 import importlib
@@ -25,10 +25,12 @@ _OF_A_MODULE = re.compile(r"\bgymnasium:[\w.]+:")  # --env gymnasium:module:id, 
 
 
 def import_modules(argv: Sequence[str]) -> list[str]:
-    """Imports what `--import` names, from the current directory too; the words with one `--import` for all.
+    """Import the modules of `--import`, also from the current directory.
+
+    Return the words with a single `--import` for all.
 
     Raises:
-      ConfigError: there is no such module, or importing it raised, whose traceback is printed.
+      ConfigError: there is no such module, or importing it raised; the traceback is printed.
     """
     names, others = _requested(argv)
     if (names or any(map(_OF_A_MODULE.search, others))) and os.getcwd() not in sys.path:
@@ -41,7 +43,7 @@ def import_modules(argv: Sequence[str]) -> list[str]:
 
 
 def _requested(argv):
-    """The names after `--import`, and all other words."""
+    """Return the names after `--import`, and all other words."""
     names: list[str] = []
     others, words = [], iter(argv)
     for word in words:
@@ -74,6 +76,6 @@ def _import(name):
 
 
 def _raised(name, error):
-    if not isinstance(error, ConfigError):  # else jaxrl says it in its own words, as of a name that is taken
+    if not isinstance(error, ConfigError):  # jaxrl's own errors need no traceback
         traceback.print_exception(error)
     return ConfigError(f"{_OPTION} {name}: {type(error).__name__}: {error}")

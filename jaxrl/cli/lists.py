@@ -11,9 +11,9 @@ _NARROW = 40  # characters
 
 
 def algorithm_table() -> str:
-    """Name, one line, actions and source of experience of every algorithm."""
+    """Return a table with name, source of experience, actions and one line of every algorithm."""
     rows = {row[0]: row for row in table.load()["lists"]["algorithms"]}
-    if set(table.algorithms()) - set(rows):  # a user's
+    if set(table.algorithms()) - set(rows):  # algorithms that a user registered
         from jaxrl.cli import describe
 
         rows |= {row[0]: row for row in describe.algorithm_rows()}
@@ -21,13 +21,13 @@ def algorithm_table() -> str:
 
 
 def preset_table() -> str:
-    """Name, algorithm, environment and source of every preset; the help of each says what differs."""
+    """Return a table with name, algorithm, environment and source of every preset; its help lists the differences."""
     rows = [(*row[:3], re.split(r"\. (?=[A-Z])", row[3])[0]) for row in table.load()["lists"]["presets"]]
     return _table(("preset", "algorithm", "environment", "source"), rows)
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The rows within the terminal's width; the last column, of text, is below the others where it would be narrow."""
+    """Return the rows within the terminal's width; a last column that would be narrow is moved below the others."""
     width = shutil.get_terminal_size().columns
     widths = [max(map(len, column)) for column in zip(header[:-1], *(row[:-1] for row in rows), strict=True)]
     place = sum(widths) + 2 * len(widths)

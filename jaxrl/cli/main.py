@@ -1,7 +1,7 @@
 """The command line: `jaxrl train`, `eval`, `render`, `plot` and the other `COMMANDS`.
 
-Exit codes: 0; 1 where a run failed; 2 for bad input, told before anything is compiled; 130, 143 and 129 after Ctrl-C,
-SIGTERM and a terminal that was closed. What is heavy is imported by the command that needs it.
+Exit codes: 0; 1 if a run failed; 2 for bad input, reported before anything is compiled; 130, 143 and 129 after Ctrl-C,
+SIGTERM and SIGHUP. Heavy modules are imported by the command that needs them.
 """
 
 import atexit
@@ -36,12 +36,14 @@ _EXAMPLE = "jaxrl train ppo --env gymnax:CartPole-v1 --total-steps 500000 --run-
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command line (that of the process if None, which ends after it) and returns the exit code."""
+    """Run one command line and return the exit code.
+
+    None: the words of the process, which ends afterwards.
+    """
     if argv is not None:
         return _exit_code(argv)
     interrupts.own()
-    # Python would look through all that was ever imported for cycles once more: of a training that takes as long as a
-    # second of it.
+    # Skip Python's last search for cycles through everything imported, which takes as long as a second of training.
     atexit.register(gc.freeze)
     command_begins()
     codecs.register_error("jaxrl", _spelled)
@@ -58,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _spelled(error):
-    """Return what a terminal or a pipe shows in place of characters that its encoding lacks."""
+    """Return a replacement for characters that the encoding of a terminal or a pipe lacks."""
     lacking = error.object[error.start : error.end].replace("±", "+-").replace("█", "#")
     return lacking.encode("ascii", "backslashreplace").decode(), error.end
 
@@ -71,7 +73,7 @@ def _exit_code(argv):
     except JaxrlError as error:
         problems = error.problems if isinstance(error, ConfigError) else [str(error)]
         if isinstance(error, EnvironmentFailedError) and error.__cause__ is not None:
-            traceback.print_exception(error.__cause__)  # of the user's own code
+            traceback.print_exception(error.__cause__)  # a traceback of the user's own code
         for problem in problems:
             print(f"error: {escape_for_terminal(problem)}", file=sys.stderr)
         return 2 if isinstance(error, _BAD_INPUT) else 1
@@ -96,7 +98,7 @@ def _exit_code(argv):
 
 
 def _without_device():
-    """Why JAX has no device, if that is what went wrong."""
+    """Return why JAX has no device, if that is the cause of the error."""
     if "jax" not in sys.modules:
         return None
     from jaxrl.core.devices import device_problem
@@ -134,19 +136,19 @@ def _overview():
 
 @contextlib.contextmanager
 def _plain_warnings():
-    """Warnings as one line each, without the source line."""
+    """Print warnings as one line each, without the source line."""
 
     def show(message, category, filename, lineno, file=None, line=None):
-        with contextlib.suppress(OSError):  # the terminal was closed, say, and the run is to save
+        with contextlib.suppress(OSError):  # for example a closed terminal: the run must still save
             kind = "error" if issubclass(category, RunStoppedWarning) else "warning"
             print(f"{kind}: {escape_for_terminal(str(message))}", file=sys.stderr)
 
     with warnings.catch_warnings():
-        warnings.showwarning = show  # ty: ignore[invalid-assignment]  # as its documentation says to replace it
+        warnings.showwarning = show  # ty: ignore[invalid-assignment]  # replaced as documented
         yield
 
 
-# --- the commands; what is heavy is imported by the one that needs it ----------------------------------------------
+# --- the commands; heavy modules are imported by the one that needs them -------------------------------------------
 
 
 def _command(module: str, name: str) -> Callable[[Sequence[str]], int]:
@@ -155,10 +157,10 @@ def _command(module: str, name: str) -> Callable[[Sequence[str]], int]:
 
 
 def _of_runs(command, what, argv, *flags):
-    """Return the arguments of a command about runs that are there.
+    """Return the arguments of a command about existing runs.
 
     Raises:
-      ConfigError: there is none, or the flags are wrong.
+      ConfigError: there are no runs, or the flags are wrong.
     """
     from jaxrl.cli import imports
     from jaxrl.cli.flags import PATH, Flag, Group, parse
@@ -266,7 +268,7 @@ def _doctor(argv: Sequence[str]) -> int:
     return doctor.examine(arguments["run_dir"])
 
 
-# By name: the command, and what it does in a line.
+# By name: the command, and one line of help.
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "train": (_command("commands", "train"), "train an algorithm on an environment; the same command again resumes"),
     "compile": (

@@ -1,4 +1,4 @@
-"""`--launch` and `--distributed`: one command as several processes of one run, wherever they are started."""
+"""The flags `--launch` and `--distributed`: one command as several processes of one run, started anywhere."""
 
 import sys
 import threading
@@ -13,18 +13,18 @@ from jaxrl.parallel.multihost.launch import Cluster, Several
 from jaxrl.parallel.multihost.place import own_place
 
 _EXPLICIT = ("coordinator", "num_processes", "process_id")
-_PATIENCE = 10.0  # seconds without a word, where others should arrive at about the same time
+_PATIENCE = 10.0  # seconds before a message: the others should arrive at about the same time
 FLAGS = ("launch", "distributed", *_EXPLICIT)
-_OF_ONE_PROCESS = ("learner_batch", "ready", "error_buffer")  # several run in lockstep
+_OF_ONE_PROCESS = ("learner_batch", "ready", "error_buffer")  # several processes run in lockstep
 
 
 def flags() -> list[Flag]:
-    """What a command that may run in several processes is asked besides."""
+    """Return the additional flags of a command that may run in several processes."""
     return table.command_flags("processes")
 
 
 def problems(run: Mapping[str, Any], command: str = "train") -> list[str]:
-    """What is wrong with the values of `flags` for a command, one line each."""
+    """Return the problems with the values of `flags` for a command, one line each."""
     try:
         how = launch.parse(run["launch"])
     except ConfigError as error:
@@ -35,7 +35,7 @@ def problems(run: Mapping[str, Any], command: str = "train") -> list[str]:
     if isinstance(how, Several) and how.restarts > 0 and run.get("run_dir") is None:
         found.append(f"--launch {run['launch']}: needs --run-dir, whose newest checkpoint a restart goes on from")
     if isinstance(how, Several) and how.evaluators > 0:
-        if command in ("sweep", "pbt", "compile"):  # tune has no --launch at all
+        if command in ("sweep", "pbt", "compile"):  # tune has no --launch
             found.append(
                 f"--launch {run['launch']}: not with {command}; an evaluator plays the checkpoints of jaxrl train: "
                 "leave evaluators out"
@@ -62,7 +62,7 @@ def problems(run: Mapping[str, Any], command: str = "train") -> list[str]:
 
 
 def is_one_of_several(run: Mapping[str, Any]) -> bool:
-    """Whether this process is to join others, by the values of `flags` and by who started it."""
+    """Return whether this process will join others, by the values of `flags` and by how it was started."""
     return own_place() is not None or _joins(run, launch.parse(run["launch"]))
 
 
@@ -75,28 +75,32 @@ def _flag(name):
 
 
 def has_evaluator(run: Mapping[str, Any]) -> bool:
-    """Whether an evaluator is a part of the run, by the values of `flags`."""
+    """Return whether the run includes an evaluator, by the values of `flags`."""
     how = launch.parse(run["launch"])
     return isinstance(how, Several) and how.evaluators > 0
 
 
 def start(command: str, argv: Sequence[str], run: Mapping[str, Any]) -> int | None:
-    """Starts the processes that `--launch` asks for, and waits for them; the exit code. None: the run is in this one.
+    """Start the processes that `--launch` requests, wait for them, and return the exit code.
+
+    Return None if the run belongs to this process.
 
     Args:
-      command: of jaxrl.
+      command: the command of jaxrl.
       argv: its words.
       run: the values of `flags`.
     """
     how = launch.parse(run["launch"])
     if not isinstance(how, Several) or own_place() is not None:
         return None
-    again = ["--no-overwrite"] if run.get("overwrite") else []  # what a restart goes on from
+    again = ["--no-overwrite"] if run.get("overwrite") else []  # a restart resumes the run
     return launch.run_processes([sys.executable, "-m", "jaxrl", command, *argv], how, again)
 
 
 def join(run: Mapping[str, Any]) -> int:
-    """Joins the other processes if that was asked for; how many there are. Before JAX is asked for its devices.
+    """Join the other processes, if requested, and return their number.
+
+    Call it before JAX is asked for its devices.
 
     Raises:
       ConfigError: no cluster was detected; versions differ between processes.

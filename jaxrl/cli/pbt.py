@@ -1,4 +1,4 @@
-"""`jaxrl pbt` once its flags are read: a population, its table, and how to train by the schedules of its winner."""
+"""The command `jaxrl pbt`, after its flags are read: a population, its table, and the winner's schedules."""
 
 from collections.abc import Sequence
 
@@ -11,11 +11,11 @@ from jaxrl.sweeps.pbt import pbt as run_pbt
 
 
 def pbt(parsed: ParsedCommand, argv: Sequence[str]) -> int:
-    """Trains a population as the flags say; the exit code.
+    """Train the population described by the flags; return the exit code.
 
     Args:
-      parsed: the flags, read.
-      argv: the words that they were.
+      parsed: the parsed flags.
+      argv: their words.
     """
     request = prepare("pbt", parsed)
     arguments = {name: value for name, value in request.arguments.items() if name not in ("out", "space")}

@@ -1,4 +1,4 @@
-"""The command lines of `jaxrl train`, `compile`, `sweep`, `tune` and `pbt`, read and judged before JAX is imported."""
+"""The command lines of `jaxrl train`, `compile`, `sweep`, `tune` and `pbt`, checked before JAX is imported."""
 
 import dataclasses
 import shutil
@@ -15,7 +15,7 @@ _COMPILES = (
     "Compiles what jaxrl train with the same flags would compile, and keeps it for that run. Nothing is written to "
     "--run-dir, --record or --wandb."
 )
-# What changes the programs of a run or how they are run, and has no meaning for a target.
+# Flags that change the programs of a run or how they run, without meaning for a target.
 _NO_TARGET = ("dataset", "record", "init_from", "async_evaluation", "video_every", "wandb", "launch", "distributed")
 _TARGET = Flag(
     "target",
@@ -26,7 +26,7 @@ _TARGET = Flag(
 )
 
 
-# The groups of the flags of these commands in the help; those that are in none are of "run".
+# The groups of these commands' flags in the help; other flags are in "run".
 _TITLES = {
     "evaluation and files": (
         "log_every",
@@ -76,20 +76,20 @@ _TITLES = {
         *multihost.FLAGS,
     ),
 }
-# Algorithms that are published for datasets, although those with a replay also run without one.
+# Algorithms published for datasets, although those with a replay also run without one.
 _OFFLINE = ("bc", "cql", "crr", "iql", "td3bc")
 _RARE = ("host environments", "devices and machines")
 
 
 @dataclasses.dataclass(frozen=True)
 class ParsedCommand:
-    """A command line that nothing is wrong with, as far as can be told without JAX.
+    """A valid command line, as far as can be checked without JAX.
 
     Attributes:
-      algorithm: its name.
-      preset: its name, if there is one.
-      groups: of the flags.
-      values: by group, their parts and schedules not made yet.
+      algorithm: name of the algorithm.
+      preset: name of the preset, or None.
+      groups: groups of the flags.
+      values: values by group, without parts and schedules made.
     """
 
     algorithm: str
@@ -99,10 +99,10 @@ class ParsedCommand:
 
 
 def read(command: str, argv: Sequence[str]) -> ParsedCommand:
-    """Reads `ALGORITHM [FLAGS]`.
+    """Read `ALGORITHM [FLAGS]`.
 
     Raises:
-      ConfigError: every value that is wrong, whichever part it belongs to.
+      ConfigError: lists every wrong value, of any part.
     """
     preset, name, rest = _preset(argv), argv[0], list(argv[1:])
     if preset is not None and name.startswith("-"):
@@ -146,12 +146,15 @@ def read(command: str, argv: Sequence[str]) -> ParsedCommand:
 
 
 def grid_environments(words: Sequence[str]) -> list[str]:
-    """Return the names of the environments among the words of `--grid`: of `env=NAME,NAME`."""
+    """Return the names of the environments in the words of `--grid`, from `env=NAME,NAME`."""
     return [name for word in words if word.startswith("env=") for name in word[len("env=") :].split(",")]
 
 
 def _help_groups(run, fields, name):
-    """The flags as the help shows them: what a run cannot do without, the algorithm's `fields`, the run's, machines."""
+    """Return the groups of flags in the order of the help.
+
+    The order is required flags, the algorithm's `fields`, the run's flags, machines.
+    """
     by_title: dict[str, list[Flag]] = {title: [] for title in ("required", "run", *_TITLES)}
     for flag in run.flags:
         title = next((title for title, names in _TITLES.items() if flag.name in names), "run")
@@ -171,7 +174,7 @@ def _takes_dataset(run):
 
 
 def _example(command, name, preset, run):
-    """A command line that could be typed, within the terminal's width."""
+    """Return an example of a command line, within the terminal's width."""
     if preset is not None:
         words = [f"--preset {preset.name}"]
     elif name in _OFFLINE and _takes_dataset(run):
@@ -193,18 +196,18 @@ def _example(command, name, preset, run):
 def _example_environment(name):
     actions = next((row[2] for row in table.load()["lists"]["algorithms"] if row[0] == name), None)
     if actions is None:
-        return "SUITE:NAME"  # of an algorithm of the user's own, whose actions are not known here
+        return "SUITE:NAME"  # a user's own algorithm, whose actions are not known here
     return "gymnax:CartPole-v1" if "discrete" in actions else "gymnax:Pendulum-v1"
 
 
 def _value(values, fields, name):
-    """The value of a flag of the run, in whichever group it was shown."""
+    """Return the value of a flag of the run, from the group in which it was shown."""
     own = {group.title for group in fields}
     return next(found[name] for title, found in values.items() if title not in own and name in found)
 
 
 def _flag_conflict(title, group, flag, text):
-    """What is said of a part that a flag of this algorithm does not take, and those of others do."""
+    """Return a message on a part that this flag does not accept but flags of other algorithms do, or None."""
     name = text.partition(":")[0].lower()
     if flag.kind.name != "part" or any(part.name == name for part in flag.kind.parts):
         return None
@@ -215,7 +218,7 @@ def _flag_conflict(title, group, flag, text):
 
 
 def _network_problems(fields, values):
-    """Flags of a network in whose place one of the user's own was asked for."""
+    """Return the problems with flags of a network that is replaced by the user's own."""
     own, *nested = fields
     return [
         f"{group.option(flag)}: not with --{group.title}, which takes the place of that network"
@@ -241,7 +244,7 @@ def _common_flags(preset):
 
 
 def _own_flags(command, preset):
-    # What a run records is another program, and where it writes is left alone: no flag of `train` is without meaning.
+    # `compile` has every flag of `train`: recording changes the program, and nothing is written to output paths.
     flags = table.command_flags("train" if command == "compile" else command)
     if command == "compile":
         flags = [*flags, _TARGET]
@@ -252,7 +255,7 @@ def _own_flags(command, preset):
 
 
 def _preset(argv):
-    """The preset that is asked for. It is looked up first, because it gives the defaults that the help shows."""
+    """Return the requested preset, or None. It is looked up first, because the help shows its defaults."""
     for word, following in zip(argv, [*argv[1:], ""], strict=True):
         flag, equals, value = word.partition("=")
         if flag == "--preset":
@@ -261,12 +264,12 @@ def _preset(argv):
 
 
 def asks_for_help(argv: Sequence[str]) -> bool:
-    """Whether these words ask for help and name no algorithm."""
+    """Return whether the words ask for help without naming an algorithm."""
     return not argv or argv[0] in ("-h", "--help")
 
 
 def print_help(command: str) -> int:
-    """Prints which algorithms a command has flags for; the exit code."""
+    """Print the algorithms that a command has flags for; return the exit code."""
     lines = [f"  jaxrl {command} {name} --help" for name in table.algorithms(command)]
     usage = [f"usage: jaxrl {command} ALGORITHM [FLAGS]", f"       jaxrl {command} --preset NAME [FLAGS]"]
     listed = "jaxrl algos says what each algorithm is, and lists the presets."

@@ -1,4 +1,4 @@
-"""`jaxrl sweep` once its flags are read: many runs, in one program or as experiments side by side."""
+"""The command `jaxrl sweep`, after its flags are read: many runs, in one program or as separate experiments."""
 
 import re
 import sys
@@ -19,14 +19,14 @@ from jaxrl.sweeps.launcher import Experiments, launch
 from jaxrl.sweeps.search import LogUniform, Uniform
 from jaxrl.sweeps.sweep import sweep as run_sweep
 
-# What only experiments have; None: as `launch` has it. And what only sweeps in one program have.
+# Flags only for experiments (None: the default of `launch`), and flags only for sweeps in one program.
 _RAY = ("cpus_per_run", "gpus_per_run", "restarts", "address", "resources")
 _IN_ONE_PROGRAM = ("devices", "mapping", "checkpoint_every", "overwrite")
-PICTURES = (".png", ".svg", ".pdf")  # what --out ends in for curves
+PICTURES = (".png", ".svg", ".pdf")  # suffixes of --out for curves
 
 
 def sweep(parsed: ParsedCommand) -> int:
-    """Sweeps as the flags say; the exit code."""
+    """Run the sweep described by the flags; return the exit code."""
     request = prepare("sweep", parsed)
     arguments = {name: value for name, value in request.arguments.items() if name not in ("out", "seeds", "grid")}
     seeds, out = request.arguments["seeds"], request.arguments["out"]
@@ -42,7 +42,7 @@ def sweep(parsed: ParsedCommand) -> int:
         raise ConfigError("--out: not with --grid env, whose results are in a directory for each environment")
     seeds, root, failed = seeds[0] if len(seeds) == 1 else seeds, arguments["run_dir"], False
     made = {name: make_environment(name, parsed.values["run"]["env_params"]) for name in tasks}
-    for name, env in made.items():  # whose scores cannot be compared: each has a table and a best of its own
+    for name, env in made.items():  # their scores cannot be compared, so each has its own table and best run
         arguments["run_dir"] = root / re.sub(r"[^\w.-]", "_", name)
         print(f"{name}:")
         failed |= _report(run(request.algo, env, seeds=seeds, **arguments, **space), arguments["run_dir"], None)
@@ -52,7 +52,7 @@ def sweep(parsed: ParsedCommand) -> int:
 
 
 def _report(result, run_dir, out):
-    """Print the table of a sweep, and where its results are; return whether a run raised."""
+    """Print the table of a sweep and the location of its results; return whether a run raised."""
     if distributed.is_leader():
         print(result.table())
         how = "including start-up and evaluation" if isinstance(result, Experiments) else "while training"
@@ -70,7 +70,7 @@ def _report(result, run_dir, out):
 
 
 def _backend(arguments):
-    """What runs the sweep; of its `arguments`, those of the other one are taken away."""
+    """Return the function that runs the sweep; remove the arguments of the other one from `arguments`."""
     with_ray = arguments.pop("backend") == "ray"
     others = _IN_ONE_PROGRAM if with_ray else _RAY
     unusable = [f"--{name.replace('_', '-')}" for name in others if arguments.pop(name) not in (None, False)]
@@ -89,15 +89,15 @@ def _backend(arguments):
 
 
 def read_space(algo: Algorithm, flag: str, words: Sequence[str]) -> dict[str, Any]:
-    """`learning_rate=1e-4,3e-4` or `learning_rate=log:1e-5:1e-2`, by field, as lists and distributions.
+    """Return lists and distributions by field, from `learning_rate=1e-4,3e-4` or `learning_rate=log:1e-5:1e-2`.
 
     Args:
-      algo: whose fields they are.
-      flag: in which they were given.
-      words: of it.
+      algo: the algorithm with these fields.
+      flag: the flag, for errors.
+      words: the words of the flag.
 
     Raises:
-      ConfigError: all that cannot be read.
+      ConfigError: lists every word that cannot be read.
     """
     drawn = {"uniform": Uniform, "loguniform": LogUniform, "log": LogUniform}
     space, problems = {}, []

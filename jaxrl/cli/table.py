@@ -1,8 +1,8 @@
-"""What the command line knows before JAX is imported: flags, algorithms, presets and environments.
+"""The table of the command line: flags, algorithms, presets and environments, known before JAX is imported.
 
-It is made from the code (`jaxrl.cli.describe`), by set-up and where the wheel is built (`python -m jaxrl.cli.table`),
-else when it is first needed, and kept as a JSON file with a hash of the code. What a user registered in this process is
-not in it: where that can be, JAX has been imported, and the code is asked.
+It is made from the code (`jaxrl.cli.describe`), during set-up and when the wheel is built (`python -m
+jaxrl.cli.table`), otherwise at first use, and stored as a JSON file with a hash of the code. Objects that a user
+registered in this process are not in it: if there can be any, JAX has been imported, and the code is used.
 """
 
 import contextlib
@@ -30,14 +30,14 @@ _PACKAGE = Path(__file__).parents[1]
 
 @functools.cache
 def load() -> dict[str, Any]:
-    """Return the table, from a file of this code if there is one; else make it, and keep it in the user's cache.
+    """Return the table, from a file for this code if there is one; otherwise make it and store it in the user's cache.
 
     Raises:
       subprocess.CalledProcessError: the code cannot be imported.
     """
     source, places = _source(), [FILE]
-    in_checkout = (_PACKAGE.parent / "pyproject.toml").exists()  # where files change, and installed ones do not
-    with contextlib.suppress(RuntimeError, ConfigError):  # no home
+    in_checkout = (_PACKAGE.parent / "pyproject.toml").exists()  # files of a checkout change, installed ones do not
+    with contextlib.suppress(RuntimeError, ConfigError):  # no home directory
         if (folder := files.cache_folder()) is not None:
             places.append(folder / f"cli-{_hash(os.fspath(_PACKAGE))}.json")
     for place in places:
@@ -56,7 +56,7 @@ def load() -> dict[str, Any]:
 
 
 def _source() -> tuple[str, str]:
-    """Hash names and sizes of the files of code, and these with their times."""
+    """Return a hash of names and sizes of the code files, and one that includes their times."""
     sizes, times = [], []
     for folder, _, names in os.walk(_PACKAGE):
         for name in names:
@@ -69,7 +69,7 @@ def _source() -> tuple[str, str]:
 
 
 def _made() -> str:
-    """Make the table in a process of its own, which nothing was registered in, and which needs no accelerator."""
+    """Make the table in a separate process, without registered objects and without an accelerator."""
     code = "import json; from jaxrl.cli import describe; print(json.dumps(describe.table()))"
     paths = os.pathsep.join([os.fspath(_PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = os.environ | {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu"}
@@ -87,7 +87,7 @@ def _hash(text: str) -> str:
 
 
 def command_flags(command: str) -> list[Flag]:
-    """The flags of "train", "sweep", "tune" and "pbt" that are their own, and of "processes", which all have."""
+    """Return the own flags of "train", "sweep", "tune" or "pbt", or the common flags of "processes"."""
     return [_flag(written) for written in load()["commands"][command]]
 
 
@@ -96,7 +96,7 @@ def command_flags(command: str) -> list[Flag]:
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """What the flags show of a preset; `defaults` by option."""
+    """A preset as shown in the flags; `defaults` by option."""
 
     name: str
     algorithm: str
@@ -107,7 +107,7 @@ class Preset:
 
 
 def preset(name: str) -> Preset:
-    """A preset by name.
+    """Return a preset by name.
 
     Raises:
       ConfigError: there is no such preset; suggests the close names.
@@ -119,18 +119,18 @@ def preset(name: str) -> Preset:
 
 
 def preset_source(name: str) -> str:
-    """Return where the settings of a preset are from, and what differs."""
+    """Return the source of a preset's settings, and the differences from it."""
     return next(row[3] for row in load()["lists"]["presets"] if row[0] == name)
 
 
 def algorithms(command: str = "train") -> list[str]:
-    """Return the names of the algorithms that a command takes, sorted; sweeps and searches take no dataset."""
+    """Return the names of the algorithms that a command accepts, sorted; sweeps and searches accept no dataset."""
     names = {*load()["algorithms"], *_registered_algorithms()}
     return sorted(names - {*load()["from_datasets"]} if command in ("sweep", "tune", "pbt") else names)
 
 
 def algorithm_groups(name: str, preset: Preset | None = None) -> list[Group]:
-    """The flags of an algorithm, with the defaults of a preset if there is one.
+    """Return the flags of an algorithm, with the defaults of a preset if given.
 
     Raises:
       ConfigError: there is no such algorithm; suggests the close names.
@@ -148,7 +148,7 @@ def algorithm_groups(name: str, preset: Preset | None = None) -> list[Group]:
 
 
 def algorithms_accepting(option: str, part: str) -> list[str]:
-    """The algorithms of jaxrl whose flag `option` takes the part of this name."""
+    """Return jaxrl's algorithms whose flag `option` accepts the part of this name."""
     return [
         name
         for name, groups in load()["algorithms"].items()
@@ -159,7 +159,7 @@ def algorithms_accepting(option: str, part: str) -> list[str]:
 
 
 def _registered_algorithms() -> Mapping[str, Any]:
-    """jaxrl's and a user's; none where no code has been imported that could have registered any."""
+    """Return jaxrl's and the user's algorithms; empty if the code that registers them is not imported."""
     base = sys.modules.get("jaxrl.algos.base")
     return {} if base is None else base.ALGORITHMS
 
@@ -178,7 +178,7 @@ def _with_defaults(group, defaults):
 
 
 def environments(suite: str | None = None) -> list[str]:
-    """Return what `jaxrl.environments()` gives, or those of one suite, for which no other is imported.
+    """Return the names of `jaxrl.environments()`, or those of one suite, without importing others.
 
     Raises:
       ConfigError: there is no such suite, or it is not installed.
@@ -187,7 +187,7 @@ def environments(suite: str | None = None) -> list[str]:
 
 
 def environment_problems(name: str) -> list[str]:
-    """Why there is no environment of this name, as far as that can be told without JAX.
+    """Return why there is no environment of this name, as far as can be checked without JAX.
 
     Raises:
       MissingExtraError: the suite's package is not installed.
@@ -202,7 +202,7 @@ def environment_problems(name: str) -> list[str]:
 
 
 def _may_be(suite: str, name: str) -> bool:
-    """Whether the suite has this environment, or refuses it for a reason that only its own module knows."""
+    """Return whether the suite has this environment, or refuses it for a reason that only its own module knows."""
     if suite != "gymnasium":
         return name in _names(suite) or name in load()["environments"].get(suite, {"refused": ()})["refused"]
     if ":" in name:
@@ -214,7 +214,7 @@ def _may_be(suite: str, name: str) -> bool:
     except gymnasium.error.UnregisteredEnv:
         return False
     except (gymnasium.error.Error, ImportError):
-        return True  # the adapter says which
+        return True  # the adapter reports the reason
 
 
 def _names(suite: str) -> Iterable[str]:
@@ -224,7 +224,7 @@ def _names(suite: str) -> Iterable[str]:
         return suite_modules.load(suite).names()
     module, known = suite_modules.SUITES[suite].module, load()["environments"].get(suite)
     if known is None or module in sys.modules or known["version"] != _version(known["package"]):
-        return import_module(module).names()  # of another version, or with what a user registered
+        return import_module(module).names()  # another version, or with names that a user registered
     return known["names"]
 
 

@@ -1,4 +1,4 @@
-"""`jaxrl train` once its flags are read, and what it shares with `jaxrl sweep`: the algorithm and the environment."""
+"""The command `jaxrl train`, after its flags are read, and what it shares with `jaxrl sweep`."""
 
 import dataclasses
 from typing import Any
@@ -29,14 +29,14 @@ from jaxrl.run.recorder import Record
 from jaxrl.run.settings import RunSettings
 from jaxrl.run.timing import is_for_a_command
 
-# Flags that are fields of a topology, of either kind.
+# Flags that are fields of either topology.
 _LAYOUT = tuple({f.name: None for kind in (Sebulba, Anakin) for f in dataclasses.fields(kind) if f.name != "num_envs"})
-# Suites whose steps take seconds to trace; with thousands of kernels each, one thread or two take the same time.
+# Suites whose steps take seconds to trace; with thousands of kernels each, one thread is as fast as two.
 _SLOW_TO_TRACE = ("brax:",)
 
 
 def train(parsed: ParsedCommand) -> int:
-    """Trains as the flags say; the exit code. The process of an evaluator ends within."""
+    """Train as the flags say; return the exit code. The process of an evaluator ends here."""
     settings = train_settings(parsed)
     project = parsed.values["run"]["wandb"]
     leader = distributed.is_leader()
@@ -49,14 +49,14 @@ def train(parsed: ParsedCommand) -> int:
     return {"non_finite": 1, "unsaved": 1, "interrupted": 130}.get(result.stopped, 0)
 
 
-# --- what the flags say --------------------------------------------------------------------------------------------
+# --- from flags to settings ----------------------------------------------------------------------------------------
 
 
 def train_settings(parsed: ParsedCommand) -> RunSettings:
     """Return the settings of the run that the flags describe.
 
     Raises:
-      ConfigError: every value that is wrong, whichever part it belongs to.
+      ConfigError: lists every wrong value, of any part.
     """
     request = prepare("train", parsed)
     arguments = dict(request.arguments)
@@ -72,19 +72,19 @@ def train_settings(parsed: ParsedCommand) -> RunSettings:
 
 @dataclasses.dataclass(frozen=True)
 class TrainRequest:
-    """What a command line asks for, ready for `jaxrl.train`, `sweep`, `tune` and `pbt`."""
+    """The request of a command line, ready for `jaxrl.train`, `sweep`, `tune` and `pbt`."""
 
     algo: Algorithm
-    env: Environment | HostRecipe | None  # None: a dataset alone
+    env: Environment | HostRecipe | None  # None: only a dataset
     num_envs: int | None
     arguments: dict[str, Any]  # the command's own flags
 
 
 def prepare(command: str, parsed: ParsedCommand) -> TrainRequest:
-    """The algorithm and the environment of `train`, `sweep`, `tune` and `pbt`.
+    """Return the algorithm, the environment and the arguments of `train`, `sweep`, `tune` and `pbt`.
 
     Raises:
-      ConfigError: every value that is wrong, whichever part it belongs to.
+      ConfigError: lists every wrong value, of any part.
     """
     if (out := parsed.values["run"].get("out")) is not None:
         ownership.check_output(out, "output of a sweep")
@@ -99,20 +99,20 @@ def prepare(command: str, parsed: ParsedCommand) -> TrainRequest:
     if run["env"] is None and run.get("dataset") is not None and run["num_envs"] is not None:
         problems.append(f"--num-envs {run['num_envs']} needs --env")
     if problems and multihost.is_one_of_several(run):
-        raise ConfigError(problems)  # before the other processes are waited for
+        raise ConfigError(problems)  # before waiting for the other processes
     if run.get("deterministic"):
-        determinism.set_flags()  # before anything asks JAX for its devices
+        determinism.set_flags()  # before anything initializes JAX's devices
     processes = multihost.join(run)
     if run.get("target") is not None:
-        jax.config.update("jax_platforms", "cpu")  # what is compiled for is elsewhere, and JAX need not look for it
+        jax.config.update("jax_platforms", "cpu")  # the target is elsewhere, so JAX need not look for it
     split = cores() if command in ("sweep", "tune", "pbt") and run["devices"] is None else run["devices"]
     if command == "train" and split is not None:
-        split = 1 if run.get("target") else split // processes  # it counts those of all of them, or of the target
+        split = 1 if run.get("target") else split // processes  # the count is for all processes, or for the target
     if split is not None and split > 1:
-        use_cpu_devices(split)  # before anything else, the environment first of all, asks JAX for its devices
+        use_cpu_devices(split)  # before the environment or anything else initializes JAX's devices
     if run.get("backend") == "ray":
         jax.config.update("jax_platforms", "cpu")  # the accelerators are for the experiments, if this machine has any
-    keep_compiled_programs()  # making an environment compiles too: brax's ant 345 programs
+    keep_compiled_programs()  # making an environment also compiles: 345 programs for brax's ant
     env = None
     try:
         env = None if run["env"] is None else make_environment(run["env"], run["env_params"])
@@ -125,7 +125,7 @@ def prepare(command: str, parsed: ParsedCommand) -> TrainRequest:
 
 
 def _no_dataset(command, parsed, algo):
-    """What is wrong where an algorithm is to learn from a dataset and there is none."""
+    """Return a message on an algorithm that learns from a dataset but has none."""
     settings = dataset_settings(algo)
     flags = [group.option(flag) for group in parsed.groups for flag in group.flags if flag.name in settings]
     what = f"{type(algo).__name__} with {' and '.join(flags)}" if flags else type(algo).__name__
@@ -143,10 +143,10 @@ def _topology(env, num_envs, layout):
 
 
 def _with_threads(request, run, topology):
-    """Return the environment; made after JAX was restarted with one thread where the run is faster with it."""
-    if not is_for_a_command() or run["import_"] is not None:  # the process, or what was imported, may hold arrays
+    """Return the environment, made again after restarting JAX with one thread if the run is faster with it."""
+    if not is_for_a_command() or run["import_"] is not None:  # the process, or an imported module, may hold arrays
         return request.env
-    if run["async_evaluation"]:  # an evaluation beside training is what a second thread is for
+    if run["async_evaluation"]:  # a second thread is needed for evaluations during training
         return request.env
     compiled = isinstance(request.env, Environment) and run["dataset"] is None
     if not compiled or request.env.name.startswith(_SLOW_TO_TRACE):
@@ -159,7 +159,7 @@ def _with_threads(request, run, topology):
 
 
 def _only_on_the_host(names, env):
-    """What is wrong with flags of Sebulba where there is no environment for it."""
+    """Explain that these flags need a host environment."""
     flags, them = ", ".join(f"--{name.replace('_', '-')}" for name in names), "them" if len(names) > 1 else "it"
     why = "with a dataset alone nothing acts (Offline)" if env is None else f"{env.name} is in JAX (Anakin)"
     return (
@@ -168,11 +168,11 @@ def _only_on_the_host(names, env):
     )
 
 
-# --- what came of it ---------------------------------------------------------------------------------------------
+# --- the report --------------------------------------------------------------------------------------------------
 
 
 def _report(result: training.Result) -> None:
-    """Prints how a run ended."""
+    """Print how a run ended."""
     record, notes = result.record(), []
     if record["session_steps"] == 0 and result.stopped == "finished":
         notes.append(finished_run.ALREADY_FINISHED)

@@ -1,4 +1,4 @@
-"""`jaxrl tune` once its flags are read: a search, its table, and the command that trains with the best settings."""
+"""The command `jaxrl tune`, after its flags are read: a search, its table, and the command for the best settings."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -12,16 +12,16 @@ from jaxrl.cli.training import TrainRequest, prepare
 from jaxrl.core.errors import ConfigError
 from jaxrl.sweeps.tune import tune as run_tune
 
-# Flags that `train` has too, and which there are of another run or mean something else.
+# Flags that `train` also has, but that apply to another run or mean something else there.
 _NOT_OF_THE_RUN = ("run_dir", "overwrite", "progress", "devices")
 
 
 def tune(parsed: ParsedCommand, argv: Sequence[str]) -> int:
-    """Searches as the flags say; the exit code.
+    """Run the search described by the flags; return the exit code.
 
     Args:
-      parsed: the flags, read.
-      argv: the words that they were.
+      parsed: the parsed flags.
+      argv: their words.
     """
     if parsed.values["run"]["distributed"] or parsed.values["run"]["launch"] != "here":
         raise ConfigError("--launch, --distributed: not with tune; --backend ray has several trials under way at once")
@@ -39,7 +39,7 @@ def tune(parsed: ParsedCommand, argv: Sequence[str]) -> int:
 
 
 def searched_space(request: TrainRequest) -> dict[str, Any]:
-    """What `--space` says of each field: a range, a list, or a single value."""
+    """Return the space of each field in `--space`: a range, a list, or a single value."""
     space = read_space(request.algo, "--space", request.arguments["space"])
     return {
         name: values[0] if isinstance(values, list) and len(values) == 1 else values for name, values in space.items()
@@ -47,7 +47,7 @@ def searched_space(request: TrainRequest) -> dict[str, Any]:
 
 
 def train_command(command: str, settings: Mapping[str, Any], argv: Sequence[str]) -> list[str]:
-    """The words of `jaxrl train` with these settings; all else as `argv`, the words of `command`, has it."""
+    """Return the words of `jaxrl train` with these settings, and otherwise as in `argv`, the words of `command`."""
     of_train = {flag.name for flag in table.command_flags("train")}
     own = {flag.name for flag in table.command_flags(command)} - of_train
     words = _without({*own, *_NOT_OF_THE_RUN, *multihost.FLAGS, *settings}, argv)
@@ -57,7 +57,7 @@ def train_command(command: str, settings: Mapping[str, Any], argv: Sequence[str]
 
 
 def _without(names: set[str], argv: Sequence[str]) -> list[str]:
-    """The words without the flags of these names, and their values."""
+    """Return the words without the flags of these names and their values."""
     others: list[str] = []
     keeping = True
     for word in argv:

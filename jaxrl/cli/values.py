@@ -1,8 +1,8 @@
-"""Values of flags as text, and back, without JAX.
+"""Conversion of flag values from and to text, without JAX.
 
 A part of a network or an optimizer is written as its name and arguments with colons between, in order or by name:
-`mlp:256,256`, `mlp:256,256:activation=relu`, `gru:128`, `adam:eps=1e-8`. A part and a schedule are read in two steps:
-`read` says what is wrong with the text, `build` makes the object, for which it imports what defines it.
+`mlp:256,256`, `mlp:256,256:activation=relu`, `gru:128`, `adam:eps=1e-8`. Parts and schedules are read in two steps:
+`read` checks the text, `build` makes the object, for which it imports the module that defines it.
 """
 
 import ast
@@ -14,17 +14,17 @@ from typing import Any
 from jaxrl.core import files, registry, schedule_text
 from jaxrl.core.errors import ConfigError, unknown
 
-# "number" may be a schedule; a "network" and a "function" are what a user registered
+# "number" may be a schedule; a "network" and a "function" are registered by the user
 KINDS = ("bool", "int", "float", "text", "path", "ints", "floats", "texts", "number", "part", "network", "function")
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What a flag's value is.
+    """The kind of a flag's value.
 
     Attributes:
       name: one of `KINDS`.
-      parts: for "part", which may stand there.
+      parts: for "part", the allowed ones.
       optional: whether it may be None.
     """
 
@@ -46,13 +46,13 @@ class Part:
     made_by: Any
 
     def usage(self) -> str:
-        """How it is written: `mlp:widths:activation:normalization`."""
+        """Return the form in which it is written: `mlp:widths:activation:normalization`."""
         return ":".join([self.name, *self.fields])
 
 
 @dataclasses.dataclass(frozen=True)
 class ReadPart:
-    """A part that was read: with these arguments."""
+    """A part that was read, with its arguments."""
 
     part: Part
     arguments: Mapping[str, Any]
@@ -67,14 +67,14 @@ class ReadSchedule:
 
 @dataclasses.dataclass(frozen=True)
 class ReadRegistered:
-    """The name of something that a user registered, of the kind "network" or "function"."""
+    """The name of an object that a user registered, of the kind "network" or "function"."""
 
     text: str
     kind: str
 
 
 def metavar(kind: Kind) -> str:
-    """What stands for a value in the help."""
+    """Return the placeholder for a value in the help."""
     names = {"bool": "True|False", "int": "N", "float": "NUMBER", "path": "PATH", "text": "TEXT", "ints": "N,N,..."}
     names |= {
         "floats": "NUMBER,NUMBER,...",
@@ -87,10 +87,10 @@ def metavar(kind: Kind) -> str:
 
 
 def read(kind: Kind, text: str) -> Any:
-    """The value that `text` stands for; `build` makes it of what is a part or a schedule.
+    """Return the value that `text` represents; parts and schedules are made by `build`.
 
     Raises:
-      ConfigError: it stands for none; says what is allowed.
+      ConfigError: it represents no value; lists the allowed ones.
     """
     if kind.optional and text.lower() == "none":
         return None
@@ -114,7 +114,7 @@ def read(kind: Kind, text: str) -> Any:
 
 
 def build(value: Any) -> Any:
-    """What was read, with its parts and schedules made.
+    """Return a value that was read, with its parts and schedules made.
 
     Raises:
       ConfigError: the numbers of a schedule or the arguments of a part do not fit.
@@ -152,7 +152,7 @@ def _made_network(name):
 
 
 def literal(text: str) -> Any:
-    """A number, True, False, None or a tuple where `text` is one; else the text itself."""
+    """Return a number, True, False, None or a tuple if `text` is one, otherwise the text itself."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -160,10 +160,10 @@ def literal(text: str) -> Any:
 
 
 def assignments(label: str, words: Sequence[str]) -> dict[str, str]:
-    """`key=value` words as a dictionary.
+    """Return `key=value` words as a dictionary.
 
     Raises:
-      ConfigError: naming every word that is none.
+      ConfigError: names every word of another form.
     """
     wrong = [word for word in words if not word.partition("=")[0] or "=" not in word]
     if wrong:
@@ -194,7 +194,7 @@ def _read_part(parts, text):
 
 
 def _with_commas(part, words, position):
-    """What is wrong with a number in the place of a name: numbers of one argument have commas between."""
+    """Return a message on a number in place of a name: numbers of one argument are separated by commas."""
     text = ":".join([part.name, *words])
     first = next((n for n in reversed(range(position)) if list(part.fields.values())[n].name == "ints"), None)
     if first is None:
