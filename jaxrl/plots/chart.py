@@ -1,4 +1,4 @@
-"""Figures of curves: panels, and a legend that has room. Importing this imports matplotlib."""
+"""Figures of curves: panels, and a legend that fits. Importing this imports matplotlib."""
 
 import io
 import itertools
@@ -19,17 +19,17 @@ from matplotlib.ticker import EngFormatter
 
 from jaxrl.core import files
 
-# Okabe and Ito's colors for the color-blind, with grey in place of their yellow, which white paper swallows; a dark one
-# beside a light one, so that neighbors differ in grey too.
+# Okabe and Ito's colors for the color-blind, with grey in place of their yellow, which is invisible on white paper;
+# dark and light ones alternate, so that neighbors also differ in greyscale.
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000", "#7F7F7F")
 _DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
 _MARKERS = "os^DvPX"
-_WIDTHS = {1: 7.0, 2: 10.0}  # inches of a figure by its columns of panels
+_WIDTHS = {1: 7.0, 2: 10.0}  # inches of a figure, by its number of columns
 _GAP = 0.1  # inches between axes, legend, caption and border
-_HANDLE, _HANDLE_GAP, _COLUMN_GAP = 2.4, 0.8, 1.5  # of a legend, in sizes of its text
+_HANDLE, _HANDLE_GAP, _COLUMN_GAP = 2.4, 0.8, 1.5  # of a legend, in units of its text size
 _SIZES = (9.0, 8.0, 7.0, 6.0)  # points of the legend's text, the largest that fits
-_MOST_ROWS = 12  # of a legend, before its text becomes smaller
-_MOST_LINES = 3  # of one label, and of the caption
+_MOST_ROWS = 12  # rows of a legend before its text becomes smaller
+_MOST_LINES = 3  # lines of one label, and of the caption
 _MOST_LABELS = 60
 
 
@@ -46,9 +46,9 @@ def panels(titles: Sequence[str], title: str, x_label: str, y_label: str) -> tup
     """Make a figure with one panel for each title.
 
     Args:
-      titles: of the panels; of a single one the title of the figure takes its place.
-      title: of the figure, may be empty.
-      x_label, y_label: of the axes; steps are written as 10k and 1M.
+      titles: titles of the panels; a single one is replaced by the title of the figure.
+      title: title of the figure, may be empty.
+      x_label, y_label: labels of the axes; steps are written as 10k and 1M.
 
     Returns:
       The figure, to be completed by `finish`, and the axes.
@@ -78,37 +78,37 @@ def panels(titles: Sequence[str], title: str, x_label: str, y_label: str) -> tup
 
 
 def style(place: int, marked: bool = True) -> dict[str, Any]:
-    """Return how the curve of this place is drawn: colors, then lines and markers, tell the curves apart.
+    """Return the style of the curve at this place: colors first, then lines and markers, distinguish the curves.
 
     Args:
-      place: among all curves of the figure, from 0 on.
-      marked: with a marker now and then, which tells curves apart in grey.
+      place: index among all curves of the figure, from 0.
+      marked: add sparse markers, which distinguish curves in greyscale.
     """
     dashes = _DASHES[place // len(COLORS) % len(_DASHES)]
     drawn: dict[str, Any] = {"color": COLORS[place % len(COLORS)], "linestyle": dashes, "linewidth": 1.5}
     if marked:
-        every = (0.03 * (place % 5), 0.15)  # of the diagonal of the axes
+        every = (0.03 * (place % 5), 0.15)  # fractions of the diagonal of the axes
         drawn |= {"marker": _MARKERS[place % len(_MARKERS)], "markersize": 4.5, "markevery": every}
     return drawn
 
 
 def brightness(heights: Sequence[float]) -> list[Any]:
-    """Return a color for each number between 0 and 1, darker for lower ones; they differ in grey too."""
+    """Return a color for each number between 0 and 1, darker for lower ones; they also differ in greyscale."""
     return [colormaps["viridis"](0.95 * float(height)) for height in heights]
 
 
 def say(axes: Axes, text: str) -> None:
-    """Write a few words where there are no curves."""
+    """Write a few words in axes without curves."""
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center")
 
 
 def finish(figure: Chart, handles: Mapping[str, Artist], caption: Sequence[str] = ()) -> None:
-    """Place the legend and the caption below the axes, and make the figure taller by what they take.
+    """Place the legend and the caption below the axes, and make the figure taller by their height.
 
     Args:
-      figure: of `panels`, with all curves drawn.
-      handles: what stands for each label of the legend.
-      caption: sentences below it, a line each, broken where they are longer.
+      figure: a figure from `panels`, with all curves drawn.
+      handles: the artist of each label of the legend.
+      caption: sentences below it, one per line, wrapped if they are longer.
     """
     width, height = figure.get_size_inches()
     legend = _legend(figure, handles, width - 2 * _GAP)
@@ -129,12 +129,12 @@ def finish(figure: Chart, handles: Mapping[str, Artist], caption: Sequence[str] 
 
 
 def plain(text: str) -> str:
-    """Text of files as it stands: between two $ matplotlib would read a formula, and it draws no half of a pair."""
+    """Return text to draw literally: escaped, because matplotlib reads a formula between two $."""
     return files.escape_for_terminal(text).replace("$", r"\$")
 
 
 def _legend(figure: Chart, handles: Mapping[str, Artist], width: float) -> Legend | None:
-    """Add a legend of at most `width` inches: as many columns as fit, smaller text where there are many rows."""
+    """Add a legend of at most `width` inches: as many columns as fit, and smaller text if there are many rows."""
     if not handles:
         return None
     labels, artists = list(handles)[:_MOST_LABELS], list(handles.values())[:_MOST_LABELS]
@@ -145,7 +145,7 @@ def _legend(figure: Chart, handles: Mapping[str, Artist], width: float) -> Legen
         columns = next((n for n in range(min(len(labels), 8), 0, -1) if _columns_width(widths, n) * size <= width), 0)
         if columns and (math.ceil(len(labels) / columns) <= _MOST_ROWS or size == _SIZES[-1]):
             return _add_legend(figure, artists, labels, size, columns)
-    # Not even a single column has room: long labels are broken into lines, and what is left is cut in the middle.
+    # Not even a single column fits: wrap long labels, and cut the rest in the middle.
     size, texts = _SIZES[1], labels
     for letters in range(int(width * 16), 8, -6):
         texts = [_in_lines(label, letters) for label in labels]
@@ -155,7 +155,7 @@ def _legend(figure: Chart, handles: Mapping[str, Artist], width: float) -> Legen
 
 
 def _text_widths(figure: Chart, labels: Sequence[str]) -> list[float]:
-    """Inches that each label is wide at a size of one point."""
+    """Return the width of each label in inches, at a size of one point."""
     text = figure.text(0.0, 0.0, "", fontsize=10.0)
     widths = []
     for label in labels:
@@ -166,7 +166,7 @@ def _text_widths(figure: Chart, labels: Sequence[str]) -> list[float]:
 
 
 def _columns_width(widths: Sequence[float], columns: int) -> float:
-    """Inches that a legend of labels of these widths takes at a size of one point, a little more than it will."""
+    """Return the width in inches of a legend with labels of these widths, at one point, slightly overestimated."""
     each, longer = divmod(len(widths), columns)
     ends = list(itertools.accumulate([each + 1] * longer + [each] * (columns - longer), initial=0))
     room = (_HANDLE + _HANDLE_GAP + _COLUMN_GAP + 0.3) / 72
@@ -194,7 +194,7 @@ def _in_lines(label: str, letters: int) -> str:
 
 
 def _shortened(text: str, letters: int) -> str:
-    """`text`, without its middle where it is longer than so many letters."""
+    """Return `text`, with its middle cut out if it is longer than `letters`."""
     if len(text) <= letters:
         return text
     first = (letters - 1) // 2

@@ -36,16 +36,16 @@ Plottable = Run | Sequence[Mapping[str, Any]]
 
 
 def plot_run(run: Plottable, out: str | os.PathLike | None = None) -> "Chart":
-    """Draw one run's learning curve: returns while training, and of the evaluations.
+    """Plot one run's learning curve: the returns in training and in evaluations.
 
     Args:
       run: a run, or the rows of its metrics.
-      out: where the picture goes, if anywhere; its suffix gives the format.
+      out: image file to write, or None; its suffix sets the format.
 
     Returns:
-      The picture. One without any return yet says so.
+      The figure, with a note if there is no return yet.
     """
-    from jaxrl.plots import chart  # matplotlib takes seconds to import, and not every run is drawn
+    from jaxrl.plots import chart  # matplotlib takes seconds to import, and not every run is plotted
 
     run = _as_run(run, 0)
     figure, (axes,) = chart.panels([""], run.title or run.name, "steps", "return")
@@ -72,27 +72,28 @@ def plot_runs(
     resamples: int = 2000,
     seed: int = 0,
 ) -> "Chart":
-    """Draw the interquartile mean over the runs of each configuration, with its bootstrap interval.
+    """Plot the interquartile mean over the runs of each configuration, with its bootstrap interval.
 
-    Runs that differ in their seed alone make one curve. Each environment has a panel; a label names the algorithm, the
+    Runs that differ only in their seed form one curve. Each environment has a panel; a label names the algorithm, the
     settings in which configurations of one algorithm and environment differ, and the number of seeds. A run counts
     between its own first and last value, so a curve begins where the first of its runs does. A curve of one run has no
-    interval. Stars beside curves of training returns are the interquartile means of the last evaluations.
+    interval. Stars next to curves of training returns are the interquartile means of the last evaluations.
 
     Args:
       runs: runs, or the rows of their metrics.
-      out: where the picture goes, if anywhere; its suffix gives the format.
-      metric: what to draw; if None, the evaluations' return where every run has two or more, else that while training.
-      confidence: of the interval.
-      resamples: of the bootstrap.
-      seed: of the bootstrap.
+      out: image file to write, or None; its suffix sets the format.
+      metric: the metric to plot; None: the evaluation return if every run has two or more, otherwise the training
+        return.
+      confidence: confidence level of the interval.
+      resamples: number of resamples of the bootstrap.
+      seed: seed of the bootstrap.
 
     Returns:
-      The picture.
+      The figure.
 
     Raises:
-      ConfigError: there is no run, none has values of the metric (close names are suggested), or pictures have no such
-        format.
+      ConfigError: there is no run, none has values of the metric (close names are suggested), or the format is not
+        supported.
     """
     if not runs:
         raise ConfigError("no runs to plot; give at least one run directory")
@@ -139,18 +140,18 @@ def plot_runs(
 
 
 def plot_trials(scores: Sequence[float], out: str | os.PathLike | None = None, *, title: str = "") -> "Chart":
-    """Draw the scores of a search's trials and the best so far.
+    """Plot the scores of a search's trials and the best so far.
 
     Args:
-      scores: one a trial, in their order; NaN of those that did not finish.
-      out: where the picture goes, if anywhere; its suffix gives the format.
-      title: over the picture.
+      scores: one per trial, in order; NaN for those that did not finish.
+      out: image file to write, or None; its suffix sets the format.
+      title: title of the figure.
 
     Returns:
-      The picture.
+      The figure.
 
     Raises:
-      ConfigError: pictures have no such format.
+      ConfigError: the format is not supported.
     """
     from jaxrl.plots import chart
 
@@ -165,15 +166,15 @@ def plot_trials(scores: Sequence[float], out: str | os.PathLike | None = None, *
 
 
 def _check_metric(metric: str, runs: Sequence[Run]) -> None:
-    """Refuse a metric of which no run has a value."""
+    """Refuse a metric that no run has a value of."""
     if any(len(run.curve(metric)[0]) for run in runs):
         return
     known = {name for run in runs for row in run.rows for name, value in row.items() if value is not None} - {"step"}
-    places = list(dict.fromkeys(run.name for run in runs))  # the runs of a sweep have its name
+    places = list(dict.fromkeys(run.name for run in runs))  # the runs of a sweep share its name
     names = ", ".join(places[:3]) + (f" and {len(places) - 3} more" if len(places) > 3 else "")
     if metric in _NAMES:
         if any(run.rows for run in runs):
-            return  # the picture says that no episode has ended yet
+            return  # the figure notes that no episode has ended yet
         raise ConfigError(f"no value of {metric} in {names}: no metrics were written")
     raise unknown("metric", metric, known, f"those of {names}")
 
@@ -184,9 +185,9 @@ def _curves(group: Group, metric: str) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def _count(groups: Sequence[Group], curves: Sequence[Sequence[Any]]) -> str:
-    """Say how many seeds there are of a curve: "3 seeds", over several panels "3 to 5 seeds".
+    """Return the number of seeds of a curve: "3 seeds", or over several panels "3 to 5 seeds".
 
-    Where a seed has several curves, as of runs of other lengths, they are "3 runs".
+    If a seed has several curves, for example from runs of other lengths, they are "3 runs".
     """
     counts = sorted({len(found) for found in curves})
     if counts[-1] == 0:
@@ -203,10 +204,10 @@ def _as_run(run: Plottable, index: int) -> Run:
 
 
 def save_chart(figure: "Chart", out: str | os.PathLike | None) -> "Chart":
-    """Write a figure to `out` if given; its suffix gives the format. Return the figure.
+    """Write a figure to `out` if given; its suffix sets the format. Return the figure.
 
     Raises:
-      ConfigError: pictures have no such format, or `out` is a file that jaxrl did not draw.
+      ConfigError: the format is not supported, or `out` is a file that jaxrl did not write.
     """
     if out is not None:
         out = files.expand(out)

@@ -1,4 +1,4 @@
-"""Which settings matter: the share of the variance of scores that each explains, and a picture of all runs."""
+"""The importance of settings: the share of the variance of scores that each explains, and a plot of all runs."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,8 @@ from jaxrl.plots.labels import LARGEST
 if TYPE_CHECKING:
     from jaxrl.plots.chart import Chart
 
-_GROUPS = (3, 8)  # that numbers with many values are cut into: at least, at most
-_MOST_AXES = 10  # of a picture
+_GROUPS = (3, 8)  # minimum and maximum number of groups for settings with many values
+_MOST_AXES = 10  # of a figure
 _MOST_LINES = 400
 _MOST_TICKS = 5  # of an axis
 _LEAST_DISTANCE = 0.04  # between ticks, in heights of the axis
@@ -24,21 +24,21 @@ _LOGARITHMIC = 20.0  # ratio of the largest to the smallest number from which an
 def importance(settings: Sequence[Mapping[str, Any]], scores: Sequence[float]) -> dict[str, float]:
     """Return the share of the variance of scores that each setting explains by itself, the largest first.
 
-    Scores are fitted as a sum of effects, one of each setting. A share is the variance of its effect, less what noise
-    adds to it, over that of the scores: omega squared (Hays, 1963), on a full grid the main effect of the functional
-    analysis of variance (Hutter, Hoos and Leyton-Brown, 2014), corrected for chance. What is missing to 1 are seeds and
-    effects of settings together. Where there are more values than configurations can tell apart, as of random draws,
-    numbers are cut into three to eight groups of equal size.
+    Scores are fitted as a sum of effects, one per setting. A share is the variance of its effect, without the part due
+    to noise, over the variance of the scores: omega squared (Hays, 1963), on a full grid the main effect of the
+    functional analysis of variance (Hutter, Hoos and Leyton-Brown, 2014), corrected for chance. The remainder to 1 is
+    due to seeds and to interactions of settings. If there are more values than the configurations can distinguish, as
+    in random search, numbers are divided into three to eight groups of equal size.
 
     Args:
-      settings: of each run, by name.
-      scores: of each run; NaN of a run that failed, which counts as the worst.
+      settings: settings of each run, by name.
+      scores: score of each run; NaN for a run that failed, which counts as the worst.
 
     Returns:
-      Shares between 0 and 1; empty where there are too few runs to tell, or all scores are equal.
+      Shares between 0 and 1; empty if there are too few runs, or all scores are equal.
 
     Raises:
-      ConfigError: there are more settings than scores, or fewer.
+      ConfigError: the numbers of settings and scores differ.
     """
     if len(settings) != len(scores):
         raise ConfigError(f"settings are of {len(settings)} runs, and scores of {len(scores)}; pass one of each a run")
@@ -68,7 +68,7 @@ def importance(settings: Sequence[Mapping[str, Any]], scores: Sequence[float]) -
     found, start = {}, 1
     for name, columns in effects.items():
         columns = columns - columns.mean(axis=0)
-        weights = inverse[start : start + columns.shape[1]]  # from scores to the effect of each value
+        weights = inverse[start : start + columns.shape[1]]  # map scores to the effect of each value
         start += columns.shape[1]
         by_noise = noise * float(np.sum((columns.T @ columns @ weights) * weights))
         explained = float(np.sum((columns @ (weights @ values)) ** 2)) - by_noise
@@ -83,20 +83,20 @@ def plot_parallel(
     *,
     title: str = "",
 ) -> "Chart":
-    """Draw runs as lines over one axis a setting, and the score last (parallel coordinates).
+    """Plot runs as lines over one axis per setting, and the score last (parallel coordinates).
 
-    Settings stand in the order of their importance, and better runs are brighter and on top. An axis of positive
-    numbers that span a factor of 20 or more is logarithmic; values that are not all finite numbers stand as names.
-    Runs without a score are left out; of more than 400 runs, 400 are drawn, evenly by score.
+    Settings are in order of importance, and better runs are brighter and on top. An axis of positive numbers that span
+    a factor of 20 or more is logarithmic; values that are not all finite numbers are shown as names. Runs without a
+    score are left out; of more than 400 runs, 400 are drawn, evenly spaced by score.
 
     Args:
-      settings: of each run, by name.
-      scores: of each run.
-      out: where the picture goes, if anywhere; its suffix gives the format.
-      title: of the picture.
+      settings: settings of each run, by name.
+      scores: score of each run.
+      out: image file to write, or None; its suffix sets the format.
+      title: title of the figure.
 
     Raises:
-      ConfigError: pictures have no such format, or there are more settings than scores, or fewer.
+      ConfigError: the format is not supported, or the numbers of settings and scores differ.
     """
     from jaxrl.plots import chart
 
@@ -132,7 +132,7 @@ def plot_parallel(
 
 
 def _levels(values: Sequence[Any], groups: int | None = None) -> np.ndarray:
-    """Return the number of each value among the distinct ones, or of more numbers than `groups` that of its group."""
+    """Return the index of each value among the distinct ones, or that of its group beyond `groups` numbers."""
     if not all(_is_number(value) for value in values):
         return np.unique([str(value) for value in values], return_inverse=True)[1]
     numbers = np.asarray(values, float)
@@ -142,7 +142,7 @@ def _levels(values: Sequence[Any], groups: int | None = None) -> np.ndarray:
 
 
 def _axis(column: Sequence[Any], every: bool) -> tuple[np.ndarray, list[tuple[float, str]]]:
-    """Return the height of each value between 0 and 1, and where which ticks are; `every`: numbers are never names."""
+    """Return the heights of the values between 0 and 1, and the ticks; `every`: numbers are never names."""
     if not all(_is_number(value) for value in column):
         texts = [str(value) for value in column]
         kinds = sorted(set(texts))

@@ -13,28 +13,28 @@ from jaxrl.core import registry
 from jaxrl.core.errors import ConfigError
 
 EVALUATION, TRAINING = "evaluation/return_mean", "train/return_mean"
-# Characters of a label that a legend of one column and one of two have room for; names are abbreviated beyond.
+# Characters of a label that fit in a legend of one column and of two; longer names are abbreviated.
 _LONGEST, _LONGEST_OF_MANY, _MANY = 75, 32, 6
-_SPACES = (("environment", "observation_space"), ("environment", "action_space"))  # follow from other settings
-_WRITTEN = {"float", "dtype", "registered", "opaque"}  # {"float": "inf"}: how a file writes a single value
-LARGEST = 1e300  # of a number; NaN, infinities and larger ones are text
+_SPACES = (("environment", "observation_space"), ("environment", "action_space"))  # determined by other settings
+_WRITTEN = {"float", "dtype", "registered", "opaque"}  # {"float": "inf"}: the form of a single value in a file
+LARGEST = 1e300  # largest number; NaN, infinities and larger numbers are text
 _ABSENT = object()
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run as a plot needs it: its name, its configuration and the rows of its metrics.
+    """A run for plotting: its name, its configuration and the rows of its metrics.
 
-    Runs of the same configuration make one curve, so what runs of one curve may differ in is left out of it.
+    Runs of the same configuration form one curve, so settings that may differ within a curve are left out of it.
 
     Attributes:
-      name: of its directory.
-      config: as in `config.json`, without the seed.
-      rows: with "step", and metrics by name.
-      seed: if known.
-      place: where it is stored: its directory, or that of its sweep with its configuration and seed. A run given twice
-        counts once, and two runs that only look alike are two.
-      member: its name in a population; it makes a curve of its own, as its settings changed while it trained.
+      name: name of its directory.
+      config: configuration as in `config.json`, without the seed.
+      rows: rows with "step", and metrics by name.
+      seed: the seed, if known.
+      place: its location: its directory, or that of its sweep with its configuration and seed. A run given twice counts
+        once, and two runs with equal contents are two.
+      member: its name in a population; it has its own curve, as its settings changed during training.
     """
 
     name: str
@@ -45,14 +45,14 @@ class Run:
     member: str = ""
 
     def curve(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
-        """Steps and values of a metric where it is finite, ascending; empty where there are none."""
+        """Return steps and values of a metric where it is finite, in ascending order; empty arrays if nowhere."""
         points = {row["step"]: row[metric] for row in self.rows if row.get(metric) is not None}
         steps = np.array(sorted(points), float)
         values = np.array([points[step] for step in sorted(points)], float)
         return steps[np.isfinite(values)], values[np.isfinite(values)]
 
     def final_metrics(self) -> dict[str, float]:
-        """The last finite value of every metric."""
+        """Return the last finite value of every metric."""
         found: dict[str, float] = {}
         for row in self.rows:
             numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
@@ -66,7 +66,7 @@ class Run:
         if not isinstance(name, str):
             return ""
         if name.startswith("algorithm:"):
-            with contextlib.suppress(ConfigError):  # one of somebody else's
+            with contextlib.suppress(ConfigError):  # not one of jaxrl's
                 return registry.find(name).__name__
         return name.rpartition(":")[2].upper()
 
@@ -78,7 +78,7 @@ class Run:
 
     @property
     def title(self) -> str:
-        """ "PPO on gymnax:CartPole-v1", as far as the configuration says."""
+        """The algorithm and the environment that the configuration names, such as "PPO on gymnax:CartPole-v1"."""
         return " on ".join(filter(None, (self.algorithm, self.environment)))
 
 
@@ -130,7 +130,7 @@ def labels(groups: Sequence[Group]) -> tuple[list[str], str]:
 
 
 def title(runs: Sequence[Run]) -> str:
-    """Return what all runs have in common: the algorithm, the environment, or both."""
+    """Return the algorithm, the environment, or both, if all runs share them."""
     algorithms, environments = {run.algorithm for run in runs}, {run.environment for run in runs}
     shared = (found.pop() if len(found) == 1 else "" for found in (algorithms, environments))
     return " on ".join(filter(None, shared))
@@ -144,7 +144,7 @@ def _label(group: Group, with_algorithm: bool, short: Mapping[str, str]) -> str:
 
 
 def differing_settings(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return for each configuration the settings in which they differ, numbers as such and all else as text."""
+    """Return for each configuration the settings in which they differ, as numbers or else as text."""
     settings: list[dict[str, Any]] = [{} for _ in configs]
     for name, values in _named_differences(configs):
         for found, value, text in zip(settings, values, _texts(values), strict=True):
@@ -154,7 +154,7 @@ def differing_settings(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, A
 
 
 def _name_settings(groups: Sequence[Group]) -> None:
-    """Enter into each group of one algorithm and environment the settings in which these groups differ."""
+    """Add to each group of one algorithm and environment the settings in which these groups differ."""
     for name, values in _named_differences([group.runs[0].config for group in groups]):
         for group, text in zip(groups, _texts(values), strict=True):
             if text is not None:
@@ -170,7 +170,7 @@ def _named_differences(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, 
 
 
 def _differing(values: Sequence[Any], path: tuple[str, ...]):
-    """Yield the path of every setting that differs, and its values, `_ABSENT` where a configuration lacks it."""
+    """Yield the path of every setting that differs, and its values, `_ABSENT` for configurations that lack it."""
     if len({frozen(value) for value in values}) == 1:
         return
     trees = [_as_mapping(value) for value in values]
@@ -184,7 +184,7 @@ def _differing(values: Sequence[Any], path: tuple[str, ...]):
 
 
 def _as_mapping(value: Any) -> Mapping[str, Any] | None:
-    """A part that has parts of its own; None for what is written as one value."""
+    """Return a nested part as a mapping, or None for a single value."""
     if isinstance(value, Mapping) and not (len(value) == 1 and set(value) <= _WRITTEN):
         return value
     if isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
@@ -193,7 +193,7 @@ def _as_mapping(value: Any) -> Mapping[str, Any] | None:
 
 
 def _texts(values: Sequence[Any]) -> list[str | None]:
-    """Write values as briefly as tells different ones apart; None for those that are absent."""
+    """Return the shortest texts that distinguish different values; None for those that are absent."""
     different = len({frozen(value) for value in values if value is not _ABSENT})
     texts: list[str | None] = []
     for digits in (3, 4, 6, 9, 17, 0):
@@ -219,7 +219,7 @@ def _text(value: Any, digits: int, brief: bool) -> str:
 
 
 def unique_names(paths: Sequence[tuple[str, ...]], joint: str = ".") -> list[str]:
-    """Name each path by its end, with as many parts before it as tell it from the other paths."""
+    """Return the shortest end of each path that distinguishes it from the others."""
     counts = collections.Counter(path[-size:] for path in paths for size in range(1, len(path)))
     names = []
     for path in paths:
@@ -229,7 +229,7 @@ def unique_names(paths: Sequence[tuple[str, ...]], joint: str = ".") -> list[str
 
 
 def _abbreviated(names: Sequence[str]) -> dict[str, str]:
-    """The initials of names of several words, with more letters of the last word where two would be the same."""
+    """Return the initials of names of several words, with more letters of the last word to avoid duplicates."""
     short: dict[str, str] = {}
     for name in names:
         *words, last = name.replace(".", "_").strip("_").split("_")
@@ -245,7 +245,7 @@ def _mapping(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def frozen(value: Any) -> Hashable:
-    """A value to compare by; 1 and 1.0 are the same, True and 1 are not."""
+    """Return a hashable value for comparison; 1 and 1.0 are equal, True and 1 are not."""
     if isinstance(value, Mapping):
         return ("mapping", *sorted((str(key), frozen(item)) for key, item in value.items()))
     if isinstance(value, list | tuple):

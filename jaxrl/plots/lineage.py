@@ -1,4 +1,4 @@
-"""The lineage of a population: who copied whom, the hyperparameters and the scores, and a picture of them."""
+"""The lineage of a population: its copies, hyperparameters and scores, and a plot of them."""
 
 import dataclasses
 import os
@@ -19,16 +19,16 @@ _MOST_PANELS = 9
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Lineage:
-    """What became of a population's members, interval by interval.
+    """The history of a population's members, interval by interval.
 
     Attributes:
       steps: environment steps of each member at the end of each interval, (points,).
-      rows: environment steps of an iteration.
-      scores: at the end of each interval, (points, population); NaN of a member without one.
-      parents: whom each member copied then, (points, population); itself for most, and at the last point.
-      hyperparameters: by field, the number in each interval, (points, population); of a schedule its number in the
+      rows: environment steps per iteration.
+      scores: scores at the end of each interval, (points, population); NaN for a member without one.
+      parents: the member that each one copied then, (points, population); itself for most, and at the last point.
+      hyperparameters: by field, the value in each interval, (points, population); for a schedule its value in the
         middle.
-      winner: the member that is the best at the end.
+      winner: the best member at the end.
     """
 
     steps: np.ndarray
@@ -39,7 +39,7 @@ class Lineage:
     winner: int
 
     def ancestors(self, member: int | None = None) -> np.ndarray:
-        """Return in whose place the line of a member (None: the winner) was in each interval, (points,)."""
+        """Return the index that the line of a member (None: the winner) had in each interval, (points,)."""
         place, found = self.winner if member is None else member, []
         for parents in [*self.parents[-2::-1], None]:
             found.append(place)
@@ -50,16 +50,16 @@ class Lineage:
     def schedule(self, name: str, member: int | None = None) -> PiecewiseConstant:
         """Return a hyperparameter along the line of a member (None: the winner), as a schedule over the run.
 
-        A run of as many iterations has the number of each iteration of the line.
+        A run of the same number of iterations has the line's value in each iteration.
         """
         values = self.hyperparameters[name][np.arange(len(self.steps)), self.ancestors(member)]
         changes = [point for point in range(1, len(values)) if values[point] != values[point - 1]]
-        # Between two iterations, so that rounding cannot move the change to another one.
+        # Halfway between two iterations, so that rounding cannot move the change to another one.
         boundaries = [float((self.steps[point - 1] - self.rows / 2) / self.steps[-1]) for point in changes]
         return PiecewiseConstant(tuple(float(values[point]) for point in [0, *changes]), tuple(boundaries))
 
     def table(self) -> list[dict[str, Any]]:
-        """Return a row for each interval and member."""
+        """Return one row for each interval and member."""
         return [
             {"step": int(step), "member": member, "parent": int(self.parents[point, member])}
             | {"score": float(self.scores[point, member])}
@@ -69,7 +69,7 @@ class Lineage:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as values of JSON, which `from_json` reads."""
+        """Return the lineage as JSON values, which `from_json` reads."""
         found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         found |= {name: found[name].tolist() for name in ("steps", "scores", "parents")}
         return found | {"hyperparameters": {name: x.tolist() for name, x in self.hyperparameters.items()}}
@@ -79,7 +79,7 @@ class Lineage:
         """Return the lineage that `to_json` wrote.
 
         Raises:
-          LookupError, TypeError, ValueError: it is none.
+          LookupError, TypeError, ValueError: it is not a lineage.
         """
         scores = np.asarray(found["scores"], float)  # None is NaN
         steps, parents = np.asarray(found["steps"], np.int64), np.asarray(found["parents"], np.int64)
@@ -93,18 +93,18 @@ class Lineage:
 
 
 def plot_lineage(lineage: Lineage, out: str | os.PathLike | None = None, *, title: str = "") -> "Chart":
-    """Draw the scores and the hyperparameters of a population's members, and the line that leads to the winner.
+    """Plot the scores and the hyperparameters of a population's members, and the line that leads to the winner.
 
-    A line goes on from the member that was copied; what was replaced ends. An axis of positive numbers that span a
+    A line continues from the member that was copied; the replaced line ends. An axis of positive numbers that span a
     factor of 20 or more is logarithmic.
 
     Args:
-      lineage: of the population.
-      out: where the picture goes, if anywhere; its suffix gives the format.
-      title: of the picture.
+      lineage: lineage of the population.
+      out: image file to write, or None; its suffix sets the format.
+      title: title of the figure.
 
     Raises:
-      ConfigError: pictures have no such format.
+      ConfigError: the format is not supported.
     """
     from matplotlib.collections import LineCollection
 
@@ -137,7 +137,7 @@ def plot_lineage(lineage: Lineage, out: str | os.PathLike | None = None, *, titl
 
 
 def _with_descendants(lineage):
-    """Whether the state of each member in each interval leads to a member at the end, (points, population)."""
+    """Return whether each member's state in each interval has a descendant at the end, (points, population)."""
     alive = np.zeros(lineage.scores.shape, bool)
     alive[-1] = True
     for point in range(len(alive) - 2, -1, -1):
@@ -146,7 +146,7 @@ def _with_descendants(lineage):
 
 
 def _scores(lineage, values, alive):
-    """Lines from the score of each parent at a point to that of its copy at the next: {alive: lines}, the winner's."""
+    """Return lines from each parent's score at a point to its copy's at the next: {alive: lines}, and the winner's."""
     found, best = {True: [], False: []}, lineage.ancestors()
     winners = []
     for point in range(1, len(values)):
@@ -163,7 +163,7 @@ def _scores(lineage, values, alive):
 
 
 def _values(lineage, values, alive):
-    """Lines of the value of each member over each interval, from that of its parent at its beginning."""
+    """Return lines of each member's value over each interval, from its parent's value before: as in `_scores`."""
     found, best = {True: [], False: []}, lineage.ancestors()
     winners, begins = [], [0, *lineage.steps[:-1]]
     for point, (begin, end) in enumerate(zip(begins, lineage.steps, strict=True)):

@@ -8,12 +8,12 @@ import numpy as np
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import checked_seed
 
-_MOST_POINTS = 1000  # of a curve over several runs: more than a picture has room for
+_MOST_POINTS = 1000  # of a curve over several runs: more than a figure can show
 
 
 def interquartile_mean(scores: np.ndarray) -> np.ndarray:
-    """The mean of the middle half over the first axis: a quarter, rounded down, is cut from each end."""
-    from scipy import stats  # half a second to import, and only curves of several runs need it
+    """Return the mean of the middle half over the first axis: a quarter, rounded down, is cut from each end."""
+    from scipy import stats  # takes half a second to import, and only curves of several runs need it
 
     return stats.trim_mean(scores, 0.25, axis=0)
 
@@ -26,21 +26,21 @@ def bootstrap_interval(
     resamples: int = 2000,
     seed: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A percentile interval of a statistic over runs, resampled within each stratum.
+    """Return a percentile interval of a statistic over runs, resampled within each stratum.
 
     Args:
-      strata: one array a task (or configuration), shape (runs, ...) with two runs or more; the shapes after the runs
-        are the same.
-      statistic: of an array (all runs, ...) over its first axis, to (...).
-      confidence: between 0 and 1.
-      resamples: how many; the error of the interval's ends falls with its root.
+      strata: one array per task (or configuration), shape (runs, ...) with two runs or more; the shapes after the runs
+        are equal.
+      statistic: function of an array (all runs, ...) over its first axis, to (...).
+      confidence: confidence level, between 0 and 1.
+      resamples: number of resamples; the error of the interval's ends falls with its square root.
       seed: the same seed gives the same interval.
 
     Returns:
       The lower and the upper end, shape (...).
 
     Raises:
-      ConfigError: `confidence` is out of range, the seed is not one, or a stratum has fewer than two runs.
+      ConfigError: `confidence` is out of range, the seed is invalid, or a stratum has fewer than two runs.
     """
     from scipy import stats
 
@@ -51,7 +51,7 @@ def bootstrap_interval(
     # A few resamples at a time: runs x resamples x points would not fit for long curves.
     points = max(1, int(np.prod(strata[0].shape[1:])))
     found = stats.bootstrap(
-        strata,  # several samples are resampled each by itself
+        strata,  # each of several samples is resampled by itself
         lambda *samples, axis: statistic(np.moveaxis(np.concatenate(samples, axis), axis, 0)),
         axis=0,
         vectorized=True,
@@ -71,8 +71,8 @@ def align(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, 
       curves: ascending steps and finite values of each run, at least one point each.
 
     Returns:
-      The steps of all runs, ascending, thinned to at most 1,000 where there are several runs; and the values at them,
-      shape (runs, steps), NaN before a run's first point and after its last.
+      The steps of all runs in ascending order, thinned to at most 1,000 if there are several runs; and the values at
+      them, shape (runs, steps), NaN before a run's first point and after its last.
     """
     grid = np.unique(np.concatenate([steps for steps, _ in curves]))
     if len(curves) > 1 and len(grid) > _MOST_POINTS:
@@ -86,8 +86,8 @@ class Summary:
     """A curve over several runs, each array of shape (points,).
 
     Attributes:
-      steps: ascending.
-      center: the interquartile mean of the runs that have a value there.
+      steps: ascending steps.
+      center: interquartile mean of the runs that have a value there.
       low, high: its bootstrap interval; NaN where fewer than two runs have a value.
     """
 
@@ -107,8 +107,8 @@ def summarize(
     """Return the interquartile mean over runs, with its bootstrap interval.
 
     Args:
-      curves: as `align` takes them; none gives no points.
-      confidence, resamples, seed: of the interval, see `bootstrap_interval`.
+      curves: as in `align`; without curves there are no points.
+      confidence, resamples, seed: see `bootstrap_interval`.
 
     Raises:
       ConfigError: `confidence` is out of range.
