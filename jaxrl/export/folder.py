@@ -19,17 +19,17 @@ _SCORES = "evaluation/"
 def write(
     path: Path, policy: Policy, config: Mapping[str, Any], step: int, metrics: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Write the folder, whole or not at all.
+    """Write the folder, completely or not at all.
 
     Args:
-      path: of the folder, which must not exist.
-      policy: to write.
-      config: of its run, as config.json has it.
+      path: the folder, which must not exist.
+      policy: the policy to write.
+      config: configuration of its run, as in config.json.
       step: environment steps that it has learned from.
       metrics: the rows of its run.
 
     Raises:
-      ConfigError: `path` exists, or a number of the policy is not finite.
+      ConfigError: `path` exists, or a value of the policy is not finite.
       MissingExtraError: safetensors is not installed.
       OSError: it cannot be written.
     """
@@ -51,7 +51,7 @@ def write(
 
 
 def read_scores(path: Path) -> list[dict[str, Any]]:
-    """Return the evaluations that a folder holds, as the rows of a run; none where they cannot be read."""
+    """Return the evaluations stored in a folder, as the rows of a run; empty if they cannot be read."""
     try:
         found = files.read_json(path / "scores.json")
     except (OSError, ValueError):
@@ -75,13 +75,13 @@ def _scores(metrics) -> list[dict[str, Any]]:
 
 
 def _card(policy, config, step, scores) -> str:
-    """Return the model card; names stand as JSON in its head, which is YAML."""
+    """Return the model card; names are JSON in its head, which is YAML."""
     algorithm, environment = type(policy.algo).__name__, policy.spec.name
     tags = ["reinforcement-learning", "jaxrl", algorithm, environment]
     rows = [("Algorithm", algorithm), ("Environment", environment), ("Environment steps", f"{step:,}")]
     if "seed" in config:
         rows.append(("Seed", config["seed"]))
-    for x in scores[-1:]:  # the best run of a sweep knows the mean alone
+    for x in scores[-1:]:  # the best run of a sweep has only the mean
         episodes = f", {x['episodes']} episodes" if "episodes" in x else ""
         rows.append(
             (
@@ -118,5 +118,5 @@ action, carry = policy(observation)
 
 
 def _inline(text: str) -> str:
-    """Return a name as text of one cell, whatever it holds."""
+    """Return a name as the text of one cell, with unsafe characters replaced."""
     return "".join(c if c.isprintable() and c not in "|<>`[]" else " " for c in text)

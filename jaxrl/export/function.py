@@ -15,18 +15,19 @@ from jaxrl.run.policy import Policy, act_once
 
 
 class ActFunction:
-    """`(observation, carry, first, reward[, action_mask][, key]) -> (action, carry)`, all leaves `[B, ...]`.
+    """The function `(observation, carry, first, reward[, action_mask][, key]) -> (action, carry)` of a policy.
 
-    The carry is a tuple of the arrays that actions depend on: `()` of a policy without memory. Where `first` is True
-    its values are not read, so zeros begin an episode. `action_mask` is there where the environment has one, and
-    `key`, uint32 [2], where actions are sampled. It is the run's own `act`, with its parameters and statistics inside.
+    All leaves are `[B, ...]`. The carry is a tuple of the arrays that actions depend on: `()` for a policy without
+    memory. Where `first` is True its values are not read, so zeros begin an episode. `action_mask` is an argument if
+    the environment has one, and `key`, uint32 [2], if actions are sampled. It is the run's own `act`, with its
+    parameters and statistics inside.
 
     Attributes:
-      arguments: by name, with shapes for the symbolic batch "b".
-      action: with shapes likewise.
+      arguments: arguments by name, with shapes for the symbolic batch "b".
+      action: the action, with such shapes.
 
     Raises:
-      ConfigError: the policy cannot be traced for any batch, or its mask is not known.
+      ConfigError: the policy cannot be traced for any batch, or its mask is unknown.
     """
 
     def __init__(self, policy: Policy, sample: bool = False):
@@ -47,7 +48,7 @@ class ActFunction:
     def __call__(
         self, observation: PyTree, carry: tuple[jax.Array, ...], first: jax.Array, reward: jax.Array, *others: Any
     ) -> tuple[PyTree, tuple[jax.Array, ...]]:
-        """Return the actions, elements of the policy's `spec.action_space`, and the carry to hand in next time."""
+        """Return the actions, elements of the policy's `spec.action_space`, and the carry to pass to the next call."""
         policy, size, more = self._policy, first.shape[0], dict(zip(list(self.arguments)[4:], others, strict=True))
         leaves = [jnp.broadcast_to(x, (size, *x.shape)) for x in self._initial]
         for place, x in zip(self._needed, carry, strict=True):
@@ -56,7 +57,7 @@ class ActFunction:
         memory, keys = jax.tree.unflatten(self._structure, leaves), None
         if self._sample:
             keys = jax.random.split(jax.random.wrap_key_data(more["key"], impl="threefry2x32"), size)
-        # As constants that the compiler saw they would be folded into one another, and round differently than in a run.
+        # As visible constants they would be folded by the compiler, and round differently than in a run.
         algo, actor = jax.lax.optimization_barrier(policy.acting)
         action, memory = act_once(
             algo,
@@ -101,7 +102,7 @@ class ActFunction:
         return found
 
     def _read_by_actions(self) -> tuple[int, ...]:
-        """Return which leaves of the memory decide about an action, now or later."""
+        """Return the indices of the memory's leaves that affect an action, now or later."""
         program = self.traced()
         equations, outputs = flat_equations(program)
         start = len(jax.tree.leaves(self.arguments["observation"]))

@@ -1,4 +1,4 @@
-"""Folders of policies on the Hugging Face hub, or on another that `HF_ENDPOINT` names."""
+"""Folders of policies on the Hugging Face hub, or on another one set by `HF_ENDPOINT`."""
 
 import os
 import shutil
@@ -21,16 +21,16 @@ def push(folder: str | os.PathLike, repo_id: str, *, private: bool = False, revi
     """Push a policy to a hub.
 
     Args:
-      folder: what `export_policy(..., to="safetensors")` wrote.
-      repo_id: the repository, "OWNER/NAME"; made if missing. Who pushes is decided by `HF_TOKEN` or `hf auth login`.
-      private: of a new repository: whether others cannot see it.
+      folder: a folder written by `export_policy(..., to="safetensors")`.
+      repo_id: the repository, "OWNER/NAME"; made if missing. `HF_TOKEN` or `hf auth login` sets the user.
+      private: whether a new repository is private.
       revision: the branch; None: the main one.
 
     Returns:
       The address of the commit.
 
     Raises:
-      ConfigError: the folder holds no policy, or the hub refuses; says why.
+      ConfigError: the folder contains no policy, or the hub refuses; gives the reason.
       MissingExtraError: huggingface-hub is not installed.
     """
     path = files.expand(folder)
@@ -68,7 +68,7 @@ def pull(repo_id: str, path: str | os.PathLike, *, revision: str | None = None) 
       The path.
 
     Raises:
-      ConfigError: `path` exists, the repository holds no policy, or cannot be read; says why.
+      ConfigError: `path` exists, the repository contains no policy, or cannot be read; gives the reason.
       MissingExtraError: huggingface-hub is not installed.
     """
     where = files.expand(path)
@@ -80,7 +80,7 @@ def pull(repo_id: str, path: str | os.PathLike, *, revision: str | None = None) 
     building = Path(tempfile.mkdtemp(prefix=f".{where.name}.", dir=where.parent))
     try:
         hub.snapshot_download(repo_id, revision=revision, local_dir=building, allow_patterns=list(_FILES))
-        shutil.rmtree(building / ".cache", ignore_errors=True)  # of the client
+        shutil.rmtree(building / ".cache", ignore_errors=True)  # the client's cache
         if not is_policy_folder(building):
             raise ConfigError(f"{repo_id!r} holds no policy of jaxrl: it has no {MODEL}")
         building.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Policies as one .npz file, which numpy alone runs."""
+"""Policies as one .npz file that needs only numpy."""
 
 import io
 import json
@@ -16,7 +16,7 @@ from jaxrl.export import numpy_policy
 from jaxrl.export.function import ActFunction
 from jaxrl.export.program import Constant, Equation, flat_equations, reachable
 
-# What an operation needs besides arrays; all else in its parameters is for compilers.
+# Parameters that an operation needs in addition to arrays; the others are for compilers.
 _PARAMETERS = {
     "argmax": ("axes", "index_dtype"),
     "argmin": ("axes", "index_dtype"),
@@ -39,15 +39,15 @@ _PARAMETERS = {
 
 
 def write(path: Path, function: ActFunction, about: dict[str, Any]) -> None:
-    """Write a policy to `path`, and what runs it to a file beside it, with the suffix ".py".
+    """Write a policy to `path`, and the code that runs it to a file next to it, with the suffix ".py".
 
     Args:
       path: the .npz file.
       function: the policy.
-      about: what its description says beside the operations.
+      about: entries of its description in addition to the operations.
 
     Raises:
-      ConfigError: the policy does what numpy_policy.py cannot, such as convolutions.
+      ConfigError: the policy has operations that numpy_policy.py lacks, such as convolutions.
       OSError: it cannot be written.
     """
     content = _content(function, about)
@@ -120,7 +120,7 @@ def _is_known(equation: Equation) -> bool:
 
 
 def _parameters(equation: Equation) -> dict[str, Any] | None:
-    """Return the parameters of an operation as JSON values; None where numpy_policy.py does not know these."""
+    """Return the parameters of an operation as JSON values, or None if numpy_policy.py does not support them."""
     try:
         if equation.name == "gather":
             return _block(equation)
@@ -132,13 +132,13 @@ def _parameters(equation: Equation) -> dict[str, Any] | None:
 
 
 def _sizes(sizes: Sequence[Any]) -> list[Any]:
-    """Return the sizes of a reshape, with one that is a multiple of the batch as -1: what the others leave."""
+    """Return the sizes of a reshape, with -1 for a multiple of the batch, to be inferred from the others."""
     symbolic = [size for size in sizes if not isinstance(size, int | np.integer)]
     return [-1 if [size] == symbolic and str(size) != numpy_policy.BATCH else _plain(size) for size in sizes]
 
 
 def _block(equation: Equation) -> dict[str, Any] | None:
-    """Return the parameters of a gather that takes one block; None of all others."""
+    """Return the parameters of a gather that takes one block, or None for any other."""
     how, (x, start) = equation.parameters["dimension_numbers"], (value.aval for value in equation.inputs)
     axes, dropped = _plain(how.start_index_map), _plain(how.collapsed_slice_dims)
     in_order = tuple(how.offset_dims) == tuple(range(len(x.shape) - len(dropped)))

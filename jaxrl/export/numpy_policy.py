@@ -1,6 +1,6 @@
-"""Runs a policy that `jaxrl export RUN --to numpy` wrote. It needs numpy alone: copy it to where the policy acts.
+"""Runs a policy that `jaxrl export RUN --to numpy` wrote. It needs only numpy: copy it to the target machine.
 
-    import policy  # this file, which the export wrote beside policy.npz
+    import policy  # this file, which the export wrote next to policy.npz
 
     act = policy.load("policy.npz")
     action, carry = act(observation)                # an episode begins
@@ -17,14 +17,14 @@ import string
 import numpy as np
 
 FORMAT = 1
-BATCH = "b"  # stands for the size of the batch in shapes
+BATCH = "b"  # represents the batch size in shapes
 
 
 class Policy:
     """A policy as a function of numpy arrays.
 
     Attributes:
-      description: what the file says of itself: the algorithm, the environment, shapes and types.
+      description: the description in the file: the algorithm, the environment, shapes and dtypes.
     """
 
     def __init__(self, description, constants):
@@ -34,17 +34,17 @@ class Policy:
         self._inputs = description["inputs"]  # by name: [numbers, shapes after the batch, dtypes]
 
     def __call__(self, observation, carry=None, first=None, reward=0.0, action_mask=None):
-        """Return the action, and the carry to hand in next time.
+        """Return the action, and the carry to pass to the next call.
 
         Args:
-          observation: one, or a batch with one leading axis; dictionaries and tuples as the environment has them.
-          carry: what the call before returned; None begins an episode.
+          observation: one, or a batch with one leading axis; dictionaries and tuples as in the environment.
+          carry: the carry that the previous call returned; None begins an episode.
           first: True where an episode begins; without a carry it begins everywhere.
-          reward: that arrived with the observation.
-          action_mask: True where an action is allowed, if the environment says so; None allows all.
+          reward: the reward that came with the observation.
+          action_mask: True where an action is allowed, for environments with masks; None allows all.
 
         Raises:
-          ValueError: an argument has another shape or type than the policy was trained with.
+          ValueError: an argument has another shape or dtype than in training.
         """
         parts = _leaves(observation)
         numbers, shapes, _ = self._inputs["observation"]
@@ -65,7 +65,7 @@ class Policy:
             shapes, leading = self._inputs["action_mask"][1], [] if single else [size]
             parts = _leaves(action_mask) or [np.ones((*leading, *shape), bool) for shape in shapes]
             self._put(values, "action_mask", parts, size, single)
-        with np.errstate(all="ignore"):  # what is selected away may be infinite
+        with np.errstate(all="ignore"):  # values that are not selected may be infinite
             for function, inputs, outputs, parameters in self._operations:
                 found = function(size, parameters, *(values[number] for number in inputs))
                 for number, x in zip(outputs, found if isinstance(found, list) else [found], strict=True):
@@ -136,7 +136,7 @@ def _shape(size, shape):
 
 def _dot_general(size, parameters, a, b):
     (left, right), (left_batch, right_batch) = parameters["dimension_numbers"]
-    if left == [a.ndim - 1] and right == [0] and b.ndim == 2:  # of a dense layer
+    if left == [a.ndim - 1] and right == [0] and b.ndim == 2:  # a dense layer
         return a @ b
     if not left_batch:
         return np.tensordot(a, b, (left, right))
@@ -164,7 +164,7 @@ def _iota(size, parameters):
 
 
 def _gather(size, parameters, x, start):
-    """Take a block that begins at `start` along some axes, without those axes that it leaves."""
+    """Take a block that begins at `start` along some axes, and drop the axes that are collapsed."""
     begin, sizes = [0] * x.ndim, _shape(size, parameters["slice_sizes"])
     for axis, n in zip(parameters["axes"], start, strict=True):
         begin[axis] = min(max(int(n), 0), x.shape[axis] - sizes[axis])

@@ -1,4 +1,4 @@
-"""Policies as ONNX, by jax2onnx, for onnxruntime and whatever else reads it."""
+"""Policies as ONNX, by jax2onnx, for onnxruntime and other readers."""
 
 import contextlib
 import logging
@@ -14,7 +14,7 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.paths import named_leaves
 from jaxrl.export.function import ActFunction
 
-# jax2onnx asks for an orbax-checkpoint that is older than what jaxrl asks for; both run with this one.
+# jax2onnx requires an older orbax-checkpoint than jaxrl does; both run with this version.
 OVERRIDE = "orbax-checkpoint==0.11.36"
 HOW = (
     f"echo '{OVERRIDE}' > onnx.txt; uvx --overrides onnx.txt --from jaxrl --with jax2onnx "
@@ -26,14 +26,14 @@ def write(path: Path, function: ActFunction) -> None:
     """Write a policy for any batch.
 
     Its inputs are "observation", "carry_0", ..., "first", "reward" and "action_mask", its outputs "action" and
-    "next_carry_0", ...; parts of observations and actions are called "observation/PART".
+    "next_carry_0", ...; parts of observations and actions are named "observation/PART".
 
     Raises:
       ConfigError: jax2onnx is not installed, or does not know an operation of the policy.
       OSError: it cannot be written.
     """
     try:
-        import jax2onnx  # in an environment of its own
+        import jax2onnx  # in a separate environment
     except ImportError as error:
         raise ConfigError(
             f"to='onnx' needs jax2onnx, which cannot be installed beside the orbax-checkpoint that is here; in an "
@@ -59,7 +59,7 @@ def write(path: Path, function: ActFunction) -> None:
 
 
 def _names(part: str, tree: Any) -> list[str]:
-    """Return a name for each leaf: "carry_0" of a tuple's, "observation/camera" of a dictionary's."""
+    """Return a name for each leaf: "carry_0" in a tuple, "observation/camera" in a dictionary."""
     joint = "_" if part.endswith("carry") else "/"
     return [f"{part}{joint}{path}" if path else part for path in named_leaves(tree)]
 

@@ -1,4 +1,4 @@
-"""Writing a policy as a file that runs elsewhere."""
+"""Export of a policy to a file that runs elsewhere."""
 
 import dataclasses
 import os
@@ -23,7 +23,7 @@ from jaxrl.run.result import Result
 from jaxrl.run.sweep_directory import METRICS, best_run
 
 FORMATS = ("stablehlo", "numpy", "safetensors", "onnx")
-_SUFFIXES = {"stablehlo": ".stablehlo", "numpy": ".npz", "onnx": ".onnx"}  # of each format's file
+_SUFFIXES = {"stablehlo": ".stablehlo", "numpy": ".npz", "onnx": ".onnx"}  # suffix of each format's file
 
 
 @interruptible
@@ -41,26 +41,26 @@ def export_policy(
 
         jaxrl.export_policy("runs/cartpole", "policy.stablehlo")
 
-    All but the folder hold one function of arrays, with the parameters, the normalization of observations and the
-    bounds of actions inside, for any batch B:
+    All formats but the folder contain one function of arrays, including the parameters, the normalization of
+    observations and the bounds of actions, for any batch size B:
 
         (observation [B, ...], carry, first [B], reward [B][, action_mask][, key]) -> (action [B, ...], carry)
 
     Args:
-      source: a policy, what `jaxrl.train` returned, or the directory of a run, a sweep or an exported policy.
-      path: the file, which ends in ".stablehlo", ".onnx" or ".npz"; an earlier export is replaced, and no other file.
-        Of "safetensors" a folder, which must not exist, and not of a bare policy, which knows no configuration.
-      to: "stablehlo": for JAX alone, on CPU, GPU and TPU. "onnx": for onnxruntime. "numpy": an .npz, with the Python
-        file that runs it by numpy alone beside it, for networks without convolutions. "safetensors": a folder that
+      source: a policy, a result of `jaxrl.train`, or the directory of a run, a sweep or an exported policy.
+      path: the file, which ends in ".stablehlo", ".onnx" or ".npz"; only an earlier export is replaced. For
+        "safetensors" a folder, which must not exist; a bare policy has no configuration and cannot be written as one.
+      to: "stablehlo": needs only JAX, on CPU, GPU and TPU. "onnx": for onnxruntime. "numpy": an .npz, with a Python
+        file next to it that runs it with only numpy, for networks without convolutions. "safetensors": a folder that
         `jaxrl.load` reads, with configuration, scores and a model card.
-      sample: sample actions as in training, by a key; only "stablehlo".
-      step, best: of which checkpoint, as `jaxrl.load` takes them; of a run only.
+      sample: sample actions as in training, with a key; only "stablehlo".
+      step, best: the checkpoint, as in `jaxrl.load`; only for a run.
 
     Returns:
       The path.
 
     Raises:
-      ConfigError: the policy cannot be written so; says why before anything is written.
+      ConfigError: the policy cannot be written in this format; raised before anything is written.
       MissingExtraError: a package that the format needs is not installed.
     """
     if to not in FORMATS:
@@ -90,7 +90,7 @@ def export_policy(
 
 
 def _check_path(path, to):
-    """Refuse a path where the export cannot write, or would replace what is no export."""
+    """Refuse a path that cannot be written, or a file that is not an export."""
     if not path.parent.is_dir():
         raise ConfigError(f"path={str(path)!r}: there is no folder {path.parent}")
     if to == "safetensors":
@@ -108,7 +108,7 @@ def _check_path(path, to):
 
 @dataclasses.dataclass(frozen=True)
 class _Origin:
-    """A policy with what is known of its training."""
+    """A policy with the record of its training."""
 
     policy: Policy
     config: Mapping[str, Any] | None = None
@@ -128,7 +128,7 @@ def _origin(source, step, best) -> _Origin:
 
 
 def _about(origin) -> dict[str, Any]:
-    """Return what a policy is, as JSON values."""
+    """Return the description of a policy, as JSON values."""
     spec = origin.policy.spec
     return {
         "algorithm": type(origin.policy.algo).__name__,

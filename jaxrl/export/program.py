@@ -18,9 +18,9 @@ class Equation(NamedTuple):
 
 
 def flat_equations(program: ClosedJaxpr) -> tuple[list[Equation], list[Any]]:
-    """Return a program's operations, those of functions that it calls in their place, and its outputs.
+    """Return a program's operations, with called functions inlined, and its outputs.
 
-    Variables and literals are JAX's, one each time that a function is called; constants are `Constant`.
+    Literals and the inputs are JAX's; results are a new `Variable` for each call of a function, constants `Constant`.
     """
     equations: list[Equation] = []
 
@@ -46,14 +46,14 @@ def flat_equations(program: ClosedJaxpr) -> tuple[list[Equation], list[Any]]:
 
 
 class Variable:
-    """What an operation computes."""
+    """The result of an operation."""
 
     def __init__(self, aval: Any):
         self.aval = aval
 
 
 class Constant:
-    """An array that a program holds."""
+    """A constant array of a program."""
 
     def __init__(self, array: Any):
         self.array = array
@@ -69,7 +69,7 @@ def reachable(equations: Iterable[Equation], outputs: Iterable[Any]) -> set[Any]
 
 
 def _called(equation) -> ClosedJaxpr | None:
-    """Return the program that an operation does no more than call; None of all others."""
+    """Return the program of an operation that only calls it, or None for any other operation."""
     if equation.primitive.name in _LOOPS:
         return None
     inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))

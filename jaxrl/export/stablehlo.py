@@ -1,4 +1,4 @@
-"""Policies as StableHLO, by `jax.export`: JAX alone runs them, on CPUs, GPUs and TPUs."""
+"""Policies as StableHLO, by `jax.export`, which need only JAX, on CPUs, GPUs and TPUs."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def write(path: Path, function: ActFunction) -> None:
       OSError: it cannot be written.
     """
     try:
-        import flatbuffers  # noqa: F401  # JAX's own message names no extra
+        import flatbuffers  # noqa: F401  # JAX's own message does not name the extra
     except ImportError as error:
         raise MissingExtraError("to='stablehlo'", "export") from error
     program = exported(function).serialize()
