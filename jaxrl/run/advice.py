@@ -131,7 +131,7 @@ class _Returns:
     count: float
 
     def above(self, other: "_Returns") -> float:
-        """Return the difference to other returns in standard errors, positive if these are higher."""
+        """Return the difference to other returns in standard errors, positive if `self` is higher."""
         error = math.hypot(self.std / math.sqrt(self.count), other.std / math.sqrt(other.count))
         return (self.mean - other.mean) / max(error, 1e-6 * max(abs(self.mean), abs(other.mean)), 1e-12)
 

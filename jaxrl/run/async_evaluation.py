@@ -104,7 +104,7 @@ class Evaluator:
         error, self._error = self._error, None
         if error is not None:
             raise error
-        assert self._outcome is not None  # it returned
+        assert self._outcome is not None  # the thread has returned
         self._end(self._outcome)
 
     def score_at(self, step: int) -> float | None:

@@ -1,4 +1,4 @@
-"""Preparation for later in a run, in a thread while the main one waits for XLA: imports and compiled programs."""
+"""Background preparation of a run: imports and compiled programs, in a thread while the main one waits for XLA."""
 
 import contextlib
 import importlib

@@ -74,8 +74,8 @@ class Checkpointer:
         self.awaiting: int | None = None  # a step that is kept until `score` is called for it
         self.failures = 0  # failed saves since the start
         self._failures_in_a_row = 0
-        self._failure: str | None = None  # of the last save
-        self.has_warned = False  # that saves fail, since the last one that did not
+        self._failure: str | None = None  # error of the last save
+        self.has_warned = False  # since the last successful save
         self.config = files.as_read_back(config)  # as it will be read back; a value that is not JSON fails here
         self._keep = keep
         self._max_failures = max_failures

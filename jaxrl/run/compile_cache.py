@@ -81,7 +81,7 @@ def keep_compiled_programs() -> Path | None:
 
 
 def keep_apart(*, threads: int) -> None:
-    """Keep the programs compiled from now on apart, in the folder for this number of CPU threads.
+    """Store programs compiled from now on in the folder for this number of CPU threads.
 
     XLA splits loops by the number of threads when it compiles, and JAX's key of a program does not include it.
     """

@@ -92,7 +92,7 @@ def follow(
                 except CheckpointError:
                     if step in checkpoint.complete_steps(path / "checkpoints"):
                         raise
-                    continue  # it was deleted meanwhile
+                    continue  # it was deleted in the meantime
                 policy = run.policy
                 found = evaluate(
                     policy.algo,

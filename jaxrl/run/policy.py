@@ -1,4 +1,4 @@
-"""Policies: the trained result of a run, which acts."""
+"""Trained policies, which map observations to actions."""
 
 from collections.abc import Callable
 from functools import lru_cache

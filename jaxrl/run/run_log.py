@@ -53,7 +53,7 @@ class RunLog:
         self.close()
 
     def open(self, directory: Path) -> None:
-        """Write to a run directory from now on, after the lines of earlier sessions; first the lines held so far."""
+        """Append to the log of a run directory from now on, beginning with the lines held so far."""
         with self._lock:
             self._file = directory / LOG
             self._append("".join(self._held))

@@ -141,7 +141,7 @@ class Completions:
         return ended
 
     def close(self) -> None:
-        """End the thread after the waits that are left."""
+        """End the thread after the pending waits."""
         self._waiting.put(None)
 
     def _run(self):
