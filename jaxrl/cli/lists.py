@@ -21,7 +21,7 @@ def algorithm_table() -> str:
 
 
 def preset_table() -> str:
-    """Return a table with name, algorithm, environment and source of every preset; its help lists the differences."""
+    """Return a table with name, algorithm, environment and source of every preset, without the differences from it."""
     rows = [(*row[:3], re.split(r"\. (?=[A-Z])", row[3])[0]) for row in table.load()["lists"]["presets"]]
     return _table(("preset", "algorithm", "environment", "source"), rows)
 
