@@ -19,8 +19,8 @@ from matplotlib.ticker import EngFormatter
 
 from jaxrl.core import files
 
-# Okabe and Ito's colors for the color-blind, with grey in place of their yellow, which is invisible on white paper;
-# dark and light ones alternate, so that neighbors also differ in greyscale.
+# Okabe and Ito's colors for the color-blind, with gray in place of their yellow, which is invisible on white paper;
+# dark and light ones alternate, so that neighbors also differ in grayscale.
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000", "#7F7F7F")
 _DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
 _MARKERS = "os^DvPX"
@@ -82,7 +82,7 @@ def style(place: int, marked: bool = True) -> dict[str, Any]:
 
     Args:
       place: index among all curves of the figure, from 0.
-      marked: add sparse markers, which distinguish curves in greyscale.
+      marked: add sparse markers, which distinguish curves in grayscale.
     """
     dashes = _DASHES[place // len(COLORS) % len(_DASHES)]
     drawn: dict[str, Any] = {"color": COLORS[place % len(COLORS)], "linestyle": dashes, "linewidth": 1.5}
@@ -93,7 +93,7 @@ def style(place: int, marked: bool = True) -> dict[str, Any]:
 
 
 def brightness(heights: Sequence[float]) -> list[Any]:
-    """Return a color for each number between 0 and 1, darker for lower ones; they also differ in greyscale."""
+    """Return a color for each number between 0 and 1, darker for lower ones; they also differ in grayscale."""
     return [colormaps["viridis"](0.95 * float(height)) for height in heights]
 
 
