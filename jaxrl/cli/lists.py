@@ -21,7 +21,10 @@ def algorithm_table() -> str:
 
 
 def preset_table() -> str:
-    """Return a table with name, algorithm, environment and source of every preset, without the differences from it."""
+    """Return a table with name, algorithm, environment and source of every preset.
+
+    The help of each preset lists its differences from the source.
+    """
     rows = [(*row[:3], re.split(r"\. (?=[A-Z])", row[3])[0]) for row in table.load()["lists"]["presets"]]
     return _table(("preset", "algorithm", "environment", "source"), rows)
 
