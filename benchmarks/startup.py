@@ -124,38 +124,33 @@ def timed(command: list[str], environment: dict[str, str] | None = None, code: i
 def words(repeats: int) -> list[dict]:
     """Imports, help and errors, against `import jax` and `import numpy`."""
     run = ["--env", "gymnax:CartPole-v1", "--total-steps", "1000"]
-    with tempfile.TemporaryDirectory() as folder:
-        small = ["train", "ppo", *run, "--rollout-length", "16", "--evaluation-episodes", "2", "--no-progress"]
-        ended = [*small, "--run-dir", f"{folder}/run"]
-        timed([*JAXRL, *ended])
-        commands = {
-            "import numpy": ([sys.executable, "-c", "import numpy"], 0, None),
-            "import jax": ([sys.executable, "-c", "import jax"], 0, None),
-            "import jaxrl": ([sys.executable, "-c", "import jaxrl"], 0, "import jax"),
-            "import jax, jaxrl": ([sys.executable, "-c", "import jax, jaxrl"], 0, "import jax"),
-            "jaxrl --help": ([*JAXRL, "--help"], 0, "import numpy"),
-            "jaxrl train ppo --help": ([*JAXRL, "train", "ppo", "--help"], 0, "import numpy"),
-            "jaxrl algos": ([*JAXRL, "algos"], 0, "import numpy"),
-            "jaxrl envs": ([*JAXRL, "envs"], 0, "import numpy"),
-            "a mistyped algorithm": ([*JAXRL, "train", "pppo", *run], 2, "import numpy"),
-            "a mistyped flag": ([*JAXRL, "train", "ppo", *run, "--learnig-rate", "1"], 2, "import numpy"),
-            "a mistyped environment": (
-                [*JAXRL, "train", "ppo", "--env", "gymnax:CartPool-v1", "--total-steps", "1000"],
-                2,
-                "import numpy",
-            ),
-            "an environment without its suite": (
-                [*JAXRL, "train", "ppo", "--env", "CartPole-v1", "--total-steps", "1000"],
-                2,
-                "import numpy",
-            ),
-            "a run that has ended": ([*JAXRL, *ended], 0, "import numpy"),
-        }
-        asks = {
-            name: lambda command=command, code=code: timed(command, code=code)
-            for name, (command, code, _) in commands.items()
-        }
-        seconds = record.alternate(asks, repeats)
+    commands = {
+        "import numpy": ([sys.executable, "-c", "import numpy"], 0, None),
+        "import jax": ([sys.executable, "-c", "import jax"], 0, None),
+        "import jaxrl": ([sys.executable, "-c", "import jaxrl"], 0, "import jax"),
+        "import jax, jaxrl": ([sys.executable, "-c", "import jax, jaxrl"], 0, "import jax"),
+        "jaxrl --help": ([*JAXRL, "--help"], 0, "import numpy"),
+        "jaxrl train ppo --help": ([*JAXRL, "train", "ppo", "--help"], 0, "import numpy"),
+        "jaxrl algos": ([*JAXRL, "algos"], 0, "import numpy"),
+        "jaxrl envs": ([*JAXRL, "envs"], 0, "import numpy"),
+        "a mistyped algorithm": ([*JAXRL, "train", "pppo", *run], 2, "import numpy"),
+        "a mistyped flag": ([*JAXRL, "train", "ppo", *run, "--learnig-rate", "1"], 2, "import numpy"),
+        "a mistyped environment": (
+            [*JAXRL, "train", "ppo", "--env", "gymnax:CartPool-v1", "--total-steps", "1000"],
+            2,
+            "import numpy",
+        ),
+        "an environment without its suite": (
+            [*JAXRL, "train", "ppo", "--env", "CartPole-v1", "--total-steps", "1000"],
+            2,
+            "import numpy",
+        ),
+    }
+    asks = {
+        name: lambda command=command, code=code: timed(command, code=code)
+        for name, (command, code, _) in commands.items()
+    }
+    seconds = record.alternate(asks, repeats)
     rows = []
     for name, (_, _, against) in commands.items():
         ratio = None if against is None else seconds[name] / seconds[against]

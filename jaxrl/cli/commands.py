@@ -61,15 +61,10 @@ def tune(argv: Sequence[str]) -> int:
 
 
 def _begin(command: str, argv: Sequence[str], work: Callable[[ParsedCommand], int]) -> int:
-    """Print a stored result, start the processes of the run, or do its work; return the exit code."""
+    """Start the processes of the run, or do its work; return the exit code."""
     if runs.asks_for_help(argv):
         return runs.print_help(command)
     parsed = runs.read(command, argv)
-    if command == "train":
-        from jaxrl.cli import finished_run
-
-        if finished_run.print_finished_run(parsed):
-            return 0
     if (code := multihost.start(command, argv, parsed.values["run"])) is not None:
         return code
     from jaxrl.parallel.multihost.distributed import report_errors

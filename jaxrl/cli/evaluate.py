@@ -4,8 +4,8 @@ import sys
 from collections.abc import Sequence
 
 from jaxrl.cli import imports, table
-from jaxrl.cli.finished_run import score
 from jaxrl.cli.flags import BOOL, CHECKPOINT, FLOAT, INT, PATH, TEXT, Flag, Group, optional, parse
+from jaxrl.cli.summary import score
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import seed_problems
 

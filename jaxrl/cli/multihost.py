@@ -74,12 +74,6 @@ def _flag(name):
     return f"--{name.replace('_', '-')}"
 
 
-def has_evaluator(run: Mapping[str, Any]) -> bool:
-    """Return whether the run includes an evaluator, by the values of `flags`."""
-    how = launch.parse(run["launch"])
-    return isinstance(how, Several) and how.evaluators > 0
-
-
 def start(command: str, argv: Sequence[str], run: Mapping[str, Any]) -> int | None:
     """Start the processes that `--launch` requests, wait for them, and return the exit code.
 

@@ -6,10 +6,11 @@ from typing import Any
 import jax
 
 from jaxrl.algos.base import field_problems, make_algorithm
-from jaxrl.cli import finished_run, multihost
+from jaxrl.cli import multihost
 from jaxrl.cli.environment import make_environment
 from jaxrl.cli.flags import build_parts, with_flags
 from jaxrl.cli.runs import ParsedCommand
+from jaxrl.cli.summary import report
 from jaxrl.core import ownership
 from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError
@@ -44,8 +45,6 @@ def train(parsed: ParsedCommand) -> int:
     result = training.run_training(settings.replace(loggers=loggers))
     if leader:
         _report(result)
-        if result.run_dir is not None:
-            finished_run.save_command(parsed, result.run_dir)
     return {"non_finite": 1, "unsaved": 1, "interrupted": 130}.get(result.stopped, 0)
 
 
@@ -175,12 +174,12 @@ def _report(result: training.Result) -> None:
     """Print how a run ended."""
     record, notes = result.record(), []
     if record["session_steps"] == 0 and result.stopped == "finished":
-        notes.append(finished_run.ALREADY_FINISHED)
+        notes.append("it had ended before; more --total-steps continue it, --overwrite starts again")
     if result.stopped == "interrupted":
         unsaved = result.run_dir is None
         saved = "nothing was saved: no --run-dir given" if unsaved else "the same command resumes from here"
         notes.append(f"interrupted; {saved}")
-    print("\n".join(finished_run.report(record, type(result.algo).__name__, result.env.name, result.run_dir, *notes)))
+    print("\n".join(report(record, type(result.algo).__name__, result.env.name, result.run_dir, *notes)))
 
 
 def _wandb(project, settings):

@@ -25,7 +25,7 @@ from helpers.registered import OWN_ALGORITHMS
 from PIL import Image
 
 import jaxrl
-from jaxrl.cli import fields, finished_run, flags, main, runs, table, training, values
+from jaxrl.cli import fields, flags, main, runs, summary, table, values
 from jaxrl.cli.doctor import OK, PROBLEM, gpu_processes, packages
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import Linear
@@ -35,7 +35,6 @@ from jaxrl.networks import GRU, MLP
 from jaxrl.run import rendering, sweep_directory
 from jaxrl.run.loading import load_run
 from jaxrl.run.presets import PRESETS
-from jaxrl.run.run_status import is_finished
 
 SMALL = ["--num-envs", "2", "--rollout-length", "8", "--minibatches", "2", "--network.torso", "mlp:8", "--no-progress"]
 SMALL += ["--epochs", "1", "--evaluation-episodes", "2"]
@@ -102,75 +101,12 @@ def test_train_prints_the_evaluation_and_resumes(said, trained, tmp_path):
     assert config["seed"] == 3 and config["algorithm"]["learning_rate"]["start"] == 1e-3
     assert config["algorithm"]["network"]["torso"]["widths"] == [8]
 
-    assert shown in said(*command, "--total-steps", "64")  # the same command again: nothing is left to do
-    again = said(*command, "--total-steps", "64", "--async-evaluation")  # another one, to which nothing is left either
-    assert shown in again and "it had ended before" in again
+    for more in ([], ["--async-evaluation"]):  # the same command again, and another one: nothing is left to do
+        again = said(*command, "--total-steps", "64", *more)
+        assert shown in again and "it had ended before" in again and "64 steps in" in again
     assert "128 steps" in said(*command, "--total-steps", "128")  # and one that goes further
     steps = [json.loads(line)["step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert max(steps) == 128
-
-
-STARTED_AGAIN = "process 1 on another\nstart 0123456789abcdef\n"
-
-
-def test_a_run_that_has_ended_is_answered_from_its_files(said, run_dir, tmp_path, monkeypatch):
-    run = tmp_path / "run"
-    shutil.copytree(run_dir, run)  # with the times of its files
-    command = [*TRAIN, "--run-dir", str(run), "--seed", "3", "--learning-rate", RATE, "--total-steps", "128"]
-    kept = (run / "result.json").read_text()
-
-    class Began(Exception):
-        pass
-
-    def train(given):
-        raise Began
-
-    monkeypatch.setattr(training, "train", train)
-    printed = said(*command, "--progress", "--network.torso", "mlp:widths=8")  # the same, in other words
-    record = json.loads(kept)
-    assert f"{record['steps_per_second']:,.0f} steps/s while training" in printed and "it had ended before" in printed
-    assert "128 steps in" in printed and "of which 64 in" in printed and "seconds: " in printed
-    assert f"evaluation (greedy): {record['evaluation']['return_mean']:.2f} ± " in printed.splitlines()[-1]
-    assert (run / "result.json").read_text() == kept
-    program = f"""
-import sys
-from jaxrl.cli.main import main
-assert main({command!r}) == 0
-assert not {{"jax", "numpy"}} & set(sys.modules)
-"""
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert "it had ended before" in ran.stdout, ran.stderr
-    # Another command, a result that is none, and a run that was started again since are no answer.
-    for other in (["--total-steps", "192"], ["--overwrite"], ["--gamma", "0.9"], ["--network.torso", "mlp:16"]):
-        with pytest.raises(Began):
-            main.main([*command, *other])
-    for changed in ({"stopped": "interrupted"}, {"evaluation": None}, {"command": record["command"] | {"defaults": 0}}):
-        times = (run / "result.json").stat()
-        (run / "result.json").write_text(json.dumps(record | changed))
-        os.utime(run / "result.json", ns=(times.st_atime_ns, times.st_mtime_ns))
-        if "evaluation" in changed:
-            assert "evaluation (greedy): none; in training " in said(*command).splitlines()[-1]
-            continue
-        with pytest.raises(Began):
-            main.main(command)
-    (run / "result.json").write_text("{")
-    with pytest.raises(Began):
-        main.main(command)
-    (run / "result.json").write_text(kept)
-    said(*command)
-    (run / ".lock").write_text(STARTED_AGAIN)
-    with pytest.raises(Began):
-        main.main(command)
-
-
-def test_a_result_of_another_process_is_not_made_newer(said, run_dir, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(run_dir, run)
-    (run / ".lock").write_text(STARTED_AGAIN)
-    given = runs.read("train", [*TRAIN[1:], "--total-steps", "128", "--gamma", "0.9"])
-    finished_run.save_command(given, run)
-    assert json.loads((run / "result.json").read_text())["command"]["flags"]["PPO.gamma"] == 0.9
-    assert not is_finished(run)
 
 
 def test_eval(said, run_dir):
@@ -705,4 +641,4 @@ def test_the_topology_has_flags(said, tmp_path):
 )
 def test_returns_of_any_size_are_shown_with_digits_that_say_something(mean, deviation, text):
     metrics = {"return_mean": mean, "return_std": deviation, "episodes": 16, "unfinished": 0}
-    assert finished_run.score(metrics) == f"{text} over 16 episodes"
+    assert summary.score(metrics) == f"{text} over 16 episodes"

@@ -210,7 +210,7 @@ def test_in_an_evaluation_that_takes_minutes_it_saves_and_leaves(tmp_path):
             pytest.param(
                 'instead("jaxrl.run.signals", "Signals.__exit__", press, True)', id="the run gives signals back"
             ),
-            pytest.param('instead("jaxrl.cli.finished_run", "save_command", press)', id="all is done"),
+            pytest.param('instead("jaxrl.cli.training", "_report", press)', id="all is done"),
         ],
         "all is done",
     ),

@@ -12,7 +12,6 @@ import jaxrl
 from helpers import hostile
 from helpers.programs import DQN, ENV, PPO, ROWS, anakin
 from helpers.recorded import episode, spaces_of
-from jaxrl.cli import finished_run, runs
 from jaxrl.core.errors import JaxrlError
 from jaxrl.core.types import env_spec
 from jaxrl.data import MinariWriter, RldsWriter, load_dataset
@@ -90,11 +89,6 @@ def report(source):
     dataset.report()
 
 
-def given(path):
-    """The command line that the run of this directory could be of."""
-    return runs.read("train", ["ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "128", "--run-dir", str(path)])
-
-
 def play(path):
     """`jaxrl eval`: the policy acts in the environment that the files describe."""
     run = load_run(path)
@@ -145,7 +139,7 @@ READERS = {
         lambda path: read_run(path).curve(TRAINING),
         lambda path: read_metrics(path / "metrics.jsonl"),
     ],
-    "result": [run_status.read_result, report_on, lambda path: finished_run.print_finished_run(given(path))],
+    "result": [run_status.read_result, report_on],
     "manifest": [list_checkpoints, load_run],
     "rlds": [lambda path: report(f"rlds:{path}")],
     "minari": [lambda path: report(f"minari:{path}")],

@@ -9,7 +9,7 @@ from helpers.programs import ENV, PPO, ROWS, anakin
 from helpers.strict_json import check_folder
 
 import jaxrl
-from jaxrl.cli import finished_run
+from jaxrl.cli import summary
 from jaxrl.run.callbacks import Decision, FunctionCallback
 from jaxrl.run.follow import follow
 from jaxrl.run.loggers import read_metrics
@@ -51,7 +51,7 @@ def test_every_file_is_json_and_every_reader_takes_null(whole, tmp_path):
     assert json.loads((path / "result.json").read_text())["evaluation"]["return_mean"] is None
     record = read_result(path)
     assert math.isnan(record["evaluation"]["return_mean"]) and record["evaluation"]["unfinished"] == 2
-    last = finished_run.report(record | {"explored": True}, "PPO", "e", path)[-1]
+    last = summary.report(record | {"explored": True}, "PPO", "e", path)[-1]
     assert last.startswith("evaluation (exploring): no episode ended; 2 reached the limit of steps; in training ")
     plot_runs([path], tmp_path / "curve.png")
     plot_runs([path], tmp_path / "curve.png", metric="train/return_mean")

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from jaxrl.cli.finished_run import report
+from jaxrl.cli.summary import report
 from jaxrl.run import timing
 from jaxrl.run.timing import ChunkTimes, Completions, Laps, described
 
