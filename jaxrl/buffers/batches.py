@@ -121,15 +121,8 @@ def importance(sampler: Prioritized, items: jax.Array, chance: jax.Array, replic
 # --- parts -----------------------------------------------------------------------------------------------------------
 
 
-def join(batches: list[Batch], shards: int, second: jax.Array | None = None) -> Batch:
-    """Parts of a batch as one, in which every shard's items lie side by side.
-
-    Args:
-      batches: the parts.
-      shards: here.
-      second: bool [shards], of two parts: which of them the one item is of that each shard has too many, the last of
-        either; None: there are none too many.
-    """
+def join(batches: list[Batch], shards: int) -> Batch:
+    """Join the parts of a batch over `shards` local shards, the items of each shard side by side."""
     if len(batches) == 1:
         return batches[0]
     if any(map(_discounted, batches)):
@@ -138,11 +131,6 @@ def join(batches: list[Batch], shards: int, second: jax.Array | None = None) -> 
     def along(axis):
         def joined(*parts):
             split = [x.reshape(*x.shape[:axis], shards, -1, *x.shape[axis + 1 :]) for x in parts]
-            if second is not None:
-                rest = [jax.lax.slice_in_dim(x, 0, x.shape[axis + 1] - 1, axis=axis + 1) for x in split]
-                last = [jax.lax.slice_in_dim(x, x.shape[axis + 1] - 1, None, axis=axis + 1) for x in split]
-                which = second.reshape((1,) * axis + second.shape + (1,) * (last[0].ndim - axis - 1))
-                split = [rest[0], jnp.where(which, last[1], last[0]), rest[1]]
             whole = jnp.concatenate(split, axis=axis + 1)
             return whole.reshape(*whole.shape[:axis], -1, *whole.shape[axis + 2 :])
 
@@ -157,18 +145,11 @@ def _discounted(batch: Batch) -> bool:
 
 
 def split(values: PyTree, sizes: list[int], shards: int) -> list[PyTree]:
-    """The entries, leaves [batch], of a joined batch for each of its parts, of the given sizes over all shards here.
-
-    An entry that two parts have is given to both, the last of each shard's in either.
-    """
+    """Split the entries of a joined batch, leaves [batch], into its parts, of `sizes` items over all local shards."""
     ends = [sum(sizes[: number + 1]) // shards for number in range(len(sizes))]
 
     def parts(x):
-        x = x.reshape(shards, -1)
-        if x.shape[1] < ends[-1]:
-            first = ends[0]
-            return [x[:, :first].reshape(-1), jnp.concatenate([x[:, first:], x[:, first - 1 : first]], 1).reshape(-1)]
-        return [part.reshape(-1) for part in jnp.split(x, ends[:-1], axis=1)]
+        return [part.reshape(-1) for part in jnp.split(x.reshape(shards, -1), ends[:-1], axis=1)]
 
     leaves, structure = jax.tree.flatten(values)
     return [jax.tree.unflatten(structure, part) for part in zip(*map(parts, leaves), strict=True)]

@@ -106,10 +106,8 @@ class FlashbaxReplay:
         inserted = state.index.inserted.add(length * self.num_envs)
         return self._split(stored, state.index.replace(inserted=inserted))
 
-    def sample(
-        self, state: ReplayState, key: jax.Array, used: jax.Array | None = None
-    ) -> tuple[ReplayState, TransitionBatch]:
-        """Draws this device's share of a batch, an equal part from every shard whatever its priorities; uses all."""
+    def sample(self, state: ReplayState, key: jax.Array) -> tuple[ReplayState, TransitionBatch]:
+        """Sample this device's share of a batch, an equal part from every shard whatever its priorities."""
         shards, whole = self.replicas.shards, self._whole(state)
         shard = self.replicas.first_shard + jnp.arange(shards, dtype=jnp.int32)
         keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(shard)

@@ -312,7 +312,7 @@ def _remove(index, source, tree, position):
 
 
 def draw_over_all(
-    index: Index, key: jax.Array, count: int, used: jax.Array | None, shards: int, replicas: Replicas
+    index: Index, key: jax.Array, count: int, shards: int, replicas: Replicas
 ) -> tuple[Index, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
     """Draws a whole batch by chance, over the shards of all devices, and counts what was drawn here.
 
@@ -323,7 +323,6 @@ def draw_over_all(
       index: of the shards here; its source is one of those that `over_all` names.
       key: for all devices.
       count: of draws, static.
-      used: bool [count], which draws count; None: all.
       shards: over all devices, static.
       replicas: the devices.
 
@@ -369,8 +368,6 @@ def draw_over_all(
         return tree, position, chance, (rank >= 0) & (rank < held[-1])
 
     tree, position, chance, mine = samplers.usual_or(total > 0.0, weighted, alike)
-    if used is not None:
-        chance = jnp.where(used, chance, 0.0)
     drawn = jnp.where(mine & (chance > 0.0), position, sum_tree.NOWHERE)
     times_sampled = index.times_sampled.at[tree, drawn].add(1, mode="drop")
     # Read before new ones are written: else XLA copies the whole array to read it afterwards.

@@ -41,9 +41,7 @@ class Buffer(Protocol):
     def source(self) -> Replay: ...
     def init(self, rows: Trajectory, carry: PyTree) -> ReplayState: ...
     def add(self, state: ReplayState, rows: Trajectory, carry: PyTree) -> ReplayState: ...
-    def sample(
-        self, state: ReplayState, key: jax.Array, used: jax.Array | None = None
-    ) -> tuple[ReplayState, Batch]: ...
+    def sample(self, state: ReplayState, key: jax.Array) -> tuple[ReplayState, Batch]: ...
     def update_priorities(self, state: ReplayState, info: SampleInfo, priorities: jax.Array) -> ReplayState: ...
     def statistics(self, state: ReplayState, info: SampleInfo) -> Metrics: ...
     def partition(self, axis: str) -> ReplayState: ...
@@ -129,7 +127,6 @@ class ReplayBuffer:
       shards: logical shards over all devices.
       replicas: says which shards are here, and sums over devices.
       initial_carry: of one environment, for sequences without a stored one.
-      items: how many of a batch's draws are learned from, if not all: see `sample`.
     """
 
     name: str
@@ -140,7 +137,6 @@ class ReplayBuffer:
     shards: int
     replicas: Replicas
     initial_carry: PyTree = ()
-    items: int | None = None
 
     @property
     def lookahead(self) -> int:
@@ -188,7 +184,7 @@ class ReplayBuffer:
         """Stores one rollout: rows `[T, B, ...]` with their extras, and the carry `[B, ...]` at the first."""
         return add({self.name: self}, {self.name: state}, rows, carry)[self.name]
 
-    def sample(self, state: ReplayState, key: jax.Array, used: jax.Array | None = None) -> tuple[ReplayState, Batch]:
+    def sample(self, state: ReplayState, key: jax.Array) -> tuple[ReplayState, Batch]:
         """Draws this device's share of a batch, whose content does not depend on the number of devices.
 
         Items with weights, and sequences, are drawn over all shards at once, in proportion to their weights: what a
@@ -199,8 +195,6 @@ class ReplayBuffer:
         Args:
           state: with the ring to draw from.
           key: for all devices.
-          used: bool [shards here], whether the last draw of each shard's part is used; None: it is. Another leaves no
-            trace, and its probability is 0.
 
         Returns:
           The state, whose ring is as it was, and the batch with its `sample_info`: leaves `[batch, ...]`, or of
@@ -208,7 +202,7 @@ class ReplayBuffer:
         """
         source, rows, idx = self.source, state.ring, state.index
         slots, columns = rows.slots, rows.columns // self.replicas.shards
-        idx, shard, position, chance, priority, mine = self._drawn(rows, idx, key, used)
+        idx, shard, position, chance, priority, mine = self._drawn(rows, idx, key)
         slot, column = position // columns, shard * columns + position % columns
         step = rows.step_at(slot)
         info = SampleInfo(
@@ -221,7 +215,7 @@ class ReplayBuffer:
             age_updates=idx.updates - idx.stamps[slot],
             times_sampled=idx.times_sampled[shard, position],
         )
-        found = self.items or source.batch_size
+        found = source.batch_size
         if index.one_by_one(source):  # where all may be used up
             found = self.replicas.sum(jnp.sum(chance > 0.0, dtype=jnp.uint32))
         idx = idx.replace(updates=idx.updates + 1, sampled=idx.sampled.add(found))
@@ -239,7 +233,7 @@ class ReplayBuffer:
         return state, batch.replace(sample_info=info.replace(importance=self._importance(idx, info.probability)))
 
     def _drawn(
-        self, rows: Ring, idx: Index, key: jax.Array, used: jax.Array | None
+        self, rows: Ring, idx: Index, key: jax.Array
     ) -> tuple[Index, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array | None]:
         """The index, and of every draw [k] the shard among those here, the place in it, and its chance and priority.
 
@@ -247,17 +241,12 @@ class ReplayBuffer:
         """
         source, shards = self.source, self.replicas.shards
         count = source.batch_size // self.shards
-        last = jnp.arange(count, dtype=jnp.int32) == count - 1
         if index.over_all(source):
-            everyone = None if used is None else batches.everywhere(used, self.replicas).astype(bool)
-            counted = None if everyone is None else (everyone[:, None] | ~last[None]).reshape(-1)
-            return index.draw_over_all(idx, key, source.batch_size, counted, self.shards, self.replicas)
-        counted = True if used is None else used[:, None] | ~last[None]
+            return index.draw_over_all(idx, key, source.batch_size, self.shards, self.replicas)
         here = jnp.arange(shards, dtype=jnp.int32)
         shard = self.replicas.first_shard + here
         if index.dense(source):
             position, held = uniform.draw(rows, key, shard, count, self.lookback, self.lookahead, self.shards)
-            held = held & counted
             idx = index.count_draws(idx, position, held)
             of_each = jnp.maximum(idx.drawable, 1).astype(jnp.float32)[:, None] * self.shards
             if rows.parts is not None:
@@ -266,7 +255,7 @@ class ReplayBuffer:
             priority = held.astype(jnp.float32)
         else:
             idx, position, chance, priority = index.draw(idx, source, key, shard, count, (rows.cursor - 1) % rows.slots)
-            chance = jnp.where(counted, chance / self.shards, 0.0)
+            chance = chance / self.shards
         owner = jnp.broadcast_to(here[:, None], position.shape)
         return idx, owner.reshape(-1), position.reshape(-1), chance.reshape(-1), priority.reshape(-1), None
 
@@ -411,14 +400,10 @@ def bind(
     shards: int,
     replicas: Replicas,
     initial_carry: PyTree = (),
-    items: Mapping[str, int] | None = None,
 ) -> dict[str, ReplayBuffer]:
-    """The buffers of an algorithm's replay sources, by name; arguments as of `ReplayBuffer`, `items` by name too."""
-    used, fixed = items or {}, (num_envs, rollout_length, shards, replicas, initial_carry)
-    return {
-        name: ReplayBuffer(name, source, storage(sources, name), *fixed, used.get(name))
-        for name, source in sources.items()
-    }
+    """Return the buffers of an algorithm's replay sources by name; arguments as of `ReplayBuffer`."""
+    fixed = num_envs, rollout_length, shards, replicas, initial_carry
+    return {name: ReplayBuffer(name, source, storage(sources, name), *fixed) for name, source in sources.items()}
 
 
 def add(

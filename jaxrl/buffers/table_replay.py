@@ -154,8 +154,8 @@ class TableReplay:
         step, stamp = jnp.zeros(slot.shape, jnp.uint32), jnp.zeros(slot.shape, jnp.int32)
         return Item(batch, column, step, truncated, stamp), slot
 
-    def sample(self, state: ReplayState, key: jax.Array, used: jax.Array | None = None) -> tuple[ReplayState, Batch]:
-        """Draws this device's share of a batch, an equal part from every shard; uses all."""
+    def sample(self, state: ReplayState, key: jax.Array) -> tuple[ReplayState, Batch]:
+        """Sample this device's share of a batch, an equal part from every shard."""
         rules, rows, idx, source = self.rules, state.ring, state.index, self.source
         shards, count = rules.replicas.shards, source.batch_size // rules.shards
         shard = rules.replicas.first_shard + jnp.arange(shards, dtype=jnp.int32)

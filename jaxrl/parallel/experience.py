@@ -54,53 +54,30 @@ class Experience:
 
     @cached_property
     def online_sources(self) -> dict[str, Replay]:
-        """The sources that are served from what the run lives through, with what is drawn for a batch."""
+        """Return the sources sampled from the run's own replay, with their part of a batch."""
         if self.dataset_fraction == 1.0:
             return {}
         return {
-            name: self._padded(source, source.batch_size - self.items_of_dataset(source))
+            name: dataclasses.replace(source, batch_size=source.batch_size - self.items_of_dataset(source))
             for name, source in self.algo.experience.items()
             if isinstance(source, Replay)
         }
 
     @cached_property
     def dataset_sources(self) -> dict[str, Replay]:
-        """The sources that are served from a dataset, with what is drawn for a batch."""
+        """Return the sources sampled from a dataset, with their part of a batch."""
         found = {}
         for name, source in self.algo.experience.items():
             if isinstance(source, Dataset):
                 found[name] = fixed.source_of(source)
             elif isinstance(source, Replay) and self.dataset_fraction > 0.0:
-                found[name] = self._padded(fixed.source_of(source), self.items_of_dataset(source))
+                found[name] = dataclasses.replace(fixed.source_of(source), batch_size=self.items_of_dataset(source))
         return found
 
     def items_of_dataset(self, source: Replay) -> int:
-        """How many items of a batch come from the dataset: its fraction, rounded, and at least one of either."""
+        """Return the number of a batch's items from the dataset: its fraction, rounded, and at least one of either."""
         least = 0 if self.dataset_fraction in (0.0, 1.0) else 1
         return min(max(round(source.batch_size * self.dataset_fraction), least), source.batch_size - least)
-
-    def _padded(self, source: Replay, items: int) -> Replay:
-        """The source of so many items a batch, with as many draws as every shard makes alike.
-
-        Where a batch is shared with a dataset, the last draw of a shard is not always used.
-        """
-        if items == source.batch_size:  # which has to divide
-            return source
-        return dataclasses.replace(source, batch_size=-(-items // self.shards) * self.shards)
-
-    def _second(self, source: str, states: Mapping[str, ReplayState], drawn: int) -> jax.Array | None:
-        """Where two parts share a place: of which shards here it is the dataset's, bool [shards]; None: of none.
-
-        A batch has exactly its part from the dataset, and shards take turns at having one more of it. `drawn` is 1 once
-        the batch was drawn, else 0.
-        """
-        found = self.algo.experience[source]
-        more = self.items_of_dataset(found) % self.shards if isinstance(found, Replay) else 0
-        if not more or self.dataset_fraction == 1.0:
-            return None
-        turn = ((states[of_dataset(source)].index.updates - drawn) % self.shards) * more
-        shard = jnp.asarray(self.replicas.first_shard, jnp.int32) + jnp.arange(self.replicas.shards, dtype=jnp.int32)
-        return (shard - turn) % self.shards < more
 
     @cached_property
     def online(self) -> dict[str, Buffer]:
@@ -112,24 +89,14 @@ class Experience:
             for name, source in self.online_sources.items()
             if source.storage == "flashbax"
         }
-        items = {
-            name: source.batch_size - self.items_of_dataset(source)
-            for name, source in self.algo.experience.items()
-            if isinstance(source, Replay)
-        }
-        bound = self._bound(rings, length, items)
+        bound = self._bound(rings, length)
         tables = {name: TableReplay(buffer) for name, buffer in bound.items() if buffer.source.storage == "table"}
         return {**bound, **tables, **others}
 
     @cached_property
     def dataset(self) -> dict[str, ReplayBuffer]:
         """The replays of what a dataset holds, by the name of their state."""
-        items = {
-            name: self.items_of_dataset(source)
-            for name, source in self.algo.experience.items()
-            if isinstance(source, Replay)
-        }
-        return {of_dataset(name): buffer for name, buffer in self._bound(self.dataset_sources, 1, items).items()}
+        return {of_dataset(name): buffer for name, buffer in self._bound(self.dataset_sources, 1).items()}
 
     @cached_property
     def buffers(self) -> dict[str, Buffer]:
@@ -151,7 +118,7 @@ class Experience:
             if isinstance(source, Episodes)
         }
 
-    def _bound(self, sources: Mapping[str, Replay], length: int, items: Mapping[str, int]) -> dict[str, ReplayBuffer]:
+    def _bound(self, sources: Mapping[str, Replay], length: int) -> dict[str, ReplayBuffer]:
         carry = ()
         if any(source.sequence is not None for source in sources.values()):
             carry = self.algo.initial_carry(self.spec, jnp.int32(0), self.num_envs)
@@ -162,7 +129,6 @@ class Experience:
             shards=self.shards,
             replicas=self.replicas,
             initial_carry=carry,
-            items=items,
         )
 
     @property
@@ -176,8 +142,7 @@ class Experience:
     @property
     def samples_per_update(self) -> int:
         """Transitions that an update draws from what the run lived through, over all devices."""
-        sources = [source for source in self.algo.experience.values() if isinstance(source, Replay)]
-        return sum((source.batch_size - self.items_of_dataset(source)) * source.transitions for source in sources)
+        return sum(source.batch_size * source.transitions for source in self.online_sources.values())
 
     def updates_now(self, steps_per_env: Counter) -> int | jax.Array:
         """Updates of the iteration that brought every environment to `steps_per_env` steps."""
@@ -203,11 +168,13 @@ class Experience:
                 found.append(
                     f"source {name!r}: batch_size={source.batch_size} does not divide over {self.shards} shards"
                 )
-            elif source.storage != "ring" and self.items_of_dataset(source) % self.shards:
+            elif (items := self.items_of_dataset(source)) % self.shards:
+                each = source.batch_size // self.shards
+                nearest = min(max(round(items / self.shards), 1), each - 1) / each
                 found.append(
-                    f"source {name!r}: with storage={source.storage!r} every one of {self.shards} shards gives the "
-                    f"dataset the same number of items; dataset_fraction={self.dataset_fraction} of "
-                    f"{source.batch_size} is not one"
+                    f"source {name!r}: dataset_fraction={self.dataset_fraction} of batch_size={source.batch_size} is "
+                    f"{items} items, which do not divide over {self.shards} shards; use "
+                    + (f"dataset_fraction={nearest}" if each > 1 else f"batch_size={2 * self.shards}")
                 )
         for name, buffer in self.episodes.items():
             found += [f"source {name!r}: {line}" for line in buffer.problems()]
@@ -278,16 +245,11 @@ class Experience:
           The states, and a batch for each source, of which this device has its part.
         """
         states, parts = dict(states), {}
-        second = {buffer.name: self._second(buffer.name, states, 0) for buffer in self.buffers.values()}
         for place, (name, buffer) in enumerate(self.buffers.items()):
             draw_key = jax.random.fold_in(key, number * len(self.buffers) + place)
-            used = second[buffer.name]
-            if used is not None and name in self.online:
-                used = ~used
-            states[name], part = buffer.sample(states[name], draw_key, used)
+            states[name], part = buffer.sample(states[name], draw_key)
             parts.setdefault(buffer.name, []).append(part)
-        shards = self.replicas.shards
-        return states, {name: join(found, shards, second[name]) for name, found in parts.items()}
+        return states, {name: join(found, self.replicas.shards) for name, found in parts.items()}
 
     def complete_batches(self, states: Mapping[str, ReplayState]) -> jax.Array:
         """How many updates there are enough whole episodes for, int32."""
@@ -316,7 +278,7 @@ class Experience:
         for source, values in priorities.items():
             drawn = batches[source].sample_info
             assert drawn is not None  # of every batch that a replay gives
-            for name, (info, part) in self._parts(source, states, drawn, values).items():
+            for name, (info, part) in self._parts(source, drawn, values).items():
                 # A dataset's part has no priorities where the other's are for items that come and go.
                 if name in self.online or not index.dense(self.buffers[name].source):
                     states[name] = self.buffers[name].update_priorities(states[name], info, part)
@@ -327,38 +289,16 @@ class Experience:
         metrics = {}
         for source, batch in batches.items():
             assert batch.sample_info is not None
-            for name, (info, _) in self._parts(source, states, batch.sample_info, None).items():
+            for name, (info, _) in self._parts(source, batch.sample_info, None).items():
                 figures = self.buffers[name].statistics(states[name], info)
                 metrics |= {f"{name}_{figure}": value for figure, value in figures.items()}
         return metrics
 
-    def _parts(
-        self, source: str, states: Mapping[str, ReplayState], info: SampleInfo, values: PyTree
-    ) -> dict[str, tuple[SampleInfo, PyTree]]:
-        """What belongs to each buffer of a source's batch, of leaves [batch]; probability 0 where it is the other's.
-
-        Args:
-          source: whose batch.
-          states: after it was drawn, and before the next.
-          info: of the batch.
-          values: others of its items.
-        """
+    def _parts(self, source: str, info: SampleInfo, values: PyTree) -> dict[str, tuple[SampleInfo, PyTree]]:
+        """Return each buffer's part of `info` and `values`, leaves [batch], of the batch of `source`."""
         names = [name for name, buffer in self.buffers.items() if buffer.name == source]
         sizes = [self.buffers[name].source.batch_size // self.replicas.devices for name in names]
-        parts = dict(zip(names, split((info, values), sizes, self.replicas.shards), strict=True))
-        second = self._second(source, states, 1)
-        if second is None or len(names) == 1:
-            return parts
-
-        def without(info, used):  # the last of each shard's, where it is the other's
-            chance = info.probability.reshape(self.replicas.shards, -1)
-            chance = chance.at[:, -1].set(jnp.where(used, chance[:, -1], 0.0))
-            return info.replace(probability=chance.reshape(-1))
-
-        return {
-            name: (without(info, ~second if name in self.online else second), values)
-            for name, (info, values) in parts.items()
-        }
+        return dict(zip(names, split((info, values), sizes, self.replicas.shards), strict=True))
 
 
 def _with_one_cut(learn, name, buffer, batches):

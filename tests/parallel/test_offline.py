@@ -110,11 +110,11 @@ def test_beside_an_environment_a_part_of_every_batch_is_the_datasets():
 
 @pytest.mark.exhaustive
 def test_beside_an_environment_two_devices_are_one_and_the_host_is_no_other():
-    one, _ = run(anakin(), fraction=0.1)  # 3 of 32, over 4 shards
-    two, _ = run(anakin(devices=2), fraction=0.1)
+    one, _ = run(anakin(), fraction=0.125)  # 4 of 32, over 4 shards
+    two, _ = run(anakin(devices=2), fraction=0.125)
     assert_equal(one, two, 1e-5)
     lockstep = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=SHARDS, lockstep=True)
-    on_host, _ = run(lockstep, env=ServedFromHost(ENV), fraction=0.1)
+    on_host, _ = run(lockstep, env=ServedFromHost(ENV), fraction=0.125)
     assert_equal(one.replace(env_state=()), on_host, 1e-5)
 
 
@@ -285,6 +285,10 @@ class FromData(jaxrl.DQN):
         ({"topology": jaxrl.Anakin()}, r"the topology is Offline\(\)"),
         ({"env": ENV, "topology": jaxrl.Offline()}, "leave env out"),
         ({"env": ENV, "dataset_fraction": 1.5}, "dataset_fraction=1.5 must be between 0 and 1"),
+        (
+            {"env": ENV, "dataset_fraction": 0.1, "topology": anakin()},
+            "dataset_fraction=0.1 of batch_size=32 is 3 items, which do not divide over 4 shards; use .*=0.125",
+        ),
         (
             {"env": ENV, "dataset": None, "dataset_fraction": 0.5},
             "dataset_fraction=0.5 is .* there is no dataset; pass",

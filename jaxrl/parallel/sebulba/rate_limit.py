@@ -11,7 +11,6 @@ from enum import Enum
 from typing import NamedTuple
 
 from jaxrl.buffers.replay import ReplayState, least_size
-from jaxrl.core.sources import Replay
 from jaxrl.parallel.experience import Experience
 
 _ROUNDING = 1e-6  # updates
@@ -99,10 +98,8 @@ def rate_limit(experience: Experience, error_buffer: float, steps: int) -> RateL
 def counts_of(experience: Experience, buffers: dict[str, ReplayState]) -> Counts:
     """What a run's replays, which are filled and drawn from together, have seen."""
     name = next(iter(experience.online_sources))
-    source, index = experience.algo.experience[name], buffers[name].index
-    assert isinstance(source, Replay)
-    batch_size = source.batch_size - experience.items_of_dataset(source)
-    updates = int(index.sampled) // batch_size if source.storage == "flashbax" else int(index.updates) % 2**32
+    source, index = experience.online_sources[name], buffers[name].index
+    updates = int(index.sampled) // source.batch_size if source.storage == "flashbax" else int(index.updates) % 2**32
     return Counts(int(index.inserted), updates)
 
 
