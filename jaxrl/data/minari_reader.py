@@ -38,7 +38,8 @@ def package(data_format: str = "hdf5") -> Any:
     try:
         import minari
 
-        __import__("h5py" if data_format == "hdf5" else "pyarrow")
+        for name in ("h5py",) if data_format == "hdf5" else ("pyarrow", "flatbuffers"):
+            __import__(name)
     except ImportError as error:
         raise MissingExtraError("Minari", "data") from error
     return minari
