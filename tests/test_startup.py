@@ -10,7 +10,18 @@ from jaxrl.cli import table
 from jaxrl.core import suite_modules, suites
 
 # What is for pictures, files, logs and other suites, and none of it for a run that has not begun.
-NOT_YET = {"PIL", "brax", "gymnasium", "matplotlib", "orbax", "pandas", "scipy", "seaborn", "tensorboardX"}
+NOT_YET = {
+    "PIL",
+    "brax",
+    "google_crc32c",
+    "gymnasium",
+    "matplotlib",
+    "orbax",
+    "pandas",
+    "scipy",
+    "seaborn",
+    "tensorboardX",
+}
 
 
 def imported(program: str) -> set[str]:
