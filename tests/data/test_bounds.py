@@ -76,12 +76,11 @@ def test_a_dataset_of_pictures_that_are_not(spoil, tmp_path):
     tfds = pytest.importorskip("tensorflow_datasets")
     feature = tfds.features.Image(shape=(5, 4, 3))
     field = features.Field("steps/observation", None, (), "foreign", feature)
-    from jaxrl.data import examples
 
     def read(*encoded):
-        payload = b"".join(b"\x0a" + examples.varint(len(x)) + x for x in encoded)
-        record = examples.example([examples.feature("steps/observation", examples.BYTES, payload)])
-        return features.read_example(record, [field], "episode 0")
+        example = features.new_example()
+        example.features.feature["steps/observation"].bytes_list.value.extend(encoded)
+        return features.read_example(example.SerializeToString(), [field], "episode 0")
 
     assert read(picture(4, 5), picture(4, 5))["steps/observation"].shape == (2, 5, 4, 3)
     with hostile.Watch(tmp_path) as watch, pytest.raises(DatasetError, match="steps/observation cannot be read"):

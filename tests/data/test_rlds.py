@@ -1,5 +1,6 @@
 """RLDS on disk: every bit comes back, TFDS opens it without TensorFlow, and half a dataset is never there."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -15,10 +16,12 @@ import numpy as np
 import pytest
 from helpers.programs import PPO
 from helpers.recorded import TYPES, Clock, assert_bitwise, episode, killed, untrained
+from hypothesis import given
+from hypothesis import strategies as st
 
 import jaxrl
 from jaxrl.core.errors import ConfigError, DatasetError
-from jaxrl.data import RldsWriter, examples, features
+from jaxrl.data import RldsWriter, features
 from jaxrl.envs.wrappers import TimeLimit
 from jaxrl.run import recording
 
@@ -373,6 +376,12 @@ def test_every_process_writes_its_share_of_the_same_episodes(tmp_path, monkeypat
         jaxrl.export_rlds(policy, env, tmp_path / "few", episodes=1)
 
 
+def record_of(kind, values):
+    example = features.new_example()
+    getattr(example.features.feature["steps/x"], kind).value.extend(values)
+    return example.SerializeToString()
+
+
 def test_what_does_not_decompress_to_its_shape_is_refused_in_little_memory():
     """1 GB of zeros is 1 MB that zlib wrote."""
     field = features.Field("steps/x", np.dtype(np.uint8), (4,), "zlib")
@@ -380,9 +389,7 @@ def test_what_does_not_decompress_to_its_shape_is_refused_in_little_memory():
     bomb = b"".join(bomb.compress(bytes(1 << 20)) for _ in range(1 << 8)) + bomb.flush()
 
     def read(*texts):
-        payload = b"".join(b"\x0a" + examples.varint(len(text)) + text for text in texts)
-        record = examples.example([examples.feature("steps/x", examples.BYTES, payload)])
-        return features.read_example(record, [field], "episode 0")["steps/x"]
+        return features.read_example(record_of("bytes_list", texts), [field], "episode 0")["steps/x"]
 
     np.testing.assert_array_equal(read(sound, sound), np.frombuffer(b"abcdabcd", np.uint8).reshape(2, 4))
     tracemalloc.start()
@@ -408,12 +415,19 @@ def test_what_does_not_decompress_to_its_shape_is_refused_in_little_memory():
 def test_a_stored_number_that_its_type_cannot_hold_is_refused(dtype, value):
     """TFDS stores integers in 64 bits, and others may have written more than a field's type has."""
     field = features.Field("steps/x", np.dtype(dtype), (), "none")
-    if isinstance(value, int):
-        payload = examples.feature("steps/x", examples.INTEGERS, examples.packed_integers(np.asarray([1, value])))
-    else:
-        payload = examples.feature("steps/x", examples.FLOATS, np.float32([1, value]).tobytes())
+    record = record_of("int64_list" if isinstance(value, int) else "float_list", [1, value])
     with pytest.raises(DatasetError, match=f"episode 0: steps/x cannot be read: it is .* at step 1; which {dtype}"):
-        features.read_example(examples.example([payload]), [field], "episode 0")
+        features.read_example(record, [field], "episode 0")
+
+
+@given(st.binary(max_size=60), st.integers(0, 200), st.integers(0, 255))
+def test_damaged_records_are_read_or_refused(noise, at, value):
+    field = features.Field("steps/x", np.dtype(np.int64), (), "none")
+    record = bytearray(record_of("int64_list", range(100, 160)))
+    record[at % len(record)] = value
+    for data in (noise, bytes(record), bytes(record)[: at % len(record)]):
+        with contextlib.suppress(DatasetError):
+            assert features.read_example(data, [field], "episode 0")["steps/x"].dtype == np.int64
 
 
 @pytest.mark.parametrize("value", [2**63, -(2**63) - 1, None, [1], 1j])
