@@ -25,7 +25,7 @@ from jaxrl.parallel.topology import Topology, needs_environment
 
 @dataclasses.dataclass(frozen=True)
 class Anakin(Topology):
-    """Everything compiled on the accelerator: `num_envs` environments, sharded over `devices`.
+    """The topology compiled for the accelerator: `num_envs` environments, sharded over `devices`.
 
     Args:
       num_envs: number of environments over all devices. None: 1 for algorithms that learn from a replay of
@@ -49,11 +49,11 @@ class Anakin(Topology):
         return dataclasses.replace(self, devices=len(target.devices)) if self.devices is None else self
 
     def resolve(self, algo: Algorithm, agents: int = 1) -> "Anakin":
-        """With the number of environments, in whole groups of agents."""
+        """Return the topology with `num_envs` set, by default in whole groups of agents."""
         return dataclasses.replace(self, num_envs=self._num_envs(algo, agents))
 
     def steps_per_iteration(self, algo: Algorithm) -> int:
-        """Environment steps of an iteration, over all environments."""
+        """Return the environment steps of an iteration, over all environments."""
         return ro.rollout_length(algo) * self._num_envs(algo)
 
     def _num_envs(self, algo: Algorithm, agents: int = 1) -> int:
@@ -70,12 +70,12 @@ class Anakin(Topology):
         processes: int | None = None,
         target: Target | None = None,
     ) -> Program[Environment, Rings]:
-        """Checks everything that can be checked before compiling, and fixes the program.
+        """Check everything that can be checked before compiling, and return the program.
 
         Args:
-          algo, env: what runs; an environment in JAX.
-          dataset_fraction: the part of every batch that comes from a dataset.
-          processes: that the run is of; None: all there are.
+          algo, env: the algorithm and a JAX environment.
+          dataset_fraction: the fraction of every batch that comes from a dataset.
+          processes: the number of processes of the run; None: all.
           target: accelerators that the program is only compiled for.
 
         Raises:
@@ -96,7 +96,7 @@ registry.add("topology", Anakin)
 
 @dataclasses.dataclass(frozen=True)
 class CompiledRollouts:
-    """How Anakin collects: rollouts of environments within the compiled program."""
+    """A `RolloutCollector` that steps the environments within the compiled program."""
 
     layout: Layout
 

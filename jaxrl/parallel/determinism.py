@@ -1,7 +1,8 @@
-"""Programs for GPUs that compute the same in every process: XLA's flags for them, set before JAX starts.
+"""XLA's flags for GPU programs that compute the same in every process, set before JAX starts.
 
-When XLA compiles for a GPU it times kernels for the same product or convolution and takes the fastest, which need not
-be the same twice; and some kernels add in the order in which their threads arrive. Neither happens on CPUs and TPUs.
+When XLA compiles for a GPU, it times several kernels for each product or convolution and takes the fastest, which may
+differ from one compilation to the next; and some kernels add in the order in which their threads arrive. Neither
+happens on CPUs and TPUs.
 """
 
 import os
@@ -17,10 +18,10 @@ _VARIABLE = "XLA_FLAGS"
 
 
 def set_flags() -> None:
-    """Add the flags to XLA_FLAGS, before JAX starts; do nothing where they are there, or where JAX runs without a GPU.
+    """Add the flags to XLA_FLAGS before JAX starts; do nothing if they are set, or if JAX runs without a GPU.
 
     Raises:
-      ConfigError: XLA_FLAGS has other values of them, or JAX has started on a GPU without them.
+      ConfigError: XLA_FLAGS sets them to other values, or JAX has started on a GPU without them.
     """
     text = os.environ.get(_VARIABLE, "")
     words = text.split()

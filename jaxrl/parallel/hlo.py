@@ -1,4 +1,4 @@
-"""What a compiled program does, read from XLA's text of it: kernels and collectives, loop by loop."""
+"""The kernels and collectives of each loop of a compiled program, read from XLA's text."""
 
 import dataclasses
 import math
@@ -19,8 +19,8 @@ COLLECTIVES = (
     "collective-permute",
     "collective-broadcast",
 )
-# What starts no kernel: names of values, control flow that is counted by its body, and the second half of what is
-# started before.
+# Operations that start no kernel: names of values, control flow (its body is counted), and the second half of an
+# operation that was started before.
 _FREE = {
     "parameter",
     "constant",
@@ -42,11 +42,12 @@ class Loop:
     """A loop of a program, or the program itself.
 
     Attributes:
-      trips: how often the body runs; None where the program finds out.
-      kernels: what one run of the body and of the condition starts outside of its loops, by operation.
-      collectives: what one run of the body exchanges between devices outside of its loops, by kind.
-      exchanged: bytes of the arrays that those collectives give one device.
-      loops: the loops within, in the order of the text.
+      trips: how often the body runs; None if that is only known at run time.
+      kernels: number of kernels that one run of the body and of the condition starts outside the inner loops, by
+        operation.
+      collectives: number of collectives that one run of the body starts outside the inner loops, by kind.
+      exchanged: bytes of the arrays that those collectives return on one device.
+      loops: the inner loops, in the order of the text.
     """
 
     trips: int | None = 1
@@ -56,13 +57,13 @@ class Loop:
     loops: list["Loop"] = dataclasses.field(default_factory=list)
 
     def walk(self) -> Iterator["Loop"]:
-        """Yield this loop and all loops within."""
+        """Yield this loop and all inner loops."""
         yield self
         for loop in self.loops:
             yield from loop.walk()
 
     def all_collectives(self) -> Counter[str]:
-        """Return the collectives of one run of the body with all loops within; unknown numbers of trips count once."""
+        """Return the collectives of one run of the body and all inner loops; unknown numbers of trips count as 1."""
         found = Counter(self.collectives)
         for loop in self.loops:
             for kind, count in loop.all_collectives().items():
@@ -70,12 +71,12 @@ class Loop:
         return found
 
     def all_exchanged(self) -> int:
-        """Return the bytes that one run of the body with all loops within exchanges, as `exchanged` counts them."""
+        """Return the bytes that one run of the body and all inner loops exchanges, counted as in `exchanged`."""
         within = (loop.all_exchanged() * (1 if loop.trips is None else loop.trips) for loop in self.loops)
         return self.exchanged + sum(within)
 
     def all_kernels(self) -> int:
-        """Return the kernels of one run of the body with all loops within; unknown numbers of trips count once."""
+        """Return the kernels of one run of the body and all inner loops; unknown numbers of trips count as 1."""
         within = (loop.all_kernels() * (1 if loop.trips is None else loop.trips) for loop in self.loops)
         return sum(self.kernels.values()) + sum(within)
 
@@ -83,10 +84,10 @@ class Loop:
 def read(text: str) -> Loop:
     """Return the loops of a program.
 
-    Of a branch the one with most kernels counts.
+    Of the branches of a conditional, the one with the most kernels counts.
 
     Args:
-      text: of an optimized module (`jax.stages.Compiled.as_text`).
+      text: text of an optimized module (`jax.stages.Compiled.as_text`).
 
     Raises:
       ValueError: the text has no entry computation.
@@ -134,7 +135,7 @@ def _loop(computations, name, trips):
 
 
 def _bytes(type_text, with_operands):
-    """Return the bytes of the arrays of a type; `with_operands`, those of its second half, which are the results."""
+    """Return the bytes of a type's arrays; with `with_operands` only of its second half, which holds the results."""
     arrays = [(int(bits or 8), dimensions) for bits, dimensions in _ARRAY.findall(type_text)]
     arrays = arrays[len(arrays) // 2 :] if with_operands else arrays
     return sum(bits * math.prod(int(n) for n in shape.split(",") if n) for bits, shape in arrays) // 8
@@ -147,7 +148,7 @@ def _named(value, attribute):
 
 
 def _counted_to(condition):
-    """Return how often a loop runs whose condition compares a counter with a constant; None for other conditions.
+    """Return the trips of a loop whose condition compares a counter with a constant; None for other conditions.
 
     JAX's loops count from 0 by one, and compilers that do not write down the number of trips keep the comparison.
     """
@@ -165,9 +166,9 @@ def _include(loop, other):
 
 
 def _operation(value):
-    """Return the operation of an instruction, given what stands after the equals sign: the first word before "(".
+    """Return the operation of an instruction, given the text after the equals sign: the first word before "(".
 
-    Those within the type before it, which may be a tuple and has layouts, are skipped by depth.
+    Words within the type before it, which may be a tuple and has layouts, are skipped by depth.
     """
     depth = 0
     for part in re.finditer(r"[(){}\[\]]|[a-z][a-z0-9\-]*\(", value):

@@ -1,4 +1,4 @@
-"""Acting in environments on the host: the twin of `jaxrl.parallel.rollout.unroll`, one compiled call a step.
+"""The acting loop for host environments: the twin of `jaxrl.parallel.rollout.unroll`, one compiled call per step.
 
 Time steps are written into the rollout on the device by the call that acts, in place, so that a rollout is never
 stacked from pieces.
@@ -17,11 +17,11 @@ from jaxrl.core import keys
 from jaxrl.core.types import ActorState, Algorithm, EnvSpec, PyTree, Rollout, TimeStep
 from jaxrl.parallel import rollout as ro
 
-# Takes actions in numpy to the environments, and gives a function that waits for what they show then.
+# Sends numpy actions to the environments; returns a function that waits for the next time step.
 Step = Callable[[PyTree], Callable[[], TimeStep[np.ndarray]]]
 Storage = tuple[TimeStep[jax.Array], PyTree, PyTree]  # of a rollout: time steps [T + 1, B], actions and extras [T, B]
 
-# Each index is there once. Those beyond the environments pad a batch: what is read there is anything, and nothing is
+# Each index occurs once. Indices beyond the environments pad a batch: values read there are arbitrary, and nothing is
 # written.
 _READ: dict[str, Any] = {"mode": "clip", "unique_indices": True}
 _WRITTEN: dict[str, Any] = {"mode": "drop", "unique_indices": True}
@@ -29,14 +29,14 @@ _WRITTEN: dict[str, Any] = {"mode": "drop", "unique_indices": True}
 
 @dataclasses.dataclass
 class HostActing:
-    """Where host environments stand, and who acts in them: the twin of `Acting`.
+    """The acting state of host environments: the twin of `Acting`.
 
     Attributes:
-      timestep: what they show, numpy `[B, ...]`.
+      timestep: their current time step, numpy `[B, ...]`.
       previous_action, carry: on the device that acts, `[B, ...]`.
-      roots: of the random numbers of acting, keys `[B]`.
-      steps_per_env: steps of each environment so far, which name those numbers.
-      extras: names of the extras that acting gives; of a complete rollout there may be more.
+      roots: root keys for sampling actions, `[B]`.
+      steps_per_env: steps of each environment so far, which are folded into those keys.
+      extras: names of the extras that acting returns; a complete rollout may have more.
     """
 
     timestep: TimeStep[np.ndarray]
@@ -47,11 +47,11 @@ class HostActing:
     extras: tuple[str, ...] = ()
 
     def tick(self, number: int = 0) -> np.uint32:
-        """The number of the step `number` steps ahead, as keys are folded with it."""
+        """Return the number of the step `number` steps ahead, as it is folded into keys."""
         return np.uint32((self.steps_per_env + number) % 2**32)
 
     def storage(self, rollout: Rollout) -> Storage:
-        """The room of a rollout from here, which nobody reads any more."""
+        """Return the storage of a rollout collected here, which is not read any more."""
         return rollout.timesteps, rollout.action, {name: rollout.extras[name] for name in self.extras}
 
 
@@ -61,10 +61,10 @@ class HostSteps:
 
     Args:
       spec: of the environments.
-      num_envs: of all, among which those here are some.
-      group: those here.
+      num_envs: number of all environments of the run.
+      group: number of environments that these pieces act for.
       length: steps of a rollout.
-      explore: sample as in training, else the best action.
+      explore: sample as in training; otherwise take the best action.
     """
 
     spec: EnvSpec
@@ -75,27 +75,27 @@ class HostSteps:
 
     @partial(jax.jit, static_argnums=0)
     def roots(self, key: jax.Array, env_index: jax.Array) -> jax.Array:
-        """The root keys [group] of action sampling."""
+        """Return the root keys [group] for sampling actions."""
         return keys.policy_keys(key, env_index)
 
-    # `keep_unused`, here and below: what is made of no argument is then bound to the device that they are bound to, as
-    # is what `act` gives back of it, and `act` is compiled once.
+    # `keep_unused`, here and below: outputs that depend on no argument are then bound to the arguments' device, like
+    # those that `act` returns, so that `act` is compiled once.
     @partial(jax.jit, static_argnums=0, keep_unused=True)
     def beginnings(self, algo: Algorithm, env_index: jax.Array) -> tuple[PyTree, PyTree]:
-        """The carry, and a previous action of zeros, at the first time step."""
+        """Return the carry, and a previous action of zeros, at the first time step."""
         carry = jax.vmap(lambda index: algo.initial_carry(self.spec, index, self.num_envs))(env_index)
         return carry, ro.no_action(self.spec, self.group)
 
     def begin(
         self, algo: Algorithm, timestep: TimeStep[np.ndarray], key: jax.Array, env_index: jax.Array
     ) -> HostActing:
-        """Where environments stand that show their first time steps; `key` is the root of all random numbers."""
+        """Return the acting state at the environments' first time step; `key` is the root of all random numbers."""
         carry, action = self.beginnings(algo, env_index)
         return HostActing(timestep, action, carry, self.roots(key, env_index))
 
     @partial(jax.jit, static_argnums=0, keep_unused=True)
     def storage(self, algo, actor, timestep, carry, action, roots) -> Storage:
-        """Room for a rollout."""
+        """Return zeros to store a rollout in."""
         timestep, action, extras = jax.eval_shape(self._step, algo, actor, timestep, carry, action, roots)[0]
 
         def room(tree, length):
@@ -111,16 +111,16 @@ class HostSteps:
 
     @partial(jax.jit, static_argnums=0, donate_argnums=3)
     def act(self, algo, actor, storage, timestep, carry, action, roots, tick, number):
-        """Acts at the time step `timestep`, which came of `action`; writes it down as that of step `number`."""
+        """Act at `timestep`, which followed `action`; write it into the storage as step `number`."""
         step, executed, carry = self._step(algo, actor, timestep, carry, action, keys.tick_keys(roots, tick, 1)[0])
         return ro.write(storage, step, number), executed, carry
 
     @partial(jax.jit, static_argnums=0, donate_argnums=3)
     def act_some(self, algo, actor, storage, timestep, carry, action, roots, ticks, numbers, env_ids):
-        """`act` for the environments `env_ids` [B] of the group alone, each at a tick and step of its own, [B].
+        """Act only for the environments `env_ids` [B] of the group, each at its own tick and step, [B].
 
-        `timestep` is theirs, [B]; carry, previous action and roots are the group's, and so is what it returns, but for
-        the actions of these environments, which come last. An index of `group` or more is of none, and changes nothing.
+        `timestep` is theirs, [B]; carry, previous action and roots are the whole group's. So are the results, except the
+        last, the actions of these environments. An index of `group` or more is padding, and changes nothing.
         """
 
         def one_key(root, tick):
@@ -136,7 +136,7 @@ class HostSteps:
 
     @partial(jax.jit, static_argnums=0, donate_argnums=3)
     def finish(self, algo, actor, storage, timestep, action, initial, carry, version) -> Rollout:
-        """The rollout, from its storage and the time step after the last."""
+        """Return the rollout, given its storage and the time step after its last one."""
         timesteps, actions, extras = storage
         rollout = Rollout(
             timesteps=ro.write(timesteps, ro.with_previous_action(timestep, action), self.length),
@@ -159,23 +159,23 @@ def unroll(
     version: jax.Array | np.int32 | None = None,
     storage: Storage | None = None,
 ) -> Generator[None, None, Rollout]:
-    """Acts for `steps.length` steps in host environments, and moves `acting` on; the rollout is returned.
+    """Act for `steps.length` steps in host environments, update `acting`, and return the rollout.
 
-    Yields whenever `env.step` is running, so that one thread can serve others meanwhile; `complete` waits instead.
+    Yields whenever `env.step` is running, so that one thread can serve several groups; `complete` waits instead.
 
     Args:
       steps: the compiled pieces.
       algo: with its schedules resolved.
-      actor: what acting needs.
-      acting: where the environments stand.
-      step: of the environments.
-      version: of `actor`.
-      storage: room for the rollout, which is written over; None: fresh memory, whose first touch costs page faults.
+      actor: the state that acting needs.
+      acting: the acting state; updated.
+      step: steps the environments.
+      version: the version of `actor`.
+      storage: memory for the rollout, which is overwritten; None: fresh memory, whose first use costs page faults.
     """
     initial = acting.carry
     if storage is None:
         (device,) = acting.roots.devices()
-        with jax.default_device(device):  # else it would be made on the first device, and moved
+        with jax.default_device(device):  # otherwise it would be made on the first device, and moved
             storage = steps.storage(algo, actor, acting.timestep, acting.carry, acting.previous_action, acting.roots)
         acting.extras = tuple(storage[2])
     for number in range(steps.length):
@@ -198,7 +198,7 @@ def unroll(
 
 
 def complete[T](unrolling: Generator[None, None, T]) -> T:
-    """What a generator returns, once it has been run to its end."""
+    """Run a generator to its end, and return its return value."""
     while True:
         try:
             next(unrolling)
@@ -207,7 +207,7 @@ def complete[T](unrolling: Generator[None, None, T]) -> T:
 
 
 def in_this_thread(env_step: Callable[[PyTree], TimeStep[np.ndarray]]) -> Step:
-    """How `unroll` steps environments whose step returns when it is done."""
+    """Return the `Step` of environments whose `step` blocks until it is done."""
 
     def step(action):
         timestep = env_step(action)

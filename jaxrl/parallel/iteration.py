@@ -1,4 +1,4 @@
-"""One iteration, in every topology: collect, store, update, report."""
+"""One iteration of any topology: collect, store, update, report."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -26,7 +26,7 @@ from jaxrl.parallel.rollout import Acting
 
 
 class RolloutCollector[Env](Protocol):
-    """How a run begins, and what its iterations collect. Static: a key of the compilation cache."""
+    """A way to begin a run and to collect its iterations. Static: a key of the compilation cache."""
 
     def __hash__(self) -> int: ...
 
@@ -34,32 +34,32 @@ class RolloutCollector[Env](Protocol):
     def layout(self) -> Layout: ...
 
     def steps_per_env(self, algo: Algorithm) -> int:
-        """Steps of each environment in an iteration; updates, where nothing acts."""
+        """Return the steps of each environment in an iteration; updates, if nothing acts."""
         ...
 
     def begin(self, algo: Algorithm, source: Env, key: jax.Array) -> Acting:
-        """Where all environments stand at first; pure."""
+        """Return the initial acting state of all environments; pure."""
         ...
 
     def empty_buffers(
         self, algo: Algorithm, source: Env, state: RunState, dataset: Rings | None
     ) -> dict[str, ReplayState]:
-        """Buffers in which nothing is yet; pure."""
+        """Return empty buffers; pure."""
         ...
 
     def collect(
         self, algo: Algorithm, source: Env, state: RunState, first_env: jax.Array | int
     ) -> tuple[RunState, Rollout | None, EpisodeSums]:
-        """Moves this device's environments on by an iteration, with the learner as it is; pure.
+        """Step this device's environments for an iteration, acting with the current learner; pure.
 
         Args:
           algo: with its schedules resolved.
-          source: the environment; where the host acts, the rollout that it collected.
-          state: this device's part.
+          source: the environment; if the host acts, the rollout that it collected.
+          state: this device's part of it.
           first_env: the index of this device's first environment.
 
         Returns:
-          The state after these steps, what was collected, and what ended in it.
+          The state after these steps, the rollout, and the sums over the episodes that ended in it.
         """
         ...
 
@@ -67,29 +67,29 @@ class RolloutCollector[Env](Protocol):
 def iterate[Env](
     collects: RolloutCollector[Env], algo: Algorithm, source: Env, state: RunState, dataset: Rings | None
 ) -> tuple[RunState, Report, Rollout | None]:
-    """One iteration of one run on this device: collect, store, update, report. Pure.
+    """Run one iteration of one run on this device: collect, store, update, report. Pure.
 
     Args:
-      collects: how to collect.
+      collects: the collector.
       algo: with its schedules resolved.
-      source: what is collected from.
-      state: this device's part.
-      dataset: its rings, by name.
+      source: the collector's source.
+      state: this device's part of it.
+      dataset: the rings of a dataset, by name.
 
     Returns:
-      The state, this iteration's report on this device, and what was collected; None where nothing acts.
+      The state, this iteration's report on this device, and the rollout; None if nothing acts.
     """
-    layout, tick = collects.layout, state.steps_per_env.low  # it names this iteration's keys
+    layout, tick = collects.layout, state.steps_per_env.low  # folded into this iteration's keys
     first_env = layout.replicas.first_shard * (layout.num_envs // layout.shards)
     state, collected, episodes = collects.collect(algo, source, state, first_env)
     experience, rollouts, broken = layout.experience(algo), {}, {}
     if collected is not None:
         state, broken = store(experience, state, collected)
-        # What the environments count is no part of what is learned from.
+        # Statistics of episodes are not learned from.
         learned = collected.replace(timesteps=collected.timesteps.replace(episode=None, info=None))
         sources = experience.algo.experience.items()
         rollouts = {name: learned for name, source in sources if isinstance(source, Rollouts | Episodes)}
-    # The counters are one for all runs of a mapped batch, hence this stays a branch under vmap.
+    # All runs of a mapped batch share the counters, so this stays a branch under vmap.
     held = state.steps_per_env.since(state.empty_at) * experience.num_envs
     online = experience.online_sources.values()
     enough = held >= max((replay.least_size(source, experience.num_envs) for source in online), default=0)
@@ -112,11 +112,11 @@ def iterate[Env](
 
 
 def store(experience: Experience, state: RunState, collected: Rollout) -> tuple[RunState, dict[str, jax.Array]]:
-    """Store this device's rows in the replays, and return where actions, observations or rewards were not finite. Pure.
+    """Store this device's rows in the replays, and locate actions, observations or rewards that are not finite. Pure.
 
     Returns:
-      The state; and by name 0, or (T + 1 - t) N - b + 1 for the first that is not finite in order of time t, from 0 to
-      T, and environment b of N.
+      The state; and by array name 0 if all are finite, otherwise (T + 1 - t) N - b + 1 for the first that is not, in
+      order of time t, from 0 to T, and environment b of N.
     """
     time, envs = collected.timesteps.first.shape
     env = experience.replicas.first_shard * (experience.num_envs // experience.shards) + jnp.arange(envs)
@@ -147,17 +147,17 @@ def run_updates(
     first: int | jax.Array = 0,
     dataset: Rings | None = None,
 ) -> tuple[RunState, Metrics, jax.Array]:
-    """One round of updates of the learner. Pure.
+    """Run one round of updates of the learner. Pure.
 
     Args:
       experience: of the algorithm with its schedules resolved, on this device.
-      state: with everything stored that there is to draw from.
-      rollouts: what was collected last, for each source that is no replay.
-      enough: whether there is enough to learn from; else nothing changes.
-      updates: how many, int32 where iterations differ.
-      tick: names the keys of this round, uint32.
-      first: the number of the first of these updates in this round, int32, where it is made in parts.
-      dataset: its rings, by name.
+      state: with all data stored that can be sampled.
+      rollouts: the newest rollout, for each source that is not a replay.
+      enough: whether there is enough data to learn from; if not, nothing changes.
+      updates: number of updates, int32 if iterations differ.
+      tick: folded into the keys of this round, uint32.
+      first: number of the first of these updates in this round, int32, if the round is made in parts.
+      dataset: the rings of a dataset, by name.
 
     Returns:
       The state, the means of the metrics, and the number of updates that were made, float32.
@@ -195,10 +195,10 @@ def run_updates(
         carried, metrics = update(carried, jnp.asarray(number, jnp.int32))
         return carried, jax.tree.map(jnp.add, sums, metrics)
 
-    # Only what an update changes goes round: the learner and the indices, and not the rows.
+    # The loop carries only what an update changes: the learner and the indices, not the rows.
     carried = (state.learner, {name: state.buffers[name].index for name in rings})
     if not isinstance(updates, int):
-        # A loop of so many turns, not a branch: of a replay the number is the same for all runs of a mapped batch.
+        # A loop with that many turns, not a branch: with a replay, all runs of a mapped batch make the same number.
         made = jnp.where(enough, updates, 0)
         shapes = jax.eval_shape(update, carried, jnp.int32(0))[1]
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)

@@ -1,4 +1,4 @@
-"""How a run lies over the devices that learn."""
+"""The sharding of a run's state across the learner devices."""
 
 import dataclasses
 
@@ -20,16 +20,16 @@ from jaxrl.parallel.targets import Target
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a run lies over devices. Static: a key of the compilation cache.
+    """The layout of a run over devices. Static: a key of the compilation cache.
 
     Args:
       spec: of the environments.
-      num_envs: whose rollouts an update learns from, over all devices; 1 where nothing acts.
-      devices: of all processes together.
+      num_envs: number of environments that an update learns from, over all devices; 1 if nothing acts.
+      devices: number of devices of all processes together.
       shards: logical groups of environments, over all devices.
-      dataset_fraction: the part of every batch that comes from a dataset.
+      dataset_fraction: the fraction of every batch that comes from a dataset.
       streams: whether the dataset's batches come from the host, so that there are no buffers.
-      target: accelerators that programs are only compiled for; None: they run on the devices that there are.
+      target: accelerators that programs are only compiled for; None: they run on this machine's devices.
     """
 
     spec: EnvSpec
@@ -42,36 +42,36 @@ class Layout:
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
-        """The devices that learn."""
+        """The mesh of the learner devices."""
         return meshes.data_mesh(self.devices, target=self.target)
 
     @property
     def replicas(self) -> Replicas:
-        """What an update is averaged over."""
+        """The replicas that an update is averaged over."""
         platform = meshes.local_devices(self.target)[0].platform
         if self.devices == 1:
             return SingleReplica(self.shards, platform)
         return MeshReplicas("data", self.shards // self.devices, platform)
 
     def experience(self, algo: Algorithm) -> Experience:
-        """What `algo` learns from."""
+        """Return the experience that `algo` learns from."""
         return Experience(algo, self.spec, self.num_envs, self.shards, self.dataset_fraction, self.replicas)
 
     def place(self, tree: PyTree) -> PyTree:
-        """Numbers as arrays on every device, where `chunk` finds them without a transfer at every call.
+        """Return numbers as arrays on every device, so that `chunk` does not transfer them at every call.
 
-        For a target their shapes.
+        For a target, return their shapes.
         """
         if self.target is not None:
             return meshes.described(tree, NamedSharding(self.mesh, PartitionSpec()))
         return meshes.everywhere(tree, self.mesh)
 
     def partition(self, algo: Algorithm) -> RunState:
-        """How a run's state lies on the mesh: a prefix tree of partition specs."""
+        """Return the partition specs of a run's state, a prefix tree."""
         return jax.tree.map(lambda x: x.spec if isinstance(x, HostMemory) else x, self._lies(algo), is_leaf=_is_spec)
 
     def shardings(self, algo: Algorithm) -> RunState:
-        """How a run's state lies on the mesh: a prefix tree of shardings, which also tell of the host's memory."""
+        """Return the shardings of a run's state, a prefix tree; unlike partition specs, they have a memory kind."""
         return self.on_mesh(self._lies(algo))
 
     def _lies(self, algo):
@@ -89,7 +89,7 @@ class Layout:
         return RunState(**specs)
 
     def on_mesh(self, specs: PyTree) -> PyTree:
-        """A tree of partition specs, or `HostMemory`, as shardings."""
+        """Convert a tree of partition specs or `HostMemory` to shardings."""
 
         def sharding(x):
             if isinstance(x, HostMemory):
@@ -99,11 +99,11 @@ class Layout:
         return jax.tree.map(sharding, specs, is_leaf=_is_spec)
 
     def resolve(self, algo: Algorithm, state: RunState, total_steps_per_env: jax.Array) -> Algorithm:
-        """`algo` with its schedules resolved at where `state` stands; pure."""
+        """Return `algo` with its schedules resolved at the step count of `state`; pure."""
         return resolve_schedules(algo, jnp.minimum(state.steps_per_env.as_float() / total_steps_per_env, 1.0))
 
     def recorded(self, algo: Algorithm, every: int) -> Recorded:
-        """What `Program.recorded_chunk` records for about one in `every` episodes."""
+        """Return the settings with which `Program.recorded_chunk` records about one in `every` episodes."""
         return Recorded.every(every, self.num_envs, ro.rollout_length(algo) * ro.row_bytes(self.spec))
 
 

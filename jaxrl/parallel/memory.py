@@ -1,4 +1,4 @@
-"""Whether replays fit in memory, asked before anything is allocated."""
+"""Checks that replays and rollouts fit in memory, before anything is allocated."""
 
 import math
 from collections.abc import Mapping
@@ -10,16 +10,16 @@ from jaxrl.core.run_state import RunState
 from jaxrl.core.sources import Episodes, Replay
 from jaxrl.core.types import Algorithm, PyTree
 
-_HEADROOM = 0.9  # of what is free: the program around the replay needs some too
+_HEADROOM = 0.9  # usable fraction of the free memory: the program around the replay needs some too
 
 
 def size_of(tree: PyTree) -> int:
-    """Bytes of a tree of arrays or their shapes."""
+    """Return the bytes of a tree of arrays or their shapes."""
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def free_on_host() -> int | None:
-    """Bytes that processes can still take on this machine; None where the system does not say."""
+    """Return the bytes that are available on this machine; None if the system does not report them."""
     try:
         with open("/proc/meminfo") as lines:
             fields = dict(line.split(":", 1) for line in lines)
@@ -29,7 +29,7 @@ def free_on_host() -> int | None:
 
 
 def free_on_device(device: jax.Device) -> int | None:
-    """Bytes left on an accelerator; None where it does not say, and on CPU, whose memory is the host's."""
+    """Return the bytes left on an accelerator; None if it does not report them, and on CPU, which uses the host's."""
     stats = device.memory_stats() if device.platform != "cpu" else None
     if not stats or "bytes_limit" not in stats:
         return None
@@ -45,15 +45,15 @@ def check_run(
     saved: bool = True,
     free: Mapping[str, int | None] | None = None,
 ) -> None:
-    """Raises if the replays of a run's state, given as shapes, would not fit in memory.
+    """Raise if the replays of a run's state, given as shapes, would not fit in memory.
 
     Args:
-      algo: gives the sources.
-      state: as from `jax.eval_shape`.
-      devices: that share the replays.
-      runs: how many such runs there are, over all devices.
+      algo: the algorithm, which has the sources.
+      state: shapes, as from `jax.eval_shape`.
+      devices: the devices that share the replays.
+      runs: number of such runs over all devices.
       saved: whether checkpoints will hold the replays.
-      free: as of `check`.
+      free: as in `check`.
 
     Raises:
       ConfigError: with the capacity that would fit.
@@ -71,13 +71,13 @@ def check(
     saved: bool = True,
     free: Mapping[str, int | None] | None = None,
 ) -> None:
-    """Raises if the replays do not fit.
+    """Raise if the replays do not fit.
 
     Args:
       buffers: the replay of each source, as shapes.
       sources: the sources by name.
-      devices: that share the replays evenly; with several processes, of all of them.
-      runs: how many runs at once have such replays, over all devices.
+      devices: the devices of all processes, which share the replays evenly.
+      runs: number of runs at once that have such replays, over all devices.
       saved: whether checkpoints hold the replays: an asynchronous save keeps a copy on the host while it writes.
       free: bytes free on "host" and on each "device"; None: as they are now.
 
@@ -126,7 +126,7 @@ def check(
 
 
 def _size(source):
-    """The field that says how much a source stores, and its value; none where it stores nothing."""
+    """Return the fields that limit how much a source stores, and their values; {} if it stores nothing itself."""
     if isinstance(source, Episodes):
         return {"max_episode_length": source.max_length, "rollout_length": source.length}
     return {"capacity": source.capacity} if source.over is None else {}
@@ -135,14 +135,14 @@ def _size(source):
 def rollout_problems(
     row_bytes: int, num_envs: int, rollout_length: int, devices: list[jax.Device], free: int | None = None
 ) -> list[str]:
-    """Why rollouts of so many steps of so many environments cannot be; empty if they can.
+    """Return reasons why `num_envs` x `rollout_length` rollouts do not fit; empty if they fit.
 
     Args:
-      row_bytes: what a step takes of one environment.
-      num_envs: over all devices, which share them evenly.
-      rollout_length: steps of each.
-      devices: of all processes together.
-      free: bytes of a device; None: as they are now.
+      row_bytes: bytes of one step of one environment.
+      num_envs: number of environments over all devices, which share them evenly.
+      rollout_length: steps of each environment.
+      devices: the devices of all processes together.
+      free: free bytes of a device; None: as they are now.
     """
     here = [device for device in devices if device.process_index == jax.process_index()]
     what = f"rollouts of rollout_length={rollout_length} steps of num_envs={num_envs} environments"
@@ -158,7 +158,7 @@ def rollout_problems(
 
 
 def check_rings(made: PyTree, devices: list[jax.Device]) -> None:
-    """Raises if rows that lie on the host do not fit on the devices that will share them evenly.
+    """Raise if rows in host memory do not fit on the devices that will share them evenly.
 
     Raises:
       ConfigError: with the bytes needed and free.
@@ -176,7 +176,7 @@ def check_rings(made: PyTree, devices: list[jax.Device]) -> None:
 
 
 def readable(count: float) -> str:
-    """A number of bytes with its unit."""
+    """Format a number of bytes with its unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.3g} {unit}"

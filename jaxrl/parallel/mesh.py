@@ -1,4 +1,4 @@
-"""Devices and processes: the one mesh that everything runs on, and the layout of environments over it."""
+"""The mesh of devices that everything runs on, and the layout of environments over it."""
 
 import math
 import os
@@ -24,7 +24,7 @@ _DEFAULT_SHARDS = (8, 4, 2, 1)
 
 
 def default_device_count() -> int:
-    """How many devices a run uses unless told: those of all processes; of one alone, its accelerators or one CPU."""
+    """Return the default number of devices of a run: all of all processes, but 1 for a single process on CPU."""
     alone_on_cpu = jax.default_backend() == "cpu" and jax.process_count() == 1
     return 1 if alone_on_cpu else jax.device_count()
 
@@ -36,13 +36,13 @@ def local_devices(target: Target | None = None) -> list[jax.Device]:
 
 @lru_cache
 def data_mesh(devices: int, processes: int | None = None, target: Target | None = None) -> jax.sharding.Mesh:
-    """`devices` devices as one axis named "data": the first of this process, or the same number of every process.
+    """Return a mesh with one axis, "data": this process's first `devices` devices, or the same number of each process.
 
-    Those of a process lie side by side, in the order of processes.
+    The devices of a process are adjacent, in the order of processes.
 
     Args:
-      devices: of all these processes together.
-      processes: 1: this one alone, as of a run of a sweep; None: all there are.
+      devices: number of devices of these processes together.
+      processes: 1: only this one, as for a run of a sweep; None: all.
       target: accelerators that are only compiled for; all of its processes count as this one.
     """
     auto, processes = (jax.sharding.AxisType.Auto,), processes or jax.process_count()
@@ -55,14 +55,14 @@ def data_mesh(devices: int, processes: int | None = None, target: Target | None 
 
 
 def everywhere(tree: PyTree, mesh: jax.sharding.Mesh) -> PyTree:
-    """Values that are the same on every process as arrays that every device of the mesh holds."""
+    """Place values that are the same on every process on every device of the mesh."""
     if jax.process_count() == 1:
         return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
     return from_processes(tree, mesh, PartitionSpec())
 
 
 def described(tree: PyTree, sharding: jax.sharding.Sharding) -> PyTree:
-    """Shapes in place of arrays and numbers, for programs that are only compiled."""
+    """Replace arrays and numbers by their shapes, for programs that are only compiled."""
 
     def shape(x):
         x = x if hasattr(x, "dtype") else np.asarray(x, jax.numpy.result_type(x))
@@ -72,20 +72,20 @@ def described(tree: PyTree, sharding: jax.sharding.Sharding) -> PyTree:
 
 
 def from_processes(tree: PyTree, mesh: jax.sharding.Mesh, specs: Any) -> PyTree:
-    """What each process has of arrays, put together; nothing is compared, and nothing leaves its process.
+    """Assemble global arrays from the parts of each process; nothing is compared, and nothing leaves its process.
 
     Args:
-      tree: of arrays and numbers. Along "data" a process has its share, of all else the same as the others.
-      mesh: as of `data_mesh`.
-      specs: how the whole lies on it, a prefix tree of partition specs.
+      tree: arrays and numbers. If sharded along "data", a process has its share; otherwise all have the same.
+      mesh: as `data_mesh` returns it.
+      specs: partition specs of the global arrays, a prefix tree.
     """
-    # A number has no dtype; as an array it gets JAX's, and not numpy's.
+    # A number has no dtype; as an array it gets JAX's default, not numpy's.
     arrays = jax.tree.map(lambda x: x if hasattr(x, "dtype") else np.asarray(x, jax.numpy.result_type(x)), tree)
     return multihost_utils.host_local_array_to_global_array(arrays, mesh, specs)
 
 
 def sharded(tree: PyTree, mesh: jax.sharding.Mesh, specs: Any) -> PyTree:
-    """Host arrays that every process has whole, on the mesh as `specs`, a prefix tree of partition specs, say."""
+    """Shard host arrays that every process has whole over the mesh; `specs` is a prefix tree of partition specs."""
     is_spec = lambda x: isinstance(x, PartitionSpec)  # noqa: E731
     if jax.process_count() == 1:
         return jax.device_put(tree, jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=is_spec))
@@ -100,7 +100,7 @@ def sharded(tree: PyTree, mesh: jax.sharding.Mesh, specs: Any) -> PyTree:
 
 
 def local(tree: PyTree) -> PyTree:
-    """This process's copy of what every process holds whole; with one process the tree as it is."""
+    """Return this process's copy of replicated arrays; with one process, the tree as it is."""
 
     def copy(x):
         return x.addressable_data(0) if isinstance(x, jax.Array) and not x.is_fully_addressable else x
@@ -109,7 +109,7 @@ def local(tree: PyTree) -> PyTree:
 
 
 def on_one_device(tree: PyTree) -> PyTree:
-    """Return a tree whose arrays are on one device of this process and name no mesh, not even in programs of them."""
+    """Return a tree whose arrays are on one device of this process and have no mesh in their types."""
 
     def moved(x):
         if not getattr(x, "committed", False):  # tracers and arrays of numpy do not have it
@@ -120,12 +120,12 @@ def on_one_device(tree: PyTree) -> PyTree:
 
 
 def cores() -> int:
-    """How many processor cores this process may use."""
+    """Return the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def use_cpu_devices(count: int) -> bool:
-    """Splits the CPU into `count` devices, if JAX has not started yet; whether it now has that many."""
+    """Split the CPU into `count` devices if JAX has not started; return whether there are that many."""
     try:
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:
@@ -134,7 +134,7 @@ def use_cpu_devices(count: int) -> bool:
 
 
 def device_problems(devices: int, processes: int | None = None, target: Target | None = None) -> list[str]:
-    """Explain why a run cannot have so many devices; empty if it can. The arguments are those of `checked_layout`."""
+    """Explain why a run cannot have that many devices; empty if it can. The arguments are those of `checked_layout`."""
     here = len(local_devices(target))
     processes = 1 if target is not None else processes or jax.process_count()
     if 1 <= devices <= here * processes and devices % processes == 0:
@@ -158,15 +158,15 @@ def checked_layout(
     processes: int | None = None,
     target: Target | None = None,
 ) -> int:
-    """The number of logical shards, after checking that everything divides.
+    """Check that everything divides, and return the number of logical shards.
 
     Args:
-      algo, spec: what runs where.
-      num_envs: environments over all devices.
-      devices: devices asked for, of all processes together.
-      shards: asked for, or None for the largest of 8, 4, 2, 1 that works.
-      dataset_fraction: of every batch that comes from a dataset.
-      processes: that the devices are of; None: all there are.
+      algo, spec: the algorithm, and the spec of its environments.
+      num_envs: number of environments over all devices.
+      devices: requested number of devices of all processes together.
+      shards: requested number of shards; None: the largest of 8, 4, 2, 1 that works.
+      dataset_fraction: the fraction of every batch that comes from a dataset.
+      processes: number of processes that have the devices; None: all.
       target: accelerators that are only compiled for.
 
     Raises:
@@ -190,13 +190,13 @@ def checked_layout(
     if problems:
         raise ConfigError(problems + algo.validate(spec, num_envs, shards or 1))
     length = ro.rollout_length(algo)
-    if isinstance(length, int) and length > 0:  # else the algorithm tells of it
+    if isinstance(length, int) and length > 0:  # otherwise the algorithm reports it
         of_all = list(data_mesh(devices, processes, target).devices.flat)
         free = None if target is None else target.memory
         if problems := memory.rollout_problems(ro.row_bytes(spec), num_envs, length, of_all, free):
             raise ConfigError(problems)
 
-    # Of whole episodes as few as there can be: a batch waits for the shard whose episodes are longest.
+    # For whole episodes, as few as possible: a batch waits for the shard with the longest episodes.
     most_first = not any(isinstance(source, Episodes) for source in algo.experience.values())
     candidates = [shards] if shards else sorted({*_DEFAULT_SHARDS, devices}, reverse=most_first)
     first_problems = None
@@ -207,7 +207,7 @@ def checked_layout(
         try:
             found += Experience(algo, spec, num_envs, candidate, dataset_fraction).problems()
         except (AttributeError, TypeError, ValueError):
-            if not found:  # a field of another type than its own, of which the algorithm tells
+            if not found:  # a field has a wrong type, which the algorithm reports
                 raise
         if not found:
             return candidate
@@ -216,18 +216,18 @@ def checked_layout(
 
 
 def over_devices(function: Callable, mesh: jax.sharding.Mesh, in_specs: Any, out_specs: Any) -> Callable:
-    """`jax.shard_map` of `function`, with `check_vma=False`: gradients are averaged by hand, see `MeshReplicas`.
+    """Apply `jax.shard_map` with `check_vma=False` to `function`: gradients are averaged by hand, see `MeshReplicas`.
 
-    Two things crash XLA's Shardy partitioner as inputs of a map (jaxlib 0.11.2: a null operand in
-    ManualComputationUnusedInputsPattern), and are kept out of it: arrays that the function closes over, of which
-    brax's environments have over a hundred, by compiling it for itself within (`jax.jit`); and arrays without elements,
-    of which the states of MJX have dozens. GSPMD, the partitioner before, is no way out: it aborts on a sort in there.
+    Two kinds of inputs of a map crash XLA's Shardy partitioner (jaxlib 0.11.2: a null operand in
+    ManualComputationUnusedInputsPattern), and are kept out of it. Arrays that the function closes over (brax's
+    environments have over a hundred) are kept out by an inner `jax.jit`; arrays without elements (the states of MJX
+    have dozens) are removed and restored. GSPMD, the older partitioner, does not help: it aborts on a sort in there.
 
     Args:
-      function: of one device's share of the arguments; may use collectives over the mesh's axes.
-      mesh: its axes are all manual within `function`.
-      in_specs: a tuple of partition specs, or prefix trees of them, one an argument.
-      out_specs: likewise of the result.
+      function: a function of one device's share of the arguments; may use collectives over the mesh's axes.
+      mesh: the mesh, whose axes are all manual within `function`.
+      in_specs: a tuple of partition specs, or prefix trees of them, one per argument.
+      out_specs: those of the result.
     """
 
     def call(*arguments):
@@ -254,7 +254,7 @@ class _Empty:
     Args:
       specs: a prefix tree of partition specs.
       tree: arrays.
-      mesh: whose axes the specs name.
+      mesh: the mesh whose axes the specs name.
     """
 
     def __init__(self, specs: Any, tree: Any, mesh: jax.sharding.Mesh):
@@ -263,23 +263,23 @@ class _Empty:
 
         is_spec = lambda x: isinstance(x, PartitionSpec)  # noqa: E731
         found = jax.tree.map(lambda spec, part: jax.tree.map(of_leaf(spec), part), specs, tree, is_leaf=is_spec)
-        self._empty = jax.tree.leaves(found)  # False where there are elements
+        self._empty = jax.tree.leaves(found)  # False for arrays with elements
         self._structure = jax.tree.structure(tree)
         self.without = jax.tree.map(lambda x: None if x.size == 0 else x, tree)
 
     def restored(self, rest: Any, *, whole: bool) -> Any:
-        """Return the tree of which `rest` is all but the empty arrays.
+        """Return the full tree, given all arrays except the empty ones.
 
         Args:
           rest: the other arrays.
-          whole: these arrays are of all devices, made from the share of one; or else a share, made from the whole.
+          whole: restore arrays of all devices from one device's share; otherwise a share from arrays of all devices.
         """
         others = iter(jax.tree.leaves(rest))
         return self._structure.unflatten(empty(whole) if empty else next(others) for empty in self._empty)
 
 
 def _make(sharding, shape, dtype, whole):
-    """Return the empty array of which every device has a share of this shape, or one device's share of it."""
+    """Return an empty array: if `whole`, of all devices, from a share's shape; otherwise a share, from theirs."""
     if not whole:
         return jnp.zeros(sharding.shard_shape(shape), dtype)
     parts = [() if axis is None else axis if isinstance(axis, tuple) else (axis,) for axis in sharding.spec]

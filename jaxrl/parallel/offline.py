@@ -1,4 +1,4 @@
-"""A dataset in place of environments: nothing acts, and all that is learned from is there from the beginning."""
+"""Offline learning from a dataset in place of environments: nothing acts, and all data exists from the beginning."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ _EVERYTHING = 1.0  # the dataset's share of every batch
 
 @dataclasses.dataclass(frozen=True)
 class Offline(Topology):
-    """Learning from a dataset alone, on the accelerator; a step is one gradient update.
+    """The topology that learns only from a dataset, on the accelerator; a step is one gradient update.
 
     Args:
       devices: number of devices, as in `Anakin`; every batch and the dataset are divided over them.
@@ -45,7 +45,7 @@ class Offline(Topology):
         return ["topology=Offline() learns from a dataset alone; leave env out and pass eval_env"]
 
     def steps_per_iteration(self, algo: Algorithm) -> int:
-        """Updates of an iteration: there are no environment steps that a replay ratio could count."""
+        """Return the updates of an iteration, 1: there are no environment steps that a replay ratio could count."""
         return 1
 
     def bind(
@@ -78,13 +78,13 @@ registry.add("topology", Offline)
 
 @dataclasses.dataclass(frozen=True)
 class NoRollouts:
-    """Nothing acts: an iteration is updates from the dataset alone, each of which is a step."""
+    """A `RolloutCollector` that does not act: an iteration is updates from the dataset, each of which is a step."""
 
     layout: Layout
     updates: int = 1
 
     def begin(self, algo: Algorithm, source: None, key: jax.Array) -> Acting:
-        """There is no environment to begin."""
+        """Return an empty acting state: there are no environments."""
         return nothing_acts()
 
     def empty_buffers(

@@ -1,6 +1,6 @@
-"""What a topology gives the training loop: a program, which begins a run and carries it on, chunk by chunk.
+"""The program that a topology returns to the training loop: it begins a run and continues it, chunk by chunk.
 
-Programs differ in how they collect, and in nothing else: within the compiled program (`RolloutCollector`), or driven
+Programs differ only in how they collect: within the compiled program (`RolloutCollector`), or driven
 from the host (`HostLoop`).
 """
 
@@ -31,10 +31,10 @@ from jaxrl.parallel.recorded import from_mesh
 
 
 class HostLoop[Env, Data](Protocol):
-    """What drives the iterations of a program from the host, and feeds them."""
+    """A driver that runs the iterations of a program from the host and supplies their data."""
 
     def begin(self, algo: Algorithm, env: Env, seed: int) -> PyTree:
-        """Make what the run needs on the host, and return what its collector begins from."""
+        """Create the host's parts of the run, and return the source that its collector begins from."""
         ...
 
     def chunk(
@@ -46,15 +46,15 @@ class HostLoop[Env, Data](Protocol):
         dataset: Data | None,
         recorded: Recorded | None,
     ) -> tuple[RunState, Report, Fetch | None]:
-        """Run `length` iterations, and return what fetches their recorded rows too."""
+        """Run `length` iterations; return also a function that fetches their recorded rows."""
         ...
 
     def unsaved_state(self, algo: Algorithm) -> dict[str, PyTree]:
-        """Return the parts of a run's state, by field, that a resumed run cannot restore and has anew."""
+        """Return the parts of a run's state, by field, that a resumed run cannot restore and creates again."""
         ...
 
     def close(self) -> None:
-        """End what `begin` made; may be called at any time and twice."""
+        """Close what `begin` created; may be called at any time, and twice."""
         ...
 
 
@@ -62,14 +62,14 @@ class HostLoop[Env, Data](Protocol):
 class Program[Env, Data]:
     """One run of one algorithm in one topology, checked and ready to begin.
 
-    `Env` is what it acts in, or None; `Data` is how it gets a dataset: rows on the devices, a stream of batches, or
-    None. The algorithm given to each method is the one that was bound, its numbers maybe others. Static: a key of the
+    `Env` is the type of its environment, or None; `Data` is the type of its dataset: rows on the devices, a stream of
+    batches, or None. Each method takes the algorithm that was bound; its numbers may differ. Static: a key of the
     compilation cache.
 
     Args:
-      layout: of the run over its devices.
-      collects: how an iteration collects.
-      host: what drives the iterations from the host; None: whole chunks run in one compiled call.
+      layout: the layout of the run over its devices.
+      collects: the collector.
+      host: drives the iterations from the host; None: whole chunks run in one compiled call.
     """
 
     layout: Layout
@@ -78,11 +78,11 @@ class Program[Env, Data]:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether a chunk is one compiled call, which can be compiled before there is a state."""
+        """True if a chunk is one compiled call, which can be compiled before there is a state."""
         return self.host is None
 
     def steps_per_iteration(self, algo: Algorithm) -> int:
-        """Return the environment steps of an iteration, over all environments; updates, where nothing acts."""
+        """Return the environment steps of an iteration, over all environments; updates, if nothing acts."""
         return self.collects.steps_per_env(algo) * self.layout.num_envs
 
     # --- pure ----------------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ class Program[Env, Data]:
         total_steps_per_env: jax.Array,
         dataset: Rings | None = None,
     ) -> tuple[RunState, Report]:
-        """One iteration of one run on this device: collect, store, update. Pure; the report is this device's."""
+        """Run one iteration of one run on this device: collect, store, update. Pure; the report is this device's."""
         algo = self.layout.resolve(algo, state, total_steps_per_env)
         state, report, _ = iteration.iterate(self.collects, algo, env, state, dataset)
         return state, report
@@ -115,13 +115,13 @@ class Program[Env, Data]:
         *,
         iterate: Callable[..., tuple[RunState, Report]] | None = None,
     ) -> tuple[RunState, Report]:
-        """`length` iterations (traced) on this device. Pure; `iterate` may be a mapped form of `self.iterate`."""
+        """Run `length` iterations (traced) on this device. Pure; `iterate` may be a mapped form of `self.iterate`."""
         iterate = iterate or partial(self.iterate, dataset=dataset)
         step = lambda state: (*iterate(algo, env, state, total_steps_per_env), ())  # noqa: E731
         return self._repeat(step, state, length, None)[:2]
 
     def _iterate(self, algo, env, state, total_steps_per_env, dataset, recorded):
-        """`iterate`, and the rows of all environments if some are recorded."""
+        """Run `iterate`; return also the rows of all environments if some are recorded."""
         algo = self.layout.resolve(algo, state, total_steps_per_env)
         state, report, rollout = iteration.iterate(self.collects, algo, env, state, dataset)
         if rollout is None or recorded is None:
@@ -129,9 +129,9 @@ class Program[Env, Data]:
         return state, report, ro.bare(rollout.rows, self.layout.spec)
 
     def _repeat(self, step, state, length, recorded):
-        """`length` times `step`: the state, the report, and recorded rows `[E, iterations * T, ...]` of this device.
+        """Run `step` `length` times; return the state, the report and this device's rows `[E, iterations * T, ...]`.
 
-        Rows of the iterations after `length` are not written, and mean nothing.
+        Recorded rows of iterations after `length` are not written, and are undefined.
         """
         replicas = self.layout.replicas
         _, report, rows = jax.eval_shape(step, state)
@@ -139,7 +139,7 @@ class Program[Env, Data]:
             columns = jnp.asarray(recorded.columns(self.layout.devices)[0])[replicas.first_shard // replicas.shards]
 
         def room(x):
-            # To fill it with zeros would take a hundredth of a chunk's time.
+            # Filling it with zeros would take 1 % of a chunk's time.
             return jnp.empty((columns.shape[0], recorded.iterations * x.shape[0], *x.shape[2:]), x.dtype)
 
         def body(number, carried):
@@ -160,7 +160,7 @@ class Program[Env, Data]:
     def run(
         self, algo: Algorithm, env: Env, key: jax.Array, iterations: int, total_steps_per_env: jax.Array
     ) -> tuple[RunState, Metrics]:
-        """A whole run on one device, from its key; pure. Metrics have one entry an iteration."""
+        """Run a whole training on one device, from its key; pure. Metrics have one entry per iteration."""
 
         def step(state, _):
             state, report = self.iterate(algo, env, state, total_steps_per_env)
@@ -176,10 +176,10 @@ class Program[Env, Data]:
         """Return the state of a run that has not begun, every leaf on its devices.
 
         Args:
-          algo, env: what runs; environments on the host are built, and begin their first episodes.
-          seed: of all random numbers.
+          algo, env: the algorithm and the environment; host environments are built, and begin their first episodes.
+          seed: the seed of all random numbers.
           saved: whether checkpoints will hold the replays.
-          dataset: what is learned from besides.
+          dataset: the dataset to learn from, if any.
 
         Raises:
           ConfigError: the replays would not fit in memory.
@@ -189,14 +189,14 @@ class Program[Env, Data]:
     def template(
         self, algo: Algorithm, env: Env, seed: int, *, saved: bool = True, dataset: Data | None = None
     ) -> RunState:
-        """Return the shapes and shardings of what `start` returns, for a run that is resumed; makes no arrays.
+        """Return the shapes and shardings of the result of `start`, for resuming a run; makes no arrays.
 
-        Environments on the host are built, and begin their first episodes.
+        Host environments are built, and begin their first episodes.
         """
         return self._begin(algo, env, seed, saved, dataset)[1]
 
     def _begin(self, algo, env, seed, saved, dataset):
-        """What gives the first state, and its shapes and shardings."""
+        """Return a function that returns the first state, and that state's shapes and shardings."""
         try:
             source = env if self.host is None else self.host.begin(algo, env, seed)
             compiled, _ = _beginnings(self.collects, jax.tree.structure(algo))
@@ -216,11 +216,11 @@ class Program[Env, Data]:
         return partial(compiled, *arguments), template
 
     def unsaved_state(self, algo: Algorithm) -> dict[str, PyTree]:
-        """Return the parts of a run's state, by field, that a resumed run cannot restore and has anew."""
+        """Return the parts of a run's state, by field, that a resumed run cannot restore and creates again."""
         return {} if self.host is None else self.host.unsaved_state(algo)
 
     def reset_buffers(self, algo: Algorithm, env: Env, state: RunState, dataset: Data | None = None) -> RunState:
-        """Return `state` with new buffers in place of what it has."""
+        """Return `state` with new buffers in place of its own."""
         _, compiled = _beginnings(self.collects, jax.tree.structure(algo))
         source = env if self.host is None else state.timestep
         return compiled(algo, source, state.replace(buffers={}), None if self.layout.streams else dataset)
@@ -234,11 +234,11 @@ class Program[Env, Data]:
         total_steps_per_env: int,
         dataset: Data | None = None,
     ) -> tuple[RunState, Report]:
-        """`length` iterations, dispatched and not awaited. The buffers of `state` are donated.
+        """Dispatch `length` iterations without waiting for them. The buffers of `state` are donated.
 
         Raises:
           EnvironmentFailedError: environments on the host hang, or failed too often.
-          Exception: whatever else an actor raised.
+          Exception: any other error that an actor raised.
         """
         return self._chunk(algo, env, state, length, total_steps_per_env, dataset, None)[:2]
 
@@ -253,7 +253,7 @@ class Program[Env, Data]:
         *,
         recorded: Recorded,
     ) -> tuple[RunState, Report, Fetch]:
-        """`chunk`, of `recorded.iterations` iterations at most, and what fetches its rows."""
+        """Run `chunk` for at most `recorded.iterations` iterations; return also a function that fetches its rows."""
         return self._chunk(algo, env, state, length, total_steps_per_env, dataset, recorded)
 
     def _chunk(self, algo, env, state, length, total_steps_per_env, dataset, recorded):
@@ -271,23 +271,25 @@ class Program[Env, Data]:
         return state, report, fetch
 
     def compile_start(self, algo: Algorithm, env: Env, seed: int) -> jax.stages.Compiled:
-        """Compile what `start` runs, and run nothing; of programs that are compiled (`is_compiled`)."""
+        """Compile the program of `start` without running it; only if `is_compiled`."""
         compiled, _ = _beginnings(self.collects, jax.tree.structure(algo))
         return compiled.lower(algo, env, self.layout.place(keys.root_key(seed)), None).compile()
 
     def compile_chunk(
         self, algo: Algorithm, env: Env, state: RunState, dataset: Rings | None = None
     ) -> jax.stages.Compiled:
-        """Compile what `chunk` runs, and run nothing; of the state the shapes and shardings are enough.
+        """Compile the program of `chunk` without running it; only if `is_compiled`.
+
+        The shapes and shardings of `state` are enough.
 
         Returns:
-          The program, which tells its memory and its text; of programs that are compiled (`is_compiled`).
+          The compiled program, which reports its memory and its text.
         """
         numbers, buffers = self.layout.place((np.int32(1), np.float32(1))), state.buffers
         return _chunk.lower(self, None, algo, env, state.replace(buffers={}), buffers, *numbers, dataset).compile()
 
     def close(self) -> None:
-        """End what the program began: threads and environments. May be called at any time and twice."""
+        """End the program's threads and close its environments. May be called at any time, and twice."""
         if self.host is not None:
             self.host.close()
 
@@ -323,7 +325,7 @@ def _placed(layout, length, total_steps_per_env):
 
 @lru_cache(maxsize=32)
 def _beginnings(collects, structure):
-    """The two beginnings compiled for algorithms of a tree structure, which holds all that is static."""
+    """Compile `_init` and `_with_empty_buffers` for algorithms of a tree structure, which holds all static fields."""
     layout, algo = collects.layout, jax.tree.unflatten(structure, [0.0] * structure.num_leaves)
     shardings = layout.shardings(algo)
     functions = _init, _with_empty_buffers
@@ -336,8 +338,8 @@ def _chunk(program, recorded, algo, env, state, buffers, length, total_steps_per
         step = lambda state: program._iterate(algo, env, state, total_steps_per_env, dataset, recorded)  # noqa: E731
         return program._repeat(step, state, length, recorded)
 
-    # Only the buffers are donated: they are large, and the rest of the state before a chunk is what is kept when
-    # the chunk turns out to have met NaN.
+    # Only the buffers are donated: they are large, and the rest of the state before a chunk is kept for the case that
+    # NaN occurs in the chunk.
     arguments, layout = (
         (algo, env, state.replace(buffers=buffers), length, total_steps_per_env, dataset),
         program.layout,

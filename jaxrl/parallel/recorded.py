@@ -1,4 +1,4 @@
-"""The rows of recorded environments, from the devices to the host."""
+"""Transfer of the rows of recorded environments from the devices to the host."""
 
 import jax
 import numpy as np
@@ -8,7 +8,7 @@ from jaxrl.core.types import Trajectory
 
 
 def from_mesh(rows: Trajectory, recorded: Recorded, devices: int, length: int) -> Trajectory:
-    """The first `length` rows that `devices` devices kept, `[E, time, ...]` with padding, of this process's."""
+    """Return this process's first `length` rows, `[length, E, ...]`, from padded rows `[E, time, ...]` on `devices`."""
     real = recorded.columns(devices)[1]
     real = np.split(real, jax.process_count())[jax.process_index()].ravel()
     pick = slice(None) if real.all() else real
@@ -23,6 +23,6 @@ def from_mesh(rows: Trajectory, recorded: Recorded, devices: int, length: int) -
 
 
 def from_rollouts(rows: list[list[Trajectory]]) -> Trajectory:
-    """Rollouts one after another, of each the rows of every group's recorded environments."""
+    """Join rollouts along time, each of them the rows of every group's recorded environments."""
     wide = [jax.tree.map(lambda *x: np.concatenate(x, axis=1), *groups) for groups in jax.device_get(rows)]
     return jax.tree.map(lambda *x: np.concatenate(x), *wide)

@@ -1,6 +1,6 @@
-"""Gradient updates per environment step, exactly: how many of them each iteration makes.
+"""The exact number of gradient updates that each iteration makes for a ratio of updates per environment step.
 
-With a ratio r, a rollout of T steps and N environments an iteration makes u = r T N updates. Where u is not a whole
+With a ratio r, a rollout of T steps and N environments an iteration makes u = r T N updates. If u is not a whole
 number, iteration k (from 1) makes floor(k u) - floor((k - 1) u) of them: after k iterations there were floor(k u).
 """
 
@@ -11,12 +11,12 @@ import jax.numpy as jnp
 
 from jaxrl.core.types import Counter
 
-_MOST_DIGITS = 1_000_000  # the largest denominator of a ratio: one of which 0.1 and 1/3 are themselves
+_MOST_DIGITS = 1_000_000  # the largest denominator of a ratio; represents 0.1 and 1/3 exactly
 _LONGEST_PERIOD = 1 << 16  # steps of an environment, see `Counter.modulo`
 
 
 def updates_per_iteration(ratio: float, num_envs: int, rollout_length: int) -> Fraction:
-    """Updates of an iteration on average, exactly.
+    """Return the average number of updates of an iteration, exactly.
 
     Args:
       ratio: updates per environment step.
@@ -27,7 +27,7 @@ def updates_per_iteration(ratio: float, num_envs: int, rollout_length: int) -> F
 
 
 def problems(ratio: float, num_envs: int, rollout_length: int) -> list[str]:
-    """Why a ratio cannot be kept exactly; empty if it can."""
+    """Return why a ratio cannot be kept exactly; empty if it can."""
     if not 0.0 < ratio < float("inf"):
         return [f"replay_ratio={ratio} must be a number above 0, updates per environment step"]
     average = updates_per_iteration(ratio, num_envs, rollout_length)
@@ -45,7 +45,7 @@ def problems(ratio: float, num_envs: int, rollout_length: int) -> list[str]:
 
 
 def updates_now(average: Fraction, steps_per_env: Counter, rollout_length: int) -> int | jax.Array:
-    """Updates of the iteration that brought every environment to `steps_per_env` steps.
+    """Return the number of updates of the iteration after which every environment has made `steps_per_env` steps.
 
     Args:
       average: updates of an iteration, from `updates_per_iteration`.
@@ -53,7 +53,7 @@ def updates_now(average: Fraction, steps_per_env: Counter, rollout_length: int) 
       rollout_length: steps of every environment in an iteration.
 
     Returns:
-      A Python number where it is the same for all iterations, else int32.
+      A Python number if it is the same for all iterations, otherwise int32.
     """
     whole, rest, period = average // 1, average.numerator % average.denominator, average.denominator
     if period == 1:

@@ -1,4 +1,4 @@
-"""What a topology hands to `update` in place of devices: `jaxrl.core.types.Replicas`, on one device or a mesh."""
+"""The implementations of `jaxrl.core.types.Replicas` that topologies pass to `update`: one device, or a mesh."""
 
 import dataclasses
 
@@ -50,7 +50,7 @@ class MeshReplicas:
 
     Args:
       axis_name: the axis, or several.
-      shards: logical shards on each device; a device's are numbered by its place along the axis.
+      shards: logical shards on each device, numbered by the device's position along the axis.
       platform: of the devices.
     """
 

@@ -1,4 +1,4 @@
-"""Acting, alike in every topology: the one loop that acts, and counting the episodes that ended."""
+"""The acting loop that all topologies share, and the statistics of episodes that ended."""
 
 import math
 
@@ -33,8 +33,8 @@ from jaxrl.envs.model import model as model_of
 
 
 def rollout_length(algo: Algorithm) -> int:
-    """How many rows of every environment one iteration collects: the longest that any source asks for."""
-    lengths = [1]  # where all comes from a dataset
+    """Return the rows of every environment that one iteration collects: the most that any source needs."""
+    lengths = [1]  # if all data comes from a dataset
     for source in algo.experience.values():
         if isinstance(source, Rollouts | Episodes):
             lengths.append(source.length)
@@ -44,15 +44,15 @@ def rollout_length(algo: Algorithm) -> int:
 
 
 def default_num_envs(algo: Algorithm, multiple: int, agents: int = 1) -> int:
-    """How many environments an algorithm acts in unless told: 1 where it learns from a replay of transitions, else 8.
+    """Return the default number of environments: 1 for algorithms that replay transitions, otherwise 8.
 
-    Those were published with one environment. They act on what they learned up to the last update, which in more
-    environments is less.
+    Algorithms that replay transitions were published with one environment. They act with what they
+    learned up to the last update, which is less if there are more environments.
 
     Args:
       algo: may be unresolved.
-      multiple: what they must divide by, such as the number of devices; the next multiple is taken.
-      agents: of an environment, each of which is a row.
+      multiple: the result is rounded up to a multiple of it, such as the number of devices.
+      agents: number of agents of an environment, each of which is a row.
     """
     sources = algo.experience.values()
     least = 1 if any(isinstance(source, Replay) and source.sequence is None for source in sources) else 8
@@ -60,7 +60,7 @@ def default_num_envs(algo: Algorithm, multiple: int, agents: int = 1) -> int:
 
 
 def with_previous_action(timestep: TimeStep, action: PyTree) -> TimeStep:
-    """The time step that followed `action` [B, ...], which it holds unless it begins an episode."""
+    """Return the time step that followed `action` [B, ...] with that action, or zeros where it begins an episode."""
 
     def zero_where_first(x):
         mask = timestep.first.reshape(timestep.first.shape + (1,) * (x.ndim - timestep.first.ndim))
@@ -70,33 +70,33 @@ def with_previous_action(timestep: TimeStep, action: PyTree) -> TimeStep:
 
 
 def executed(rows: Trajectory, spec: EnvSpec) -> Trajectory:
-    """Rows with the actions that the environments took, which are the algorithm's within the bounds of a box."""
+    """Return rows with the executed actions: the algorithm's, clipped to the bounds of a box."""
     return rows.replace(action=spaces.clip(rows.action, spec.action_space))
 
 
 def bare(rows: Trajectory, spec: EnvSpec) -> Trajectory:
-    """Rows as they happened, without what only the algorithm that acted has use for."""
+    """Return rows as they were executed, without the fields that only the acting algorithm uses."""
     return executed(rows, spec).replace(action_mask=None, extras={})
 
 
 def row_bytes(spec: EnvSpec) -> int:
-    """What a bare row takes in memory."""
+    """Return the bytes of a bare row."""
     example = jax.eval_shape(lambda: (spaces.zeros(spec.observation_space), spaces.zeros(spec.action_space)))
     return 8 + sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(example))
 
 
 def no_action(spec: EnvSpec, batch: int) -> PyTree:
-    """Actions [batch, ...] of zeros."""
+    """Return actions [batch, ...] of zeros."""
     return jax.tree.map(lambda x: jnp.zeros((batch, *x.shape), x.dtype), spaces.zeros(spec.action_space))
 
 
 def first_timestep(timestep: TimeStep, spec: EnvSpec) -> TimeStep:
-    """A run's first time step [B, ...], with a previous action of zeros."""
+    """Return a run's first time step [B, ...], with a previous action of zeros."""
     return timestep.replace(previous_action=no_action(spec, timestep.first.shape[0]))
 
 
 class Acting(struct.PyTreeNode):
-    """Where the environments stand, and who acts in them."""
+    """The acting state of all environments: environment state, current time step, recurrent carry."""
 
     env_state: PyTree  # [B, ...]
     timestep: TimeStep  # [B, ...] to act at
@@ -104,7 +104,7 @@ class Acting(struct.PyTreeNode):
 
 
 def nothing_acts() -> Acting:
-    """Of runs without environments."""
+    """Return the acting state of a run without environments."""
     parts: dict[str, PyTree] = {"env_state": (), "timestep": (), "carry": ()}
     return Acting(**parts)
 
@@ -112,10 +112,10 @@ def nothing_acts() -> Acting:
 def begin(
     algo: Algorithm, env: Environment, roots: jax.Array, env_index: jax.Array, *, spec: EnvSpec, num_envs: int
 ) -> Acting:
-    """The first time step of every environment; pure.
+    """Return the acting state at the first time step of every environment; pure.
 
     Args:
-      algo, env, spec: as of `unroll`.
+      algo, env, spec: as in `unroll`.
       roots: the root keys of the environments, `[B]`.
       env_index: their indices `[B]` among `num_envs`.
     """
@@ -136,12 +136,12 @@ def act(
     explore: bool,
     model: Model | None = None,
 ) -> tuple[TimeStep, ActorOutput, PyTree]:
-    """One step of acting; a `Planner` plans where there is a model.
+    """Act for one step; a `Planner` plans if there is a model.
 
     Returns:
-      What the environments show `[B, ...]`, with the action that came before; what the algorithm does; and its action
-      within the bounds of a box, which is the one to hand to the environments. An unbounded policy may sample others:
-      the algorithm learns from its sample, whose log-probability it knows.
+      The time step `[B, ...]` with the previous action; the algorithm's output; and its action clipped to the bounds of
+      a box, for the environments. An unbounded policy may sample actions outside: the algorithm learns from its sample,
+      whose log-probability it knows.
     """
     timestep = with_previous_action(timestep, previous_action)
     if model is not None and isinstance(algo, Planner):
@@ -154,7 +154,7 @@ def act(
 
 
 def write(storage: PyTree, step: PyTree, number: jax.Array | int) -> PyTree:
-    """`storage` [T, ...] with `step` [...] at `number`."""
+    """Return `storage` [T, ...] with `step` [...] written at `number`."""
     return jax.tree.map(lambda all, x: jax.lax.dynamic_update_index_in_dim(all, x, number, 0), storage, step)
 
 
@@ -168,27 +168,27 @@ def unroll(
     spec: EnvSpec,
     explore: bool,
 ) -> tuple[Acting, Rollout]:
-    """Acts for T steps in each of B environments; pure, and compiled by whoever calls it.
+    """Act for T steps in each of B environments; pure, compiled by the caller.
 
     Args:
       algo: with its schedules resolved.
-      actor: what acting needs.
+      actor: the state that acting needs.
       env: one environment; it resets by itself.
-      acting: where they stand.
-      keys: of the environments' steps and of the actions, each `[T, B]`.
-      spec: of `env`.
-      explore: sample as in training, else the best action.
+      acting: the acting state.
+      keys: keys of the environments' steps and of the actions, each `[T, B]`.
+      spec: the spec of `env`.
+      explore: sample as in training; otherwise take the best action.
 
     Returns:
-      Where they stand then, and the rollout.
+      The acting state afterwards, and the rollout.
     """
     length = keys[0].shape[0]
-    # What the loop carries and stores is packed: each array of its own would take kernels of its own in every step.
+    # The loop carries and stores packed arrays: each separate array would need its own kernels in every step.
     newest = acting.timestep.replace(previous_action=None)
     state = acting.env_state, newest, acting.timestep.previous_action, acting.carry
     batch = keys[0].shape[1]
     of_state, of_row = Packing.of(state, batch), Packing.of(acting.timestep, batch)
-    # With the last time step from the beginning: to append it afterwards would copy all observations.
+    # Includes the last time step: appending it afterwards would copy all observations.
     room = [jnp.empty((length + 1, *x.shape), x.dtype) for x in of_row.pack(acting.timestep)]
     of_output: list[Packing] = []
 
@@ -196,7 +196,7 @@ def unroll(
         state, rows = carried
         number, (env_keys, act_keys) = inputs
         env_state, newest, previous_action, carry = of_state.unpack(state)
-        # Agents that share an episode move at once: the search of one would move the others by their own searches.
+        # Agents that share an episode act at once: one agent's search would step the others by their own searches.
         model = model_of(env, env_state) if num_agents(env) == 1 else None
         timestep, output, action = act(
             algo, actor, newest, previous_action, carry, act_keys, spec=spec, explore=explore, model=model
@@ -224,14 +224,14 @@ def unroll(
 
 
 def with_extras(algo: Algorithm, actor: ActorState, rollout: Rollout, *, spec: EnvSpec, explore: bool) -> Rollout:
-    """The rollout of training with what its algorithm adds to complete ones (`types.RolloutExtras`)."""
+    """Return a rollout of training with the extras that its algorithm computes at the end (`types.RolloutExtras`)."""
     if not explore or not isinstance(algo, RolloutExtras):
         return rollout
     return rollout.replace(extras={**rollout.extras, **algo.rollout_extras(actor, rollout, spec=spec)})
 
 
 def episode_sums(rollout: Rollout) -> EpisodeSums:
-    """What ended within a rollout, whose time steps hold the episodes' statistics."""
+    """Return sums over the episodes that ended within a rollout, whose time steps hold their statistics."""
     rows, last = rollout.rows, rollout.timesteps.last[:-1]
     steps, lost = (jnp.sum(x.astype(jnp.float32)) for x in (rows.weight, ~last & rollout.timesteps.first[1:]))
 
@@ -259,12 +259,12 @@ def episode_sums(rollout: Rollout) -> EpisodeSums:
         )
 
     episode, lives = rollout.timesteps.episode, None
-    assert episode is not None  # prepared environments count
+    assert episode is not None  # prepared environments count episodes
     ended = (rows.terminated | rows.truncated).astype(jnp.float32)
     if episode.life is not None:
         lives = sums(episode.life, ended)
     if episode.complete is not None:
-        # Of a game that is over, also for an agent that had ended before: its row has weight 0.
+        # A finished game counts for agents that had ended before, too: their rows have weight 0.
         complete = episode.complete[1:] & rollout.timesteps.last[1:]
         if rollout.whole_episodes:
             complete = complete & (jnp.cumsum(rollout.timesteps.first[1:].astype(jnp.int32), axis=0) == 0)

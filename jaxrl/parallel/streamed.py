@@ -1,4 +1,4 @@
-"""A dataset that does not fit in memory: batches come from the host, some updates' worth at a time."""
+"""Learning from a dataset that does not fit in memory: the host sends the batches of several updates at a time."""
 
 import dataclasses
 from functools import partial
@@ -19,21 +19,21 @@ from jaxrl.parallel import memory
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel.layout import Layout
 
-_BLOCK_BYTES, _MOST = 1 << 24, 64  # of the batches that go to the device together; how many
+_BLOCK_BYTES, _MOST = 1 << 24, 64  # limits for the batches that go to the device together: bytes, and number
 
 
 class Stream(Protocol):
-    """Batches in an order that is the same whenever it is asked for."""
+    """A source of batches, whose order is the same at every call."""
 
     def take(self, first_batch: int, count: int) -> TransitionBatch | SequenceBatch:
-        """Batches `first_batch` and those that follow, in numpy: leaves `[count, batch, ...]`."""
+        """Return `count` batches from `first_batch` on, in numpy: leaves `[count, batch, ...]`."""
         ...
 
 
 def block(algo: Algorithm, spec: EnvSpec) -> int:
-    """How many batches go to the device together."""
+    """Return the number of batches that go to the device together."""
     (source,) = algo.experience.values()
-    assert isinstance(source, Replay | Dataset)  # what a dataset can serve
+    assert isinstance(source, Replay | Dataset)  # sources that a dataset can serve
     one = jax.eval_shape(lambda: (spaces.zeros(spec.observation_space), spaces.zeros(spec.action_space)))
     rows = source.batch_size * (2 if source.sequence is None else source.sequence.rows)
     return int(min(max(_BLOCK_BYTES // (rows * memory.size_of(one)), 1), _MOST))
@@ -41,12 +41,12 @@ def block(algo: Algorithm, spec: EnvSpec) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class StreamLoop:
-    """A `HostLoop` that learns from a `Stream` alone; an iteration is a block of updates.
+    """A `HostLoop` that learns only from a `Stream`; an iteration is a block of updates.
 
-    The number of the next batch is that of the updates so far. Static: a key of the compilation cache.
+    The number of the next batch is the number of updates so far. Static: a key of the compilation cache.
 
     Args:
-      layout: of batches over devices.
+      layout: the layout of batches over devices.
       block: updates of an iteration.
     """
 
@@ -54,14 +54,14 @@ class StreamLoop:
     block: int
 
     def begin(self, algo: Algorithm, env: None, seed: int) -> None:
-        """Nothing acts."""
+        """Do nothing: there are no environments."""
 
     def unsaved_state(self, algo: Algorithm) -> dict[str, PyTree]:
-        """The dataset is read again."""
+        """Return no parts: the dataset is read again."""
         return {}
 
     def close(self) -> None:
-        """There is nothing to close: the caller opened the dataset and closes it."""
+        """Do nothing: the caller opened the dataset and closes it."""
 
     def chunk(
         self,
@@ -72,7 +72,7 @@ class StreamLoop:
         dataset: Stream | None,
         recorded: Recorded | None,
     ) -> tuple[RunState, Report, None]:
-        """While an iteration runs, the batches of the next are made."""
+        """Run `length` blocks of updates; while one runs, the batches of the next are read."""
         if dataset is None:
             raise ValueError("there is nothing to learn from without a dataset")
         total, first = None, int(state.steps_per_env)
@@ -87,7 +87,7 @@ class StreamLoop:
     def advance(
         self, algo: Algorithm, state: RunState, batches: TransitionBatch | SequenceBatch, total_steps_per_env: jax.Array
     ) -> tuple[RunState, Report]:
-        """One block on this device. Pure."""
+        """Run one block of updates on this device. Pure."""
         (name,) = algo.experience
         replicas = self.layout.replicas
 
@@ -116,7 +116,7 @@ class StreamLoop:
 
 
 def _all_alike(size):
-    """What is told of items that no index gave."""
+    """Return a placeholder `SampleInfo` for items that were not sampled through an index."""
     ones, zeros = jnp.ones(size, jnp.float32), jnp.zeros(size, jnp.int32)
     return SampleInfo(
         position=jnp.arange(size, dtype=jnp.int32),
@@ -131,7 +131,7 @@ def _all_alike(size):
 
 
 def _batch_specs(batches):
-    """How blocks of batches lie on the mesh: a prefix tree of partition specs."""
+    """Return the partition specs of blocks of batches, a prefix tree."""
     items = PartitionSpec(None, "data")
     if isinstance(batches, TransitionBatch):
         return items

@@ -1,4 +1,4 @@
-"""Accelerators that this machine need not have: programs are compiled for them by their descriptions."""
+"""Accelerators that programs are compiled for by a description; this machine need not have them."""
 
 import contextlib
 import dataclasses
@@ -33,17 +33,17 @@ gpu_device_info {{
 platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 12 }} runtime_version {{ major: 13 }}
 device_description_str: "{name}"
 """
-_READ_ON_THE_CARD = dict(re.findall(r"(\w+): \{(\w+)\}", _GPU))  # XLA's names of what is in a description, and ours
+_READ_ON_THE_CARD = dict(re.findall(r"(\w+): \{(\w+)\}", _GPU))  # XLA's names of the fields of a description, and ours
 _FILE = re.compile(r"(?P<path>.+\.json)(:(?P<shape>[^/]*))?")  # in place of a kind
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """Accelerators to compile for.
+    """The accelerators to compile for.
 
     Attributes:
       name: as `get` takes it, such as "v5e:4x4", "h100:8" or "card.json:8".
-      devices: that describe the accelerators; nothing can run on them.
+      devices: descriptions of the accelerators; nothing can run on them.
       memory: bytes of one device.
     """
 
@@ -53,19 +53,19 @@ class Target:
 
 
 def names() -> list[str]:
-    """Return what can be compiled for, one form of name for each kind of accelerator."""
+    """Return the known targets, one form of name for each kind of accelerator."""
     slices = [f"{kind}:{entry['slice']}" for kind, entry in _DESCRIPTIONS["tpu"].items()]
     return [*slices, *(f"{card}[:COUNT]" for card in (*_DESCRIPTIONS["gpu"], "FILE.json"))]
 
 
 @functools.lru_cache
 def get(name: str) -> Target:
-    """Return the accelerators of this name.
+    """Return the target with this name.
 
     Args:
-      name: of TPUs their kind and the shape of the slice, "v5e:4x4" or "v5p:2x2x1"; of GPUs the card and, unless it is
-        one, their number: "h100", "h100:8". In place of the kind or the card the path of a file in which `describe` was
-        written: "card.json", "card.json:8".
+      name: for TPUs the kind and the shape of the slice, "v5e:4x4" or "v5p:2x2x1"; for GPUs the card and, if not 1,
+        their number: "h100", "h100:8". In place of the kind or the card, the path of a file with a description that
+        `describe` returned: "card.json", "card.json:8".
 
     Raises:
       ConfigError: an unknown name; a file that holds no description; the compiler for them is not installed.
@@ -84,16 +84,16 @@ def get(name: str) -> Target:
 
 
 def describe(device: Any) -> dict[str, dict[str, Any]]:
-    """Return the description of an accelerator of this machine, as `accelerators.json` has it.
+    """Return the description of an accelerator of this machine, in the format of `accelerators.json`.
 
-    Of a GPU its name is from JAX and everything else from XLA, which reads it on the card; of a TPU the memory is what
-    JAX may use of it, and all else in the compiler already.
+    A GPU's name is JAX's, and everything else comes from XLA, which reads it on the card. A TPU's memory is the part
+    that JAX may use; the compiler knows everything else.
 
     Args:
-      device: of `jax.local_devices()`.
+      device: one of `jax.local_devices()`.
 
     Raises:
-      ConfigError: it is a CPU, or of a kind that jaxrl cannot compile for; JAX does not tell all.
+      ConfigError: it is a CPU, or of a kind that jaxrl cannot compile for; JAX does not report all of it.
     """
     kind = device.device_kind
     if device.platform == "gpu":
@@ -126,7 +126,7 @@ def _read_on_the_card(device):
     found |= {ours: json.loads(values[theirs]) for theirs, ours in _READ_ON_THE_CARD.items() if theirs in values}
     if missing := sorted({"capability", *_READ_ON_THE_CARD.values()} - found.keys()):
         raise ConfigError(f"{device.device_kind} cannot be described: XLA does not tell its {', '.join(missing)}")
-    # What is the same on every card that jaxrl knows is not in a description.
+    # Fields that are the same on every card that jaxrl knows are not in a description.
     for name, value in re.findall(r"(\w+): (\d+)", _GPU.partition("platform_name")[0]):
         if values.get(name) != value:
             raise ConfigError(
@@ -163,13 +163,13 @@ def _is_like(value, known):
 def _tpu(name, libtpu_name, description):
     if importlib.util.find_spec("libtpu") is None and not os.environ.get("TPU_LIBRARY_PATH"):
         raise ConfigError(f"target={name!r} needs the compiler for TPUs: pip install 'jaxrl[tpu-target]'")
-    # Without these it looks for the TPUs of this machine, and waits for a server that tells what they are.
+    # Without these, libtpu looks for the TPUs of this machine, and waits for a server that describes them.
     known = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v5litepod-4"}
-    known |= {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}  # else one process at a time; none of them holds a TPU
+    known |= {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}  # otherwise one process at a time; no process holds a TPU
     try:
         with _environment(known):
             devices = topologies.get_topology_desc(libtpu_name, platform="tpu").devices
-    except Exception as error:  # whatever the plugin raises
+    except Exception as error:  # any error of the plugin
         raise ConfigError(f"target={name!r} is not a valid slice: {' '.join(str(error).split())}") from error
     return Target(name, tuple(devices), description["memory"])
 
@@ -178,11 +178,11 @@ def _gpu(name, card, count, description):
     if not any(importlib.util.find_spec(plugin) for plugin in _GPU_PLUGINS):
         raise ConfigError(f"target={name!r} needs the compiler for NVIDIA's GPUs: pip install 'jaxrl[cuda13]'")
     try:
-        with _environment({"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}):  # else the plugin fails where there is no driver
+        with _environment({"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}):  # otherwise the plugin fails without a driver
             devices = topologies.get_topology_desc(
                 card, platform="cuda", target_config=_GPU.format(**description), topology=f"1x1x{count}"
             ).devices
-    except Exception as error:  # whatever the plugin raises
+    except Exception as error:  # any error of the plugin
         raise ConfigError(
             f"target={name!r} cannot be compiled for: {' '.join(str(error).split())}; if this machine has no GPU, "
             "set JAX_PLATFORMS=cpu before JAX starts"
@@ -192,7 +192,7 @@ def _gpu(name, card, count, description):
 
 @contextlib.contextmanager
 def _environment(variables):
-    """Set variables that are not set, and remove them afterwards: a device of this machine would start with them."""
+    """Set variables that are not set, and remove them afterwards, or devices of this machine would start with them."""
     added = {variable: value for variable, value in variables.items() if variable not in os.environ}
     os.environ.update(added)
     try:

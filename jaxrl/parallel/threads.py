@@ -1,9 +1,9 @@
-"""The threads that XLA computes with on a CPU: one, where no product is large enough to be shared out.
+"""The number of threads that XLA uses on a CPU: one, if no product is large enough to be divided.
 
 XLA has a pool of as many threads as the process has cores. It splits matrix products between them, and runs kernels
-that do not wait for each other side by side. What that costs does not depend on their size: products of a few hundred
-rows and 64 units take less. The pool is made when JAX starts, so it is one for all programs of a process; only a
-process that does one run and ends, as that of `jaxrl train`, can choose it. docs/performance.md says what it gains.
+that do not wait for each other concurrently. The cost of that does not depend on their size: products of a few hundred
+rows and 64 units take less time. The pool is made when JAX starts, so all programs of a process share it; only a
+process that ends after one run, such as that of `jaxrl train`, can choose its size. docs/performance.md has the gains.
 """
 
 import contextlib
@@ -21,12 +21,12 @@ from jaxrl.core.types import Algorithm, Environment, env_spec, num_agents
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.mesh import cores, data_mesh
 
-VARIABLES = ("PJRT_NPROC", "NPROC")  # what XLA reads the number of threads from, in the order that it asks
-_WORTH_TWO_THREADS = 6_000_000  # operations of a product from which two were faster, measured on two cores
+VARIABLES = ("PJRT_NPROC", "NPROC")  # where XLA reads the number of threads, in this order
+_WORTH_TWO_THREADS = 6_000_000  # operations of a product above which two were faster, measured on two cores
 
 
 def requested() -> int | None:
-    """The number of threads that the environment's variables ask XLA for; None where they do not."""
+    """Return the number of threads set by PJRT_NPROC or NPROC, or None."""
     for name in VARIABLES:
         with contextlib.suppress(ValueError):
             return max(0, int(os.environ.get(name, "")))
@@ -34,23 +34,24 @@ def requested() -> int | None:
 
 
 def one_suffices(algo: Algorithm, env: Environment, topology: Anakin) -> bool:
-    """Whether this run is faster with one thread, and nobody has said how many there should be.
+    """Return whether this run is faster with one thread, and the user has not set a number.
 
     Args:
-      algo: as it was asked for, not resolved yet.
-      env, topology: where it runs.
+      algo: as the user set it, not resolved.
+      env, topology: the environment and topology of the run.
     """
     return requested() is None and jax.device_count() == 1 and one_is_faster(algo, env, topology)
 
 
 def one_is_faster(algo: Algorithm, env: Environment, topology: Anakin) -> bool:
-    """Whether there are several cores, and no product of an iteration is worth a second one.
+    """Return whether there are several cores, and no product of an iteration is worth a second one.
 
     Traces the iteration, and compiles nothing.
 
     Args:
-      algo: as it was asked for, not resolved yet.
-      env, topology: where it runs. False for settings that do not fit, which training tells.
+      algo: as the user set it, not resolved.
+      env, topology: the environment and topology of the run. For invalid settings, which training reports, the result
+        is False.
     """
     if jax.default_backend() != "cpu" or cores() == 1:
         return False
@@ -65,25 +66,25 @@ def one_is_faster(algo: Algorithm, env: Environment, topology: Anakin) -> bool:
 
 
 def restart_backend() -> None:
-    """Starts JAX anew with one thread.
+    """Restart JAX with one thread.
 
-    Arrays that were made before stay readable, and JAX copies them where they go into a program; what is to lie on the
-    device must be made anew.
+    Arrays that were made before stay readable, and JAX copies them when they are passed to a program; arrays that are
+    to stay on the device must be made again.
     """
     before = os.environ.get(VARIABLES[0])
     backend.clear_backends()
-    data_mesh.cache_clear()  # its meshes are of devices that are gone
+    data_mesh.cache_clear()  # the devices of its meshes no longer exist
     os.environ[VARIABLES[0]] = "1"
     try:
         jax.devices()
-    finally:  # it is not for the processes that this one starts
+    finally:  # not for the processes that this one starts
         del os.environ[VARIABLES[0]]
         if before is not None:
             os.environ[VARIABLES[0]] = before
 
 
 def largest_product(program: Jaxpr) -> int:
-    """Operations of the largest matrix product or convolution in a program, those of its loops included; 0: none."""
+    """Return the operations of the largest matrix product or convolution in a program and its loops; 0: none."""
     return max(_products(program), default=0)
 
 

@@ -1,4 +1,4 @@
-"""Topologies: where a run runs. Each answers for itself what the training loop needs to know about it."""
+"""Topologies: the devices and processes that a run uses, and all that the training loop needs to know about them."""
 
 import dataclasses
 from typing import Any
@@ -15,51 +15,51 @@ _WITHOUT_ENV = "without an env nothing acts: num_envs has no meaning, and the to
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """Where a run runs; the answers here are those of a run in one compiled program.
+    """The devices and processes that a run uses; the defaults here are for a run in one compiled program.
 
-    A topology is a frozen dataclass that is registered as one (`registry.add("topology", ...)`). It implements
-    `problems`, `steps_per_iteration` and `bind`, and restates what differs.
+    A topology is a registered frozen dataclass (`registry.add("topology", ...)`). It implements `problems`,
+    `steps_per_iteration` and `bind`, and overrides other methods if it differs.
     """
 
     @property
     def num_envs(self) -> int | None:
-        """Environments over all devices; None before `resolve` says how many."""
+        """Number of environments over all devices; None before `resolve` sets it."""
         return 0
 
     @property
     def batch_envs(self) -> int | None:
-        """Environments whose rollouts an update learns from, all of them; None before `resolve` says how many."""
+        """Number of environments whose rollouts an update learns from, here all; None before `resolve` sets it."""
         return self.num_envs
 
     @property
     def step_timeout(self) -> float:
-        """Seconds that an environment on the host has for one step or reset."""
+        """Time limit in seconds for one step or reset of a host environment."""
         return STEP_TIMEOUT
 
     @property
     def in_process(self) -> bool:
-        """Whether this process holds the environments."""
+        """True if this process holds the environments."""
         return True
 
     @property
     def stream(self) -> bool | None:
-        """Whether a dataset is read from disk batch by batch; None: if it does not fit in memory."""
+        """True if a dataset is read from disk batch by batch; None: only if it does not fit in memory."""
         return False
 
     def problems(self, env: Environment | HostRecipe | None) -> list[str]:
-        """Return why a run in `env` (None: in no environment) cannot run here; one line each."""
+        """Return the reasons why a run in `env` (None: no environment) cannot use this topology, one line each."""
         raise NotImplementedError
 
     def absent_resources(self, env: Environment | HostRecipe | None) -> dict[str, str]:
-        """Return the parts of `Resources` that a run in `env` does not have, and why."""
+        """Return the parts of `Resources` that a run in `env` does not have, each with the reason."""
         return dict.fromkeys(("actors", "environments", "worker_memory"), "the run has none, in one program")
 
     def worker_processes(self, env: Environment | HostRecipe | None) -> int:
-        """Return how many worker processes on this machine step `env`."""
+        """Return the number of worker processes on this machine that step `env`."""
         return 0
 
     def over(self, target: Target) -> "Topology":
-        """Return the topology over the devices of a target, all of them unless it says how many.
+        """Return the topology over the devices of a target, all of them unless their number is set.
 
         Raises:
           ConfigError: its runs are not one compiled program.
@@ -70,19 +70,19 @@ class Topology:
         )
 
     def resolve(self, algo: Algorithm, agents: int = 1) -> "Topology":
-        """Return the topology with what depends on the algorithm, and on the environment's agents, filled in."""
+        """Return the topology with the fields set that depend on the algorithm and the environment's agents."""
         return self
 
     def steps_per_iteration(self, algo: Algorithm) -> int:
-        """Return the environment steps of an iteration, over all environments; updates, where nothing acts."""
+        """Return the environment steps of an iteration, over all environments; updates, if nothing acts."""
         raise NotImplementedError
 
     def bind(self, algo: Algorithm, env: Environment | HostRecipe, dataset_fraction: float = 0.0) -> Program[Any, Any]:
         """Check everything that can be checked before compiling, and return the program.
 
         Args:
-          algo, env: what runs; without an environment, the one that the dataset is about.
-          dataset_fraction: the part of every batch that comes from a dataset.
+          algo, env: the algorithm and the environment; without one, the environment of the dataset.
+          dataset_fraction: the fraction of every batch that comes from a dataset.
 
         Raises:
           ConfigError: with every problem found.
@@ -91,7 +91,7 @@ class Topology:
 
 
 def default_topology(env: Environment | HostRecipe | None, num_envs: int | None = None) -> Topology:
-    """Return the first of the registered topologies that runs `env`; None is no environment, only a dataset."""
+    """Return the first registered topology that can run `env`; None: only a dataset."""
     kinds = registry.registered("topology").values()  # their parts are registered too
     choices = (kind() for kind in kinds if issubclass(kind, Topology))
     topology = next(choice for choice in choices if not choice.problems(env))
@@ -101,11 +101,11 @@ def default_topology(env: Environment | HostRecipe | None, num_envs: int | None 
 def choose(
     topology: Topology | None, env: Environment | HostRecipe | None, num_envs: int | None
 ) -> tuple[Topology, list[str]]:
-    """Return the topology of a run, and a line for each setting that does not go with it.
+    """Return the topology of a run, and a line for each setting that is incompatible with it.
 
     Args:
       topology: as the caller set it; None: the default for `env`.
-      env: None: the run learns from a dataset alone.
+      env: the environment; None: the run learns only from a dataset.
       num_envs: as the caller set it, for the default topology.
     """
     if topology is None:
@@ -121,5 +121,5 @@ def choose(
 
 
 def needs_environment(env: Environment | HostRecipe | None) -> list[str]:
-    """Return the problem of a topology that acts, where there is no environment."""
+    """Return the problem of a topology that acts if there is no environment."""
     return [_WITHOUT_ENV] if env is None else []
