@@ -119,7 +119,7 @@ class HostSteps:
     def act_some(self, algo, actor, storage, timestep, carry, action, roots, ticks, numbers, env_ids):
         """Act only for the environments `env_ids` [B] of the group, each at its own tick and step, [B].
 
-        `timestep` is theirs, [B]; carry, previous action and roots are the whole group's. So are the results, except the
+        `timestep` is theirs, [B]; carry, previous action and roots are the whole group's. So are the results except the
         last, the actions of these environments. An index of `group` or more is padding, and changes nothing.
         """
 

@@ -1,4 +1,4 @@
-"""At which address of its machine a process is reached by the others of its run."""
+"""The address of its machine at which the other processes of a run reach a process."""
 
 import errno
 import ipaddress
@@ -13,17 +13,17 @@ _ANSWER_SECONDS = 5.0
 
 
 def own(coordinator: str, exchange: Callable[[str, Any], list[Any]]) -> str | None:
-    """The address of the interface that leads to the others; all processes must call this.
+    """Return the address of the interface that leads to the other processes; all processes must call this.
 
-    That is the one that leads to the coordinator. Only where a machine's own name stands for its loopback, as in
-    /etc/hosts of Debian, process 0 finds nothing but that, and takes what leads to the others.
+    It is the interface that leads to the coordinator. If a machine's own name resolves to its loopback, as in
+    /etc/hosts of Debian, process 0 finds only the loopback, and takes the interface that leads to the others.
 
     Args:
       coordinator: HOST:PORT.
       exchange: `distributed.exchange`.
 
     Returns:
-      An IP address, the loopback's where all processes are on one machine; None: there is no way there.
+      An IP address, the loopback's if all processes are on one machine; None: there is no route.
     """
     mine = towards(_parts(coordinator)[0])
     elsewhere = [address for address in exchange("addresses", mine) if address and not _is_loopback(address)]
@@ -33,7 +33,7 @@ def own(coordinator: str, exchange: Callable[[str, Any], list[Any]]) -> str | No
 
 
 def towards(host: str) -> str | None:
-    """The address that this machine would send from to a host; nothing is sent. None: there is no way there."""
+    """Return the address that this machine would use to send to a host; None: no route. Nothing is sent."""
     try:
         family, kind, protocol, _, there = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -44,11 +44,11 @@ def towards(host: str) -> str | None:
 
 
 def diagnose_connection(coordinator: str, process_id: int) -> str | None:
-    """What keeps this process from meeting the others at the coordinator, as far as can be seen from here.
+    """Return why this process cannot reach the coordinator, or None if it finds no reason.
 
     Args:
       coordinator: HOST:PORT.
-      process_id: of this process; the coordinator is in process 0.
+      process_id: the index of this process; the coordinator is in process 0.
     """
     host, port = _parts(coordinator)
     try:
@@ -65,12 +65,12 @@ def diagnose_connection(coordinator: str, process_id: int) -> str | None:
 
 
 def is_taken(bind: str) -> bool:
-    """Whether something on this machine listens at HOST:PORT, of which the host may be `[::]`, all there are."""
+    """Return whether a process on this machine listens at HOST:PORT; the host may be `[::]`, all addresses."""
     host, port = _parts(bind)
     try:
         family, kind, protocol, _, there = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what closed a moment ago does not count
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port closed a moment ago is not taken
             probe.bind(there)
     except OSError as error:
         return error.errno == errno.EADDRINUSE
@@ -78,10 +78,10 @@ def is_taken(bind: str) -> bool:
 
 
 def use(address: str) -> None:
-    """Has collectives between CPU devices use this address of the machine; before JAX is asked for its devices.
+    """Make collectives between CPU devices use this address of the machine; call this before JAX has devices.
 
-    Gloo by itself takes the one that the machine's name stands for, and no setting of JAX says otherwise: this reaches
-    into JAX, and where that has changed it warns and leaves things as they are.
+    By default, Gloo takes the address that the machine's name resolves to, and JAX has no setting for it. This uses
+    JAX's internals; if those have changed, it warns and does nothing.
     """
     try:
         from jax._src import distributed as engine

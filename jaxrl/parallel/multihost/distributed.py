@@ -1,8 +1,8 @@
-"""Several processes as one run: JAX's own multi-controller engine, and what its processes must agree on.
+"""One run of several processes: JAX's own multi-controller engine, and the values that processes must agree on.
 
-Every process runs the same program. Whatever steers it (how long the next chunk is, whether to stop, which checkpoint
-to go on from) is therefore decided together, by `exchange`, and never from what one process sees alone: two that
-disagreed would wait for each other in different collectives.
+Every process runs the same program. All decisions about it (the length of the next chunk, whether to stop, the
+checkpoint to resume from) are therefore made together, by `exchange`, and never from the state of one process: two
+processes that disagreed would wait for each other in different collectives.
 """
 
 import contextlib
@@ -15,8 +15,8 @@ from typing import Any
 
 import jax
 
-# The key-value store of the coordination service has no public name. Unlike a collective it needs no device, waits no
-# longer than it is told to, and works between processes of different versions.
+# The key-value store of the coordination service has no public name. Unlike a collective it needs no device, has a
+# timeout, and works between processes of different versions.
 from jax._src import distributed as _engine
 
 from jaxrl.core import errors
@@ -26,12 +26,12 @@ from jaxrl.core.versions import installed_version
 from jaxrl.parallel.multihost import addresses
 from jaxrl.parallel.multihost.place import Place, is_evaluator
 
-ANSWER_SECONDS = 600.0  # that a process waits for the others where all should arrive at about the same time
+ANSWER_SECONDS = 600.0  # timeout for the others, if all should arrive at about the same time
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in the repr of an object: another one in every process
-_LOST = re.compile(r"\b(Gloo|NCCL)\b")  # in what is raised where a collective breaks
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in the repr of an object; differs by process
+_LOST = re.compile(r"\b(Gloo|NCCL)\b")  # in the error of a broken collective
 _VERSIONS = ("jaxrl", "jax", "jaxlib", "flax", "optax")
-_FAILED = "failed"  # in place of what a process is at, once it has failed
+_FAILED = "failed"  # in place of the name of an exchange, once a process has failed
 _exchanges = itertools.count()
 
 
@@ -44,20 +44,20 @@ def initialize(
     start_seconds: int = 300,
     end_seconds: int = 300,
 ) -> int:
-    """Joins the processes of a run; before anything else asks JAX for its devices.
+    """Join the processes of a run; call it before JAX creates its devices.
 
     Without arguments the cluster is detected: TPU pods, Slurm, Open MPI, Kubernetes.
 
     Args:
-      coordinator: HOST:PORT of process 0, where the others find it. On a loopback address nobody else can reach it.
+      coordinator: HOST:PORT of process 0, where the others find it. Other machines cannot reach a loopback address.
       num_processes: number of processes of the run.
       process_id: index of this process, from 0.
-      heartbeat_seconds: a process that was not heard of for so long is dead, and all others end.
-      start_seconds: that the others have to arrive; then JAX aborts this process.
-      end_seconds: that a process which is done, or which raised, waits for the others; then all end, and not well.
+      heartbeat_seconds: a process without a heartbeat for this time counts as dead, and all others end.
+      start_seconds: time for the others to arrive; then JAX aborts this process.
+      end_seconds: time that a process which is done, or which raised, waits for the others; then all end with an error.
 
     Returns:
-      How many processes there are.
+      The number of processes.
 
     Raises:
       ConfigError: no cluster was detected, or the arguments do not fit; versions differ between processes.
@@ -112,7 +112,7 @@ def join(place: Place) -> int:
 def problems(
     coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None
 ) -> list[str]:
-    """What is wrong with these arguments of `initialize`, one line each."""
+    """Return the errors in these arguments of `initialize`, one line each."""
     found = []
     if coordinator is not None and not re.fullmatch(r".+:\d+", coordinator):
         found.append(f"coordinator={coordinator!r} must be HOST:PORT")
@@ -124,21 +124,21 @@ def problems(
 
 
 def is_leader() -> bool:
-    """Whether this is the process that writes the files of a run; an evaluator that was launched is none."""
+    """Return whether this process writes the files of a run; a launched evaluator does not."""
     return jax.process_index() == 0 and not is_evaluator()
 
 
 def is_several() -> bool:
-    """Whether this is one of several processes."""
+    """Return whether this is one of several processes."""
     return jax.process_count() > 1
 
 
 def exchange(what: str, value: Any) -> list[Any]:
-    """What every process gave, by process; all must call this, in the same order.
+    """Return the values of all processes, by process; all must call this, in the same order.
 
     Args:
-      what: is exchanged, a name.
-      value: JSON values only.
+      what: the name of the value.
+      value: this process's value; JSON values only.
 
     Raises:
       PeerError: a process does not answer.
@@ -147,18 +147,18 @@ def exchange(what: str, value: Any) -> list[Any]:
 
 
 def from_leader(what: str, value: Any) -> Any:
-    """What the first process gave."""
+    """Return process 0's value; all processes must call this."""
     return exchange(what, value)[0]
 
 
 def check_same(settings: Mapping[str, Any]) -> None:
-    """Raises, on every process, where settings differ between processes.
+    """Raise on every process if settings differ between processes.
 
     Args:
       settings: JSON values, nested mappings allowed.
 
     Raises:
-      ConfigError: with what differs, and on which process.
+      ConfigError: with the settings that differ, and the processes.
     """
     if jax.process_count() == 1:
         return
@@ -171,7 +171,7 @@ def check_same(settings: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def collective_errors(what: str) -> Generator[None]:
-    """What fails within, on whichever process, is raised on all of them."""
+    """Raise an error of the block on all processes, if it occurs on any of them."""
     if jax.process_count() == 1:
         yield
         return
@@ -195,10 +195,10 @@ def collective_errors(what: str) -> Generator[None]:
 
 @contextlib.contextmanager
 def report_errors() -> Generator[None]:
-    """What is raised within by one process, the others hear of where they next wait for it (`exchange`).
+    """Report an error of the block to the other processes, which raise it at their next `exchange`.
 
     Raises:
-      PeerError: the way to another process broke, in the middle of what they compute together.
+      PeerError: the connection to another process broke during a collective.
     """
     try:
         with _losses_named():
@@ -226,7 +226,7 @@ def _losses_named():
 
 
 def _check_count(here):
-    """Before the processes wait for each other, and some for one that none of the others expects."""
+    """Check that all processes agree on their number, before they wait for each other."""
     name = "jaxrl/num_processes"
     if here.process_id == 0:
         here.client.key_value_set(name, str(here.num_processes))
@@ -244,7 +244,7 @@ def _exchange(what, value, index, count):
         raise JaxrlError("several processes that were not joined by jaxrl.parallel.multihost.distributed.initialize()")
     client.key_value_set(_key(number, index), json.dumps([what, value]))
     if number > 1:
-        client.key_value_delete(_key(number - 2, index))  # all have read it: they have answered since
+        client.key_value_delete(_key(number - 2, index))  # all have read it: they have sent later values
     found = []
     for other in range(count):
         try:

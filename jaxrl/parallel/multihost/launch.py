@@ -1,8 +1,8 @@
-"""How a run is started: as this process, as several of this machine or of a Ray cluster, or as one of a cluster's.
+"""The start of a run: as this process, as several processes of this machine or of a Ray cluster, or in a cluster.
 
-Several processes are the same program, started once for each, which finds its place among them where it calls `launch`.
-The process that starts them trains nothing and does not import JAX: it says which cores and GPUs each has, passes
-signals on, and watches them to their end.
+Several processes run the same program, started once for each; each finds its place among them when it calls `launch`.
+The process that starts them does not train and does not import JAX: it assigns cores and GPUs, passes signals on, and
+watches the processes until they end.
 """
 
 import contextlib
@@ -24,14 +24,14 @@ from jaxrl.parallel.multihost.local import Started
 from jaxrl.parallel.multihost.place import own_place
 from jaxrl.parallel.multihost.ways import Cluster, Here, Launch, Processes, RayProcesses, Several
 
-_LOOK = 0.05  # seconds between two looks at the processes
-_GRACE_PERIOD = 10.0  # seconds that the others have to end by themselves, once one has failed
+_LOOK = 0.05  # seconds between two polls of the processes
+_GRACE_PERIOD = 10.0  # seconds for the others to end by themselves, once one has failed
 _LEAST = {"count": 1, "restarts": 0, "cpus": 1, "gpus": 0, "evaluators": 0}
 _MOST_EVALUATORS = 1
-_DIGITS = 9  # of a number of processes or restarts, at most
-_LINES = 20  # of what a process said that are shown where it failed
+_DIGITS = 9  # the most digits of a number of processes or restarts
+_LINES = 20  # lines of a failed process's output that are shown
 _END_CODES = tuple(128 + number for number in interrupts.ENDING)
-_BAD_INPUT = 2  # the exit code of a command line whose settings do not fit
+_BAD_INPUT = 2  # the exit code of a command line with invalid settings
 
 
 _KINDS: dict[str, type[Launch]] = {"here": Here, "cluster": Cluster, "processes": Processes, "ray": RayProcesses}
@@ -39,27 +39,27 @@ _USAGE = "here, cluster, processes:COUNT or ray:COUNT, such as processes:4:resta
 
 
 def launch(how: Launch | str = "here") -> int:
-    """Starts a run as `how` says; before anything else asks JAX for its devices.
+    """Start a run as `how` describes; call it before JAX creates its devices.
 
     With `Processes` and `RayProcesses` this program is started again, once for each process, and this call does not
-    return: it ends the program with their exit code. In each of them, and in all other cases, it returns.
+    return: it ends the program with their exit code. In each started process, and in all other cases, it returns.
 
-    With `evaluators=1` one process more is started, which does not train. Its first `jaxrl.train` follows the run in
-    `run_dir` instead, which all calls must then have. It evaluates every checkpoint that is kept there, as that call
-    says (`evaluation_episodes`, `eval_env`, `explore_in_evaluation`), with other episodes than the run's own
-    evaluations, and writes `evaluations.jsonl`. Once the run has ended and its last checkpoint is evaluated, it ends
-    its process with exit code 0: what the program does after that call, this process does not.
+    With `evaluators=1` one more process is started, which does not train. Its first `jaxrl.train` follows the run in
+    `run_dir` instead, which all calls must then set. It evaluates every checkpoint that is kept there, with the
+    settings of that call (`evaluation_episodes`, `eval_env`, `explore_in_evaluation`) and other episodes than the run's
+    own evaluations, and writes `evaluations.jsonl`. Once the run has ended and its last checkpoint is evaluated, it
+    ends its process with exit code 0, so code after that call does not run in this process.
 
     Args:
-      how: "here", this process alone; "cluster", one of several processes that were detected; "processes:4", or
+      how: "here", only this process; "cluster", one of several processes that were detected; "processes:4", or
         `jaxrl.Processes(4)`: as many processes of this machine; "ray:4:gpus=1", or `jaxrl.RayProcesses(4, gpus=1)`: of
         a Ray cluster.
 
     Returns:
-      How many processes train.
+      The number of processes that train.
 
     Raises:
-      ConfigError: there is no such way, this machine has less than it asks for, or it cannot be done from here.
+      ConfigError: `how` is unknown, asks for more than this machine has, or is not possible in this program.
     """
     how = parse(how) if isinstance(how, str) else how
     if not isinstance(how, Launch):
@@ -69,7 +69,7 @@ def launch(how: Launch | str = "here") -> int:
         return 1
     if place is None and isinstance(how, Several):
         typed = hasattr(sys, "ps1") or "ipykernel" in sys.modules
-        if typed or sys.argv[:1] in ([], [""], ["-"]):  # the last is a program that Python read from its input
+        if typed or sys.argv[:1] in ([], [""], ["-"]):  # "-": Python read the program from its input
             raise ConfigError(
                 "launch starts this program once for each process, and cannot start an interactive session or what "
                 "Python reads from its input: put it into a file, and run that"
@@ -81,10 +81,10 @@ def launch(how: Launch | str = "here") -> int:
 
 
 def parse(text: str) -> Launch:
-    """`here`, `cluster`, `processes:4`, `processes:4:restarts=3:evaluators=1` or `ray:4:restarts=3:cpus=8:gpus=1`.
+    """Parse a way to launch, such as `here`, `cluster`, `processes:4:restarts=3` or `ray:4:restarts=3:cpus=8:gpus=1`.
 
     Raises:
-      ConfigError: it is none of these.
+      ConfigError: the text has another form.
     """
     kind, *words = text.split(":")
     if kind not in _KINDS:
@@ -104,7 +104,7 @@ def parse(text: str) -> Launch:
 
 
 def problems(how: Launch) -> list[str]:
-    """What is wrong with the numbers of `how`, or more than this machine has; one line each."""
+    """Return one line for each number in `how` that is invalid or more than this machine has."""
     if not isinstance(how, Several):
         return []
     found, kind = [], next(kind for kind, known in _KINDS.items() if isinstance(how, known))
@@ -128,7 +128,7 @@ def problems(how: Launch) -> list[str]:
         if own_place() is None and how.gpus and os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
             found.append(f"ray: gpus={how.gpus} would be idle with JAX_PLATFORMS=cpu; unset that, or leave gpus out")
         return found
-    gpus = local.gpus_here() if own_place() is None else []  # a process that was started has its share of them alone
+    gpus = local.gpus_here() if own_place() is None else []  # a started process only sees its share of them
     if gpus and len(gpus) % how.count:
         found.append(
             f"processes: count={how.count} does not divide the {len(gpus)} GPUs of this machine "
@@ -141,27 +141,27 @@ def problems(how: Launch) -> list[str]:
 
 
 def run_processes(command: Sequence[str], how: Several, again: Sequence[str] = ()) -> int:
-    """Runs a command as the processes of one run, and waits for all to end.
+    """Run a command as the processes of one run, and wait for all to end.
 
-    The output of process 0 is shown as it comes; of the others, the end of what they said where they failed.
+    The output of process 0 is shown immediately; of other processes, the end of their output if they failed.
 
     Args:
       command: the program and its arguments, the same for each.
-      how: how many, where, and how often they are started again.
-      again: further arguments where they are.
+      how: the number of processes, their machines and the restarts.
+      again: further arguments after a restart.
 
     Returns:
       0, or the exit code of the process that failed first; 128 + n if signal n ended it.
 
     Raises:
-      ConfigError: there is less than `how` asks for.
+      ConfigError: `how` asks for more than there is.
     """
     if found := problems(how):
         raise ConfigError(found)
     if isinstance(how, RayProcesses):
         from jaxrl.parallel.ray.remote import connect
 
-        connect()  # before the signals are ours: it takes SIGTERM for itself
+        connect()  # before our signal handlers: Ray installs one for SIGTERM
     with _Signals() as signals:
         code = 0
         for attempt in range(how.restarts + 1):
@@ -173,7 +173,7 @@ def run_processes(command: Sequence[str], how: Several, again: Sequence[str] = (
                     last = last or code in (0, _BAD_INPUT)
                     if code:
                         watched.tell()
-            except JaxrlError as error:  # of a cluster that has lost machines, say
+            except JaxrlError as error:  # such as of a cluster that has lost machines
                 if not attempt:
                     raise
                 print(f"error: {error}", file=sys.stderr)
@@ -195,7 +195,7 @@ def _all(how):
 
 @contextlib.contextmanager
 def _started(command, how, signals):
-    """The processes of one attempt, or as many as there were when a signal came; none is left after it."""
+    """Start the processes of one attempt, fewer if a signal arrives; kill those that are left at the end."""
     with contextlib.ExitStack() as stack:
         if isinstance(how, Processes):
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxrl-launch-")))
@@ -217,7 +217,7 @@ def _started(command, how, signals):
 
 
 class _Signals:
-    """Passes signals on to the processes that run, while entered; those that were passed on."""
+    """A context that passes signals on to the running processes, and records them in `passed`."""
 
     def __init__(self):
         self.passed: list[int] = []
@@ -231,7 +231,7 @@ class _Signals:
     def _pass_on(self, number):
         self.passed.append(number)
         for process in self.processes:
-            process.send_signal(number)  # nothing where it has ended
+            process.send_signal(number)  # does nothing if it has ended
 
     def __exit__(self, *raised):
         return self._receiving.__exit__(*raised)
@@ -245,11 +245,11 @@ class _ProcessGroup:
         self._killed: set[int] = set()
         self._processes, self._signals = processes, signals
         self._learners, self._count = how.count, how.count + how.evaluators
-        self._evaluators_ending = False  # to end, because a learner failed
+        self._evaluators_ending = False  # because a learner failed
         self._cut_short = 0  # the exit code of an evaluator that was asked to end
 
     def wait(self) -> int:
-        """Waits for all to end; the exit code of the run."""
+        """Wait for all to end, and return the exit code of the run."""
         until, notified = None, False
         if self._signals.passed:  # while they were started
             for process in self._processes:
@@ -271,7 +271,7 @@ class _ProcessGroup:
         return next((code for _, code in self._ended if code), self._cut_short)
 
     def tell(self) -> None:
-        """Prints what the processes but the first said before they failed, and by which signals they were ended."""
+        """Print the end of the output of failed processes, except the first, and the signals that ended them."""
         codes = dict(self._ended)
         for index, code in self._ended:
             if not code or index in self._killed or code in _END_CODES:
@@ -279,7 +279,7 @@ class _ProcessGroup:
             if code > 128:
                 name = signal.Signals(code - 128).name if code - 128 in set(signal.Signals) else f"signal {code - 128}"
                 print(f"error: {self._name(index)} was ended by {name}", file=sys.stderr)
-            if index and not code == codes.get(0) == _BAD_INPUT:  # else the first has told the same
+            if index and not code == codes.get(0) == _BAD_INPUT:  # otherwise the first has printed the same
                 for line in self._processes[index].stderr_tail().splitlines()[-_LINES:]:
                     print(f"{self._name(index)}: {line}", file=sys.stderr)
         if self._killed:
@@ -295,12 +295,12 @@ class _ProcessGroup:
         for index, process in enumerate(self._processes):
             if index not in known and (code := process.poll()) is not None:
                 if index >= self._learners and (self._signals.passed or self._evaluators_ending):
-                    # It has nothing to save, and ends at once; that is no failure, after which learners have no time.
+                    # It has nothing to save and ends at once; a failure would leave the learners only the grace period.
                     self._cut_short, code = code, 0
                 self._ended.append((index, code))
 
     def _ask_others(self):
-        """Asks those to end that would not notice that one has failed: evaluators, and learners if it was one."""
+        """Ask those to end that would not notice the failure: evaluators, or the learners if an evaluator failed."""
         known = dict(self._ended)
         if any(code for index, code in known.items() if index < self._learners):
             self._evaluators_ending = True

@@ -1,4 +1,4 @@
-"""Processes of this machine: how each is started with its place, its cores and its GPUs."""
+"""The processes of this machine, each started with its place, its cores and its GPUs."""
 
 import contextlib
 import dataclasses
@@ -22,38 +22,38 @@ ON_PROCESSORS = {"JAX_PLATFORMS": "cpu"}  # the variables of a process that has 
 
 
 class Started(Protocol):
-    """A process that was started, wherever it runs. None of these waits for long."""
+    """A started process, on this machine or another. Its methods do not block for long."""
 
     def poll(self) -> int | None:
-        """Its exit code, 128 + n if signal n ended it; None while it runs."""
+        """Return the exit code, 128 + n if signal n ended the process; None while it runs."""
         ...
 
     def send_signal(self, number: int) -> None:
-        """Sends it a signal; nothing where it has ended. It may be called from within a signal's handler."""
+        """Send a signal; do nothing if the process has ended. May be called from a signal handler."""
         ...
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """Kill the process."""
         ...
 
     def stderr_tail(self) -> str:
-        """What it said that was not shown."""
+        """Return the output that was not shown."""
         ...
 
     def notify_training_finished(self) -> None:
-        """Tells an evaluator that no checkpoint will come any more."""
+        """Notify an evaluator that there will be no more checkpoints."""
         ...
 
 
 class Local:
-    """A process of this machine, in a session of its own: Ctrl-C in the terminal is for who started it.
+    """A process of this machine in its own session: Ctrl-C in the terminal only reaches the process that started it.
 
     Args:
       command: the program and its arguments.
-      place: of the process.
-      environment: its variables, without its place.
-      stdout, stderr: where its output goes; None: where that of this process goes.
-      directory: where it runs; None: here.
+      place: the place of the process.
+      environment: its environment variables, without its place.
+      stdout, stderr: the files for its output; None: those of this process.
+      directory: its working directory; None: that of this process.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class Local:
         stderr: IO[bytes] | None = None,
         directory: str | None = None,
     ):
-        watched, self._alive = os.pipe()  # closed by the kernel at the latest, where this process is killed
+        watched, self._alive = os.pipe()  # the kernel closes it if this process is killed
         description = json.dumps(dataclasses.asdict(place) | {"pipe": watched})
         try:
-            with interrupts.blocked():  # until the process has found its place, or Python would show where it was
+            with interrupts.blocked():  # until the process has found its place, or Python would print a traceback
                 self._process = subprocess.Popen(
                     command,
                     env={**environment, VARIABLE: description},
@@ -105,12 +105,12 @@ class Local:
 
     def notify_training_finished(self) -> None:
         if self._alive is not None:
-            with contextlib.suppress(BrokenPipeError):  # it has ended, too
+            with contextlib.suppress(BrokenPipeError):  # it has ended
                 os.write(self._alive, b".")
 
 
 def places(how: Several, coordinator: str = "") -> list[Place]:
-    """Those of the processes that are started now, by their index: learners, then evaluators."""
+    """Return the places of the processes of one start, by index: learners, then evaluators."""
     start = secrets.token_hex(8)
     return [Place(coordinator, how.count, index, how.evaluators, start) for index in range(how.count + how.evaluators)]
 
@@ -131,26 +131,26 @@ def start(command: Sequence[str], how: Processes, folder: Path, stack: contextli
 
 
 def free_port(host: str) -> int:
-    """A port of an address of this machine ("": of all) that nobody has now."""
+    """Return a port that is free at an address of this machine ("": at all of them)."""
     with socket.socket() as free:
         free.bind((host, 0))
         return free.getsockname()[1]
 
 
 def _share[T](things: Sequence[T], index: int, count: int) -> list[T]:
-    """Those of process `index` of `count`; all of them where there are too few for each to have its own."""
+    """Return the share of process `index` of `count`; everything if there are fewer things than processes."""
     if len(things) < count:
         return list(things)
     return list(things[index * len(things) // count : (index + 1) * len(things) // count])
 
 
 def _cores() -> list[int]:
-    """Which processor cores this process may use, where the system says and divides them (Linux)."""
+    """Return the cores that this process may use, if the system can restrict processes to cores (Linux)."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
 
 
 def gpus_here() -> list[str]:
-    """The GPUs that JAX would use in this process, as CUDA_VISIBLE_DEVICES names them; nothing is loaded."""
+    """Return the GPUs that JAX would use in this process, named as in CUDA_VISIBLE_DEVICES; load nothing."""
     platforms = os.environ.get("JAX_PLATFORMS", "")
     plugins = ("jax_cuda13_plugin", "jax_cuda12_plugin")
     if "cpu" in platforms.split(",")[:1] or not any(importlib.util.find_spec(name) for name in plugins):

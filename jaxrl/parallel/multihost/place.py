@@ -1,6 +1,6 @@
-"""The place of a process among those of its run, if `jaxrl.launch` started it, and what it hears from who did.
+"""The place of a process in a run that `jaxrl.launch` started, and notifications from the process that did.
 
-This is read before JAX is imported.
+The place is read before JAX is imported.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from typing import Any, Literal
 from jaxrl.core import interrupts
 from jaxrl.core.errors import ConfigError
 
-VARIABLE = "JAXRL_LAUNCHED"  # of the environment, in which a process that was started finds its place
+VARIABLE = "JAXRL_LAUNCHED"  # the environment variable with the place of a started process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,9 +24,9 @@ class Place:
 
     Attributes:
       coordinator, num_processes, process_id: as `distributed.initialize` takes them; evaluators are not counted, and
-        come after the processes that are.
-      evaluators: how many the run has.
-      start: random text that all processes of this start have in common.
+        have the indices after those of the learners.
+      evaluators: number of evaluators of the run.
+      start: random text that all processes of one start share.
     """
 
     coordinator: str
@@ -40,13 +40,13 @@ class Place:
         return "learner" if self.process_id < self.num_processes else "evaluator"
 
 
-_own: list[Place] = []  # once it was read
-_learners_ended: list[float] = []  # when this process heard of it
+_own: list[Place] = []  # empty until it was read
+_learners_ended: list[float] = []  # time of the notification
 
 
 def own_place() -> Place | None:
-    """The place of this process among those that `run_processes` started; None if it did not start this one."""
-    if not _own and (text := os.environ.pop(VARIABLE, None)) is not None:  # none of the processes that this one starts
+    """Return the place of this process among those of `run_processes`, or None if that did not start it."""
+    if not _own and (text := os.environ.pop(VARIABLE, None)) is not None:  # not inherited
         place = json.loads(text)
         pipe = place.pop("pipe")
         threading.Thread(target=_hear_parent, args=(pipe,), name="launched", daemon=True).start()
@@ -56,16 +56,16 @@ def own_place() -> Place | None:
 
 
 def is_evaluator() -> bool:
-    """Whether this process was started to evaluate what others train."""
+    """Return whether this process was started to evaluate the checkpoints of others."""
     place = own_place()
     return place is not None and place.role == "evaluator"
 
 
 def evaluator_problems(run_dir: Any) -> list[str]:
-    """Why the evaluator that this run was started with, if it was, could not follow it; one line each.
+    """Return the reasons why this run's evaluator, if it has one, could not follow it; one line each.
 
     Args:
-      run_dir: of the training.
+      run_dir: the run directory of the training.
     """
     place = own_place()
     if place is None or not place.evaluators or run_dir is not None:
@@ -74,10 +74,10 @@ def evaluator_problems(run_dir: Any) -> list[str]:
 
 
 def check_no_evaluator(what: str) -> None:
-    """Refuses, in all processes, what an evaluator could not follow, and would do once more.
+    """Raise in all processes if there is an evaluator, which could not follow `what` and would repeat it.
 
     Args:
-      what: is refused.
+      what: the name of the refused operation.
 
     Raises:
       ConfigError: this program was launched with an evaluator.
@@ -88,14 +88,14 @@ def check_no_evaluator(what: str) -> None:
 
 
 def have_learners_ended(seconds: float = 0.0) -> bool:
-    """Whether this is an evaluator whose learners have all ended, and well, so many seconds ago or more."""
+    """Return whether this is an evaluator whose learners all ended without error, at least `seconds` ago."""
     return bool(_learners_ended) and time.monotonic() - _learners_ended[0] >= seconds
 
 
 def _hear_parent(pipe):
-    """Hears that the learners have ended, and asks this process to end when the one that started it has.
+    """Record that the learners have ended, and end this process with SIGTERM when its parent has ended.
 
-    The first is what comes through the pipe; at the second the kernel closes it.
+    A byte in the pipe notifies of the first; at the second, the kernel closes the pipe.
     """
     with contextlib.suppress(OSError):
         while os.read(pipe, 1):

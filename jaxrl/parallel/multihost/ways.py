@@ -1,4 +1,4 @@
-"""The ways to start a run, as a user chooses one."""
+"""The ways to start a run that a user can choose."""
 
 import dataclasses
 
@@ -7,12 +7,12 @@ from jaxrl.core import settings
 
 @dataclasses.dataclass(frozen=True)
 class Here:
-    """This process alone, with its threads."""
+    """Only this process, with its threads."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """Something else has started the processes: TPU pods, Slurm, Open MPI and Kubernetes are detected."""
+    """Processes that a cluster started: TPU pods, Slurm, Open MPI and Kubernetes are detected."""
 
 
 @settings.finish
@@ -41,9 +41,9 @@ class Processes:
 class RayProcesses:
     """Several processes on the machines of a Ray cluster, started, watched and ended together.
 
-    The cluster is the one that RAY_ADDRESS names, else one of this machine alone. Ray places the processes, on as many
-    machines as it can. Each machine needs this program, its packages and the run's folder under the same paths. Of this
-    one's variables a process has those whose names begin with JAX, XLA, PYTHONPATH or OMP_NUM_THREADS.
+    The cluster is the one that RAY_ADDRESS names, otherwise one of only this machine. Ray places the processes on as
+    many machines as it can. Each machine needs this program, its packages and the run's folder under the same paths. A
+    process has those environment variables of this one whose names begin with JAX, XLA, PYTHONPATH or OMP_NUM_THREADS.
 
     Args:
       count: number of processes that train.
