@@ -1,4 +1,4 @@
-"""Host environments that Ray actors step, for a learner that acts; what was lost is masked as for worker processes."""
+"""Host environments that Ray actors step, while this process acts; lost steps are masked as for worker processes."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from jaxrl.parallel.ray.remote import ActorPool, Remote
 
 @dataclasses.dataclass(frozen=True)
 class RemoteRecipe:
-    """`recipe`, whose environments are held by `actors` Ray actors."""
+    """The recipe `recipe` with its environments in `actors` Ray actors."""
 
     recipe: HostRecipe
     remote: Remote
@@ -32,17 +32,17 @@ class RemoteRecipe:
         return self.recipe.action_space
 
     def build(self, num_envs: int, seed: int, first_env: int = 0) -> "RemoteEnvironments":
-        """The same environments as `recipe` builds."""
+        """Build the environments of `recipe`, in Ray actors."""
         return RemoteEnvironments(self.recipe, self.remote, self.actors, num_envs, seed, first_env)
 
 
 class RemoteEnvironments:
-    """A batch of host environments, each step of which Ray actors share.
+    """A batch of host environments, divided over Ray actors.
 
     Attributes:
-      name: of the environment.
-      failures: how many actors were lost and replaced.
-      patience: seconds that a step may take longer where an actor is given up and replaced.
+      name: the environment's name.
+      failures: number of actors that were lost and replaced.
+      patience: seconds that a step may take longer if an actor is given up and replaced.
     """
 
     def __init__(self, recipe: HostRecipe, remote: Remote, actors: int, num_envs: int, seed: int, first_env: int = 0):
@@ -80,10 +80,10 @@ def _joined(parts: Sequence[TimeStep[np.ndarray]]) -> TimeStep[np.ndarray]:
 
 
 class EnvironmentActor:
-    """What a Ray actor is: a share of the environments."""
+    """The class of Ray actors that hold a share of the environments."""
 
     def __init__(self, num_envs: int, seed: int, first_env: int, recipe: HostRecipe):
-        jax.config.update("jax_platforms", "cpu")  # environments in JAX would take an accelerator that is there
+        jax.config.update("jax_platforms", "cpu")  # otherwise environments in JAX would use an accelerator
         self._host = recipe.build(num_envs, seed, first_env)
 
     def reset(self) -> TimeStep[np.ndarray]:

@@ -19,10 +19,10 @@ from jaxrl.parallel.sebulba.collector import Collected, Group, Published, StepCo
 
 
 class RolloutActor(EnvironmentActor):
-    """What a Ray actor is: environments, and who acts in them.
+    """The class of Ray actors that hold environments and act in them.
 
-    One whose environments are at a step for longer than `step_timeout` ends its process. So it is lost then, rather
-    than when all of its rollout should have come.
+    An actor ends its process if a step of its environments takes longer than `step_timeout`. It is lost then, rather
+    than at the timeout of its whole rollout.
     """
 
     def __init__(
@@ -43,14 +43,14 @@ class RolloutActor(EnvironmentActor):
         return self._collector.first_timestep()
 
     def rollout(self, published: Published, steps_per_env: int) -> tuple[Collected, float]:
-        """One rollout, as numpy, and the seconds that the environments have taken so far."""
+        """Return one rollout, as numpy, and the seconds that the environments have taken so far."""
         self._collector.begin_at(steps_per_env)
         collected = complete(self._collector.collect(published, None))
         return jax.device_get(collected), self._collector.stepping.seconds
 
 
 class Timed:
-    """Host environments that end the process where a step takes longer than `step_timeout` seconds."""
+    """Host environments that end the process if a step takes longer than `step_timeout` seconds."""
 
     def __init__(self, host: HostEnvironment, step_timeout: float):
         self.num_envs, self._host, self._step_timeout = host.num_envs, host, step_timeout
@@ -59,7 +59,7 @@ class Timed:
         return self._host.reset()
 
     def step(self, actions: PyTree) -> TimeStep[np.ndarray]:
-        # The clock runs in C, and ends the process whatever Python is at.
+        # The timer runs in C, and ends the process even if Python is blocked.
         faulthandler.dump_traceback_later(self._step_timeout, exit=True, file=sys.__stderr__ or sys.stderr)
         try:
             return self._host.step(actions)
@@ -71,7 +71,7 @@ class Timed:
 
 
 class ParameterStore:
-    """What was published last, where Ray's processes find it: it is sent to a machine once, not once an actor."""
+    """The newest published parameters in Ray's object store: sent once per machine, not once per actor."""
 
     def __init__(self, remote: Remote):
         self._ray, self._lock = connect(remote.address), threading.Lock()
@@ -88,17 +88,16 @@ class ParameterStore:
 class RemoteCollector:
     """A `Collector` whose environments and copy of the policy a Ray actor holds.
 
-    An actor that takes the place of a lost one begins its rollout with new episodes; nothing of the lost rollout is
-    seen.
+    An actor that replaces a lost one begins its rollout with new episodes; the lost rollout is discarded.
 
     Args:
-      recipe: of the environments.
-      remote: how they are held.
+      recipe: the recipe of the environments.
+      remote: the settings of the actors.
       steps: the compiled pieces.
-      shelf: of all groups.
-      seed: of the environments, and of the run.
+      shelf: the parameters, shared by all groups.
+      seed: the seed of the environments and of the run.
       first_env: the index of the first environment among all.
-      device: where rollouts are put.
+      device: the device to put rollouts on.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class RemoteCollector:
         first_env: int,
         device: jax.Device,
     ):
-        self.stepping = Stepping()  # never running: the pool itself sees to it that an answer comes in time
+        self.stepping = Stepping()  # never running: the pool has its own timeout for answers
         self._steps, self._shelf, self._device, self._steps_per_env = steps, shelf, device, 0
         arguments = recipe, steps, seed, remote.step_timeout
         self.host = ActorPool(RolloutActor, arguments, recipe.name, remote, 1, steps.group, seed, first_env)
@@ -120,13 +119,13 @@ class RemoteCollector:
         self._steps_per_env = steps_per_env
 
     def first_timestep(self) -> TimeStep[np.ndarray]:
-        """The time step that the run begins at, numpy `[group, ...]`; waits until the actor is there."""
+        """Return the time step at which the run begins, numpy `[group, ...]`; wait until the actor is ready."""
         self.host.wait()
         self.host.begin("first_timestep", [()])
         return self.host.finish(again="first_timestep")[0]
 
     def collect(self, published: Published, stepper: Stepper | None) -> Generator[None, None, Collected]:
-        """`stepper` is not used, the actor steps its environments."""
+        """Collect one rollout. The actor steps its environments, so `stepper` is not used."""
         self.host.begin("rollout", [(self._shelf.put(published), self._steps_per_env)])
         yield
         [(collected, self.stepping.seconds)] = self.host.finish(again="rollout", steps=self._steps.length)

@@ -1,7 +1,7 @@
 """The processes of one run on a Ray cluster (Moritz et al., 2018, arXiv:1712.05889): `--launch ray:4`.
 
-An actor holds each: it starts the process on its machine, passes signals on to it, and tells what it says and how it
-ends. Where actor, machine or the way to it is lost, so is the process, which then ends by itself.
+An actor holds each process: it starts the process on its machine, passes signals on to it, and returns its output and
+exit code. If the actor, its machine or the connection is lost, the process counts as lost and ends by itself.
 """
 
 import collections
@@ -21,29 +21,29 @@ from jaxrl.parallel.multihost.place import Place
 from jaxrl.parallel.multihost.ways import RayProcesses
 from jaxrl.parallel.ray.remote import START_TIMEOUT, connect
 
-# How the names of the variables begin that the processes have, too.
+# Prefixes of the environment variables that are passed on to the processes.
 _PASSED_ON = ("JAX", "XLA", "PYTHONPATH", "OMP_NUM_THREADS")
 _PATIENCE = 60.0  # seconds without an answer from an actor, after which its process is lost
 _TO_KILL = 5.0  # seconds that an actor has to end its process
-_TAIL_BYTES = 20_000  # bytes of what a process said that is not shown
+_TAIL_BYTES = 20_000  # bytes of output to keep of a process that is not shown
 _LOST = 1  # the exit code of a process that was lost
 
 
 class Holder:
-    """The actor: holds one process of its machine."""
+    """The actor that holds one process of its machine."""
 
     def __init__(self):
         self._files: list[Any] = []
         self._process: Local | None = None
 
     def address(self) -> str:
-        """HOST:PORT of a port that nobody has now, for process 0 to be found at."""
+        """Return HOST:PORT with a free port, as the coordinator's address for process 0."""
         from ray.util import get_node_ip_address
 
         return f"{get_node_ip_address()}:{free_port('')}"
 
     def start(self, command: Sequence[str], place: Place, variables: Mapping[str, str], directory: str) -> None:
-        """Starts the command, with this machine's Python in place of the first word."""
+        """Start the command, with this machine's Python in place of the first word."""
         self._files = [tempfile.TemporaryFile(prefix="jaxrl-launch-") for _ in ("stdout", "stderr")]
         environment = dict(os.environ)
         environment.pop("OMP_NUM_THREADS", None)  # Ray's: as many as the CPUs that it keeps
@@ -51,10 +51,10 @@ class Holder:
         self._process = Local(command, place, {**environment, **variables}, *self._files, directory=directory)
 
     def look(self, since: tuple[int, int]) -> tuple[int | None, tuple[bytes, bytes]]:
-        """The exit code if there is one, and what was written to output and errors since so many bytes of each."""
+        """Return the exit code or None, and the bytes written to stdout and stderr after the offsets `since`."""
         assert self._process is not None
-        code = self._process.poll()  # before the files: what it wrote last is in them
-        # The process has the files' offsets too, so that they stay where they are.
+        code = self._process.poll()  # before the files are read, so that they contain the last output
+        # The process shares the files' offsets, so `pread` leaves them unchanged.
         new = [
             os.pread(file.fileno(), max(os.fstat(file.fileno()).st_size - start, 0), start)
             for file, start in zip(self._files, since, strict=True)
@@ -70,14 +70,14 @@ class Holder:
         self._process.notify_training_finished()
 
     def kill(self, since: tuple[int, int]) -> tuple[int | None, tuple[bytes, bytes]]:
-        """Ends the process at once; as `look`."""
+        """Kill the process, and return what `look` returns."""
         assert self._process is not None
         self._process.kill()
         return self.look(since)
 
 
 class _Held:
-    """A process that an actor holds, as who watches it sees it."""
+    """A process that an actor holds, seen from the process that watches it."""
 
     def __init__(self, ray: Any, actor: Any, index: int):
         self._ray, self._actor, self._is_first = ray, actor, index == 0
@@ -110,7 +110,7 @@ class _Held:
         return self._code
 
     def _taken(self, found):
-        """The exit code, once what was said is shown or kept."""
+        """Show or keep the new output, and return the exit code."""
         code, said = found
         for which, (new, stream) in enumerate(zip(said, (sys.stdout, sys.stderr), strict=True)):
             self._read[which] += len(new)
@@ -125,10 +125,10 @@ class _Held:
         return code
 
     def send_signal(self, number: int) -> None:
-        self._signals.append(number)  # Ray is not called from within a signal's handler, which may interrupt it
+        self._signals.append(number)  # Ray is not called in a signal handler, which may interrupt Ray
 
     def kill(self) -> None:
-        # Should the actor not answer, the pipe closes that its process watches, which then ends by itself.
+        # If the actor does not answer, its end of the pipe closes, and the process that watches it ends by itself.
         if self._code is None:
             with contextlib.suppress(Exception):
                 self._code = self._taken(self._ray.get(self._actor.kill.remote(tuple(self._read)), timeout=_TO_KILL))
@@ -146,16 +146,16 @@ class _Held:
 def start(
     command: Sequence[str], how: RayProcesses, stack: contextlib.ExitStack, stopped: Callable[[], bool]
 ) -> Iterator[Started]:
-    """Starts the processes of a run on the cluster, one after another; no more of them once `stopped`.
+    """Start the processes of a run on the cluster, one after another, until `stopped`.
 
     Args:
       command: the program and its arguments.
-      how: how many, and with what.
-      stack: ends what Ray keeps for them.
-      stopped: whether a signal came.
+      how: the number of processes, and their resources.
+      stack: releases Ray's reservation.
+      stopped: whether a signal arrived.
 
     Raises:
-      ConfigError: the cluster has less, or nothing of it is free.
+      ConfigError: the cluster has fewer resources, or they are not free.
       JaxrlError: a process could not be started on its machine.
     """
     ray = connect()
@@ -181,7 +181,7 @@ def start(
     variables = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
 
     def answered(reference):
-        """Whether an actor has answered; else a signal came before, or its time is over."""
+        """Wait for an actor's answer; return False if a signal arrives first, or after the timeout."""
         until = time.monotonic() + START_TIMEOUT
         while not (found := ray.wait([reference], timeout=1.0)[0]) and not stopped() and time.monotonic() < until:
             pass

@@ -1,7 +1,7 @@
-"""Machines that only have processors as actors for a learner elsewhere: Ray (Moritz et al., 2018, arXiv:1712.05889).
+"""Actors on CPU machines for a learner elsewhere, with Ray (Moritz et al., 2018, arXiv:1712.05889).
 
-Ray actors hold host environments, bare (`remote_environments`) or with a copy of the policy (`remote_policy`). They are
-lost when their process, their machine or the way to it is; then others take their place, at most so many times.
+Ray actors hold host environments, without (`ray.environments`) or with a copy of the policy (`ray.policy`). They are
+lost with their process, their machine or its connection; then others replace them, at most `restarts` times.
 """
 
 import contextlib
@@ -45,11 +45,11 @@ class Remote:
 
     @property
     def patience(self) -> float:
-        """Seconds that an actor may take to be given up and replaced."""
+        """Time limit in seconds for giving up an actor and replacing it."""
         return self.step_timeout + START_TIMEOUT
 
     def problems(self, groups: int, group: int) -> list[str]:
-        """What is wrong with these settings for `groups` groups of `group` environments in this process.
+        """Return the errors in these settings for `groups` groups of `group` environments in this process.
 
         Raises:
           MissingExtraError: Ray is not installed.
@@ -73,19 +73,19 @@ registry.add("topology", Remote)
 
 
 class ActorPool:
-    """Ray actors of one class, each with its share of a group's environments; those that are lost are replaced.
+    """A pool of Ray actors of one class, each with its share of a group's environments; lost actors are replaced.
 
     Args:
-      cls: of the actors; made with the number of its environments, their seed, the first one's index, and `arguments`.
-      arguments: further ones.
-      name: of the environment.
-      remote: how they are held.
-      actors, num_envs: of this group.
-      seed, first_env: of its environments.
+      cls: the actors' class; called with the number of environments, their seed, the first one's index and `arguments`.
+      arguments: further arguments of `cls`.
+      name: the environment's name.
+      remote: the settings of the actors.
+      actors, num_envs: numbers of this group.
+      seed, first_env: the seed and first index of its environments.
 
     Attributes:
-      shares: the environments of each, as slices.
-      failures: how many were lost and replaced.
+      shares: the environments of each actor, as slices.
+      failures: number of actors that were lost and replaced.
     """
 
     def __init__(
@@ -111,10 +111,10 @@ class ActorPool:
         self._actors = [self._started(place, seed) for place in range(actors)]
 
     def wait(self) -> None:
-        """Waits until every actor is there.
+        """Wait until every actor is ready.
 
         Raises:
-          EnvironmentFailedError: one could not be started, or make its environments.
+          EnvironmentFailedError: an actor could not be started, or could not make its environments.
         """
         for place, actor in enumerate(self._actors):
             try:
@@ -127,23 +127,23 @@ class ActorPool:
 
     @property
     def doing(self) -> str:
-        # That one was replaced is a move to whoever watches: the next one has its time too.
+        # A replacement changes this text, so that the watchdog gives the next actor its full time.
         after = f", after {self.failures} that were lost" if self.failures else ""
         return "; ".join(f"their step, in {self._described(place)}{after}" for place in list(self._waiting))
 
     def begin(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> None:
-        """Calls `method` of each actor, with its arguments."""
+        """Call `method` of each actor with its arguments, without waiting."""
         references = [getattr(actor, method).remote(*mine) for actor, mine in zip(self._actors, arguments, strict=True)]
         self._pending = method, arguments, references, time.monotonic()
         self._waiting = list(range(len(references)))
 
     def finish(self, *, again: str, steps: int = 1) -> list[Any]:
-        """What each actor's method gave.
+        """Wait for the method of each actor, and return the results.
 
         Args:
-          again: the method that is called instead in one that takes the place of another; with the same arguments if it
-            is the same method, else without.
-          steps: how many steps of the environments it is.
+          again: the method to call in an actor that replaces another; with the same arguments if it is the same method,
+            otherwise without.
+          steps: number of environment steps that the method takes.
 
         Raises:
           EnvironmentFailedError: environments raised, or an actor was lost once more than `restarts` allows.
@@ -162,7 +162,7 @@ class ActorPool:
         return answers
 
     def close(self) -> None:
-        """Ends the actors; may be called twice, and while another thread waits for them."""
+        """End the actors; may be called twice, and while another thread waits for them."""
         self._closed = True
         for actor in self._actors:
             with contextlib.suppress(Exception):
@@ -173,7 +173,7 @@ class ActorPool:
         return self._class.remote(share.stop - share.start, seed, self._first_env + share.start, *self._arguments)
 
     def _answer(self, place, reference, patience):
-        """(what came, how the actor was lost)."""
+        """Return the answer, and how the actor was lost ("" if it was not)."""
         try:
             return self._ray.get(reference, timeout=max(patience, 0.0)), ""
         except self._ray.exceptions.GetTimeoutError:
@@ -197,7 +197,7 @@ class ActorPool:
             RuntimeWarning,
             stacklevel=5,
         )
-        # Another seed: the same one would give the same episodes again.
+        # Another seed: the same one would repeat the same episodes.
         sequence = np.random.SeedSequence(self._seed, spawn_key=(self.failures, self._first_env))
         self._actors[place] = self._started(place, int(sequence.generate_state(1)[0] >> np.uint32(1)))
         return self._actors[place]
@@ -214,13 +214,13 @@ class ActorPool:
 
 
 def connect(address: str | None = None) -> Any:
-    """The module `ray`, connected to a cluster.
+    """Connect to a Ray cluster, and return the module `ray`.
 
     Args:
-      address: of the cluster; None: what RAY_ADDRESS says, else a cluster of this machine alone.
+      address: the cluster's address; None: RAY_ADDRESS if set, otherwise a cluster of only this machine.
 
     Raises:
-      MissingExtraError: it is not installed.
+      MissingExtraError: Ray is not installed.
     """
     try:
         import ray
@@ -232,15 +232,15 @@ def connect(address: str | None = None) -> Any:
         else:
             ray.init(include_dashboard=False, logging_level=logging.ERROR)
         if interrupts.owned():
-            interrupts.own()  # it takes SIGTERM for itself
+            interrupts.own()  # Ray installs its own handler for SIGTERM
     return ray
 
 
 def room(ray: Any, cpus_per_run: float, gpus_per_run: float) -> int:
-    """Return how many runs with so much of each the cluster has room for, when nothing else is there.
+    """Return the number of runs with these CPUs and GPUs that fit on the cluster if it is otherwise idle.
 
     Raises:
-      ConfigError: for none: Ray would wait for machines that nobody adds.
+      ConfigError: not even one fits; Ray would wait forever for more machines.
     """
     shares = {"CPU": cpus_per_run, "GPU": gpus_per_run}
     there = {name: ray.cluster_resources().get(name, 0) for name in shares}
