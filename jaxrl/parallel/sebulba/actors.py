@@ -1,7 +1,7 @@
-"""Actor threads: each serves one group of host environments, or two in turn, and hands rollouts to a learner.
+"""Actor threads: each serves one group of host environments, or two in turn, and passes rollouts to a learner.
 
-An error in a thread is raised, as it was, where the learner waits for rollouts; environments that take too long are
-named there.
+An error in a thread is reraised, unchanged, when the learner waits for rollouts; environments that take too long are
+named then.
 """
 
 import threading
@@ -17,19 +17,19 @@ from jaxrl.envs.host.watchdog import GOODBYE, TURN, Stepper, Watch, close_all
 from jaxrl.parallel.sebulba.collector import Collected, Collector, Published, Rebuilt, RecyclingCollector
 from jaxrl.parallel.sebulba.selection import Selection
 
-_POLL_INTERVAL = 2e-3  # seconds between two looks at the learner, while it learns
-_COMPILING = 60.0  # seconds that a program may take to compile when all is to end
+_POLL_INTERVAL = 2e-3  # seconds between two polls of the learner, while it learns
+_COMPILING = 60.0  # seconds that a compilation may still take at the end
 
 
 class ParameterServer:
-    """What is published, by version; every group's k-th rollout is acted with the same one, or each with the newest.
+    """The published parameters by version; every group's k-th rollout uses the same version, or each the newest.
 
     Args:
-      period: of the versions, that are given to actors: the multiples of it, and the first one.
-      lag: how many versions behind, exactly, or with a `period` the one before that; None: whatever is newest when the
-        first group begins the rollout.
-      apart: how many rollouts the groups may be apart; None: each group's rollouts are of whatever is newest.
-      changed: notified when something is published.
+      period: actors only get versions that are multiples of it, and the first one.
+      lag: number of versions that rollouts are behind, exactly, or rounded down to a multiple of `period`; None: the
+        newest version when the first group begins the rollout.
+      apart: number of rollouts that groups may be apart; None: each group's rollouts use the newest version.
+      changed: notified when a version is published.
     """
 
     def __init__(self, lag: int | None, apart: int | None, changed: threading.Condition | None = None, period: int = 1):
@@ -40,24 +40,24 @@ class ParameterServer:
         self._closed = False
 
     def is_due(self, version: int) -> bool:
-        """Return whether actors are given this version."""
+        """Return whether actors get this version."""
         return not self._published or version % self._period == 0
 
     def publish(self, version: int, what: Any) -> None:
-        """Versions come in order, those that are due."""
+        """Publish a version that is due; versions must come in order."""
         with self._changed:
             self._published[version] = what
-            # What a rollout was given is held by its actor; what none can be given any more goes.
+            # Actors hold the versions that they use; versions that no rollout can use any more are dropped.
             oldest = version if self._lag is None else version - self._lag - self._period + 1
             self._published = {v: x for v, x in self._published.items() if v >= oldest or v in self._chosen.values()}
             self._changed.notify_all()
 
     def for_rollout(self, number: int, first: int = 0) -> tuple[int, Any] | None:
-        """Wait for what the rollout `number` is acted with, and return its version and it; None once closed.
+        """Wait for the parameters of the rollout `number`, and return their version and them; None once closed.
 
         Args:
-          number: counted over the whole run.
-          first: the number of the first one since the actors began.
+          number: number of the rollout in the whole run.
+          first: number of the first rollout since the actors began.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._choose(number, first) is not None)
@@ -89,8 +89,8 @@ class ParameterServer:
 class Taken(NamedTuple):
     """A rollout of a batch."""
 
-    group: int  # of its environments, in their order
-    version: int  # of the parameters that it was acted with
+    group: int  # index of the group that collected it
+    version: int  # version of the parameters that acted
     collected: Collected
 
 
@@ -100,10 +100,10 @@ class ActorThreads:
     Args:
       threads: for each thread its collectors, one or two.
       devices: for each thread the device it acts on.
-      selection: which rollouts make a batch.
-      first: the number of the first rollout.
-      lag, period: as of `ParameterServer`.
-      depth: how many rollouts of a group may wait for the learner.
+      selection: chooses the rollouts of a batch.
+      first: number of the first rollout.
+      lag, period: as in `ParameterServer`.
+      depth: number of rollouts of a group that may wait for the learner.
       step_timeout: seconds that environments have for one step.
     """
 
@@ -127,10 +127,10 @@ class ActorThreads:
         self._collectors = [collector for mine in threads for collector in mine]
         self._watches = {collector: Watch(collector.host, step_timeout) for collector in self._collectors}
         self._full: list[deque[Taken]] = [deque() for _ in self._collectors]
-        self._collecting: dict[int, int] = {}  # by group: the version that it acts with now
-        self._no_room = dict.fromkeys(self._collectors, 0.0)  # seconds that groups had no room for a rollout
-        self._learner_idle = 0.0  # seconds that the learner had nothing to learn from
-        self._unpublished = dict.fromkeys(self._collectors, 0.0)  # seconds that groups had nothing to act with
+        self._collecting: dict[int, int] = {}  # by group: the version with which it acts now
+        self._no_room = dict.fromkeys(self._collectors, 0.0)  # seconds that groups waited for room for a rollout
+        self._learner_idle = 0.0  # seconds that the learner waited for rollouts
+        self._unpublished = dict.fromkeys(self._collectors, 0.0)  # seconds that groups waited for parameters
         self._error: BaseException | None = None
         self._closed = False
         with resources.on("actors"):
@@ -152,30 +152,30 @@ class ActorThreads:
     # --- the learner's side --------------------------------------------------------------------------------------
 
     def publish(self, version: int, published: Published) -> None:
-        """Makes `published` what the next rollouts are acted with, if it is due."""
+        """Publish the parameters for the next rollouts, if this version is due."""
         if not self._parameters.is_due(version):
             return
-        # As an array of the device alone, which costs no copy where it is there: by the mesh of the learner, which is
-        # part of an array's type, programs of the actors would be compiled a second and a third time.
+        # As an array of only that device, which costs no copy if it is there already: the learner's mesh is part of an
+        # array's type, so the actors' programs would be compiled a second and a third time.
         copies = {
             device: jax.device_put(published, jax.sharding.SingleDeviceSharding(device)) for device in self._devices
         }
         self._parameters.publish(version, copies)
 
     def rollouts(self, version: int, learning: Callable[[], bool] = lambda: False) -> list[Taken]:
-        """Wait for the next batch and return it: the oldest versions first, and of one version in the groups' order.
+        """Wait for the next batch and return it, sorted by version, oldest first, and then by group.
 
         Args:
-          version: of the parameters that will learn from it.
-          learning: whether the learner still computes the last update; the time until then is no time that it waits.
+          version: version of the parameters that will learn from it.
+          learning: whether the learner still computes the last update; that time is excluded from its waiting time.
 
         Raises:
           EnvironmentFailedError: environments took longer than `step_timeout`; the stacks are on standard error.
-          Exception: what an actor thread raised.
+          Exception: any error that an actor thread raised.
         """
         batch: list[Taken] = []
         while True:
-            self._look()  # first: some groups may fill batches while another one hangs or has raised
+            self._look()  # first, as some groups may fill batches while another hangs or has raised
             busy, began = learning(), time.monotonic()
             with self._changed:
                 batch += self._take(batch, version)
@@ -188,7 +188,7 @@ class ActorThreads:
                 return sorted(batch, key=lambda taken: taken[:2][::-1])
 
     def _take(self, batch, version):
-        """Return the rollouts of the next batch that are there now; the lock is held."""
+        """Return the rollouts of the next batch that are full now; the lock must be held."""
         full = [[taken.version for taken in waiting] for waiting in self._full]
         groups = self._selection.choose(full, self._collecting, [taken.group for taken in batch], version)
         if groups:
@@ -196,11 +196,11 @@ class ActorThreads:
         return [self._full[group].popleft() for group in groups]
 
     def give_back(self, batch: Sequence[Taken], is_learned: Callable[[], bool]) -> None:
-        """Let the actors write over the rollouts of a batch, once `is_learned` says that no program reads them.
+        """Let the actors overwrite the rollouts of a batch, once `is_learned` returns True.
 
         Args:
-          batch: what it gave.
-          is_learned: whether the programs that read them are done.
+          batch: a result of `rollouts`.
+          is_learned: whether the programs that read the rollouts are done.
         """
         for taken in batch:
             collector = self._collectors[taken.group]
@@ -208,10 +208,10 @@ class ActorThreads:
                 collector.give_back(taken.collected.rollout, is_learned)
 
     def is_round_ready(self) -> bool:
-        """Return whether the next rollout of every group is there, so that `rollouts` need not wait.
+        """Return whether the next rollout of every group is full, so that `rollouts` does not wait.
 
         Raises:
-          as `rollouts`.
+          Exception: the errors of `rollouts`.
         """
         self._look()
         return all(self._full)
@@ -225,7 +225,7 @@ class ActorThreads:
             raise RuntimeError("the actors were closed")
 
     def metrics(self) -> dict[str, float]:
-        """Return figures since the beginning: seconds, of actors summed over groups; and what waits now."""
+        """Return the seconds since the beginning, for actors summed over groups, and the current queues."""
         at_hand = sum(map(len, self._full)) + len(self._collecting)
         return {
             "batches_at_hand": at_hand / self._selection.size,
@@ -237,13 +237,13 @@ class ActorThreads:
 
     @property
     def failures(self) -> int:
-        """How many environments' workers or actors were lost and replaced since the beginning."""
+        """Number of environments' workers or actors that were lost and replaced since the beginning."""
         return sum(c.host.failures for c in self._collectors if isinstance(c.host, Rebuilt))
 
     def close(self) -> None:
-        """Ends the threads and closes the environments, within seconds even where one hangs. May be called twice.
+        """End the threads and close the environments, within seconds even if one hangs. May be called twice.
 
-        A thread that compiles a program is waited for: it cannot be stopped, and would die with the interpreter.
+        A thread that compiles a program is waited for: it cannot be stopped, and would crash with the interpreter.
         """
         if self._closed:
             return
@@ -254,7 +254,7 @@ class ActorThreads:
             _wait(thread, mine, until)
         for stepper in self._steppers.values():
             stepper.close(max(0.0, until - time.monotonic()))
-        # An environment that is at work in a thread cannot be closed from another one.
+        # An environment that is stepping in one thread cannot be closed from another.
         close_all(collector.host for collector in self._collectors if collector.stepping.since is None)
 
     # --- the actors' side ----------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class ActorThreads:
             number = self._first
             while self._has_room(mine):
                 began = time.monotonic()
-                with self._changed:  # in one piece: what a group is at is known as soon as it is
+                with self._changed:  # atomic: `_collecting` must have the version as soon as it is chosen
                     newest = self._parameters.for_rollout(number, self._first)
                     if newest is None:
                         return
@@ -278,11 +278,11 @@ class ActorThreads:
                         self._full[group].append(Taken(group, version, collected))
                         self._changed.notify_all()
                 number += 1
-        except BaseException as error:  # whoever waits for a rollout raises it
+        except BaseException as error:  # reraised in the thread that waits for a rollout
             self._error = self._error or error
 
     def _has_room(self, mine):
-        """Wait until the learner has taken enough of the groups' rollouts; return False once it is closed."""
+        """Wait until the learner has taken enough of the groups' rollouts; return False once closed."""
         began = time.monotonic()
         with self._changed:
             self._changed.wait_for(lambda: self._closed or all(len(self._full[group]) <= self._depth for group in mine))
@@ -291,9 +291,9 @@ class ActorThreads:
         return not self._closed
 
     def _in_turn(self, mine, published):
-        """One rollout of each; while the environments of one are at work another acts. Gives (group, rollout).
+        """Collect one rollout of each group, acting for one while another steps. Yield (group, rollout).
 
-        Stops between two steps once it is closed.
+        Stops between two steps once closed.
         """
         at_work = [(group, one.collect(published, self._steppers.get(one))) for group, one in mine.items()]
         while at_work and not self._closed:
@@ -308,7 +308,7 @@ class ActorThreads:
 
 
 def _wait(thread, collectors, until):
-    """Waits for the end of a thread: up to `until` if an environment of it is at work, else while it may compile."""
+    """Wait for a thread to end: up to `until` if an environment of it is stepping, otherwise while it may compile."""
     while thread.is_alive() and time.monotonic() < until + _COMPILING:
         thread.join(TURN)
         if time.monotonic() > until and any(collector.stepping.since is not None for collector in collectors):

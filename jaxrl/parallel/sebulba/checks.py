@@ -1,4 +1,4 @@
-"""What is wrong with the settings of a `Sebulba`, told before an environment is built; every function gives lines."""
+"""Checks of `Sebulba` settings before an environment is built; every function returns lines of text."""
 
 from typing import TYPE_CHECKING
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def problems(topology: "Sebulba", num_envs: int, algo: Algorithm, env: HostRecipe) -> list[str]:
-    """All that can be said without the environment's spaces.
+    """Return all problems that can be found without the environment's spaces.
 
     Args:
-      topology: resolved.
-      num_envs: its environments.
-      algo, env: what runs.
+      topology: the resolved topology.
+      num_envs: its number of environments.
+      algo, env: the algorithm and the environment.
     """
     return [
         *_out_of_range(topology),
@@ -60,7 +60,7 @@ def _out_of_range(topology):
 
 
 def _not_together(topology):
-    """Settings that exclude each other."""
+    """Check for settings that exclude each other."""
     processes, actors, groups, ready = jax.process_count(), topology.actors, topology.groups, topology.ready
     lockstep, remote = topology.lockstep and processes == 1, topology.remote is not None
     remote_policy = remote and topology.remote.policy
@@ -113,7 +113,7 @@ def _not_together(topology):
 
 
 def _not_dividing(topology, num_envs, env):
-    """Of the environments over groups, and of each group over what it consists of."""
+    """Check that the environments divide into groups, and each group into its parts."""
     processes, groups = jax.process_count(), topology.all_groups
     if num_envs % groups or num_envs < groups:
         below, above = num_envs // groups * groups, -(-num_envs // groups) * groups
@@ -137,7 +137,7 @@ def _not_dividing(topology, num_envs, env):
 
 
 def _not_in_any_order(topology, num_envs, algo):
-    """Of rollouts that are learned from as they are full."""
+    """Check the settings for learning from rollouts in the order in which they are full."""
     batch, found = topology.learner_batch, []
     if batch is None:
         of_no_batch = (

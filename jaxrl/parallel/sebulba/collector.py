@@ -1,4 +1,4 @@
-"""A group of host environments, and the rollouts that are collected in it, one compiled call a step."""
+"""The collection of rollouts in a group of host environments, one compiled call per step."""
 
 import time
 from collections import deque
@@ -18,15 +18,15 @@ from jaxrl.parallel.rollout import episode_sums
 
 
 class Published(struct.PyTreeNode):
-    """What a learner gives its actors: the algorithm with its schedules resolved, and what acting needs."""
+    """The data that a learner sends its actors: the algorithm with its schedules resolved, and the actor state."""
 
     algo: Algorithm
     actor: ActorState
-    version: jax.Array | np.int32  # int32, greater with each publication
+    version: jax.Array | np.int32  # int32, increases with each publication
 
 
 class Collected(struct.PyTreeNode):
-    """A group's share of what one iteration learns from."""
+    """A group's share of the data of one iteration."""
 
     rollout: Rollout  # [T + 1, group]
     episodes: EpisodeSums
@@ -37,7 +37,7 @@ class Stepping:
 
     def __init__(self):
         self.since: float | None = None  # monotonic seconds, while `env.step` is running
-        self.seconds = 0.0  # all in all
+        self.seconds = 0.0  # total
 
     def __enter__(self) -> "Stepping":
         self.since = self._began = time.monotonic()
@@ -49,80 +49,80 @@ class Stepping:
 
 
 class Closable(Protocol):
-    """Environments, wherever they are."""
+    """Environments in this or another process."""
 
     def close(self) -> None: ...
 
 
 @runtime_checkable
 class Rebuilt(Closable, Protocol):
-    """Environments that are built again where they fail."""
+    """Environments that are rebuilt after a failure."""
 
     @property
     def failures(self) -> int:
-        """How often."""
+        """The number of rebuilds."""
         ...
 
 
 class Collector(Protocol):
-    """One group of host environments, from which an actor thread collects rollouts."""
+    """A group of host environments, from which an actor thread collects rollouts."""
 
     @property
     def host(self) -> Closable:
-        """The environments, or what holds them; closed with the collector."""
+        """The environments, or the object that holds them; closed with the collector."""
         ...
 
     @property
     def stepping(self) -> Stepping: ...
 
     def begin_at(self, steps_per_env: int) -> None:
-        """The next rollout begins after so many steps of each environment: they name the random numbers of acting."""
+        """Set the steps of each environment before the next rollout, which are folded into the keys of acting."""
         ...
 
     def first_timestep(self) -> TimeStep[np.ndarray]:
-        """The time step that the run begins at, numpy `[group, ...]`."""
+        """Return the time step at which the run begins, numpy `[group, ...]`."""
         ...
 
     def collect(self, published: Published, stepper: Stepper | None) -> Generator[None, None, Collected]:
-        """Collects one rollout, and returns it.
+        """Collect one rollout, and return it.
 
-        Yields whenever `env.step` is running, so that one thread can serve another group meanwhile.
+        Yields whenever `env.step` is running, so that the thread can serve another group meanwhile.
 
         Args:
-          published: on this collector's device.
-          stepper: another thread to step in, while this one acts for another group; None: in this one.
+          published: the parameters, on this collector's device.
+          stepper: another thread to step in, while this one acts for another group; None: step in this thread.
         """
         ...
 
 
 @runtime_checkable
 class RecyclingCollector(Protocol):
-    """A `Collector` that writes rollouts over earlier ones, as fresh memory costs more than what is written to it."""
+    """A `Collector` that writes rollouts over earlier ones, since fresh memory costs more than the writes do."""
 
     def give_back(self, rollout: Rollout, is_learned: Callable[[], bool]) -> None:
-        """Takes a rollout back, which it had collected.
+        """Take back a rollout that it collected, to overwrite it.
 
         Args:
-          rollout: nobody looks at it from now on, but for programs that were dispatched before.
-          is_learned: whether those are done; before, to write would be to wait for them.
+          rollout: from now on only read by programs that were dispatched before.
+          is_learned: whether those programs are done; a write before that would wait for them.
         """
         ...
 
 
 class Group:
-    """What acts for one group in this process: the compiled pieces, and who its environments are.
+    """The acting side of one group in this process: the compiled pieces, and the indices of its environments.
 
     Args:
       steps: the compiled pieces.
       key: the run's root key.
       first_env: the index of its first environment among all.
-      device: where it acts.
+      device: the device that acts.
     """
 
     def __init__(self, steps: HostSteps, key: jax.Array, first_env: int, device: jax.Device):
         self.steps = steps
         self._begin_at = 0
-        self._acting: HostActing | None = None  # until there is an algorithm
+        self._acting: HostActing | None = None  # set when the algorithm is known
         env_index = first_env + np.arange(steps.group, dtype=np.int32)
         self._key, self._env_index = jax.device_put((key, env_index), jax.sharding.SingleDeviceSharding(device))
 
@@ -132,7 +132,7 @@ class Group:
             self._acting.steps_per_env = steps_per_env
 
     def acting(self, algo: Algorithm, first: TimeStep[np.ndarray]) -> HostActing:
-        """Where the environments stand; `first` is the time step that they began at."""
+        """Return the acting state; `first` is the environments' first time step."""
         if self._acting is None:
             self._acting = self.steps.begin(algo, first, self._key, self._env_index)
             self._acting.steps_per_env = self._begin_at
@@ -143,7 +143,7 @@ class StepCollector:
     """A `Collector` of environments that all step at once.
 
     Args:
-      group: who acts for them.
+      group: acts for them.
       host: the environments.
     """
 
@@ -171,7 +171,7 @@ class StepCollector:
         self._recycled.append((rollout, is_learned))
 
     def _storage(self, acting):
-        """That of the oldest rollout given back, if it is learned from by now."""
+        """Return the storage of the oldest rollout that was given back, or None if a program may still read it."""
         if not self._recycled or not self._recycled[0][1]():
             return None
         rollout, _ = self._recycled.popleft()
@@ -191,5 +191,5 @@ _episode_sums = jax.jit(episode_sums)
 
 
 def with_episodes(rollout: Rollout) -> Collected:
-    """A rollout, with what ended in it counted where it was collected."""
+    """Return a rollout with the sums over its ended episodes, computed on the device that collected it."""
     return Collected(rollout, _episode_sums(rollout))

@@ -1,4 +1,4 @@
-"""The learner of host environments: the compiled pieces around what actors collected."""
+"""The learner for host environments: compiled functions of the rollouts that actors collected."""
 
 import dataclasses
 from functools import partial
@@ -25,7 +25,7 @@ from jaxrl.parallel.sebulba.collector import Collected
 
 @dataclasses.dataclass(frozen=True)
 class HostRollouts:
-    """A `RolloutCollector` of host environments, which begins at their first time steps and takes rollouts."""
+    """A `RolloutCollector` for host environments, whose source is their first time steps, and then rollouts."""
 
     layout: Layout
 
@@ -33,7 +33,7 @@ class HostRollouts:
         return ro.rollout_length(algo)
 
     def begin(self, algo: Algorithm, source: TimeStep, key: jax.Array) -> Acting:
-        """The environments' own states are out of reach."""
+        """Return the initial acting state, without the host environments' own states."""
         spec, num_envs = self.layout.spec, self.layout.num_envs
         env_index = jnp.arange(num_envs, dtype=jnp.int32)
         carry = jax.vmap(lambda index: algo.initial_carry(spec, index, num_envs))(env_index)
@@ -48,7 +48,7 @@ class HostRollouts:
     def collect(
         self, algo: Algorithm, source: Rollout, state: RunState, first_env: jax.Array | int
     ) -> tuple[RunState, Rollout, EpisodeSums]:
-        """What ended was counted where it was collected."""
+        """Update the state from a collected rollout; the actors counted its ended episodes."""
         steps_per_env = state.steps_per_env.add(ro.rollout_length(algo))
         state = state.replace(timestep=source.final, carry=source.final_carry, steps_per_env=steps_per_env)
         return state, source, EpisodeSums.zero()
@@ -65,11 +65,11 @@ class HostRollouts:
 
 @dataclasses.dataclass(frozen=True)
 class HostLearning:
-    """The learner's compiled pieces of one run, static: a key of the compilation cache.
+    """The learner's compiled functions for one run. Static: a key of the compilation cache.
 
     Args:
-      layout: of the learner over its devices.
-      processes: that hold the environments.
+      layout: the layout of the learner over its devices.
+      processes: number of processes that hold the environments.
       pooled: whether the rollouts of a batch may be of different versions.
     """
 
@@ -79,23 +79,23 @@ class HostLearning:
 
     @partial(jax.jit, static_argnums=0)
     def prepare(self, algo, state, total_steps_per_env):
-        """The algorithm with its schedules resolved, and what acting needs."""
+        """Return the algorithm with its schedules resolved, and the actor state."""
         algo = self.layout.resolve(algo, state, total_steps_per_env)
         return algo, algo.actor(state.learner)
 
     def gathered(self, rollouts: list[Collected]) -> list[Collected]:
-        """A batch's rollouts on the learner's device, or as one on its devices."""
+        """Return a batch's rollouts on the learner's device, or joined and sharded over its devices."""
         layout = self.layout
         first = layout.mesh.local_devices[0]
         rollouts = [rollout if _lies_on(rollout, first) else jax.device_put(rollout, first) for rollout in rollouts]
         if layout.devices == 1:
-            return rollouts  # `learn` joins them where it reads them, which saves a pass over the frames
+            return rollouts  # `learn` joins them as it reads them, which saves a pass over the frames
         whole = self._whole(rollouts)
         everywhere: PyTree = PartitionSpec()
         specs = Collected(self._rollout_specs(whole.rollout), everywhere)
         if self.processes == 1:
             return [jax.device_put(whole, layout.on_mesh(specs))]
-        # Each process counted the episodes of its own environments: they are summed where they are used.
+        # Each process counted the episodes of its own environments; `_on_devices` sums them.
         nothing = jnp.zeros(layout.devices // self.processes, jnp.float32)
         apart = jax.tree.map(lambda x: nothing.at[0].set(x), whole.episodes)
         specs = specs.replace(episodes=PartitionSpec("data"))
@@ -105,7 +105,7 @@ class HostLearning:
         return rollouts[0] if len(rollouts) == 1 and not self.pooled else self._joined(rollouts)
 
     def _statistics(self, parts):
-        """Return what the rollouts were acted with: one for all, or where versions differ one for each environment."""
+        """Return the statistics used in acting: one for all, or one for each environment if versions differ."""
         if not self.pooled:
             return parts[0].statistics
 
@@ -118,7 +118,7 @@ class HostLearning:
 
     @partial(jax.jit, static_argnums=0)
     def _joined(self, rollouts):
-        """Return one batch; its version is that of the last rollout, the newest."""
+        """Join rollouts into one batch, with the version of the last rollout, the newest."""
         parts = [collected.rollout for collected in rollouts]
         along_time = lambda *x: jnp.concatenate(x, axis=1)  # noqa: E731
         at_once = lambda *x: jnp.concatenate(x, axis=0)  # noqa: E731
@@ -138,17 +138,17 @@ class HostLearning:
 
     @partial(jax.jit, static_argnums=0, donate_argnums=3)
     def learn(self, algo, state, buffers, rollouts, dataset):
-        """Store what `gathered` gave and update, on all devices. `algo` has its schedules resolved."""
+        """Store the result of `gathered` and update, on all devices. `algo` has its schedules resolved."""
         return self._on_devices(_learn, algo, state, buffers, rollouts, dataset, None)
 
     @partial(jax.jit, static_argnums=0, donate_argnums=3)
     def store(self, algo, state, buffers, rollouts):
-        """Store what `gathered` gave, and make no update; for a learner that is not in step with its actors."""
+        """Store the result of `gathered` without an update; for a learner that is not in lockstep with its actors."""
         return self._on_devices(_store, algo, state, buffers, rollouts, None, None)
 
     @partial(jax.jit, static_argnums=0, donate_argnums=3)
     def update(self, algo, state, buffers, dataset, number):
-        """Make the update `number` since rows were stored last. `algo` has its schedules resolved."""
+        """Make update `number`, counted since rows were last stored. `algo` has its schedules resolved."""
         return self._on_devices(_update, algo, state, buffers, [], dataset, number)
 
     def _on_devices(self, function, algo, state, buffers, rollouts, dataset, number):
@@ -173,7 +173,7 @@ class HostLearning:
         return state, report.replace(episodes=episodes if self.processes == 1 else episodes.merged(summed))
 
     def _rollout_specs(self, rollout: Rollout) -> Rollout:
-        """How a rollout lies on the mesh: a prefix tree of partition specs."""
+        """Return the partition specs of a rollout, a prefix tree."""
         over_time, environments, everywhere = PartitionSpec(None, "data"), PartitionSpec("data"), PartitionSpec()
         specs: dict[str, PyTree] = {
             "timesteps": over_time,
@@ -204,5 +204,5 @@ def _update(collects, algo, state, rollout, dataset, number):
 
 
 def _lies_on(tree, device) -> bool:
-    """Whether the arrays of `tree`, which one program made, are on `device` already."""
+    """Return whether the arrays of `tree`, all from one program, are on `device` already."""
     return jax.tree.leaves(tree)[0].devices() == {device}

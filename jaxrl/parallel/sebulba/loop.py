@@ -1,4 +1,4 @@
-"""Sebulba's side of the host: environments, the actor threads that collect in them, and the learner's rounds."""
+"""Sebulba's host loop: environments, the actor threads that collect in them, and the learner's rounds."""
 
 import time
 from functools import partial
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 
 class SebulbaLoop:
-    """A `HostLoop` of host environments: actor threads collect, the learner takes their rollouts.
+    """A `HostLoop` for host environments: actor threads collect, the learner takes their rollouts.
 
     Args:
       topology: the settings.
-      layout: of the learner over its devices.
+      layout: the layout of the learner over its devices.
     """
 
     def __init__(self, topology: "Sebulba", layout: Layout):
@@ -51,8 +51,8 @@ class SebulbaLoop:
         self._learning = HostLearning(layout, self._processes, topology.learner_batch is not None)
         self._collectors: list[Collector] = []
         self._threads: ActorThreads | None = None
-        self._rounds: Rounds | None = None  # there as long as the threads are
-        self._failures_reported = 0  # of environments, in the reports so far
+        self._rounds: Rounds | None = None  # exists as long as the threads do
+        self._failures_reported = 0  # failures of environments in the reports so far
 
     def begin(self, algo: Algorithm, env: HostRecipe, seed: int) -> TimeStep:
         """Build the environments, begin their first episodes, and return their first time steps."""
@@ -60,12 +60,12 @@ class SebulbaLoop:
         return self._first_timesteps()
 
     def unsaved_state(self, algo: Algorithm) -> dict[str, PyTree]:
-        """Host environments cannot be saved, and begin new episodes."""
+        """Return the first time steps and carries of new episodes, as host environments cannot be saved."""
         begin = jax.jit(self._begins.begin, out_shardings=self.layout.on_mesh(PartitionSpec("data")))
         resolved = resolve_schedules(algo, jnp.float32(0.0))
         acting = begin(
             resolved, self._first_timesteps(), self.layout.place(keys.root_key(0))
-        )  # nothing random is in it
+        )  # the result is not random
         return {"timestep": acting.timestep, "carry": acting.carry}
 
     def _first_timesteps(self):
@@ -77,7 +77,7 @@ class SebulbaLoop:
         return jax.device_put(first, self.layout.on_mesh(specs))
 
     def _build(self, algo, env, seed):
-        """New environments, and what collects from them."""
+        """Build new environments, and their collectors."""
         self.close()
         groups, remote = self.topology.threads * self.topology.groups, self.topology.remote
         size = self._group
@@ -113,7 +113,7 @@ class SebulbaLoop:
         return first_call(lambda: kind(group, host), host, timeout)
 
     def _actor_devices(self):
-        """The device of each actor thread: after the learner's where there are so many, else among the same."""
+        """Return the device of each actor thread: those after the learner's if there are enough, otherwise the same."""
         here, count = jax.local_devices(backend=self.topology.actor_platform), self.topology.actor_devices
         learning = sum(device in self.layout.mesh.local_devices for device in here)
         apart = here[learning : learning + count]
@@ -133,7 +133,7 @@ class SebulbaLoop:
 
         Raises:
           EnvironmentFailedError: environments hang, or failed too often.
-          Exception: whatever else an actor raised.
+          Exception: any other error that an actor raised.
         """
         group, first = self._group, jax.process_index() * (self._num_envs // self._processes)
         columns = [
@@ -153,7 +153,7 @@ class SebulbaLoop:
         now = threads.metrics()
         figures |= {name: value - before[name] for name, value in now.items()}
         figures |= {name: now[name] for name in ("queue_depth", "batches_at_hand")}
-        # Seconds are of this chunk. Failures are not: actors go on between two chunks, and none may be left out.
+        # Seconds are those of this chunk. Failures are not: actors also run between chunks, and all must be counted.
         failures = threads.failures
         figures["failures"], self._failures_reported = float(failures - self._failures_reported), failures
         figures |= {"inference_batch": float(self.topology.ready or group)}
@@ -163,22 +163,22 @@ class SebulbaLoop:
 
     @property
     def _group(self):
-        """Environments of a group."""
+        """Number of environments of a group."""
         return self._num_envs // self.topology.all_groups
 
     @property
     def _num_envs(self):
-        """Environments that act, of which a batch may have some."""
+        """Number of environments that act; a batch may contain only some of them."""
         assert self.topology.num_envs is not None  # the topology is resolved
         return self.topology.num_envs
 
     @property
     def _groups_of_a_batch(self):
-        """Rollouts of a batch, of this process."""
+        """Number of this process's rollouts in a batch."""
         return self.layout.num_envs // (self._group * self._processes)
 
     def _running(self, algo, state):
-        """The actor threads, and the learner's rounds with them; they begin with the first chunk."""
+        """Return the actor threads and the learner's rounds; start them at the first chunk."""
         if self._threads is None or self._rounds is None:
             if not self._collectors:
                 raise RuntimeError("the environments were closed; call start() again")
@@ -186,7 +186,7 @@ class SebulbaLoop:
             each, topology, size = self.topology.groups, self.topology, self._groups_of_a_batch
             pooled = topology.learner_batch is not None
             for collector in self._collectors:
-                # One group may have been in a batch so often, where it need not wait for others.
+                # If groups do not wait for each other, one group may have been in every batch that often.
                 collector.begin_at(int(state.steps_per_env) * (size if pooled else 1))
             self._failures_reported = 0
             self._threads = ActorThreads(
@@ -217,7 +217,7 @@ class SebulbaLoop:
         return RateLimited(self._learning, threads, limit, counts, iterations)
 
     def close(self) -> None:
-        """Ends the threads and closes the environments; may be called at any time and twice."""
+        """End the threads and close the environments; may be called at any time, and twice."""
         threads, self._threads, self._rounds = self._threads, None, None
         collectors, self._collectors = self._collectors, []
         if threads is not None:
@@ -228,5 +228,5 @@ class SebulbaLoop:
 
 @partial(jax.jit, static_argnums=2)
 def _recorded_rows(rollout, columns, spec):
-    """The bare rows of some of a group's environments."""
+    """Return the bare rows of the environments `columns` of a group."""
     return jax.tree.map(lambda x: x[:, columns], ro.bare(rollout.rows, spec))

@@ -1,8 +1,8 @@
-"""Which side goes on where a learner draws from a replay while actors insert: the one that is not ahead.
+"""The rate limit of a learner that samples from a replay while actors insert: the side that is ahead waits.
 
-The balance is of updates: the replay ratio times the environment steps that are stored, less the updates that were
-made. It stays within a tolerance of what it is when the replay has reached its minimum size. Rows are stored a round at
-a time, the rollouts of all groups, which the actors collect meanwhile; rollouts that are not let in wait in their
+The balance counts updates: the replay ratio times the environment steps that are stored, minus the updates that were
+made. It stays within a tolerance of its value when the replay reaches its minimum size. Rows are stored one round at a
+time, the rollouts of all groups, which the actors collect meanwhile; rollouts that may not be stored yet wait in their
 queues, and so do the actors.
 """
 
@@ -17,7 +17,7 @@ _ROUNDING = 1e-6  # updates
 
 
 class Move(Enum):
-    """What the learner does next."""
+    """The learner's next action."""
 
     INSERT = "stores a round of rollouts that is there"
     SAMPLE = "makes an update"
@@ -25,15 +25,15 @@ class Move(Enum):
 
 
 class Counts(NamedTuple):
-    """What a replay has seen since it was empty."""
+    """The insertions and updates of a replay since it was empty."""
 
     inserted: int  # environment steps that were stored
-    updates: int  # that drew from it
+    updates: int  # updates that sampled from it
 
 
 @dataclasses.dataclass(frozen=True)
 class RateLimit:
-    """How far either side may be ahead.
+    """The limit on how far either side may be ahead.
 
     Args:
       replay_ratio: updates per environment step.
@@ -49,16 +49,16 @@ class RateLimit:
 
     @property
     def least_tolerance(self) -> float:
-        """Below which both sides could wait for each other: that of one update, or those of one round."""
+        """The smallest tolerance with which both sides never wait for each other: one update, or those of one round."""
         return max(1.0, self.replay_ratio * self.steps)
 
     def can_store(self, counts: Counts) -> bool:
-        """Whether a round may be stored: until there is enough for an update, always."""
+        """Return whether a round may be stored: always, until there is enough for an update."""
         inserted = counts.inserted + self.steps
         return inserted <= self.min_size or self._balance(inserted, counts.updates) <= self.tolerance + _ROUNDING
 
     def can_update(self, counts: Counts) -> bool:
-        """Whether an update may be made."""
+        """Return whether an update may be made."""
         enough = counts.inserted >= self.min_size
         return enough and self._balance(counts.inserted, counts.updates + 1) >= -self.tolerance - _ROUNDING
 
@@ -66,11 +66,11 @@ class RateLimit:
         return self.replay_ratio * (inserted - self.min_size) - updates
 
     def next_move(self, counts: Counts, *, is_round_ready: bool) -> Move:
-        """The next move; pure.
+        """Return the next move; pure.
 
         Args:
-          counts: of everything so far.
-          is_round_ready: whether the next rollout of every group is there.
+          counts: all insertions and updates so far.
+          is_round_ready: whether the next rollout of every group is full.
         """
         can_store = self.can_store(counts)
         if is_round_ready and can_store:
@@ -81,14 +81,14 @@ class RateLimit:
         return Move.WAIT
 
     def after(self, counts: Counts, move: Move) -> Counts:
-        """The counts once a move was made."""
+        """Return the counts after a move."""
         if move is Move.SAMPLE:
             return counts._replace(updates=counts.updates + 1)
         return counts._replace(inserted=counts.inserted + self.steps)
 
 
 def rate_limit(experience: Experience, error_buffer: float, steps: int) -> RateLimit:
-    """That of the replay which asks for the most updates; `error_buffer` is in transitions, `steps` are of a round."""
+    """Return the limit for the largest replay ratio; `error_buffer` is in transitions, `steps` are those of a round."""
     sources = experience.online_sources.values()
     ratio = float(max(source.replay_ratio for source in sources))
     size = max(least_size(source, experience.num_envs) for source in sources)
@@ -96,7 +96,7 @@ def rate_limit(experience: Experience, error_buffer: float, steps: int) -> RateL
 
 
 def counts_of(experience: Experience, buffers: dict[str, ReplayState]) -> Counts:
-    """What a run's replays, which are filled and drawn from together, have seen."""
+    """Return the counts of a run's replays, which are all filled and sampled together."""
     name = next(iter(experience.online_sources))
     source, index = experience.online_sources[name], buffers[name].index
     updates = int(index.sampled) // source.batch_size if source.storage == "flashbax" else int(index.updates) % 2**32
@@ -104,7 +104,7 @@ def counts_of(experience: Experience, buffers: dict[str, ReplayState]) -> Counts
 
 
 def problems(experience: Experience, error_buffer: float, steps: int) -> list[str]:
-    """Why there is no such limit; empty if there is. The algorithm's own settings are fine."""
+    """Return why this limit is not possible; empty if it is. The algorithm's own settings must be valid."""
     kind = type(experience.algo).__name__
     if not experience.online_sources:
         return [f"error_buffer={error_buffer} is of a replay, and {kind} has none; use error_buffer=None"]

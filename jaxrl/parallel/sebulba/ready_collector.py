@@ -1,4 +1,4 @@
-"""A group of host environments of which those act that are ready first, so that a slow one does not stop the others."""
+"""A collector that acts for the environments that are ready first, so that a slow one does not stop the others."""
 
 from collections.abc import Generator
 
@@ -13,12 +13,12 @@ from jaxrl.parallel.sebulba.collector import Collected, Group, Published, Steppi
 
 
 def problems(ready: int, group: int, env: HostRecipe) -> list[str]:
-    """What is wrong with acting for `ready` environments at once.
+    """Return the reasons why `ready` environments cannot be acted for at once.
 
     Args:
-      ready: how many.
-      group: environments of a group.
-      env: what they are.
+      ready: number of environments to act for.
+      group: number of environments of a group.
+      env: the environment.
     """
     found = []
     if not isinstance(env, AsyncRecipe):
@@ -30,13 +30,13 @@ def problems(ready: int, group: int, env: HostRecipe) -> list[str]:
 
 
 class RolloutInParts:
-    """A rollout of a group, whose environments act some at a time.
+    """A rollout of a group in which some environments act at a time.
 
     Args:
       steps: the compiled pieces.
-      published: what is acted with.
-      acting: where the environments stand.
-      timestep: what they show, numpy `[group, ...]`.
+      published: the parameters to act with.
+      acting: the acting state.
+      timestep: the current time step, numpy `[group, ...]`.
     """
 
     def __init__(self, steps: HostSteps, published: Published, acting: HostActing, timestep: TimeStep[np.ndarray]):
@@ -49,9 +49,9 @@ class RolloutInParts:
         """Act for some environments.
 
         Args:
-          timestep: what they show, numpy `[B, ...]`.
-          numbers: which step of the rollout it is for each, int32 [B].
-          env_ids: which of the group they are, int32 [B].
+          timestep: their time step, numpy `[B, ...]`.
+          numbers: the step of the rollout for each, int32 [B].
+          env_ids: their indices in the group, int32 [B].
 
         Returns:
           Their actions, numpy `[B, ...]`.
@@ -72,7 +72,7 @@ class RolloutInParts:
         return jax.device_get(action)
 
     def finish(self, timestep: TimeStep[np.ndarray]) -> Rollout:
-        """Return the rollout, once all have acted; they show `timestep` then, numpy `[group, ...]`."""
+        """Return the rollout, after all have acted; `timestep` is the one that followed, numpy `[group, ...]`."""
         of, acting = self._published, self._acting
         acting.steps_per_env += self._steps.length
         return self._steps.finish(
@@ -84,11 +84,11 @@ class ReadyCollector:
     """A `Collector` that acts for the `env.batch_size` environments that are ready first.
 
     Every environment has its own column of the rollout. One that has filled its share waits for the others, so that a
-    rollout is whole and of one version. What is collected does not depend on who was ready when: random numbers are
-    named by environment and step.
+    rollout is complete and of one version. The rollout does not depend on which were ready first: environment and step
+    are folded into the random keys.
 
     Args:
-      group: who acts for them.
+      group: acts for them.
       host: the environments.
     """
 
@@ -96,7 +96,7 @@ class ReadyCollector:
         self.host: AsyncEnvironment = host
         self.stepping = Stepping()
         self._group = group
-        # The newest time step of each environment; entries are written over as they come.
+        # The newest time step of each environment; entries are overwritten as they arrive.
         self._timestep = self._reset()
 
     def begin_at(self, steps_per_env: int) -> None:
@@ -106,7 +106,7 @@ class ReadyCollector:
         return self._timestep
 
     def collect(self, published: Published, stepper: Stepper | None) -> Generator[None, None, Collected]:
-        """`stepper` is not used, environments are sent actions in parts."""
+        """Collect one rollout. Environments are sent actions in parts, so `stepper` is not used."""
         steps = self._group.steps
         turns = ReadyScheduler(steps.group, self.host.batch_size, steps.length)
         acting = self._group.acting(published.algo, self._timestep)
@@ -120,7 +120,7 @@ class ReadyCollector:
             env_ids, numbers = turn
             timestep = jax.tree.map(lambda x, ids=env_ids: x[ids], self._timestep)
             self.host.send(rollout.act(timestep, numbers, env_ids), env_ids)
-        # A copy: the next rollout's time steps are written over these, maybe before the program has read them.
+        # A copy: the next rollout's time steps overwrite these, maybe before the program has read them.
         return with_episodes(rollout.finish(jax.tree.map(np.copy, self._timestep)))
 
     def _reset(self):
@@ -139,23 +139,23 @@ class ReadyCollector:
 
 
 class ReadyScheduler:
-    """Whose turn it is, until every environment of a group has acted `length` times, in batches of `ready`.
+    """A scheduler that lets every environment of a group act `length` times, in batches of `ready`.
 
-    A batch is of `ready` different environments, no fewer: what acts is compiled for so many, and so many are what
-    environments give back. Batches leave and come back whole and `ready` divides the group, so whenever some
-    environments are at work, there are enough to receive a batch.
+    A batch has exactly `ready` different environments: acting is compiled for that many, and the environments return
+    that many. Batches are sent and received whole and `ready` divides the group, so whenever some environments are
+    stepping, there are enough to receive a batch.
 
-    The end of a rollout is where that could fail, with fewer than `ready` environments left that have to act. What is
-    left to do can be done in batches of different environments exactly if none has more left than there are batches
-    left: `max(left) <= sum(left) / ready`. This holds at the beginning, and no turn is taken that breaks it. Those
-    that have the most left go first, among them the at most `ready` that have as many left as there are batches; so a
-    turn would break it only where one of these is at work, and can be waited for. If nobody is at work, there are
-    `ready` that can act, since `sum(left) <= count * max(left)`. Hence it never stops before the end.
+    This could only fail at the end of a rollout, with fewer than `ready` environments that still have to act. The
+    remaining steps can be divided into batches of different environments exactly if no environment has more steps left
+    than there are batches left: `max(left) <= sum(left) / ready`. This holds at the beginning, and no turn is taken
+    that breaks it. Environments with the most steps left go first, among them the at most `ready` with as many steps
+    left as there are batches; so a turn would break it only if one of these is stepping, and can be waited for. If none
+    is stepping, `ready` of them can act, since `sum(left) <= count * max(left)`. Hence it never stops before the end.
 
     Args:
-      group: environments, all of them received.
-      ready: how many act at once; divides `group`.
-      length: how often each has to act.
+      group: number of environments, all of them received.
+      ready: number of environments that act at once; divides `group`.
+      length: number of steps of each environment.
     """
 
     def __init__(self, group: int, ready: int, length: int):
@@ -165,13 +165,13 @@ class ReadyScheduler:
 
     @property
     def over(self) -> bool:
-        """Whether all have acted and were received."""
+        """True if all have acted and were received."""
         return not (self._at_work.any() or self._left.any())
 
     def take(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """The environments that act now, and which step of the rollout it is for each, int32 [ready].
+        """Return the environments that act now, and the step of the rollout for each, int32 [ready].
 
-        They are at work then. None: some must come first.
+        They count as stepping from then on. None: others must be received first.
         """
         waiting = np.flatnonzero(~self._at_work & (self._left > 0)).astype(np.int32)
         env_ids = waiting[np.argsort(-self._left[waiting], kind="stable")[: self._ready]]
@@ -185,5 +185,5 @@ class ReadyScheduler:
         return env_ids, numbers
 
     def came(self, env_ids: np.ndarray) -> None:
-        """These were at work and have been received."""
+        """Record that these environments were received."""
         self._at_work[env_ids] = False

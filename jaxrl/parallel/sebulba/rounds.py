@@ -1,7 +1,8 @@
-"""How a learner takes batches of rollouts from its actors, and when it updates.
+"""The rounds in which a learner takes batches of rollouts from its actors and updates.
 
-`EveryRound` learns from each batch at once, so with one of every group its updates are those of the compiled program.
-`RateLimited` stores rounds, of one of every group, as a rate limit lets them in, and makes updates in between.
+`EveryRound` learns from each batch at once, so with one rollout of every group its updates are those of the compiled
+program. `RateLimited` stores rounds, one rollout of every group each, when its rate limit allows it, and makes updates
+in between.
 """
 
 from collections.abc import Callable
@@ -25,7 +26,7 @@ Keep = Callable[[list[Taken], int], None]
 
 
 class Rounds(Protocol):
-    """A learner and its actors, since the actors began."""
+    """The rounds of a learner and its actors, since the actors began."""
 
     def chunk(
         self,
@@ -36,27 +37,27 @@ class Rounds(Protocol):
         dataset: Rings | None,
         keep: Keep,
     ) -> tuple[RunState, Report, dict[str, float]]:
-        """Takes `length` rounds, at least one.
+        """Take `length` rounds, at least one.
 
         Args:
-          algo, state, dataset: as of `Program`.
-          length: rounds.
-          total_steps_per_env: of the run, float32, on the learner's devices.
-          keep: called with the rollouts of every batch, and the batches from which the newest policy had learned.
+          algo, state, dataset: as in `Program`.
+          length: number of rounds.
+          total_steps_per_env: the total of the run, float32, on the learner's devices.
+          keep: called with the rollouts of every batch, and the number of batches that their newest policy has seen.
 
         Returns:
-          The state, the report, and figures of the actors.
+          The state, the report, and metrics of the actors.
         """
         ...
 
 
 class EveryRound:
-    """`Rounds` that are learned from one after another, each at once.
+    """The `Rounds` of a learner that learns from each round at once.
 
     Args:
-      learning: the learner's compiled pieces.
+      learning: the learner's compiled functions.
       threads: the actors.
-      iterations: of the run so far; counted here, so that the learner need not be waited for.
+      iterations: iterations of the run so far; counted here, so as not to wait for the learner.
     """
 
     def __init__(self, learning: HostLearning, threads: ActorThreads, iterations: int):
@@ -72,7 +73,7 @@ class EveryRound:
         keep: Keep,
     ) -> tuple[RunState, Report, dict[str, float]]:
         learning, threads, total, lags = self._learning, self._threads, Total(self._learning.layout), []
-        # What crosses processes is begun in this thread alone: from two it could come in another order elsewhere.
+        # Only this thread dispatches cross-process programs: from two threads, their order could differ by process.
         with jax.thread_guard(learning.processes > 1):
             for number in range(length):
                 resolved, actor = learning.prepare(algo, state, total_steps_per_env)
@@ -89,21 +90,21 @@ class EveryRound:
 
 
 class Progress(NamedTuple):
-    """How far the learner was."""
+    """The progress of the learner."""
 
     updates: int
     iterations: int
 
 
 class RateLimited:
-    """`Rounds` that are stored as a rate limit lets them in, and updates in between.
+    """The `Rounds` of a learner that stores rounds when a rate limit allows it, with updates in between.
 
     Args:
-      learning: the learner's compiled pieces.
+      learning: the learner's compiled functions.
       threads: the actors.
-      limit: says what comes next.
-      counts: of the replays so far.
-      iterations: of the run so far.
+      limit: decides between storing and updating.
+      counts: insertions and updates of the replays so far.
+      iterations: iterations of the run so far.
     """
 
     def __init__(
@@ -111,8 +112,8 @@ class RateLimited:
     ):
         self._learning, self._threads, self._limit, self._counts = learning, threads, limit, counts
         self._iterations, self._updates_since_stored = iterations, 0
-        self._version = iterations  # the newest that was published; there is one after every update too
-        self._published_at: dict[int, Progress] = {}  # by version, those that rollouts under way may be of
+        self._version = iterations  # the newest published version; there is also one after every update
+        self._published_at: dict[int, Progress] = {}  # by version, for versions that current rollouts may have
         self._begun = counts.updates
 
     def chunk(
@@ -130,7 +131,7 @@ class RateLimited:
             move = self._limit.next_move(self._counts, is_round_ready=self._threads.is_round_ready())
             if move is Move.SAMPLE:
                 state, report = self._update(resolved, state, dataset)
-                # One at a time, and the next one waiting: what is dispatched was decided on already.
+                # Dispatch only one update ahead of the running one: dispatched moves can no longer be changed.
                 if under_way is not None:
                     under_way.block_until_ready()
                 under_way = report.made
@@ -153,9 +154,9 @@ class RateLimited:
         return self._learning.update(resolved, state.replace(buffers={}), state.buffers, dataset, number)
 
     def _store(self, resolved, state, keep):
-        """Stores the next round, for which it may have to wait; and how many updates ago its policy was published."""
+        """Store the next round, after waiting for it; return also how many updates ago its policy was published."""
         batch = self._threads.rollouts(self._version, _under_way(state))
-        version = batch[-1].version  # of all
+        version = batch[-1].version  # the same for all
         acted = self._published_at[version]
         keep(batch, acted.iterations)
         gathered = self._learning.gathered([taken.collected for taken in batch])
@@ -166,7 +167,7 @@ class RateLimited:
         return state, report, self._counts.updates - acted.updates
 
     def _publish(self, algo, state, total_steps_per_env):
-        """What the actors act with from now on; gives the algorithm with its schedules resolved."""
+        """Publish the parameters to act with from now on; return the algorithm with its schedules resolved."""
         resolved, actor = self._learning.prepare(algo, state, total_steps_per_env)
         self._version += 1
         self._published_at[self._version] = Progress(self._counts.updates, self._iterations)
@@ -175,13 +176,13 @@ class RateLimited:
 
 
 class Total:
-    """The reports of a chunk, added up.
+    """The sum of the reports of a chunk.
 
     Args:
-      layout: of the learner over its devices.
+      layout: the layout of the learner over its devices.
 
     Attributes:
-      count: how many there were.
+      count: number of reports.
     """
 
     def __init__(self, layout: Layout):
@@ -189,12 +190,12 @@ class Total:
 
     @property
     def sum(self) -> Report:
-        """Of at least one."""
+        """The accumulated report; there must be at least one."""
         assert self._sum is not None
         return self._sum
 
     def add(self, report: Report, number: int) -> None:
-        """Adds the report of iteration `number` of the chunk."""
+        """Add the report of iteration `number` of the chunk."""
         first = self._sum is None
         which, begins = self._layout.place((np.int32(number), np.bool_(first)))
         self._sum = accumulate(report if first else self._sum, report, which, begins)
@@ -202,16 +203,16 @@ class Total:
 
 
 def published(resolved, actor, version: int) -> Published:
-    """This process's copy of what its actors act with."""
+    """Return this process's copy of the parameters, for its actors."""
     return Published(*meshes.local((resolved, actor)), np.int32(version))
 
 
 def _lag_figures(lags):
-    """Of the updates by which the learner was ahead of the policies that acted."""
+    """Return metrics of the updates by which the learner was ahead of the policies that acted."""
     return {"policy_lag": float(np.mean(lags)), "policy_lag_max": float(np.max(lags))}
 
 
 def _under_way(state):
-    """What tells whether the update that `state` came of is still being computed."""
+    """Return a function that checks whether the update that made `state` is still running."""
     steps_per_env = state.steps_per_env.low
     return lambda: not steps_per_env.is_ready()

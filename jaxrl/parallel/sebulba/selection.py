@@ -1,39 +1,39 @@
-"""Which rollouts a learner takes for its next batch: one of every group, or those that are full, the oldest first."""
+"""Selections of the rollouts of a learner's next batch: one of every group, or those that are full, oldest first."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 
 class Selection(Protocol):
-    """Choose the rollouts of a batch. Groups are numbers, in the order of their environments."""
+    """A rule that chooses the rollouts of a batch. Groups are numbered in the order of their environments."""
 
-    # Whether every group's k-th rollout is acted with the same version, and so all of a batch.
+    # Whether every group's k-th rollout uses the same version, and so all rollouts of a batch.
     one_version: bool
 
     @property
     def size(self) -> int:
-        """Rollouts of a batch."""
+        """Number of rollouts of a batch."""
         ...
 
     def choose(
         self, full: Sequence[Sequence[int]], collecting: Mapping[int, int], taken: Sequence[int], version: int
     ) -> list[int]:
-        """Return the groups whose oldest full rollout goes into the batch now; one may be there more than once.
+        """Return the groups whose oldest full rollout goes into the batch now; a group may occur more than once.
 
         Args:
-          full: for each group the versions of the parameters that its full rollouts were acted with, oldest first.
-          collecting: the version that each group acts with now, of those that collect a rollout.
+          full: for each group the versions of the parameters of its full rollouts, oldest first.
+          collecting: for each group that collects a rollout, the version with which it acts.
           taken: the groups of the rollouts that are in this batch already.
-          version: of the parameters that will learn from the batch.
+          version: version of the parameters that will learn from the batch.
         """
         ...
 
 
 class OneOfEveryGroup:
-    """A `Selection` of one rollout of every group, taken as they come.
+    """A `Selection` of one rollout of every group, taken as they are full.
 
     Args:
-      groups: their number.
+      groups: number of groups.
     """
 
     one_version = True
@@ -48,19 +48,19 @@ class OneOfEveryGroup:
 
 
 class OldestFull:
-    """A `Selection` of whichever rollouts are full, the oldest parameters first: no group waits for another.
+    """A `Selection` of the full rollouts with the oldest parameters: no group waits for another.
 
-    No rollout is learned from by parameters more than `lag` versions after its own. One of version v that is still
-    collected holds the learner up at version v + lag - D + 1, where D is the number of batches that all rollouts at
-    hand make (`batches_at_hand`). From then on it is full, and so are all that are as old; no others of that age can
-    begin, as by then actors have the next version, which comes a period later. They are at most as many as there are at
-    hand and go first, so the last of them is learned from D batches later at most, at version v + lag.
+    No rollout is learned from by parameters more than `lag` versions after its own. A rollout of version v that is
+    still being collected stops the learner at version v + lag - D + 1, where D is the number of batches that all
+    rollouts at hand make (`batches_at_hand`). When the learner continues, it is full, and so are all of the same age; no
+    others of that age can begin, as actors then have the next version, which comes a period later. They are at most all
+    rollouts at hand and go first, so the last of them is learned from at most D batches later, at version v + lag.
 
     Args:
-      size: rollouts of a batch.
-      groups: their number.
-      queue: full rollouts of a group that may wait while it collects the next one.
-      lag: versions, at least the sum of `batches_at_hand` and of the period of the versions that actors are given.
+      size: number of rollouts of a batch.
+      groups: number of groups.
+      queue: number of full rollouts of a group that may wait while it collects the next one.
+      lag: versions, at least the sum of `batches_at_hand` and the period of the versions that actors get.
     """
 
     one_version = False
@@ -73,7 +73,7 @@ class OldestFull:
     ) -> list[int]:
         if any(version - begun > self._most for begun in collecting.values()):
             return []
-        # Among rollouts that are as old, first one of every group.
+        # Among rollouts of the same age, first one of every group.
         ranked = sorted((of, place, group) for group, versions in enumerate(full) for place, of in enumerate(versions))
         return [group for *_, group in ranked[: self.size]] if len(ranked) >= self.size else []
 

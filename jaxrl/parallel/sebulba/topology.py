@@ -1,11 +1,12 @@
 """Sebulba (Hessel et al., 2021, arXiv:2104.06272): environments on the host feed a learner on the accelerator.
 
 Actor threads step groups of environments and act on actor devices; the learner, in the caller's thread, learns from
-one rollout of every group at a time, or from whichever are full. Rollouts wait in bounded queues, so neither side runs
-away from the other.
+one rollout of every group at a time, or from those that are full. Rollouts wait in bounded queues, so neither side gets
+far ahead of the other.
 
-With several processes each has its share of the environments and of the learner's devices. Acting never leaves a
-process; what was collected becomes one batch, of which each process holds its own rows, and the learners all-reduce.
+With several processes, each has its share of the environments and of the learner's devices. Each process acts only in
+its own environments; the rollouts become one batch, of which each process holds its own rows, and the learners
+all-reduce.
 """
 
 import dataclasses
@@ -32,7 +33,7 @@ from jaxrl.parallel.topology import Topology, needs_environment
 
 @dataclasses.dataclass(frozen=True)
 class Sebulba(Topology):
-    """Host environments in actor threads, and a learner.
+    """The topology with host environments in actor threads, and a learner.
 
     Args:
       num_envs: number of environments over all groups, of all processes. None: as `Anakin`, or the next number that
@@ -126,22 +127,22 @@ class Sebulba(Topology):
         processes, remote = jax.process_count(), self.remote
         holders = 1 if remote is None or remote.policy else max(remote.actors * processes // self.all_groups, 1)
         multiple = self.all_groups * math.lcm(max(self.ready or 1, 1), holders)  # of a group's environments
-        # What a batch is divided over: without `learner_batch` it has all environments.
+        # A batch is divided over these: without `learner_batch` it has all environments.
         devices, shards = (self.devices or processes, self.shards or 1) if self.learner_batch is None else (1, 1)
         return ro.default_num_envs(algo, math.lcm(multiple, max(devices, 1), max(shards, 1)))
 
     @property
     def all_groups(self) -> int:
-        """How many groups of environments there are, over all processes."""
+        """Number of groups of environments over all processes."""
         return max(self.threads * self.groups, 1) * jax.process_count()
 
     @property
     def threads(self) -> int:
-        """How many there are in each process: one for every Ray actor that has the policy."""
+        """Number of actor threads in each process: one for every Ray actor that has the policy."""
         return self.remote.actors if self.remote is not None and self.remote.policy else self.actors
 
     def resolve(self, algo: Algorithm, agents: int = 1) -> "Sebulba":
-        """With `num_envs`, `lockstep`, `lag` and `max_lag` as the algorithm needs them where they are None."""
+        """Return the topology with `num_envs`, `lockstep`, `lag` and `max_lag` set for `algo` if they are None."""
         lockstep, lag, max_lag, num_envs = self.lockstep, self.lag, self.max_lag, self._num_envs(algo)
         if self.learner_batch is not None and max_lag is None:
             max_lag = 16 * self.batches_at_hand(num_envs) + self.parameter_period - 1
@@ -157,18 +158,18 @@ class Sebulba(Topology):
         return dataclasses.replace(self, num_envs=num_envs, lockstep=lockstep, lag=lag or 0, max_lag=max_lag)
 
     def batches_at_hand(self, num_envs: int) -> int:
-        """Return the batches of `learner_batch` environments that all groups' rollouts make, of those at hand."""
+        """Return the number of batches of `learner_batch` environments in all groups' full and current rollouts."""
         groups_of_a_batch = (self.learner_batch or num_envs) * self.all_groups // max(num_envs, 1)
         return batches_at_hand(max(groups_of_a_batch, 1), self.all_groups, self.queue)
 
     def bind(
         self, algo: Algorithm, env: Environment | HostRecipe, dataset_fraction: float = 0.0
     ) -> Program[HostRecipe, Rings]:
-        """Checks everything that can be checked before an environment is built.
+        """Check everything that can be checked before an environment is built, and return the program.
 
         Args:
-          algo, env: what runs; an environment on the host.
-          dataset_fraction: the part of every batch that comes from a dataset.
+          algo, env: the algorithm and a host environment.
+          dataset_fraction: the fraction of every batch that comes from a dataset.
 
         Raises:
           ConfigError: with every problem found.
@@ -188,7 +189,7 @@ class Sebulba(Topology):
         except ConfigError as error:
             if self.learner_batch is None:
                 raise
-            # What learns knows a batch as its `num_envs`.
+            # `checked_layout` calls the environments of a batch `num_envs`.
             raise ConfigError([line.replace("num_envs=", "learner_batch=") for line in error.problems]) from None
         layout = Layout(spec, batch_envs, devices, shards, dataset_fraction)
         if self.error_buffer is not None:
