@@ -52,9 +52,9 @@ class OldestFull:
 
     No rollout is learned from by parameters more than `lag` versions after its own. A rollout of version v that is
     still being collected stops the learner at version v + lag - D + 1, where D is the number of batches that all
-    rollouts at hand make (`batches_at_hand`). When the learner continues, it is full, and so are all of the same age; no
-    others of that age can begin, as actors then have the next version, which comes a period later. They are at most all
-    rollouts at hand and go first, so the last of them is learned from at most D batches later, at version v + lag.
+    rollouts at hand make (`batches_at_hand`). When the learner continues, it is full, and so are all of the same age;
+    no others of that age can begin, as actors then have the next version, which comes a period later. They are at most
+    all rollouts at hand and go first, so the last of them is learned from at most D batches later, at version v + lag.
 
     Args:
       size: number of rollouts of a batch.
