@@ -1,4 +1,4 @@
-"""Compiling a run, or a sweep of runs, for accelerators that this machine need not have."""
+"""Compilation of a run, or a sweep of runs, for accelerators that this machine need not have."""
 
 import dataclasses
 from functools import partial
@@ -36,7 +36,7 @@ def compile_for(
     runs: int | None = None,
     evaluation_episodes: int | None = None,
 ) -> TargetReport:
-    """Compile a run for accelerators that this machine need not have, and report what it would be there.
+    """Compile a run for accelerators that this machine need not have, and report on the programs.
 
         print(jaxrl.compile_for("v5e:4x4", "ppo", "gymnax:CartPole-v1", num_envs=2048))
 
@@ -66,15 +66,15 @@ def compile_for(
 
 
 def report_for(target: Target, settings: RunSettings, runs: int | None = None) -> TargetReport:
-    """Compile what a run with these settings would compile on the target.
+    """Compile the programs of a run with these settings on the target.
 
     Args:
-      target: accelerators.
-      settings: of the run, as they were passed, without a dataset or a recording.
-      runs: as of `compile_for`.
+      target: the accelerators.
+      settings: the settings of the run, as they were passed, without a dataset or a recording.
+      runs: as in `compile_for`.
 
     Raises:
-      ConfigError: settings that do not fit; the run is not one compiled program; a program does not fit.
+      ConfigError: invalid settings; the run is not one compiled program; a program does not fit.
     """
     topology = (settings.topology or Anakin(settings.num_envs)).over(target)
     devices: Any = topology.devices

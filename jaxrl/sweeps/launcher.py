@@ -1,4 +1,4 @@
-"""Many experiments side by side, each a run of its own with its own directory, on the resources that Ray finds."""
+"""A sweep of separate runs, each in its own process and directory, on the resources of a Ray cluster."""
 
 import dataclasses
 import hashlib
@@ -39,19 +39,19 @@ from jaxrl.run.training import run_training
 from jaxrl.sweeps.results import SweepResult, leave
 from jaxrl.sweeps.search import checked_seeds, configurations
 
-_LONGEST_NAME = 100  # of a directory, of the 255 that file systems allow
+_LONGEST_NAME = 100  # characters of a directory's name; file systems allow 255
 _ENDED = ("finished", "target_return")
 
 
 @dataclasses.dataclass(repr=False)
 class Experiments(SweepResult):
-    """Labelled results of runs that have directories of their own.
+    """The labelled results of runs that have their own directories.
 
-    `returns` has one entry a run, the mean of its final evaluation; there are no `learners`: `jaxrl.load` reads them.
+    `returns` has one entry per run, the mean of its final evaluation; `learners` is empty: `jaxrl.load` reads them.
 
     Attributes:
-      run_dirs: of each configuration, by seed.
-      errors: by (configuration, seed), what a run raised, with its traceback.
+      run_dirs: the run directories of each configuration, by seed.
+      errors: by (configuration, seed), the traceback of a run that raised.
     """
 
     run_dirs: list[list[Path]] = dataclasses.field(default_factory=list)
@@ -97,7 +97,7 @@ def launch(
     progress: bool = True,
     **space: Any,
 ) -> Experiments:
-    """Seeds times settings, each a call of `jaxrl.train` in a process of its own, as many at once as there is room for.
+    """Run seeds times settings, each a call of `jaxrl.train` in its own process, as many at once as Ray has room for.
 
     Runs that ended are not run again, and those that were cut off go on from their checkpoints.
 
@@ -163,7 +163,7 @@ def launch(
             ownership.check_folder(path, "a run")
 
     def config(place, seed):
-        """As `train` will write it."""
+        """Return the configuration that `train` will write."""
         resolved = dataclasses.replace(topology.resolve(runs[place].algo), shards=shards[place])
         return runs[place].replace(topology=resolved).config() | {"seed": seed}
 
@@ -186,7 +186,7 @@ def launch(
 
 
 def _run(unfinished, cpus, gpus, restarts, address, count, progress) -> dict[tuple[int, int], str]:
-    """Run what is unfinished; return what was raised, by run."""
+    """Run the unfinished runs; return the errors, by run."""
     errors: dict[tuple[int, int], str] = {}
     display = ProgressBar(unit="runs") if progress else None
     if display is not None:
@@ -195,7 +195,7 @@ def _run(unfinished, cpus, gpus, restarts, address, count, progress) -> dict[tup
         if unfinished:
             ray = connect(address)
             room(ray, cpus, gpus)
-            # A process a run: what one leaves in its process or on the accelerator is gone when the next begins.
+            # One process per run: nothing stays in the process or on the accelerator when the next run begins.
             options = {"num_cpus": cpus, "num_gpus": gpus, "max_retries": restarts, "max_calls": 1}
             task = ray.remote(**options)(_experiment)
             pending = {task.remote(settings, gpus > 0): run for run, settings in unfinished.items()}
@@ -224,7 +224,7 @@ def _run(unfinished, cpus, gpus, restarts, address, count, progress) -> dict[tup
 
 
 def _experiment(settings: RunSettings, gpu: bool) -> str | None:
-    """One run, in a process of its own; the traceback if it raised."""
+    """Train one run, in its own process; return the traceback if it raised."""
     if not gpu:
         jax.config.update("jax_platforms", "cpu")
     try:
@@ -235,7 +235,7 @@ def _experiment(settings: RunSettings, gpu: bool) -> str | None:
 
 
 def _name(setting: Mapping[str, Any]) -> str:
-    """The directory of a configuration: what it is, in words."""
+    """Return the name of a configuration's directory, made from its settings."""
     text = ",".join(f"{name}={value}" for name, value in setting.items()) or "defaults"
     name = re.sub(r"[^\w=.,+-]", "_", text)
     if name == text and len(name) <= _LONGEST_NAME:
@@ -244,9 +244,10 @@ def _name(setting: Mapping[str, Any]) -> str:
 
 
 def _ended(run_dir, config) -> bool:
-    """Whether the run of this configuration is there and over, and was evaluated as it asks.
+    """Return whether the run of this configuration exists, has ended, and was evaluated as configured.
 
-    Of another one in its place `train` complains, with what differs; one evaluated otherwise it evaluates again.
+    Otherwise `train` is called: it raises if the directory has another run, naming the differences, and evaluates again
+    if only the evaluation differs.
     """
     record = read_result(run_dir)
     if record.get("stopped") not in _ENDED:
@@ -261,7 +262,7 @@ def _ended(run_dir, config) -> bool:
     return not difference(with_new_fields(before), files.as_read_back(config), may_change)
 
 
-# --- what came of them -------------------------------------------------------------------------------------------
+# --- their results -----------------------------------------------------------------------------------------------
 
 
 def _gathered(settings, seeds, run_dirs, errors, total_steps, points, rate, wall, configs) -> Experiments:
@@ -294,7 +295,7 @@ def _gathered(settings, seeds, run_dirs, errors, total_steps, points, rate, wall
 
 
 def _curve(rows, name, steps) -> np.ndarray:
-    """The last value at or before each of `steps`; NaN where there was none."""
+    """Return the last value at or before each of `steps`; NaN if there was none."""
     known = [(row["step"], row[name]) for row in rows if name in row]
     if not known:
         return np.full(len(steps), np.nan, np.float32)

@@ -1,4 +1,4 @@
-"""The loop over the points of many runs of one program: what sweeps and populations are trained by."""
+"""The training loop of sweeps and populations: over the points of many runs of one program."""
 
 import time
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def directory_problems(run: RunSettings) -> list[str]:
-    """Explain which settings do not go with `run_dir`, or without it; one line each."""
+    """Explain which settings are incompatible with `run_dir`, or need it; one line each."""
     if run.run_dir is None and (run.checkpoint_every is not None or run.overwrite):
         return ["checkpoint_every and overwrite have no meaning without run_dir=, which keeps the checkpoints"]
     if run.run_dir is not None and jax.process_count() > 1:
@@ -32,7 +32,7 @@ def directory_problems(run: RunSettings) -> list[str]:
 
 
 def share(runs: list[Any]) -> list[Any]:
-    """Those of this process; every process has the same number, so the last ones may have the last run again."""
+    """Return the runs of this process, the same number on each, so the last processes may repeat the last run."""
     processes, index = jax.process_count(), jax.process_index()
     padded = runs + runs[-1:] * (-len(runs) % processes)
     each = len(padded) // processes
@@ -40,9 +40,9 @@ def share(runs: list[Any]) -> list[Any]:
 
 
 def gathered(part: dict[str, Any], each: int) -> dict[str, Any]:
-    """What all processes have of `each` run that is theirs, in the order of runs."""
+    """Gather the first `each` runs of every process, in the order of runs."""
     of_runs = {name: value for name, value in part.items() if name != "steps"}
-    mine = jax.tree.map(lambda x: np.asarray(x)[:each], of_runs)  # the rest fills up a device
+    mine = jax.tree.map(lambda x: np.asarray(x)[:each], of_runs)  # the rest is padding
     return multihost_utils.process_allgather(mine, tiled=True) | {"steps": part["steps"]}
 
 
@@ -57,24 +57,24 @@ def train_many(
     checkpointer: "Checkpointer | None",
     population: "Population | None" = None,
 ) -> tuple[dict[str, Any], list[tuple[float, int]], int]:
-    """Train runs from point to point, or on from their newest checkpoint.
+    """Train runs from point to point, from the beginning or from their newest checkpoint.
 
     Args:
-      many: how they are computed.
+      many: the compiled program of the runs.
       algos, roots: their algorithms and root keys, stacked.
-      run: any one of them, which says what all share.
-      points: of the curves, evenly over the iterations.
-      display: shows how far they are.
-      done_before: environment steps of all runs of the programs before.
-      checkpointer: where they are kept.
-      population: what happens to the runs between two points, if anything.
+      run: any one of the runs, for the settings that all share.
+      points: number of points of the curves, evenly over the iterations.
+      display: shows their progress.
+      done_before: environment steps of all runs of earlier programs.
+      checkpointer: keeps their checkpoints, if given.
+      population: changes the runs between two points, if given.
 
     Returns:
-      Of all runs "steps", "metrics" by name, "failed" (runs, points) and "learner"; seconds and environment steps of
+      "steps", "metrics" by name, "failed" (runs, points) and "learner" of all runs; seconds and environment steps of
       each point; and the environment steps of all runs so far.
 
     Raises:
-      KeyboardInterrupt, SystemExit: as a signal asked for, once the runs are saved.
+      KeyboardInterrupt, SystemExit: on a signal, once the runs are saved.
     """
     many.check_memory(algos, run.env, roots)
     borders = [run.iterations * (index + 1) // points for index in range(points)]
@@ -99,7 +99,7 @@ def train_many(
             length = borders[point] - at_iteration
             states, report = many.chunk(algos, env, progress.states, length, run.total_steps_per_env)
             if checkpointer is not None:
-                signals.hold()  # compiled, and there will be something to save
+                signals.hold()  # the chunk is compiled, so there will be a state to save
             report = jax.device_get(report)
             now = time.monotonic()
             timed.append((now - since, length * rows * many.runs))
@@ -113,12 +113,12 @@ def train_many(
             if population is not None:
                 states = population.step(point, algos, states, report)
             progress.add(states, report, signals.received)
-            since = time.monotonic()  # what saving took is not training
+            since = time.monotonic()  # the time to save does not count as training
         if checkpointer is not None:
             checkpointer.wait()
-    if signals.received is not None:  # since the last point, which is saved
+    if signals.received is not None:  # after the last point, which is saved
         raise interrupted(signals.received)
-    with np.errstate(invalid="ignore", divide="ignore"):  # means where no episode ended are NaN
+    with np.errstate(invalid="ignore", divide="ignore"):  # means without an ended episode are NaN
         curves = [report.metrics() for report in progress.reports]
     failed = np.stack([report.failed_at for report in progress.reports], axis=-1) >= 0
     return (
@@ -136,7 +136,7 @@ def train_many(
 
 
 def _mean_return(report, runs):
-    """The mean over the runs in which an episode ended; NaN where there is none."""
+    """Return the mean over the runs in which an episode ended; NaN if there is none."""
     returns, count = (np.asarray(values)[:runs] for values in (report.episodes.returns, report.episodes.count))
     ended = count > 0
     return float(np.mean(returns[ended] / count[ended])) if ended.any() else float("nan")

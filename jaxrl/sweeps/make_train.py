@@ -33,7 +33,7 @@ def make_train(
     num_envs: int | None = None,
     topology: Anakin | None = None,
 ) -> Callable[[jax.Array], tuple[RunState, Metrics]]:
-    """A training run as a pure function, to `jit` and `vmap`.
+    """Return a training run as a pure function, to `jit` and `vmap`.
 
         train = jax.jit(jax.vmap(jaxrl.make_train(jaxrl.PPO(), "gymnax:CartPole-v1", total_steps=500_000)))
         state, metrics = train(jax.random.split(jax.random.key(0), 16))
@@ -41,7 +41,7 @@ def make_train(
     `algo` may hold tracers, so a function of a learning rate can build its own run. Every run is on one device; use
     `jaxrl.sweep` to run on several. Under `vmap` a run equals the single run of its key up to rounding, not bit for bit
     (seen with PPO and SAC: batched products round differently). A run with a replay in the host's memory can be
-    compiled, and not mapped.
+    compiled, but not mapped.
 
     Args:
       algo, env, total_steps: as for `jaxrl.train`; JAX environments only.
@@ -58,8 +58,8 @@ def make_train(
 
 
 def _run(run, key):
-    # Numbers that the compiler knows it folds into others, which rounds differently: hidden, this is the same run,
-    # bit for bit, as that of `train` and `sweep`.
+    # The compiler folds constants into others, which rounds differently. With the barrier the run is equal bit for bit
+    # to that of `train` and `sweep`.
     algo, env, total_steps_per_env = jax.lax.optimization_barrier(
         (
             jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), run.algo),
@@ -72,14 +72,14 @@ def _run(run, key):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CompiledRun:
-    """A run that is one compiled program: what is trained where, and for how long.
+    """A run that is one compiled program: its settings, its program and its length.
 
     Attributes:
       settings: resolved, for one device.
       algo, env: the same as in the settings.
-      program: of the run.
+      program: the program of the run.
       rows: environment steps of an iteration, over all environments.
-      iterations: of the run.
+      iterations: number of iterations of the run.
     """
 
     settings: RunSettings
@@ -94,7 +94,7 @@ class CompiledRun:
         return self.iterations * rollout_length(self.algo)
 
     def config(self, seed: int | None) -> dict[str, Any]:
-        """Return what `config.json` says of the run with this seed, of any if None."""
+        """Return the contents of `config.json` for the run with this seed; None: for any seed."""
         topology = dataclasses.replace(self.settings.topology, shards=self.program.layout.shards)
         return self.settings.replace(topology=topology).config() | {"seed": seed}
 
@@ -103,7 +103,7 @@ def bind_run(settings: RunSettings) -> CompiledRun:
     """Return the run as one compiled program.
 
     Raises:
-      ConfigError: settings that do not fit, all of them.
+      ConfigError: all invalid settings.
     """
     algo, env = as_algorithm(settings.algo), envs.prepared(settings.env)
     topology = settings.topology or Anakin(settings.num_envs, devices=1)

@@ -40,21 +40,21 @@ from jaxrl.sweeps.vectorized import VectorizedRuns, devices_and_mapping
 if TYPE_CHECKING:
     from jaxrl.plots.chart import Chart
 
-_INTERVALS = 20  # of a run, by default
+_INTERVALS = 20  # the default number of intervals of a run
 
 
 @dataclasses.dataclass(repr=False)
 class PBTResult(SweepResult):
-    """The result of population-based training: its members as the configurations of a sweep, of one seed.
+    """The result of population-based training: its members as the configurations of a sweep with one seed.
 
-    `configurations` are the hyperparameters that each member has at the end, `metrics` the curves of its place in the
+    `configurations` are the hyperparameters of each member at the end, `metrics` the curves of its place in the
     population, and `returns` the final evaluation by which the winner is chosen.
 
     Attributes:
-      lineage: who copied whom, with the scores and the hyperparameters of every interval.
-      fresh_returns: (episodes,) of the winner, in episodes that neither training nor the choice has seen; NaN where
-        unfinished. The best of many evaluations is too good by chance, and this one is not.
-      member_seeds: of the runs that the members are before they copy others.
+      lineage: the parent of each member, the scores and the hyperparameters of every interval.
+      fresh_returns: (episodes,) returns of the winner in fresh episodes, used neither in training nor to choose it; NaN if
+        unfinished. Unlike the best of many evaluations, they are not biased upwards by the choice.
+      member_seeds: seeds of the runs that the members are before they copy others.
     """
 
     _MEMBER = "member {}"
@@ -79,17 +79,17 @@ class PBTResult(SweepResult):
 
     @property
     def schedules(self) -> dict[str, PiecewiseConstant]:
-        """The hyperparameters of the winner's line over the run, for a later run: `jaxrl.PPO(**result.schedules)`.
+        """The hyperparameters of the winner's lineage over the run, for a later run: `jaxrl.PPO(**result.schedules)`.
 
-        The middle of its interval counts where a hyperparameter is itself a schedule.
+        If a hyperparameter is itself a schedule, its value in the middle of each interval counts.
         """
         return {name: self.lineage.schedule(name) for name in self.lineage.hyperparameters}
 
     def plot(self, path: str | Path | None = None, *, metric: str | None = None) -> "Chart":
-        """Draw scores and hyperparameters over the steps, who copied whom, and the line that leads to the winner.
+        """Draw scores and hyperparameters over the steps, the copies, and the lineage of the winner.
 
         Args:
-          path: where the picture goes, if anywhere; its suffix gives the format.
+          path: file for the picture, if any; its suffix sets the format.
           metric: draw the curve of each member instead; one of `metrics`.
 
         Raises:
@@ -106,7 +106,7 @@ class PBTResult(SweepResult):
         return {"lineage": self.lineage.to_json(), "fresh": fresh, "member_seeds": self.member_seeds}
 
     def _rows(self) -> list[dict[str, Any]]:
-        """A row for each member, the best first."""
+        """Return a row for each member, the best first."""
         copies = np.sum(self.lineage.parents != np.arange(len(self.configurations)), axis=0)
         return [
             {"member": int(member), **self._settings(int(member)), "score": float(self.scores[member, 0])}
@@ -143,7 +143,7 @@ def pbt(
     progress: bool = True,
     **space: Any,
 ) -> PBTResult:
-    """Trains a population in one program, in which the worst members copy the best ones and vary what they copied.
+    """Train a population in one program, in which the worst members copy the best ones and vary their hyperparameters.
 
     Population-based training (Jaderberg et al., 2017, arXiv:1711.09846) with truncation selection: every
     `exploit_every` steps the worst fraction of the members copies the learner (parameters, optimizer, normalization) of
@@ -210,7 +210,7 @@ def pbt(
     first, ranges = _bound(run.replace(algo=as_algorithm(run.algo)), space)
     every = run.total_steps / _INTERVALS if exploit_every is None else exploit_every
     points = min(max(1, round(run.total_steps / every)), first.iterations)
-    if points > 1_000_000:  # each has its scores and hyperparameters on record
+    if points > 1_000_000:  # the scores and hyperparameters of each are recorded
         raise ConfigError(f"exploit_every={exploit_every} makes {points:,} rounds, too many to record; raise it")
     if points - 1 < max(1, exploit_from * points - 1e-9):
         raise ConfigError(
@@ -228,7 +228,7 @@ def pbt(
         distributed.check_same(identity | run.logging)
     run_dir = None if run.run_dir is None else files.expand(run.run_dir)
     if run_dir is not None:
-        other = run.overwrite or (run_dir / "program-0").exists()  # without checkpoints it cannot be this one
+        other = run.overwrite or (run_dir / "program-0").exists()  # without checkpoints it cannot be this population
         sweep_directory.check(run_dir, "a population", [], [seed], overwrite=other)
 
     began, processes = time.monotonic(), jax.process_count()
@@ -262,10 +262,10 @@ def pbt(
 
 
 def _bound(run: RunSettings, space: Mapping[str, Any]) -> tuple[CompiledRun, dict[str, Range]]:
-    """Return the run of every member, but for the hyperparameters, and their ranges.
+    """Return the run of every member, without its hyperparameters, and their ranges.
 
     Raises:
-      ConfigError: all that is wrong.
+      ConfigError: all invalid settings.
     """
     fields = {field.name: field for field in dataclasses.fields(run.algo)}
     problems = [
@@ -298,7 +298,7 @@ def _is_range(values: Any) -> bool:
 
 
 def _result(part, first, population, seed, seeds, rate, wall) -> PBTResult:
-    """Return what came of a population, of all its members."""
+    """Return the result of a population, with all its members."""
     members, record, steps = population.members, population.record, part["steps"]
     middles = (steps + np.asarray([0, *steps[:-1]])) / (2 * steps[-1])
     values = {
@@ -320,7 +320,7 @@ def _result(part, first, population, seed, seeds, rate, wall) -> PBTResult:
         steps=np.tile(steps, (members, 1)),
         metrics={name: curve[:members, None] for name, curve in sorted(part["metrics"].items())},
         returns=part["returns"][:members, None],
-        failed=part["failed"][:members, -1:],  # who failed before has copied another one since
+        failed=part["failed"][:members, -1:],  # members that failed earlier have copied others since
         learners=[jax.tree.map(lambda x, member=member: x[member][None], learners) for member in range(members)],
         steps_per_second=rate,
         wall_seconds=wall,

@@ -1,7 +1,7 @@
 """Exploit and explore of population-based training (Jaderberg et al., 2017, arXiv:1711.09846), between two points.
 
-Decisions are made on the host, from the scores of all members and a key that is folded with the point; what is copied
-is copied on the devices.
+Decisions are made on the host, from the scores of all members and a key that is folded with the point; states are
+copied on the devices.
 """
 
 import dataclasses
@@ -30,13 +30,13 @@ Score = Literal["training", "evaluation"]
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """Truncation selection, and how the hyperparameters of a copy are explored.
+    """The truncation selection of members, and the exploration of a copy's hyperparameters.
 
     Args:
-      fraction: of the members; that many of the worst, at least one, copy one of as many of the best.
-      factor: by which a copied hyperparameter is multiplied or divided.
-      resample: probability that a copied hyperparameter is drawn from its range instead.
-      exploit_from: part of the run before which nobody copies but who failed: first episodes say little of settings.
+      fraction: fraction of the members that copies, at least one; each copies one of as many of the best.
+      factor: a copied hyperparameter is multiplied or divided by it.
+      resample: probability that a copied hyperparameter is sampled from its range instead.
+      exploit_from: part of the run before which only failed members copy: early returns say little about settings.
     """
 
     fraction: float
@@ -54,16 +54,16 @@ class Selection:
         return problems
 
     def truncated(self, members: int) -> int:
-        """Return how many members copy, and how many are copied at most: the fraction, and at least one."""
+        """Return the number of members that copy, and the most that are copied: the fraction, and at least one."""
         return max(int(self.fraction * members + 1e-9), 1)  # 0.29 * 100 is 28.999999999999996
 
     def parents(self, rng: np.random.Generator, scores: np.ndarray, failed: np.ndarray) -> np.ndarray:
-        """Return the member that each member is from now on, itself for most.
+        """Return the member that each member copies, itself for most.
 
         Args:
-          rng: of the draws.
-          scores: (population,), higher is better; NaN of a member without one, which neither copies nor is copied.
-          failed: bool (population,): the worst, all of which copy.
+          rng: chooses among the best.
+          scores: (population,), higher is better; a member with NaN has no score, and neither copies nor is copied.
+          failed: bool (population,): failed members count as the worst, and all copy.
 
         Returns:
           int32 (population,).
@@ -81,7 +81,7 @@ class Selection:
     def explored(
         self, rng: np.random.Generator, hyperparameters: Sequence["Hyperparameter"], values: np.ndarray
     ) -> np.ndarray:
-        """Return the values that a copy of a member with these values has, float32 (hyperparameters,)."""
+        """Return the explored values of a copy of a member with these values, float32 (hyperparameters,)."""
         found = []
         for one, value in zip(hyperparameters, values, strict=True):
             if rng.random() < self.resample:
@@ -93,27 +93,27 @@ class Selection:
 
 @dataclasses.dataclass(frozen=True)
 class Hyperparameter:
-    """A field of the algorithm that differs by member, as one number: of a list the place within it.
+    """A field of the algorithm that differs by member, as one number; for a list, the index.
 
     Args:
-      name: of the field.
-      values: its range, or all it may be.
+      name: the field's name.
+      values: its range, or the list of its values.
     """
 
     name: str
     values: Range
 
     def drawn(self, rng: np.random.Generator) -> float:
-        """Return a value of the range, drawn from its distribution."""
+        """Return a sample from the range's distribution."""
         if isinstance(self.values, Uniform | LogUniform):
             return self.values.draw(rng)
         return float(rng.integers(len(self.values)))
 
     def perturbed(self, value: float, factor: float) -> float:
-        """Return a value beside this one on the scale of the range, and within it.
+        """Return a value next to this one on the scale of the range, clipped to the range.
 
-        Of a logarithmic range it is `factor` times the value; of a uniform one it lies ln(factor) of the width away, as
-        far relative to the range's scale for a factor as for its inverse; of a list it is the next or the previous one.
+        For a logarithmic range it is `factor` times the value; for a uniform range it is ln(factor) of the width away,
+        so that a factor and its inverse move equally far; for a list it is the next or the previous value.
         """
         if isinstance(self.values, LogUniform):
             return min(max(value * factor, self.values.low), self.values.high)
@@ -123,33 +123,33 @@ class Hyperparameter:
         return min(max(value + math.copysign(1, factor - 1), 0.0), len(self.values) - 1.0)
 
     def setting(self, value: float) -> Any:
-        """Return what the field is at this value."""
+        """Return the field's setting for this value."""
         return value if isinstance(self.values, Uniform | LogUniform) else self.values[int(value)]
 
     def number(self, value: float, progress: float) -> float:
-        """Return the field's number at this value; of a schedule, that at `progress`."""
+        """Return the field's number for this value; for a schedule, its number at `progress`."""
         setting = self.setting(value)
         return float(setting(progress)) if is_schedule(setting) else float(setting)
 
 
 class Population:
-    """The members of a population between two points: their hyperparameters, who copies whom, and a record of both.
+    """The members of a population between two points: their hyperparameters, their copies, and a record of both.
 
     Args:
-      many: how the members of this process are computed.
+      many: the compiled program of this process's members.
       algo: as it was bound, without the hyperparameters.
       space: the range of each hyperparameter, by field.
-      selection: who copies whom, and what becomes of the copy's hyperparameters.
-      members: of the population, over all processes.
-      seed: of the population.
-      points: so often, but for the last time, members may copy others.
-      score: what members are compared by.
-      settings: of evaluations.
-      copy_replay: whether a copy has the replay, too.
+      selection: chooses the copies, and explores their hyperparameters.
+      members: number of members over all processes.
+      seed: the population's seed.
+      points: number of points; at each except the last, members may copy others.
+      score: the score that members are compared by.
+      settings: settings of the evaluations.
+      copy_replay: whether a copy includes the replay.
 
     Attributes:
-      record: "values" (points, hyperparameters, population) in the interval before each point; at its end "scores"
-        (points, population), and "parents" (points, population), whom each member has copied then, or itself.
+      record: "values" (points, hyperparameters, population) in the interval before each point; "scores" (points,
+        population) at its end; and "parents" (points, population), the member that each member then copied, or itself.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class Population:
         return self._many.stack(mine)
 
     def mine(self) -> list[int]:
-        """Return the members of this process, of which every process has as many: the last one may be there again."""
+        """Return the members of this process, the same number on every process, so the last one may be repeated."""
         first = jax.process_index() * self._many.runs
         return [min(member, self.members - 1) for member in range(first, first + self._many.runs)]
 
@@ -201,10 +201,10 @@ class Population:
         """Let the worst members copy the best ones, and explore their hyperparameters: exploit and explore.
 
         Args:
-          point: at which the members are.
-          algos: of this process's members before it.
-          states: of these members there; donated.
-          report: of these members since the point before.
+          point: the current point of the members.
+          algos: algorithms of this process's members in the interval before it.
+          states: states of these members; donated.
+          report: report of these members since the previous point.
         """
         scores, failed = self._scores(point, algos, states, report)
         record = self.record
@@ -220,7 +220,7 @@ class Population:
         for member, _ in copies:
             values = record["values"][point + 1, :, member]
             record["values"][point + 1, :, member] = self._selection.explored(rng, self.hyperparameters, values)
-        # Where values were not finite the environments and the replay may have more of them.
+        # In a failed member, the environments and the replay may hold values that are not finite, too.
         whole = [(member, parent) for member, parent in copies if failed[member]]
         part = {"learner": states.learner} | ({"buffers": states.buffers} if self._copy_replay else {})
         states = states.replace(**self._many.copied(part, [copy for copy in copies if copy not in whole]))
@@ -229,7 +229,7 @@ class Population:
         return self._many.copied(states.replace(key=None), whole).replace(key=states.key)
 
     def evaluate(self, algos: Any, learners: Any, point: int) -> np.ndarray:
-        """Return the returns of this process's members (members, episodes) in episodes of a point, the same for all."""
+        """Return the returns (members, episodes) of this process's members in a point's episodes, the same for all."""
         key = keys.population_key(self._root, point)
         return self._many.evaluate(algos, learners, self._many.stack([key] * self._many.runs), self._settings)
 

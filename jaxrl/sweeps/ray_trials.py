@@ -1,4 +1,4 @@
-"""Trials of a search side by side, each trained by a Ray actor; the search itself stays in this process."""
+"""Concurrent trials of a search, each trained by a Ray actor; the search itself stays in this process."""
 
 import contextlib
 import dataclasses
@@ -25,9 +25,9 @@ class Actors:
     """The Ray actors of a search.
 
     Args:
-      cpus_per_run, gpus_per_run: what Ray reserves for each.
-      max_concurrent: how many there are at most; None: as many as the cluster has room for.
-      address: of the cluster; None: what RAY_ADDRESS says, else a cluster of this machine alone.
+      cpus_per_run, gpus_per_run: resources that Ray reserves for each.
+      max_concurrent: the most actors at once; None: as many as the cluster has room for.
+      address: the cluster's address; None: RAY_ADDRESS if set, otherwise a cluster of only this machine.
     """
 
     cpus_per_run: float = 1.0
@@ -37,11 +37,11 @@ class Actors:
 
     @property
     def devices(self) -> int:
-        """That each has, unless told otherwise."""
+        """The default number of devices of each actor."""
         return max(1, int(self.gpus_per_run or self.cpus_per_run))
 
     def problems(self, devices: int | None) -> list[str]:
-        """What is wrong with these settings, and with so many devices for each; one line each."""
+        """Return one line for each error in these settings, and in `devices` for each actor."""
         found = amount_problems(cpus_per_run=self.cpus_per_run, gpus_per_run=self.gpus_per_run)
         found += count_problems(max_concurrent=(self.max_concurrent, 1), devices=(devices, 1))
         if found:
@@ -63,16 +63,16 @@ def side_by_side(
     devices: int,
     report: "Callable[[int, Trial], None]",
 ) -> None:
-    """Tries settings until the study has so many trials, several at once.
+    """Run trials until the study has `trials` of them, several at once.
 
-    A trial whose actor is lost, or raises what no trial should, has failed, and another actor takes its place.
+    If an actor is lost or raises an unexpected error, its trial has failed, and another actor replaces it.
 
     Args:
-      study: which chooses the settings and who is pruned.
-      evaluations: as of `Study.run`; a copy of it is in every actor.
-      trials: those that ended before included.
+      study: chooses the settings, and the trials to prune.
+      evaluations: as in `Study.run`; every actor has a copy of it.
+      trials: number of trials, including those that ended before.
       how: the actors.
-      devices: of a processor that each splits into as many.
+      devices: number of devices that each actor splits its CPU into.
       report: called with the number of each trial that ended, and the trial.
 
     Raises:
@@ -82,10 +82,10 @@ def side_by_side(
     ray = connect(how.address)
     options = {"num_cpus": how.cpus_per_run, "num_gpus": how.gpus_per_run}
     cls = ray.remote(TrialActor).options(**options, max_restarts=0, scheduling_strategy="SPREAD")
-    # In a list it is not read before the actor's own first line, since to read arrays is to start JAX.
+    # In a list, so that it is not read before the actor's own first line: reading arrays starts JAX.
     arguments = [ray.put(evaluations)], devices, how.gpus_per_run > 0
     actors: list[Any] = []
-    pending: dict[Any, tuple[Any, UnderWay | None]] = {}  # what actors were asked, with the trial; None: to start
+    pending: dict[Any, tuple[Any, UnderWay | None]] = {}  # requests to actors, with the trial; None: to start
 
     def start():
         actors.append(cls.remote(*arguments))
@@ -119,11 +119,11 @@ def side_by_side(
 
 
 class TrialActor:
-    """What a Ray actor is: it trains one trial after another, each until its next evaluation.
+    """The class of Ray actors that train one trial after another, each until its next evaluation.
 
     Args:
-      evaluations: where Ray has them, in a list.
-      devices: that the processor is split into.
+      evaluations: Ray's reference to the function, in a list.
+      devices: number of devices to split the CPU into.
       gpu: whether it has accelerators.
     """
 
@@ -138,17 +138,17 @@ class TrialActor:
         self._under_way: Iterator[tuple[float, bool]] = iter(())
 
     def evaluate(self, settings: dict[str, Any] | None = None) -> tuple[float, bool]:
-        """The next evaluation of the trial, or of a new one with these settings, and whether it was the last."""
+        """Return the next evaluation of the trial, or of a new one with these settings, and whether it was the last."""
         if settings is not None:
             self._under_way = self._evaluations(settings)
         return next(self._under_way)
 
 
 def _first(ray, pending):
-    """What is answered first.
+    """Return the first pending request that is answered.
 
     Raises:
-      ConfigError: no trial is under way, and no actor could be started in time.
+      ConfigError: no trial is running, and no actor could be started in time.
     """
     trained = any(under_way is not None for _, under_way in pending.values())
     ready, _ = ray.wait(list(pending), timeout=None if trained else START_TIMEOUT)
@@ -162,7 +162,7 @@ def _first(ray, pending):
 
 
 def _outcome(ray, reference):
-    """What was answered, or as an error why nothing was."""
+    """Return the answer, or the error that prevented it."""
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
@@ -175,10 +175,10 @@ def _outcome(ray, reference):
 
 
 def _go_on_without(lost, pending):
-    """After one that could not be started.
+    """Warn that an actor could not be started.
 
     Raises:
-      PeerError: there is no other.
+      PeerError: there are no other actors.
     """
     if not pending:
         raise PeerError(f"no process could be started for the trials: {lost.__cause__ or lost}")

@@ -1,4 +1,4 @@
-"""Runs read from their directories as rows of a table: single runs, and those of sweeps and searches."""
+"""Records of saved runs as rows of a table: single runs, and those of sweeps and searches."""
 
 import dataclasses
 import math
@@ -20,15 +20,16 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """A run, and how it ended.
+    """A saved run, and its result.
 
     Attributes:
       run: its name, configuration, seed and metrics.
-      family: of runs that can be compared: algorithm and environment, and of trials and members their search or
-        population.
-      settings: in which it differs from other runs of its family, numbers as such and all else as text.
-      ended: "finished", "pruned", "failed" or whatever `result.json` says; empty where nothing does.
-      result: what `result.json` holds, if there is one; of a sweep its "origin", of a population also its "lineage".
+      family: name shared by runs that can be compared: algorithm and environment, and for trials and members their
+        search or population.
+      settings: the settings that differ from other runs of its family, numbers as such and everything else as text.
+      ended: "finished", "pruned", "failed" or the reason in `result.json`; empty if unknown.
+      result: the contents of `result.json`, if there is one; for a sweep its "origin", for a population also its
+        "lineage".
     """
 
     run: Run
@@ -39,7 +40,7 @@ class Record:
 
     @property
     def score(self) -> float:
-        """The mean return of the final evaluation; NaN of a run without one, and of a trial that was pruned."""
+        """The mean return of the final evaluation; NaN for a run without one, and for a pruned or failed trial."""
         _, values = self.run.curve(EVALUATION)
         return float(values[-1]) if len(values) and self.ended not in ("pruned", "failed") else math.nan
 
@@ -50,14 +51,14 @@ class Record:
 
 
 def read_records(paths: Sequence[str | os.PathLike]) -> list[Record]:
-    """Return the runs of run directories, of directories of sweeps and of searches, in their order.
+    """Return the runs in directories of runs, sweeps and searches, in the order of the paths.
 
     The runs of a search are its trials, whose metrics are the mean returns over seeds. A run that is given twice, by
-    its directory and by that of its sweep, counts once (`Run.place`). Settings of a population's member are its last.
+    its directory and by that of its sweep, counts once (`Run.place`). A population's member has its last settings.
 
     Raises:
       ConfigError: there are no paths.
-      RunDirectoryError: a path is no such directory.
+      RunDirectoryError: a path is not such a directory.
     """
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
@@ -72,7 +73,7 @@ def read_records(paths: Sequence[str | os.PathLike]) -> list[Record]:
 
 
 def families(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """Return the records of each family, in the order in which families appear."""
+    """Return the records of each family, in order of first appearance."""
     found: dict[str, list[Record]] = {}
     for record in records:
         found.setdefault(record.family, []).append(record)
@@ -86,12 +87,12 @@ def to_pandas(paths: Sequence[str | os.PathLike]) -> "pandas.DataFrame":
     environment steps, and the last value of every metric; "evaluation/return_mean" is that of the final evaluation.
 
     Args:
-      paths: run directories and those of sweeps and searches, or a single one.
+      paths: directories of runs, sweeps and searches, or a single one.
 
     Raises:
       ConfigError: there are no paths.
       MissingExtraError: pandas is not installed.
-      RunDirectoryError: a path is no such directory.
+      RunDirectoryError: a path is not such a directory.
     """
     rows = []
     for record in read_records(paths):
@@ -129,7 +130,7 @@ def _read(path: str | os.PathLike, name: str) -> list[Record]:
     [run] = read_runs(path, name)
     result = read_result(path)
     evaluated = result.get("evaluation", {}).get("return_mean")
-    if isinstance(evaluated, float) and math.isfinite(evaluated) and not _has_score(run):  # by another process
+    if isinstance(evaluated, float) and math.isfinite(evaluated) and not _has_score(run):  # evaluated elsewhere
         last = max((row["step"] for row in run.rows), default=0)
         run = dataclasses.replace(run, rows=[*run.rows, {"step": last, EVALUATION: evaluated}])
     return [Record(run, run.title, ended=str(result.get("stopped", "")), result=result)]

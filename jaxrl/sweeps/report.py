@@ -24,9 +24,9 @@ from jaxrl.sweeps.tables import short, significant
 if TYPE_CHECKING:
     from jaxrl.plots.chart import Chart
 
-_MOST_ROWS = 200  # of a table
-_MOST_CURVES = 12  # of a picture
-_LEAST_CONFIGURATIONS = 4  # whose settings have an importance
+_MOST_ROWS = 200  # rows of a table
+_MOST_CURVES = 12  # curves of a picture
+_LEAST_CONFIGURATIONS = 4  # fewer are not enough for the importance of settings
 _TEXTS = ("configuration", "settings", "task", "ended", "machine", "versions")  # columns that are not numbers
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 70em; padding: 0 1em; color: #222; }
@@ -39,19 +39,19 @@ meter { width: 12em; }
 .note { color: #555; font-size: 13px; }
 code { white-space: pre-wrap; overflow-wrap: anywhere; }
 """
-# Browsers load nothing and run nothing, whatever else the page had in it.
+# With this policy browsers load nothing and run nothing, even if the page contained more.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
 def report(runs: Sequence[str | os.PathLike], out: str | os.PathLike) -> Path:
     """Write a report on saved runs, sweeps and searches as one HTML file, with its pictures in it.
 
-    It has a table of configurations with their scores, learning curves, and where settings differ their importance and
-    parallel coordinates, of each search and population by itself; then each run with its command, machine and versions.
-    Everything that comes from files is shown as text, and the page asks browsers to load and to run nothing.
+    It has a table of configurations with their scores, learning curves, and, if settings differ, their importance and
+    parallel coordinates, separately for each search and population; then each run with its command, machine and
+    versions. Everything read from files is shown as text, and the page tells browsers to load and run nothing.
 
     Args:
-      runs: run directories, and directories of sweeps and searches; or a single one.
+      runs: directories of runs, sweeps and searches, or a single one.
       out: the file to write, `.html`.
 
     Returns:
@@ -59,7 +59,7 @@ def report(runs: Sequence[str | os.PathLike], out: str | os.PathLike) -> Path:
 
     Raises:
       ConfigError: there are no runs, or `out` does not end in .html, or exists and is not a report.
-      RunDirectoryError: a path is no run directory.
+      RunDirectoryError: a path is not such a directory.
     """
     out = files.expand(out)
     if out.suffix.lower() not in (".html", ".htm") or out.is_dir():
@@ -103,14 +103,14 @@ def _family(name: str, members: Sequence[Record]) -> list[str]:
         "mean over seeds of the last return in training, which learning curves show.</p>"
     )
     lineage = members[-1].result.get("lineage")
-    if lineage is not None:  # settings at the end are those of a few that all others copied: they have no importance
+    if lineage is not None:  # all others copied the final settings of a few, so importance has no meaning
         return [*parts, "<h3>Lineage</h3>", _picture(plot_lineage(lineage, title=name), "lineage of the members")]
     drawn = [id(group) for _, group in ranked if any(map(_has_curve, group))]
-    if all(member.run.seed is None for member in members):  # trials of a search, or runs that do not say
+    if all(member.run.seed is None for member in members):  # trials of a search, or runs without a known seed
         if len(members) > 1:
             scores = [member.score for member in members]
             parts += ["<h3>Trials</h3>", _picture(plot_trials(scores, title=name), "the score of each trial")]
-    elif drawn:  # in the order, and so in the colors, of `jaxrl plot`
+    elif drawn:  # in the order, and so with the colors, of `jaxrl plot`
         best = [member.run for group in groups if id(group) in drawn[:_MOST_CURVES] for member in group]
         more = f" of the best {_MOST_CURVES} configurations" if len(drawn) > _MOST_CURVES else ""
         parts += [f"<h3>Learning curves{more}</h3>", _picture(plot_runs(best), "learning curves")]
@@ -124,7 +124,7 @@ def _has_curve(member: Record) -> bool:
 
 
 def _settings(name: str, members: Sequence[Record]) -> list[str]:
-    """Return how much each setting matters, and all runs as parallel coordinates."""
+    """Return the importance of each setting, and all runs as parallel coordinates."""
     settings, scores = [member.settings for member in members], [member.score for member in members]
     if not np.isfinite(scores).any():
         return []
@@ -143,7 +143,7 @@ def _settings(name: str, members: Sequence[Record]) -> list[str]:
 def _configurations(
     middles: Sequence[tuple[float, str]], groups: Sequence[Sequence[Record]]
 ) -> tuple[list[str], list[list[str]]]:
-    """Return a row for each configuration, as HTML, with its interquartile mean and the interval of that."""
+    """Return a row for each configuration, as HTML, with its interquartile mean and its interval."""
     columns: dict[str, list[str]] = {"IQM": significant([middle for middle, _ in middles])}
     columns["95 % interval"] = [interval for _, interval in middles]
     scores = [_finite(member.score for member in group) for group in groups]
@@ -175,7 +175,7 @@ def _finite(values: Iterable[float]) -> np.ndarray:
 
 
 def _middle(group: Sequence[Record], lowest: float) -> tuple[float, str]:
-    """Return the interquartile mean of the scores, and its interval as text; `lowest`: of a run that failed."""
+    """Return the interquartile mean of the scores, and its interval as text; failed runs count as `lowest`."""
     scores = [member.score for member in group if member.ended != "pruned"]
     scores = _finite(score if np.isfinite(score) else lowest for score in scores)
     if len(scores) < 2:
@@ -185,7 +185,7 @@ def _middle(group: Sequence[Record], lowest: float) -> tuple[float, str]:
 
 
 def _runs(records: Sequence[Record]) -> list[str]:
-    """Return a table of all runs, what they have in common, and the commands that made them."""
+    """Return a table of all runs, the columns that they share, and the commands that started them."""
     rows, commands = [], {}
     for record in records:
         run, origin = record.run, record.result.get("origin")
@@ -202,7 +202,7 @@ def _runs(records: Sequence[Record]) -> list[str]:
         if origin.get("command"):
             commands[str(origin["command"])] = None
     cells = {name: {row[name] for row in rows} for name in rows[0]}
-    for name in ("machine", "versions"):  # which trials of a search do not know
+    for name in ("machine", "versions"):  # trials of a search do not have these
         cells[name] -= {""}
     header = [name for name in cells if name == "run" or len(cells[name]) > 1]
     shared = "; ".join(f"{name}: {cell}" for name in cells if name not in header for cell in cells[name] if cell)
@@ -227,7 +227,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _picture(figure: "Chart", about: str) -> str:
-    """Return a picture as an image within the page, where its text can be nothing but a picture."""
+    """Return a picture as an image embedded in the page; as an image, its text cannot run."""
     file = io.BytesIO()
     figure.savefig(file, format="svg", metadata={"Date": None})
     return f'<img alt="{about}" src="data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}">'

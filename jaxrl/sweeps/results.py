@@ -1,4 +1,4 @@
-"""What came of a sweep: scores, a table, curves, and a directory that holds them with the best policy."""
+"""The result of a sweep: scores, a table, curves, and a directory that holds them with the best policy."""
 
 import contextlib
 import dataclasses
@@ -40,16 +40,16 @@ class SweepResult:
       seeds: the seeds of each.
       steps: environment steps at each point of the curves, shape (configurations, points).
       metrics: by name, float32 (configurations, seeds, points); NaN where no episode ended.
-      returns: of the final evaluations, (configurations, seeds, episodes); NaN where unfinished.
+      returns: returns of the final evaluations, (configurations, seeds, episodes); NaN if unfinished.
       failed: bool (configurations, seeds): a value was not finite in that run.
       learners: the final learner states, leaves (seeds, ...), one tree per configuration.
-      steps_per_second: environment steps of all runs while they train, by the call that trained them last.
-      wall_seconds: of that call.
-      configs: of each configuration, what `config.json` says of its runs, but for the seed.
+      steps_per_second: environment steps of all runs per second of training, in the last call that trained them.
+      wall_seconds: wall time of that call.
+      configs: the contents of `config.json` for each configuration, without the seed.
       origin: the command, the machine and the versions of that call.
     """
 
-    _MEMBER = ""  # how a plot calls a run whose settings changed, with its number
+    _MEMBER = ""  # name in plots of a run whose settings changed, with its number
 
     configurations: list[dict[str, Any]]
     seeds: list[int]
@@ -77,14 +77,14 @@ class SweepResult:
 
     @property
     def scores(self) -> np.ndarray:
-        """Mean final return of every run, (configurations, seeds); NaN for runs that failed."""
+        """The mean final return of every run, (configurations, seeds); NaN for runs that failed."""
         with np.errstate(invalid="ignore"):
             means = np.nanmean(np.where(np.isnan(self.returns).all(-1, keepdims=True), 0.0, self.returns), axis=-1)
         return np.where(self.failed | np.isnan(self.returns).all(-1), np.nan, means)
 
     @property
     def interquartile_means(self) -> np.ndarray:
-        """Over the seeds of each configuration, a failed run counting as the worst; (configurations,)."""
+        """The interquartile means over the seeds (configurations,); a failed run counts as the worst."""
         worst = np.nanmin(self.scores) if np.isfinite(self.scores).any() else np.nan
         filled = np.where(np.isnan(self.scores), worst, self.scores)
         return np.asarray([interquartile_mean(row[:, None])[0] for row in filled])
@@ -104,7 +104,7 @@ class SweepResult:
         """Draw the interquartile mean over the seeds of each configuration, with its bootstrap interval.
 
         Args:
-          path: where the picture goes, if anywhere; its suffix gives the format.
+          path: file for the picture, if any; its suffix sets the format.
           metric: one of `metrics`; the return while training, with stars for the final evaluations.
 
         Raises:
@@ -136,7 +136,7 @@ class SweepResult:
         """Draw settings and score of every run as parallel coordinates, the most important setting first.
 
         Args:
-          path: where the picture goes, if anywhere; its suffix gives the format.
+          path: file for the picture, if any; its suffix sets the format.
 
         Raises:
           ConfigError: pictures have no such format.
@@ -154,19 +154,19 @@ class SweepResult:
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write a directory with the curves, the table as CSV and Markdown, a picture, and the best policy.
 
-        `jaxrl.load` and `jaxrl eval` take the best policy from it, `jaxrl plot` the curves. The best policy is that of
+        `jaxrl.load` and `jaxrl eval` read the best policy from it, `jaxrl plot` the curves. The best policy is that of
         the seed with the highest score, of the configuration with the highest interquartile mean.
 
         Args:
-          path: of the directory, made if missing.
-          overwrite: replace the results of another sweep that are there.
+          path: the directory, created if missing.
+          overwrite: replace the results of another sweep in it.
 
         Returns:
           The directory.
 
         Raises:
-          RunDirectoryError: it holds a run, a link, another sweep, or a file of somebody else under a name that jaxrl
-            uses; or it cannot be written to.
+          RunDirectoryError: it holds a run, a link, another sweep, or a file that jaxrl did not write under a name that
+            jaxrl uses; or it cannot be written to.
           CheckpointError: the policy could not be saved.
         """
         path = files.expand(path)
@@ -200,13 +200,13 @@ class SweepResult:
         return path
 
     def _draw(self, path: Path) -> dict[str, Any]:
-        """Draw the runs into their directory; return what else its record says."""
+        """Draw the runs into their directory; return further fields of its record."""
         if TRAINING in self.metrics:
             self.plot(path / "curves.png")
         return {}
 
     def _best_run(self) -> tuple[int, int] | None:
-        """The best configuration and the place of its best seed."""
+        """Return the best configuration and the index of its best seed, or None."""
         if not np.isfinite(self.scores).any():
             return None
         number = int(np.nanargmax(self.interquartile_means))
@@ -214,7 +214,7 @@ class SweepResult:
         return (number, int(np.nanargmax(scores))) if np.isfinite(scores).any() else None
 
     def _save_best(self, path: Path, number: int, place: int) -> str:
-        """Write the run directory of a run; its name in `path`."""
+        """Write the run directory of a run, and return its name in `path`."""
         seed = self.seeds[place]
         _, run = list(self._runs(list(self.metrics)))[number * len(self.seeds) + place]
         config = self._configs()[number] | {"seed": seed, "sweep": {"configuration": number}}
@@ -249,7 +249,7 @@ class SweepResult:
         return [self._settings(number) for number, _ in self._runs([])], self.scores.ravel().tolist()
 
     def _rows(self) -> list[dict[str, Any]]:
-        """The table in full precision, the best configuration first, with the score of every seed."""
+        """Return the table in full precision, the best configuration first, with the score of every seed."""
         rows = []
         for number in np.argsort(-self.interquartile_means):
             scores = self.scores[number][~np.isnan(self.scores[number])]
@@ -281,18 +281,18 @@ class SweepResult:
 def save_policy(
     path: Path, config: Mapping[str, Any], learner: PyTree, rows: Sequence[Mapping[str, Any]], score: float
 ) -> None:
-    """Write what the best run of a sweep or a search has learned, as a run directory in theirs.
+    """Write the policy of the best run of a sweep or a search, as a run directory within their directory.
 
     Args:
       path: the directory of the sweep or the search.
-      config: what `config.json` says of the run.
+      config: the contents of `config.json` for the run.
       learner: the final learner state.
       rows: the metrics of the run; the last one is of the final step.
       score: the return of the final evaluation.
 
     Raises:
       CheckpointError: it could not be saved.
-      RunDirectoryError: there is something else in its place.
+      RunDirectoryError: the run directory's path holds something else.
     """
     best = path / sweep_directory.BEST
     with opened(best, config, overwrite=True) as (_, checkpointer):
@@ -305,10 +305,10 @@ def save_policy(
 
 
 def leave[Result: SweepResult](result: Result, path: str | Path, *, trained: bool) -> Result:
-    """Save a result in the directory of its sweep; a disk that is full by then costs no more than that.
+    """Save a result in the directory of its sweep; warn if that fails, for example on a full disk.
 
     Args:
-      result: of this call.
+      result: the result of this call.
       path: the directory.
       trained: whether this call trained any of the runs. If all had ended before, the record of the call that trained
         them is kept.
@@ -317,7 +317,7 @@ def leave[Result: SweepResult](result: Result, path: str | Path, *, trained: boo
       The result as it was saved.
     """
     if not trained:
-        with contextlib.suppress(RunDirectoryError):  # of another sweep, or damaged
+        with contextlib.suppress(RunDirectoryError):  # it is of another sweep, or damaged
             sweep_directory.check_same(path, result._configs(), result.seeds)
             result = dataclasses.replace(result, **sweep_directory.read_call(path))
     try:

@@ -1,4 +1,4 @@
-"""What a search tries: lists of values, or draws from distributions."""
+"""The search spaces of a sweep: lists of values, or distributions to sample from."""
 
 import collections
 import dataclasses
@@ -16,7 +16,7 @@ from jaxrl.core.settings import text
 
 @dataclasses.dataclass(frozen=True)
 class Uniform:
-    """Draws uniformly between two numbers."""
+    """The uniform distribution between two numbers."""
 
     low: float
     high: float
@@ -27,7 +27,7 @@ class Uniform:
 
 @dataclasses.dataclass(frozen=True)
 class LogUniform:
-    """Draws between two positive numbers, uniformly in their logarithm."""
+    """The distribution between two positive numbers that is uniform in the logarithm."""
 
     low: float
     high: float
@@ -40,10 +40,10 @@ _MOST_SEEDS = 1 << 16
 
 
 def checked_seeds(seeds: int | Sequence[int]) -> list[int]:
-    """Return the seeds of a sweep: as many as the number says, from 0 on, or those of the list.
+    """Return the seeds of a sweep: the given number of them, from 0 on, or the seeds in the list.
 
     Raises:
-      ConfigError: there are none, too many, one is no seed, or one is there twice.
+      ConfigError: there are none or too many, one is not a seed, or one occurs twice.
     """
     seeds = whole(seeds)
     if isinstance(seeds, str | bool | float) or not isinstance(seeds, int | Iterable):
@@ -60,7 +60,7 @@ def checked_seeds(seeds: int | Sequence[int]) -> list[int]:
 
 
 def range_problems(name: str, values: Any) -> list[str]:
-    """Explain why nothing can be drawn from a distribution, or tried of a list; empty if it can."""
+    """Explain why a distribution cannot be sampled, or a list has no values; empty if there is no problem."""
     if isinstance(values, Uniform | LogUniform):
         logarithmic = isinstance(values, LogUniform)
         ends = [end for end in (values.low, values.high) if not number_problems(name, end)]
@@ -71,18 +71,18 @@ def range_problems(name: str, values: Any) -> list[str]:
 
 
 def _repeated(name: str, values: list[Any]) -> list[str]:
-    """Explain which values are there twice, and so would count one run as two."""
+    """Explain which values occur twice, and so would count one run as two."""
     counts = collections.Counter(text(value) for value in values)
     return [f"{name}: {found} is there twice; name each once" for found, count in counts.items() if count > 1]
 
 
 def configurations(num_samples: int | None, space: Mapping[str, Any], search_seed: int = 0) -> list[dict[str, Any]]:
-    """The settings that a sweep tries: the product of the lists, or random draws.
+    """Return the settings that a sweep tries: the product of the lists, or random samples.
 
     Args:
-      num_samples: None for the full grid; a number for that many random draws, from lists and distributions alike.
+      num_samples: None for the full grid; a number for that many random samples, from both lists and distributions.
       space: by field, a list of values, a single value, or a distribution.
-      search_seed: of the draws.
+      search_seed: seed of the samples.
 
     Raises:
       ConfigError: a distribution without `num_samples` or with wrong ends, an empty list, or a setting that would be

@@ -1,4 +1,4 @@
-"""What `jaxrl.tune` and `jaxrl.pbt` search: one table of ranges by algorithm, and what a call changes of it.
+"""The search spaces of `jaxrl.tune` and `jaxrl.pbt`: a table of ranges by algorithm, and the changes of a call.
 
 Every field of the table is traced, so all trials of a study are one compiled program.
 """
@@ -25,16 +25,16 @@ _POLICY_GRADIENT: dict[str, Range] = {
     "value_cost": Uniform(0.2, 1.0),
 }
 _ACTOR_CRITIC: dict[str, Range] = {"learning_rate": _RATE, "policy_learning_rate": _RATE, "gamma": _GAMMA, "tau": _TAU}
-# Of algorithms that have no entry below: the ranges of the groups of fields that they have.
+# For algorithms without an entry below: the ranges of their groups of fields.
 _GROUPS: dict[type, dict[str, Range]] = {
     ActorCriticFields: {"learning_rate": _RATE, "policy_learning_rate": _RATE, "gamma": _GAMMA},
     TargetFields: {"tau": _TAU},
     TemperatureFields: {"temperature_learning_rate": _RATE},
 }
-_NOISE = Uniform(0.05, 0.5)  # of the standard deviation of exploration
-_SMOOTHING = Uniform(0.05, 0.4)  # of the target policy's noise
+_NOISE = Uniform(0.05, 0.5)  # standard deviation of exploration noise
+_SMOOTHING = Uniform(0.05, 0.4)  # standard deviation of the target policy's noise
 
-# By algorithm and field. Those that need a dataset (BC, GAIL) are not here, as a search takes none.
+# By algorithm and field. Algorithms that need a dataset (BC, GAIL) are missing, as a search takes none.
 SPACES: dict[str, dict[str, Range]] = {
     "a2c": _POLICY_GRADIENT | {"gae_lambda": Uniform(0.8, 1.0), "max_grad_norm": LogUniform(0.3, 5.0)},
     "alphazero": {
@@ -109,7 +109,7 @@ SPACES: dict[str, dict[str, Range]] = {
 
 
 def _ranges(algo: Algorithm) -> dict[str, Range]:
-    """Return the ranges of an algorithm's own entry, or else of its groups of fields."""
+    """Return the ranges of an algorithm's own entry, or of its groups of fields if it has none."""
     of_groups: dict[str, Range] = {}
     for group, ranges in _GROUPS.items():
         if isinstance(algo, group):
@@ -120,17 +120,17 @@ def _ranges(algo: Algorithm) -> dict[str, Range]:
 def search_space(
     algo: Algorithm, overrides: Mapping[str, Any], *, schedules: bool = False
 ) -> tuple[dict[str, Any], dict[str, Range]]:
-    """The fields that are fixed, and those that are searched.
+    """Return the fields that are fixed, and those that are searched.
 
-    Of the table, a field is searched if it is at its default in `algo` and has an effect there.
+    A field of the table is searched if it is at its default in `algo` and has an effect there.
 
     Args:
-      algo: what is tuned.
+      algo: the algorithm to tune.
       overrides: by field, a range or a list in place of the table's; a single value fixes it.
-      schedules: a list may have schedules.
+      schedules: whether a list may contain schedules.
 
     Raises:
-      ConfigError: a field does not exist or cannot have one of its values, or nothing is searched; all problems.
+      ConfigError: all problems: a field does not exist or cannot have one of its values, or nothing is searched.
     """
     default = type(algo)()
     table = {
@@ -146,7 +146,7 @@ def search_space(
         problems += _range_problems(name, values, schedules)
         tried = list(values) if isinstance(values, list | tuple) else [values.low, values.high]
         if isinstance(values, Uniform | LogUniform) and not problems:
-            tried.append(values.low + 0.3 * (values.high - values.low))  # fields of whole numbers take the ends alone
+            tried.append(values.low + 0.3 * (values.high - values.low))  # fields of whole numbers accept only the ends
         for value in tried:
             problems += field_problems(replace(algo, **fixed | {name: value}))
     if not ranges:
@@ -160,7 +160,7 @@ def search_space(
 
 
 def _range_problems(name: str, values: Range, schedules: bool) -> list[str]:
-    """Why a search cannot draw from it, whatever the field; one line each."""
+    """Return why a search cannot sample from these values, for any field; one line each."""
     if isinstance(values, Uniform | LogUniform) or not values:
         return range_problems(name, values)
     values = [value for value in values if not (schedules and is_schedule(value))]

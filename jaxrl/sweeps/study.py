@@ -1,6 +1,6 @@
-"""A study of Optuna, kept as lines of JSON: which settings are tried next, which trial is pruned, what came of each.
+"""A study of Optuna, stored as lines of JSON: it chooses settings, prunes trials and records their results.
 
-Importing this imports Optuna, an extra; so `jaxrl.tune` does when it is called.
+Importing this imports Optuna, an extra; `jaxrl.tune` does it when it is called.
 """
 
 import contextlib
@@ -24,10 +24,10 @@ from jaxrl.run.run_status import is_number
 from jaxrl.sweeps.search import LogUniform, Uniform
 from jaxrl.sweeps.spaces import Range
 
-MOST_TRIALS = 20_000  # of a search: what a file may hold, and what Optuna can choose from in bearable time
-_BEGINNING = b'{"settings": '  # of a line
+MOST_TRIALS = 20_000  # trials of a search; limited by the file size and by the time that Optuna takes to choose
+_BEGINNING = b'{"settings": '  # the beginning of a line
 SAMPLERS: dict[str, Callable[..., optuna.samplers.BaseSampler]] = {
-    # Trials that are under way count as poor ones, so that those begun beside them are not next to them.
+    # Running trials count as poor ones, so that new trials are not close to them.
     "tpe": functools.partial(optuna.samplers.TPESampler, constant_liar=True),
     "random": optuna.samplers.RandomSampler,
 }
@@ -39,14 +39,14 @@ PRUNERS: dict[str, Callable[[], optuna.pruners.BasePruner]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """Settings that were tried, and what came of them.
+    """The settings of a trial that ended, and its result.
 
     Attributes:
       settings: the fields of the algorithm.
       returns: the mean return over seeds at each evaluation.
-      ended: "finished", "pruned", or "failed": a value was not finite, the settings do not go together, or the process
+      ended: "finished", "pruned", or "failed": a value was not finite, the settings are incompatible, or the process
         was lost.
-      problem: of one that failed.
+      problem: the reason, if it failed.
     """
 
     settings: dict[str, Any]
@@ -56,19 +56,19 @@ class Trial:
 
     @property
     def score(self) -> float:
-        """The last mean return; NaN of a trial that did not finish."""
+        """The last mean return; NaN for a trial that did not finish."""
         return self.returns[-1] if self.ended == "finished" else math.nan
 
 
 @dataclasses.dataclass
 class UnderWay:
-    """A trial that was begun and has not ended.
+    """A running trial.
 
     Attributes:
-      number: its place among all trials, in the order in which they are begun.
+      number: its index among all trials, in the order in which they begin.
       settings: the fields of the algorithm.
-      trial: Optuna's.
-      rung: its evaluations so far.
+      trial: Optuna's trial.
+      rung: number of its evaluations so far.
     """
 
     number: int
@@ -78,21 +78,21 @@ class UnderWay:
 
 
 class Study:
-    """The trials so far, and how the next one is chosen.
+    """The trials so far, and the choice of the next one.
 
-    The draws for a trial depend on the seed, on its number and on the trials that have ended or are under way. One that
-    a process left unfinished is not kept, and its number is the next to be begun; so a study of one trial at a time
-    that was killed and goes on is the study that was not.
+    The settings of a trial depend on the seed, on its number and on the trials that have ended or are running. A trial
+    that a process left unfinished is not kept, and its number is used next; so a study of one trial at a time that was
+    killed and resumed equals one that was not.
 
     Args:
-      path: of the file that keeps it, a line of JSON a trial; None: nothing is kept.
-      ranges: what is searched.
+      path: the file that stores it, one JSON line per trial; None: nothing is stored.
+      ranges: the ranges to search, by field.
       fixed: settings that all trials have.
       sampler, pruner: names in `SAMPLERS` and `PRUNERS`.
-      search_seed: of the sampler.
+      search_seed: the sampler's seed.
 
     Raises:
-      RunDirectoryError: what is at `path` is no study of these ranges.
+      RunDirectoryError: the file at `path` is not a study of these ranges.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Study:
         self._path, self._fixed, self._sampler, self._search_seed = path, dict(fixed), sampler, search_seed
         self._distributions = {name: _distribution(values) for name, values in ranges.items()}
         self._trials: dict[int, Trial] = {}  # by number
-        self._begun: set[int] = set()  # numbers, those of trials that ended included
+        self._begun: set[int] = set()  # numbers, including those of trials that ended
         self._unsaved: list[bytes] = []
         self._has_warned = False
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -115,18 +115,18 @@ class Study:
         try:
             if path is not None:
                 self._go_on(path)
-        except Exception as error:  # whatever Optuna meets in a trial that is none of its own
+        except Exception as error:  # any error of Optuna on a trial from another program
             raise RunDirectoryError(
                 f"{path} is no study that could be read: {error!r:.300}; if another program or an earlier jaxrl wrote "
                 "it, move it away, and the search begins anew"
             ) from error
 
     def _go_on(self, path: Path) -> None:
-        """Takes the trials of the file, which is made if there is none. A last line that was cut short is removed.
+        """Read the trials of the file, which is created if missing. A last line that was cut short is removed.
 
         Raises:
-          OSError: it is a link or no regular file, or cannot be written to.
-          ValueError, TypeError, KeyError: it holds something else, and is left as it is.
+          OSError: it is a link or not a regular file, or cannot be written to.
+          ValueError, TypeError, KeyError: it holds something else, and is left unchanged.
         """
         with files.open_to_append(path) as file, files.open_to_read(path) as before:
             data = before.read(files.LARGEST + 1)
@@ -145,17 +145,17 @@ class Study:
                 if not rest.startswith(_BEGINNING) and not _BEGINNING.startswith(rest):
                     raise
                 file.truncate(len(data) - len(rest))  # a process that is killed may leave part of a line
-            else:  # of which an editor took the end of the line
+            else:  # an editor removed the newline
                 self._add(record)
                 os.write(file.fileno(), b"\n")
 
     def trials(self) -> list[Trial]:
-        """Those that came to an end, in the order of their numbers."""
+        """Return the trials that ended, in the order of their numbers."""
         return [self._trials[number] for number in sorted(self._trials)]
 
     @property
     def begun(self) -> int:
-        """How many trials have ended or are under way."""
+        """Number of trials that have ended or are running."""
         return len(self._begun)
 
     @property
@@ -164,9 +164,9 @@ class Study:
         return min(set(range(len(self._begun) + 1)) - self._begun)
 
     def begin(self) -> UnderWay:
-        """Chooses settings to try; several trials may be under way."""
+        """Choose the settings of a new trial; several trials may be running."""
         number = self.next_number
-        high, low = divmod(self._search_seed, 1 << 32)  # the high word last: one of 0 changes nothing
+        high, low = divmod(self._search_seed, 1 << 32)  # the high word last: a 0 there changes nothing
         seed = int(np.random.SeedSequence([low, number, high]).generate_state(1)[0])
         self._study.sampler = SAMPLERS[self._sampler](seed=seed)
         trial = self._study.ask(self._distributions)
@@ -174,22 +174,22 @@ class Study:
         return UnderWay(number, self._fixed | trial.params, trial)
 
     def take(self, under_way: UnderWay, outcome: tuple[float, bool] | JaxrlError) -> Trial | None:
-        """Takes what came of the next evaluation of a trial.
+        """Record the outcome of the next evaluation of a trial.
 
-        A trial that cannot be written is told once, and written with a later one.
+        If a trial cannot be written to the file, this warns once, and writes it with a later one.
 
         Args:
           under_way: the trial.
-          outcome: the score, and whether it was the last evaluation; or why there is none: `ConfigError`, the settings
-            do not go together; `NonFiniteError`, the run failed; another error, the process was lost.
+          outcome: the score, and whether it was the last evaluation; or an error: `ConfigError`, the settings are
+            incompatible; `NonFiniteError`, the run failed; another error, the process was lost.
 
         Returns:
-          The trial if it ended with this; None: it is to be trained further.
+          The trial if it has ended; None: its training continues.
         """
         under_way.rung += 1
         trial, score, pruned, problem = under_way.trial, math.nan, False, None
         if isinstance(outcome, NonFiniteError):
-            trial.report(math.nan, under_way.rung)  # to the sampler the worst of all that came as far
+            trial.report(math.nan, under_way.rung)  # for the sampler, the worst of all trials with this evaluation
             problem = str(outcome)
         elif isinstance(outcome, JaxrlError):
             problem = "; ".join(outcome.problems) if isinstance(outcome, ConfigError) else str(outcome)
@@ -211,11 +211,12 @@ class Study:
         return self._trials[under_way.number]
 
     def run(self, evaluations: Callable[[dict[str, Any]], Iterator[tuple[float, bool]]]) -> Trial:
-        """Tries settings, here and now.
+        """Run one trial in this process.
 
         Args:
-          evaluations: of a run with these settings: the score, and whether it was the last one. Not asked for more once
-            the trial is pruned. ConfigError: the settings do not go together; NonFiniteError: the run failed.
+          evaluations: yields for these settings the score of each evaluation, and whether it was the last one; not
+            resumed once the trial is pruned. Raises ConfigError if the settings are incompatible, NonFiniteError if the
+            run failed.
         """
         under_way = self.begin()
         found = evaluations(under_way.settings)
@@ -241,7 +242,7 @@ class Study:
             "ended": trial.ended,
             "problem": trial.problem,
         }
-        if number != len(self._trials) - 1:  # else its line says it
+        if number != len(self._trials) - 1:  # otherwise its line implies it
             record["number"] = number
         self._unsaved.append((files.to_json(record) + "\n").encode())
         try:
@@ -254,10 +255,10 @@ class Study:
             self._has_warned = True
 
     def _add(self, record: Any) -> None:
-        """Adds the trial that a line keeps.
+        """Add the trial of a line.
 
         Raises:
-          ValueError, TypeError, KeyError: it is none of this search.
+          ValueError, TypeError, KeyError: it is not a trial of this search.
         """
         frozen, number = self._read(record), record.get("number", len(self._trials))
         if type(number) is not int or not 0 <= number < MOST_TRIALS or number in self._trials:
@@ -267,10 +268,10 @@ class Study:
         self._begun.add(number)
 
     def _read(self, record: Any) -> FrozenTrial:
-        """The trial that a line keeps.
+        """Return the trial of a line.
 
         Raises:
-          ValueError, TypeError, KeyError: it is none of this search.
+          ValueError, TypeError, KeyError: it is not a trial of this search.
         """
         params, returns, problem = (record[name] for name in ("settings", "returns", "problem"))
         finished, failed = record["ended"] == "finished", record["ended"] == "failed"
@@ -281,7 +282,7 @@ class Study:
             raise ValueError("it ended in no way that is known")
         if set(params) != set(self._distributions):
             raise ValueError("its settings are not those that are searched")
-        params = {  # of the types that are searched
+        params = {  # converted to the types of the ranges
             name: values.to_external_repr(values.to_internal_repr(params[name]))
             for name, values in self._distributions.items()
         }
@@ -297,7 +298,7 @@ class Study:
 
 
 def _append(path: Path, data: bytes) -> None:
-    """Adds all of `data` to the file, or nothing.
+    """Append all of `data` to the file, or nothing.
 
     Raises:
       OSError: it cannot be written.

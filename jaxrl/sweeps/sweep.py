@@ -1,4 +1,4 @@
-"""Sweeps: seeds times settings, trained in one program."""
+"""A sweep of seeds times settings, trained in one program."""
 
 import contextlib
 import time
@@ -57,7 +57,7 @@ def sweep(
     progress: bool = True,
     **space: Any,
 ) -> SweepResult:
-    """Trains every setting with every seed in one compiled program, sharded over the devices.
+    """Train every setting with every seed in one compiled program, sharded over the devices.
 
     Where the runs of a device are mapped in turn, each run is bit for bit the run of that seed alone; under `vmap` it
     is equal up to rounding. With several processes (`jaxrl.parallel.multihost.distributed`) each trains a part of the
@@ -119,7 +119,7 @@ def sweep(
     for index, one in enumerate(runs):
         groups.setdefault((jax.tree.structure(one.algo), one.program), []).append(index)
     points = min(points, *(one.iterations for one in runs))
-    # Which program, and over how many devices its runs lie, is of how they are kept.
+    # The number of the program and of its devices belong to the configuration of the checkpoints.
     configs = [
         {"sweep": identity | {"program": number, "devices": devices}, "logging": run.logging}
         for number in range(len(groups))
@@ -128,7 +128,7 @@ def sweep(
     run_configs = [one.config(None) for one in runs]
     run_dir = None if run.run_dir is None else files.expand(run.run_dir)
     if run_dir is not None:
-        other = run.overwrite or (run_dir / "program-0").exists()  # checkpoints say what differs
+        other = run.overwrite or (run_dir / "program-0").exists()  # the check of checkpoints names the differences
         sweep_directory.check(run_dir, "a sweep", run_configs, seeds, overwrite=other)
     display = ProgressBar() if run.progress and leader else None
     began = time.monotonic()
@@ -182,17 +182,17 @@ def sweep(
     return result
 
 
-# Arguments of `train` that a sweep has not, and what has them.
+# Arguments of `train` that a sweep does not have, and the alternatives.
 _ELSEWHERE = {
     "dataset": "a sweep in one program has no dataset; call jaxrl.train(dataset=...) for each run",
 }
 
 
 def _settings(run, num_samples, search_seed, space) -> list[dict[str, Any]]:
-    """Return what is tried, a dictionary per configuration; one of several numbers of environments is in it.
+    """Return the settings to try, a dictionary per configuration, with `num_envs` if there are several.
 
     Raises:
-      ConfigError: all that is wrong.
+      ConfigError: all invalid settings.
     """
     problems = [f"{name}=: {what}" for name, what in _ELSEWHERE.items() if name in space]
     num_envs = run.num_envs

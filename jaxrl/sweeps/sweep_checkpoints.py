@@ -1,4 +1,4 @@
-"""What a sweep keeps of the runs of one program, so that it goes on where it was."""
+"""The checkpoints of the runs of one program of a sweep, for resuming it."""
 
 import contextlib
 import signal
@@ -24,10 +24,10 @@ from jaxrl.run.result import opened
 def open_checkpointers(
     run_dir: str | Path | None, configs: Sequence[Mapping[str, Any]], *, overwrite: bool
 ) -> Generator[list[Checkpointer] | list[None]]:
-    """The checkpoints of every program of a sweep, each in a directory of its own; None for each without `run_dir`.
+    """Open the checkpoints of every program of a sweep, each in its own directory; None for each without `run_dir`.
 
     Raises:
-      RunDirectoryError: a directory is in use, or holds another sweep (the difference is shown).
+      RunDirectoryError: a directory is in use, or holds another sweep (the message names the difference).
     """
     with contextlib.ExitStack() as stack:
         if run_dir is None:
@@ -35,26 +35,26 @@ def open_checkpointers(
             return
         run_dir = files.expand(run_dir)
         paths = [run_dir / f"program-{number}" for number in range(len(configs))]
-        # However often a save fails: what was learned is in memory alone until all runs are at their end.
+        # No limit on failed saves: until all runs have ended, their states are only in memory.
         settings = {"keep": 2, "max_failures": sys.maxsize}
         both = zip(paths, configs, strict=True)
         yield [stack.enter_context(opened(path, config, overwrite=overwrite, **settings))[1] for path, config in both]
 
 
 def interrupted(number: int) -> BaseException:
-    """Return what is raised once a sweep that a signal interrupted is saved."""
+    """Return the exception to raise once a sweep that a signal interrupted is saved."""
     return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
 
 
 class Progress:
-    """How far the runs of one program are: their states, and the report of every point so far.
+    """The progress of the runs of one program: their states, and the report of every point so far.
 
     Args:
-      states: of all runs, as they begin.
+      states: the initial states of all runs.
       steps: the environment steps at each point.
-      checkpointer: where to keep it; None: nowhere.
+      checkpointer: saves the progress; None: it is not saved.
       every: environment steps between two checkpoints.
-      beside: arrays that are saved too, with room for every point; restored in place.
+      beside: further arrays to save, with room for every point; restored in place.
     """
 
     def __init__(
@@ -70,20 +70,20 @@ class Progress:
         self._steps, self._checkpointer, self._every, self._saved = list(steps), checkpointer, every, 0
 
     def restore(self, report: Report, mesh: jax.sharding.Mesh) -> None:
-        """Goes on from the newest checkpoint, if there is one.
+        """Restore the newest checkpoint, if there is one.
 
         Args:
-          report: the shapes of a point's.
-          mesh: over which the states lie.
+          report: the shapes of a point's report.
+          mesh: the mesh that the states are sharded over.
 
         Raises:
-          CheckpointError: there is none that fits.
+          CheckpointError: no checkpoint matches this sweep.
         """
         if self._checkpointer is None or self._checkpointer.is_empty():
             return
         runs = NamedSharding(mesh, PartitionSpec("runs"))
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=runs), self.states)
-        self.states = shapes  # those that had begun are not held beside those restored
+        self.states = shapes  # frees the initial states before others are restored
         saved, step, _ = self._checkpointer.restore({"states": shapes, "reports": self._room(report)} | self._beside)
         if step not in self._steps:
             raise CheckpointError(
@@ -95,15 +95,15 @@ class Progress:
         self.reports = [jax.tree.map(lambda x, point=point: x[point], saved["reports"]) for point in range(done)]
 
     def add(self, states: RunState, report: Report, signal_number: int | None) -> None:
-        """A point more; saved if it is time, if it is the last one, or if the sweep was asked to end.
+        """Add a point; save if it is due, if it is the last one, or if a signal arrived.
 
         Args:
-          states: of all runs there.
-          report: since the point before.
-          signal_number: the signal that calls for an end, if one came.
+          states: states of all runs at the point.
+          report: report since the previous point.
+          signal_number: the signal that ends the sweep, if one arrived.
 
         Raises:
-          KeyboardInterrupt, SystemExit: it was asked to, and is saved.
+          KeyboardInterrupt, SystemExit: a signal arrived, and the sweep is saved.
         """
         self.states = states
         self.reports.append(report)
@@ -124,5 +124,5 @@ class Progress:
             raise interrupted(signal_number)
 
     def _room(self, report):
-        """For a report of every point; of the same shapes however many there are."""
+        """Return zeros for the reports of all points, so that shapes do not depend on the number of points so far."""
         return jax.tree.map(lambda x: np.zeros((len(self._steps), *x.shape), x.dtype), report)

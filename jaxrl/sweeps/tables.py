@@ -1,4 +1,4 @@
-"""Results as text."""
+"""Results formatted as text tables."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,19 +11,19 @@ from jaxrl.core.errors import MissingExtraError
 if TYPE_CHECKING:
     import pandas
 
-_DIGITS = 4  # significant ones of the largest number of a column
-_OF_DIFFERENCES = 2  # of the difference between the largest and the smallest
-_MOST = 7  # that a float32 has
+_DIGITS = 4  # significant digits of the largest number of a column
+_OF_DIFFERENCES = 2  # significant digits of the difference between the largest and the smallest
+_MOST = 7  # significant digits of a float32
 _WIDEST = 12  # digits on either side of the point; beyond, numbers have an exponent
 
 
 def short(value: Any) -> str:
-    """A setting, a number with four digits."""
+    """Return a setting as text, a float with four digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def significant(values: Sequence[float]) -> list[str]:
-    """Write the numbers of a column so that they can be compared, all with the same number of decimals.
+    """Format the numbers of a column so that they can be compared, all with the same number of decimals.
 
     The largest has at least four significant digits, and the difference between the largest and the smallest two, as
     far as a float32 has them. Very large and very small columns are written with exponents.
@@ -45,7 +45,7 @@ def significant(values: Sequence[float]) -> list[str]:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells, the header first, as lines with columns of one width."""
+    """Return rows of cells, the header first, as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
@@ -53,13 +53,13 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells, the header first, as a table of Markdown."""
+    """Return rows of cells, the header first, as a Markdown table."""
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     return "\n".join([lines[0], "|" + " ---: |" * len(rows[0]), *lines[1:]])
 
 
 def data_frame(rows: Sequence[Mapping[str, Any]]) -> "pandas.DataFrame":
-    """Return rows as a table of pandas; what a row lacks is missing there.
+    """Return rows as a pandas table; cells that a row lacks are missing values.
 
     Raises:
       MissingExtraError: pandas is not installed.

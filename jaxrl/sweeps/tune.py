@@ -1,4 +1,4 @@
-"""`jaxrl.tune`: settings of an algorithm found by Bayesian search, with pruning."""
+"""`jaxrl.tune`: Bayesian search for settings of an algorithm, with pruning."""
 
 import contextlib
 import dataclasses
@@ -58,7 +58,7 @@ class TuneResult:
     """The trials of a search.
 
     Attributes:
-      trials: in the order in which they were begun; each has `settings`, `returns` (the mean over seeds at each
+      trials: in the order in which they began; each has `settings`, `returns` (the mean over seeds at each
         evaluation), `ended` ("finished", "pruned" or "failed"), `problem` and `score`, its last mean return if it
         finished.
       title: the algorithm and the environment.
@@ -90,7 +90,7 @@ class TuneResult:
         return self.best_trial.settings
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """Return a table with a row for each trial: settings, the last mean return, the evaluations, how it ended.
+        """Return a table with a row for each trial: settings, last mean return, number of evaluations, and outcome.
 
         Raises:
           MissingExtraError: pandas is not installed.
@@ -101,7 +101,7 @@ class TuneResult:
     def importance(self) -> dict[str, float]:
         """Return the share of the variance of scores that each setting explains (`jaxrl.plots.importance`).
 
-        Trials that were pruned do not count: their score is not known.
+        Pruned trials do not count: their score is unknown.
         """
         return importance(*self._scored())
 
@@ -109,7 +109,7 @@ class TuneResult:
         """Draw settings and score of every trial as parallel coordinates, the most important setting first.
 
         Args:
-          path: where the picture goes, if anywhere; its suffix gives the format.
+          path: file for the picture, if any; its suffix sets the format.
 
         Raises:
           ConfigError: pictures have no such format.
@@ -121,14 +121,14 @@ class TuneResult:
         return [trial.settings for trial in trials], [trial.score for trial in trials]
 
     def table(self) -> str:
-        """A text table with a line for each trial, the best first, then those that did not finish."""
+        """Return a text table with a line for each trial, the best first, then those that did not finish."""
         return aligned(self._cells())
 
     def plot(self, path: str | Path | None = None) -> "Chart":
-        """Draws the score of every trial and the best so far.
+        """Draw the score of every trial and the best so far.
 
         Args:
-          path: where the picture goes, if anywhere; its suffix gives the format.
+          path: file for the picture, if any; its suffix sets the format.
         """
         return plot_trials([trial.score for trial in self.trials], path, title=self.title)
 
@@ -136,8 +136,8 @@ class TuneResult:
         """Write the trials into a directory: `trials.csv`, `trials.md` and `trials.png`.
 
         Raises:
-          ConfigError: a file of somebody else has one of these names.
-          RunDirectoryError: it cannot be written to.
+          ConfigError: a file that jaxrl did not write has one of these names.
+          RunDirectoryError: the directory cannot be written to.
         """
         path = files.expand(path)
         for name in ("trials.csv", "trials.md"):
@@ -154,7 +154,7 @@ class TuneResult:
             raise RunDirectoryError(f"the trials cannot be written to {path}: {error}") from error
 
     def _rows(self) -> list[dict[str, Any]]:
-        """A row for each trial, the best first, then those that did not finish."""
+        """Return a row for each trial, the best first, then those that did not finish."""
         order = sorted(range(len(self.trials)), key=lambda place: -np.nan_to_num(self.trials[place].score, nan=-np.inf))
         found = [(place, self.trials[place]) for place in order]
         return [
@@ -164,7 +164,7 @@ class TuneResult:
         ]
 
     def _cells(self) -> list[list[str]]:
-        """The table as text, the header first."""
+        """Return the table as text, the header first."""
         rows = self._rows()
         columns = {name: [short(row[name]) for row in rows] for name in rows[0]}
         columns["return"] = significant([row["return"] for row in rows])
@@ -200,7 +200,7 @@ def tune(
     progress: bool = True,
     **space: Any,
 ) -> TuneResult:
-    """Searches settings of an algorithm for the highest final return, the mean over seeds.
+    """Search settings of an algorithm for the highest final return, the mean over seeds.
 
     All seeds of a trial are one compiled program, and as long as only traced fields are searched all trials are the
     same one. After each evaluation the trial may be pruned: then its training ends there. Each run is the run of
@@ -286,7 +286,7 @@ def tune(
         problems.append(f"a search runs in one process, and these are {jax.process_count()}")
     if problems:
         raise ConfigError(problems)
-    if backend == "ray":  # its processes have devices of their own
+    if backend == "ray":  # its processes have their own devices
         devices, mapping = devices or how.devices, mapping or ("vmap" if gpus_per_run else "in_turn")
         devices_and_mapping(1, mapping)
     else:
@@ -346,7 +346,7 @@ def tune(
 
 
 def _keep_best(study, path, seeds, run, states, returns) -> None:
-    """Save what the best seed of a trial has learned, if the trial is the best so far."""
+    """Save the policy of the best seed of a trial, if the trial is the best so far."""
     scores = np.nanmean(returns, axis=-1)
     if any(trial.ended == "finished" and trial.score >= float(scores.mean()) for trial in study.trials()):
         return
@@ -363,7 +363,7 @@ def _keep_best(study, path, seeds, run, states, returns) -> None:
 
 
 def _leave(study, title, path) -> None:
-    """Save the trials so far; a disk that is full costs no more than that."""
+    """Save the trials so far; warn if that fails, for example on a full disk."""
     if not study.trials():
         return
     try:
@@ -374,7 +374,7 @@ def _leave(study, title, path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Training:
-    """The runs of a trial, as those of all trials; in this process or in a Ray actor."""
+    """The training of a trial, the same for all trials; in this process or in a Ray actor."""
 
     run: RunSettings
     seeds: list[int]
@@ -390,10 +390,10 @@ class _Training:
 
 
 def _evaluations(run: CompiledRun, many: VectorizedRuns, seeds, keep=None) -> Iterator[tuple[float, bool]]:
-    """Trains the runs of all seeds from one evaluation to the next: the mean return, and whether it is the last.
+    """Train the runs of all seeds; yield the mean return of each evaluation, and whether it is the last.
 
     Raises:
-      NonFiniteError: in a run of one of the seeds a value was not finite, or no episode came to an end.
+      NonFiniteError: in a run of one of the seeds a value was not finite, or no episode ended.
     """
     env, rows, iterations = run.env, run.rows, run.iterations
     algos, roots = many.stack([run.algo] * len(seeds)), many.stack([keys.root_key(seed) for seed in seeds])

@@ -33,14 +33,14 @@ from jaxrl.run.settings import RunSettings
 
 
 def devices_and_mapping(devices: int | None, mapping: str | None) -> tuple[int, str]:
-    """How many devices of this process runs are spread over, and how those of one device are mapped.
+    """Return the number of devices of this process for the runs, and the mapping of runs on one device.
 
     Args:
-      devices: None: all of them; of a CPU that JAX has not started on yet, one a core.
+      devices: number of devices; None: all of them; on a CPU, one per core if JAX has not started yet.
       mapping: "vmap", "in_turn", or None for the faster on this platform.
 
     Raises:
-      ConfigError: there are not so many, or there is no such mapping.
+      ConfigError: there are fewer devices, or the mapping is unknown.
     """
     if devices is None:
         use_cpu_devices(cores())
@@ -54,7 +54,7 @@ def devices_and_mapping(devices: int | None, mapping: str | None) -> tuple[int, 
 
 @dataclasses.dataclass(frozen=True)
 class VectorizedRuns:
-    """Many runs of one program over a mesh of devices; static. Runs beyond `runs` only fill up the last device."""
+    """The runs of one program over a mesh of devices; static. Runs beyond `runs` are padding of the last device."""
 
     program: Program[Environment, Rings]
     devices: int
@@ -68,7 +68,7 @@ class VectorizedRuns:
         return jax.sharding.Mesh(np.array(devices), ("runs",), axis_types=auto)
 
     def stack(self, trees: list[Any]) -> Any:
-        """One tree with a leading axis of runs, padded to a multiple of the devices."""
+        """Return one tree with a leading axis of runs, padded to a multiple of the devices."""
         padded = trees + [trees[-1]] * (-len(trees) % self.devices)
         if isinstance(trees[0], jax.Array):
             return jnp.stack(padded)
@@ -84,32 +84,32 @@ class VectorizedRuns:
         return _chunk_many(self, algos, env, states, jnp.int32(length), jnp.float32(total_steps_per_env))
 
     def lower_start(self, algos: Any, env: Environment, keys: Any) -> jax.stages.Lowered:
-        """Lower what `start` runs, of the shapes of its arguments."""
+        """Lower the program of `start`, from the shapes of its arguments."""
         return _start_many.lower(self, algos, env, keys)
 
     def lower_chunk(
         self, algos: Any, env: Environment, states: Any, length: Any, total_steps_per_env: Any
     ) -> jax.stages.Lowered:
-        """Lower what `chunk` runs, of the shapes of its arguments."""
+        """Lower the program of `chunk`, from the shapes of its arguments."""
         return _chunk_many.lower(self, algos, env, states, length, total_steps_per_env)
 
     def lower_evaluation(
         self, algos: Any, learners: Any, env: Any, keys: Any, settings: RunSettings
     ) -> jax.stages.Lowered:
-        """Lower what `evaluate` runs, of the shapes of its arguments."""
+        """Lower the program of `evaluate`, from the shapes of its arguments."""
         return _evaluate_many.lower(self, algos, learners, env, keys, **_played(settings))
 
     def check_memory(
         self, algos: Any, env: Environment, keys: Any, free: Mapping[str, int | None] | None = None
     ) -> None:
-        """Check that the states of all runs may lie on the devices, and fit.
+        """Check that the states of all runs can be stored on the devices, and fit.
 
         Args:
-          algos, env, keys: of the runs, stacked; of the keys the shapes are enough.
+          algos, env, keys: algorithms, environment and keys of the runs, stacked; the shapes of the keys are enough.
           free: bytes free on "host" and on each "device"; None: as they are now.
 
         Raises:
-          ConfigError: they do not.
+          ConfigError: they cannot, or do not fit.
         """
         sources = self.program.layout.experience(self.first(algos)).online_sources.values()
         if any(source.replay_memory == "host" for source in sources):
@@ -122,7 +122,7 @@ class VectorizedRuns:
         memory.check_run(self.first(algos), one, devices, runs=runs, saved=False, free=free)
 
     def evaluate(self, algos: Any, learners: Any, keys: jax.Array, settings: RunSettings) -> np.ndarray:
-        """Return the returns of complete episodes of every run, NaN where one did not end."""
+        """Return the returns of complete episodes of every run, NaN for an episode that did not end."""
         how = _played(settings)
         scores = _evaluate_many(self, algos, learners, settings.env, keys, **how)
         returns, _, done = jax.device_get(scores)
@@ -133,16 +133,16 @@ class VectorizedRuns:
         """Copy runs over others, of this process or of another one.
 
         Args:
-          trees: of the runs of this process, stacked as by `stack`; donated.
-          copies: (to, source), numbers among the runs of all processes, `runs` of each; the same in every process. No
+          trees: trees of the runs of this process, stacked as by `stack`; donated.
+          copies: (to, source), indices among the runs of all processes, `runs` of each; the same in every process. No
             run is both.
 
         Returns:
-          The trees, bit for bit but for the runs that were copied over.
+          The trees, bit for bit unchanged except for the runs that were copied over.
         """
         if not copies:
             return trees
-        rows = -(-self.runs // self.devices) * self.devices  # of a process, with those that fill up the last device
+        rows = -(-self.runs // self.devices) * self.devices  # runs of a process, with the padding of the last device
         places = np.asarray(copies) // self.runs * rows + np.asarray(copies) % self.runs
         mesh, runs, processes = self.mesh, PartitionSpec("runs"), jax.process_count()
         if processes > 1:
@@ -155,13 +155,13 @@ class VectorizedRuns:
         return trees if processes == 1 else multihost_utils.global_array_to_host_local_array(trees, mesh, runs)
 
     def mapped(self, function):
-        """`function` of the runs of one device, from a function of one run."""
+        """Return a function of the runs of one device, given a function of one run."""
         if self.mapping == "vmap":
             return lambda *trees: jax.vmap(function)(*trees)
         return lambda *trees: jax.lax.map(lambda tree: function(*tree), trees)
 
     def sharded(self, function, unmapped: int):
-        """`function` of the runs of one device, over all devices; the last `unmapped` arguments go to all."""
+        """Map a function of one device's runs over all devices; the last `unmapped` arguments go to all of them."""
         runs = PartitionSpec("runs")
 
         def call(*arguments):
@@ -173,7 +173,7 @@ class VectorizedRuns:
 
 
 def _played(settings: RunSettings) -> dict[str, Any]:
-    """Return how many episodes are played, and how, as `_evaluate_many` takes it."""
+    """Return the keyword arguments of `_evaluate_many`: the number of episodes, and how to act."""
     num_envs, quota = layout(settings.evaluation_episodes, agents=num_agents(settings.env))
     return {"num_envs": num_envs, "quota": quota, "explore": settings.explore_in_evaluation}
 
@@ -195,7 +195,7 @@ def _chunk_many(many, algos, env, states, length, total_steps_per_env):
             return _in_turn(
                 lambda algo, state: program.advance(algo, env, state, length, total_steps_per_env), algos, states
             )
-        # Under vmap the counters stay outside of the mapped axis, so that branches on them stay branches.
+        # Under vmap the counters stay outside the mapped axis, so that branches on them stay branches.
         steps_per_env, empty_at = jax.tree.map(lambda x: x[0], (states.steps_per_env, states.empty_at))
         names = [field.name for field in dataclasses.fields(RunState)]
         mapped_axes: dict[str, Any] = dict.fromkeys(names, 0) | {"steps_per_env": None, "empty_at": None}
@@ -219,7 +219,7 @@ def _chunk_many(many, algos, env, states, length, total_steps_per_env):
 
 
 def _in_turn(advance, algos, states):
-    """`advance(algo, state) -> (state, report)` of every run, one after another, writing each state over its old one.
+    """Call `advance(algo, state) -> (state, report)` for every run in turn, writing each state over its old one.
 
     `jax.lax.map` would keep the old and the new states of all runs, and hence every replay twice.
     """
@@ -244,7 +244,7 @@ def _in_turn(advance, algos, states):
 
 @partial(jax.jit, static_argnums=0, donate_argnums=1)
 def _copy_many(mesh, trees, copies, count):
-    """Copy one run after another, so that there is room for no more than one on each device."""
+    """Copy one run after another, so that each device needs room for only one more."""
 
     def one_device(trees, copies, count):
         def copy(number, x):
@@ -264,7 +264,7 @@ def _copy_many(mesh, trees, copies, count):
 
 
 def _key_data(trees):
-    """Random keys as their words, which devices can exchange."""
+    """Replace random keys by their words, which devices can exchange."""
     return jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, trees)
 
 
