@@ -52,8 +52,8 @@ class PBTResult(SweepResult):
 
     Attributes:
       lineage: the parent of each member, the scores and the hyperparameters of every interval.
-      fresh_returns: (episodes,) returns of the winner in fresh episodes, used neither in training nor to choose it; NaN if
-        unfinished. Unlike the best of many evaluations, they are not biased upwards by the choice.
+      fresh_returns: (episodes,) returns of the winner in fresh episodes, used neither in training nor to choose it; NaN
+        if unfinished. Unlike the best of many evaluations, they are not biased upwards by the choice.
       member_seeds: seeds of the runs that the members are before they copy others.
     """
 
