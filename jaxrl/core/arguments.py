@@ -13,7 +13,7 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import count_problems, describe, number_problems, problem, seed_problems, whole
 
 Limits = Mapping[str, float]
-SEEDS = ("seed", "search_seed")  # integers alone: large ones are no floats
+SEEDS = ("seed", "search_seed")  # only integers: floats cannot represent large ones
 
 
 def members(annotation: Any) -> tuple[Any, ...]:

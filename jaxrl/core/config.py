@@ -1,6 +1,6 @@
 """Configurations as JSON and back: algorithms, networks and topologies are dataclasses, hence trees.
 
-Classes and functions stand in a file by their registered names (`jaxrl.core.registry`): reading a configuration makes
+A file refers to classes and functions by their registered names (`jaxrl.core.registry`): reading a configuration makes
 instances of registered dataclasses, and neither imports nor runs anything else that a file names.
 """
 
@@ -117,7 +117,7 @@ def build(cls: Any, values: Mapping[str, Any]) -> Any:
     for field, item in values.items():
         if not _fits(item, hints.get(field, Any)):
             raise ConfigError(f"{name} cannot have {field}={_short_repr(item)}")
-    if not cls.__dataclass_params__.init:  # its __init__ takes something else than its fields
+    if not cls.__dataclass_params__.init:  # its __init__ takes other arguments than its fields
         if lacking := sorted(known - set(values)):
             raise ConfigError(f"{name} lacks {', '.join(lacking)}")
         bare = cls.__new__(cls)
@@ -237,7 +237,7 @@ def _hints(cls):
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Return whether `value` has the type of a field's annotation; arrays of numbers stand for JAX's."""
+    """Return whether `value` has the type of a field's annotation; arrays of numbers count as JAX arrays."""
     if isinstance(hint, typing.TypeAliasType):
         return _fits(value, hint.__value__)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)

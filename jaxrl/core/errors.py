@@ -1,4 +1,4 @@
-"""Errors that say what is wrong, the value, what is allowed and what to do."""
+"""Errors whose messages contain the problem, the value, the allowed values and a remedy."""
 
 import difflib
 import re
@@ -7,14 +7,14 @@ from typing import Any
 
 
 class JaxrlError(Exception):
-    """Base of every error that jaxrl raises on purpose."""
+    """The base class of every error that jaxrl raises on purpose."""
 
 
 class ConfigError(JaxrlError, ValueError):
-    """One or several settings are wrong; raised before anything is compiled.
+    """An error for one or several invalid settings, raised before anything is compiled.
 
     Attributes:
-      problems: one line a problem, all that were found.
+      problems: all problems found, one line per problem.
     """
 
     def __init__(self, problems: str | Sequence[str]):
@@ -23,16 +23,16 @@ class ConfigError(JaxrlError, ValueError):
 
 
 class EnvironmentContractError(JaxrlError):
-    """An environment breaks the protocol of `jaxrl.core.types.Environment`; names the leaf."""
+    """An error for an environment that breaks the protocol `jaxrl.core.types.Environment`; it names the leaf."""
 
 
 class EnvironmentFailedError(JaxrlError):
-    """A host environment raised, hung or lost its process; says where, and shows its traceback if it has one.
+    """An error for a host environment that raised, hung or lost its process; it has its traceback, if there is one.
 
     Attributes:
-      index: of the environment, among all of the run; None: of a whole group.
-      seed: of its first reset; None if it was never reset.
-      action: of the step that failed; None in a reset.
+      index: index of the environment among all of the run; None: a whole group.
+      seed: seed of its first reset; None if it was never reset.
+      action: action of the step that failed; None in a reset.
     """
 
     def __init__(self, message: str, index: int | None = None, seed: int | None = None, action: Any = None):
@@ -41,7 +41,7 @@ class EnvironmentFailedError(JaxrlError):
 
 
 class MissingExtraError(JaxrlError, ImportError):
-    """An optional dependency is not installed; says which extra brings it."""
+    """An error for an optional dependency that is not installed; it names the extra to install."""
 
     def __init__(self, what: str, extra: str, hint: str = ""):
         how = f"pip install 'jaxrl[{extra}]'" + (f" ({hint})" if hint else "")
@@ -49,38 +49,38 @@ class MissingExtraError(JaxrlError, ImportError):
 
 
 class CheckpointError(JaxrlError):
-    """No checkpoint can be restored; says which were tried and why each failed."""
+    """An error if no checkpoint can be restored; it lists those that were tried and why each failed."""
 
 
 class RunDirectoryError(JaxrlError):
-    """A run directory is in use, or belongs to another configuration."""
+    """An error for a run directory that is in use or belongs to another configuration."""
 
 
 class DatasetError(JaxrlError):
-    """A dataset is damaged or breaks the rules of its format; names the episode and the field."""
+    """An error for a dataset that is damaged or breaks the rules of its format; it names the episode and the field."""
 
 
 class NoDatasetError(DatasetError, ConfigError):
-    """There is no dataset under the requested name or path."""
+    """An error for a name or path without a dataset."""
 
 
 class RecordingError(JaxrlError):
-    """A run's trajectories could not be written; says where and why."""
+    """An error for trajectories of a run that could not be written; it has the path and the reason."""
 
 
 class PeerError(JaxrlError):
-    """Another process of the run ended, failed, or does not answer."""
+    """An error for another process of the run that ended, failed, or does not answer."""
 
 
 class RunStoppedWarning(RuntimeWarning):
-    """A run has ended early because something failed; its result is what was learned before."""
+    """A warning that a run ended early because of a failure; its result is the state before that."""
 
 
 class NonFiniteError(JaxrlError):
-    """NaN or Inf appeared while training; names the leaf and the step."""
+    """An error for NaN or Inf in training; it names the leaf and the step."""
 
 
-# What Stable-Baselines3, CleanRL and purejaxrl call settings that have another name here.
+# Names in Stable-Baselines3, CleanRL and purejaxrl of settings that have another name here.
 _ELSEWHERE = {
     "anneal_lr": "learning_rate",
     "buffer_size": "capacity",

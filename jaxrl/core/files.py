@@ -39,7 +39,7 @@ def expand(path: str | os.PathLike) -> Path:
 
 
 def cache_folder() -> Path | None:
-    """Return the folder that `CACHE` names, else `jaxrl` in the user's cache folder; None: it is switched off.
+    """Return the folder that `CACHE` names, otherwise `jaxrl` in the user's cache folder; None: it is switched off.
 
     Raises:
       ConfigError: JAXRL_CACHE is a path that `expand` refuses.
@@ -48,7 +48,7 @@ def cache_folder() -> Path | None:
     if setting := os.environ.get(CACHE, ""):
         return None if setting.lower() in ("off", "0", "no", "false") else expand(setting)
     folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not folder.is_absolute():  # as its specification asks; an empty one is none
+    if not folder.is_absolute():  # as its specification asks; an empty value counts as unset
         folder = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
     return folder / "jaxrl"
 
@@ -132,7 +132,7 @@ def replacing(path: str | os.PathLike, mode: str = "w") -> Generator[IO[Any]]:
       OSError: it cannot be written.
     """
     path = Path(path)
-    # A new file under a random name: what lies in the directory may be a link to elsewhere.
+    # A new file under a random name: an existing entry of the directory may be a link to elsewhere.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     as_text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
     try:

@@ -1,4 +1,4 @@
-"""What environments and recipes on the host may have besides `HostEnvironment` and `HostRecipe`: protocols."""
+"""Optional protocols of host environments and recipes, in addition to `HostEnvironment` and `HostRecipe`."""
 
 from typing import Any, Protocol, runtime_checkable
 

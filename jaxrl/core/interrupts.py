@@ -82,11 +82,12 @@ def blocked() -> Generator[None]:
 
 @contextlib.contextmanager
 def receiving(receive: Callable[[int], None]) -> Generator[None]:
-    """Pass signals to `receive` while entered, in place of what was done with them before.
+    """Pass signals to `receive` within the block, in place of their earlier handling.
 
     Args:
-      receive: called with the number of each signal: in a thread where this process is owned, whatever the main one
-        does; else in the handler of the main thread. It may call `leave`. It is never called after the block.
+      receive: called with the number of each signal: in a separate thread if this process is owned, even while the main
+        thread is busy; otherwise in the handler of the main thread. It may call `leave`. It is never called after the
+        block.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -163,7 +164,7 @@ def returned(code: int) -> int:
 
 
 def _note(number: int, _: FrameType | None) -> None:
-    """Handle a signal in the main thread: only see to it that the thread of `_act` hears of it."""
+    """Handle a signal in the main thread: only wake the thread of `_act`."""
     if (other := signal.set_wakeup_fd(_pipe[1], warn_on_full_buffer=False)) != _pipe[1]:  # of an event loop
         signal.set_wakeup_fd(other)
         os.write(_pipe[1], bytes([number]))
@@ -212,7 +213,7 @@ def _flush() -> bool:
 
 
 def _end() -> None:
-    """End what is left of the process: no thread acts on signals any more."""
+    """End the rest of the process, when no thread acts on signals any more."""
     if _exit_codes:
         _exit(_exit_codes[-1])
     for number in ENDING:
@@ -224,9 +225,9 @@ def _end() -> None:
 
 
 def interruptible[**P, R](function: Callable[P, R]) -> Callable[P, R]:
-    """Have Ctrl-C raise KeyboardInterrupt in `function` outside of imports, and again where it was lost.
+    """Have Ctrl-C raise KeyboardInterrupt in `function` outside of imports, and again if it was lost.
 
-    Changes nothing where Python's own handler is not in force, as in the process of a command.
+    Change nothing if Python's own handler is not installed, as in the process of a command.
     """
 
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -264,7 +265,7 @@ def _interrupt() -> None:
 
 
 def _is_importing(frame: FrameType | None) -> bool:
-    """Return whether the outermost `interruptible` function, or the program where there is none, imports something."""
+    """Return whether the outermost `interruptible` function, or the program if there is none, is importing a module."""
     importing, found = False, None
     while frame is not None:
         importing = importing or frame.f_code.co_filename.startswith(_IMPORTS)
@@ -275,7 +276,7 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 
 def _lost(hook: Callable[[Any], object], unraisable: Any) -> None:
-    """Interrupt again where the exception came up in a weak reference's callback or a finalizer, which lose it."""
+    """Interrupt again if the exception was raised in a weak reference's callback or a finalizer, which lose it."""
     if unraisable.exc_type is KeyboardInterrupt:
         _interrupt_again()
     else:
@@ -285,7 +286,7 @@ def _lost(hook: Callable[[Any], object], unraisable: Any) -> None:
 def _interrupt_again() -> None:
     if not _tries:
         _tries.append(object())
-        _thread.start_new_thread(_try, (_tries[0],))  # `threading` has a lock, which who was interrupted may hold
+        _thread.start_new_thread(_try, (_tries[0],))  # `threading` has a lock, which the interrupted code may hold
 
 
 def _try(this: object) -> None:

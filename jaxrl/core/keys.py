@@ -17,7 +17,7 @@ _INIT, _ENVIRONMENT, _POLICY, _UPDATE, _SAMPLE, _EVALUATE, _HELD_OUT, _POPULATIO
 
 
 def root_key(seed: int) -> jax.Array:
-    """Return a run's root key, of the kind whose numbers are drawn without a loop.
+    """Return a run's root key, of the kind that generates numbers without a loop.
 
     It is `jax.random.key(seed)` with 64-bit integers enabled, bit for bit, whether they are or not: its words are
     `(seed >> 32, seed mod 2^32)`. JAX's default would ignore the first.
@@ -106,7 +106,7 @@ def evaluation_key(key: jax.Array) -> jax.Array:
 
 
 def population_key(key: jax.Array, point: int) -> jax.Array:
-    """Return the key for what happens between a population's members at `point`, from the population's root key."""
+    """Return the key for the copies between a population's members at `point`, from the population's root key."""
     return jax.random.fold_in(jax.random.fold_in(key, _POPULATION), point)
 
 

@@ -57,7 +57,7 @@ def problem(number: Any, limits: Mapping[str, float] | None = None) -> str | Non
 
 
 def odd_discounts(discount: Any) -> Any:
-    """Return which of an environment's own discounts no step may have whose task goes on: 0, NaN, and beyond -1 and 1.
+    """Return which of an environment's discounts are invalid for a step whose task continues: 0, NaN, beyond -1 and 1.
 
     Args:
       discount: array of NumPy or JAX, float32.

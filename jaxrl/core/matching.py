@@ -8,8 +8,8 @@ from jaxrl.core.types import HasSpaces
 def space_problems(here: HasSpaces, there: HasSpaces, said: str) -> list[str]:
     """Return a line for each space whose elements differ in shape, dtype, names or number of actions.
 
-    Bounds of boxes may differ, since physical parameters and time limits move them; what a policy computes does not
-    depend on them.
+    Bounds of boxes may differ, since physical parameters and time limits move them; a policy's output does not depend
+    on them.
 
     Args:
       here: the spaces to check.
@@ -28,7 +28,7 @@ def check_spaces(spec: HasSpaces, env: HasSpaces) -> None:
     """Refuse an environment that a policy trained on `spec` cannot play in; bounds of boxes may differ.
 
     Raises:
-      ConfigError: spaces differ; says both.
+      ConfigError: spaces differ; the message has both.
     """
     if problems := space_problems(env, spec, "the policy was trained on"):
         raise ConfigError(problems)

@@ -54,7 +54,7 @@ def check_fits(native: Sequence[Native], space: spaces.Space) -> None:
 
 
 def writer(space: spaces.Space, native: Sequence[Native]) -> Callable[[Any], Any]:
-    """Return a function from our actions, one or a batch, to numpy that lies in the native space.
+    """Return a function from our actions, one or a batch, to numpy actions in the native space.
 
     Actions of a `Box` are clipped to its bounds, in its own dtype.
 
@@ -88,7 +88,7 @@ def differs(space: spaces.Space, native: Sequence[Native]) -> bool:
 
 
 def named_parts(space: spaces.Space, x: Any) -> Any:
-    """Return an element of a space with the tuples that stand for dictionaries as these: by position, "0", "1"."""
+    """Return an element of a space, with tuples in place of dictionaries as dictionaries: by position, "0", "1"."""
     if not isinstance(space, spaces.Composite) or not isinstance(x, Mapping | tuple | list):
         return x
     if isinstance(space, spaces.Dict) and not isinstance(x, Mapping):

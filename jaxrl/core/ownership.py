@@ -1,4 +1,4 @@
-"""Recognition of what jaxrl wrote, by names and contents, so that it never replaces or deletes files of others."""
+"""Recognition of files that jaxrl wrote, by names and contents, so that it never replaces or deletes others."""
 
 import os
 import re
@@ -108,14 +108,14 @@ def is_own(path: Path, kind: str) -> bool:
 
 
 def check_output(path: Path, kind: str) -> None:
-    """Check that a file can be written without replacing one of somebody else.
+    """Check that a file can be written without replacing one that jaxrl did not write.
 
     Args:
-      path: of the file.
+      path: the path of the file.
       kind: see `is_own`.
 
     Raises:
-      ConfigError: something else is there.
+      ConfigError: the path holds something else.
     """
     if os.path.lexists(path) and not is_own(path, kind):
         raise ConfigError(
@@ -124,20 +124,20 @@ def check_output(path: Path, kind: str) -> None:
 
 
 def check_folder(path: Path, kind: str) -> None:
-    """Check that jaxrl can keep `kind` in a folder without replacing or deleting what is not of that kind.
+    """Check that jaxrl can keep `kind` in a folder without replacing or deleting other files.
 
     Args:
-      path: of the folder, which may be missing.
+      path: the path of the folder, which may be missing.
       kind: "a run", "a search", "a sweep", "a population", "a program of a sweep", or "the best policy of a sweep or a
         search".
 
     Raises:
-      RunDirectoryError: it holds something of another kind, or a file of somebody else under a name that jaxrl uses.
+      RunDirectoryError: it holds another kind, or a file that jaxrl did not write under a name that jaxrl uses.
     """
     found = folder_kind(path)
     if found not in (None, kind):
         raise RunDirectoryError(f"{path} holds {found}, and {kind} needs a directory of its own; use another --run-dir")
-    # Events of others are in nobody's way: the names of ours are new.
+    # Event files of others cannot collide: ours have new names.
     named = [(one, what) for one, what in _named(path, kind) if what != "events"]
     others = [one for one, what in named if not is_own(one, what)]
     if not found and kind not in _SWEEPS:  # without its configuration nothing can be resumed
@@ -150,7 +150,7 @@ def check_folder(path: Path, kind: str) -> None:
 
 
 def remove(path: Path, kind: str) -> None:
-    """Delete what jaxrl wrote into the directory of a run or a sweep, and nothing else.
+    """Delete only the files that jaxrl wrote into the directory of a run or a sweep.
 
     Raises:
       OSError: a file cannot be deleted.
@@ -164,7 +164,7 @@ def remove(path: Path, kind: str) -> None:
 
 
 def folder_kind(path: Path) -> str | None:
-    """Return what is kept in a folder, in words: a run, a sweep, a dataset, ...; None if it is nothing of that."""
+    """Return the kind of a folder's contents: "a run", "a sweep", "a dataset", ...; None for anything else."""
     if config := _read(path / "config.json", "config"):
         exported = (path / "model.safetensors").exists() and not (path / "checkpoints").exists()
         return "an exported policy" if exported else config_kind(config)
@@ -175,7 +175,7 @@ def folder_kind(path: Path) -> str | None:
 
 
 def config_kind(config: Mapping[str, Any]) -> str:
-    """Return what a directory with this configuration holds."""
+    """Return the kind of a directory with this configuration."""
     if "tune" in config:
         return "a search"
     if "sweep" in config:

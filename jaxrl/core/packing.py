@@ -15,16 +15,16 @@ _TYPES = {32: jnp.uint32, 8: jnp.uint8}  # by the bits of an element
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
-    """How the leaves `[B]` of a tree lie in arrays `[K, B]`, one of 32-bit elements and one of 8-bit ones.
+    """The layout of a tree's leaves `[B]` in arrays `[K, B]`, one of 32-bit elements and one of 8-bit elements.
 
-    Elements keep their bits, so nothing can be differentiated through it. Other leaves stay as they are: those of
-    another shape (to pack observations made PPO on CPUs slower: their products read them transposed), of 16 or 64 bits,
-    of random keys, and of weak types, which a loop may promote.
+    Elements keep their bits, so packing cannot be differentiated. Other leaves stay as they are: those of another
+    shape (packing observations made PPO on CPUs slower: their products read them transposed), of 16 or 64 bits, of
+    random keys, and of weak types, which a loop may promote.
 
     Args:
-      structure: of the tree.
+      structure: the structure of the tree.
       avals: shapes and types of its leaves, by their paths.
-      groups: which leaves lie in one array, in this order, by the bits of an element.
+      groups: the leaves of each array, in this order, by the bits of an element.
     """
 
     structure: jax.tree_util.PyTreeDef

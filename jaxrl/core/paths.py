@@ -10,9 +10,9 @@ from jaxrl.core.types import PyTree
 
 
 def named_leaves(tree: PyTree, separator: str = "/", root: str = "") -> dict[str, Any]:
-    """Return the leaves of a tree, in order, each by a name of its own: "camera/depth".
+    """Return the leaves of a tree, in order, each with its own name: "camera/depth".
 
-    Keys are joined by `separator`. Leaves whose keys would join alike, as in {"a/b": x, "a": {"b": y}}, are named by
+    Keys are joined by `separator`. Leaves whose keys would join equally, as in {"a/b": x, "a": {"b": y}}, are named by
     their paths as JAX prints them, "['a/b']" and "['a']['b']"; all others by the short name that old files have.
 
     Args:

@@ -1,4 +1,4 @@
-"""Pickling for multiprocessing and joblib, with an error that says what to do where it is not possible."""
+"""Pickling for multiprocessing and joblib, with an error that names a remedy if it is not possible."""
 
 import pickle
 from typing import Any
@@ -36,7 +36,7 @@ def dumped(what: str, parts: Any, instead: str) -> bytes:
     """
     try:
         return pickle.dumps(jax.tree.map(_packed, parts))
-    except Exception as error:  # whatever a user's own class says
+    except Exception as error:  # any error of a user's own class
         raise ConfigError(f"{what} cannot be pickled: {error!s:.300}; {instead}") from error
 
 

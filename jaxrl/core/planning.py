@@ -1,4 +1,4 @@
-"""Planning in the environment itself: what an algorithm plans with, and what it offers."""
+"""Planning in the environment itself: the model for planning, and the protocol of algorithms that plan."""
 
 from typing import Protocol, runtime_checkable
 
@@ -9,7 +9,7 @@ from jaxrl.core.types import ActorOutput, ActorState, Carry, Environment, EnvSpe
 
 
 class Model(struct.PyTreeNode):
-    """Environments as a model of themselves: where they stand, and what any action would lead to."""
+    """The environments as a model of themselves: their current states, and the transitions of any action."""
 
     env: Environment  # one environment
     state: PyTree  # [B, ...]
@@ -17,10 +17,10 @@ class Model(struct.PyTreeNode):
 
 @runtime_checkable
 class Planner(Protocol):
-    """An algorithm that acts by planning in the environment itself wherever its states are at hand.
+    """An algorithm that acts by planning in the environment itself if its states are available.
 
-    They are in JAX environments: in training, evaluations, exports and drawings. Elsewhere it acts by `act`: a policy
-    that was loaded, environments on the host or of several agents, and games against another policy.
+    They are available in JAX environments: in training, evaluations, exports and drawings. Otherwise it acts by `act`:
+    for a loaded policy, host environments, environments of several agents, and games against another policy.
     """
 
     def plan(
@@ -34,5 +34,5 @@ class Planner(Protocol):
         spec: EnvSpec,
         explore: bool,
     ) -> ActorOutput:
-        """Return one action for each environment, as `act` does; `model` is where they stand."""
+        """Return one action for each environment, as `act` does; `model` has their current states."""
         ...

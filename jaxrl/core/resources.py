@@ -100,15 +100,15 @@ def problems(resources: Resources, absent: dict[str, str], workers: int) -> list
 
 @contextlib.contextmanager
 def applied(resources: Resources | None) -> Generator[None]:
-    """Apply `resources` to the parts of a run that are started within.
+    """Apply `resources` to the parts of a run that are started within the block.
 
-    All threads of this process that are there get the learner's cores, and on leaving those that they had.
+    All existing threads of this process get the learner's cores, and their earlier cores afterwards.
 
     Args:
-      resources: of which `problems` has found none; None: nothing is changed.
+      resources: valid by `problems`; None: nothing is changed.
 
     Raises:
-      ConfigError: other runs have so many cores for themselves that fewer than `own_cores` are left.
+      ConfigError: other runs own so many cores that fewer than `own_cores` are left.
     """
     if resources is None:
         yield
@@ -127,13 +127,13 @@ def applied(resources: Resources | None) -> Generator[None]:
 
 @contextlib.contextmanager
 def _owned(cores: Sequence[int], count: int) -> Generator[list[int]]:
-    """So many of `cores` that nobody else has by this; given back on leaving, or by the system with the process."""
+    """Lock `count` of `cores` that no other run owns; released after the block, or by the system with the process."""
     folder = Path(tempfile.gettempdir()) / f"jaxrl-cores-{os.getuid()}-{platform.node()}"
     with contextlib.ExitStack() as stack:
         owned = []
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
-            with _locked(folder / "choosing", wait=True):  # of two that choose at once one finds what it needs
+            with _locked(folder / "choosing", wait=True):  # of two that choose at once, one finds enough cores
                 for core in cores:
                     if len(owned) < count and stack.enter_context(_locked(folder / str(core), wait=False)):
                         owned.append(core)
@@ -152,7 +152,7 @@ def _owned(cores: Sequence[int], count: int) -> Generator[list[int]]:
 
 @contextlib.contextmanager
 def _locked(path: Path, *, wait: bool) -> Generator[bool]:
-    """Hold the lock of a file; whether it was free."""
+    """Hold the lock of a file; yield whether it was free."""
     import fcntl  # there is none on Windows
 
     with files.open_to_append(path) as file:
@@ -169,7 +169,7 @@ def _locked(path: Path, *, wait: bool) -> Generator[bool]:
 
 @contextlib.contextmanager
 def _in_force(applies: _Applied, here: Set[int]) -> Generator[None]:
-    """Move this process's threads to the learner's cores, and on leaving to those that they had, else to `here`."""
+    """Move this process's threads to the learner's cores; afterwards to their earlier ones, new threads to `here`."""
     global _applied
     before, cores = _applied, applies.cores
     _applied = applies

@@ -13,7 +13,7 @@ from jaxrl.core.types import Counter, PyTree, TimeStep
 class RunState(struct.PyTreeNode):
     """The complete state of a run, all of which a checkpoint holds."""
 
-    # First: JAX gives donated memory to the first results of its shape, whichever memory they are to lie in.
+    # First: JAX reuses donated memory for the first results of its shape, regardless of their memory kind.
     buffers: dict[str, PyTree]
     learner: PyTree
     env_state: PyTree  # [B, ...]; () where environments are on the host

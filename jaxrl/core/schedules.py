@@ -19,7 +19,7 @@ from jaxrl.core.errors import ConfigError
 Number = float | jax.Array
 
 
-# An algorithm's methods see numbers alone, since `resolve_schedules` comes before them: to checkers a schedule is one.
+# An algorithm's methods only get numbers, since `resolve_schedules` precedes them: for type checkers a schedule is one.
 _StandsForANumber = jax.Array if TYPE_CHECKING else object
 
 
@@ -33,13 +33,13 @@ class Schedule(_StandsForANumber):
 
 if TYPE_CHECKING:
     Scalar = float | jax.Array
-else:  # what a field may hold, as files and flags are read by
+else:  # types of a field's value, for reading files and flags
     Scalar = float | jax.Array | Schedule
 
 
 @struct.dataclass
 class Constant(Schedule):
-    """A constant `value`, the same as the number alone."""
+    """A constant `value`, equivalent to the number itself."""
 
     value: Number
 

@@ -83,7 +83,7 @@ def field_help(field: dataclasses.Field) -> str:
 
 
 def table(value: Any) -> str:
-    """Return a table in HTML: of an environment its spaces and parameters, else every field, changed ones in bold."""
+    """Return an HTML table: for an environment its spaces and parameters, otherwise every field, changed ones bold."""
     if hasattr(value, "observation_space") and hasattr(value, "action_space"):
         return as_html(value.name, _about_environment(value))
     fields, different = dataclasses.fields(value), changed(value)
@@ -157,9 +157,9 @@ def _document(cls: Any) -> None:
 
 
 def _convert_arguments(cls: Any) -> None:
-    """Make the constructor take whole numbers of any type for static integers, and refuse what is no part of a network.
+    """Make the constructor take whole numbers of any type for static integers, and check parts of networks.
 
-    Tracers and placeholders of JAX are in fields that are not static alone.
+    Tracers and placeholders of JAX are only in fields that are not static.
     """
     fields = [field for field in dataclasses.fields(cls) if field.init and _is_static(cls, field)]
     converters: dict[str, Callable[[Any], Any]] = {field.name: whole for field in fields if is_whole(field.type)}

@@ -1,7 +1,7 @@
 """Sources of experience for algorithms: rollouts, whole episodes, and replay in its many forms.
 
-These are descriptions, and plain data. A replay source says what is stored, what an item is (an n-step transition or
-a sequence) and by which sampler items are drawn; `jaxrl.buffers` does it.
+These are descriptions, and plain data. A replay source defines the stored data, the items (n-step transitions or
+sequences) and the sampler; `jaxrl.buffers` implements it.
 """
 
 import dataclasses
@@ -30,8 +30,8 @@ class Rollouts:
 class Episodes:
     """An on-policy source of whole episodes: a batch is the `count` of them that ended first since the batch before.
 
-    Environments go on meanwhile, so that an episode may begin under one version of the policy and end under another;
-    each row says with what probability it was acted. In a batch, a `jaxrl.core.types.Rollout` `[T, count]`, an episode
+    Environments continue meanwhile, so that an episode may begin under one version of the policy and end under another;
+    each row has the probability of its action. In a batch, a `jaxrl.core.types.Rollout` `[T, count]`, an episode
     has a column, and rows after its end have weight 0.
 
     Args:
@@ -57,8 +57,8 @@ class Episodes:
 class Uniform:
     """Uniform sampling: of sequences, and of the transitions of a dataset, among all.
 
-    Of the transitions of a run's own rows each logical shard of environments gives an equal part of the batch, and all
-    of a shard are alike.
+    Of the transitions of a run's own rows, each logical shard of environments contributes an equal part of the batch,
+    sampled uniformly within the shard.
     """
 
 
@@ -66,9 +66,9 @@ class Uniform:
 class Prioritized:
     """Prioritized experience replay (Schaul et al., 2016, arXiv:1511.05952).
 
-    An item of priority p is drawn with a chance proportional to p^exponent, among all items of all devices (with
-    `max_times_sampled` or `storage="flashbax"`: among those of its logical shard, each of which gives an equal part of
-    the batch). One of priority 0 is never drawn, whatever the exponent, unless all have 0: then every item alike.
+    An item of priority p is sampled with a probability proportional to p^exponent, among all items of all devices (with
+    `max_times_sampled` or `storage="flashbax"`: among those of its logical shard, each of which contributes an equal
+    part of the batch). Items of priority 0 are never sampled, for any exponent, unless all have 0: then uniformly.
     Priorities that are NaN, infinite or negative are refused and counted.
 
     Args:
@@ -121,13 +121,13 @@ class MaxHeap:
 
 Sampler = Uniform | Prioritized | Fifo | Lifo | MinHeap | MaxHeap
 Remover = Fifo | Lifo | MinHeap | MaxHeap
-# Of those the ones whose choice depends on no priorities: what an algorithm takes that gives none.
+# The rules that do not depend on priorities, for algorithms that return none.
 PlainSampler = Uniform | Fifo | Lifo
 PlainRemover = Fifo | Lifo
 
 
 def by_priority(*rules: Sampler | None) -> bool:
-    """Return whether priorities change what any of these rules chooses."""
+    """Return whether any of these rules depends on priorities."""
     return any(isinstance(rule, Prioritized | MinHeap | MaxHeap) for rule in rules)
 
 

@@ -20,7 +20,7 @@ _MOST_DIMENSIONS = 32
 def is_bounded_shape(shape: Sequence[int]) -> bool:
     """Return whether an array of this shape has at most 2^26 numbers, in at most 32 dimensions.
 
-    Shapes come from files, and the product of a long list of sizes alone may take days.
+    Shapes come from files, and even the product of a long list of sizes may take days.
     """
     return len(shape) <= _MOST_DIMENSIONS and math.prod(shape) <= MOST_NUMBERS
 
@@ -66,7 +66,7 @@ class Box:
         return self is other or (isinstance(other, Box) and self._key() == other._key())
 
     def __hash__(self):
-        # Of the first bounds alone: a compiled function with a space as argument hashes it at every call.
+        # Only the first bounds: a compiled function with a space as argument hashes it at every call.
         return hash((self.shape, self.dtype.str, self.low.flat[:1].tobytes(), self.high.flat[:1].tobytes()))
 
     def __repr__(self):
@@ -105,7 +105,7 @@ class Box:
         return _sample_integers(key, low, high) if dtype.kind in "iu" else _sample_floats(key, low, high)
 
     def contains(self, x: Any) -> jax.Array:
-        """Return whether `x` is of shape `shape` and lies within the bounds, whatever its dtype; a scalar bool."""
+        """Return whether `x` is of shape `shape` and lies within the bounds, with any dtype; a scalar bool."""
         return _contains(x, self.low, self.high)
 
 
@@ -349,7 +349,7 @@ def _sample_integers(key: jax.Array, low: np.ndarray, high: np.ndarray) -> jax.A
     # Modulo 2^32, or 2^64, in which neither the number of values nor the sum can overflow.
     word = np.dtype(np.uint64 if low.dtype.itemsize == 8 else np.uint32)
     steps = high.astype(word) - low.astype(word)
-    if steps.max(initial=0) < 1 << 23:  # as many as float32 tells apart
+    if steps.max(initial=0) < 1 << 23:  # as many as float32 can represent
         span = steps.astype(np.float32) + np.float32(1)
         offset = jnp.floor(jax.random.uniform(key, low.shape) * span).astype(word)
     else:

@@ -38,7 +38,7 @@ class Own(NamedTuple):
 
 
 _NO_LABMAZE = "on Python 3.13, for which its labmaze has no wheel, then pip install --no-deps dm-control"
-# They are no entry points: a checkout may be newer than its metadata, and reading metadata takes time.
+# They are not entry points: a checkout may be newer than its metadata, and reading metadata takes time.
 SUITES = {
     "brax": Own("jaxrl.envs.brax", "brax"),
     "craftax": Own("jaxrl.envs.suites.craftax", "craftax"),

@@ -1,9 +1,9 @@
 """Threefry-2x32, JAX's own random numbers bit for bit, written without a loop.
 
 On CPU JAX draws in a rolled loop of five turns, and each turn starts 17 kernels of a few numbers each. In small
-programs that is most of what runs: 170 of the 248 kernels of a step of PPO in four CartPoles. Without the loop XLA
-fuses a draw into what uses it, compiles the program in less time too, and the numbers are the same. On GPU and TPU
-this is what JAX does itself.
+programs those are most of the kernels: 170 of 248 in a step of PPO in four CartPoles. Without the loop XLA fuses the
+generation into its consumers, also compiles the program in less time, and the numbers are the same. On GPU and TPU
+JAX does this itself.
 
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), and JAX's partitionable counters.
 """
@@ -26,8 +26,8 @@ _DTYPES = {8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32}
 
 def _hash(key: jax.Array, high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return the hash of each 64-bit counter as two words, under the key [2]."""
-    # XLA would compute the key again in each of the many places that use it, and in each of those what that was
-    # drawn from: compiling a draw from a drawn key would not end.
+    # XLA would compute the key again in each of the many places that use it, and there again its own inputs:
+    # compiling random numbers from a key that is itself random would not end.
     key = jax.lax.optimization_barrier(key)
     schedule = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
     first, second = high + schedule[0], low + schedule[1]

@@ -27,7 +27,7 @@ from jaxrl.core.sources import Source as Source
 if TYPE_CHECKING:
     import typing_extensions
 
-# The type of leaves: JAX arrays by default; `TimeStep[np.ndarray]` lies in the host's memory. Bracketed
+# The type of leaves: JAX arrays by default; `TimeStep[np.ndarray]` is in the host's memory. Bracketed
 # type parameters (UP046) have defaults from Python 3.13 on only.
 if not TYPE_CHECKING:
     Array = TypeVar("Array")
@@ -42,15 +42,15 @@ Metrics = dict[str, jax.Array]
 
 
 class Episode(Generic[Array], struct.PyTreeNode):  # noqa: UP046
-    """The running episode's true statistics, whatever wrappers do to the reward.
+    """The running episode's true statistics, unaffected by wrappers of the reward.
 
-    Where an episode is only part of a game (one life), they are the game's, and `complete` tells where it is over.
+    If an episode is only part of a game (one life), they are the game's, and `complete` marks its end.
     """
 
     returns: Array  # sum of unmodified rewards so far, float32
     length: Array  # transitions so far, int32
     complete: Array | None = None  # bool; None: wherever `TimeStep.last`
-    life: "Episode[Array] | None" = None  # return and length of this part alone; None: an episode is the whole game
+    life: "Episode[Array] | None" = None  # return and length of only this part; None: an episode is the whole game
     info: dict[str, Array] | None = None  # of `TimeStep.info` so far (`jaxrl.core.episode_info`), float32; None as that
 
 
@@ -60,18 +60,18 @@ class TimeStep(Generic[Array], struct.PyTreeNode):  # noqa: UP046
     observation: PyTree
     reward: Array  # float32; 0 where first
     terminated: Array  # bool: the task ended here, nothing follows
-    truncated: Array  # bool: cut off here (time limit), the task would go on
+    truncated: Array  # bool: cut off here (time limit), the task would continue
     first: Array  # bool: an episode begins here
     # Bool, True where allowed, shape (n,); None: everything is. A tree like the action where that has parts.
     action_mask: PyTree | None = None
     previous_action: PyTree | None = None  # filled in by the acting loop; zeros where first
     episode: Episode[Array] | None = None
     info: dict[str, Array] | None = None  # further reports: float32 scalars by name; 0 where first
-    # Float32 in [-1, 1], the environment's own beside gamma: of what follows this observation; 1 where first, 0 where
-    # terminated, less than 0 where the other of two players moves next. None: 1 wherever the task goes on.
+    # Float32 in [-1, 1], the environment's own in addition to gamma, for everything after this observation; 1 where
+    # first, 0 where terminated, less than 0 where the other of two players moves next. None: 1 until the task ends.
     discount: Array | None = None
     # Bool: the agent can act; False for one that is out, as a unit that died, but is paid until its team's episode is
-    # over. Returns run through such rows and values are learned there, on-policy algorithms leave its policy alone.
+    # over. Returns include such rows and values are learned there, but on-policy algorithms do not train its policy.
     active: Array | None = None  # None: it can always act
 
     @property
@@ -108,8 +108,8 @@ class Trajectory(Generic[Array], struct.PyTreeNode):  # noqa: UP046
 class Rollout(struct.PyTreeNode):
     """Batch of a `Rollouts` or `Episodes` source: T + 1 time steps of B environments, and T actions.
 
-    Observations lie once, in `timesteps`; rows are derived from them. Slices and rows cost nothing within a compiled
-    program: XLA reads them where the time steps lie.
+    Observations are stored once, in `timesteps`; rows are derived from them. Slices and rows cost nothing within a
+    compiled program: XLA reads them from the time steps.
 
     A recurrent network can be unrolled again from `carry` over `timesteps[:-1]`, where the actions were taken, and on
     to `final`, the time step to bootstrap from.
@@ -543,7 +543,7 @@ class Algorithm(Protocol):
     ) -> ActorOutput:
         """Return one action for each environment: time step and carry `[B, ...]`, keys `[B]`.
 
-        Without exploring nothing is drawn, so that a policy can be exported: there `key` is None.
+        Without exploring nothing is sampled, so that a policy can be exported: there `key` is None.
         """
         ...
 
@@ -557,7 +557,7 @@ class RolloutExtras(Protocol):
     """An algorithm that adds extras to complete rollouts, such as priorities at insertion."""
 
     def rollout_extras(self, actor: ActorState, rollout: Rollout, *, spec: EnvSpec) -> dict[str, jax.Array]:
-        """Return more entries `[T, B]` of the rows' `extras`, beside those of `act`; pure, and alike in every topology.
+        """Return more entries `[T, B]` of the rows' `extras`, besides those of `act`; pure, the same in every topology.
 
         Args:
           actor: the state that acted in the rollout.
@@ -606,7 +606,7 @@ class Counter(struct.PyTreeNode):
 
 
 def where_first(first: jax.Array, initial: PyTree, carry: PyTree) -> PyTree:
-    """Return `initial` (no batch axis) where `first` [B], else `carry` [B, ...]; leaf by leaf."""
+    """Return `initial` (no batch axis) where `first` [B], otherwise `carry` [B, ...]; leaf by leaf."""
 
     def pick(start, now):
         mask = first.reshape(first.shape + (1,) * (now.ndim - first.ndim))
