@@ -112,7 +112,7 @@ def resolve_network(network: Any, spec: EnvSpec, vectors: MLP = MLP()) -> Any:  
 
     The torso is `default_torso`, with `vectors` for vectors; those of `Actor` and `Critic` choose otherwise. A network
     that reads some keys of the observation keeps None: its torso suits those entries, which may differ by body. Policy
-    and value of an `ActorCritic` share one for images alone.
+    and value of an `ActorCritic` share one only for images.
     """
     if isinstance(network, ActorCritic):
         keys = network.policy_observation_keys or network.value_observation_keys

@@ -17,7 +17,7 @@ from jax import lax
 
 FORM = ("NHWC", "HWIO", "NHWC")
 Pads = tuple[tuple[int, int], ...]
-_MANY_BYTES = 32 * 2**20  # of patches: what glibc asks the system for each time, whatever it has learned (mallopt(3))
+_MANY_BYTES = 32 * 2**20  # of patches; glibc always requests blocks of this size from the system (mallopt(3))
 _SLICE_BYTES = 8 * 2**20  # 16 MB are up to a seventh faster, and more that no prediction counts
 _FEWEST = 8  # images of a slice
 

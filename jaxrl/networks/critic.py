@@ -136,7 +136,7 @@ class Critic(Encoder):
 
         Of a box it is that of the actions `[T, B, n]` taken there, and `actions` is 1; of a discrete space that of
         all actions, and `action` None. Values of actions that the mask forbids are the most negative finite number.
-        `model_state` and `train` are as of `types.Network`; keys [B] are of dropout, None: nothing is dropped. Not for
+        `model_state` and `train` are as in `types.Network`; keys [B] are for dropout, None: nothing is dropped. Not for
         a critic with a core, which takes two steps: `encode` and `evaluate`.
         """
 

@@ -271,7 +271,7 @@ class TanhGaussian(struct.PyTreeNode):
         """Log-density `[...]` of actions `[..., n]`.
 
         The inverse of tanh is clipped one float away from the bounds (at |x| = 8.3): exact inside, finite on and
-        beyond them, where the action no longer tells x; `sample_and_log_prob` is exact everywhere.
+        beyond them, where the action no longer determines x; `sample_and_log_prob` is exact everywhere.
         """
         low, high = self._bounds(action.ndim)
         limit = 1.0 - float(jnp.finfo(self.mean.dtype).eps)
@@ -283,14 +283,14 @@ class TanhGaussian(struct.PyTreeNode):
 
         It is the Gaussian's entropy plus E[log |d action / d x|], each dimension's expectation by 8 Gauss-Hermite
         nodes: within 1e-3 nats for a standard deviation up to 1, 0.03 at 2, 0.2 at 4. Deterministic and
-        differentiable, where the usual estimates take one sample, or the mean alone.
+        differentiable, while the usual estimates take one sample, or only the mean.
         """
         std = jnp.exp(self.log_std)
         slope = sum(weight * _log_tanh_slope(self.mean + std * node) for node, weight in _QUADRATURE)
         return self.base.entropy() + jnp.sum(slope, axis=-1) + self._log_scale()
 
     def kl(self, other: "TanhGaussian") -> jax.Array:
-        """Return KL(self || other) `[...]` in nats; that of the Gaussians, as both are squashed alike."""
+        """Return KL(self || other) `[...]` in nats; that of the Gaussians, as both are squashed equally."""
         return self.base.kl(other.base)
 
 
@@ -321,7 +321,6 @@ class Joint(struct.PyTreeNode):
 
     def sample(self, keys: jax.Array) -> PyTree:
         """Return actions `[..., *shape]`, each part with its own key; keys `[...]`."""
-
         each = _per_key(lambda key: jax.random.split(key, len(self.parts)), keys)
         return self._tree(lambda number, part: part.sample(each[..., number]))
 

@@ -278,7 +278,7 @@ class _Equinox:
     build: Callable
 
     def init(self, key, spec, example):
-        import equinox as eqx  # not a dependency: only who brings such a module needs it
+        import equinox as eqx  # not a dependency: only users of such modules need it
 
         module, state = _equinox_parts(self.build(spec, key))
         state = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), state)  # its counter is of a weak type
@@ -307,7 +307,7 @@ def _equinox_structure(library: _Equinox, spec: EnvSpec) -> tuple[PyTree, PyTree
 
 
 def _equinox_parts(built: Any) -> tuple[Any, Any]:
-    """Return the module and its state, `()` if `build` returned a module alone."""
+    """Return the module and its state, `()` if `build` returned only a module."""
     return built if isinstance(built, tuple) and len(built) == 2 else (built, ())
 
 
@@ -324,7 +324,7 @@ def _standard_rules():
 
 
 def _unnamed(example: PyTree, named: dict[str, jax.Array]) -> PyTree:
-    """Return the tree whose `named_leaves` are parameters: a plain dict, whatever their container."""
+    """Return the tree whose `named_leaves` are the parameters `named`, a plain dict."""
     return jax.tree.unflatten(jax.tree.structure(example), [named[name] for name in named_leaves(example)])
 
 

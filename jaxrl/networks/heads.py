@@ -127,8 +127,8 @@ def masks_of_parts(space: spaces.Composite, mask: PyTree | None) -> dict[Any, Py
 class PolicyHead(nnx.Module):
     """Map features `[..., inputs]` and a mask to a distribution over the action space.
 
-    For boxes the log standard deviation is a parameter of each dimension, or an output beside the mean. Each part of a
-    `Dict` or `Tuple` has a head of its own.
+    For boxes the log standard deviation is a parameter of each dimension, or an output next to the mean. Each part of a
+    `Dict` or `Tuple` has its own head.
     """
 
     def __init__(

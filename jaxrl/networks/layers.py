@@ -137,8 +137,8 @@ def conv(
 class SpectralConv(nnx.Module):
     """A `conv` of stride 1 and equal size, its kernel over its largest singular value (Miyato et al., 2018).
 
-    The kernel counts as a matrix of the outputs by all else, and a step of the power iteration is made at each
-    application in training (arXiv:1802.05957, algorithm 1); the vector that it goes on from is the model state.
+    The kernel counts as a matrix of the outputs by all other axes, and a step of the power iteration is made at each
+    application in training (arXiv:1802.05957, algorithm 1); the vector that it continues from is the model state.
     """
 
     def __init__(self, features: int, kernel: int, rngs: nnx.Rngs, dtype: str = "float32"):
@@ -239,7 +239,7 @@ class BatchRenorm(nnx.Module):
 
     A feature is normalized in training by the batch's mean and deviation, then moved to where the running ones would
     have put it, within limits; otherwise by the running ones. Running statistics move with each batch of training.
-    There is no correction in the first `warm_up` batches, whose running statistics are still those of the start.
+    There is no correction in the first `warm_up` batches, whose running statistics are still close to the initial ones.
 
     Args:
       features: size of the last axis.

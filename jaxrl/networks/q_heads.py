@@ -1,6 +1,6 @@
 """Heads of the DQN family: from features to action values, or to distributions of returns; dueling and noisy by choice.
 
-Noise is factorized and drawn for each element of a batch, which costs two products more and no more memory: with the
+Noise is factorized and sampled for each element of a batch, which costs two more products but no memory: with the
 noise of a kernel an outer product, x (S * (e_in e_out^T)) = ((x * e_in) S) * e_out.
 """
 
@@ -19,7 +19,7 @@ from jaxrl.networks.layers import HIDDEN_GAIN, DenseStack, check_positive, dense
 
 
 class CategoricalReturns(struct.PyTreeNode):
-    """A distribution of returns over fixed atoms for every action; the algorithm knows where the atoms lie."""
+    """A distribution of returns over fixed atoms for every action; the algorithm defines the atoms' values."""
 
     logits: jax.Array  # [..., actions, atoms]
     mask: jax.Array | None = None  # [..., actions] bool, False where an action is forbidden
@@ -29,7 +29,7 @@ class CategoricalReturns(struct.PyTreeNode):
 
 
 class QuantileReturns(struct.PyTreeNode):
-    """The quantiles of the returns of every action, at (2 i + 1) / 2 N for i = 0 .. N-1 or at fractions drawn."""
+    """The quantiles of the returns of every action, at (2 i + 1) / 2 N for i = 0 .. N-1 or at sampled fractions."""
 
     quantiles: jax.Array  # [..., actions, N]
     mask: jax.Array | None = None  # [..., actions] bool, False where an action is forbidden
@@ -41,7 +41,7 @@ class QHead(Protocol):
 
     @property
     def noisy(self) -> bool:
-        """Return whether its layers draw noise from keys, beside what else it draws."""
+        """Return whether its layers sample noise from keys, in addition to other samples."""
         ...
 
     def build(self, inputs: int, actions: int, rngs: nnx.Rngs) -> nnx.Module:
@@ -162,7 +162,7 @@ class QuantileValues:
 
 @dataclasses.dataclass(frozen=True)
 class ImplicitQuantileValues:
-    """IQN: quantiles of the return of each action at fractions that are drawn (Dabney et al., 2018, arXiv:1806.06923).
+    """IQN: quantiles of the return of each action at sampled fractions (Dabney et al., 2018, arXiv:1806.06923).
 
     Features are times an embedding of each fraction. With keys every element of a batch has its own fractions; without
     they are the midpoints of `quantiles` equal parts.

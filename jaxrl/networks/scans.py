@@ -2,7 +2,7 @@
 
 h_t = a_t h_{t-1} + b_t, element by element, where neither a nor b depends on h. Such steps are affine maps, which
 compose associatively: `jax.lax.associative_scan` gives the states of all T time steps in log T rounds (Blelloch, 1990).
-Where an episode begins a_t is 0, so that nothing from before gets past it. A single time step is computed as it stands.
+Where an episode begins, a_t is 0, so that no earlier state gets past it. A single time step is computed directly.
 
 On CPUs, which have few threads to share the rounds, a loop over the steps takes a fifth of their time: each step is one
 multiplication and addition, for all that is expensive, the products, comes before the scan.
@@ -122,7 +122,7 @@ class MinGRU:
 
     z, s = sigmoid(W x);  n = g(W x);  h' = (1 - z) h + z n;  y = s h' + (1 - s) x
 
-    Each with a kernel of its own. g(v) = v + 0.5 where v is positive, else sigmoid(v), keeps h positive (the paper's
+    Each has its own kernel. g(v) = v + 0.5 where v is positive, otherwise sigmoid(v), keeps h positive (the paper's
     appendix B.3). The highway (Srivastava et al., 2015, arXiv:1505.00387), by which layers can be stacked, and the lack
     of other biases are as in PufferLib since version 4. The gates do not read h: that is what the parallel scan costs.
 
@@ -151,7 +151,7 @@ class _LRULayer(nnx.Module):
     def __init__(self, core: "LRU", rngs: nnx.Rngs):
         width = core.width
         low, high = core.min_radius**2, core.max_radius**2
-        # Not 0, whose logarithm is none.
+        # Not 0, which has no logarithm.
         radius, phase = jax.random.uniform(rngs.params(), (2, width), jnp.float32, 1e-6)
         radius_squared = low + radius * (high - low)
         self.log_nu = nnx.Param(jnp.log(-0.5 * jnp.log(radius_squared)))
@@ -220,7 +220,7 @@ class LRU:
 
     u = layer_norm(x);  h' = lambda h + gamma B u;  v = gelu(Re(C h') + D u);  y = x + (W v + b) sigmoid(V v + c)
 
-    lambda = exp(-exp(nu) + i exp(theta)) is within the unit circle whatever is learned, so that h stays bounded. gamma
+    lambda = exp(-exp(nu) + i exp(theta)) is within the unit circle for all parameters, so that h stays bounded. gamma
     begins as sqrt(1 - |lambda|^2), with which h has the size of its inputs however long it remembers; it is learned by
     its logarithm, as nu and theta are.
 

@@ -15,7 +15,7 @@ _SIDE_BY_SIDE = ("policy", "value", "advantage", "state_value")  # modules that 
 def summary(network: Any, spec: EnvSpec) -> str:
     """Return a line such as "ActorCritic, layers policy 64, 64, 2; value 64, 64, 1; 9,155 parameters".
 
-    The numbers are the sizes of the layers in order, "conv 16" of a convolution; "2 x" stands before an ensemble.
+    The numbers are the sizes of the layers in order, "conv 16" of a convolution; "2 x" precedes an ensemble.
 
     Args:
       network: of `jaxrl.networks`, or another of the protocol, of which only the parameters are counted.

@@ -1,8 +1,8 @@
 """Torsos: descriptions of modules that map observations to features.
 
 A torso is a frozen, hashable description. `build(space, rngs)` makes a `flax.nnx` module that maps observations with
-any number of leading axes to features `[..., features]`, and says how many in its attribute `features`.
-Observations become float32 inside: uint8 scaled to [0, 1], integers that are names one-hot, all else cast.
+any number of leading axes to features `[..., features]`, whose number is its attribute `features`.
+Observations become float32 inside: uint8 scaled to [0, 1], categorical integers one-hot, everything else cast.
 """
 
 import dataclasses
@@ -111,7 +111,7 @@ def stretched(x: jax.Array, space: spaces.Space) -> jax.Array:
 class FlatTorso(nnx.Module):
     """Observations as vectors `[..., n]` through `layers`, which have an attribute `features`.
 
-    `stretch` and `symlog` are as of `MLP`, in this order.
+    `stretch` and `symlog` are as in `MLP`, in this order.
     """
 
     def __init__(self, space: spaces.Space, layers: Any, *, stretch: bool = False, symlog: bool = False):

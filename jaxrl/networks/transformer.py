@@ -154,7 +154,7 @@ class _GTrXLModule(nnx.Module):
     def __call__(self, x: jax.Array, first: jax.Array, carry: Carry) -> tuple[jax.Array, Carry]:
         size, memories = self.core.memory, []
         stored = jnp.moveaxis(jax.lax.stop_gradient(carry["memory"]), 0, 2)  # [layers, memory, B, width]
-        # Rows of the context: the memory, then the time steps. What an episode's beginning lies behind is forgotten.
+        # Rows of the context: the memory, then the time steps. Rows before an episode's beginning are masked.
         row = size + jnp.arange(x.shape[0], dtype=jnp.int32)[:, None]
         begins = jnp.where(first, row, 0)
         begins = begins if x.shape[0] == 1 else jax.lax.cummax(begins, axis=0)

@@ -29,7 +29,7 @@ def bins(count: int) -> jax.Array:
 def two_hot(x: jax.Array, count: int) -> jax.Array:
     """Return the probabilities [..., count] of the two bins next to each number [...], whose mean is the number.
 
-    A number beyond the last bin has that one alone.
+    A number beyond the last bin has only that one.
     """
     at = bins(count)
     x = jnp.clip(x, at[0], at[-1])
@@ -50,11 +50,11 @@ class TwoHot(struct.PyTreeNode):
     logits: jax.Array
 
     def mean(self) -> jax.Array:
-        """Return the mean `[...]`; exactly 0 where all bins are alike."""
+        """Return the mean `[...]`; exactly 0 where all bins are equal."""
         count, top = self.logits.shape[-1], jnp.max(self.logits, axis=-1, keepdims=True)
         middle = count // 2
         # The last bins are 5e8: those of both signs only cancel where equal logits give equal probabilities. So both
-        # ends lie in rows of whole vectors, whose exponentials the same instructions compute.
+        # ends are in rows of whole vectors, whose exponentials the same instructions compute.
         ends = jnp.stack([self.logits[..., :middle][..., ::-1], self.logits[..., middle + 1 :]], axis=-2)
         fill = [(0, 0)] * (ends.ndim - 1) + [(0, -middle % _VECTOR)]
         odds = jnp.exp(jnp.pad(ends - top[..., None], fill, constant_values=-jnp.inf))

@@ -1,8 +1,8 @@
 """Layers whose weights have unit norm: at first, and again after each gradient step, which ends by `project`.
 
-The direction of a weight is what is learned, so a step turns it by an angle that does not shrink as training goes on
+Only the direction of a weight is learned, so a step turns it by an angle that does not shrink as training continues
 (Lyle et al., 2024, arXiv:2407.01800; Lee et al., 2025, arXiv:2502.15280). A layer declares such parameters by the names
-`unit_kernel`, and `unit_scale` with `unit_bias`; whatever takes a step need not know of them.
+`unit_kernel`, and `unit_scale` with `unit_bias`; code that takes a gradient step need not know of them.
 """
 
 import math

@@ -1,8 +1,8 @@
 """Networks of DreamerV3 (Hafner et al., 2025, arXiv:2301.04104): a recurrent state-space model, and its heads.
 
 Sizes, layers and initialization are those of the published code (github.com/danijar/dreamerv3). A latent state has a
-deterministic part, of a gated recurrent unit with block-diagonal weights, and a stochastic one, categorical variables
-that are drawn. `WorldModel` is what acts: encoder, dynamics and policy. What only learning needs is apart:
+deterministic part, of a gated recurrent unit with block-diagonal weights, and a stochastic one, sampled
+categorical variables. `WorldModel` acts: encoder, dynamics and policy. The parts that only learning needs are separate:
 `WorldModel.predictions` of observations, rewards and continuation, and `WorldModel.critic`.
 """
 
@@ -31,7 +31,7 @@ BINS = 255  # of rewards and values
 
 
 class LatentState(struct.PyTreeNode):
-    """A state of the model; leading axes are any."""
+    """A state of the model, with any leading axes."""
 
     deter: jax.Array  # [..., deter]
     stoch: jax.Array  # [..., stoch, classes], one-hot; 0 before an episode
@@ -58,21 +58,21 @@ class Observed(struct.PyTreeNode):
 
 
 class Outcome(struct.PyTreeNode):
-    """What came with a state, and what follows; leading axes are any."""
+    """The reward and the continuation of a state; with any leading axes."""
 
     reward: TwoHot
-    continues: jax.Array  # logits of going on
+    continues: jax.Array  # logits of continuation
     negative: jax.Array | None  # logits of a negative discount; None where the environment has none of its own
 
     @property
     def discount(self) -> jax.Array:
-        """Return the expected discount of what follows, `[...]` from -1 to 1."""
+        """Return the expected discount of the following steps, `[...]` from -1 to 1."""
         goes_on = jax.nn.sigmoid(self.continues)
         return goes_on if self.negative is None else goes_on * -jnp.tanh(0.5 * self.negative)
 
 
 class Predictions(struct.PyTreeNode):
-    """What is predicted of a state's time step; leading axes are any."""
+    """The predictions of a state's time step; with any leading axes."""
 
     observation: list[jax.Array]  # of each array of an observation: its image, or symlog of its flat vector, or logits
     outcome: Outcome
@@ -159,7 +159,7 @@ class WorldModel(Network):
     ) -> tuple[Distribution, Carry, ModelState]:
         """Return the policy's distribution for time steps `[T, B, ...]`; see `types.Network`.
 
-        Latents are drawn with `key`; without one they are the most likely.
+        Latents are sampled with `key`; without one they are the most likely.
         """
         rows = jax.tree.leaves(inputs.observation)[0].shape[0]
         noise = None if key is None else latent_noise(key, (rows, self.stoch))
@@ -191,7 +191,7 @@ class ModelPart:
 
 
 def latent_noise(keys: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Return uniform numbers `[shape[0], ..., B, shape[-1]]` of keys `[B]`, by which latents are drawn."""
+    """Return uniform numbers `[shape[0], ..., B, shape[-1]]` of keys `[B]`, for sampling latents."""
     return jax.vmap(lambda key: jax.random.uniform(key, shape, jnp.float32), out_axes=-2)(keys)
 
 
@@ -289,7 +289,7 @@ class ModelModule(nnx.Module):
         return Observed(states, posterior, self.prior(states.deter)), after
 
     def imagine(self, state: LatentState, action: PyTree, noise: jax.Array) -> LatentState:
-        """Return the states `[N]` that follow states and actions `[N, ...]`, drawn by `noise` `[N, stoch]`."""
+        """Return the states `[N]` that follow states and actions `[N, ...]`, sampled with `noise` `[N, stoch]`."""
         deter = self._recur(state, action_vector(action, self.spec.action_space))
         return LatentState(deter, self._draw(self.prior(deter), noise))
 
