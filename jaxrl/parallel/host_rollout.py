@@ -33,7 +33,7 @@ class HostActing:
 
     Attributes:
       timestep: their current time step, numpy `[B, ...]`.
-      previous_action, carry: on the device that acts, `[B, ...]`.
+      previous_action, carry: arrays on the device that acts, `[B, ...]`.
       roots: root keys for sampling actions, `[B]`.
       steps_per_env: steps of each environment so far, which are folded into those keys.
       extras: names of the extras that acting returns; a complete rollout may have more.
@@ -60,7 +60,7 @@ class HostSteps:
     """The compiled pieces of acting on the host, static: a key of the compilation cache.
 
     Args:
-      spec: of the environments.
+      spec: the spec of the environments.
       num_envs: number of all environments of the run.
       group: number of environments that these pieces act for.
       length: steps of a rollout.

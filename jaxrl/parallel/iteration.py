@@ -150,7 +150,7 @@ def run_updates(
     """Run one round of updates of the learner. Pure.
 
     Args:
-      experience: of the algorithm with its schedules resolved, on this device.
+      experience: the experience of the algorithm with its schedules resolved, on this device.
       state: with all data stored that can be sampled.
       rollouts: the newest rollout, for each source that is not a replay.
       enough: whether there is enough data to learn from; if not, nothing changes.

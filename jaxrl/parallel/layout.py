@@ -23,7 +23,7 @@ class Layout:
     """The layout of a run over devices. Static: a key of the compilation cache.
 
     Args:
-      spec: of the environments.
+      spec: the spec of the environments.
       num_envs: number of environments that an update learns from, over all devices; 1 if nothing acts.
       devices: number of devices of all processes together.
       shards: logical groups of environments, over all devices.

@@ -14,7 +14,7 @@ class SingleReplica:
 
     Args:
       shards: logical shards, all on this device.
-      platform: of the device.
+      platform: the platform of the device.
     """
 
     shards: int = 1
@@ -51,7 +51,7 @@ class MeshReplicas:
     Args:
       axis_name: the axis, or several.
       shards: logical shards on each device, numbered by the device's position along the axis.
-      platform: of the devices.
+      platform: the platform of the devices.
     """
 
     axis_name: str | tuple[str, ...]

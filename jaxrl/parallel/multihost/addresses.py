@@ -1,4 +1,4 @@
-"""The address of its machine at which the other processes of a run reach a process."""
+"""The address at which the other processes of a run reach this one, and checks of the connection."""
 
 import errno
 import ipaddress
