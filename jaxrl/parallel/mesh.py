@@ -24,7 +24,7 @@ _DEFAULT_SHARDS = (8, 4, 2, 1)
 
 
 def default_device_count() -> int:
-    """Return the default number of devices of a run: 1 for a single process on CPU, otherwise those of all processes."""
+    """Return the default number of devices of a run: 1 for one process on CPU, otherwise those of all processes."""
     alone_on_cpu = jax.default_backend() == "cpu" and jax.process_count() == 1
     return 1 if alone_on_cpu else jax.device_count()
 
@@ -279,7 +279,7 @@ class _Empty:
 
 
 def _make(sharding, shape, dtype, whole):
-    """Return an empty array: with `whole` that of all devices, given a share's shape; otherwise a share, given theirs."""
+    """Return an empty array: with `whole`, that of all devices for a share's `shape`; otherwise one device's share."""
     if not whole:
         return jnp.zeros(sharding.shard_shape(shape), dtype)
     parts = [() if axis is None else axis if isinstance(axis, tuple) else (axis,) for axis in sharding.spec]

@@ -7,7 +7,7 @@ from jaxrl.core import settings
 
 @dataclasses.dataclass(frozen=True)
 class Here:
-    """Only this process, with its threads."""
+    """A single process, this one, with its threads."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -53,7 +53,7 @@ class ParameterServer:
             self._changed.notify_all()
 
     def for_rollout(self, number: int, first: int = 0) -> tuple[int, Any] | None:
-        """Wait for the parameters of the rollout `number`, and return their version and them; None once closed.
+        """Wait for the parameters of rollout `number`; return their version and the parameters, or None once closed.
 
         Args:
           number: number of the rollout in the whole run.
