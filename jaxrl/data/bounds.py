@@ -1,4 +1,4 @@
-"""What decoding a file of somebody else's may take, found from headers before anything is decoded."""
+"""Limits on the memory that decoding untrusted files may take, checked from headers before anything is decoded."""
 
 import io
 import zlib
@@ -7,16 +7,16 @@ from collections.abc import Iterable, Sequence
 from jaxrl.core.spaces import MOST_NUMBERS
 from jaxrl.parallel import memory
 
-# Pillow would hand others to other programs: PostScript to Ghostscript.
+# Pillow passes some other formats to external programs, such as PostScript to Ghostscript.
 _PICTURES = ("JPEG", "PNG")
-_SOME = 1 << 16  # bytes that are inflated at once
+_SOME = 1 << 16  # bytes that are decompressed at a time
 
 
 def check_memory(needed: int, what: str) -> None:
-    """Whether there is room.
+    """Check that `needed` bytes take at most half of the free memory.
 
     Raises:
-      ValueError: there is not, which the message says of `what`.
+      ValueError: they take more; the message names `what`.
     """
     free = memory.free_on_host()
     if free is not None and needed > free // 2:
@@ -24,23 +24,23 @@ def check_memory(needed: int, what: str) -> None:
 
 
 def check_pictures(encoded: Iterable[bytes], shape: Sequence[int | None] | None = None) -> None:
-    """Whether these are pictures that decode to what their headers say, and fit into memory together.
+    """Check from their headers that encoded pictures have the expected size and fit in memory together.
 
     Args:
-      encoded: JPEG or PNG each.
-      shape: the height and width that each has; None, or None in place of one: any.
+      encoded: JPEG or PNG files.
+      shape: the height and width of each; None, or None in place of one of them, allows any.
 
     Raises:
-      ValueError: one is of another format or size, has more than 2^26 numbers, or together they are too large.
+      ValueError: one has another format or size, or more than 2^26 numbers, or together they are too large.
     """
     from PIL import Image
 
     needed = 0
     for data in encoded:
         try:
-            with Image.open(io.BytesIO(data), formats=_PICTURES) as picture:  # reads the header alone
+            with Image.open(io.BytesIO(data), formats=_PICTURES) as picture:  # reads only the header
                 width, height, bands = *picture.size, len(picture.getbands())
-        except Exception as error:  # Pillow raises what it likes
+        except Exception as error:  # Pillow raises errors of many types
             said = f"{error!s:.200}".split("<", 1)[0]
             raise ValueError(f"it is no picture in {' or '.join(_PICTURES)}: {said}") from error
         if height * width * max(bands, 4) > MOST_NUMBERS:
@@ -55,10 +55,10 @@ def check_pictures(encoded: Iterable[bytes], shape: Sequence[int | None] | None 
 
 
 def check_inflated(deflated: Iterable[bytes]) -> None:
-    """Whether what zlib makes of these fits into memory together.
+    """Check that zlib-compressed strings together decompress to at most 2^26 numbers of 8 bytes.
 
     Raises:
-      ValueError: it does not, or zlib cannot read one.
+      ValueError: they decompress to more, or zlib cannot read one.
     """
     needed = 0
     for data in deflated:

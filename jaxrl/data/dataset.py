@@ -1,4 +1,4 @@
-"""Datasets of other programs, or our own, read back: episodes as arrays."""
+"""Datasets on disk, of jaxrl or other programs, as episodes of arrays."""
 
 import functools
 import operator
@@ -27,12 +27,12 @@ from jaxrl.data.views import last_step_counts
 
 
 class Reader(Protocol):
-    """The episodes of one place, in order.
+    """A reader of the episodes of one dataset directory, in order.
 
     Attributes:
-      path: where they lie.
-      name: of the dataset.
-      absent: the optional fields of RLDS that its steps do not have.
+      path: the dataset's directory.
+      name: the dataset's name.
+      absent: the optional RLDS fields that its steps lack.
     """
 
     path: Path
@@ -41,15 +41,15 @@ class Reader(Protocol):
 
     def __len__(self) -> int: ...
     def records(self, places: Iterable[int]) -> Iterator[Any]:
-        """What is stored of these episodes, in this order."""
+        """Yield the stored records of these episodes, in this order."""
         ...
 
     def episode(self, record: Any, where: str) -> Episode:
-        """What a record holds; a `DatasetError` begins with `where`, which names the episode."""
+        """Decode a record; a `DatasetError` begins with `where`, which names the episode."""
         ...
 
     def summary(self, record: Any, where: str) -> Mapping[str, Any]:
-        """`Episode.summary` of it, for less than the whole episode costs where that can be."""
+        """Return a record's `Episode.summary`, decoding only part of the record if possible."""
         ...
 
 
@@ -58,16 +58,16 @@ class Reader(Protocol):
 def load_dataset(
     source: str | os.PathLike, *, split: str = "train", last_step: Literal["observation", "transition"] = "observation"
 ) -> "Dataset":
-    """Opens a dataset; its episodes are read when they are accessed.
+    """Open a dataset; its episodes are read when they are accessed.
 
     Args:
       source: "rlds:DIR": the directory of an RLDS dataset in TFDS's layout (the one with `dataset_info.json`), or of
         several such datasets, which are read as one, in the order of their names; or "minari:ID": a local Minari
         dataset, by its id or its directory. Nothing is downloaded.
       split: the split to read; Minari has only "train".
-      last_step: what the last step of an RLDS episode is. "observation": the last observation alone, as RLDS says; its
-        action and reward mean nothing. "transition": an action that was taken, and its reward, as in datasets of Open
-        X-Embodiment, whose only reward stands there; see `jaxrl.data.views.last_step_counts`.
+      last_step: what the last step of an RLDS episode holds. "observation": only the last observation, as RLDS defines
+        it; its action and reward are ignored. "transition": an action that was taken, and its reward, as in datasets of
+        Open X-Embodiment, whose only reward is there; see `jaxrl.data.views.last_step_counts`.
 
     Raises:
       ConfigError: an unknown kind of source, or a file format that jaxrl does not read.
@@ -92,7 +92,7 @@ def load_dataset(
 
 
 class Dataset:
-    """Episodes on disk, in order: `len(dataset)`, `dataset[3]`, `for episode in dataset`.
+    """A sequence of episodes on disk: `len(dataset)`, `dataset[3]`, `for episode in dataset`.
 
     `select`, `where`, `split` and `map` return datasets that read from the same files; nothing is read before it is
     accessed. An episode that breaks the rules of RLDS raises a `DatasetError` that names it and the field when it is
@@ -139,11 +139,11 @@ class Dataset:
         return self._read(self._chosen)
 
     def read(self, indices: Iterable[int]) -> Iterator[Episode]:
-        """Yields these episodes, in this order; consecutive ones are read together."""
+        """Yield these episodes, in this order; consecutive ones are read together."""
         return iter(self.select(indices))
 
     def summaries(self) -> Iterator[Mapping[str, Any]]:
-        """Yields the metadata, return and length of every episode, without decoding its arrays."""
+        """Yield the metadata, return and length of every episode, without decoding its arrays."""
         if self._changes:
             yield from (episode.summary for episode in self)
             return
@@ -152,13 +152,13 @@ class Dataset:
 
     @functools.cached_property
     def lengths(self) -> np.ndarray:
-        """Transitions of each episode, int64; goes through the dataset once, and keeps them."""
+        """The number of transitions of each episode, int64; the first access reads the whole dataset."""
         return self._measure()
 
-    # --- parts of it, and changes ------------------------------------------------------------------------------------
+    # --- subsets and transformations ---------------------------------------------------------------------------------
 
     def select(self, indices: Iterable[int]) -> "Dataset":
-        """Keeps only these episodes, in this order.
+        """Return a dataset of only these episodes, in this order.
 
         Raises:
           ConfigError: an index is out of range, or not an integer.
@@ -175,9 +175,9 @@ class Dataset:
         return self._derived(lambda: self._chosen[indices])
 
     def where(self, predicate: Callable[[Mapping[str, Any]], bool]) -> "Dataset":
-        """Keeps the episodes for which a predicate holds.
+        """Return a dataset of the episodes for which a predicate holds.
 
-        The predicate gets an entry of `summaries`, as in `lambda episode: episode["return"] > 100`. It is evaluated
+        The predicate receives an entry of `summaries`, as in `lambda episode: episode["return"] > 100`. It is evaluated
         when the result is first used.
         """
         return self._derived(
@@ -186,16 +186,17 @@ class Dataset:
 
     @checked(fraction={"above": 0, "below": 1})
     def split(self, fraction: float, *, seed: int = 0) -> tuple["Dataset", "Dataset"]:
-        """Splits into two datasets, for training and for validation: the second has a fraction of the episodes.
+        """Split the episodes into two datasets, for training and for validation; the second has a fraction of them.
 
         The choice depends only on the number of episodes and the seed; both keep their order.
 
         Args:
-          fraction: of the episodes for validation, rounded; each side has at least one.
-          seed: another seed gives another choice.
+          fraction: the fraction of the episodes for validation, rounded; each side has at least one.
+          seed: the seed of the choice.
 
         Raises:
-          ConfigError: the fraction is not between 0 and 1, the seed is not one, or there are fewer than two episodes.
+          ConfigError: the fraction is not between 0 and 1, the seed is out of range, or there are fewer than two
+            episodes.
         """
         seed = checked_seed("seed", seed)
 
@@ -210,35 +211,35 @@ class Dataset:
         return self._derived(lambda: halves()[0]), self._derived(lambda: halves()[1])
 
     def map(self, change: Callable[[Episode], Episode], *, same_length: bool = False) -> "Dataset":
-        """Applies a function to every episode whenever it is read; the dataset itself is unchanged.
+        """Return a dataset that applies a function to every episode when it is read.
 
         Args:
           change: a function from episode to episode. If what it returns breaks the rules of RLDS, reading raises a
             `DatasetError`.
-          same_length: whether it keeps the length of every episode; then lengths need no call of it. Where it does
-            not, reading raises a `DatasetError`.
+          same_length: whether `change` keeps the length of every episode, so that lengths are known without calling it.
+            If a length then changes, reading raises a `DatasetError`.
         """
         found = self._derived(lambda: self._chosen, (change, same_length))
         if same_length:
             found._measure = lambda: self.lengths
         return found
 
-    # --- all of it ---------------------------------------------------------------------------------------------------
+    # --- the whole dataset -------------------------------------------------------------------------------------------
 
     def statistics(self, *, images: Images = "channel") -> Statistics:
-        """See `jaxrl.data.statistics`: mean, deviation and range of every array, in one pass."""
+        """Return the mean, deviation and range of every array, from one pass; see `jaxrl.data.statistics`."""
         return statistics(self, images=images)
 
     def arrays(self, *, extras: tuple[str, ...] = ()) -> Trajectory:
-        """See `jaxrl.data.loading.arrays`: all rows in memory, if they fit."""
+        """Return all rows in memory, if they fit; see `jaxrl.data.loading.arrays`."""
         return arrays(self, extras=extras)
 
     def loader(self, batch_size: int, **settings: Any) -> Loader:
-        """See `jaxrl.data.loading.Loader`: batches of transitions or sequences in a shuffled order, without end."""
+        """Return endless batches of transitions or sequences in a shuffled order; see `jaxrl.data.loading.Loader`."""
         return Loader(self, batch_size, **settings)
 
     def report(self) -> Report:
-        """Reads everything once and reports its contents and every fault; it keeps a few numbers for each episode."""
+        """Read everything once and report its contents and every fault; only a few numbers per episode are kept."""
         tally = Tally()
         for part, place, index, record in self._records(self._chosen):
             where = self._where(part, place, index)
@@ -255,7 +256,7 @@ class Dataset:
 
     @functools.cached_property
     def _chosen(self):
-        """The numbers of the episodes, as they lie on disk."""
+        """The indices of the selected episodes on disk."""
         return self._choose()
 
     def _measured(self):
@@ -287,7 +288,7 @@ class Dataset:
         return episode
 
     def _records(self, numbers):
-        """(part, place in it, number, record) of episodes."""
+        """Yield (part, place in it, number, record) for each episode."""
         which = np.searchsorted(self._starts, numbers, side="right") - 1
         for begin, end in runs(which):
             part, here = self._parts[which[begin]], numbers[begin:end]

@@ -1,7 +1,7 @@
-"""Episodes as numpy arrays, in the order of RLDS, and its rules.
+"""Episodes as numpy arrays in the step order of RLDS, and checks of its rules.
 
 An episode of T transitions has T + 1 steps: step i holds the observation, the action taken there, and the reward and
-discount that followed. The last step holds the last observation; its action, reward and discount mean nothing and are
+discount that followed. The last step holds the last observation; its action, reward and discount are unused and
 zero (https://github.com/google-research/rlds#dataset-format). That is jaxrl's row convention as well.
 """
 
@@ -21,16 +21,18 @@ TERMINATED, TRUNCATED, CUT_OFF = "terminated", "truncated", "cut off"
 
 @dataclasses.dataclass(frozen=True)
 class Episode:
-    """One episode, or what was seen of it: leaves `[T + 1, ...]`.
+    """A complete or partly recorded episode: leaves `[T + 1, ...]`.
 
     Attributes:
-      observation, action: arrays, or nested dictionaries of them; what is a tuple elsewhere has the names "0", "1", ...
-      reward, discount: followed the action, one number a step; the discount is 0 where the episode then terminated,
-        else 1, or the environment's own in (0, 1).
+      observation, action: arrays, or nested dictionaries of them; tuples become dictionaries with the keys "0", "1",
+        ...
+      reward, discount: the reward and discount that followed the action, one number per step; the discount is 0 where
+        the episode then terminated, otherwise 1 or the environment's own in (0, 1).
       is_first, is_last: true at the first step, at the last.
-      is_terminal: true at the last step if the episode terminated there; never where it was truncated or cut off.
-      metadata: of the whole episode. `ending` is "terminated", "truncated", or "cut off": what came then is unknown.
-      extras: what else a dataset's steps hold.
+      is_terminal: true at the last step if the episode terminated there; never if it was truncated or cut off.
+      metadata: values of the whole episode. `ending` is "terminated", "truncated", or "cut off" if what followed is
+        unknown.
+      extras: the other fields of a dataset's steps.
     """
 
     observation: PyTree
@@ -45,22 +47,22 @@ class Episode:
 
     @property
     def length(self) -> int:
-        """Transitions: one fewer than steps."""
+        """The number of transitions, one fewer than steps."""
         return len(self.is_last) - 1
 
     @property
     def episode_return(self) -> float:
-        """The sum of the rewards, undiscounted, added up in float64."""
+        """The undiscounted sum of the rewards, computed in float64."""
         return float(np.sum(self.reward[:-1], dtype=np.float64))
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Its metadata, and its true `return` and `length`."""
+        """The episode's metadata, with its actual `return` and `length`."""
         return {**self.metadata, "return": self.episode_return, "length": self.length}
 
     @property
     def steps(self) -> dict[str, PyTree]:
-        """By their RLDS names."""
+        """The per-step arrays, keyed by RLDS field name."""
         named = {name: getattr(self, name) for name in STEP_FIELDS}
         return named | dict(self.extras)
 
@@ -70,7 +72,7 @@ _MARKS = ("is_first", "is_last", "is_terminal")
 
 
 def implied_discount(is_terminal: np.ndarray) -> np.ndarray:
-    """The discount of an episode that ends so: 0 where it terminates, and at the last step, which means nothing."""
+    """Return the discounts implied by `is_terminal`: 1, but 0 before a terminal step and at the last step (unused)."""
     discount = np.ones(len(is_terminal), np.float32)
     discount[:-1] -= is_terminal[1:]
     discount[-1] = 0
@@ -78,7 +80,7 @@ def implied_discount(is_terminal: np.ndarray) -> np.ndarray:
 
 
 def zero_where(condition: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """`x` [n.., ...], zero where the condition [n..] holds."""
+    """Return `x` [n.., ...] with zeros where the condition [n..] holds."""
     if not condition.any():
         return x
     return np.where(condition.reshape(condition.shape + (1,) * (x.ndim - condition.ndim)), np.zeros((), x.dtype), x)
@@ -89,12 +91,12 @@ def cast(x: np.ndarray, dtype: Any, name: str, counts: np.ndarray) -> np.ndarray
 
     Args:
       x: numbers `[steps, ...]`.
-      dtype: NumPy's.
-      name: of `x`, for the message.
-      counts: bool `[steps]`; what stands elsewhere means nothing, and may change.
+      dtype: a NumPy dtype.
+      name: the name of `x` in the message.
+      counts: bool `[steps]`, the steps whose values matter; others may change.
 
     Raises:
-      DatasetError: `x` holds no real numbers, or one that `dtype` cannot hold.
+      DatasetError: `x` does not hold real numbers, or holds one that `dtype` cannot represent.
     """
     dtype = np.dtype(dtype)
     if x.dtype == dtype:
@@ -112,9 +114,9 @@ def refuse(name: str, x: np.ndarray, wrong: np.ndarray, counts: np.ndarray, why:
     """Raise a DatasetError if a value is `wrong` at a step that counts.
 
     Args:
-      name: of `x`.
+      name: the name of `x` in the message.
       x, wrong: values `[steps, ...]`, and which of them are wrong.
-      counts: bool `[steps]`.
+      counts: bool `[steps]`, the steps whose values matter.
       why: the end of the message.
     """
     steps = wrong.reshape(len(counts), -1).any(axis=1) & counts
@@ -124,7 +126,7 @@ def refuse(name: str, x: np.ndarray, wrong: np.ndarray, counts: np.ndarray, why:
 
 
 def broken_rules(episode: Episode) -> list[tuple[str, str]]:
-    """Where an episode is not as RLDS says: (field, what is wrong with it)."""
+    """Return the RLDS rules that an episode breaks, as pairs (field, what is wrong with it)."""
     if found := broken_steps(episode):
         return found
     for name, is_ in (("return", episode.episode_return), ("length", episode.length)):
@@ -135,7 +137,7 @@ def broken_rules(episode: Episode) -> list[tuple[str, str]]:
 
 
 def broken_steps(episode: Episode) -> list[tuple[str, str]]:
-    """Return where the arrays of an episode are not as RLDS says, as `broken_rules` does; metadata are not read."""
+    """Return the RLDS rules that an episode's arrays break, like `broken_rules`; metadata are not checked."""
     for path, x in jax.tree.leaves_with_path(episode.steps):
         if not np.ndim(x) or not hasattr(x, "dtype"):
             return [(field_name("", path), f"is {x!r:.80}; it must be an array with an entry a step")]
@@ -165,10 +167,10 @@ def broken_steps(episode: Episode) -> list[tuple[str, str]]:
 
 
 def discount_problems(episode: Episode) -> list[tuple[str, str]]:
-    """Discounts that mean nothing: (field, at which step).
+    """Return the fields with invalid discounts, as pairs (field, what is wrong with it).
 
-    Each must be in [-1, 1] and not 0, but for the one before a terminal end, which is 0 by RLDS and anything up to 1 in
-    datasets that leave it to `is_terminal`. A 0 elsewhere would end what goes on.
+    Each discount must be in [-1, 1] and not 0. The one before a terminal end may also be 0, as RLDS requires; datasets
+    that rely on `is_terminal` have other values up to 1 there. A 0 elsewhere would end an episode that continues.
     """
     found = episode.discount[:-1]
     if found.dtype.kind in "OSUMmc":
@@ -188,7 +190,7 @@ def discount_problems(episode: Episode) -> list[tuple[str, str]]:
 
 
 def non_finite(episode: Episode) -> list[tuple[str, str]]:
-    """Where NaN or infinities are: (field, at which step); the last step's action and reward are not looked at."""
+    """Return the fields with NaN or infinities, as pairs (field, at which step); unused values are not checked."""
     found = []
     for path, x in jax.tree.leaves_with_path(meaningful(episode)):
         if x.dtype.kind not in "iubUSO" and not np.isfinite(x).all():
@@ -198,7 +200,7 @@ def non_finite(episode: Episode) -> list[tuple[str, str]]:
 
 
 def meaningful(episode: Episode) -> dict[str, PyTree]:
-    """The steps, without the last one where it means nothing."""
+    """Return the per-step arrays, without the last step's unused action, reward and discount."""
     shorter = ("action", "reward", "discount")
     return {
         name: jax.tree.map(lambda x, name=name: x[:-1] if name in shorter else x, value)
@@ -207,5 +209,5 @@ def meaningful(episode: Episode) -> dict[str, PyTree]:
 
 
 def field_name(prefix: str, path: tuple) -> str:
-    """A leaf's name as datasets spell it, `observation/camera`."""
+    """Return a leaf's name as datasets spell it, such as `observation/camera`."""
     return "/".join(([prefix] if prefix else []) + [str(getattr(key, "key", key)) for key in path])

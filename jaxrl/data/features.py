@@ -1,4 +1,4 @@
-"""The fields of a dataset: how each array lies in its records, in TFDS's terms."""
+"""The fields of a dataset: how each array is encoded in its records, in TFDS's terms."""
 
 import contextlib
 import dataclasses
@@ -16,22 +16,22 @@ from jaxrl.core.errors import ConfigError, DatasetError, MissingExtraError
 from jaxrl.data import bounds
 from jaxrl.data.episodes import STEP_FIELDS, Episode, cast, field_name, implied_discount
 
-# TFDS's encoding "none" has int64 and float32 to keep numbers in, and reads uint64 back wrongly above 2^63; "bytes" is
-# an array's memory. Images would take a byte or two a value and much more time as integers.
+# TFDS's encoding "none" stores numbers as int64 or float32, and reads uint64 back wrongly above 2^63; "bytes" stores
+# an array's memory. As integers, images would take a byte or two per value and much more time.
 _AS_NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "float32")
 _AS_BYTES = ("float16", "bfloat16", "float64", "uint64")
-_MANY = 16  # values; and TensorFlow cannot decode the bytes of uint32
+_MANY = 16  # values from which integers are stored as bytes; not uint32, whose bytes TensorFlow cannot decode
 
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """One array of an episode.
+    """An array of an episode.
 
     Attributes:
-      name: where it lies, `steps/observation/camera`.
-      dtype: as it is in memory.
-      shape: of one step, or of the episode's one value.
-      encoding: TFDS's "none", "bytes" or "zlib"; "text", or "foreign" for what TFDS alone can decode.
+      name: its path in the record, such as `steps/observation/camera`.
+      dtype: its dtype in memory.
+      shape: the shape of one step, or of the episode's single value.
+      encoding: TFDS's "none", "bytes" or "zlib"; "text"; or "foreign" if only TFDS can decode it.
       decoder: TFDS's feature, if foreign.
     """
 
@@ -47,7 +47,7 @@ class Field:
 
 
 def tfds() -> Any:
-    """The package `tensorflow_datasets`; it imports no TensorFlow.
+    """Import the package `tensorflow_datasets`, which does not import TensorFlow.
 
     Raises:
       MissingExtraError: it is not installed.
@@ -71,10 +71,10 @@ def new_example() -> Any:
 
 
 def fields_of(episode: Episode) -> list[Field]:
-    """How an episode like this is written.
+    """Return the fields with which an episode like this one is written.
 
     Raises:
-      ConfigError: names every array that could not be read back bit for bit, and every name that TFDS cannot have.
+      ConfigError: names every array that could not be read back bit for bit, and every name that TFDS does not allow.
     """
     fields, problems = [], []
     for path, x in jax.tree.leaves_with_path(episode.steps):
@@ -106,7 +106,7 @@ def fields_of(episode: Episode) -> list[Field]:
 
 
 def described(fields: list[Field]) -> Any:
-    """The fields as TFDS's features."""
+    """Return the fields as TFDS features."""
     tf = tfds().features
     tree: dict[str, Any] = {}
     for field in fields:
@@ -123,7 +123,7 @@ def described(fields: list[Field]) -> Any:
 
 
 class Serializer:
-    """Episodes like this one, whose fields these are, as records."""
+    """A function that encodes episodes with these fields as records."""
 
     def __init__(self, fields: list[Field], episode: Episode):
         self._structure = jax.tree.structure(episode.steps)
@@ -131,7 +131,7 @@ class Serializer:
         self._values = {field.name: field for field in fields if not field.of_steps}
 
     def __call__(self, episode: Episode) -> bytes:
-        """Return the episode as one `tf.train.Example`.
+        """Encode an episode as a `tf.train.Example`.
 
         Raises:
           ConfigError: the episode has other fields, or more than 2 GB.
@@ -193,7 +193,7 @@ def _write_value(feature, field, value):
 
 @contextlib.contextmanager
 def records(path: str | os.PathLike) -> Generator[Callable[[int, int], list[bytes]]]:
-    """Reads a file of records: from the first number given up to the second, without it.
+    """Open a file of records; yield a function that reads the records from `start` to `stop - 1`.
 
     Raises:
       DatasetError: the file is incomplete or damaged.
@@ -219,7 +219,7 @@ def records(path: str | os.PathLike) -> Generator[Callable[[int, int], list[byte
 
 
 def read_fields(features: Any) -> list[Field]:
-    """The fields of a dataset that TFDS describes so."""
+    """Return the fields of a dataset from TFDS's description of its features."""
     tf = tfds().features
     found = []
 
@@ -246,7 +246,7 @@ def read_fields(features: Any) -> list[Field]:
 
 
 def read_example(record: bytes, fields: list[Field], where: str) -> dict[str, Any]:
-    """The arrays of a record, by the fields' names.
+    """Decode the arrays of a record, by field name.
 
     Raises:
       DatasetError: names the field that is missing or cannot be read; `where` names the episode.
@@ -263,7 +263,7 @@ def read_example(record: bytes, fields: list[Field], where: str) -> dict[str, An
             raise DatasetError(f"{where}: {field.name} is missing")
         try:
             found[field.name] = _read(field, features[field.name])
-        except Exception as error:  # decoders of images raise what they like
+        except Exception as error:  # image decoders raise errors of many types
             raise DatasetError(f"{where}: {field.name} cannot be read: {error!s:.500}") from error
     return found
 
@@ -305,7 +305,7 @@ def _read(field, feature):
 
 
 def _check_foreign(decoder, values):
-    """Whether TFDS can be left to decode this: it believes what pictures and compressed bytes say of their size."""
+    """Check values that TFDS will decode, because it trusts the sizes that pictures and compressed bytes declare."""
     if isinstance(decoder, tfds().features.Image):
         bounds.check_pictures(values, decoder.shape)
     elif getattr(decoder.to_json_content(), "encoding", "") == "zlib":
@@ -313,7 +313,7 @@ def _check_foreign(decoder, values):
 
 
 def _inflated(data, size):
-    """The bytes of one step; no more of them than its shape has are ever made."""
+    """Decompress the bytes of one step, never producing more than its shape needs."""
     found = (decoder := zlib.decompressobj()).decompress(data, size + 1)
     if len(found) != size or not decoder.eof:
         raise ValueError(f"it does not decompress to the {size} bytes of its shape")
@@ -321,10 +321,10 @@ def _inflated(data, size):
 
 
 def as_episode(values: Mapping[str, Any]) -> Episode:
-    """An episode of arrays by the names of their fields, with what RLDS allows to be absent.
+    """Return an episode from arrays by field name, filling in the fields that RLDS allows to be absent.
 
-    Without observations or actions there are none, without rewards each is 0. Without `is_terminal` the discount says
-    whether the episode terminated, and without discounts they follow from it.
+    Missing observations and actions are empty, missing rewards are 0. Without `is_terminal`, the discount determines
+    whether the episode terminated; missing discounts follow from `is_terminal`.
     """
     steps: dict[str, Any] = {}
     metadata = {}

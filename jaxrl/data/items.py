@@ -1,6 +1,6 @@
-"""The items of a dataset, transitions or sequences, by number: where each lies, and in which order they come.
+"""The items of a dataset, transitions or sequences, by number: the position of each, and their shuffled order.
 
-Everything is computed from the lengths of the episodes; of these alone, and of those being read, is memory taken.
+Everything is computed from the episode lengths; only these and the episodes being read are held in memory.
 Grain reads ahead, but its samplers are not used: they order the records of a file, which are whole episodes here.
 """
 
@@ -25,23 +25,23 @@ from jaxrl.parallel.memory import size_of
 
 
 class Episodes(Protocol):
-    """What is read from."""
+    """A source of episodes, such as a `Dataset`."""
 
     @property
     def lengths(self) -> np.ndarray:
-        """Transitions of each episode, int64."""
+        """The number of transitions of each episode, int64."""
         ...
 
     def read(self, indices: np.ndarray) -> Iterator[Episode]:
-        """These episodes, in this order."""
+        """Yield these episodes, in this order."""
         ...
 
 
 def with_extras(rows: Trajectory[np.ndarray], extras: tuple[str, ...]) -> Trajectory[np.ndarray]:
-    """The rows with these extras alone.
+    """Return the rows with only these extras.
 
     Raises:
-      ConfigError: there is none of that name, or it is text.
+      ConfigError: an extra is absent or text.
     """
     for name in extras:
         if name not in rows.extras:
@@ -53,25 +53,25 @@ def with_extras(rows: Trajectory[np.ndarray], extras: tuple[str, ...]) -> Trajec
 
 
 class RowReader:
-    """Reads the episodes of a dataset as rows that fit into arrays made for all of them.
+    """A reader of a dataset's episodes as rows, which all have the same dtypes and shapes.
 
     Args:
-      dataset: of which.
-      extras: which other fields of the steps to keep.
+      dataset: the dataset to read.
+      extras: the other fields of the steps to keep.
     """
 
     def __init__(self, dataset: Episodes, extras: tuple[str, ...]):
         self._dataset, self._extras = dataset, extras
         self._lengths = dataset.lengths
-        self._kind: Kind | None = None  # of the rows that were read first
+        self._kind: Kind | None = None  # of the first rows read
 
     def read(self, indices: np.ndarray) -> Iterator[Trajectory[np.ndarray]]:
         """Yield the rows of these episodes, in this order: leaves `[transitions + 1, ...]`.
 
         Raises:
           ConfigError: an extra is absent or text.
-          DatasetError: an episode is not as long as the dataset says, has other arrays than those read before, or
-            holds a number that float32 cannot.
+          DatasetError: an episode is not as long as the dataset says, has other arrays than those read before, or holds
+            a number that float32 cannot represent.
         """
         for index, episode in zip(indices.tolist(), self._dataset.read(indices), strict=True):
             if episode.length != self._lengths[index]:
@@ -81,7 +81,7 @@ class RowReader:
                 )
             try:
                 rows = with_extras(rows_from_episode(episode), self._extras)
-                rows = rows.replace(discount=rows.discounts)  # the next one may have some
+                rows = rows.replace(discount=rows.discounts)  # a later episode may have discounts
                 self._kind = check_kind(rows, self._kind, axes=1)
             except DatasetError as error:
                 raise DatasetError(f"episode {index}: {error}") from error
@@ -92,12 +92,12 @@ Kind = dict[str, tuple[np.dtype, tuple[int, ...]]]  # by the name of a leaf
 
 
 def check_kind(tree: PyTree, kind: Kind | None, *, axes: int) -> Kind:
-    """Return the types and shapes of arrays, which must be `kind` unless it is None.
+    """Return the dtypes and shapes of arrays, which must equal `kind` unless it is None.
 
     Args:
       tree: arrays.
-      kind: of those before.
-      axes: leading axes that may differ.
+      kind: the result for earlier arrays.
+      axes: the number of leading axes that may differ.
 
     Raises:
       DatasetError: they differ; names the array.
@@ -114,7 +114,7 @@ def check_kind(tree: PyTree, kind: Kind | None, *, axes: int) -> Kind:
 
 
 class Batches:
-    """Batch number k, a function of k; what a `Loader` gives. Threads may share it, and processes hold copies."""
+    """A function that returns batch number k of a `Loader`. Threads may share it, and processes hold copies."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class Batches:
         return jax.tree.map(lambda *x: np.concatenate(x, axis=1)[:, back], *parts)
 
     def _counts(self):
-        """How many items begin in each episode."""
+        """Return how many items begin in each episode."""
         if self._sequence is None:
             return self._lengths
         if self._sequence.end != "continue":
@@ -174,7 +174,7 @@ class Batches:
         return self._stretches[length]
 
     def _place(self, episode, within):
-        """The rows that items begin at; and their transitions to the episode's end, or the rows that belong to them."""
+        """Return the first row of each item, and its number of transitions to the episode's end, or of rows."""
         first, lengths = self._first_row[episode], self._lengths[episode]
         if self._sequence is None:
             return first + within, lengths - within
@@ -187,7 +187,7 @@ class Batches:
         return first + start, extents
 
     def _read(self, episode, start, extent):
-        """Items, in parts, with the episodes they lie in: so many at once as may be kept."""
+        """Yield slices of the items with the rows of their episodes, as many at once as the cache may hold."""
         last = episode
         if self._sequence is not None and self._sequence.end == "continue":
             last = np.searchsorted(self._first_row, start + extent - 1, side="right") - 1
@@ -233,7 +233,7 @@ class Batches:
 
 
 class _Order:
-    """Which item comes at which place of the endless stream: (episode, number within it)."""
+    """The order of the endless stream of items: maps places to (episode, number within it)."""
 
     def __init__(self, counts, seed, window):
         self._counts, self._seed, self._window = counts, seed, window
@@ -260,7 +260,7 @@ class _Order:
         return episodes[at], shuffled - first[at]
 
     def _epoch(self, epoch):
-        """The episodes in the epoch's order, the first item of each, and the first item of each window."""
+        """Return the episodes in the epoch's order, the first item of each, and the first item of each window."""
         found = self._epochs.get(epoch if self._window is not None else 0)
         if found is not None:
             return found
@@ -277,7 +277,7 @@ class _Order:
 
 @dataclasses.dataclass(frozen=True)
 class _Rows:
-    """The rows of an episode, by the fields of `Trajectory`: leaves, their structure; and bytes of all."""
+    """The rows of an episode by `Trajectory` field: leaves and tree structures, and the size of all in bytes."""
 
     leaves: dict[str, list[np.ndarray]]
     structure: dict[str, jax.tree_util.PyTreeDef]
@@ -291,7 +291,7 @@ class _Rows:
 
 
 class _Cache:
-    """The rows of the episodes that were read last."""
+    """A cache of the rows of the most recently read episodes."""
 
     def __init__(self, dataset: Episodes, extras: tuple[str, ...], max_bytes: int, min_episodes: int):
         self._settings = dataset, extras, max_bytes, min_episodes
@@ -304,11 +304,11 @@ class _Cache:
         return _Cache, self._settings
 
     def full(self, size: int, episodes: int) -> bool:
-        """Whether so many bytes of so many episodes are enough."""
+        """Return whether `size` bytes of rows of `episodes` episodes reach the cache's limits."""
         return size >= self._max_bytes and episodes >= self._min_episodes
 
     def get(self, numbers: Iterable[int]) -> Iterator[tuple[int, _Rows]]:
-        """These episodes, each read unless it is here."""
+        """Yield the rows of these episodes, reading those that are not cached."""
         with self._lock:
             here = {number: self._rows[number] for number in numbers if number in self._rows}
             for number in here:

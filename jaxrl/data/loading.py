@@ -1,7 +1,7 @@
-"""A dataset as experience: all of it in memory, or batch after batch from disk in a shuffled order, without end.
+"""Datasets as experience: whole in memory, or as endless shuffled batches from disk.
 
-Which items batch number k holds depends on the dataset, the settings, the seed and k alone, so the number of the next
-batch is all the state there is.
+The items of batch number k depend only on the dataset, the settings, the seed and k, so the number of the next batch
+is the only state.
 """
 
 import concurrent.futures
@@ -21,22 +21,22 @@ from jaxrl.data import views
 from jaxrl.data.items import Batches, Episodes, RowReader, check_kind
 from jaxrl.parallel import memory
 
-_HEADROOM = 0.9  # of what is free
+_HEADROOM = 0.9  # of the free memory
 _PREFETCHED = 2  # batches
 
 
 def arrays(dataset: Episodes, *, extras: tuple[str, ...] = ()) -> Trajectory:
-    """All rows of a dataset, episode after episode: leaves `[transitions + episodes, ...]`, no environment axis.
+    """Return all rows of a dataset, episode by episode: leaves `[transitions + episodes, ...]`, no environment axis.
 
     Args:
-      dataset: whose rows; they are read once, into memory that is taken once.
-      extras: which other fields of the steps to keep.
+      dataset: the dataset, which is read once, into arrays that are allocated once.
+      extras: the other fields of the steps to keep.
 
     Raises:
-      ConfigError: there are no episodes, they do not fit in memory (says what they need and what is free), or a field
-        is none of numbers.
+      ConfigError: there are no episodes, they do not fit in memory (the message gives the needed and the free memory),
+        or a field is not numeric.
       DatasetError: an episode is not as long as the dataset says, has other arrays than the first, or holds a number
-        that float32 cannot.
+        that float32 cannot represent.
     """
     lengths = dataset.lengths
     if not len(lengths):
@@ -63,32 +63,31 @@ def arrays(dataset: Episodes, *, extras: tuple[str, ...] = ()) -> Trajectory:
 
 
 class Loader:
-    """Batches of a dataset in a shuffled order, without end: every item comes once, then every item once more.
+    """An endless stream of a dataset's batches in a shuffled order, each item once per epoch.
 
-    An item is an n-step transition, or a sequence; batches are numpy, `TransitionBatch` or `SequenceBatch` (whose
-    carry is empty: the initial one is the algorithm's), `drawn` None. Batches follow each other over the ends of
-    epochs. `batch(k)` gives any of them, `for batch in loader` and `take` give them in order, read ahead by Grain.
+    An item is an n-step transition or a sequence; batches are numpy, `TransitionBatch` or `SequenceBatch` (whose carry
+    is empty: the algorithm sets the initial one), with `drawn` None. Batches may span the ends of epochs. `batch(k)`
+    returns any of them; `for batch in loader` and `take` return them in order, prefetched by Grain.
 
-    All items are shuffled together unless there is a `window`. A record holds an episode, so a single transition
-    costs the reading of its episode, unless that is among those kept: a dataset much larger than `cache_bytes` is
-    read over and over. With a window each episode is read once an epoch: the episodes are put in a shuffled order and
-    cut into groups, and items are shuffled within a group. Memory is at most about three times that of the episodes
-    kept, for each worker.
+    All items are shuffled together unless there is a `window`. A record holds an episode, so reading a single
+    transition reads its whole episode unless that is cached: a dataset much larger than `cache_bytes` is read
+    repeatedly. With a window, each episode is read once per epoch: the episodes are shuffled and split into groups, and
+    items are shuffled within a group. Memory is at most about three times that of the cached episodes, for each worker.
 
     Args:
-      dataset: of which; the lengths of its episodes are found first.
-      batch_size: items of a batch.
-      n_step: rewards of a transition.
-      sequence: items are sequences instead. With `end="continue"` they run on into the dataset's next episode.
-      seed: of the order.
-      window: episodes whose items are shuffled together; None: all; "fit": all if `cache_bytes` holds them, else so
-        many that it holds two windows, judged by the first episode and the lengths.
-      workers: processes that read; 0: a thread of this one does.
-      extras: which other fields of the steps to deliver.
-      cache_bytes: of episodes that are kept, though never fewer than two windows.
+      dataset: the dataset; the lengths of its episodes are read first.
+      batch_size: items per batch.
+      n_step: rewards per transition.
+      sequence: items are sequences instead. With `end="continue"` they continue into the dataset's next episode.
+      seed: the seed of the order.
+      window: number of episodes whose items are shuffled together; None: all; "fit": all if `cache_bytes` holds them,
+        otherwise as many as it holds twice, estimated from the first episode and the lengths.
+      workers: number of processes that read; 0: a thread of this process reads.
+      extras: the other fields of the steps to return.
+      cache_bytes: size of the cache of episodes, which always holds at least two windows.
 
     Attributes:
-      items: of an epoch.
+      items: the number of items per epoch.
 
     Raises:
       ConfigError: a setting is out of range, or no episode has such an item.
@@ -121,7 +120,7 @@ class Loader:
         self._batches = Batches(dataset, batch_size, n_step, sequence, seed, window, extras, cache_bytes)
         self._workers = workers
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
-        self._iterator: BatchIterator | None = None  # the thread's
+        self._iterator: BatchIterator | None = None  # used by the thread
         self._ahead: tuple[tuple[int, int], concurrent.futures.Future] | None = None
 
     @property
@@ -130,7 +129,7 @@ class Loader:
 
     @checked(number={"low": 0})
     def batch(self, number: int) -> TransitionBatch | SequenceBatch:
-        """Batch `number`, from 0: leaves `[batch, ...]`, of sequences `[length, batch, ...]`."""
+        """Return batch `number`, from 0: leaves `[batch, ...]`, or `[length, batch, ...]` for sequences."""
         return self._batches(number)
 
     def __iter__(self) -> "BatchIterator":
@@ -138,7 +137,7 @@ class Loader:
 
     @checked(first_batch={"low": 0})
     def pipeline(self, first_batch: int = 0) -> Any:
-        """A `grain.IterDataset` of the batches from `first_batch` on, for pipelines of one's own."""
+        """Return a `grain.IterDataset` of the batches from `first_batch` on, for custom pipelines."""
         grain = _grain()
         batches = grain.MapDataset.range(first_batch, sys.maxsize).map(self._batches)
         options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=_PREFETCHED)
@@ -147,15 +146,15 @@ class Loader:
         from absl import flags
 
         if not flags.FLAGS.is_parsed():
-            flags.FLAGS.mark_as_parsed()  # Grain asks for a flag of its own when it starts processes
+            flags.FLAGS.mark_as_parsed()  # Grain reads one of its own flags when it starts processes
         here = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
         return batches.to_iter_dataset(here).mp_prefetch(grain.MultiprocessingOptions(num_workers=self._workers))
 
     @checked(first_batch={"low": 0}, count={"low": 1})
     def take(self, first_batch: int, count: int) -> TransitionBatch | SequenceBatch:
-        """Batches `first_batch` and those that follow, stacked: leaves `[count, batch, ...]`.
+        """Return batch `first_batch` and the following ones, stacked: leaves `[count, batch, ...]`.
 
-        While they are used, a thread makes as many of the next: calls that follow one another do not wait.
+        Meanwhile, a thread prepares the next `count` batches, so that consecutive calls do not wait.
 
         Raises:
           ConfigError: a number is out of range.
@@ -174,7 +173,7 @@ class Loader:
         return found
 
     def close(self) -> None:
-        """Ends the thread and the processes; may be called twice, and `take` begins them anew."""
+        """Stop the thread and the processes; may be called twice, and `take` starts them again."""
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
         if self._iterator is not None:
@@ -204,7 +203,7 @@ class Loader:
 
 
 class BatchIterator(Iterator):
-    """The batches of a loader in order; its state is the number of the next one.
+    """An iterator over a loader's batches in order; its state is the number of the next one.
 
     Attributes:
       next_batch: that number.
@@ -219,7 +218,7 @@ class BatchIterator(Iterator):
         try:
             found = next(self._batches)
         except BaseException:
-            self.close()  # Grain has gone on to the next; the next caller is to get this one
+            self.close()  # Grain has advanced past this batch; the next call must return it
             raise
         self.next_batch += 1
         return found
@@ -228,12 +227,12 @@ class BatchIterator(Iterator):
         return {"next_batch": self.next_batch}
 
     def set_state(self, state: dict[str, int]) -> None:
-        """Goes on from a state of an iterator of the same dataset, settings and seed; `workers` may differ."""
+        """Continue from the state of an iterator with the same dataset, settings and seed; `workers` may differ."""
         self.close()
         self.next_batch = int(state["next_batch"])
 
     def close(self) -> None:
-        """Ends what reads ahead."""
+        """Stop prefetching."""
         batches, self._batches = self._batches, None
         if batches is not None:
             batches.close()

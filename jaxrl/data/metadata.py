@@ -1,8 +1,8 @@
-"""What a dataset's description may name, checked before another library builds what it names.
+"""Checks of the names in a dataset's description, before another library builds what they name.
 
 TFDS imports the module of every feature that `features.json` names, and Minari builds the environment of a dataset
 whose `metadata.json` has no spaces: both would run whatever code a file asks for. So the files are read here first, as
-JSON, and only what stands in the tables below passes.
+JSON, and only names in the tables below pass.
 """
 
 import re
@@ -15,10 +15,10 @@ from jaxrl.core.errors import DatasetError
 from jaxrl.core.spaces import MOST_NUMBERS, is_bounded_shape
 
 _KIND_KEYS = ("pythonClassName", "python_class_name", "type")  # the last: as TFDS wrote it before 4.5
-_JSON_KEYS = ("jsonFeature", "json_feature", "type")  # whose content TFDS hands to the class as it stands
+_JSON_KEYS = ("jsonFeature", "json_feature", "type")  # whose content TFDS passes to the class unchanged
 
 _TFDS = "tensorflow_datasets.core.features"
-# The features that RLDS datasets are made of. Not Audio and Video, which start ffmpeg, nor any class outside of TFDS.
+# The features of RLDS datasets, without Audio and Video, which start ffmpeg, and classes outside TFDS.
 FEATURE_KINDS = frozenset(
     f"{_TFDS}.{name}"
     for name in (
@@ -35,7 +35,7 @@ FEATURE_KINDS = frozenset(
         "text_feature.Text",
     )
 )
-# Those that take no more of such content than sizes and types; others would open the files that it names.
+# Features that only read sizes and types from such content; others would open the files that it names.
 _FROM_JSON = frozenset(
     f"{_TFDS}.{name}"
     for name in (
@@ -49,9 +49,9 @@ _FROM_JSON = frozenset(
     )
 )
 
-_MOST_SHARDS = 100_000  # of a split; TFDS numbers them by five digits
+_MOST_SHARDS = 100_000  # of a split; TFDS numbers them with five digits
 _LONGEST_NAME = 200
-# TFDS hands them to `str.format`, which would take attributes and widths.
+# File name templates; TFDS passes them to `str.format`, which would accept attributes and widths.
 _TEMPLATE = re.compile(r"(?:[\w.+=@ -]|\{[A-Z_]+\}|/(?!\.\./))*")
 
 DATA_FORMATS = ("hdf5", "arrow", "parquet")
@@ -60,10 +60,10 @@ SPACE_KINDS = ("Box", "Dict", "Discrete", "MultiBinary", "MultiDiscrete", "Text"
 
 
 def check_files(directory: Path) -> None:
-    """Whether a dataset holds files alone, before a library opens them.
+    """Check that a dataset holds only regular files, before a library opens them.
 
     Raises:
-      DatasetError: it holds a pipe, a device or a link that leads nowhere.
+      DatasetError: it holds a pipe, a device or a broken link.
     """
     try:
         files.check_regular(directory)
@@ -72,20 +72,20 @@ def check_files(directory: Path) -> None:
 
 
 def check_features(path: Path) -> None:
-    """Whether every feature that a `features.json` names is one of `FEATURE_KINDS`.
+    """Check that every feature named in a `features.json` is one of `FEATURE_KINDS`.
 
     Raises:
-      DatasetError: one is not (named), or the file is no JSON.
+      DatasetError: one is not (the message names it), or the file is not JSON.
     """
     if problem := _first(_feature_problems(_parsed(path))):
         raise DatasetError(f"{path} {problem}; it is not opened")
 
 
 def check_info(path: Path) -> None:
-    """Whether a `dataset_info.json` names no class that is not allowed, no file elsewhere, and no endless shards.
+    """Check that a `dataset_info.json` names only allowed classes, files of the dataset, and not too many shards.
 
     Raises:
-      DatasetError: it does, or the file is no such JSON.
+      DatasetError: it does not, or the file is not such JSON.
     """
     found = _parsed(path)
     if not isinstance(found, dict):
@@ -130,11 +130,11 @@ def _inside(template):
 
 
 def read_minari(path: Path) -> Mapping[str, Any]:
-    """A Minari dataset's `metadata.json`, which says how it is stored and has both of its spaces.
+    """Read and check a Minari dataset's `metadata.json`, with its data format and both of its spaces.
 
     Raises:
       DatasetError: a space is missing or of a kind that Minari does not have, so that Minari would build the
-        environment that the file names; it has more episodes than its files could hold; or the file is no such JSON.
+        environment that the file names; it has more episodes than its files could hold; or the file is not such JSON.
     """
     found = _parsed(path)
     if not isinstance(found, dict) or found.get("data_format") not in DATA_FORMATS:
@@ -170,7 +170,7 @@ def _first(problems: Iterator[str]) -> str | None:
 
 
 def _feature_problems(node: Any) -> Iterator[str]:
-    """Why TFDS must not see this, wherever in the file it would look for a class."""
+    """Yield the reasons why TFDS must not read this, wherever it would look for a class."""
     for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
         yield from _feature_problems(child)
     if not isinstance(node, dict):

@@ -1,7 +1,7 @@
-"""Minari datasets (https://minari.farama.org) written, for TorchRL, d3rlpy and others that read them.
+"""A writer of Minari datasets (https://minari.farama.org), which TorchRL, d3rlpy and others read.
 
-Minari has no word for episodes of which it is not known what came next: for other readers they are truncated, as where
-its own collector stops; the episode's metadata distinguish the two for us.
+Minari has no mark for episodes whose continuation is unknown. Other readers see them as truncated, as where Minari's
+own collector stops; jaxrl distinguishes the two by the episode's metadata.
 """
 
 import os
@@ -29,27 +29,28 @@ from jaxrl.data.minari_reader import (
 )
 from jaxrl.data.staging import Staging, as_dataset_errors
 
-_OWN = ("id", "total_steps")  # of an episode's metadata, those that Minari writes
-_AT_ONCE, _EPISODES_AT_ONCE = 1 << 22, 256  # bytes, and how many, of the episodes that are handed over together
-_LONGEST = 131_071  # transitions; Minari takes more than that of an Arrow file for two episodes
+_OWN = ("id", "total_steps")  # metadata of an episode that Minari itself writes
+_AT_ONCE, _EPISODES_AT_ONCE = 1 << 22, 256  # bytes and number of episodes that are written together
+_LONGEST = 131_071  # transitions; Minari would read a longer episode in an Arrow file as two
 
 
 class MinariWriter:
-    """Writes episodes to a Minari dataset that appears when it is complete; use it in a `with`.
+    """A writer of a Minari dataset that appears when it is complete; use it as a context manager.
 
-    Everything is written to a hidden directory beside it (`Staging`); `close` reads all of it again, and renames it.
+    Everything is written to a hidden directory next to it (`Staging`); `close` reads all of it again, and renames it.
 
     Args:
       dataset_id: `(namespace/)name-v0`.
-      observation_space, action_space: what the episodes' arrays are elements of; a tuple is written as a dictionary.
-      data_format: "hdf5", one file, which all of Minari's readers know; "arrow" or "parquet", a directory an episode.
-      data_dir: where datasets lie; None: where Minari looks for them.
-      env_spec: the id of a Gymnasium environment that readers are to make with `recover_environment`. Where its spaces
-        count integers from another number than 0, the dataset does as well.
-      algorithm: a name.
+      observation_space, action_space: the spaces of the episodes' arrays; a tuple is written as a dictionary.
+      data_format: "hdf5", one file, which all readers of Minari support; "arrow" or "parquet", one directory per
+        episode.
+      data_dir: the directory that holds datasets; None: where Minari looks for them.
+      env_spec: the id of the Gymnasium environment that `recover_environment` makes for readers. If its spaces count
+        integers from a number other than 0, so does the dataset.
+      algorithm: the algorithm's name.
 
     Raises:
-      ConfigError: the id or the format is none, the dataset is there already, or another process writes to it.
+      ConfigError: the id or the format is invalid, the dataset exists already, or another process writes to it.
       MissingExtraError: `jaxrl[data]` is not installed.
     """
 
@@ -90,7 +91,7 @@ class MinariWriter:
             self._storage = MinariStorage.new(
                 self._staging.partial / "data", env_spec=spec, data_format=data_format, jpeg_encoding=False, **theirs
             )
-            # Minari would look at every file after every episode.
+            # Minari would add up the sizes of all files after every episode.
             self._storage.get_size = lambda: 0.0
             about = {} if algorithm is None else {"algorithm_name": algorithm}
             about |= {"dataset_id": dataset_id, "minari_version": minari.__version__}
@@ -101,10 +102,10 @@ class MinariWriter:
 
     @as_dataset_errors
     def write(self, episode: Episode, metadata: dict[str, Any] | None = None) -> None:
-        """Adds an episode; `metadata` in addition to its own, and to its return, length and number.
+        """Add an episode, with its own metadata, `metadata`, and its return, length and number.
 
         Raises:
-          ConfigError: an array cannot be written so that it comes back bit for bit, or is unlike those before.
+          ConfigError: an array would not be read back bit for bit, or differs in kind from those before.
           DatasetError: the disk is full, or cannot be written to.
         """
         from minari.data_collector import EpisodeBuffer
@@ -141,11 +142,11 @@ class MinariWriter:
 
     @as_dataset_errors
     def close(self) -> Path:
-        """Completes the dataset, reads it again, and moves it to its place.
+        """Complete the dataset, read it again, and move it to its place.
 
         Raises:
-          ConfigError: there are no episodes, or something came to be at the path meanwhile.
-          DatasetError: what was written is not what is read, or could not be written.
+          ConfigError: there are no episodes, or something else appeared at the path meanwhile.
+          DatasetError: the data read back differ from those written, or writing failed.
         """
         if not self.episodes:
             raise ConfigError("there are no episodes to write; a dataset has at least one")
@@ -160,7 +161,7 @@ class MinariWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Deletes what was written, unless it was closed."""
+        """Delete the written files, unless `close` has published them."""
         self._staging.discard()
 
     def _flush(self):
@@ -210,7 +211,7 @@ class MinariWriter:
 
 
 def _checksum(episode, metadata, checksum):
-    """Of every bit, type and shape that is to come back."""
+    """Return a checksum of every bit, type and shape that must be read back."""
     steps = episode.steps | {name: jax.tree.map(lambda x: x[:-1], episode.steps[name]) for name in ("action", "reward")}
     for path, x in jax.tree.leaves_with_path(steps):
         about = f"{field_name('', path)} {x.dtype.str} {x.shape}"
@@ -220,7 +221,7 @@ def _checksum(episode, metadata, checksum):
 
 
 def _unlike(x: PyTree, space: spaces.Space, name: str) -> list[str]:
-    """How arrays are no elements of a space, by name; bounds are not looked at."""
+    """Return how arrays differ from a space in keys, dtype or shape, one line each; bounds are not checked."""
     if isinstance(space, spaces.Composite):
         names = sorted(str(key) for key, _ in space.items)
         if not isinstance(x, Mapping) or sorted(x) != names:
@@ -233,10 +234,10 @@ def _unlike(x: PyTree, space: spaces.Space, name: str) -> list[str]:
 
 
 def _to_gymnasium(space: spaces.Space, name: str, first: Any = 0) -> Any:
-    """The same space in Gymnasium's terms, its integers counted from `first`.
+    """Return the same space as a Gymnasium space, its integers counted from `first`.
 
     Raises:
-      ConfigError: Minari could not give its elements back bit for bit; names it.
+      ConfigError: Minari could not return its elements bit for bit; the message names it.
     """
     import gymnasium
 
@@ -273,15 +274,15 @@ def _find_spec(name):
 
 
 def _first_integers(spec: Any, ours: Mapping[str, spaces.Space]) -> dict[str, Any]:
-    """From which numbers the environment of a spec counts where our spaces count from 0.
+    """Return the first integers in the spaces of a spec's environment, which our spaces count from 0.
 
-    It is made to be asked. One that cannot be made here is taken to count from 0, with a warning.
+    The environment is made to read its spaces. If it cannot be made here, 0 is assumed, with a warning.
     """
     import gymnasium
 
     try:
         env = gymnasium.make(spec)
-    except Exception as error:  # whatever its constructor does
+    except Exception as error:  # its constructor may raise anything
         warnings.warn(
             f"env_spec={spec.id!r} cannot be made here ({error!r:.200}): its integers are taken to count from 0",
             stacklevel=3,
@@ -293,7 +294,7 @@ def _first_integers(spec: Any, ours: Mapping[str, spaces.Space]) -> dict[str, An
 
 
 def _matching(space: spaces.Space, theirs: Any) -> Any:
-    """`first_integers` of the parts of `theirs` that are `Discrete` or `MultiDiscrete` of ours."""
+    """Return `first_integers` of the parts of `theirs` that are `Discrete` or `MultiDiscrete` in our space."""
     import gymnasium
 
     if isinstance(space, spaces.Composite):
@@ -308,12 +309,12 @@ def _matching(space: spaces.Space, theirs: Any) -> Any:
         return 0
     if isinstance(theirs, gymnasium.spaces.MultiDiscrete):
         return first_integers(theirs)
-    # As `jaxrl.envs` has a box of integers.
+    # `jaxrl.envs` represents a box of integers as `MultiDiscrete`.
     return theirs.low if isinstance(theirs, gymnasium.spaces.Box) and theirs.dtype.kind in "iu" else 0
 
 
 def _write_namespaces(path: Path, namespace: str | None) -> None:
-    """The empty descriptions by which Minari knows the directories above a dataset."""
+    """Write the empty descriptions by which Minari recognizes the directories above a dataset."""
     for folder in path.parents[: len(namespace.split("/")) if namespace else 0]:
         about = folder / "namespace_metadata.json"
         if not about.exists():
@@ -321,5 +322,5 @@ def _write_namespaces(path: Path, namespace: str | None) -> None:
 
 
 def _plain(value):
-    """A number as Python has it."""
+    """Convert a NumPy scalar to a Python number."""
     return value.item() if isinstance(value, np.generic) else value

@@ -1,8 +1,9 @@
-"""Minari datasets (https://minari.farama.org) read: N + 1 observations and N actions an episode.
+"""A reader of Minari datasets (https://minari.farama.org): N + 1 observations and N actions per episode.
 
-Integers that a space counts from another number than 0 come back counted from 0, as jaxrl's environments count them.
-Minari stores no last step's action and reward, no discount, and no word for episodes of which it is not known what came
-next. The first come back as zeros, the second as the endings imply, and the third only where we wrote them.
+Integers that a space counts from a number other than 0 are returned counted from 0, as jaxrl's environments count them.
+Minari does not store the last step's action and reward, the discounts, or whether the continuation of an episode is
+unknown. The first are returned as zeros, the second as the endings imply, and the third only from datasets that jaxrl
+wrote.
 """
 
 import itertools
@@ -24,13 +25,13 @@ from jaxrl.data.metadata import check_files, read_minari
 
 DESCRIPTION = "Written by jaxrl, images without loss."  # of a dataset whose arrays are elements of jaxrl's spaces
 _AT_ONCE = 64  # episodes that are read while a file is open
-_PACKED = 1100  # the most that HDF5's compression makes of a byte is 1032
-_MOST_ARRAYS = 100_000  # of all episodes that are read at once
-_DEEPEST = 20  # groups within one another
+_PACKED = 1100  # HDF5's compression expands a byte to at most 1032
+_MOST_ARRAYS = 100_000  # in all episodes that are read at once
+_DEEPEST = 20  # nested groups
 
 
 def package(data_format: str = "hdf5") -> Any:
-    """The package `minari`, with what it needs to read and write files of this format.
+    """Import the package `minari`, and the library that it needs for files of this format.
 
     Raises:
       MissingExtraError: it is not installed.
@@ -46,13 +47,13 @@ def package(data_format: str = "hdf5") -> Any:
 
 
 def directory_of(dataset_id: str, data_dir: str | os.PathLike | None = None) -> Path:
-    """Where a dataset lies; under `MINARI_DATASETS_PATH`, or else `~/.minari/datasets`, if no directory is given."""
+    """Return the directory of a dataset, by default in `MINARI_DATASETS_PATH` or `~/.minari/datasets`."""
     root = data_dir or os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets"
     return files.expand(root) / dataset_id
 
 
 class MinariReader:
-    """The episodes of one Minari dataset, in order.
+    """A reader of the episodes of one Minari dataset, in order.
 
     Args:
       where: its id, or the directory that holds its `data`.
@@ -60,10 +61,11 @@ class MinariReader:
     Attributes:
       path: the directory.
       name: its id.
-      absent: no field of RLDS: what Minari does not store follows from what it does.
+      absent: empty: the RLDS fields that Minari does not store follow from those that it does.
 
     Raises:
-      DatasetError: there is none, its metadata would have Minari build an environment, or Minari cannot open it.
+      DatasetError: there is no such dataset, its metadata would make Minari build an environment, or Minari cannot open
+        it.
       MissingExtraError: `jaxrl[data]` is not installed.
     """
 
@@ -88,17 +90,17 @@ class MinariReader:
         if described.get("description") != DESCRIPTION and _counts(action_space):
             self._first = self._first[0], action_space.low
         self._hdf5 = self.path / "data" / "main_data.hdf5" if data_format == "hdf5" else None
-        self._format, self._pictures = data_format, bool(described.get("jpeg_encoding", True))  # as Minari takes it
+        self._format, self._pictures = data_format, bool(described.get("jpeg_encoding", True))  # Minari's default
         both = {"observations": self._dataset.observation_space, "actions": action_space}
         self._spaces = both if self._pictures else {}
-        # Of files that are not HDF5 it takes an episode of many rows for several, and those that follow for others.
+        # In formats other than HDF5, Minari takes a long episode for several, and so misnumbers those that follow.
         self._at_once = _AT_ONCE if data_format == "hdf5" else 1
 
     def __len__(self) -> int:
         return self._dataset.total_episodes
 
     def records(self, places: Iterable[int]) -> Iterator[Any]:
-        """What Minari gives of these episodes and of their metadata, in this order, or what it raised instead."""
+        """Yield Minari's data and metadata of these episodes, in this order, or the error that it raised instead."""
         storage, places, done = self._dataset.storage, [int(place) for place in places], 0
         while done < len(places):
             together = places[done : done + self._at_once]
@@ -115,7 +117,7 @@ class MinariReader:
                 yield error
 
     def episode(self, record: Any, where: str) -> Episode:
-        """An episode; `where` names it.
+        """Convert a record to an episode; `where` names it.
 
         Raises:
           DatasetError: it cannot be read.
@@ -131,20 +133,20 @@ class MinariReader:
         return _as_episode(stored, metadata, where, *self._first)
 
     def summary(self, record: Any, where: str) -> dict[str, Any]:
-        """`Episode.summary`; Minari reads an episode as a whole."""
+        """Return a record's `Episode.summary`; Minari always reads a whole episode."""
         return self.episode(record, where).summary
 
 
 def check_hdf5(path: Path, episodes: Iterable[int], spaces: Mapping[str, Any] | None = None) -> None:
-    """Whether what the file holds of these episodes lies in it, and is no larger than it could have been packed.
+    """Check that episodes are stored in the file itself, and are no larger than it could hold compressed.
 
     Args:
-      path: of the file.
+      path: path of the file.
       episodes: their numbers.
-      spaces: of the parts of an episode in which pictures are decoded.
+      spaces: spaces of the parts of an episode in which pictures are decoded.
 
     Raises:
-      ValueError: it does not.
+      ValueError: they are not.
     """
     import h5py
 
@@ -163,28 +165,28 @@ def check_hdf5(path: Path, episodes: Iterable[int], spaces: Mapping[str, Any] | 
                 return
             if found.external or found.is_virtual:
                 raise ValueError(f"{name!r:.80} lies in another file")
-            most -= found.nbytes  # first: what was never written takes no room in the file, and days to go through
+            most -= found.nbytes  # first: unwritten data takes no room in the file, but days to read
             if most < 0:
                 raise ValueError(f"{name!r:.80} has {found.nbytes:,} bytes, more than the file could hold")
-            if found.dtype.kind == "O":  # of any length: many may be the same bytes of the file
+            if found.dtype.kind == "O":  # variable length: many items may share the same bytes of the file
                 needed = 0
                 for item in found if found.shape else [found[()]]:
                     needed += len(item)
                     bounds.check_memory(needed, f"{name!r:.80}")
 
         for episode in episodes:
-            if f"episode_{episode}" in file:  # else Minari tells of it
+            if f"episode_{episode}" in file:  # Minari reports a missing episode
                 visit(file, f"episode_{episode}", 0)
                 for name, space in (spaces or {}).items():
                     for found in _pictures(file[f"episode_{episode}"].get(name), space):
-                        # Pillow would take the bytes of others too, in every format that it knows.
+                        # Pillow would also decode bytes of other dtypes, in every format that it knows.
                         if np.uint8 not in (found.dtype, h5py.check_vlen_dtype(found.dtype)):
                             raise ValueError(f"{name!r:.80} holds pictures as {found.dtype}, and not as Minari does")
                         bounds.check_pictures(bytes(item) for item in found)
 
 
 def _pictures(found: Any, space: Any) -> Iterator[Any]:
-    """The arrays of a file's group that Minari would decode as pictures, since they are of such a space."""
+    """Yield the arrays of a file's group that Minari would decode as pictures because of their space."""
     import gymnasium
     import h5py
     from minari.dataset.minari_storage import is_image_space
@@ -231,7 +233,7 @@ def _as_episode(stored, metadata, where, first_observation, first_action):
 
 
 def _arrays(x: Any) -> PyTree:
-    """What Minari gives as nested dictionaries of arrays; tuples are numbered."""
+    """Return Minari's data as nested dictionaries of arrays; the keys of a tuple's parts are their positions."""
     if isinstance(x, Mapping):
         return {str(name): _arrays(child) for name, child in x.items()}
     if isinstance(x, tuple):
@@ -243,7 +245,7 @@ def _arrays(x: Any) -> PyTree:
 
 
 def first_integers(space: Any) -> Any:
-    """Where the integers of a Gymnasium space begin, which jaxrl counts from 0: an array or 0, in its dictionaries."""
+    """Return the first integers of a Gymnasium space, which jaxrl counts from 0: an array or 0, in dictionaries."""
     import gymnasium
 
     if isinstance(space, gymnasium.spaces.Dict):
@@ -255,10 +257,10 @@ def first_integers(space: Any) -> Any:
 
 
 def counted_from(x: PyTree, first: Any, sign: int, name: str) -> PyTree:
-    """Arrays as `first_integers` says, `sign` 1, or from 0, `sign` -1; types stay.
+    """Shift integers from 0 to `first` (`sign` 1), or from `first` to 0 (`sign` -1); dtypes stay.
 
     Raises:
-      DatasetError: an integer is beyond its type then; `name` is that of the field.
+      DatasetError: a shifted integer does not fit its dtype; the message begins with the field's `name`.
     """
     if isinstance(x, Mapping) and isinstance(first, Mapping):
         return {key: counted_from(child, first.get(key, 0), sign, f"{name}/{key}") for key, child in x.items()}
@@ -271,7 +273,7 @@ def counted_from(x: PyTree, first: Any, sign: int, name: str) -> PyTree:
 
 
 def _counts(action_space):
-    """Whether it is a vector of integers between bounds, which `jaxrl.envs` has as `MultiDiscrete`."""
+    """Return whether a space is a bounded vector of integers, which `jaxrl.envs` represents as `MultiDiscrete`."""
     import gymnasium
 
     return (
@@ -282,10 +284,10 @@ def _counts(action_space):
 
 
 def _with_last(x):
-    """With the last step's, which means nothing."""
+    """Append the last step's entry, which is unused and zero."""
     return np.concatenate([x, np.zeros((1, *x.shape[1:]), x.dtype)])
 
 
 def _as_long(x, steps):
-    """Infos have an entry a step, or (those of some older datasets) one a transition."""
+    """Return infos with one entry per step; some older datasets have one per transition."""
     return _with_last(x) if len(x) == steps - 1 else x

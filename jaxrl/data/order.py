@@ -1,7 +1,8 @@
-"""Orders: permutations of any size of which any part is computed at once, and stretches of what lies together.
+"""Permutations of any size, computed in parts, and stretches of equal labels.
 
-The permutations are the same on every machine and with every NumPy: `numpy.random` promises neither the same numbers
-in its next version nor a part of a permutation without the whole, and Grain's `index_shuffle` takes one index a call.
+The permutations are the same on every machine and with every NumPy version: `numpy.random` guarantees neither the same
+numbers in its next version nor part of a permutation without the whole, and Grain's `index_shuffle` takes one index per
+call.
 """
 
 import functools
@@ -17,18 +18,19 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def permuted(index: np.ndarray, n: int, *key: int) -> np.ndarray:
-    """What a pseudo-random permutation of 0 .. n-1 has at these places.
+    """Return the values of a pseudo-random permutation of 0 .. n-1 at these places.
 
-    An alternating Feistel network over the two digits of the index, as in `jaxrl.algos.minibatches`; the indices of
-    the slightly larger range that it permutes are followed until they come back below n, so it is exact for every n.
+    It is an alternating Feistel network over the two digits of the index, as in `jaxrl.algos.minibatches`. The network
+    permutes a slightly larger range; an index that it maps to n or above is permuted again until it is below n, so the
+    result is an exact permutation for every n.
 
     Args:
       index: places, int, each from 0 to n - 1.
-      n: how many there are, at least 1 and below 2^62.
-      key: numbers, not negative; others give another permutation.
+      n: size of the permutation, at least 1 and below 2^62.
+      key: nonnegative numbers that select the permutation.
 
     Returns:
-      int64, as the index.
+      int64, of the shape of `index`.
     """
     index = np.asarray(index, np.int64)
     if n <= _SORTED_UP_TO:
@@ -43,7 +45,7 @@ def permuted(index: np.ndarray, n: int, *key: int) -> np.ndarray:
 
 
 def runs(labels: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Where stretches of equal labels begin and end: (first, one past the last) of each, in order."""
+    """Return the stretches of equal labels in order, each as (first, one past the last)."""
     edges = np.flatnonzero(labels[1:] != labels[:-1]) + 1
     return itertools.pairwise([0, *edges.tolist(), len(labels)]) if len(labels) else iter(())
 
@@ -59,7 +61,7 @@ def _network(index, a, b, rounds):
 
 
 def _hash(x, key):
-    """Well-mixed 64 bits of uint64: the finalizer of SplitMix64 (Steele, Lea and Flood, 2014)."""
+    """Hash uint64 values to well-mixed 64 bits by the finalizer of SplitMix64 (Steele, Lea and Flood, 2014)."""
     x = x * np.uint64(_GOLDEN) + np.uint64(key)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -68,7 +70,7 @@ def _hash(x, key):
 
 @functools.lru_cache(maxsize=1 << 10)
 def _combined(*key):
-    """One number below 2^64 of several."""
+    """Combine several numbers into one below 2^64."""
     word = len(key)
     for number in key:
         mixed = _hash(np.asarray([number & _WORD], np.uint64), (word * _GOLDEN + 1) & _WORD)

@@ -1,4 +1,4 @@
-"""What there is in a dataset, in numbers and in a picture of text."""
+"""A report of a dataset's contents, as numbers and a text histogram."""
 
 import dataclasses
 from collections import Counter
@@ -27,7 +27,7 @@ _ABSENT = {
 
 @dataclasses.dataclass(frozen=True)
 class FieldSummary:
-    """One array of the steps, over all episodes; the last steps' actions, rewards and discounts are left out."""
+    """A summary of one array over all steps, without the last steps' unused actions, rewards and discounts."""
 
     name: str
     dtype: str
@@ -38,14 +38,15 @@ class FieldSummary:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What a dataset holds; `print` shows it.
+    """The contents of a dataset; `print` shows them.
 
     Attributes:
-      returns, lengths: one entry an episode that is sound.
-      endings: how many episodes were terminated, truncated, cut off; other datasets do not distinguish the last two.
+      returns, lengths: one entry for each sound episode.
+      endings: number of episodes that were terminated, truncated and cut off; datasets of other programs do not
+        distinguish the last two.
       fields: the arrays of the steps.
-      faults: what is wrong, one line each.
-      notes: what is allowed, and may not be meant, one line each.
+      faults: problems, one line each.
+      notes: allowed but possibly unintended contents, one line each.
     """
 
     path: str
@@ -85,7 +86,7 @@ def _spread(name, x):
 
 
 def _histogram(x):
-    """Bars of text, one a bin."""
+    """Return a text histogram, one line per bin."""
     x = x[np.isfinite(x)]
     if not x.size or x.min() == x.max():
         return []
@@ -97,7 +98,7 @@ def _histogram(x):
 
 
 class Tally:
-    """The report as it grows."""
+    """An accumulator of episodes for a `Report`."""
 
     def __init__(self):
         self.faults: list[str] = []

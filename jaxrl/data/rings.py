@@ -1,4 +1,4 @@
-"""Episodes as rows: a dataset laid out as a replay's, so that whatever draws from a replay can draw from it."""
+"""Datasets laid out as replay rings, so that code that samples from a replay can sample from a dataset."""
 
 import dataclasses
 import warnings
@@ -22,28 +22,29 @@ from jaxrl.data.report import LAST_REWARD, NO_REWARD
 from jaxrl.data.rows import rows_from_episode
 from jaxrl.parallel import memory
 
-_HEADROOM = 0.9  # of what is free
-_OUTSIDE = 1e-3  # how far beyond its bounds an action may lie and count as within, in ranges: others round
+_HEADROOM = 0.9  # of the free memory
+_OUTSIDE = 1e-3  # fraction of its range by which an action may exceed its bounds: others round
 
 
 def rings(
     episodes: Iterable[Episode], sources: Mapping[str, Replay], spec: EnvSpec, *, columns: int
 ) -> tuple[Rings, int]:
-    """The rings of sources that draw from a dataset, as numpy, and a checksum of what is in them.
+    """Return the rings of sources that sample from a dataset, as numpy, and a checksum of their rows.
 
-    Warns of what was changed or left out: actions clipped to their bounds, rewards of last steps, no rewards at all.
+    Warnings report changed or unused data: actions clipped to their bounds, rewards of last steps, or no rewards at
+    all.
 
-    All rows, one episode after another, are cut into `columns` stretches with the same number of transitions, to a
-    fraction of one (`jaxrl.buffers.ring.Parts`). A stretch has the neighboring rows beside it, to look at.
+    All rows, episode by episode, are split into `columns` stretches with equal numbers of transitions, including a
+    fraction of one (`jaxrl.buffers.ring.Parts`). A stretch also holds the neighboring rows on both sides, for context.
 
     Args:
-      episodes: those of the dataset.
-      sources: by name, see `jaxrl.buffers.fixed.source_of`.
-      spec: of the environment that the data is about.
-      columns: how many.
+      episodes: the dataset's episodes.
+      sources: the sources by name; see `jaxrl.buffers.fixed.source_of`.
+      spec: the spec of the data's environment.
+      columns: the number of columns.
 
     Raises:
-      DatasetError: an array is of another shape or kind than the environment's, or an action not one of its own.
+      DatasetError: an array differs from the environment's in shape or kind, or an action is not in its action space.
       ConfigError: the rows do not fit in memory.
     """
     seen = _Seen(spec)
@@ -70,16 +71,16 @@ def rings(
 
 
 def _layout(weight: np.ndarray, columns: int, before: int, after: int) -> tuple[np.ndarray, np.ndarray, Parts]:
-    """Which row lies at each place [columns, slots], which places are blank, and the columns' parts.
+    """Return the row at each place [columns, slots], which places are blank, and the columns' parts.
 
     Args:
-      weight: bool [rows], where a transition begins.
-      columns: C.
-      before, after: the margins.
+      weight: bool [rows], True where a transition begins.
+      columns: the number of columns.
+      before, after: the numbers of neighboring rows on both sides.
     """
     row = np.flatnonzero(weight)
     total, column = len(row), np.arange(columns)
-    first, last = column * total // columns, ((column + 1) * total - 1) // columns  # transitions, of which parts may be
+    first, last = column * total // columns, ((column + 1) * total - 1) // columns  # transitions, possibly split
     whole = np.append(row, len(weight))[
         -(-np.arange(columns + 1) * total // columns)
     ]  # where a column's own rows begin
@@ -89,7 +90,7 @@ def _layout(weight: np.ndarray, columns: int, before: int, after: int) -> tuple[
     place = start[:, None] - before + np.arange(slots)[None]
     blank = (place < 0) | (place >= len(weight)) | (place >= (stop + after)[:, None])
     at = np.minimum(first[:, None] + np.arange(int((last - first).max()) + 1), last[:, None])
-    parts: PyTree = (  # numpy until it is known where they go
+    parts: PyTree = (  # numpy until their devices are known
         (row[at] - start[:, None] + before).astype(np.int32),
         (column * total % columns).astype(np.int32),
         (np.stack([whole[:-1], whole[1:]], axis=1) - start[:, None] + before).astype(np.int32),
@@ -99,31 +100,31 @@ def _layout(weight: np.ndarray, columns: int, before: int, after: int) -> tuple[
 
 
 def fit(dataset: Dataset, spec: EnvSpec, devices: list[jax.Device]) -> bool:
-    """Whether the rows fit in memory: what is read, and what is laid out, which the devices share."""
+    """Return whether the rows fit in memory: the episodes read, and the rings, which the devices share."""
     example = jax.eval_shape(lambda: (spaces.zeros(spec.observation_space), spaces.zeros(spec.action_space)))
     needed = (int(dataset.lengths.sum()) + len(dataset)) * (memory.size_of(example) + 16)
     on_cpu, host, device = devices[0].platform == "cpu", memory.free_on_host(), memory.free_on_device(devices[0])
-    # On a machine without other memory: what was read, in rows, and those laid out.
+    # Without separate device memory, the host holds the episodes, their rows, and the rings.
     fits = host is None or (3 if on_cpu else 2) * needed <= _HEADROOM * host
     return fits and (device is None or needed / len(devices) <= _HEADROOM * device)
 
 
 def stream(dataset: Dataset, source: Replay, spec: EnvSpec, *, seed: int) -> Loader:
-    """Batches of the dataset as of an environment; an episode that does not fit it is refused by name when it is read.
+    """Return a loader of the dataset with the environment's spaces; reading an episode that does not fit them raises.
 
-    The first episode whose actions are clipped is warned of by name.
+    A warning names the first episode whose actions are clipped.
 
     Args:
-      dataset: of which.
-      source: what the items are, see `jaxrl.buffers.fixed.source_of`.
-      spec: of the environment that the data is about.
-      seed: of the order.
+      dataset: the dataset.
+      source: the source, which determines the items; see `jaxrl.buffers.fixed.source_of`.
+      spec: the spec of the data's environment.
+      seed: the seed of the order.
     """
 
     def as_of(episode):
         number, seen = episode.metadata.get("episode_id", "of the stream"), _Seen(spec)
         found = _as_of(number, episode, spec, seen)
-        if seen.clipped:  # by default Python shows a warning of one text once
+        if seen.clipped:  # by default Python shows a warning with the same text once
             warnings.warn(f"episode {number}: {seen.lines()[0]}; so are those that follow", stacklevel=2)
         return found
 
@@ -132,11 +133,11 @@ def stream(dataset: Dataset, source: Replay, spec: EnvSpec, *, seed: int) -> Loa
 
 
 def _fitting(episodes):
-    """The episodes, unless they take so much that the rows would not fit beside them."""
+    """Yield the episodes; raise a ConfigError when they leave too little memory for their rows."""
     free, taken = memory.free_on_host(), 0
     for episode in episodes:
         taken += sum(x.nbytes for x in jax.tree.leaves(episode.steps))
-        # What was read, in rows, and those laid out.
+        # The episodes, their rows, and the rings.
         if free is not None and 3 * taken > _HEADROOM * free:
             raise ConfigError(
                 f"the dataset takes more than {taken / 2**30:.3g} GiB, and {free / 2**30:.3g} GiB are free for it and "
@@ -146,7 +147,7 @@ def _fitting(episodes):
 
 
 class _Seen:
-    """What is worth a word of the episodes that were made the environment's."""
+    """The counts of converted episodes that may need a warning."""
 
     def __init__(self, spec: EnvSpec):
         self._spec = spec
@@ -174,7 +175,7 @@ class _Seen:
 
 
 def _as_of(number: int | str, episode: Episode, spec: EnvSpec, seen: _Seen) -> Episode:
-    """The episode with the arrays of the environment's spaces, and without extras; `number` names it in errors."""
+    """Return the episode with arrays of the environment's spaces, without extras; `number` names it in errors."""
     for field, what in non_finite(episode) + discount_problems(episode):
         raise DatasetError(f"episode {number}: {field} {what}")
     where, counts = f"episode {number}:", np.ones_like(episode.is_last)
@@ -194,8 +195,8 @@ def _as_of(number: int | str, episode: Episode, spec: EnvSpec, seen: _Seen) -> E
 
 
 def _as_space(value: PyTree, space: spaces.Space, where: str, counts: np.ndarray) -> PyTree:
-    """Arrays `[steps, ...]` with the dtypes of a space; what they hold means nothing where `counts` is False."""
-    if isinstance(space, spaces.Composite):  # a tuple's parts have their positions as names
+    """Return arrays `[steps, ...]` with the dtypes of a space; values where `counts` is False are not checked."""
+    if isinstance(space, spaces.Composite):  # the keys of a tuple's parts are their positions
         names = sorted(str(key) for key, _ in space.items)
         if not isinstance(value, Mapping) or sorted(value) != names:
             has = sorted(value) if isinstance(value, Mapping) else f"an array of shape {np.shape(value)[1:]}"
@@ -211,14 +212,14 @@ def _as_space(value: PyTree, space: spaces.Space, where: str, counts: np.ndarray
         most = np.asarray(space.n if isinstance(space, spaces.Discrete) else space.nvec)
         refuse(where, x, (x < 0) | (x >= most), counts, f"the environment's are {space!r}")
         return np.clip(x, 0, most - 1).astype(space.dtype)
-    if x.dtype.kind in "iub" and space.dtype.kind == "f":  # pixels of 0 to 255, where the environment's are 0 to 1
+    if x.dtype.kind in "iub" and space.dtype.kind == "f":  # such as pixels from 0 to 255 for a space from 0 to 1
         outside = (x < space.low) | (x > space.high)
         refuse(where, x, outside, counts, f"the environment's is {space!r}: scale it with dataset.map")
     return cast(x, space.dtype, where, counts)
 
 
 def _within(action: PyTree, space: spaces.Space, acting: np.ndarray, seen: _Seen) -> PyTree:
-    """The actions, those of boxes clipped to their bounds, as the environment would have taken them."""
+    """Return the actions clipped to the bounds of boxes, as the environment would have executed them."""
     return spaces.tree_map(lambda part, x: _array_within(x, part, acting, seen), space, action)
 
 

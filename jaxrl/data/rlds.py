@@ -1,4 +1,4 @@
-"""RLDS datasets in TFDS's layout, written and read without TensorFlow: what `tfds.builder_from_directory` opens."""
+"""A writer and a reader of RLDS datasets in the layout of `tfds.builder_from_directory`, without TensorFlow."""
 
 import contextlib
 import dataclasses
@@ -23,8 +23,8 @@ from jaxrl.data.staging import Staging, as_dataset_errors
 _VERSION = "1.0.0"
 _SPLIT = "train"
 _SHARD_EPISODES = 10_000  # the writer keeps an index of its file in memory
-# At once, about. ArrayRecord reads in threads, each of which keeps what it frees: 18 MB more for 4 MB at once, and no
-# more for more episodes.
+# About how much is read at once. ArrayRecord reads in threads, each of which keeps the memory that it frees: 18 MB more
+# for 4 MB at once, and no more for more episodes.
 _READ_BYTES = 1 << 20
 FILE_FORMATS = ("array_record", "tfrecord")
 _HOST = re.compile(r"host-(\d{5})-of-(\d{5})")
@@ -34,14 +34,14 @@ _SUMMARISED = ("steps/reward", "steps/is_last")
 
 
 class RldsWriter:
-    """Writes episodes to a dataset that appears at `path` when it is complete; use it in a `with`.
+    """A writer of a dataset that appears at `path` when it is complete; use it as a context manager.
 
-    Everything is written to a hidden directory beside it (`Staging`); `close` reads all of it again, and renames it.
+    Everything is written to a hidden directory next to it (`Staging`); `close` reads all of it again, and renames it.
 
     Args:
-      path: the directory to make; nothing may be there, or an empty directory.
-      name: of the dataset, any text; TFDS's name and that of the files are made of it.
-      shard_bytes: a file with more than this is closed, and another begun.
+      path: the directory to create; it must be empty if it exists.
+      name: the dataset's name, any text; TFDS's name and the file names are derived from it.
+      shard_bytes: size above which a file is closed and the next one begins.
       file_format: "array_record", or "tfrecord" for programs that read nothing else.
 
     Raises:
@@ -77,10 +77,10 @@ class RldsWriter:
 
     @as_dataset_errors
     def write(self, episode: Episode, metadata: dict[str, Any] | None = None) -> None:
-        """Adds an episode; `metadata` in addition to its own, and to its return, length and number.
+        """Add an episode, with its own metadata, `metadata`, and its return, length and number.
 
         Raises:
-          ConfigError: an array cannot be written so that it comes back bit for bit, or is unlike those before.
+          ConfigError: an array would not be read back bit for bit, or differs in kind from those before.
           DatasetError: the disk is full, or cannot be written to.
         """
         own = {"episode_id": self.episodes, "return": episode.episode_return, "length": episode.length}
@@ -106,11 +106,11 @@ class RldsWriter:
 
     @as_dataset_errors
     def close(self) -> Path:
-        """Completes the dataset, reads it again, and moves it to its place.
+        """Complete the dataset, read it again, and move it to its place.
 
         Raises:
-          ConfigError: there are no episodes, or something came to be at the path meanwhile.
-          DatasetError: what was written is not what is read, or could not be written.
+          ConfigError: there are no episodes, or something else appeared at the path meanwhile.
+          DatasetError: the data read back differ from those written, or writing failed.
         """
         if not self.episodes:
             raise ConfigError("there are no episodes to write; a dataset has at least one")
@@ -138,7 +138,7 @@ class RldsWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Deletes what was written, unless it was closed."""
+        """Delete the written files, unless `close` has published them."""
         with contextlib.suppress(Exception):
             self._close_shard()
         self._staging.discard()
@@ -159,18 +159,18 @@ class RldsWriter:
 
 
 class RldsReader:
-    """The episodes of one directory, in order.
+    """A reader of the episodes of one directory, in order.
 
     Attributes:
       path: the directory.
       name: TFDS's name of the dataset.
       fields: the arrays of an episode.
-      absent: the optional fields of RLDS that its steps do not have.
+      absent: the optional RLDS fields that its steps lack.
 
     Raises:
-      ConfigError: its files are none that jaxrl reads, or it has no such split.
-      DatasetError: it is no such dataset, its steps lack a field, or it names a feature that is not allowed; says
-        which.
+      ConfigError: jaxrl does not read its file format, or it has no such split.
+      DatasetError: it is not such a dataset, its steps lack a field, or it names a feature that is not allowed; the
+        message says which.
       MissingExtraError: `jaxrl[data]` is not installed.
     """
 
@@ -189,7 +189,7 @@ class RldsReader:
             info = builder.info
             splits = dict(info.splits)
             paths = {name: [os.fspath(file) for file in found.filepaths] for name, found in splits.items()}
-            file_format = "tfrecord" if info.file_format is None else info.file_format.value  # as TFDS takes it
+            file_format = "tfrecord" if info.file_format is None else info.file_format.value  # TFDS's default
         except Exception as error:  # TFDS raises whatever its parsers do
             raise DatasetError(f"{path} cannot be opened by TFDS: {error!s:.500}") from error
         if file_format not in FILE_FORMATS:
@@ -218,7 +218,7 @@ class RldsReader:
         return int(self._starts[-1])
 
     def records(self, places: Iterable[int]) -> Iterator[bytes]:
-        """What is stored of these episodes, in this order; a file is opened once for those in a row that lie in it.
+        """Yield the records of these episodes, in this order; a file is opened once for consecutive episodes in it.
 
         Raises:
           DatasetError: a file is damaged.
@@ -237,15 +237,15 @@ class RldsReader:
                         yield from read(int(local[at]), int(local[at]) + count)
 
     def episode(self, record: bytes, where: str) -> Episode:
-        """What a record holds; `where` names the episode.
+        """Decode a record; `where` names the episode.
 
         Raises:
-          DatasetError: it cannot be read; names the field.
+          DatasetError: it cannot be read; the message names the field.
         """
         return features.as_episode(features.read_example(record, self.fields, where))
 
     def summary(self, record: bytes, where: str) -> dict[str, Any]:
-        """`Episode.summary`, with little of the record decoded."""
+        """Return a record's `Episode.summary`, decoding only part of the record."""
         needed = [field for field in self.fields if not field.of_steps or field.name in _SUMMARISED]
         values = features.read_example(record, needed, where)
         reward, is_last = (values.pop(name, np.zeros(0)) for name in _SUMMARISED)
@@ -253,11 +253,11 @@ class RldsReader:
 
 
 def open_directory(path: str | os.PathLike, *, split: str = _SPLIT) -> list[RldsReader]:
-    """The datasets that are to be read as one: the one at `path`, or else those in the directories there.
+    """Open the datasets that are read as one: the one at `path`, or otherwise those in its subdirectories.
 
     Raises:
       ConfigError: as `RldsReader`.
-      DatasetError: as `RldsReader`; or they differ in a field, or that of a host is missing.
+      DatasetError: as `RldsReader`; or they differ in a field, or the directory of a host is missing.
     """
     whole = path = files.expand(path)
     found = _datasets(whole, _HOST) if whole.is_dir() and not (whole / _NEEDED[0]).exists() else []
@@ -280,7 +280,7 @@ def open_directory(path: str | os.PathLike, *, split: str = _SPLIT) -> list[Rlds
 
 
 def _datasets(folder, hosts=None):
-    """Those in a directory; what a process wrote (`hosts`) may be one, or the parts of a recording."""
+    """Return the datasets in a directory; that of a process (`hosts`) may be one, or hold parts of a recording."""
     below = sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
     found = []
     for child in below:
@@ -292,15 +292,15 @@ def _datasets(folder, hosts=None):
 
 
 def host_directory(index: int, count: int) -> str:
-    """What the process of this number, of `count`, writes to."""
+    """Return the name of the directory that process `index` of `count` writes to."""
     return f"host-{index:05d}-of-{count:05d}"
 
 
 def check_hosts(path: Path, count: int) -> None:
-    """Whether nothing is at `path` but what processes of the same export may have written.
+    """Check that `path` holds only what processes of the same export may have written.
 
     Raises:
-      ConfigError: something else is.
+      ConfigError: it holds something else.
     """
     allowed = {host_directory(index, count) for index in range(count)}
     for child in sorted(path.iterdir()) if path.is_dir() else ():
@@ -316,7 +316,7 @@ def _describe_field(fields, name):
 
 
 def _dataset_name(text):
-    """What TFDS allows: letters, digits and underscores, a letter first."""
+    """Convert text to a name that TFDS allows: letters, digits and underscores, a letter first."""
     name = re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_")
     return name if re.match(r"[a-zA-Z]", name) else f"dataset_{name}"
 

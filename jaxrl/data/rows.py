@@ -1,8 +1,8 @@
-"""Episodes as rows and back: the one way between RLDS episodes and jaxrl's row convention.
+"""Conversion between RLDS episodes and jaxrl's row convention.
 
-Both have T + 1 entries for T transitions and put the action, and the reward that followed, beside the observation the
-action was taken at. They differ in where an ending stands: an episode marks its last observation, rows mark the
-transition that led there.
+Both have T + 1 entries for T transitions and store the action, and the reward that followed, with the observation at
+which the action was taken. They differ in where an ending is marked: at an episode's last observation, or at the row of
+the transition that led there.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,15 +28,15 @@ from jaxrl.data.episodes import (
 
 
 def rows_from_episode(episode: Episode) -> Trajectory[np.ndarray]:
-    """The episode in the row convention: leaves `[T + 1, ...]`, no environment axis.
+    """Convert an episode to the row convention: leaves `[T + 1, ...]`, no environment axis.
 
-    An episode that did not terminate is `truncated`, also where a recording cut it off: the task would have gone on, so
+    An episode that did not terminate is `truncated`, also if a recording cut it off: the task would have continued, so
     learners bootstrap from its last observation. The last row's action and reward are zero, whatever the dataset holds
-    there. Rewards are float32; so are discounts, None where they follow from the ending.
+    there. Rewards are float32, and so are discounts, which are None if they follow from the ending.
 
     Raises:
-      AssertionError: the arrays are not equally long, a mark is no bool, or there are several rewards a step.
-      DatasetError: a discount is 0 within the episode, or not in [-1, 1], or float32 cannot hold a reward.
+      AssertionError: the arrays differ in length, a mark is not bool, or a step has several rewards.
+      DatasetError: a discount is 0 within the episode, or not in [-1, 1], or float32 cannot represent a reward.
     """
     last = episode.is_last
     chex.assert_rank([episode.reward, episode.discount, last], 1)
@@ -60,17 +60,17 @@ def rows_from_episode(episode: Episode) -> Trajectory[np.ndarray]:
 
 
 def episode_from_rows(rows: Trajectory[np.ndarray], metadata: Mapping[str, Any] | None = None) -> Episode:
-    """The episode of these rows `[T + 1, ...]`: the inverse of `rows_from_episode`, given the episode's metadata.
+    """Convert rows `[T + 1, ...]` to an episode: the inverse of `rows_from_episode`, given the episode's metadata.
 
-    Arrays that need no change are the rows' own, not copies.
+    Unchanged arrays are shared with the rows, not copied.
 
     Args:
-      rows: of one episode, its first to its last; the last one's action and reward are ignored.
-      metadata: of the episode. Its `ending` distinguishes "cut off" from "truncated", which rows do not; without one
-        the episode counts as cut off where no ending is marked.
+      rows: the rows of one episode, from first to last; the last one's action and reward are ignored.
+      metadata: the episode's metadata. Its `ending` distinguishes "cut off" from "truncated", which rows do not;
+        without it, an episode without a marked ending counts as cut off.
 
     Raises:
-      AssertionError: the arrays are not equally long.
+      AssertionError: the arrays differ in length.
     """
     chex.assert_equal_shape_prefix(jax.tree.leaves(rows), 1)
     is_first, is_last, is_terminal = np.zeros((3, len(rows.reward)), np.bool_)
@@ -91,34 +91,35 @@ def episode_from_rows(rows: Trajectory[np.ndarray], metadata: Mapping[str, Any] 
     )
 
 
-# What is kept of unfinished episodes: `first` and `weight` follow from where a row lies.
+# The fields that are kept of unfinished episodes; `first` and `weight` follow from a row's position.
 _CUT = ("observation", "action", "reward", "terminated", "truncated", "discount")
 
 
 class EpisodeCutter:
-    """Cuts streams of rows `[T, B, ...]` into episodes, wherever one call's rows end and the next one's begin.
+    """A converter of streams of rows `[T, B, ...]` to episodes, which may extend over several calls.
 
-    What is kept between calls are the unfinished episodes alone. An episode whose beginning was not seen is left out,
-    and so is one without a transition. Where rows break off (an environment was built again, rows were lost), the
-    last observation that was seen is the episode's last step, and it counts as cut off.
+    Only the unfinished episodes are kept between calls. Episodes whose beginning was not seen are left out, and so are
+    those without a transition. Where rows break off (an environment was rebuilt, rows were lost), the episode ends at
+    its last known observation, and counts as cut off.
 
     Args:
       num_envs: B.
-      max_steps: an episode with more transitions is cut off there; None: it is never.
+      max_steps: the number of transitions at which an episode is cut off; None: no limit.
     """
 
     def __init__(self, num_envs: int, max_steps: int | None = None):
         self._limit = None if max_steps is None else max_steps + 1  # in rows
         self._open: list[list[list[np.ndarray]] | None] = [None] * num_envs  # pieces of leaves [n, ...]
-        self._metadata: list[dict[str, Any]] = [{}] * num_envs  # of those
+        self._metadata: list[dict[str, Any]] = [{}] * num_envs  # of the open episodes
         self._structure: Any = None
 
     def add(self, rows: Trajectory, versions: np.ndarray | None = None) -> Iterator[tuple[int, Episode]]:
-        """The episodes that end within these rows: the environment's index in the batch, and the episode.
+        """Yield the episodes that end within these rows, each with its environment's index in the batch.
 
         Args:
-          rows: that follow those of the last call.
-          versions: of the policy that acted at each, `[T]`; the first row's becomes the episode's `policy_version`.
+          rows: the rows that follow those of the last call.
+          versions: the version of the policy that acted at each time, `[T]`; that of its first row becomes the
+            episode's `policy_version`.
         """
         leaves, self._structure = jax.tree.flatten([getattr(rows, name) for name in _CUT])
         leaves = [np.ascontiguousarray(np.swapaxes(np.asarray(x), 0, 1)) for x in leaves]  # [B, T, ...]
@@ -127,7 +128,7 @@ class EpisodeCutter:
             yield from self._add_one(env, [x[env] for x in leaves], first[:, env], weight[:, env], versions)
 
     def finish(self) -> Iterator[tuple[int, Episode]]:
-        """The episodes that are unfinished, cut off."""
+        """Yield the unfinished episodes, cut off."""
         for env, pieces in enumerate(self._open):
             self._open[env] = None
             yield from self._made(env, pieces)

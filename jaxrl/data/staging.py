@@ -1,4 +1,4 @@
-"""A directory that is there complete or not at all."""
+"""A directory that appears only when it is complete."""
 
 import contextlib
 import fcntl
@@ -15,7 +15,7 @@ from jaxrl.core.interrupts import cleaning_up
 
 
 def as_dataset_errors[**P, R](method: Callable[P, R]) -> Callable[P, R]:
-    """A method of a writer: what the file system and libraries raise, each in its own way, becomes a DatasetError."""
+    """Wrap a writer's method to reraise errors of the file system and libraries as a DatasetError."""
 
     @functools.wraps(method)
     def wrapped(*arguments: P.args, **options: P.kwargs) -> R:
@@ -32,12 +32,12 @@ def as_dataset_errors[**P, R](method: Callable[P, R]) -> Callable[P, R]:
 
 
 class Staging:
-    """A directory that appears at `path` when it is complete, and until then is written to `.NAME.partial` beside it.
+    """A directory that appears at `path` when it is complete; until then it is `.NAME.partial` in the same folder.
 
-    What a killed process left there is deleted by the next that writes to the same path.
+    Files left there by a killed process are deleted by the next one that writes to the same path.
 
     Args:
-      path: the directory to make; nothing may be there, or an empty directory.
+      path: the directory to create; it must be empty if it exists.
 
     Attributes:
       partial: where to write.
@@ -55,10 +55,10 @@ class Staging:
         self._leaving.enter_context(cleaning_up(self.discard))
 
     def publish(self) -> Path:
-        """Writes everything to the disk and moves it to its place.
+        """Flush everything to the disk and move the directory to its place.
 
         Raises:
-          ConfigError: something came to be at the path meanwhile.
+          ConfigError: something else appeared at the path meanwhile.
         """
         for found in [*self.partial.rglob("*"), self.partial]:
             _sync(found)
@@ -69,7 +69,7 @@ class Staging:
         return self.path
 
     def discard(self) -> None:
-        """Deletes what was written, unless it was published."""
+        """Delete the written files, unless they were published."""
         if self._lock is not None:
             shutil.rmtree(self.partial, ignore_errors=True)
             self._release()
@@ -86,10 +86,10 @@ class Staging:
 
 
 def _claim(path: Path) -> tuple[Path, int]:
-    """An empty directory that no other process writes to; the lock on it is gone with the process."""
+    """Return an empty directory that no other process writes to, and its lock, which is freed when the process ends."""
     while True:
         path.mkdir(exist_ok=True)
-        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)  # what a link leads to would be emptied
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)  # the target of a link would be emptied
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Mean, deviation and range of everything that the steps of a dataset hold, in one pass, and normalization by them."""
+"""Mean, deviation and range of every array of a dataset's steps, from one pass, and normalization by them."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -18,12 +18,12 @@ _MARKS = ("is_first", "is_last", "is_terminal")
 
 @dataclasses.dataclass(frozen=True)
 class Moments:
-    """Of one array of the steps: float64, in the shape of one step; of an image, one entry a channel.
+    """The moments of one array of the steps: float64, in the shape of one step; for images, one entry per channel.
 
     Attributes:
-      count: values that each entry is of: steps, or pixels.
-      mean, std: of the values; the deviation divides by the count, and is 0 exactly where they are all the same.
-      min, max: of the values.
+      count: number of values per entry: steps, or pixels.
+      mean, std: mean and standard deviation; the deviation divides by the count, and is exactly 0 for constant values.
+      min, max: the range of the values.
     """
 
     count: int
@@ -33,15 +33,15 @@ class Moments:
     max: np.ndarray
 
     def normalize(self, x: Any) -> Any:
-        """(x - mean) / std for values `[..., *shape]`; 0 for entries that hardly vary (`core.variation.varies`).
+        """Return (x - mean) / std for values `[..., *shape]`; 0 for entries that hardly vary (`core.variation.varies`).
 
-        Integers, bools and half precision become float32, other numbers keep their type; JAX arrays too.
+        Integers, bools and half precision become float32, other numbers keep their dtype; JAX arrays are accepted too.
         """
         x, mean, std, varies = self._ready(x)
         return (x - mean) / std * varies
 
     def denormalize(self, x: Any) -> Any:
-        """x * std + mean, what `normalize` undid, and the mean of entries that hardly vary; types as there."""
+        """Return x * std + mean, the inverse of `normalize`; the mean for entries that hardly vary; dtypes as there."""
         x, mean, std, varies = self._ready(x)
         return x * (std * varies) + mean
 
@@ -55,11 +55,11 @@ class Moments:
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """Of every array of numbers that the steps of a dataset hold.
+    """The statistics of every numeric array of a dataset's steps.
 
     Attributes:
-      fields: by the names of RLDS ("observation", "action", "reward", "discount", extras): trees of `Moments`; None
-        where there is text, or an image that was skipped.
+      fields: by RLDS field name ("observation", "action", "reward", "discount", extras): trees of `Moments`; None for
+        text and for skipped images.
     """
 
     fields: dict[str, PyTree]
@@ -70,23 +70,23 @@ class Statistics:
         return self.fields[name]
 
     def normalize(self, name: str, x: PyTree) -> PyTree:
-        """A field's arrays, leaves `[..., *shape of one step]`, with mean 0 and deviation 1; others as they are."""
+        """Normalize a field's arrays, leaves `[..., *shape of one step]`; those without statistics are unchanged."""
         return _each(lambda moments, leaf: moments.normalize(leaf), self[name], x)
 
     def denormalize(self, name: str, x: PyTree) -> PyTree:
-        """What `normalize` was given."""
+        """Invert `normalize`."""
         return _each(lambda moments, leaf: moments.denormalize(leaf), self[name], x)
 
 
 def statistics(episodes: Iterable[Episode], *, images: Images = "channel") -> Statistics:
-    """Goes through episodes once; memory is that of one of them.
+    """Compute the statistics of episodes in one pass, with one episode in memory at a time.
 
-    Sums are of float64 and merged episode by episode (Chan, Golub and LeVeque, 1979), so that they do not lose digits
-    however many there are. The last steps' actions, rewards and discounts mean nothing and are left out.
+    Sums are float64 and merged episode by episode (Chan, Golub and LeVeque, 1979), so that they do not lose digits
+    however many there are. The last steps' unused actions, rewards and discounts are left out.
 
     Args:
-      episodes: a dataset, or any others with the same fields.
-      images: of uint8 `[height, width, channels]`: one entry a channel, or none.
+      episodes: a dataset, or any episodes with the same fields.
+      images: "channel": one entry per channel for uint8 `[height, width, channels]`; "skip": none.
 
     Raises:
       ConfigError: there are no episodes.
@@ -105,7 +105,7 @@ def statistics(episodes: Iterable[Episode], *, images: Images = "channel") -> St
 
 
 def _each(function, tree, *others):
-    """A function over the leaves; where the first tree has None, the second's leaf stays, or None."""
+    """Map a function over the leaves; where the first tree has None, return the second's leaf, or None."""
     stays = lambda leaf, *rest: (rest[0] if rest else None) if leaf is None else function(leaf, *rest)  # noqa: E731
     return jax.tree.map(stays, tree, *others, is_leaf=lambda leaf: leaf is None)
 
@@ -120,7 +120,7 @@ def _begin(x, images):
 
 
 class _Running:
-    """Count, mean, sum of squared deviations, and range, of what was added."""
+    """The running count, mean, sum of squared deviations and range of the values added."""
 
     def __init__(self, shape):
         self._shape, self._count = shape, 0
@@ -143,7 +143,7 @@ class _Running:
         if not self._count:
             nowhere = np.full(self._shape, np.nan)
             return Moments(0, nowhere, nowhere, nowhere, nowhere)
-        varies = self._low != self._high  # not what rounding leaves of a constant
+        varies = self._low != self._high  # exact, unlike the rounded sums of a constant
         return Moments(
             self._count,
             np.where(varies, self._mean, self._low),

@@ -16,10 +16,10 @@ from jaxrl.data import bounds
 
 _MOST_FILES = 1000  # of an episode
 _MOST_FIELDS = 10_000
-_DEEPEST = 20  # lists and structures within one another
+_DEEPEST = 20  # nested lists and structures
 _MOST_PAGES = 1_000_000
-_ROW = 256  # bytes that a row takes as an object of Python's
-_CODECS = ("UNCOMPRESSED", "SNAPPY", "GZIP")  # of which a byte makes a thousand at most
+_ROW = 256  # bytes of a row as a Python object
+_CODECS = ("UNCOMPRESSED", "SNAPPY", "GZIP")  # which expand a byte to a thousand at most
 _PACKED = 1100
 _FIXED = {1: 0, 2: 0, 3: 1, 7: 8}  # bytes of Thrift's true, false, byte and double
 
@@ -28,9 +28,9 @@ def check_episode(folder: Path, kind: str, pictures: bool) -> None:
     """Check that the files of an episode are tables that can be decoded.
 
     Args:
-      folder: of the episode.
+      folder: the episode's directory.
       kind: "arrow" or "parquet".
-      pictures: columns of bytes are pictures.
+      pictures: whether columns of bytes are pictures.
 
     Raises:
       ValueError, OSError: they are not; the message says why.
@@ -44,7 +44,7 @@ def check_episode(folder: Path, kind: str, pictures: bool) -> None:
     look = _arrow if kind == "arrow" else _parquet
     for path in found:
         if path.name.startswith(("_", ".")):
-            continue  # nor are they read
+            continue  # not read either
         try:
             for batch in look(path, pictures):
                 batch.validate(full=True)
@@ -55,7 +55,7 @@ def check_episode(folder: Path, kind: str, pictures: bool) -> None:
 
 
 def _check_schema(schema) -> int:
-    """Return the bytes of a row in memory; of a text, those of its object.
+    """Return the bytes of a row in memory, with an estimate for texts.
 
     Raises:
       ValueError: it has types that Minari does not write.
@@ -88,7 +88,7 @@ def _check_schema(schema) -> int:
 
 
 def _bytes_in(batch) -> Iterator[bytes]:
-    """Yield every value of every column of bytes, also of those within structures."""
+    """Yield every value of every column of bytes, including those within structures."""
     import pyarrow as pa
 
     waiting = list(batch.columns)
@@ -104,7 +104,7 @@ def _bytes_in(batch) -> Iterator[bytes]:
 
 
 def _arrow(path, pictures) -> Iterator[Any]:
-    """Yield the batches of a file, which are mapped into memory and not copied."""
+    """Yield the batches of a file, which is memory-mapped."""
     import pyarrow as pa
 
     with files.open_to_read(path) as file:
@@ -157,7 +157,7 @@ def _check_uncompressed(file, size) -> None:
 
 
 def _parquet(path, pictures) -> Iterator[Any]:
-    """Check the size of a file's pages, then yield its batches if `pictures`, which alone need decoding."""
+    """Check that a file's pages are bounded, then yield its batches if they may hold pictures."""
     import pyarrow.parquet as pq
 
     size = path.stat().st_size
@@ -173,10 +173,10 @@ def _parquet(path, pictures) -> Iterator[Any]:
 
 
 def _check_column(file, size, column) -> int:
-    """Return the bytes that a column of a row group takes in memory.
+    """Return the bytes that a column of a row group takes.
 
     Raises:
-      ValueError: it is compressed otherwise, lies outside of the file, or its pages are not as it says.
+      ValueError: its codec is not supported, it is not within the file, or its pages contradict its metadata.
     """
     if column.compression not in _CODECS:
         raise ValueError(f"it is compressed with {column.compression}; {', '.join(_CODECS)} are read")
@@ -211,7 +211,7 @@ def _check_column(file, size, column) -> int:
 
 
 def _thrift(data: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
-    """Return the structures and integers, by field, of a structure in Thrift's compact protocol, and where it ends."""
+    """Parse a structure in Thrift's compact protocol; return its numbers and structures by field, and its end."""
     if depth > _DEEPEST:
         raise ValueError("a page's header is nested too deeply")
     found, field = {}, 0

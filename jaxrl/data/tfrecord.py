@@ -1,10 +1,10 @@
-"""TFRecord files, written and read without TensorFlow.
+"""A writer and a reader of TFRecord files, without TensorFlow.
 
 A record is its length (64 bits), the checksum of those eight bytes, its bytes, and their checksum; all little-endian
 (https://www.tensorflow.org/tutorials/load_data/tfrecord). The checksum is CRC-32C, rotated by 15 bits and with a
 constant added, so that the checksum of what contains checksums is sound.
 
-By hand, because TFDS reads and writes these files with TensorFlow alone, which is never a dependency here.
+TFDS needs TensorFlow to read and write these files, which is never a dependency here.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ class TfRecordWriter:
     """A writer of records to a new file, which keeps some of them back until `flush`."""
 
     def __init__(self, path: str | os.PathLike):
-        self._file = open(path, "xb")  # a new file: what lies there may be a link to elsewhere
+        self._file = open(path, "xb")  # a new file: an existing one may be a link to elsewhere
         self._waiting: list[bytes] = []
         self._size = 0
 
@@ -45,7 +45,7 @@ class TfRecordWriter:
             self._file.close()
 
     def abandon(self) -> None:
-        """Closes the file without what was kept back; nothing is raised where its last bytes cannot be written."""
+        """Close the file without writing the buffered records, ignoring errors."""
         self._waiting = []
         with contextlib.suppress(OSError):
             self._file.close()
@@ -59,12 +59,12 @@ class TfRecordWriter:
 
 @contextlib.contextmanager
 def records(path: str | os.PathLike) -> Generator[Callable[[int, int], list[bytes]]]:
-    """Open a file of records; yield a function that reads those from a first number up to, without, a second.
+    """Open a file of records; yield a function that reads the records from `start` to `stop - 1`.
 
     Raises:
       DatasetError: the file is incomplete or damaged.
     """
-    from jaxrl.data.bounds import check_memory  # here: who writes does not wait for JAX
+    from jaxrl.data.bounds import check_memory  # here, so that writers do not wait for JAX
 
     path = os.fspath(path)
     status = os.stat(path)

@@ -1,8 +1,8 @@
-"""Views of an episode: n-step transitions, sequences, returns to go, other alignments, parts of it.
+"""Views of an episode: n-step transitions, sequences, returns to go, other alignments, parts and batches of it.
 
-They are what a replay gives of the same rows (`jaxrl.buffers.transitions`, `jaxrl.buffers.sequences`), in numpy. The
-two that a loader needs over many episodes, `gather_transitions` and `gather_sequences`, know rows by their numbers
-alone.
+Transitions and sequences equal those of a replay of the same rows (`jaxrl.buffers.transitions`,
+`jaxrl.buffers.sequences`), in numpy. `gather_transitions` and `gather_sequences`, which a loader uses over many
+episodes, address rows only by number.
 """
 
 import dataclasses
@@ -23,15 +23,15 @@ Alignment = Literal["SAR", "RSA", "ARS"]
 Take = Callable[[str, np.ndarray], PyTree]  # a field of `Trajectory`, numbers of rows [...] -> leaves [..., ...]
 
 
-# --- what learners take ----------------------------------------------------------------------------------------------
+# --- batches for learners --------------------------------------------------------------------------------------------
 
 
 @checked(n_step={"low": 1})
 def transitions(episode: Episode, n_step: int = 1) -> TransitionBatch[np.ndarray]:
-    """Its T transitions of n steps, or fewer where the episode ends before; leaves `[T, ...]`, gamma not applied.
+    """Return the T transitions of n steps, or fewer where the episode ends; leaves `[T, ...]`, gamma not applied.
 
-    `next_observation` is the last observation where the episode ends on the way; it is bootstrapped from unless the
-    episode terminated there.
+    `next_observation` is the last observation if the episode ends within the n steps; learners bootstrap from it unless
+    the episode terminated there.
 
     Raises:
       ConfigError: n_step is less than 1.
@@ -41,20 +41,20 @@ def transitions(episode: Episode, n_step: int = 1) -> TransitionBatch[np.ndarray
 
 
 def sequences(episode: Episode, sequence: Sequence) -> SequenceBatch[np.ndarray]:
-    """Its stretches of rows, by the rules of `Sequence`; leaves `[burn_in + length, N, ...]`, `carry` empty.
+    """Return the episode's stretches of rows, by the rules of `Sequence`; leaves `[burn_in + length, N, ...]`.
 
-    With `end="continue"` only those that end within the episode: there is nothing that they could run on into. A
-    `Loader` has the next episode for that.
+    `carry` is empty. With `end="continue"`, only stretches that end within the episode are returned: there is no next
+    episode to continue into, as there is in a `Loader`.
 
     Raises:
-      ConfigError: the rules are out of range, or ask for stored carries: a dataset holds none.
+      ConfigError: the rules are out of range, or ask for stored carries, which a dataset does not hold.
     """
     check_sequence(sequence)
     return gather_sequences(_taker(rows_from_episode(episode)), *stretches(episode.length + 1, sequence), sequence)
 
 
 def stretches(count: int, sequence: Sequence) -> tuple[np.ndarray, np.ndarray]:
-    """Where an episode of `count` rows has stretches: their first rows, and how many of the episode's rows they hold.
+    """Return the first rows of the stretches of an episode of `count` rows, and how many of its rows each holds.
 
     An episode without a transition has none.
     """
@@ -67,13 +67,13 @@ def stretches(count: int, sequence: Sequence) -> tuple[np.ndarray, np.ndarray]:
     elif sequence.end == "write":
         found = full & (grid | (start + longest == count))
     else:
-        # Past the last full stretch there is one short one, and none where a full one ends with the episode.
+        # After the last full stretch there is one short one, unless a full one ends with the episode.
         found = grid & (full | (start < period) | (extent > longest - period))
     return start[found], extent[found]
 
 
 def check_sequence(sequence: Sequence) -> None:
-    """Raises a ConfigError where a dataset cannot give such sequences."""
+    """Raise a ConfigError if a dataset cannot provide such sequences."""
     problems = [
         f"sequence.{name}={value} must be at least {low}"
         for name, value, low in (
@@ -92,12 +92,12 @@ def check_sequence(sequence: Sequence) -> None:
 
 
 def gather_transitions(take: Take, start: np.ndarray, left: np.ndarray, n_step: int) -> TransitionBatch[np.ndarray]:
-    """The n-step transitions that begin at rows.
+    """Return the n-step transitions that begin at these rows.
 
     Args:
-      take: gives a field at rows.
-      start: numbers of rows, int [N].
-      left: how many transitions their episode has from there on, at least 1, int [N].
+      take: returns a field at rows.
+      start: row numbers, int [N].
+      left: number of transitions from there to the end of the episode, at least 1, int [N].
       n_step: n.
     """
     steps = np.minimum(left, n_step).astype(np.int32)
@@ -125,12 +125,12 @@ def gather_transitions(take: Take, start: np.ndarray, left: np.ndarray, n_step: 
 def gather_sequences(
     take: Take, start: np.ndarray, extent: np.ndarray, sequence: Sequence
 ) -> SequenceBatch[np.ndarray]:
-    """The stretches that begin at rows.
+    """Return the stretches that begin at these rows.
 
     Args:
-      take: gives a field at rows; every row but an episode's first has its own before it.
-      start: numbers of rows, int [N].
-      extent: how many rows from there on belong to them, int [N]; the others are zero.
+      take: returns a field at rows; the rows of an episode must be consecutive.
+      start: row numbers, int [N].
+      extent: number of rows that belong to each stretch, int [N]; the others are zero.
       sequence: the rules.
     """
     offset = np.arange(sequence.rows)[:, None]
@@ -140,7 +140,7 @@ def gather_sequences(
     stretch = Trajectory(
         **{name: jax.tree.map(lambda x: zero_where(~mask, x), take(name, at)) for name in fields}  # noqa: B023
     )
-    # A time step's reward, endings and previous action are of the row before it, unless it begins an episode.
+    # A time step's reward, endings and previous action come from the row before it, unless it begins an episode.
     began = stretch.first | ~mask
     before = np.where(began, at, at - 1)
     arrived = {
@@ -165,20 +165,20 @@ def _taker(episode_rows: Trajectory[np.ndarray]) -> Take:
     return lambda name, at: jax.tree.map(lambda x: x[at], getattr(episode_rows, name))
 
 
-# --- what else is asked of an episode --------------------------------------------------------------------------------
+# --- other views -----------------------------------------------------------------------------------------------------
 
 
 @checked(gamma={"low": 0})
 def return_to_go(episode: Episode, gamma: float = 1.0, bootstrap_value: float = 0.0) -> np.ndarray:
-    """The discounted sum of the rewards from each step on, float64 `[T + 1]`.
+    """Return the discounted sum of the rewards from each step on, float64 `[T + 1]`.
 
-    The last entry is what follows the last observation: 0 where the episode terminated. Where it was truncated or cut
-    off the task would have gone on, and what would have followed is not in the data: `bootstrap_value` stands for it.
-    With 0 the sums are those of the rewards that were seen, and so are too low for such episodes.
+    The last entry is the return after the last observation: 0 if the episode terminated. If it was truncated or cut
+    off, the task would have continued, and `bootstrap_value` replaces the unknown return. With 0, the sums only include
+    the recorded rewards, and so are too low for such episodes.
 
     Args:
-      episode: of T transitions.
-      gamma: discount of one step, times the episode's own.
+      episode: an episode of T transitions.
+      gamma: discount per step, multiplied by the episode's own.
       bootstrap_value: the value of the last observation of an episode that did not terminate.
     """
     found = np.empty(len(episode.is_last))
@@ -189,7 +189,7 @@ def return_to_go(episode: Episode, gamma: float = 1.0, bootstrap_value: float = 
 
 
 def aligned(episode: Episode, alignment: Alignment) -> dict[str, PyTree]:
-    """The steps by their RLDS names, leaves `[T + 1, ...]`, with another action and reward on each step's row.
+    """Return the steps by RLDS field name, leaves `[T + 1, ...]`, with actions and rewards moved to other rows.
 
     Where action a_i is taken at observation o_i, and reward r_i and discount d_i follow it, row i holds
       "SAR": o_i, a_i, r_i, d_i: state, action, reward, as in RLDS; the last row's action, reward, discount are zero;
@@ -200,7 +200,7 @@ def aligned(episode: Episode, alignment: Alignment) -> dict[str, PyTree]:
     All other fields stay with the observation.
 
     Raises:
-      ConfigError: it is none of these.
+      ConfigError: `alignment` is none of these.
     """
     if alignment not in ("SAR", "RSA", "ARS"):
         raise ConfigError(f"alignment={alignment!r}; use 'SAR', 'RSA' or 'ARS'")
@@ -215,18 +215,18 @@ def aligned(episode: Episode, alignment: Alignment) -> dict[str, PyTree]:
 
 
 def truncate(episode: Episode, condition: Callable[[Episode], np.ndarray], *, terminal: bool = False) -> Episode:
-    """The episode up to the first step where a condition holds, which becomes its last; all of it if there is none.
+    """Return the episode up to the first step where a condition holds, which becomes its last; all of it if none does.
 
-    Its action, reward and discount mean nothing then and are zero. The episode is truncated there, not terminated: a
-    learner bootstraps from that observation.
+    The last step's action, reward and discount become zero. The episode is truncated there, not terminated: a learner
+    bootstraps from that observation.
 
     Args:
-      episode: is left as it is.
-      condition: of the whole episode, which steps it holds at, bool `[T + 1]`.
-      terminal: the condition ends the task: nothing is to be bootstrapped there.
+      episode: the episode, which is not changed.
+      condition: a function of the whole episode that returns at which steps it holds, bool `[T + 1]`.
+      terminal: whether the condition ends the task, so that learners do not bootstrap there.
 
     Raises:
-      ConfigError: the condition gives something else.
+      ConfigError: the condition returns something else.
     """
     holds = np.asarray(condition(episode))
     steps = len(episode.is_last)
@@ -254,12 +254,12 @@ def truncate(episode: Episode, condition: Callable[[Episode], np.ndarray], *, te
 
 
 def last_step_counts(episode: Episode) -> Episode:
-    """The episode with one more transition: what its last step holds as an action and a reward that followed.
+    """Return the episode with one more transition: the action and reward of its last step.
 
-    RLDS gives the last step an observation alone. In datasets that write a step for every action, such as those of Open
-    X-Embodiment, the last action and the reward for success are there. What was seen after it is in no dataset: the
-    last observation stands there again, which is right for an episode that terminates, because nobody bootstraps from
-    it. Of others the last step stays an observation, and its action and reward mean nothing.
+    In RLDS, the last step only has an observation. In datasets that write a step for every action, such as those of
+    Open X-Embodiment, it has the last action and the reward for success. The observation after it is not recorded: the
+    last observation is repeated, which is correct for an episode that terminates, because learners do not bootstrap
+    from it. Other episodes are returned unchanged.
     """
     if not episode.is_terminal[-1]:
         return episode
@@ -267,7 +267,7 @@ def last_step_counts(episode: Episode) -> Episode:
     for leaf in jax.tree.leaves([steps["action"], steps["reward"]]):
         leaf[-1] = 0
     steps["is_last"][-2] = steps["is_terminal"][-2] = steps["is_first"][-1] = False
-    before = steps["discount"][-3:-2]  # of what was the terminal step
+    before = steps["discount"][-3:-2]  # of the former terminal step
     before[before == 0] = 1
     steps["discount"][-2:] = 0
     parts = {name: steps.pop(name) for name in tuple(steps) if name not in episode.extras}
@@ -282,13 +282,13 @@ def last_step_counts(episode: Episode) -> Episode:
 def batches(
     episode: Episode, size: int, *, shift: int | None = None, drop_remainder: bool = False
 ) -> Iterator[dict[str, PyTree]]:
-    """Its steps in batches: by their RLDS names, leaves `[size, ...]`.
+    """Return the episode's steps in batches, by RLDS field name, leaves `[size, ...]`.
 
     Args:
-      episode: whose steps, the last included.
-      size: steps of a batch.
+      episode: the episode, including its last step.
+      size: steps per batch.
       shift: steps from the beginning of one batch to that of the next; None: `size`, so that they do not overlap.
-      drop_remainder: leave out what is shorter than `size` at the end.
+      drop_remainder: leave out batches shorter than `size` at the end.
 
     Raises:
       ConfigError: a number is less than 1.
