@@ -1,4 +1,4 @@
-"""Episodes to and from the datasets of other programs."""
+"""Import and export of episodes in the dataset formats of other programs."""
 
 from jaxrl.data.dataset import Dataset, load_dataset
 from jaxrl.data.episodes import Episode
