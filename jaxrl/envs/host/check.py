@@ -1,4 +1,4 @@
-"""What `check_env` tries with a recipe of host environments."""
+"""The part of `check_env` for recipes of host environments."""
 
 from typing import Any
 
@@ -19,12 +19,13 @@ DISCOUNT_RANGE = (
 
 
 def check_recipe(recipe: HostRecipe, steps: int, seed: int) -> None:
-    """Builds 4 environments twice with one seed and takes `steps` random actions in both; of one instance that alone.
+    """Check a recipe by building 4 environments twice with one seed, and taking `steps` random actions in both.
 
-    Where they can be asynchronous, once more: those that are ready first must show what they show in step.
+    If there is only one instance, it is used alone. Asynchronous environments are built once more: those that are ready
+    first must return what they return in lockstep.
 
     Raises:
-      EnvironmentContractError: all that is wrong, one line each, with the leaf's name.
+      EnvironmentContractError: lists all problems, one line each, with the leaf's name.
     """
     problems = [
         f"{name} is {getattr(recipe, name, None)!r}, which is no space of jaxrl.spaces"
@@ -67,7 +68,7 @@ def check_recipe(recipe: HostRecipe, steps: int, seed: int) -> None:
 def _asynchronous_problems(
     recipe: AsyncRecipe, actions: list[PyTree], timesteps: list[TimeStep[np.ndarray]], seed: int
 ) -> list[str]:
-    """The first thing in which two of four at a time differ from `timesteps`, all in step."""
+    """Return the first difference between two of four environments at a time and `timesteps`, in lockstep."""
     host = recipe.build_async(_BATCH, _READY, seed)
     taken, at_work = np.zeros(_BATCH, np.int32), set(range(_BATCH))  # steps of each
     try:
@@ -101,7 +102,7 @@ def _raise(recipe: Any, problems: list[str]) -> None:
 
 
 def _random_actions(space: spaces.Space, shape: tuple[int, ...], rng: np.random.Generator) -> PyTree:
-    """Uniform within the bounds, or 2 wide where there is none."""
+    """Sample actions uniformly within the bounds, or from a range of width 2 if there are none."""
     return spaces.tree_map(lambda space: _random_arrays(space, (*shape, *space.shape), rng), space)
 
 
@@ -118,7 +119,7 @@ def _random_arrays(space: spaces.ArraySpace, shape: tuple[int, ...], rng: np.ran
 def _play(
     recipe: HostRecipe, actions: list[PyTree], seed: int, batch: int
 ) -> tuple[list[TimeStep[np.ndarray]], list[TimeStep[np.ndarray]]]:
-    """The time steps as they were returned, and copies that were made at once."""
+    """Return the time steps as they were returned, and copies that were made immediately."""
     host = recipe.build(batch, seed)
     try:
         if host.num_envs != batch:

@@ -1,6 +1,6 @@
-"""Gymnasium's spaces, which EnvPool speaks too, as ours, and the arrays that go with them.
+"""Conversion between jaxrl's spaces and arrays and those of Gymnasium, which EnvPool uses too.
 
-What JAX has no type for is narrowed here, once: float64 to float32, int64 and uint64 to int32 and uint32.
+Types that JAX does not have are narrowed here: float64 to float32, int64 and uint64 to int32 and uint32.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _NARROWER = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}
 
 
 class Observations(NamedTuple):
-    """Our space, the suite's own, and `read`: what the suite gives, one or a batch, as numpy of our space's types."""
+    """Our space, the suite's own, and `read`: converts the suite's observations, one or a batch, to our space."""
 
     space: spaces.Space
     native: tuple[Native, ...]
@@ -28,7 +28,7 @@ class Observations(NamedTuple):
 
 
 class Actions(NamedTuple):
-    """Our space, the suite's own, and `write`: our actions, one or a batch, as numpy that lies in the suite's space."""
+    """Our space, the suite's own, and `write`: converts our actions, one or a batch, to the suite's space."""
 
     space: spaces.Space
     native: tuple[Native, ...]
@@ -36,7 +36,7 @@ class Actions(NamedTuple):
 
 
 class ArrayActions(NamedTuple):
-    """`Actions` of one array."""
+    """The `Actions` of one array."""
 
     space: spaces.ArraySpace
     native: tuple[Native, ...]
@@ -44,31 +44,31 @@ class ArrayActions(NamedTuple):
 
 
 def observations(space: Any, where: str) -> Observations:
-    """How to read the observations of the suite's `space`; `where` names the environment in errors.
+    """Return the conversion of observations from the suite's `space`; `where` names the environment in errors.
 
-    A tuple becomes a dictionary whose names are the positions, "0", "1".
+    A tuple becomes a dictionary with the positions as keys, "0", "1".
 
     Raises:
-      ConfigError: a space that ours cannot hold.
+      ConfigError: the space has no counterpart in jaxrl.
     """
     ours, theirs = _observations(space, where)
     return Observations(ours, theirs, native.reader(ours, theirs, where))
 
 
 def actions(space: Any, where: str) -> Actions:
-    """How to write actions of the suite's `space`, which may be a dictionary or a tuple; as `array_actions`."""
+    """Return the conversion of actions to the suite's `space`, also a dictionary or a tuple; see `array_actions`."""
     ours, theirs = _actions(space, where)
     return Actions(ours, theirs, native.writer(ours, theirs))
 
 
 def array_actions(space: Any, where: str) -> ArrayActions:
-    """How to write actions of the suite's `space`, one array; `where` names the environment in errors.
+    """Return the conversion of actions to the suite's `space`, one array; `where` names the environment in errors.
 
-    Actions beyond bounds are clipped to them, in the space's own dtype. A bounded integer becomes `Discrete`, a vector
-    of them `MultiDiscrete`.
+    Actions outside the bounds are clipped to them, in the space's own dtype. A bounded integer becomes `Discrete`, a
+    vector of them `MultiDiscrete`.
 
     Raises:
-      ConfigError: a space that ours cannot hold, or one of several parts.
+      ConfigError: the space has no counterpart in jaxrl, or has several parts.
     """
     ours, theirs = _array_actions(space, where, "")
     return ArrayActions(ours, (theirs,), native.writer(ours, (theirs,)))
@@ -131,7 +131,7 @@ def _array_actions(space: Any, where: str, of_parts: str) -> tuple[spaces.ArrayS
             return spaces.Box(box.low, box.high, box.shape), theirs
         if isinstance(space, foreign.Box) and len(space.shape) <= 1:
             theirs = spaces.Box(space.low, space.high, space.shape, space.dtype)
-            # In Python's integers: 64 bits may not hold a count.
+            # As Python integers: 64 bits may not hold a count.
             lows, highs = (x.ravel().tolist() for x in (theirs.low, theirs.high))
             counts = [high - low + 1 for low, high in zip(lows, highs, strict=True)]
             return spaces.MultiDiscrete(tuple(counts)) if space.shape else spaces.Discrete(counts[0]), theirs
@@ -155,12 +155,12 @@ def _vector(space: foreign.MultiDiscrete) -> spaces.Box:
 
 
 def _box(space: foreign.Box) -> spaces.Box:
-    """The box in types that JAX has."""
+    """Convert the box to a dtype that JAX has."""
     own, low, high = np.dtype(space.dtype), space.low, space.high
     dtype = np.dtype(_NARROWER.get(own.name, own))
     if dtype.kind == "f" and dtype != own:
         largest, tiny = np.finfo(np.float32).max, np.finfo(np.float32).tiny
-        # Beyond it a float64 bound is none, and one that is smaller than any of float32 is 0.
+        # A float64 bound beyond it becomes infinite, and one that is smaller than any of float32 becomes 0.
         low, high = np.where(low < -largest, -np.inf, low), np.where(high > largest, np.inf, high)
         low, high = (np.where(np.abs(bound) < tiny, 0.0, bound) for bound in (low, high))
     elif dtype.kind in "iu":
@@ -173,7 +173,7 @@ def _box(space: foreign.Box) -> spaces.Box:
 
 @contextlib.contextmanager
 def _refusing(where: str, what: str, space: Any) -> Generator[None]:
-    """Name the environment and its space where ours cannot hold it."""
+    """Add the environment and its space to the error if the space has no counterpart in jaxrl."""
     try:
         yield
     except ConfigError as error:
@@ -181,7 +181,7 @@ def _refusing(where: str, what: str, space: Any) -> Generator[None]:
 
 
 def _refused(what: str, space: Any, where: str, of_parts: str) -> ConfigError:
-    """What is taken; `of_parts` are the spaces of several parts among it, "" where it must be one array."""
+    """Return an error that lists the supported spaces; `of_parts` names composite ones, "" if one array is needed."""
     arrays = "Box, Discrete, MultiDiscrete"
     allowed = f"{arrays}, MultiBinary and {of_parts} of these" if of_parts else f"{arrays} and MultiBinary"
     flat = _FLATTEN if getattr(space, "is_np_flattenable", False) else "a gymnasium.ObservationWrapper of yours"

@@ -21,7 +21,7 @@ type Factory = Callable[..., Environment]
 
 
 class DmEnvRecipe(stepped.SteppedRecipe):
-    """How to build a batch of one environment of dm_env; of dm_control's suite if it has no `factory`.
+    """A recipe of a batch of one dm_env environment, from dm_control's suite if it has no `factory`.
 
     `id` is "dm_control:domain-task", or "dm_env:module:function" of a factory.
     """
@@ -30,7 +30,7 @@ class DmEnvRecipe(stepped.SteppedRecipe):
     def restore(
         cls, name: str, parameters: Mapping[str, Any], observation_space: Space, action_space: Space
     ) -> "DmEnvRecipe":
-        """The recipe of what was recorded of a task of dm_control; nothing is made until it is built.
+        """Restore the recipe of a dm_control task from its record; nothing is made until it is built.
 
         Raises:
           ConfigError: an option is more than a number or a plain word, or a value is of the wrong type.
@@ -40,7 +40,7 @@ class DmEnvRecipe(stepped.SteppedRecipe):
         return stepped.restored(cls, where, parameters, **settings)
 
     def build(self, num_envs: int, seed: int, first_env: int = 0) -> SteppedEnvironment:
-        """A batch of `num_envs` environments; each is made with a seed of its own, from `seed` and its index.
+        """Build a batch of `num_envs` environments, each with its own seed, from `seed` and its index.
 
         Raises:
           ConfigError: `num_envs` is not positive, or the environment cannot be sent to a worker.
@@ -53,11 +53,11 @@ registry.add("suite", dm_control=DmEnvRecipe)
 
 
 def make(name: str, **parameters: Any) -> DmEnvRecipe:
-    """The recipe of dm_control's task `name`, "cartpole-balance".
+    """Return the recipe of dm_control's task `name`, such as "cartpole-balance".
 
     Args:
       name: "domain-task", as in `dm_control.suite.load`.
-      parameters: those of `from_dm_env`, and what the task takes (`time_limit=5`) or all tasks do: `flat_observation`,
+      parameters: those of `from_dm_env`, of the task (`time_limit=5`), or of all tasks: `flat_observation`,
         `n_sub_steps`, `control_timestep`, `legacy_step`.
 
     Raises:
@@ -79,24 +79,24 @@ def from_dm_env(
     info: Sequence[str] = (),
     **options: Any,
 ) -> DmEnvRecipe:
-    """A recipe of environments that `factory` makes, for `jaxrl.train` and `jaxrl.register`.
+    """Return a recipe of environments that `factory` makes, for `jaxrl.train` and `jaxrl.register`.
 
-    A last time step with a discount of 0 is terminated, with any other truncated. Discounts are learned from beside
-    the learner's `gamma`, unless the `discount_spec` has 0 and 1 alone, as `specs.DiscreteArray(2)`.
+    A last time step with a discount of 0 is terminated, with any other truncated. Learning uses the discounts in
+    addition to the learner's `gamma`, unless the `discount_spec` only has 0 and 1, as `specs.DiscreteArray(2)`.
 
     Args:
-      factory: a function with a parameter `seed`, which it is always given, that makes a `dm_env.Environment`.
-      workers: processes that step the environments; 0 steps them here, one after another. With workers, a function of
-        a module, which they import.
+      factory: a function that makes a `dm_env.Environment`; its parameter `seed` is always passed.
+      workers: number of processes that step the environments; 0 steps them in this process, one after another. Workers
+        import `factory`, which must be a function of a module.
       step_timeout: seconds that one step or reset may take, before its worker counts as hung; 60 if not given.
       start_timeout: seconds that a worker may take to start; 120 if not given.
-      restarts: how many workers are replaced before the run stops; 3 if not given.
-      info: which numbers of every step to report, as metrics of training: parts of the observation, by name, or of what
-        the environment's own method `get_info()` gives, if it has one.
-      options: what else `factory` takes.
+      restarts: number of workers that are replaced before the run stops; 3 if not given.
+      info: numbers of every step to report as metrics of training: parts of the observation, by name, or of the result
+        of the environment's own method `get_info()`, if it has one.
+      options: further arguments of `factory`.
 
     Raises:
-      ConfigError: it cannot be made, or its specs are not supported; says which are.
+      ConfigError: the environment cannot be made, or its specs are not supported; the message lists those that are.
     """
     where = f"dm_env:{getattr(factory, '__module__', '?')}:{getattr(factory, '__qualname__', type(factory).__name__)}"
     try:
@@ -124,7 +124,7 @@ def _made(
 
 
 def _spec(name, factory):
-    """What a worker takes."""
+    """Return the argument of `worker_program.made`."""
     return (name.partition(":")[2] if factory is None else factory,)
 
 
@@ -137,7 +137,7 @@ def _converted(observation_spec, action_spec, where):
 
 
 def _observation_space(spec, where):
-    """As a space of Gymnasium's."""
+    """Convert a spec to a Gymnasium space."""
     if isinstance(spec, Mapping):
         return foreign.Dict({name: _observation_space(child, f"{where}[{name!r}]") for name, child in spec.items()})
     if isinstance(spec, specs.DiscreteArray):
@@ -151,7 +151,7 @@ _ACTIONS = "an array of floats, a number or vector of bounded integers, and dict
 
 
 def _action_space(spec, where):
-    """As a space of Gymnasium's."""
+    """Convert a spec to a Gymnasium space."""
     if isinstance(spec, Mapping):
         return foreign.Dict({name: _action_space(child, f"{where}[{name!r}]") for name, child in spec.items()})
     if isinstance(spec, tuple | list):

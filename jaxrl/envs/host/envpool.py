@@ -1,6 +1,6 @@
 """EnvPool's environments (Weng et al., 2022, arXiv:2206.10558): Atari, MuJoCo, Procgen and many more, in C++ threads.
 
-EnvPool is imported when its names are first asked for; it is an extra.
+EnvPool is imported when its names are first requested; it is an extra.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from jaxrl.envs.host import conversion
 from jaxrl.envs.host.episodes import Episodes, environment_seeds
 from jaxrl.envs.host.options import check_recorded
 
-# Atari as in the two usual protocols. What is given to `make` beside `preset` comes before it.
+# Atari's two usual protocols. Other arguments of `make` override `preset`.
 PRESETS: dict[str, dict[str, Any]] = {
     # Mnih et al. (2015): a lost life ends an episode. The limit is Rainbow's (Hessel et al., 2018), 30 minutes.
     "classic": {
@@ -39,7 +39,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "full_action_space": False,
         "max_episode_steps": 27_000,
     },
-    # Machado et al. (2018, arXiv:1709.06009): chance by sticky actions alone, every action, lives are not shown. Their
+    # Machado et al. (2018, arXiv:1709.06009): only sticky actions are random, all actions, lives are not shown. Their
     # runs skip 5 frames and end after 18,000; the skip, the limit and the clipping here are Dopamine's.
     "machado": {
         "noop_max": 1,
@@ -54,14 +54,14 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
-# Families and tasks that end by rules of their own, whatever `max_episode_steps` says: EnvPool would only call their
-# later ends time limits. Jumanji's own limits are terminations, there as here: most of its observations show the clock.
+# Families and tasks that end by their own rules, regardless of `max_episode_steps`: EnvPool would only report their
+# later ends as time limits. Jumanji's own limits are terminations, because most of its observations show the clock.
 _OWN_LIMIT = ("envpool.jumanji", "envpool.pgx", "envpool.procgen", "envpool.highway", "Catch-v0", "CliffWalking-v0")
 
-# MyoSuite's tasks of following a recorded grasp, in which nothing can be learned (docs/envpool.md); all 50 were tried.
+# MyoSuite's tasks of tracking a recorded grasp, in which nothing can be learned (docs/envpool.md); all 50 were tried.
 _TRACKING = re.compile(r"(^|/)MyoHand\w+Fixed-v0$")
 
-# Options of EnvPool that are not for `make`, and where they come from.
+# Options of EnvPool that `make` does not accept, and where they are set.
 _RESERVED = {
     "num_envs": "build and the topology give it",
     "batch_size": "build_async and the topology give it",
@@ -71,22 +71,22 @@ _RESERVED = {
     "gym_reset_return_info": "the adapter needs it as it is",
     "base_path": "EnvPool knows where its files are",
 }
-# Options of ViZDoom that a file may not set: the program that is run and what it is told, and files that it opens.
+# Options of ViZDoom that a file may not set: the program that is run, its arguments, and files that it opens.
 _BY_HAND = ("cfg_path", "game_args", "iwad_path", "lmp_save_dir", "map_id", "vzd_path", "wad_path")
-_PIXELS = ("from_pixels", "render_width", "render_height", "render_camera_id")  # options besides the task's own
+_PIXELS = ("from_pixels", "render_width", "render_height", "render_camera_id")  # options in addition to the task's own
 
 
 @dataclasses.dataclass(frozen=True)
 class EnvPoolRecipe:
-    """How to build a pool of one task.
+    """A recipe of a pool of one task.
 
     Attributes:
       task: EnvPool's name.
-      options: what goes to EnvPool beside sizes and seeds.
-      lives: whether it reports unmodified rewards and whether a game is over, as Atari does.
+      options: EnvPool's options other than sizes and seeds.
+      lives: whether the task reports unmodified rewards and whether a game is over, as Atari does.
       games: whether an episode is one life of a game.
       info: names of the scalars of its info that become `TimeStep.info`.
-      native: its own spaces; None where a file of an earlier version has not kept them.
+      native: its own spaces; None if read from a file of an earlier version, which does not store them.
     """
 
     task: str
@@ -104,7 +104,7 @@ class EnvPoolRecipe:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The options, and what is known of the task."""
+        """The options, with `lives`, `games` and `info`."""
         reported = {"info": self.info} if self.info else {}
         return {**self.options, "lives": self.lives, "games": self.games, **reported}
 
@@ -115,7 +115,7 @@ class EnvPoolRecipe:
     def restore(
         cls, name: str, parameters: Mapping[str, Any], observation_space: Space, action_space: Space
     ) -> "EnvPoolRecipe":
-        """The recipe of what was recorded; EnvPool is not asked before it is built.
+        """Restore the recipe from its record; EnvPool is not used before it is built.
 
         Raises:
           ConfigError: an option that is not for `make`, one that names programs or files, or a value of the wrong type.
@@ -136,12 +136,12 @@ class EnvPoolRecipe:
         return decode_fields(cls, {}, task=name, options=options, **settings)
 
     def build(self, num_envs: int, seed: int, first_env: int = 0) -> "EnvPoolEnvironment":
-        """A synchronous pool of `num_envs` environments.
+        """Build a synchronous pool of `num_envs` environments.
 
         Args:
-          num_envs: environments.
-          seed: of the run; every environment's own is drawn from it, by its index.
-          first_env: the index of the first one, where these are a group of all.
+          num_envs: number of environments.
+          seed: the run's seed, from which every environment's own follows by its index.
+          first_env: the index of the first environment, if these are a group of all.
 
         Raises:
           ConfigError: `num_envs` is not positive.
@@ -149,10 +149,10 @@ class EnvPoolRecipe:
         return self.build_async(num_envs, num_envs, seed, first_env)
 
     def build_async(self, num_envs: int, batch_size: int, seed: int, first_env: int = 0) -> "EnvPoolEnvironment":
-        """The same environments, asynchronous: one `recv` waits for `batch_size` of them.
+        """Build the same environments as an asynchronous pool: one `recv` waits for `batch_size` of them.
 
         Raises:
-          ConfigError: sizes that do not fit.
+          ConfigError: the sizes do not fit.
         """
         if num_envs < 1 or not 1 <= batch_size <= num_envs:
             raise ConfigError(
@@ -171,13 +171,13 @@ class EnvPoolEnvironment:
     """A pool of environments behind the host protocol: numpy in, numpy out.
 
     Synchronous (`batch_size == num_envs`): `reset()` and `step(actions)`. Asynchronous: `async_reset()` begins all
-    episodes, then every `recv()` gives the `batch_size` environments that are ready first, and `send` gives some of
-    those their actions. EnvPool waits without a limit and cannot be interrupted: who wants a watchdog looks at `doing`.
+    episodes, then every `recv()` returns the `batch_size` environments that are ready first, and `send` sends actions
+    to some of them. EnvPool waits without a limit and cannot be interrupted; a watchdog can read `doing`.
 
     Attributes:
-      name: of the environment.
-      num_envs: environments.
-      batch_size: how many of them one `recv` gives.
+      name: the environment's name.
+      num_envs: number of environments.
+      batch_size: number of environments that one `recv` returns.
       failures: 0; a fault in EnvPool ends the process.
     """
 
@@ -197,16 +197,16 @@ class EnvPoolEnvironment:
         self._busy = np.zeros(num_envs, np.bool_)  # sent, and not received yet
         self._began = False
         self._all = np.arange(num_envs, dtype=np.int32)
-        self._all.flags.writeable = False  # `recv` may hand it out
+        self._all.flags.writeable = False  # `recv` may return it
 
     @property
     def doing(self) -> str:
-        """What it is waiting for, in words, by the indices among all of the run; empty when it is not."""
+        """A description of the environments it waits for, by their indices in the run; empty if it does not wait."""
         waiting = (np.flatnonzero(self._busy) + self._first_env).tolist()
         return f"{self.name} is stepping environments {waiting}" if waiting else ""
 
     def reset(self) -> TimeStep[np.ndarray]:
-        """The first time steps of new episodes [num_envs].
+        """Begin new episodes; return their first time steps [num_envs].
 
         Raises:
           RuntimeError: it is asynchronous, or was closed.
@@ -216,7 +216,7 @@ class EnvPoolEnvironment:
         return self._receive_all()
 
     def step(self, actions: PyTree) -> TimeStep[np.ndarray]:
-        """The time steps after `actions` [num_envs, ...]; where an episode ended before, the first of the next one.
+        """Return the time steps after `actions` [num_envs, ...], or the first of the next episode after an end.
 
         Raises:
           RuntimeError: it was not reset, is asynchronous, or was closed.
@@ -226,7 +226,7 @@ class EnvPoolEnvironment:
         return self._receive_all()
 
     def async_reset(self) -> None:
-        """Begins new episodes everywhere; `recv` gives their first time steps.
+        """Begin new episodes everywhere; `recv` returns their first time steps.
 
         Raises:
           RuntimeError: some environments were sent actions and not received, or it was closed.
@@ -240,11 +240,11 @@ class EnvPoolEnvironment:
         pool.async_reset()
 
     def send(self, actions: PyTree, env_ids: np.ndarray) -> None:
-        """Has the environments `env_ids` [B] take `actions` [B, ...], and returns at once.
+        """Send `actions` [B, ...] to the environments `env_ids` [B], without waiting for them.
 
         Raises:
           RuntimeError: it was not reset, was closed, or one of the environments is still busy.
-          ValueError: shapes or environments that do not exist; EnvPool itself would not notice.
+          ValueError: wrong shapes, or environments that do not exist or repeat; EnvPool itself does not check.
         """
         pool = self._open()
         if not self._began:
@@ -264,10 +264,10 @@ class EnvPoolEnvironment:
         pool.send(actions, env_ids)
 
     def recv(self) -> tuple[np.ndarray, TimeStep[np.ndarray]]:
-        """Waits for the next `batch_size` environments: their indices, int32 [B], and their time steps, [B, ...].
+        """Wait for the next `batch_size` environments; return their indices, int32 [B], and time steps, [B, ...].
 
         Raises:
-          RuntimeError: fewer are busy, so that it would wait for ever, or it was closed.
+          RuntimeError: fewer are busy, so that it would wait forever, or it was closed.
         """
         self._open()
         if self._busy.sum() < self.batch_size:
@@ -279,7 +279,7 @@ class EnvPoolEnvironment:
 
     @property
     def frames_per_second(self) -> float:
-        """Return twice the speed at which Atari plays, of whose 60 frames a second every fourth is a step."""
+        """Twice the speed at which Atari plays, where every fourth of 60 frames per second is a step."""
         return 30.0
 
     def render(self) -> np.ndarray | None:
@@ -287,7 +287,7 @@ class EnvPoolEnvironment:
         return None if frames is None else np.asarray(frames)[0]
 
     def close(self) -> None:
-        """Ends its threads, after what they are doing; may be called at any time and twice."""
+        """End the pool's threads after their current work; may be called at any time and twice."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()
@@ -312,10 +312,10 @@ class EnvPoolEnvironment:
         return jax.tree.map(lambda x: x[order], timestep)
 
     def _receive(self) -> tuple[np.ndarray, TimeStep[np.ndarray]]:
-        # EnvPool hands its buffers over: what it returned is never written to again.
+        # EnvPool gives up its buffers: returned arrays are never written to again.
         raw, reward, terminated, truncated, info = self._open().recv()
         env_ids = info["env_id"]
-        # A pool that waits for all gives them in order; a slice is cheaper than their indices.
+        # A pool that waits for all returns them in order; a slice is cheaper than their indices.
         index = env_ids
         if env_ids.size == self.num_envs and np.array_equal(env_ids, self._all):
             env_ids, index = self._all, slice(None)
@@ -324,7 +324,7 @@ class EnvPoolEnvironment:
         if self._recipe.lives:
             true_reward = info["reward"]
             over = info["terminated"].astype(np.bool_)
-            # A game that ended on the step of its time limit ended; EnvPool calls it cut off.
+            # A game that ends on the step of its time limit has terminated; EnvPool reports it as truncated.
             terminated = terminated | (over & truncated)
             complete = over | truncated
         timestep = self._episodes.follow(
@@ -341,14 +341,14 @@ class EnvPoolEnvironment:
 
 
 def make(name: str, *, preset: str | None = None, info: Sequence[str] = (), **parameters: Any) -> EnvPoolRecipe:
-    """The recipe of EnvPool's task `name` ("Pong-v5").
+    """Return the recipe of EnvPool's task `name` ("Pong-v5").
 
     Args:
       name: as in EnvPool.
       preset: for Atari, "classic" or "machado" (`PRESETS`); None: EnvPool's own settings.
-      info: which numbers of the task's info to report, as metrics of training: `("reward_ctrl", "x_position")`.
-      parameters: EnvPool's options of the task (`max_episode_steps`, `num_threads`, `frame_skip`, ...), which come
-        before the preset's.
+      info: numbers of the task's info to report as metrics of training: `("reward_ctrl", "x_position")`.
+      parameters: EnvPool's options of the task (`max_episode_steps`, `num_threads`, `frame_skip`, ...), which override
+        the preset's.
 
     Raises:
       ConfigError: unknown name, preset or options (all of them at once), or a task that training cannot use.
@@ -396,24 +396,24 @@ def make(name: str, *, preset: str | None = None, info: Sequence[str] = (), **pa
 
 @functools.cache
 def names() -> tuple[str, ...]:
-    """EnvPool's tasks, but for those that training cannot use."""
+    """Return EnvPool's tasks, except those that training cannot use."""
     return tuple(name for name in _registered() if _unusable(name) is None)
 
 
 def refused() -> tuple[str, ...]:
-    """Those that training cannot use."""
+    """Return EnvPool's tasks that training cannot use."""
     return tuple(name for name in _registered() if _unusable(name) is not None)
 
 
 def _registered() -> Mapping[str, tuple[str, str, dict[str, Any]]]:
-    """Family, class and own options of every task."""
+    """Return the family, class and own options of every task."""
     from envpool.registration import registry
 
     return registry.specs
 
 
 def _scalars(name: str) -> list[str]:
-    """The scalars of a task's info."""
+    """Return the names of the scalars in a task's info."""
     import envpool
 
     arrays = envpool.make_spec(name).state_array_spec
@@ -433,7 +433,7 @@ def _unusable(name: str) -> str | None:
 
 
 def _true_bounds(space: Any) -> Any:
-    """`space` with no lower bound where EnvPool left it out, which it declares as the smallest positive float."""
+    """Return `space` without the bounds that EnvPool left out, but declares as the smallest or largest float."""
     if isinstance(space, Mapping | gymnasium.spaces.Dict):
         children = getattr(space, "spaces", space)
         return gymnasium.spaces.Dict({name: _true_bounds(child) for name, child in children.items()})
@@ -456,7 +456,7 @@ def _make(task: str, options: Mapping[str, Any], num_envs: int, seeds: list[int]
 
 
 def _spec(task: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], Any, Any]:
-    """Every option with its value, and the spaces of observations and actions."""
+    """Return every option with its value, and the spaces of observations and actions."""
     import envpool
 
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""What every adapter of host environments does alike: seeds, and rows from what a suite returns."""
+"""Seeds of host environments, and time steps from a suite's results, for all adapters."""
 
 from collections.abc import Mapping
 
@@ -10,13 +10,13 @@ from jaxrl.core.types import Episode, PyTree, TimeStep
 
 
 def environment_seeds(seed: int, num_envs: int, generation: int = 0, first_env: int = 0) -> list[int]:
-    """One seed in [0, 2^31) for each environment, by its index; how many there are changes none of them.
+    """Return one seed in [0, 2^31) for each environment, which depends on its index but not on their number.
 
-    Another `generation` gives others, for environments that are built again. `first_env` is the index of the first one,
-    where these are a group of all.
+    Another `generation` returns others, for environments that are built again. `first_env` is the index of the first
+    one, if these are a group of all.
 
-    Consecutive run seeds give unrelated environments. `seed + index`, which the suites take by themselves, gives run 1
-    all but one of the environments of run 0.
+    Consecutive run seeds give unrelated environments. With `seed + index`, which the suites use by default, run 1 would
+    have all but one of the environments of run 0.
 
     Raises:
       ConfigError: the seed is not a whole number from 0 to 2^63 - 1.
@@ -30,15 +30,15 @@ def environment_seeds(seed: int, num_envs: int, generation: int = 0, first_env: 
 
 
 class Episodes:
-    """Where every environment of a batch stands in its episode; makes the time steps, which begin and count episodes.
+    """The progress of every environment of a batch in its episode, from which time steps are made.
 
-    The suite resets an environment on the step after its episode's end. So a row is the first of an episode exactly
-    where the row before it was the last, whatever the suite says of it.
+    The suite resets an environment on the step after its episode's end. So a row is the first of an episode exactly if
+    the row before it was the last, whatever the suite reports.
 
     Args:
-      num_envs: environments.
-      games: whether a game may span several episodes, whose true end `follow` is then given (`Episode.complete`).
-      info: names of the scalars that it is also given (`TimeStep.info`), with what is kept of them for an episode
+      num_envs: number of environments.
+      games: whether a game may span several episodes, whose actual end is passed to `follow` (`Episode.complete`).
+      info: names of the scalars that are also passed to it (`TimeStep.info`), with their summary over an episode
         (`jaxrl.core.episode_info`).
 
     Attributes:
@@ -55,7 +55,7 @@ class Episodes:
         self._info = {name: np.zeros(num_envs, np.float64) for name in info}
 
     def begin(self, index: int | slice | list[int] = slice(None)) -> None:
-        """The next rows of these environments are the first of new games."""
+        """Begin new games with the next rows of these environments."""
         self.ended[index] = self._over[index] = True
 
     def follow(
@@ -71,17 +71,17 @@ class Episodes:
         info: Mapping[str, np.ndarray] | None = None,
         discount: np.ndarray | None = None,
     ) -> TimeStep[np.ndarray]:
-        """The time step of the environments `index` [B].
+        """Return the time step of the environments `index` [B].
 
         Args:
-          index: which environments; a slice of all of them is cheapest.
+          index: indices of the environments; a slice of all of them is cheapest.
           observation: batched leaves `[B, ...]`, not to be written to again.
-          reward: that learning sees, [B]; ignored where an episode begins.
-          terminated, truncated: [B]; where both are set it terminated.
+          reward: the reward for learning, [B]; ignored where an episode begins.
+          terminated, truncated: [B]; an episode with both set counts as terminated.
           true_reward: the unmodified reward, [B]; None: `reward`.
-          complete: whether the game is over, [B], meant where the episode ended; only with `games`.
+          complete: whether the game is over, [B], used where the episode ended; only with `games`.
           info: scalars that the environments report, each [B], by name; ignored where an episode begins.
-          discount: the environments' own, [B]; ignored where an episode begins.
+          discount: the environments' own discounts, [B]; ignored where an episode begins.
         """
         first, fresh = self.ended[index].copy(), self._over[index]
         terminated = np.asarray(terminated, np.bool_)
@@ -118,7 +118,7 @@ class Episodes:
         )
 
     def _life(self, index, first, gained) -> Episode[np.ndarray]:
-        """Return and length since the episode's own beginning."""
+        """Return the return and length since the episode's own beginning."""
         returns = np.where(first, 0.0, self._life_returns[index] + gained)
         lengths = np.where(first, 0, self._life_lengths[index] + 1)
         self._life_returns[index], self._life_lengths[index] = returns, lengths

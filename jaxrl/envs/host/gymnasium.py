@@ -24,12 +24,12 @@ from jaxrl.envs.host.stepped import SteppedEnvironment
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class GymnasiumRecipe(stepped.SteppedRecipe):
-    """How to build a batch of one Gymnasium environment; `options` go to `gymnasium.make`.
+    """A recipe of a batch of one Gymnasium environment; `options` are passed to `gymnasium.make`.
 
     `id` is Gymnasium's name, with the module that registers it if one was given.
 
     Args:
-      by_hand: whether somebody typed it, so that it may import what its options name; a file cannot say so.
+      by_hand: whether a user wrote it, so that it may import what its options name; a file cannot set this.
     """
 
     by_hand: dataclasses.InitVar[bool] = False
@@ -48,18 +48,18 @@ class GymnasiumRecipe(stepped.SteppedRecipe):
 
     @property
     def instance(self) -> gymnasium.Env | None:
-        """The only environment that there is, one of the user's; None where others can be made."""
+        """The user's own environment if it is the only one; None if others can be made."""
         return getattr(self.factory, "instance", None)
 
     @classmethod
     def restore(
         cls, name: str, parameters: Mapping[str, Any], observation_space: Space, action_space: Space
     ) -> "GymnasiumRecipe":
-        """The recipe of what was recorded; nothing is made or imported until it is built.
+        """Restore the recipe from its record; nothing is made or imported until it is built.
 
         Raises:
-          ConfigError: `name` asks for the import of a module or other libraries, an option is more than a number or a
-            plain word, or a value is of the wrong type.
+          ConfigError: `name` requires the import of a module or of other libraries, an option is more than a number or
+            a plain word, or a value is of the wrong type.
         """
         if ":" in name:
             options = {key: x for key, x in parameters.items() if key not in stepped.USUAL or x != stepped.USUAL[key]}
@@ -69,11 +69,9 @@ class GymnasiumRecipe(stepped.SteppedRecipe):
         return stepped.restored(cls, f"gymnasium:{name}", parameters, **settings)
 
     def build(self, num_envs: int, seed: int, first_env: int = 0) -> SteppedEnvironment:
-        """A batch of `num_envs` environments; each draws its seed from `seed` by its index, from `first_env` on.
+        """Build a batch of `num_envs` environments, with seeds that follow from `seed` and their index.
 
-        Raises:
-          ConfigError: `num_envs` is not positive, or the environment cannot be sent to a worker.
-          EnvironmentFailedError: a worker could not make its environments.
+        The index of the first one is `first_env`.
         """
         made_from = self.factory
         if made_from is None:
@@ -106,19 +104,19 @@ def make(
     wrappers: Any = (),
     **options: Any,
 ) -> GymnasiumRecipe:
-    """The recipe of the Gymnasium environment `name` ("LunarLander-v3", or "module:Name-v0" to import it from there).
+    """Return the recipe of the Gymnasium environment `name` ("LunarLander-v3"; "module:Name-v0" is imported first).
 
     Args:
       name: as in Gymnasium.
-      workers: processes that step the environments; 0 steps them here, one after another, which is faster where a step
-        costs less than some 100 microseconds. In workers they run beside each other, and may hang and crash.
+      workers: number of processes that step the environments; 0 steps them in this process, one after another, which is
+        faster if a step costs less than about 100 microseconds. Workers run in parallel, and may hang and crash.
       step_timeout: seconds that one step or reset may take, before its worker counts as hung and is killed; 60 if not
         given.
       start_timeout: seconds that a worker may take to import what it needs and make its environments; 120 if not given.
-      restarts: how many workers that hang or are killed are replaced before the run stops; 3 if not given.
-      info: which numbers of every step's info to report, as metrics of training: `("reward_ctrl", "x_position")`.
-      wrappers: put around it, the first one first; see `wrapping`.
-      options: what `gymnasium.make` takes, the environment's own among it.
+      restarts: number of workers that hang or are killed and are replaced before the run stops; 3 if not given.
+      info: numbers of every step's info to report as metrics of training: `("reward_ctrl", "x_position")`.
+      wrappers: wrappers to put around it, in order; see `wrapping`.
+      options: arguments of `gymnasium.make`, including the environment's own.
 
     Raises:
       ConfigError: unknown name, wrong options, an environment that cannot be made, or spaces that are not supported.
@@ -142,7 +140,7 @@ def replaced(recipe: GymnasiumRecipe, **fields: Any) -> GymnasiumRecipe:
     return dataclasses.replace(recipe, **fields, by_hand=True)
 
 
-# Wrappers that a run cannot have, and what does their work.
+# Wrappers that a run cannot have, and what to use instead.
 _REFUSED = {
     "HumanRendering": "it opens a window; use jaxrl render",
     "NormalizeObservation": "a resumed run loses its statistics; use the algorithm's normalize_observation",
@@ -152,7 +150,7 @@ _REFUSED = {
 
 
 def wrapping(wrappers: Any) -> dict[str, Any]:
-    """Return the option of an environment that names the wrappers around it, none where there are none.
+    """Return the option that names the wrappers around an environment, empty if there are none.
 
     Args:
       wrappers: the name of one (`"FlattenObservation"` of `gymnasium.wrappers`, `"my_module:Mine"`) or its class; a
@@ -169,7 +167,7 @@ def wrapping(wrappers: Any) -> dict[str, Any]:
 
 
 def _wrapper(one: Any) -> tuple[str, dict[str, Any]]:
-    """A wrapper's name and arguments, in which lists are tuples, as a file gives them back."""
+    """Return a wrapper's name and arguments, with tuples in place of lists, as read back from a file."""
     named, arguments = one if isinstance(one, list | tuple) and len(one) == 2 else (one, {})
     if isinstance(named, functools.partial) and not named.args:
         named, arguments = named.func, named.keywords
@@ -188,18 +186,18 @@ def _wrapper(one: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """An argument with lists as tuples, and numbers as Python's, as a file gives them back."""
+    """Convert lists to tuples and NumPy scalars to Python numbers, as read back from a file."""
     value = value.item() if isinstance(value, np.generic) else value
     return tuple(_plain(x) for x in value) if isinstance(value, list | tuple) else value
 
 
 def converted(observation_space: Any, action_space: Any, where: str) -> tuple[Any, Any]:
-    """Return how observations and actions of Gymnasium's spaces become ours; as of `stepped.Converted`."""
+    """Return the conversions of observations and actions in Gymnasium's spaces, as `stepped.Converted`."""
     return conversion.observations(observation_space, where), conversion.actions(action_space, where)
 
 
 def arguments(name: str) -> dict[str, Any]:
-    """Return what the constructor of a registered environment takes beside `render_mode`, with what it is if not given.
+    """Return the arguments of a registered environment's constructor and their defaults, without `render_mode`.
 
     Args:
       name: its registered name, or "module:Name-v0".
@@ -227,7 +225,7 @@ def _module_problem(name, options=()):
 
 
 def _find(name: str) -> Any:
-    """What is registered under `name`, after the import of its module if it says one."""
+    """Return the spec registered under `name`, after importing its module if it names one."""
     module, _, registered = name.rpartition(":")
     try:
         if module:
@@ -248,7 +246,7 @@ def _find(name: str) -> Any:
 
 
 def _takes_render_mode(factory: Any) -> bool:
-    """Whether what makes an environment has the parameter `render_mode`."""
+    """Return whether a function that makes an environment has the parameter `render_mode`."""
     if isinstance(factory, gymnasium.envs.registration.EnvSpec):
         return True
     try:

@@ -1,4 +1,4 @@
-"""A JAX environment served as a host environment: what the equality of topologies is tested with."""
+"""A JAX environment served as a host environment, to test that topologies are equal."""
 
 import dataclasses
 from functools import partial
@@ -14,7 +14,7 @@ from jaxrl.core.types import Environment, PyTree, TimeStep, env_spec
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ServedFromHost:
-    """The recipe: `env`, a JAX environment, stepped from the host like any other."""
+    """A recipe that steps `env`, a JAX environment, from the host like any other."""
 
     env: Environment
 
@@ -32,11 +32,11 @@ class ServedFromHost:
 
     @property
     def discounted(self) -> bool:
-        """Return whether time steps carry a discount of the environment's own."""
+        """True if time steps have the environment's own discount."""
         return env_spec(self.env).discounted
 
     def build(self, num_envs: int, seed: int, first_env: int = 0) -> "JaxHostEnvironment":
-        """`num_envs` environments whose keys are those that a compiled run of the same seed gives them."""
+        """Build `num_envs` environments with the keys that they have in a compiled run of the same seed."""
         return JaxHostEnvironment(self.env, num_envs, seed, first_env)
 
 
@@ -76,7 +76,7 @@ def _reset(env, reset_keys):
 
 @jax.jit
 def _again(roots, tick):
-    """Keys [B] of resets in the middle of a run, as Anakin's of whole episodes."""
+    """Return the keys [B] of resets in the middle of a run, as Anakin's of whole episodes."""
     return keys.episode_keys(keys.tick_keys(roots, tick, 1)[0])
 
 

@@ -1,4 +1,4 @@
-"""Options of host environments as a file has them: nothing that could name a program, a file or a place."""
+"""A check of host environments' options from files, which must not name programs, files or places."""
 
 import re
 from collections.abc import Mapping
@@ -10,16 +10,16 @@ _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 def check_recorded(env: str, options: Mapping[str, Any]) -> None:
-    """Whether options from a file are numbers, truth values and plain words, or lists and tables of them.
+    """Check that options from a file are numbers, booleans and plain words, or lists and tables of them.
 
-    Whoever wrote the file chose them, and an environment may open, load or run what a text names.
+    The author of the file chose them, and an environment may open, load or run what a text names.
 
     Args:
-      env: for the message.
-      options: by name.
+      env: the environment's name, for the message.
+      options: the options by name.
 
     Raises:
-      ConfigError: some are not; all of them.
+      ConfigError: some are not; names all of them.
     """
     if strange := sorted(str(name) for name, value in options.items() if not _is_plain(value)):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Gymnasium environments that a program passes itself: an instance, a class, or a function that makes one."""
+"""Recipes of Gymnasium environments that a program passes: an instance, a class, or a function that makes one."""
 
 import copy
 import weakref
@@ -13,7 +13,7 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.envs.host import gymnasium as adapter
 from jaxrl.envs.host import stepped
 
-# The instances that play now, by `id` of what is under their wrappers.
+# The instances in use, by the `id` of the environment under their wrappers.
 _playing: weakref.WeakValueDictionary[int, gymnasium.Env] = weakref.WeakValueDictionary()
 
 
@@ -33,11 +33,11 @@ def recipe(
     Args:
       env: a class or a function, which is called once for each environment; or an instance, which is made again from
         its `spec`. An instance without a usable `spec` is the only environment that the recipe has.
-      workers, step_timeout, start_timeout, restarts, info, wrappers: as of `make`.
+      workers, step_timeout, start_timeout, restarts, info, wrappers: as for `make`.
       options: arguments of the class or function.
 
     Raises:
-      ConfigError: it is vectorized, cannot be made, cannot go to workers, or its spaces are not supported.
+      ConfigError: it is vectorized, cannot be made, cannot be sent to workers, or its spaces are not supported.
     """
     if isinstance(env, VectorEnv) or (isinstance(env, type) and issubclass(env, VectorEnv)):
         spec = getattr(env, "spec", None)
@@ -75,13 +75,13 @@ _ONE = "one environment, whose spec does not say how to make another"
 
 
 def instead(env: gymnasium.Env) -> str:
-    """Return what to pass instead of an instance."""
+    """Return advice on what to pass instead of an instance."""
     name = type(env.unwrapped).__name__
     return f"the class {name}, or a function that makes one: lambda: {name}(...)"
 
 
 class Instance:
-    """An environment of the user's as a factory of itself, for one batch at a time; it is never closed or copied.
+    """A factory that returns the user's own environment, for one batch at a time; it is never closed or copied.
 
     Args:
       env: the environment.
@@ -107,21 +107,21 @@ class Instance:
 
 
 class _Lent(gymnasium.Wrapper):
-    """An instance while it plays; closing it gives it back."""
+    """An instance in use; closing it makes it available again."""
 
     def close(self):
         _playing.pop(id(self.env.unwrapped), None)
 
 
 class Another:
-    """A function of environments that must give another one each time.
+    """A factory that must return another environment at each call.
 
     Args:
       function: makes an environment.
 
     Attributes:
-      function: the same.
-      makes: the class under the wrappers of what it made last; None before.
+      function: that function.
+      makes: the class under the wrappers of the environment made last; None before.
     """
 
     def __init__(self, function: Callable[..., gymnasium.Env]):
@@ -155,7 +155,7 @@ def _of_function(function, options, fields, info):
     found = _looked_at(_name(named), factory, options, fields, info)
     if isinstance(function, type) or (named is function and "<lambda>" not in function.__qualname__):
         return found
-    return adapter.replaced(found, id=_name(factory.makes))  # what makes it has no name of its own
+    return adapter.replaced(found, id=_name(factory.makes))  # the function has no name of its own
 
 
 def _looked_at(name, factory, options, fields, info):
@@ -179,10 +179,10 @@ def _name(named):
 
 
 def _spec(env):
-    """How `gymnasium.make` makes the environment again; None where it cannot."""
+    """Return the spec with which `gymnasium.make` makes the environment again, or None."""
     try:
         spec = env.spec
-    except Exception:  # a wrapper's own
+    except Exception:  # a wrapper may raise anything
         return None
     if not isinstance(spec, EnvSpec) or spec.entry_point is None:
         return None
@@ -191,14 +191,14 @@ def _spec(env):
     layer, limited = env, False
     while isinstance(layer, gymnasium.Wrapper):
         limited, layer = limited or isinstance(layer, gymnasium.wrappers.TimeLimit), layer.env
-    if spec.max_episode_steps is not None and not limited:  # somebody took the limit away
+    if spec.max_episode_steps is not None and not limited:  # the limit was removed
         spec = copy.deepcopy(spec)
         spec.max_episode_steps = None
     return spec
 
 
 def _registered_options(spec):
-    """What `jaxrl.make("gymnasium:ID")` takes to make the same; None where that cannot."""
+    """Return the arguments of `jaxrl.make("gymnasium:ID")` that make the same environment, or None."""
     known = gymnasium.registry.get(spec.id)
     if known is None or known.entry_point != spec.entry_point or spec.additional_wrappers:
         return None
@@ -214,5 +214,5 @@ def _registered_options(spec):
 def _same(one, other):
     try:
         return bool(one == other)
-    except Exception:  # arrays, say
+    except Exception:  # such as arrays
         return False

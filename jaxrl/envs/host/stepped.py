@@ -1,4 +1,4 @@
-"""Batches of environments of Python, in this process or in workers: what Gymnasium's and dm_env's adapters share."""
+"""Batches of Python environments, in this process or in workers, for Gymnasium's and dm_env's adapters."""
 
 import dataclasses
 import functools
@@ -26,7 +26,7 @@ from jaxrl.envs.host.workers import InProcess, Workers
 
 START_TIMEOUT = 120.0  # seconds
 RESTARTS = 3
-# The suite's spaces of observations and actions, and the environment's name for errors.
+# From the suite's spaces of observations and actions, and the environment's name for errors, to conversions.
 Converted = Callable[[Any, Any, str], tuple[Observations, Actions]]
 _STEPPING = ("workers", "step_timeout", "start_timeout", "restarts", "info")
 USUAL = {"workers": 0, "step_timeout": STEP_TIMEOUT, "start_timeout": START_TIMEOUT, "restarts": RESTARTS}
@@ -34,18 +34,18 @@ USUAL = {"workers": 0, "step_timeout": STEP_TIMEOUT, "start_timeout": START_TIME
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SteppedRecipe:
-    """How to build a batch of such environments.
+    """A recipe of a batch of Python environments.
 
     Attributes:
       id: its name, "suite:name".
-      options: what the environment is made with.
-      workers: processes; 0: none but this one.
+      options: arguments with which the environment is made.
+      workers: number of worker processes; 0: none, all in this one.
       step_timeout: seconds after which a worker counts as hung.
       start_timeout: seconds that a worker has to make its environments.
-      restarts: how many workers may be replaced.
+      restarts: number of workers that may be replaced.
       info: names of the numbers that become `TimeStep.info`.
-      native: its own spaces; None where a file of an earlier version has not kept them.
-      factory: what makes it, of an environment that a program passed itself; None: what has its name.
+      native: its own spaces; None if read from a file of an earlier version, which does not store them.
+      factory: the function that makes an environment that a program passed; None: it is made by name.
     """
 
     id: str
@@ -66,7 +66,7 @@ class SteppedRecipe:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Return what `make` takes to make it again."""
+        """The arguments of `make` that make it again."""
         stepping = {name: getattr(self, name) for name in _STEPPING}
         return self.options | {name: value for name, value in stepping.items() if value != ()}
 
@@ -75,7 +75,7 @@ class SteppedRecipe:
 
 
 def restored(cls: type, where: str, recorded: Mapping[str, Any], **settings: Any) -> Any:
-    """A recipe of the class `cls` from recorded parameters and the other fields; nothing is made or imported.
+    """Restore a recipe of the class `cls` from recorded parameters and other fields; nothing is made or imported.
 
     Raises:
       ConfigError: an option is more than a number or a plain word, or a value is of the wrong type.
@@ -89,7 +89,7 @@ def restored(cls: type, where: str, recorded: Mapping[str, Any], **settings: Any
 def stepping(
     workers: int, step_timeout: float | None, start_timeout: float | None, restarts: int | None
 ) -> dict[str, Any]:
-    """These fields of a recipe, with what was not given.
+    """Return these fields of a recipe, with defaults in place of None.
 
     Raises:
       ConfigError: one is out of range, or needs workers.
@@ -112,12 +112,12 @@ def looked_at(
 ) -> dict[str, Any]:
     """Return fields of a recipe: `options`, `stepping`, and our spaces and the environment's own.
 
-    For that an environment is made and closed where others of it will be. What a class or function makes in this
-    process is reset and stepped once, so that faults show before anything is compiled.
+    To read the spaces, an environment is made and closed, in a worker if there are any. An environment that a class or
+    function makes in this process is also reset and stepped once, so that faults show before anything is compiled.
 
     Raises:
       ConfigError: it cannot be made, or its spaces are not supported.
-      EnvironmentContractError, EnvironmentFailedError: its first reset or step goes wrong.
+      EnvironmentContractError, EnvironmentFailedError: its first reset or step fails.
     """
     with suite.refusing(where, options, (Exception,)):
         environment, found = _made(where, spec, options, stepping)
@@ -133,7 +133,7 @@ def looked_at(
 
 
 def _made(where, spec, options, stepping):
-    """Return an environment that is to be tried, or None, and its spaces as the suite has them."""
+    """Return an environment to try out, or None, and the suite's own spaces."""
     if stepping["workers"]:
         try:
             made = Workers(where, spec, options, (), 1, 0, 0, **stepping)
@@ -144,7 +144,7 @@ def _made(where, spec, options, stepping):
     with warn_if_slow(where, "making an environment"):
         environment = worker_program.made(spec, options)
         found = worker_program.spaces(environment)
-    if callable(spec) and not hasattr(spec, "instance"):  # the only one that there is must not change
+    if callable(spec) and not hasattr(spec, "instance"):  # the only instance must not change
         return environment, found
     close_all([environment], where)
     return None, found
@@ -164,10 +164,10 @@ def _tried(environment, found, converted, where):
 
 
 def _element(observations, observation, who):
-    """Return an observation as one of our space.
+    """Convert an observation to an element of our space.
 
     Raises:
-      EnvironmentContractError: it is not of the space.
+      EnvironmentContractError: it is not in the space.
     """
     try:
         found = observations.read(observation)
@@ -186,16 +186,16 @@ class SteppedEnvironment:
     """A batch of environments behind the host protocol: numpy in, numpy out.
 
     Args:
-      recipe: of it.
-      spec: what `worker_program.made` takes.
-      converted: from the suite's spaces to ours.
-      num_envs, seed, first_env: as of `HostRecipe.build`.
+      recipe: its recipe.
+      spec: the argument of `worker_program.made`.
+      converted: conversion of the suite's spaces to ours.
+      num_envs, seed, first_env: as for `HostRecipe.build`.
 
-    Where a worker was replaced, the time step that the failed step would have given is the first of a new episode:
-    `first` is set though the row before was not `last`.
+    If a worker was replaced, the time step that the failed step would have returned is the first of a new episode:
+    `first` is set although the row before was not `last`.
 
     Attributes:
-      name: of the environment.
+      name: the environment's name.
       num_envs: environments.
     """
 
@@ -227,7 +227,7 @@ class SteppedEnvironment:
             raise EnvironmentContractError("\n".join(problems))
         self._observations = observations
         self._write = actions.write
-        # Of integers alone a scalar of NumPy's, as `Discrete` has them; boxes have arrays, without dimensions too.
+        # Integers are NumPy scalars, as `Discrete` has them; boxes are arrays, even without dimensions.
         self._scalar = [isinstance(own, Integers) for own in actions.native]
         self._action_shapes = [(num_envs, *space.shape) for space in spaces.leaves(actions.space)]
         self._episodes = Episodes(num_envs, info=recipe.info)
@@ -235,17 +235,17 @@ class SteppedEnvironment:
 
     @property
     def failures(self) -> int:
-        """How many workers were replaced."""
+        """The number of workers that were replaced."""
         return self._stepper.failures
 
     @property
     def patience(self) -> float:
-        """Seconds that a step may take longer where a worker is given up and replaced."""
+        """The additional seconds that a step may take if a worker is given up and replaced."""
         return self._stepper.patience
 
     @property
     def doing(self) -> str:
-        """What it is waiting for, in words; empty when it is not."""
+        """A description of what it waits for; empty if it does not wait."""
         return self._stepper.doing
 
     @property
@@ -253,11 +253,11 @@ class SteppedEnvironment:
         return self._stepper.frames_per_second if isinstance(self._stepper, InProcess) else 30.0
 
     def render(self) -> np.ndarray | None:
-        """Workers draw nothing."""
+        """Return a picture of the first environment; None with workers."""
         return self._stepper.render() if isinstance(self._stepper, InProcess) else None
 
     def reset(self) -> TimeStep[np.ndarray]:
-        """The first time steps of new episodes [num_envs]; the first time, of those of the seed.
+        """Begin new episodes, at first with the seeds; return their first time steps [num_envs].
 
         Raises:
           EnvironmentFailedError: an environment raised, or a worker was lost once too often.
@@ -271,13 +271,13 @@ class SteppedEnvironment:
         return timestep
 
     def step(self, actions: PyTree) -> TimeStep[np.ndarray]:
-        """The time steps after `actions` [num_envs, ...]; where an episode ended before, the first of the next one.
+        """Return the time steps after `actions` [num_envs, ...], or the first of the next episode after an end.
 
         Raises:
           EnvironmentFailedError: an environment raised, or a worker was lost once too often.
           EnvironmentContractError: an observation is not of the space's shape.
           RuntimeError: it was not reset, or was closed.
-          ValueError: `actions` of another shape.
+          ValueError: `actions` have another shape.
         """
         self._check_open()
         if not self._running:
@@ -296,7 +296,7 @@ class SteppedEnvironment:
         )
 
     def close(self) -> None:
-        """Closes the environments and ends the workers; may be called at any time and twice."""
+        """Close the environments and end the workers; may be called at any time and twice."""
         self._closed = True
         self._stepper.close()
 

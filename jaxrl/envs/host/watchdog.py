@@ -1,7 +1,7 @@
-"""Host environments that may block: whoever waits for them looks up every moment, and does not wait for ever.
+"""Threads with time limits for host environments that may block.
 
-Foreign code can block where no signal reaches the thread that called it. So it is called in a thread of its own, which
-is left behind if it does not come back.
+Foreign code can block where no signal reaches the thread that called it. So it is called in a separate thread, which is
+abandoned if it does not return.
 """
 
 import contextlib
@@ -21,31 +21,31 @@ from jaxrl.core.errors import EnvironmentFailedError
 from jaxrl.core.types import HostEnvironment, HostRecipe, PyTree, TimeStep
 
 STEP_TIMEOUT = 60.0  # seconds
-TURN = 0.2  # seconds between two looks
-WARN_AFTER = 20.0  # seconds after which whoever waits is told for whom, however long it is waited for
+TURN = 0.2  # seconds between two checks
+WARN_AFTER = 20.0  # seconds of waiting after which a warning names its reason
 GOODBYE = 3.0  # seconds that threads have to end
-_LAST_STEP = 3.0  # seconds that a step has once the run was asked to end
+_LAST_STEP = 3.0  # seconds that a step may take after the run was asked to end
 
-_ending_since: float | None = None  # as time.monotonic() counts
+_ending_since: float | None = None  # in seconds of time.monotonic()
 
 
 def ask_to_end(ending: bool) -> None:
-    """Says whether this process was asked to end its run, by a signal say: a step has a few seconds from then on."""
+    """Set whether this process was asked to end its run, such as by a signal; a step then has only a few seconds."""
     global _ending_since
     _ending_since = (_ending_since or time.monotonic()) if ending else None
 
 
 class Watch:
-    """Knows for how long environments have not moved.
+    """A watchdog that measures for how long environments have made no progress.
 
-    Those that say what they are doing (`WatchedEnvironment`) have moved when that changes: of many environments that
-    are stepped in turn, each has the time for itself.
+    Environments that report what they are doing (`WatchedEnvironment`) make progress when that changes: if many
+    environments are stepped in turn, each has the full time.
 
     Args:
       host: the environments.
-      step_timeout: seconds that they have to move; `host.patience` seconds come on top, where it has them, for those
-        that watch something themselves and build it again.
-      what: they are at, where they do not say.
+      step_timeout: seconds within which they must make progress; `host.patience` seconds are added if it has them, for
+        environments that watch and rebuild something themselves.
+      what: a description of their work, if they do not report it.
     """
 
     def __init__(self, host: Any, step_timeout: float, what: str = "their step"):
@@ -54,13 +54,13 @@ class Watch:
         self._moved, self._warned = 0.0, False
 
     def look(self, since: float | None) -> None:
-        """Sees to it that they have moved. After `WARN_AFTER` seconds at the same one warning says so.
+        """Check that they make progress; warn once after `WARN_AFTER` seconds of the same work.
 
         Args:
-          since: when they were given the word, as `time.monotonic()` counts; None: they do not have it.
+          since: when they began to work, in seconds of `time.monotonic()`; None: they do not work.
 
         Raises:
-          EnvironmentFailedError: they have not, for too long; the stacks of all threads are on standard error.
+          EnvironmentFailedError: they made no progress for too long; the stacks of all threads are on standard error.
         """
         if since is None:
             return
@@ -82,7 +82,7 @@ class Watch:
                 limit = "" if self._step_timeout == float("inf") else f"; step_timeout is {self._step_timeout:g} s"
                 warnings.warn(f"{at}{limit}", RuntimeWarning, stacklevel=2)
             return
-        if sys.__stderr__ is not None:  # as it is in programs without a console
+        if sys.__stderr__ is not None:  # None in programs without a console
             faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
         raise EnvironmentFailedError(
             f"{at}, {limit}; the stacks of all threads are on standard error. The thread remains until they return, or "
@@ -92,11 +92,11 @@ class Watch:
 
 @contextlib.contextmanager
 def warn_if_slow(name: str, what: str) -> Generator[None]:
-    """A warning names what the caller's thread waits for, once it has taken `WARN_AFTER` seconds; it goes on.
+    """Warn if the body takes longer than `WARN_AFTER` seconds; it continues.
 
     Args:
-      name: of the environment.
-      what: is being done.
+      name: the environment's name.
+      what: what is being done, for the message.
     """
     text = f"{name}: {what} has taken {WARN_AFTER:g} s so far, and is waited for"
     timer = threading.Timer(WARN_AFTER, lambda: warnings.warn(text, RuntimeWarning, stacklevel=2))
@@ -109,7 +109,7 @@ def warn_if_slow(name: str, what: str) -> Generator[None]:
 
 
 class Stepper:
-    """A thread that does one piece of work at a time, so that another may act or look meanwhile."""
+    """A thread that does one piece of work at a time, so that its caller can do something else meanwhile."""
 
     def __init__(self):
         # Queues in C: a step may take microseconds.
@@ -119,11 +119,11 @@ class Stepper:
         self._thread.start()
 
     def begin(self, work: Callable[[], Any]) -> None:
-        """Does `work` after what was begun before."""
+        """Queue `work` after any work that was begun before."""
         self._work.put(work)
 
     def wait(self, watch: Watch | None = None) -> Any:
-        """What the work gave; raises what it raised, or what `watch` does."""
+        """Wait for the work and return its result; raise its error, or that of `watch`."""
         since = time.monotonic()
         while True:
             try:
@@ -140,17 +140,17 @@ class Stepper:
         while (work := self._work.get()) is not None:
             try:
                 self._done.put((work(), None))
-            except BaseException as error:  # whoever waits raises it
+            except BaseException as error:  # `wait` raises it
                 self._done.put((None, error))
 
     def close(self, patience: float) -> None:
-        """Ends the thread after what was begun, and waits so many seconds for that."""
+        """End the thread after its work, waiting at most `patience` seconds."""
         self._work.put(None)
         self._thread.join(patience)
 
     @property
     def failure(self) -> str:
-        """Once closed: how its only work failed, for which nobody waited; empty if it did not. Asked once."""
+        """The error of work that was not waited for, or ""; read it once, after `close`."""
         if self._thread.is_alive():
             return "has not returned"
         _, error = self._done.get()
@@ -158,11 +158,11 @@ class Stepper:
 
 
 def close_all(hosts: Iterable[Any], what: str = "") -> None:
-    """Closes environments in threads of their own, within seconds; those that hang or raise are named in a warning.
+    """Close environments in separate threads, within seconds; warn of those that hang or raise.
 
     Args:
-      hosts: with a method `close`.
-      what: they are called in the warning; else by their names.
+      hosts: objects with a method `close`.
+      what: their name in the warning; by default their own names.
     """
     closing = [(host, Stepper()) for host in hosts]
     for host, stepper in closing:
@@ -176,13 +176,13 @@ def close_all(hosts: Iterable[Any], what: str = "") -> None:
 
 
 class Supervised:
-    """Host environments that live in a thread of their own, with a limit on the time of a reset or step.
+    """A wrapper that runs host environments in a separate thread, with a time limit on each reset and step.
 
-    They are built and closed there too: some belong to the thread that made them.
+    They are built and closed there too, because some only work in the thread that made them.
 
     Args:
-      recipe, num_envs, seed, first_env: what is built.
-      step_timeout: as of `Watch`.
+      recipe, num_envs, seed, first_env: as for `HostRecipe.build`.
+      step_timeout: as for `Watch`.
     """
 
     def __init__(self, recipe: HostRecipe, num_envs: int, seed: int, first_env: int = 0, *, step_timeout: float):
@@ -196,7 +196,7 @@ class Supervised:
         self._watch = Watch(self._host, step_timeout)
 
     def reset(self) -> TimeStep[np.ndarray]:
-        """Call the environments within the limit of time.
+        """Reset the environments within the time limit.
 
         Raises:
           EnvironmentFailedError: it takes too long; or whatever they raise.
@@ -205,7 +205,7 @@ class Supervised:
         return self._stepper.wait(self._watch)
 
     def step(self, actions: PyTree) -> TimeStep[np.ndarray]:
-        """Call the environments within the limit of time.
+        """Step the environments within the time limit.
 
         Raises:
           EnvironmentFailedError: it takes too long; or whatever they raise.
@@ -214,15 +214,15 @@ class Supervised:
         return self._stepper.wait(self._watch)
 
     def close(self) -> None:
-        """Closes them within seconds; those that hang close themselves if they ever come back."""
+        """Close the environments within seconds; those that hang close themselves if they ever return."""
         self._stepper.begin(self._host.close)
         self._stepper.close(GOODBYE)
 
 
 def first_call(work: Callable[[], Any], host: HostEnvironment, step_timeout: float) -> Any:
-    """`work()`, which steps or resets `host`, in a thread of its own and with a limit on its time.
+    """Return `work()`, which steps or resets `host`, from a separate thread with a time limit.
 
-    Where it fails, `host` is closed.
+    If it fails, `host` is closed.
 
     Raises:
       EnvironmentFailedError: it takes too long; or whatever `work` raises.

@@ -1,7 +1,7 @@
-"""The program of one worker process: environments of Gymnasium or dm_env, stepped as the other end of a pipe asks.
+"""The program of a worker process, which steps environments of Gymnasium or dm_env by requests over a pipe.
 
-It is run as a script and imports nothing of jaxrl, hence no JAX: a worker starts in the time that its suite needs. Its
-arguments are the file descriptors of the pipe, and of a lifeline that closes when the parent ends, however it ends.
+It is run as a script and does not import jaxrl, hence not JAX: a worker starts in the time that its suite needs. Its
+arguments are the file descriptors of the pipe, and of a lifeline that closes when the parent ends for any reason.
 """
 
 import difflib
@@ -21,7 +21,7 @@ from typing import Any
 
 
 def main() -> None:
-    """Serves environments over a pipe until it is closed."""
+    """Serve environments over a pipe until it is closed."""
     connection, lifeline = Connection(int(sys.argv[1])), int(sys.argv[2])
     leave_to_parent(signal.SIGINT, signal.SIGTERM)
     die_with(lifeline)
@@ -40,10 +40,10 @@ def main() -> None:
 
 
 def leave_to_parent(*numbers: int) -> None:
-    """Has these signals do nothing here: a scheduler may send them to every process of a job.
+    """Ignore these signals here: a scheduler may send them to every process of a job.
 
-    What environments start has them as before, or it could not be ended: `exec` resets handlers (and would not reset
-    SIG_IGN), a fork does not.
+    Processes that environments start handle them as before, so that they can be ended: `exec` resets handlers (but
+    would not reset SIG_IGN), and after a fork they are reset here.
     """
     for number in numbers:
         before = signal.signal(number, lambda *_: None)
@@ -51,9 +51,9 @@ def leave_to_parent(*numbers: int) -> None:
 
 
 def die_with(lifeline: int) -> None:
-    """Has the kernel end this process when the other end of `lifeline` closes, whatever Python is doing then.
+    """Let the kernel end this process when the other end of `lifeline` closes, whatever Python is doing then.
 
-    With it go the processes that its environments started, which are of its group.
+    The processes that its environments started end with it, because they are in its group.
     """
     signal.signal(signal.SIGIO, signal.SIG_DFL)  # which ends the process
     leader = os.getpgrp() == os.getpid()
@@ -61,16 +61,16 @@ def die_with(lifeline: int) -> None:
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     closed = select.poll()  # `select.select` takes no descriptor of 1024 or more
     closed.register(lifeline, select.POLLIN)
-    if closed.poll(0):  # before the kernel was told
+    if closed.poll(0):  # before the kernel was asked
         sys.exit(1)
 
 
-LARGEST = 3.4028235677973366e38  # from here on a number becomes infinite in float32
-RAISED = (Exception, SystemExit)  # what environments raise; `sys.exit` ends nothing but the environment
+LARGEST = 3.4028235677973366e38  # larger numbers become infinite in float32
+RAISED = (Exception, SystemExit)  # errors of environments; `sys.exit` only ends the environment
 
 
 def prepared(environments, spec, indices):
-    """Makes the environments; (None, their spaces), or (the traceback, None) if that fails."""
+    """Make the environments; return (None, their spaces), or (the traceback, None) if that fails."""
     try:
         spec, options, info = pickle.loads(spec)
         for index in indices:
@@ -81,7 +81,7 @@ def prepared(environments, spec, indices):
 
 
 def made(spec, options):
-    """One environment: of a spec of Gymnasium's, of a function, or of what `FromDmEnv` takes, alone in a tuple."""
+    """Make one environment from a Gymnasium spec, a function, or a tuple with the first argument of `FromDmEnv`."""
     if isinstance(spec, tuple):
         return FromDmEnv(*spec, options)
     import gymnasium
@@ -101,10 +101,10 @@ def made(spec, options):
 
 
 def wrapper(name):
-    """The class "module:Class" of a wrapper, of `gymnasium.wrappers` where no module is named.
+    """Return the wrapper class "module:Class", from `gymnasium.wrappers` if no module is named.
 
     Raises:
-      ImportError, TypeError: there is none of this name, or it is no wrapper.
+      ImportError, TypeError: there is no such class, or it is not a wrapper.
     """
     import gymnasium
 
@@ -122,13 +122,13 @@ def wrapper(name):
 
 
 def spaces(environment):
-    """Of observations and of actions; of dm_env its specs, and whether its discounts are to be learned from."""
+    """Return the observation and action spaces, or dm_env's specs, and whether to learn from the discounts."""
     discounted = isinstance(environment, FromDmEnv) and environment.discounted
     return environment.observation_space, environment.action_space, discounted
 
 
 def answer(environment, info, index, call, argument):
-    """(index, None, outcome), or (index, traceback, None) if the environment raised."""
+    """Return (index, None, outcome), or (index, traceback, None) if the environment raised."""
     try:
         return index, None, outcome(environment, info, call, argument)
     except RAISED:
@@ -136,9 +136,10 @@ def answer(environment, info, index, call, argument):
 
 
 def outcome(environment, names, call, argument):
-    """Observation, reward, terminated, truncated after a reset with the seed, or a step with the action, `argument`.
+    """Return observation, reward, terminated, truncated of a reset or a step; `argument` is its seed or action.
 
-    And dm_env's discount, else 1; and the numbers of these names in the step's info, zeros after a reset.
+    They are followed by dm_env's discount, otherwise 1, and by the numbers of these names in the step's info, zeros
+    after a reset.
     """
     if call == "reset":
         observation, _ = parts(environment.reset(seed=argument), "reset", ("observation", "info"))
@@ -151,10 +152,10 @@ def outcome(environment, names, call, argument):
 
 
 def parts(result, call, names):
-    """What a call returned, which has these parts.
+    """Return the result of a call after checking that it has these parts.
 
     Raises:
-      TypeError: it is no tuple of so many.
+      TypeError: it is not a tuple of that length.
     """
     if isinstance(result, (tuple, list)) and len(result) == len(names):
         return result
@@ -163,10 +164,10 @@ def parts(result, call, names):
 
 
 def real(reward):
-    """A reward as a number that float32 holds, or that is not finite, of which the run tells.
+    """Convert a reward to a number that float32 can represent, or that is not finite, which the run reports.
 
     Raises:
-      TypeError, ValueError: it is none.
+      TypeError, ValueError: it is not such a number.
     """
     if isinstance(reward, (str, bytes)):
         raise TypeError(f"reward must be a number, and it is {reward!r:.80}")
@@ -181,7 +182,7 @@ def real(reward):
 
 
 def flag(value, name):
-    """Whether an episode ends.
+    """Convert a value that says whether an episode ends to a bool.
 
     Raises:
       TypeError, ValueError: it is neither true nor false.
@@ -195,10 +196,10 @@ def flag(value, name):
 
 
 def number(info, name):
-    """One of the info's numbers.
+    """Return one of the info's numbers.
 
     Raises:
-      ValueError: there is none of this name; says which there are.
+      ValueError: there is no such number; the message lists the names.
     """
     try:
         return float(info[name])
@@ -208,13 +209,13 @@ def number(info, name):
 
 
 class FromDmEnv:
-    """An environment of dm_env (Muldal et al., 2019), called as Gymnasium's are.
+    """A dm_env environment (Muldal et al., 2019) with Gymnasium's interface.
 
-    dm_env knows no seeds: the environment is made anew where one is given, and before, with the seed 0, for its specs.
+    dm_env has no seeds: the environment is made again for each seed, and first, with the seed 0, for its specs.
 
     Args:
-      what: a function that makes it, from `seed` and the options; or the name of a task of dm_control's.
-      options: by name.
+      what: a function that makes it, from `seed` and the options; or the name of a dm_control task.
+      options: the options by name.
     """
 
     metadata = {}
@@ -233,7 +234,7 @@ class FromDmEnv:
 
     @property
     def discounted(self):
-        """Whether a discount may be another than 0 and 1, by its spec; those of dm_control's suite never are."""
+        """True if its spec allows discounts other than 0 and 1; never for dm_control's suite."""
         spec = self._made().discount_spec()
         low, high = getattr(spec, "minimum", 0.0), getattr(spec, "maximum", 1.0)
         whole = spec.dtype.kind in "iub" or (low == high and high in (0.0, 1.0))
@@ -272,15 +273,15 @@ class FromDmEnv:
         return self._environment
 
     def _info(self, observation):
-        """What the observation has by name, and what `get_info` gives where it is there, as in Acme's wrappers."""
+        """Return the observation's parts by name, and the result of `get_info` if it exists, as in Acme's wrappers."""
         parts = observation if isinstance(observation, Mapping) else {}
         info = {name: x.item() if getattr(x, "size", 0) == 1 else x for name, x in parts.items()}
         return info | dict(getattr(self._environment, "get_info", dict)() or {})
 
 
 def control_task(name, seed, options):
-    """dm_control's task "domain-task", with options of that task or of all."""
-    with warnings.catch_warnings(action="ignore"):  # of glfw's, where there is no display
+    """Make dm_control's task "domain-task", with options of that task or of all."""
+    with warnings.catch_warnings(action="ignore"):  # of glfw, if there is no display
         from dm_control import suite
 
     of_all = {key: value for key, value in options.items() if key in CONTROL_OPTIONS}
@@ -293,10 +294,10 @@ CONTROL_OPTIONS = ("control_timestep", "flat_observation", "legacy_step", "n_sub
 
 
 def ending(timestep):
-    """Whether a time step of dm_env is terminated, truncated (its last one; by a discount of 0, or more); the discount.
+    """Return whether a dm_env time step is terminated (last, discount 0), truncated (last, above 0); and its discount.
 
     Raises:
-      ValueError: the discount is none, or 0 within an episode, or another episode began without an end.
+      ValueError: the discount is not from 0 to 1, or 0 within an episode, or another episode began without an end.
     """
     if timestep.first():
         raise ValueError("step() began another episode, and the last one had no end: StepType.LAST must come before")

@@ -1,4 +1,4 @@
-"""Where environments of Gymnasium and dm_env are stepped: here, or in workers that may hang, crash and be killed."""
+"""Stepping of Gymnasium and dm_env environments: in this process, or in workers that may hang, crash and be killed."""
 
 import collections
 import contextlib
@@ -28,8 +28,8 @@ Command = tuple[str, Any]  # ("reset", seed or None) or ("step", action)
 # Observation, reward, terminated, truncated, discount, info.
 Outcome = tuple[Any, float, bool, bool, float, tuple[float, ...]]
 
-_POLL_INTERVAL = 0.005  # seconds between two looks at a process that is ending
-_LOOK = 1.0  # and at those that do not answer
+_POLL_INTERVAL = 0.005  # seconds between two checks of a process that is ending
+_LOOK = 1.0  # and of those that do not answer
 CLOSE_TIMEOUT = 2.0  # seconds for all workers together to close their environments
 
 
@@ -37,9 +37,9 @@ class InProcess:
     """Environments stepped one after another in this process.
 
     Attributes:
-      failures, patience: 0; what fails here cannot be rebuilt.
-      seeds: that each environment is begun with.
-      spaces: of observations and actions, as the suite has them, and whether it discounts.
+      failures, patience: 0; environments that fail here cannot be rebuilt.
+      seeds: the seed with which each environment begins.
+      spaces: the suite's own observation and action spaces, and whether it discounts.
     """
 
     failures, patience = 0, 0.0
@@ -64,7 +64,7 @@ class InProcess:
             self.spaces = worker_program.spaces(self._environments[0])
         except BaseException as error:
             self.close()
-            if isinstance(error, TypeError):  # of options that the environment does not know, as a file may have them
+            if isinstance(error, TypeError):  # of options that the environment does not know, such as from a file
                 raise EnvironmentFailedError(f"{name} could not be made: {error}") from error
             raise
 
@@ -74,7 +74,7 @@ class InProcess:
         return "" if now is None else _described(self._name, now[0] + self._first_env, self.seeds[now[0]], now[1])
 
     def run(self, commands: Sequence[Command]) -> tuple[list[Outcome], list[int]]:
-        """What each environment's command gave, and which environments were rebuilt instead: none.
+        """Run each environment's command; return the outcomes, and the environments rebuilt instead: none.
 
         Raises:
           EnvironmentFailedError: an environment raised.
@@ -92,16 +92,16 @@ class InProcess:
 
     @property
     def frames_per_second(self) -> float:
-        """Of the pictures of the first environment."""
+        """The frame rate of the first environment's pictures."""
         return float(self._environments[0].metadata.get("render_fps") or 30.0)
 
     def render(self) -> np.ndarray | None:
-        """A picture of the first environment, if it was made with a mode that draws any."""
+        """Return a picture of the first environment, if it was made with a mode that draws any."""
         frame = self._environments[0].render()
         return frame if isinstance(frame, np.ndarray) else None
 
     def close(self) -> None:
-        """Closes the environments; may be called twice."""
+        """Close the environments; may be called twice."""
         environments, self._environments = self._environments, []
         for environment in environments:
             with contextlib.suppress(Exception):
@@ -109,16 +109,16 @@ class InProcess:
 
 
 class Workers:
-    """Environments in processes of their own, each of which has a share of them.
+    """Environments in worker processes, each with a share of them.
 
     A worker that is killed, or that hangs for `step_timeout` seconds in one environment, is replaced with its whole
-    share, `restarts` times in all. An exception is no such failure: it would come again, and stops everything.
+    share, `restarts` times in all. An exception is not such a failure: it would recur, so it stops everything.
 
     Attributes:
-      failures: how many workers were replaced.
-      patience: seconds that it may take until a worker that hangs is given up and another one is there.
-      seeds: that each environment was begun with.
-      spaces: of observations and actions, as the suite has them, and whether it discounts.
+      failures: number of workers that were replaced.
+      patience: seconds that it may take to give up a worker that hangs and start another.
+      seeds: the seed with which each environment began.
+      spaces: the suite's own observation and action spaces, and whether it discounts.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Workers:
         self._finalizer = weakref.finalize(self, _close, self._workers)
         shares = [list(range(start, num_envs, workers)) for start in range(min(workers, num_envs))]
         try:
-            for share in shares:  # one by one, so that `close` ends those that are there when the next cannot start
+            for share in shares:  # one by one, so that `close` ends those that have started if the next cannot
                 self._workers.append(_Worker(share, self._recipe))
             self.spaces = [self._started(worker) for worker in self._workers][0]
         except BaseException:
@@ -163,17 +163,17 @@ class Workers:
 
     @property
     def doing(self) -> str:
-        pending = [tuple(worker.pending) for worker in list(self._workers)]  # whoever steps may change it meanwhile
+        pending = [tuple(worker.pending) for worker in list(self._workers)]  # another thread may change it meanwhile
         return "; ".join(self._described(mine[0]) for mine in pending if mine)
 
     def run(self, commands: Sequence[Command]) -> tuple[list[Outcome], list[int]]:
-        """What each environment's command gave, and which environments were rebuilt instead.
+        """Run each environment's command; return the outcomes, and which environments were rebuilt instead.
 
-        Of those the outcome is that of the first reset.
+        The outcome of a rebuilt environment is that of its first reset.
 
         Raises:
           EnvironmentFailedError: an environment raised, or a worker was lost once more than `restarts` allows.
-          RuntimeError: an earlier call was interrupted, so that replies are still under way.
+          RuntimeError: an earlier call was interrupted, so that replies are still pending.
         """
         if self._waiting:
             raise RuntimeError(f"{self._name}: an earlier step was interrupted; close() it and build another")
@@ -192,11 +192,11 @@ class Workers:
         return outcomes, rebuilt
 
     def close(self) -> None:
-        """Ends the workers within a bounded time; may be called twice."""
+        """End the workers within a bounded time; may be called twice."""
         self._finalizer()
 
     def _collect(self, workers: list["_Worker"], outcomes: list[Any], lost: dict["_Worker", str]) -> None:
-        """Fills in `outcomes` as they come; `lost` gets the workers that died or hung, and how."""
+        """Fill in `outcomes` as they arrive, and `lost` with the workers that died or hung, and how."""
         pending = {worker.connection: worker for worker in workers if worker.pending}
         while pending:
             patience = min(worker.deadline for worker in pending.values()) - time.monotonic()
@@ -217,9 +217,9 @@ class Workers:
                     del pending[connection]
             now = time.monotonic()
             for connection, worker in list(pending.items()):
-                # What its environments started may hold its end of the pipe when it is gone.
+                # Processes that its environments started may hold its end of the pipe open after its death.
                 died = not ready and worker.ended(now)
-                # What arrived while others were read was in time.
+                # Replies that arrived while others were read were in time.
                 if (died or worker.deadline <= now) and not connection.poll():
                     lost[worker] = "died" if died else f"hung for step_timeout={self._timeout:g} seconds"
                     del pending[connection]
@@ -255,7 +255,7 @@ class Workers:
             worker, how = fresh, again[fresh]
 
     def _started(self, worker: "_Worker") -> Any:
-        """Waits until its environments are made, and gives their spaces."""
+        """Wait for the worker to create its environments; return their spaces."""
         try:
             with warn_if_slow(self._name, f"making environments in a worker (start_timeout={self._start_timeout:g})"):
                 ready = worker.connection.poll(self._start_timeout)
@@ -284,24 +284,24 @@ class Workers:
 
 @dataclasses.dataclass(eq=False)
 class _Worker:
-    """One process, and what it was asked and has not answered yet."""
+    """A worker process, and its requests that are not answered yet."""
 
     indices: list[int]
     recipe: dataclasses.InitVar[bytes]
     pending: collections.deque[int] = dataclasses.field(default_factory=collections.deque)
-    deadline: float = 0.0  # for its next answer, as time.monotonic() counts
+    deadline: float = 0.0  # for its next answer, in seconds of time.monotonic()
 
     def __post_init__(self, recipe):
         self.connection, theirs = multiprocessing.Pipe()
         held, self._lifeline = os.pipe()
         try:
-            # -P: not the folder of the script, where this package's `gymnasium` would hide the other.
+            # -P: without the folder of the script, where this package's `gymnasium` would hide the library.
             with resources.on("environments"):
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", worker_program.__file__, str(theirs.fileno()), str(held)],
                     pass_fds=(theirs.fileno(), held),
                     stdin=subprocess.DEVNULL,
-                    process_group=0,  # of its own, to be ended with whatever its environments start
+                    process_group=0,  # its own, to end all that its environments start
                     # An environment that uses JAX would otherwise take the learner's accelerator.
                     env={**os.environ, "JAX_PLATFORMS": "cpu"},
                 )
@@ -316,7 +316,7 @@ class _Worker:
             self.connection.send((sys.path, (recipe, self.indices)))
 
     def ask(self, commands: Sequence[Command], timeout: float) -> bool:
-        """Sends its share of `commands`; False if there is nobody to take it."""
+        """Send the worker its share of `commands`; return False if it has died."""
         self.pending.extend(self.indices)
         self.deadline = time.monotonic() + timeout
         try:
@@ -326,14 +326,14 @@ class _Worker:
         return True
 
     def dismiss(self) -> None:
-        """Asks it to close its environments and end."""
+        """Ask the worker to close its environments and end."""
         with contextlib.suppress(OSError):
             self.connection.send(None)
 
     def ended(self, deadline: float) -> bool:
-        """Whether it has, by then; it is not waited for, so that its number stays its own until `kill`."""
+        """Return whether it has ended by `deadline`, without reaping it, so that its id stays valid until `kill`."""
         how = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        with contextlib.suppress(ChildProcessError):  # the program around leaves its children to the system
+        with contextlib.suppress(ChildProcessError):  # the program lets the system reap its children
             while self._process.returncode is None and os.waitid(os.P_PID, self._process.pid, how) is None:
                 if time.monotonic() > deadline:
                     return False
@@ -341,7 +341,7 @@ class _Worker:
         return True
 
     def kill(self) -> int:
-        """Ends it now, and all of its group; its exit status, which it had before if it had ended by itself."""
+        """Kill the process and its group; return its exit status, which may be from an earlier end."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -376,7 +376,7 @@ def _failed(name: str, index: int, seed: int, command: Command, what: str) -> En
 
 
 def _described(name: str, index: int, seed: int, command: Command) -> str:
-    """What an environment is at; `index` is its own among all of the run."""
+    """Describe what an environment is doing; `index` is its index in the run."""
     call, argument = command
     doing = f"step with the action {argument!r}" if call == "step" else "reset"
     return f"{name}: environment {index} (seed {seed}) in {doing}"
