@@ -1,1 +1,1 @@
-"""Suites of JAX environments, each of a package of its own, which may not be installed: an extra a suite."""
+"""Suites of JAX environments, each from a package that may not be installed, with an extra of its name."""

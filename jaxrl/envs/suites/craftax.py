@@ -1,6 +1,6 @@
 """Craftax and Craftax-Classic (Matthews et al., 2024, arXiv:2402.16801), as raw episodic environments.
 
-Its own rule ends an episode at death, victory and the time limit alike, and is asked again without a time limit.
+Its own rule ends an episode at death, victory or the time limit, and is evaluated again without the time limit.
 """
 
 import functools
@@ -22,11 +22,11 @@ from jaxrl.envs import drawings
 from jaxrl.envs.suite import PROBABILITY, Key, Step, SuiteEnv, constructing, counts_below_one, foreign_rules, outside
 
 _NAMES = ("Craftax-Symbolic-v1", "Craftax-Pixels-v1", "Craftax-Classic-Symbolic-v1", "Craftax-Classic-Pixels-v1")
-_SIDES = (32, 48, 64, 96, 128)  # of a world: what a file may choose, and what the library's noise divides by
+_SIDES = (32, 48, 64, 96, 128)  # of a world: those that a file may choose, and that fit the library's noise
 
 
 class CraftaxEnvironment(SuiteEnv):
-    """One environment of Craftax.
+    """A Craftax environment.
 
     Leaves are the numbers of Craftax's `EnvParams`, static parameters those of its `StaticEnvParams`: the side of the
     world and how many creatures it may hold. Episodes that reach `max_timesteps` are truncated.
@@ -46,13 +46,13 @@ class CraftaxEnvironment(SuiteEnv):
     @classmethod
     def static_parameters(cls, name: str) -> Mapping[str, Any]:
         sizes = vars(_class(name).default_static_params())
-        return {k: x for k, x in sizes.items() if k != "num_levels"}  # of which every world has nine
+        return {k: x for k, x in sizes.items() if k != "num_levels"}  # every world has nine
 
     @classmethod
     def default(cls, key: Key) -> "CraftaxEnvironment":
         env = foreign(key)
         shape = env.observation_space(None).shape
-        # Craftax says 1 of all, but health, magic and enchantments of the larger game go beyond.
+        # Craftax declares 1 for all, but health, magic and enchantments of the larger game exceed it.
         space = spaces.Box(0.0, 1.0 if "Classic" in key[0] else np.inf, shape)
         space = spaces.Box(0, 255, shape, np.uint8) if "Pixels" in key[0] else space
         return cls(env.default_params, key, space, spaces.Discrete(env.action_space().n))
@@ -101,7 +101,7 @@ names, make = CraftaxEnvironment.names, CraftaxEnvironment.make
 
 @functools.lru_cache(maxsize=64)
 def foreign(key: Key) -> Any:
-    """Return Craftax's own environment of this key."""
+    """Return Craftax's own environment for this key."""
     with constructing():
         return _class(key[0])(_class(key[0]).default_static_params().replace(**dict(key[1])))
 
@@ -110,7 +110,7 @@ def foreign(key: Key) -> Any:
 def _class(name):
     _renderer(name)  # without its pickle
     with constructing():
-        return type(make_craftax_env_from_name(name, auto_reset=False))  # which takes no sizes of a world
+        return type(make_craftax_env_from_name(name, auto_reset=False))  # which accepts no sizes of a world
 
 
 def _module(name, part):
@@ -119,7 +119,7 @@ def _module(name, part):
 
 @functools.cache
 def _renderer(name):
-    """Return Craftax's module of drawing, without its pickle of all textures: a size is read when it is needed."""
+    """Return Craftax's drawing module, without its pickle of all textures: a size is read when it is needed."""
     renderer, textures = _module(name, "renderer"), _Textures(constants=_module(name, "constants"))
     renderer.load_all_textures = lambda: textures
     return renderer
@@ -138,7 +138,7 @@ def _achievements(name):
 @functools.cache
 def _drawn(name):
     with constructing():
-        return _renderer(name).make_craftax_pixel_renderer(16)  # pixels a block
+        return _renderer(name).make_craftax_pixel_renderer(16)  # pixels per block
 
 
 def _see(env, state, time_step):

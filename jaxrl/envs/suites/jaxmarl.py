@@ -1,4 +1,4 @@
-"""JaxMARL's environments of several agents (Rutherford et al., 2024, arXiv:2311.10090), as raw environments."""
+"""JaxMARL's environments with several agents (Rutherford et al., 2024, arXiv:2311.10090), as raw environments."""
 
 import functools
 import inspect
@@ -29,12 +29,12 @@ _OURS = {"world_state": False, "agent_id": False}
 
 
 class JaxMarlEnvironment(SuiteEnv):
-    """One of JaxMARL's environments, with all of its agents.
+    """A JaxMARL environment, with all of its agents.
 
     Static parameters are the numbers and names in the constructor; `world_state`, for observations that are
     dictionaries of `observation`, the agent's, and `world_state`, the same for all; and `agent_id`, for a one-hot
-    vector of the agent's number at the end of its observation. Where agents observe vectors of several sizes, these end
-    in zeros; where they have several numbers of actions, those that an agent lacks are masked.
+    vector of the agent's number at the end of its observation. If agents observe vectors of different sizes, these are
+    padded with zeros; if they have different numbers of actions, those that an agent lacks are masked.
 
     Overcooked's `shaped_rewards` is a number: that multiple of JaxMARL's shaped reward is added.
     """
@@ -42,13 +42,13 @@ class JaxMarlEnvironment(SuiteEnv):
     key: Key = struct.field(pytree_node=False)
     observation_space: spaces.Space = struct.field(pytree_node=False)
     action_space: spaces.Space = struct.field(pytree_node=False)
-    shaped_rewards: jax.Array | float | None = None  # None: there are none
+    shaped_rewards: jax.Array | float | None = None  # None: the environment has none
 
     suite = "jaxmarl"
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Return the environments that can be rows of a batch; docs/suites/jaxmarl.md says why others cannot."""
+        """Return the environments that can be rows of a batch; docs/suites/jaxmarl.md explains why others cannot."""
         particles = {name for name in jaxmarl.registered_envs if name.startswith("MPE_")}
         return (*sorted(particles - {"MPE_simple_v3", "MPE_simple_world_comm_v3"}), *_NAMED, "hanabi")
 
@@ -98,7 +98,7 @@ class JaxMarlEnvironment(SuiteEnv):
         reward = _stack(env, rewards)
         if self.shaped_rewards is not None:
             reward += self.shaped_rewards * _stack(env, info["shaped_reward"])
-        over = dones["__all__"]  # does not say whether by a time limit, as in MPE and in Overcooked by nothing else
+        over = dones["__all__"]  # also at a time limit, the only end in MPE and in Overcooked
         terminated = over & (self.key[0] == "hanabi")
         if (alive := _alive(state)) is not None:
             terminated = over & ~(jnp.any(alive[: env.num_allies]) & jnp.any(alive[env.num_allies :]))
@@ -119,7 +119,7 @@ names, make = JaxMarlEnvironment.names, JaxMarlEnvironment.make
 
 @functools.lru_cache(maxsize=64)
 def foreign(key: Key) -> Any:
-    """Return JaxMARL's own environment of this key."""
+    """Return JaxMARL's own environment for this key."""
     named, choices = _NAMED.get(key[0], ("", {}))
     arguments = {k: choices[x] if k == named else x for k, x in key[1] if k not in _OURS}
     with constructing():
@@ -127,7 +127,7 @@ def foreign(key: Key) -> Any:
 
 
 def _alive(state: Any) -> jax.Array | None:
-    """Return which units live, those of the agents first; None outside SMAX."""
+    """Return which units are alive, those of the agents first; None outside SMAX."""
     return getattr(getattr(state, "state", state), "unit_alive", None)
 
 
@@ -154,7 +154,7 @@ def _mask(env: Any, state: PyTree) -> jax.Array | None:
 
 
 def _places(env: Any, state: Any) -> PyTree | None:
-    """Return x, y, radius and color of everything, [things, 4]; None of worlds that are no plane."""
+    """Return x, y, radius and color of everything, [things, 4]; None if the world is not a plane."""
     own = getattr(state, "state", state)
     if hasattr(own, "p_pos"):
         color = jnp.where(jnp.arange(env.num_entities) < env.num_agents, 0, 2)

@@ -23,17 +23,17 @@ from jaxrl.envs.drawings import Drawing, register
 from jaxrl.envs.suite import Key, Step, SuiteEnv, constructing, foreign_rules, negative_sizes
 
 _NEVER = 2**31 - 1
-_CLOCKS = ("step", "step_count")  # up to the time limit, which truncates: no part of the task, and large numbers
+_CLOCKS = ("step", "step_count")  # up to the time limit, which truncates: not part of the task, and large numbers
 
 
 class JumanjiEnvironment(SuiteEnv):
-    """One of Jumanji's environments.
+    """A Jumanji environment.
 
-    Its leaf is the time limit in steps, infinite where tasks end by themselves. Static parameters are the other numbers
-    in the constructors of the environment and of its generator of instances, such as `num_rows`.
+    Its leaf is the time limit in steps, infinite if the task ends by itself. Static parameters are the other numbers in
+    the constructors of the environment and of its generator of instances, such as `num_rows`.
 
     An action of several numbers with one mask for all their combinations is `Discrete`, the index of the combination,
-    the last number varying fastest. Actions of several agents are `MultiDiscrete`, and their rewards are added up.
+    the last number varying fastest. Actions of several agents are `MultiDiscrete`, and their rewards are summed.
     """
 
     time_limit: Any
@@ -93,7 +93,7 @@ class JumanjiEnvironment(SuiteEnv):
     def _step(self, seen: Any) -> Step:
         if (mask := getattr(seen.observation, "action_mask", None)) is not None:
             agents = mask if isinstance(self.action_space, spaces.MultiDiscrete) else mask.reshape(1, -1)
-            mask = (agents | ~agents.any(axis=-1, keepdims=True)).ravel()  # where nothing is allowed, all is
+            mask = (agents | ~agents.any(axis=-1, keepdims=True)).ravel()  # if nothing is allowed, allow everything
         observation = _values(self.observation_space, seen.observation)
         return Step(observation, jnp.sum(seen.reward), action_mask=mask, info=seen.extras)
 
@@ -104,7 +104,7 @@ names, make = JumanjiEnvironment.names, JumanjiEnvironment.make
 
 @functools.lru_cache(maxsize=64)
 def foreign(key: Key) -> Any:
-    """Return Jumanji's own environment of this key, without its time limit, which it mostly calls a termination."""
+    """Return Jumanji's own environment for this key, without its time limit, usually reported as a termination."""
     with constructing():
         usual, chosen = jumanji.make(key[0]), dict(key[1])
         own = {k: chosen.pop(k) for k in [*chosen] if k in inspect.signature(type(usual)).parameters}
@@ -117,10 +117,10 @@ def foreign(key: Key) -> Any:
 
 
 def _generator(env: Any) -> tuple[Any, dict[str, Any]]:
-    """Return the class of an environment's generator, and its arguments, which it keeps under the same names."""
+    """Return the class of an environment's generator, and its arguments, which it stores by the same names."""
     generator = getattr(env, "generator", getattr(env, "_generator", None))
     signature = inspect.signature(type(generator)).parameters if generator is not None else {}
-    names = [k for k, p in signature.items() if p.default is not None]  # where it is, it follows from the others
+    names = [k for k, p in signature.items() if p.default is not None]  # if it is None, it follows from the others
     return type(generator), {k: getattr(generator, k, getattr(generator, f"_{k}", None)) for k in names}
 
 

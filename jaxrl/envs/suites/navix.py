@@ -1,7 +1,7 @@
 """NAVIX (Pignatelli et al., 2024, arXiv:2407.19396), as raw episodic environments.
 
-The library's `step` begins a new episode one step late and computes a reset at every step of a batch; what it calls
-otherwise is called here.
+The library's `step` begins a new episode one step late and computes a reset at every step of a batch; the functions
+that it calls are used here instead.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="
     from navix.rendering.cache import RenderingCache
 
 _LAST = 10  # kind of a field; colors and states are smaller numbers
-# Their smallest and largest numbers: the library's spaces forget walls (-1) and unseen fields (100), or say 255.
+# Their smallest and largest numbers: the library's spaces omit walls (-1) and unseen fields (100), or have 255.
 OBSERVATIONS = {
     "categorical": (-1, _LAST),
     "categorical_first_person": (-1, 100),
@@ -37,10 +37,10 @@ OBSERVATIONS = {
 
 
 class NavixEnvironment(SuiteEnv):
-    """One environment of NAVIX.
+    """A NAVIX environment.
 
-    Leaves: `max_steps`, where episodes are truncated, and `penalty_coeff`, how much of the last reward time takes. The
-    static parameter is `observation`, one of `OBSERVATIONS`.
+    Leaves: `max_steps`, where episodes are truncated, and `penalty_coeff`, the share of the last reward that elapsed
+    time takes away. The static parameter is `observation`, one of `OBSERVATIONS`.
     """
 
     max_steps: Any
@@ -77,7 +77,7 @@ class NavixEnvironment(SuiteEnv):
 
     def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
         first = foreign(self.key).reset(key)
-        # The background of pictures, 192 bytes a field, is drawn anew where observations are none.
+        # The background of pictures, 192 bytes per field, is only kept if observations are pictures.
         pictures = self.static("observation").startswith("rgb")
         timestep = first if pictures else first.replace(state=first.state.replace(cache=None))
         return timestep, Step(first.observation)
@@ -95,7 +95,7 @@ names, make = NavixEnvironment.names, NavixEnvironment.make
 
 @functools.lru_cache(maxsize=256)
 def foreign(key: Key) -> Any:
-    """Return NAVIX's own environment of this key."""
+    """Return NAVIX's own environment for this key."""
     with constructing():
         env = navix.make(key[0])
         chosen: Any = dict(key[1]).get("observation", env.observation_fn.__name__)

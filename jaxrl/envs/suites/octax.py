@@ -19,15 +19,14 @@ from jaxrl.core.types import PyTree
 from jaxrl.envs.drawings import Drawing, register
 from jaxrl.envs.suite import Key, Step, SuiteEnv, constructing, counts_below_one
 
-_PARAMETERS = {"frame_skip": 4, "instruction_frequency": 700, "fps": 60}  # those that decide shapes or the program
+_PARAMETERS = {"frame_skip": 4, "instruction_frequency": 700, "fps": 60}  # those that determine shapes or the program
 
 
 class OctaxEnvironment(SuiteEnv):
-    """One of Octax's games.
+    """An Octax game.
 
-    Its leaf is the time limit, where episodes are truncated. Static parameters: `frame_skip`, how many frames a step
-    has, all of which are observed, and how many instructions of the machine a frame has,
-    `instruction_frequency // fps`.
+    Its leaf is the time limit, where episodes are truncated. Static parameters: `frame_skip`, the number of frames per
+    step, all of which are observed, and the number of machine instructions per frame, `instruction_frequency // fps`.
     """
 
     max_num_steps_per_episodes: Any  # as Octax calls it
@@ -90,7 +89,7 @@ names, make = OctaxEnvironment.names, OctaxEnvironment.make
 
 @functools.lru_cache(maxsize=64)
 def foreign(key: Key) -> Any:
-    """Return Octax's own environment of this key."""
+    """Return Octax's own environment for this key."""
     parameters: dict[str, Any] = dict(key[1])
     with constructing():
         return octax_games.create_environment(key[0], **parameters)[0]

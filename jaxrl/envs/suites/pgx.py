@@ -26,10 +26,11 @@ class PgxState(struct.PyTreeNode):
 
 
 class PgxEnvironment(SuiteEnv):
-    """One of PGX's games for one agent.
+    """A PGX game for one agent.
 
     Static parameters are those of the game's constructor and `opponent`: the others move at "random" until it is the
-    agent's turn again, or are agents too ("self"), or the agent moves for both of two by "turns", with discounts of -1.
+    agent's turn again, or are agents too ("self"), or the agent moves for both players by "turns", with discounts of
+    -1.
     """
 
     key: Key = struct.field(pytree_node=False)
@@ -41,14 +42,14 @@ class PgxEnvironment(SuiteEnv):
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Return PGX's games; bridge bidding needs a data set of its own and is none of them."""
+        """Return PGX's games, except bridge bidding, which needs its own data set."""
         return pgx.available_envs()
 
     @classmethod
     def static_parameters(cls, name: str) -> Mapping[str, Any]:
         game = foreign((name, ()))
         arguments = {k: p.default for k, p in inspect.signature(type(game)).parameters.items()}
-        arguments.pop("size", None)  # the names of go say it, and hex of another size than 11 does not run
+        arguments.pop("size", None)  # go's names have it, and hex of another size than 11 does not run
         return arguments | ({"opponent": OPPONENTS[0]} if game.num_players > 1 else {})
 
     @classmethod
@@ -71,7 +72,7 @@ class PgxEnvironment(SuiteEnv):
         return foreign(self.key).num_players if self.opponent == "self" else 1
 
     def model(self, state: PgxState) -> tuple["PgxEnvironment", PgxState]:
-        """Return a game of two players by turns, where a search moves for both, and others as they are."""
+        """Return a game of two players by turns, where a search moves for both; other games unchanged."""
         if foreign(self.key).num_players != 2:
             return self, state
         return self.replace(opponent="turns"), state.replace(seat=state.game.current_player)
@@ -109,7 +110,7 @@ class PgxEnvironment(SuiteEnv):
         game, _, rewards, _, _ = jax.lax.while_loop(lambda carry: carry[-1], move, start) if replies else move(start)
         reward = rewards if self.num_agents > 1 else rewards[seat]
         state = PgxState(game, game.current_player if self.opponent == "turns" else seat)
-        terminated = game.terminated & (self.key[0] != "minatar-freeway")  # which nothing but its timer ends
+        terminated = game.terminated & (self.key[0] != "minatar-freeway")  # which only its timer ends
         return state, self._seen(state, seat)._replace(reward=reward, terminated=terminated, truncated=_is_over(game))
 
     def _opponent(self, game: Any, key: jax.Array) -> jax.Array:
@@ -117,7 +118,7 @@ class PgxEnvironment(SuiteEnv):
         return jax.random.categorical(key, jnp.where(game.legal_action_mask, 0.0, -jnp.inf)).astype(jnp.int32)
 
     def _seen(self, state: PgxState, seat_before: jax.Array) -> Step:
-        # Not the game's own observation, which is of the player to move: at the end of a game maybe an opponent.
+        # Not the game's own observation, which is that of the player to move, maybe an opponent at the end of a game.
         observe, legal = functools.partial(foreign(self.key)._observe, state.game), state.game.legal_action_mask
         if (agents := self.num_agents) > 1:
             seats, waiting = jnp.arange(agents, dtype=jnp.int32), jnp.arange(legal.size) == 0
@@ -134,7 +135,7 @@ names, make = PgxEnvironment.names, PgxEnvironment.make
 
 @functools.lru_cache(maxsize=64)
 def foreign(key: Key) -> Any:
-    """Return PGX's own game of this key."""
+    """Return PGX's own game for this key."""
     arguments = {k: x for k, x in key[1] if k != "opponent"}
     with constructing():
         game: Any = pgx.make(cast("Any", key[0]))
@@ -147,4 +148,4 @@ def _is_over(game: Any) -> jax.Array:
 
 
 def _unseen(game: Any) -> Any:
-    return game.replace(observation=None)  # made where it is needed, which is seldom
+    return game.replace(observation=None)  # computed where it is needed, which is rare

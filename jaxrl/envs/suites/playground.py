@@ -1,7 +1,7 @@
 """MuJoCo Playground environments (Zakka et al., 2025, arXiv:2502.08844), as raw episodic environments.
 
-The library's own `step` is used and none of its wrappers, which show the first observation of an episode in place of
-the last one of the episode before.
+The library's `step` is used without its wrappers, which replace the last observation of an episode with the first one
+of the next.
 """
 
 import copy
@@ -25,23 +25,23 @@ from jaxrl.envs.suite import Key, Step, constructing
 
 _OF_WARP = ("naconmax", "naccdmax", "njmax")  # sizes of its memory
 _ROBOTS = "python -c 'from mujoco_playground._src import mjx_env; mjx_env.ensure_menagerie_exists()'"
-_ELSEWHERE = ("action_repeat", "episode_length", "impl", "vision", "vision_config")  # of the configuration
+_ELSEWHERE = ("action_repeat", "episode_length", "impl", "vision", "vision_config")  # keys of the configuration
 
 
 class PlaygroundEnvironment(PhysicsEnv):
-    """One environment of MuJoCo Playground.
+    """A MuJoCo Playground environment.
 
-    Its physical system is MJX's `Model`. Static parameters: the library's configuration (`ctrl_dt`; nested ones with
-    dots between, `reward_config.scales.tracking_lin_vel`); `impl`, the simulator, `jax` or, with an NVIDIA GPU, `warp`;
-    and `randomize`, which draws the physical system anew for each episode, as the library's own randomizer of a robot
-    does once for each environment.
+    Its physical system is MJX's `Model`. Static parameters: the library's configuration (`ctrl_dt`; nested ones joined
+    by dots, `reward_config.scales.tracking_lin_vel`); `impl`, the simulator, `jax` or, with an NVIDIA GPU, `warp`; and
+    `randomize`, which samples the physical system again for each episode, with the library's own randomizer of a robot,
+    which does so once for each environment.
     """
 
     suite = "playground"
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Return the environments whose models are there: those of robots need MuJoCo Menagerie."""
+        """Return the environments whose models are installed: those of robots need MuJoCo Menagerie."""
         return playground.ALL_ENVS if mjx_env.MENAGERIE_PATH.exists() else playground.dm_control_suite.ALL_ENVS
 
     @classmethod
@@ -94,7 +94,7 @@ class PlaygroundEnvironment(PhysicsEnv):
         # A copy, because it updates the dictionaries of the state that it takes.
         after = self._playground(state.drawn).step(jax.tree.map(lambda x: x, state.own), action)
         steps = state.steps + 1
-        # A simulation that diverged is an end, with NaN everywhere; agents see the last numbers that there were.
+        # A simulation that diverges, with NaN everywhere, ends the episode; agents see the last valid numbers.
         sane = lambda now, before: jnp.where(jnp.isnan(now), before, now)  # noqa: E731
         seen = jax.tree.map(sane, after.obs, state.own.obs)
         end = after.done > 0, steps >= self.episode_length
@@ -113,7 +113,7 @@ names, make = PlaygroundEnvironment.names, PlaygroundEnvironment.make
 
 @functools.lru_cache(maxsize=64)
 def foreign(key: Key) -> Any:
-    """Return Playground's own environment of this key."""
+    """Return Playground's own environment for this key."""
     chosen: dict[str, Any] = {k: list(x) if isinstance(x, tuple) else x for k, x in key[1] if k != "randomize"}
     with constructing():
         env = playground.load(key[0], config_overrides={"impl": "jax"} | chosen)
@@ -130,7 +130,7 @@ def _randomizer(name):
 def _drawn(key, random):
     """Return the arrays of the physical model that the library's randomizer replaces, by path, for one environment."""
     model, axes = _randomizer(key[0])(PlaygroundEnvironment.physical(key), jax.random.key_data(random)[None])
-    names = [".".join(one.name for one in path) for path, _ in jax.tree.leaves_with_path(axes)]  # None is no leaf
+    names = [".".join(one.name for one in path) for path, _ in jax.tree.leaves_with_path(axes)]  # None is not a leaf
     return {name: part(model, name)[0] for name in names}
 
 
@@ -142,7 +142,7 @@ def _draw(name, view):
     state: Any = SimpleNamespace(data=SimpleNamespace(**view, xfrc_applied=0.0))
     try:
         return foreign((name, ())).render(state)
-    except Exception as error:  # MuJoCo's own; of the display
+    except Exception as error:  # MuJoCo's own errors, about the display
         raise ConfigError(f"MuJoCo cannot draw here: {error}; set MUJOCO_GL=egl before Python starts") from error
 
 

@@ -1,6 +1,6 @@
 """XLand-MiniGrid (Nikulin et al., 2023, arXiv:2312.12044), as raw episodic environments.
 
-The library tells ends from time limits by its discount, and its own step never resets: only its wrappers do.
+The library's discount distinguishes ends from time limits, and its own step never resets: only its wrappers do.
 """
 
 import functools
@@ -24,7 +24,7 @@ from jaxrl.core.types import PyTree
 from jaxrl.envs import drawings
 from jaxrl.envs.suite import Key, Step, SuiteEnv, constructing, counts_below_one
 
-_VIEWS = range(3, 32, 2)  # sides of what an agent sees; the library does not check them
+_VIEWS = range(3, 32, 2)  # sides of an agent's view; the library does not check them
 _OBJECTS = range(1, 101)  # that fit the rooms of Playground
 _BENCHMARK = "trivial-21k"
 _TILE = 16  # pixels of a tile in pictures
@@ -33,11 +33,11 @@ _TIME_STEP: Any = TimeStep
 
 
 class XMiniGridEnvironment(SuiteEnv):
-    """One environment of XLand-MiniGrid.
+    """An XLand-MiniGrid environment.
 
-    Leaves are `max_steps`, where episodes are truncated, and, of the XLand ones, `ruleset`: the task's number in the
-    benchmark, or -1 for another task in each episode. Static parameters: `view_size`; `num_objects` of Playground; and
-    `benchmark`, a file of tasks, which must be there.
+    Leaves are `max_steps`, where episodes are truncated, and, for XLand environments, `ruleset`: the task's number in
+    the benchmark, or -1 for another task in each episode. Static parameters: `view_size`; `num_objects` of Playground;
+    and `benchmark`, a file of tasks, which must exist.
     """
 
     key: Key = struct.field(pytree_node=False)
@@ -50,7 +50,7 @@ class XMiniGridEnvironment(SuiteEnv):
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Return the library's environments; those of XLand only if the file of their tasks is there."""
+        """Return the library's environments; those of XLand only if the file of their tasks exists."""
         registered, has_tasks = xminigrid.registered_environments(), _file(_BENCHMARK).exists()
         return tuple(name for name in registered if has_tasks or not _is_xland(name))
 
@@ -63,7 +63,7 @@ class XMiniGridEnvironment(SuiteEnv):
     @classmethod
     def default(cls, key: Key) -> "XMiniGridEnvironment":
         env, parameters, _ = foreign(key)
-        # Whole numbers are names, of tiles and of colors, of which there are fewer.
+        # Integers identify tiles, and colors, of which there are fewer.
         high = np.asarray([NUM_TILES - 1, NUM_COLORS - 1], np.uint8)
         box = spaces.Box(0, high, env.observation_shape(parameters), np.uint8)
         return cls(key, box, parameters.max_steps)
@@ -105,9 +105,9 @@ class XMiniGridEnvironment(SuiteEnv):
         return first.state, Step(first.observation)
 
     def advance(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, Step]:
-        del key  # nothing happens by chance
+        del key  # the environment is deterministic
         env, parameters, _ = foreign(self.key)
-        before = _TIME_STEP(state, None, None, None, None)  # of which only the state is read
+        before = _TIME_STEP(state, None, None, None, None)  # only the state is read
         after = env.step(parameters.replace(max_steps=self.max_steps), before, action)
         truncated = after.state.step_num >= self.max_steps  # the library's "equal" misses a limit that was lowered
         return after.state, Step(after.observation, after.reward, after.discount == 0, truncated)
@@ -119,7 +119,7 @@ names, make = XMiniGridEnvironment.names, XMiniGridEnvironment.make
 
 @functools.lru_cache(maxsize=64)
 def foreign(key: Key) -> tuple[Any, Any, Any]:
-    """Return the library's own environment of this key, its parameters, and its tasks, if it has any."""
+    """Return the library's own environment for this key, its parameters, and its tasks, if it has any."""
     chosen: dict[str, Any] = dict(key[1])
     with constructing():
         tasks = xminigrid.load_benchmark(chosen.pop("benchmark", _BENCHMARK)) if _is_xland(key[0]) else None

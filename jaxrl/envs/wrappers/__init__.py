@@ -1,7 +1,7 @@
 """Wrappers: environments around an environment.
 
-Each is a frozen pytree of its own whose numbers are leaves, unless they change shapes or the program. They compose, in
-any order but where said, under or over an auto-reset, and none is another's subclass.
+Each is a frozen pytree whose numbers are leaves, unless they change shapes or the program. They compose in any order
+unless documented otherwise, under or over an auto-reset, and none is another's subclass.
 """
 
 from jaxrl.core import registry

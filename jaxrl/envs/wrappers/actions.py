@@ -14,24 +14,24 @@ from jaxrl.envs.delegate import check_arguments, forward
 
 
 class StickyActionsState(struct.PyTreeNode):
-    """The environment's state, and the action that may stick."""
+    """The environment's state, and the action that may be repeated."""
 
     env: PyTree
-    action: PyTree  # what was done last
-    fresh: jax.Array  # bool: nothing was done yet in this episode
+    action: PyTree  # the last action that was executed
+    fresh: jax.Array  # bool: no action was executed yet in this episode
 
 
 class StickyActions(struct.PyTreeNode):
-    """Does what was done before, instead of the action, with a probability (Machado et al., 2018, arXiv:1709.06009).
+    """A wrapper that repeats the previous action with a probability (Machado et al., 2018, arXiv:1709.06009).
 
-    The first action of an episode is always done.
+    The first action of an episode is always executed.
 
     Args:
       env: the environment.
-      probability: of repeating, in [0, 1]; the paper's is 0.25.
+      probability: the probability of repeating, in [0, 1]; 0.25 in the paper.
 
     Raises:
-      ConfigError: `probability` is no number in [0, 1].
+      ConfigError: `probability` is not a number in [0, 1].
     """
 
     env: Environment
@@ -56,14 +56,14 @@ class StickyActions(struct.PyTreeNode):
 
 
 class ActionRepeat(struct.PyTreeNode):
-    """Does every action several times; the rewards are added up, and an episode's end stops it.
+    """A wrapper that repeats every action; the rewards are summed, and an episode's end stops it.
 
     Args:
       env: the environment.
-      times: how often, at least 1; static.
+      times: number of times, at least 1; static.
 
     Raises:
-      ConfigError: `times` is no whole number of at least 1.
+      ConfigError: `times` is not a whole number of at least 1.
     """
 
     env: Environment
@@ -86,7 +86,7 @@ class ActionRepeat(struct.PyTreeNode):
         def again(now, key):
             state, time_step = now
             next_state, next_step = self.env.step(state, action, key)
-            before = time_step.discount  # the environment's own, of all steps so far
+            before = time_step.discount  # the environment's own discount over all steps so far
             if before is None:
                 next_step = next_step.replace(reward=time_step.reward + next_step.reward)
             else:
@@ -100,7 +100,7 @@ class ActionRepeat(struct.PyTreeNode):
 
 
 class ClipAction(struct.PyTreeNode):
-    """Takes any real action and clips it to the bounds of `env`'s action space, a `Box`."""
+    """A wrapper that accepts any real action and clips it to the bounds of `env`'s action space, a `Box`."""
 
     env: Environment
 
@@ -120,11 +120,12 @@ class ClipAction(struct.PyTreeNode):
 
 
 class RescaleAction(struct.PyTreeNode):
-    """Takes actions in [low, high] and maps them to the bounds of `env`'s action space, a bounded `Box`.
+    """A wrapper that maps actions in [low, high] to the bounds of `env`'s action space, a bounded `Box`.
 
     Args:
       env: the environment.
-      low, high: bounds of the actions taken; static, for they are the action space. Beyond them is clipped.
+      low, high: bounds of the accepted actions; static, because they define the action space. Actions outside are
+        clipped.
     """
 
     env: Environment

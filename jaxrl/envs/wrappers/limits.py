@@ -19,7 +19,7 @@ class TimeLimitState(struct.PyTreeNode):
 
 
 class TimeLimit(struct.PyTreeNode):
-    """Truncates an episode at its `max_steps`-th transition, if it did not end by then.
+    """A wrapper that truncates an episode at its `max_steps`-th transition, if it did not end by then.
 
     It goes under the auto-reset, which must see the truncation to begin the next episode.
 
@@ -28,7 +28,7 @@ class TimeLimit(struct.PyTreeNode):
       max_steps: transitions, at least 1.
 
     Raises:
-      ConfigError: `env` resets itself, or `max_steps` is no whole number of at least 1.
+      ConfigError: `env` resets itself, or `max_steps` is not a whole number of at least 1.
     """
 
     env: Environment

@@ -21,17 +21,17 @@ class FrameStackState(struct.PyTreeNode):
 
 
 class FrameStack(struct.PyTreeNode):
-    """The last `frames` observations side by side on the last axis, the newest last.
+    """A wrapper that concatenates the last `frames` observations on the last axis, the newest last.
 
     At an episode's first time step all of them are its first observation.
 
     Args:
-      env: its observation space is a `Box`, or a `Dict` of them.
-      frames: how many, at least 1; static.
+      env: an environment whose observation space is a `Box`, or a `Dict` of them.
+      frames: number of frames, at least 1; static.
 
     Raises:
-      ConfigError: `frames` is no whole number of at least 1; an observation that is not a `Box`, when the observation
-        space is asked for.
+      ConfigError: `frames` is not a whole number of at least 1; or an observation is not a `Box`, when the observation
+        space is read.
     """
 
     env: Environment
@@ -76,15 +76,15 @@ class FrameStack(struct.PyTreeNode):
 
 
 class Hide(struct.PyTreeNode):
-    """A vector observation without some of its entries: what they said has to be remembered, or found out by acting.
+    """A wrapper that hides entries of a vector observation, which must be remembered, or found out by acting.
 
     Args:
-      env: its observation space is a `Box` of shape (n,).
-      entries: those left out, from 0 on; negative ones count from the end; static.
+      env: an environment whose observation space is a `Box` of shape (n,).
+      entries: the hidden entries, from 0 on; negative ones count from the end; static.
 
     Raises:
-      ConfigError: entries are no tuple of whole numbers; there is no such entry, or none is left, or it is another
-        space, when the space is asked for.
+      ConfigError: `entries` is not a tuple of whole numbers; or, when the space is read, an entry does not exist, none
+        is left, or the space is of another kind.
     """
 
     env: Environment
@@ -128,7 +128,7 @@ class Hide(struct.PyTreeNode):
 
 
 class Flatten(struct.PyTreeNode):
-    """Observations as one float32 vector: a `Box` row by row, integers one-hot, a `Dict` or `Tuple` part by part.
+    """A wrapper that flattens observations to a float32 vector: `Box` row by row, integers one-hot, others by part.
 
     Args:
       env: an environment.

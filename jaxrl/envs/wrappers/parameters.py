@@ -1,4 +1,4 @@
-"""Wrappers of physics: environments whose parameters differ (domain randomization)."""
+"""The wrapper for domain randomization: environments whose parameters differ."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
@@ -17,33 +17,33 @@ _PER = ("episode", "environment")
 
 
 class DrawnState(struct.PyTreeNode):
-    """The environment's state, and the parameters that it has."""
+    """The environment's state, and its current parameters."""
 
     env: PyTree
     parameters: dict[str, Any]
 
 
 class RandomParameters(struct.PyTreeNode):
-    """Parameters of an environment that are drawn at random: domain randomization (Tobin et al., 2017).
+    """A wrapper that samples parameters of an environment: domain randomization (Tobin et al., 2017).
 
         def draw(key):
             return {"length": jax.random.uniform(key, minval=0.25, maxval=1.0)}
 
         env = jaxrl.make("gymnax:CartPole-v1", wrappers=(partial(RandomParameters, draw=draw),))
 
-    Each of the environments of a run has its own draws, which are in its state and so in checkpoints. They do not
-    depend on the number of devices. Observations do not show them.
+    Each environment of a run has its own samples, which are part of its state and so of checkpoints. They do not
+    depend on the number of devices, and are not observed.
 
     Args:
-      env: a JAX environment, as `jaxrl.make` gives it.
-      draw: from a key to values by name, some of `jaxrl.envs.parameters(env)`; pure. Register it (`jaxrl.register`), so
-        that a run with it can be loaded. Static.
-      per: "episode" draws at the beginning of every episode, "environment" once for all episodes of an environment,
-        which then begins them by itself. Static.
+      env: a JAX environment, as returned by `jaxrl.make`.
+      draw: a pure function from a key to values by name, some of `jaxrl.envs.parameters(env)`. Register it
+        (`jaxrl.register`), so that a run with it can be loaded. Static.
+      per: "episode" samples at the beginning of every episode, "environment" once for all episodes of an environment,
+        which then resets itself. Static.
 
     Raises:
-      ConfigError: `draw` is no function, or `per` neither of the two; and when an episode begins, as `with_parameters`.
-        Training says it before it compiles anything, as an `EnvironmentContractError`.
+      ConfigError: `draw` is not a function, or `per` is neither of the two; and when an episode begins, as
+        `with_parameters`. Training raises this before it compiles anything, as an `EnvironmentContractError`.
     """
 
     env: Environment

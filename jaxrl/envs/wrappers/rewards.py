@@ -1,4 +1,4 @@
-"""Wrappers of rewards. `TimeStep.episode` keeps the true ones."""
+"""Wrappers of rewards. `TimeStep.episode` keeps the unmodified ones."""
 
 from typing import Any
 
@@ -13,14 +13,14 @@ from jaxrl.envs.delegate import check_arguments, forward
 
 
 class ClipReward(struct.PyTreeNode):
-    """Clips rewards to [low, high]; that of a first time step, which nothing earned, stays 0.
+    """A wrapper that clips rewards to [low, high]; that of a first time step, which follows no action, stays 0.
 
     Args:
       env: the environment.
       low, high: the bounds; -inf or inf for none.
 
     Raises:
-      ConfigError: a bound is no number, or `low` is above `high`.
+      ConfigError: a bound is not a number, or `low` is above `high`.
     """
 
     env: Environment
@@ -46,14 +46,14 @@ class ClipReward(struct.PyTreeNode):
 
 
 class ScaleReward(struct.PyTreeNode):
-    """Multiplies rewards by `scale`.
+    """A wrapper that multiplies rewards by `scale`.
 
     Args:
       env: the environment.
       scale: a finite number.
 
     Raises:
-      ConfigError: `scale` is none.
+      ConfigError: `scale` is not a finite number.
     """
 
     env: Environment
