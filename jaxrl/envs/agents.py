@@ -1,10 +1,10 @@
-"""Environments of several agents, whose agents are rows of the batch.
+"""Environments with several agents, whose agents are rows of the batch.
 
 The environment itself steps all of its agents at once: the leaves of its time steps, and its actions, begin with an
-axis of agents. `Agents` around it is an environment like any other, one agent of it, and each block of as many
-neighbors in a batch shares one episode. So algorithms, topologies, replays and wrappers know nothing of agents, and one
-policy with one set of parameters acts for all: PPO there is IPPO (de Witt et al., 2020, arXiv:2011.09533), and with a
-critic that reads the state of the whole environment MAPPO (Yu et al., 2022, arXiv:2103.01955).
+axis of agents. `Agents` wraps it as an environment of one agent; in a batch, each block of `num_agents` neighboring
+rows shares one episode. So algorithms, topologies, replays and wrappers need not know about agents, and one policy with
+one set of parameters acts for all: PPO there is IPPO (de Witt et al., 2020, arXiv:2011.09533), and with a critic that
+reads the state of the whole environment MAPPO (Yu et al., 2022, arXiv:2103.01955).
 """
 
 import dataclasses
@@ -24,19 +24,19 @@ from jaxrl.envs.episode import EpisodeStatistics, with_auto_reset
 
 
 class Agents(struct.PyTreeNode):
-    """One agent of an environment of several, as a row of a batch; made by `as_rows`.
+    """A wrapper that makes each agent of an environment with several a row of a batch; made by `as_rows`.
 
-    Under `jax.vmap`, rows k N to k N + N - 1 of a batch are the N agents of one environment: they must be a multiple of
-    N, each holds a copy of the state, and the keys of the first are used. Outside `vmap` it is the first agent, and all
-    the others act as it does.
+    Under `jax.vmap`, rows k N to k N + N - 1 of a batch are the N agents of one environment: the number of rows must be
+    a multiple of N, each holds a copy of the state, and the keys of the first are used. Outside `vmap` it is the first
+    agent, and all the others take the same action.
 
-    An agent whose part is over before the others' is of one of two kinds, as the environment means it. It has ended: it
-    repeats its ending, with weight 0, until the episode of all is over, and its return ends with its part. Or it has
-    not, but is not `active`: its team's rewards still count in its return, its values are learned until the episode of
-    all is over, and its policy is not. Then all begin the next episode together.
+    An agent that finishes before the others is treated in one of two ways, by the environment's choice. If it has
+    ended, it repeats its ending, with weight 0, until the episode of all is over, and its return ends there. If it has
+    not ended but is not `active`, its team's rewards still count in its return, and its values are learned until the
+    episode of all is over, but its policy is not. Then all begin the next episode together.
 
     Args:
-      env: the environment of several agents, which counts episodes and resets by itself.
+      env: the environment with several agents, which counts episodes and resets by itself.
       num_agents: N.
     """
 
@@ -61,12 +61,12 @@ registry.add("wrapper", Agents)
 def as_rows(env: Environment, auto_reset: Callable[[Environment], Environment] = with_auto_reset) -> Environment:
     """Return `env` with its agents as rows of the batch, if it has several.
 
-    What concerns the episode of all (time limits, statistics, resets, repeated actions, drawn parameters) stays under
-    `Agents`, any other wrapper around an environment of several agents is of one row.
+    Wrappers that concern the episode of all (time limits, statistics, resets, repeated actions, random parameters) stay
+    under `Agents`; any other wrapper around an environment with several agents applies to one row.
 
     Args:
-      env: may be an environment of one agent, or of rows already; these are returned as they are.
-      auto_reset: makes an environment of several agents that resets itself.
+      env: may be an environment of one agent, or of rows already; these are returned unchanged.
+      auto_reset: makes an environment with several agents reset itself.
     """
     if _has(env, Agents) or (agents := num_agents(env)) == 1:
         return env
@@ -78,7 +78,7 @@ def as_rows(env: Environment, auto_reset: Callable[[Environment], Environment] =
 
 
 def _has(env: Any, kind: type) -> bool:
-    """Return whether an environment is of a kind of wrapper, or one of those that it wraps."""
+    """Return whether an environment, or one that it wraps, is a wrapper of this kind."""
     return isinstance(env, kind) or (isinstance(env, Environment) and _has(getattr(env, "env", None), kind))
 
 
@@ -86,7 +86,7 @@ def _has(env: Any, kind: type) -> bool:
 def _methods(agents: int, structure: jax.tree_util.PyTreeDef):
     """Return `reset` and `step` of one row of `agents`, as functions of the environment's leaves and their arguments.
 
-    Of leaves, because `custom_vmap` rebuilds its arguments with booleans for leaves, which environments refuse.
+    They take leaves because `custom_vmap` rebuilds its arguments with booleans for leaves, which environments refuse.
     """
 
     @jax.custom_batching.custom_vmap

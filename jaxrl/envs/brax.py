@@ -25,7 +25,7 @@ from jaxrl.envs.suite import Key, Step, constructing
 
 
 class BraxEnvironment(PhysicsEnv):
-    """One brax environment.
+    """A brax environment.
 
     Its physical system is brax's `System`. Static parameters are the arguments of brax's constructor, such as
     `backend`, one of `BACKENDS`.
@@ -116,7 +116,7 @@ def refused() -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=64)
 def foreign(key: Key) -> Any:
-    """Return brax's own environment of this key."""
+    """Return brax's own environment for this key."""
     with constructing(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Brax System", UserWarning)  # about maintenance: docs/environments.md
         return module().get_environment(key[0], **dict(key[1]))

@@ -1,4 +1,4 @@
-"""What brax 0.14.2 has and cannot do: environments, backends, and settings that fail, repeat others or do nothing."""
+"""The environments and backends of brax 0.14.2, and settings that fail, repeat others or do nothing."""
 
 BACKENDS = ("generalized", "spring", "positional", "mjx")
 
@@ -17,7 +17,7 @@ NAMES = (
     "walker2d",
 )
 
-# What brax 0.14.2 itself cannot run, and why; `tests/envs/test_brax.py` shows that each is needed, and no other.
+# Combinations that brax 0.14.2 itself cannot run, and why; `tests/envs/test_brax.py` shows that there are no others.
 BROKEN: dict[tuple[str, str], str] = {
     ("swimmer", "generalized"): "it calls jnp.clip(a_min=...), which JAX no longer has",
     ("swimmer", "spring"): "brax has no swimmer of this backend",

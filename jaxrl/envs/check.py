@@ -1,4 +1,4 @@
-"""`check_env`: does an environment keep the protocol of `jaxrl.core.types.Environment`, or of `HostRecipe`?"""
+"""A check that environments follow the protocol of `jaxrl.core.types.Environment` or `HostRecipe`."""
 
 import inspect
 import traceback
@@ -28,16 +28,16 @@ _BATCH = 4
 @interruptible
 @checked(steps={"low": 0})
 def check_env(env: EnvironmentLike, *, steps: int = 100, seed: int = 0) -> None:
-    """Tries `env` in every way that training uses it: traced, compiled, mapped and scanned; or built and stepped.
+    """Check `env` in every way that training uses it: traced, compiled, mapped and scanned; or built and stepped.
 
     Args:
       env: the environment, with or without auto-reset, or a recipe of host environments; also a
         name, or a Gymnasium environment, its class or a function that makes one.
-      steps: how many random steps each of 4 environments takes; 0 compiles nothing, and sees types and shapes only.
-      seed: of the actions and resets, from 0 to 2^63 - 1.
+      steps: number of random steps of each of 4 environments; 0 compiles nothing, and only checks types and shapes.
+      seed: the seed of the actions and resets, from 0 to 2^63 - 1.
 
     Raises:
-      EnvironmentContractError: all that is wrong, one line each, with the leaf's name.
+      EnvironmentContractError: lists all problems, one line each, with the leaf's name.
     """
     seed = checked_seed("seed", seed)
     env = as_environment(env)
@@ -53,14 +53,14 @@ def check_env(env: EnvironmentLike, *, steps: int = 100, seed: int = 0) -> None:
 
 
 def check_types(env: Environment, *, weak: bool) -> None:
-    """The part of `check_env` that compiles nothing: types, shapes, and whether it can be traced.
+    """Check types and shapes, and that `env` can be traced; the part of `check_env` that compiles nothing.
 
     Args:
       env: the environment.
-      weak: refuse weakly typed leaves too; a loop makes them strong, so that training does without.
+      weak: also refuse weakly typed leaves; training accepts them, because a loop makes them strong.
 
     Raises:
-      EnvironmentContractError: all that is wrong, one line each, with the leaf's name.
+      EnvironmentContractError: lists all problems, one line each, with the leaf's name.
     """
     env, key = _rows(_checked(env)), keys.root_key(0)
 
@@ -78,7 +78,7 @@ def check_types(env: Environment, *, weak: bool) -> None:
 
 
 def _rows(env: Environment) -> Environment:
-    """The environment as one row of a batch; where it has agents, these are rows, of its episodes with auto-reset."""
+    """Return the environment as one row of a batch; several agents become rows, with auto-reset."""
     agents, base = num_agents(env), unwrapped(env)
     if type(agents) is not int or agents < 1:
         _raise(env, [f"num_agents is {agents!r:.80}; a whole number of at least 1 is required"])
@@ -98,7 +98,7 @@ def _raise(env: Any, problems: list[str]) -> None:
 
 
 def _checked(env: Any) -> Environment:
-    """The environment, in which nothing is missing."""
+    """Return the environment; raise if anything required is missing."""
     _raise(env, _static_problems(env))
     return env
 
@@ -144,7 +144,7 @@ def _signature_problems(name, method):
         return [f"{name} is {method!r:.80}; a method is required"]
     try:
         signature = inspect.signature(method)
-    except (TypeError, ValueError):  # written in C, say
+    except (TypeError, ValueError):  # such as functions written in C
         return []
     try:
         signature.bind(*_METHODS[name])
@@ -154,7 +154,7 @@ def _signature_problems(name, method):
 
 
 def _raised(error: Exception) -> str:
-    """What went wrong in an environment's own code, and where."""
+    """Describe an error in an environment's own code, and where it was raised."""
     reason = (str(error).strip() or "without a message").split("\n")[0]
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_library(f.filename)]
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
@@ -176,7 +176,7 @@ def _traced(env: Any, method: str, function: Callable, *args: Any) -> tuple[PyTr
             line = f"{method}: {reason}"
         else:
             line = f"{method} {_raised(error)}"
-        if "key<" in reason:  # two kinds of keys in one `where`, say, of which JAX names only one
+        if "key<" in reason:  # such as two kinds of keys in one `where`, of which JAX names only one
             line += f"; {_KEYS}"
         raise EnvironmentContractError(f"{env.name} breaks the contract of environments:\n{line}") from error
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], TimeStep)):
@@ -287,7 +287,7 @@ def _run_twice(call, key):
 
 
 def _plain(tree: PyTree) -> PyTree:
-    """Typed keys as their words, to be compared."""
+    """Replace typed keys by their words, to compare them."""
     return jax.tree.map(lambda x: jax.random.key_data(x) if _are_keys(x) else x, tree)
 
 

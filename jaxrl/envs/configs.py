@@ -21,24 +21,24 @@ from jaxrl.envs.registry import made
 
 
 class SuiteClass(Protocol):
-    """What the environment class of a suite, registered as "suite:NAME", has for files."""
+    """The interface for files of a suite's environment class, which is registered as "suite:NAME"."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """What `restore` takes; values that `jaxrl.core.config.encode` writes."""
+        """The parameters of `restore`; values that `jaxrl.core.config.encode` writes."""
         ...
 
     @classmethod
     def restore(
         cls, name: str, parameters: Mapping[str, Any], observation_space: Space, action_space: Space
     ) -> Environment | HostRecipe:
-        """The environment `name` of the suite with these parameters, and for host environments these spaces.
+        """Return the environment `name` of the suite with these parameters, and for host environments these spaces.
 
         Raises:
-          ConfigError: there is none such.
+          ConfigError: there is no such environment.
         """
         ...
 
@@ -46,8 +46,8 @@ class SuiteClass(Protocol):
 def to_config(env: Environment | HostRecipe) -> dict[str, Any]:
     """Return `env` as JSON values; a part whose class is not registered becomes {"opaque": its repr}.
 
-    What a registered function made is written by its name and parameters where its parts could not be read back, with
-    what `with_parameters` changed.
+    If a registered function made the environment and its parts could not be read back, the function's name and
+    parameters are written, with the values that `with_parameters` changed.
     """
     wrappers: list[dict[str, Any]] = []
     inner: Any = env
@@ -73,10 +73,10 @@ def to_config(env: Environment | HostRecipe) -> dict[str, Any]:
 
 
 def _changed(env, config):
-    """Return what of `env` differs from what a file with `config` gives; None if that is no environment."""
+    """Return how `env` differs from the environment of a file with `config`; None if that fails to load."""
     try:
         before = from_config(config)
-    except Exception:  # a suite's own
+    except Exception:  # a suite may raise anything
         return None
     if not isinstance(before, Environment):
         return {}
@@ -86,7 +86,7 @@ def _changed(env, config):
 
 
 def from_config(config: Mapping[str, Any]) -> Environment | HostRecipe:
-    """The environment that `to_config` was given.
+    """Return the environment that was passed to `to_config`.
 
     Raises:
       ConfigError: a name is not registered, a parameter does not fit, or the file holds no environment.
@@ -97,7 +97,7 @@ def from_config(config: Mapping[str, Any]) -> Environment | HostRecipe:
     if not named or not isinstance(parameters, Mapping) or not isinstance(wrappers, list):
         raise ConfigError("no environment: it lacks a suite, a name, parameters or wrappers")
     if set(parameters) == {"opaque"}:
-        decode(dict(parameters))  # says what to do
+        decode(dict(parameters))  # raises, and says what to do
     registered = f"{suite}:{name}" in registry.registered("environment")
     if not registered and suite != registry.USER and suite_modules.exists(suite):
         try:
@@ -119,7 +119,7 @@ def from_config(config: Mapping[str, Any]) -> Environment | HostRecipe:
 
 
 def full_name(config: Mapping[str, Any]) -> str:
-    """ "suite:name" of what `to_config` gave."""
+    """Return "suite:name" of a result of `to_config`."""
     return ":".join(part for part in (config.get("suite"), config.get("name")) if part)
 
 

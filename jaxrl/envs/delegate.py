@@ -1,4 +1,4 @@
-"""Properties that wrappers forward, and the limits of their arguments."""
+"""Properties that wrappers forward, and checks of their arguments."""
 
 import math
 from collections.abc import Mapping
@@ -12,24 +12,27 @@ from jaxrl.core.limits import describe
 
 
 def forward(attribute: str) -> Any:
-    """Return a property that reads the wrapped environment: `name = forward("name")`."""
+    """Return a property that reads an attribute of the wrapped environment.
+
+    A wrapper has it as `name = forward("name")`.
+    """
     return property(lambda self: getattr(self.env, attribute))
 
 
 def check_arguments(wrapper: Any, *, whole: bool = False, finite: bool = True, **limits: Mapping[str, float]) -> None:
     """Refuse arguments of a wrapper that are not numbers within their limits.
 
-    JAX arrays are not looked at, and neither are trees of placeholders that JAX builds of a wrapper, such as the axes
-    to map over.
+    JAX arrays are not checked, nor are the trees of placeholders that JAX builds from a wrapper, such as the axes to
+    map over.
 
     Args:
-      wrapper: with an environment in its field `env`.
-      whole: the arguments are whole numbers.
-      finite: the arguments are finite.
+      wrapper: a wrapper, with an environment in its field `env`.
+      whole: whether the arguments must be whole numbers.
+      finite: whether the arguments must be finite.
       limits: by argument, `low` and `high`; an argument that is None by default may be None.
 
     Raises:
-      ConfigError: says which argument, its value and its limits.
+      ConfigError: names the argument, its value and its limits.
     """
     problems = []
     for name, limit in limits.items():
@@ -46,7 +49,7 @@ def check_arguments(wrapper: Any, *, whole: bool = False, finite: bool = True, *
 
 
 def _is_placeholder(env, value):
-    """Whether `value` stands for a leaf in a tree that is no environment, or is an array that only JAX may look at."""
+    """Return whether `value` is a placeholder in a tree that JAX builds, or an array that only JAX may read."""
     if isinstance(value, jax.Array) or not isinstance(value, int | float | np.ndarray | np.generic | str | None):
         return True
     leaves = jax.tree.leaves(env, is_leaf=lambda x: x is None)
@@ -58,7 +61,7 @@ def _holds(value, whole, finite, limits):
     if numbers.dtype.kind not in "iuf":
         return False
     low, high = limits.get("low", -math.inf), limits.get("high", math.inf)
-    within = (numbers >= low) & (numbers <= high)  # no NaN is
+    within = (numbers >= low) & (numbers <= high)  # False for NaN
     if finite or whole:
         within &= np.isfinite(numbers)
     return bool(np.all(within)) and not (whole and np.any(numbers != np.floor(numbers)))

@@ -1,7 +1,7 @@
 """Pictures of environments' states, drawn with numpy and pillow, as uint8 RGB frames of shape (height, width, 3).
 
-A drawing has two halves: a view, pure JAX, which is computed along with the episode and picks what there is to see;
-and a function of that view, as numpy, that draws the frame. So only what is drawn leaves the device.
+A drawing has two halves: a view, pure JAX, which is computed along with the episode and selects the data to draw; and a
+function of that view, as numpy, that draws the frame. So only these data leave the device.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from jaxrl.core.types import Environment, PyTree, TimeStep
 
 _WHITE, _BLACK, _GREY = (255, 255, 255), (20, 20, 20), (120, 120, 120)
 _BLUE, _ORANGE, _GREEN, _RED = (0, 114, 178), (230, 159, 0), (0, 158, 115), (213, 94, 0)
-# One a plane of a grid world: what plane 0 shows is mostly the player. Okabe and Ito's, and four more.
+# One per plane of a grid world, where plane 0 is mostly the player: Okabe and Ito's colors, and four more.
 _PLANES = np.asarray(
     [
         (86, 180, 233), (230, 159, 0), (90, 90, 90), (0, 158, 115), (213, 94, 0),
@@ -29,18 +29,18 @@ _PLANES = np.asarray(
     np.uint8,
 )  # fmt: skip
 _SIDE = 240  # pixels, about, of a picture's longer side
-_SMOOTH = 3  # lines are drawn so many times larger and scaled down, which smooths their edges
+_SMOOTH = 3  # lines are drawn this many times larger and scaled down, which smooths their edges
 
 
 @dataclasses.dataclass(frozen=True)
 class Drawing:
-    """How an environment is drawn.
+    """A pair of functions that draw an environment.
 
     Attributes:
-      view: (environment, its state, its time step) -> a pytree of arrays: what there is to see. Pure JAX; the
-        environment and the state are those under all wrappers.
+      view: (environment, its state, its time step) -> a pytree of the arrays to draw. Pure JAX; the environment and the
+        state are those under all wrappers.
       draw: from one view, as numpy, to a frame, uint8 (height, width, 3).
-      frames_per_second: at which an episode looks natural.
+      frames_per_second: rate at which an episode looks natural.
     """
 
     view: Callable[[Any, PyTree, TimeStep], PyTree]
@@ -52,19 +52,19 @@ _DRAWINGS: dict[str, Drawing] = {}
 
 
 def register(name: str, drawing: Drawing) -> None:
-    """Draws the environment `name` ("suite:name", as the environment calls itself) with `drawing`."""
+    """Register `drawing` for the environment `name` ("suite:name", as the environment names itself)."""
     _DRAWINGS[name] = drawing
 
 
 def drawing_of(env: Environment, observation_space: spaces.Space) -> Drawing:
-    """How `env`, which has no wrappers, is drawn: as registered, else by its observations if they are images.
+    """Return the drawing of `env`, which has no wrappers: as registered, or its observations if they are images.
 
     Args:
       env: the environment under all wrappers.
-      observation_space: of what its wrappers make of its observations.
+      observation_space: the observation space with all wrappers.
 
     Raises:
-      ConfigError: neither; says which can be drawn.
+      ConfigError: it has neither; the message lists the environments that can be drawn.
     """
     if env.name in _DRAWINGS:
         return _DRAWINGS[env.name]
@@ -82,10 +82,11 @@ def drawing_of(env: Environment, observation_space: spaces.Space) -> Drawing:
 
 
 def disks(view: Callable[[Any, PyTree, TimeStep], PyTree]) -> Drawing:
-    """Return the drawing of disks in a square.
+    """Return a drawing of disks in a square.
 
     Args:
-      view: of `Drawing`; x, y and radius of each disk, of a square of side 1, and the number of its color, [disks, 4].
+      view: the view of `Drawing`: x, y and radius of each disk in a square of side 1, and the number of its color,
+        [disks, 4].
     """
 
     def draw(things: np.ndarray) -> np.ndarray:
@@ -104,13 +105,13 @@ def _see_observation(env, state, time_step):
 
 
 def image(pixels: np.ndarray, bounds: tuple[float, float] | None = None) -> np.ndarray:
-    """An observation that is a picture, enlarged: gray, RGB, a stack of gray frames, or planes of a grid world.
+    """Enlarge an observation that is a picture: gray, RGB, a stack of gray frames, or planes of a grid world.
 
     Args:
-      pixels: (height, width) or (height, width, channels). Three channels are RGB; of another number of uint8
-        channels the last is shown, as of stacked frames; of any other type, or where there are more channels than
-        pixels in a row, each is a plane of its own color.
-      bounds: the values of black and white; None: 0 and 255 for uint8, else the smallest and largest here.
+      pixels: (height, width) or (height, width, channels). Three channels are RGB. For any other number of uint8
+        channels, the last is shown, as for stacked frames; with another dtype, or more channels than pixels in a row,
+        each channel is a plane with its own color.
+      bounds: the values of black and white; None: 0 and 255 for uint8, otherwise the smallest and largest value.
     """
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels
     channels = pixels.shape[-1]
@@ -125,7 +126,7 @@ def image(pixels: np.ndarray, bounds: tuple[float, float] | None = None) -> np.n
 
 
 def planes(grid: np.ndarray) -> np.ndarray:
-    """A grid world (height, width, planes): each cell in the color of the first plane that is set there."""
+    """Draw a grid world (height, width, planes): each cell in the color of the first plane that is set there."""
     there = grid > 0
     colors = _PLANES[np.arange(grid.shape[-1]) % len(_PLANES)]
     first = colors[np.argmax(there, axis=-1)]
@@ -141,7 +142,7 @@ def _minatar(name: str) -> None:
     def view(env, state, time_step):
         import gymnax  # a suite is imported when it is first needed
 
-        # Not the time step's: a wrapper may have flattened or stacked it.
+        # Not the time step's observation: a wrapper may have flattened or stacked it.
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
             return gymnax.make(name)[0].get_obs(state) > 0
 
@@ -159,7 +160,7 @@ class _Canvas:
     """A picture in an environment's own units, y upwards.
 
     Args:
-      left, right, bottom, top: what is shown.
+      left, right, bottom, top: bounds of the picture.
     """
 
     def __init__(self, left: float, right: float, bottom: float, top: float):
@@ -173,7 +174,7 @@ class _Canvas:
         self._draw.line([self._at(*p) for p in points], color, max(1, round(width * self._scale)), joint="curve")
 
     def rod(self, start: tuple[float, float], end: tuple[float, float], color, width: float) -> None:
-        """A line with round ends."""
+        """Draw a line with round ends."""
         self.line([start, end], color, width)
         self.disc(start, width / 2, color)
         self.disc(end, width / 2, color)
@@ -209,7 +210,7 @@ def _draw_cart_pole(view) -> np.ndarray:
     canvas.line([(-limit, 0), (limit, 0)], _GREY, 0.02)
     for end in (-limit, limit):
         canvas.line([(end, -0.15), (end, 0.15)], _RED, 0.03)
-    x, theta, length = float(view["x"]), float(view["theta"]), 2.0 * float(view["length"])  # half of it is given
+    x, theta, length = float(view["x"]), float(view["theta"]), 2.0 * float(view["length"])  # gymnax has half the length
     canvas.box((x, 0.0), 0.6, 0.3, _BLACK)
     canvas.rod((x, 0.1), (x + length * math.sin(theta), 0.1 + length * math.cos(theta)), _ORANGE, 0.12)
     canvas.disc((x, 0.1), 0.05, _BLUE)

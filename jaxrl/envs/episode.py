@@ -2,7 +2,7 @@
 
 With automatic resets the next episode begins on the step after an episode's last time step. That step ignores its
 action and shows the first observation of the new episode (`first`, reward 0, no ending). So the last observation of
-every episode is seen, as a row of its own.
+every episode is seen, as a separate row.
 """
 
 import functools
@@ -58,7 +58,7 @@ def transition(
     discount: jax.Array | float | None = None,
     active: jax.Array | bool | None = None,
 ) -> TimeStep:
-    """Return the time step that follows an action. Where an episode both terminated and was cut off, it terminated.
+    """Return the time step after an action; an episode that both terminated and was cut off counts as terminated.
 
     Args:
       observation: an element of the observation space.
@@ -67,9 +67,10 @@ def transition(
       truncated: bool, whether a limit cut the episode off.
       action_mask: bool, True where an action is allowed; None allows everything.
       info: further scalars by name, the same names at every step.
-      discount: the environment's own, of what follows, a scalar in [-1, 1] other than 0, any where it terminated; less
-        than 0 where it is the other of two players' turn, whose gain is this one's loss; None: 1.
-      active: bool, False for an agent that is out but paid until its team's episode is over; None: all can act.
+      discount: the environment's own discount of what follows, a scalar in [-1, 1] other than 0, any number where it
+        terminated; negative if the other of two players moves next, whose gain is this one's loss; None: 1.
+      active: bool, False for an agent that can no longer act but is rewarded until its team's episode is over; None:
+        all can act.
 
     Raises:
       EnvironmentContractError: `reward`, `terminated`, `truncated`, `discount`, `active` or a value of `info` is more
@@ -104,7 +105,7 @@ class EpisodeStatisticsState(struct.PyTreeNode):
 
 
 class EpisodeStatistics(struct.PyTreeNode):
-    """Fills `TimeStep.episode` with the return and length so far, from the rewards of `env`.
+    """A wrapper that sets `TimeStep.episode` to the return and length so far, from the rewards of `env`.
 
     It also holds the episode's summaries of `TimeStep.info` (`jaxrl.core.episode_info`).
     """
@@ -142,7 +143,7 @@ class EpisodeStatistics(struct.PyTreeNode):
 
 
 def _complete(time_step: TimeStep) -> jax.Array | None:
-    """Return whether the episode of all agents is over, for each of them; None where there is one agent."""
+    """Return whether the episode of all agents is over, for each of them; None for a single agent."""
     return jnp.broadcast_to(jnp.all(time_step.last), time_step.last.shape) if time_step.last.ndim else None
 
 
@@ -154,7 +155,10 @@ class AutoResetState(struct.PyTreeNode):
 
 
 class AutoReset(struct.PyTreeNode):
-    """Begins episodes by `env.reset` with the step's key; computes a reset at every step of every environment."""
+    """A wrapper that begins episodes by `env.reset` with the step's key.
+
+    Every step computes a reset for every environment.
+    """
 
     env: Environment
 
@@ -178,21 +182,21 @@ class AutoReset(struct.PyTreeNode):
 
 
 class PooledReset(struct.PyTreeNode):
-    """`AutoReset` for costly resets: under `vmap`, a small pool of resets serves the whole batch.
+    """A wrapper like `AutoReset` for costly resets: under `vmap`, a small pool of resets serves the whole batch.
 
     At every step the environments whose episodes ended take turns at the pool, `slots` at a time, until each has its
-    own new episode; where none ended, no reset is computed. The episodes begin as with `AutoReset`, from the same
+    own new episode; if none ended, no reset is computed. The episodes begin as with `AutoReset`, from the same
     keys: nothing is shared or used twice, so there is no bias, and no dependence on the batch or the device. (A pool
-    of *stored* states, as is common, begins several episodes alike, and which ones depends on the batch.)
+    of *stored* states, as is common, begins several episodes in one state, and which ones depends on the batch.)
 
-    It pays where a reset costs more than moving a few states; `benchmarks/resets.py` measures it.
+    It pays off if a reset costs more than moving a few states; `benchmarks/resets.py` measures it.
 
     Args:
       env: the environment.
-      slots: how many resets are computed at once; None: a 16th of the batch, and at least 8.
+      slots: number of resets that are computed at once; None: a 16th of the batch, and at least 8.
 
     Raises:
-      ConfigError: `slots` is no whole number of at least 1.
+      ConfigError: `slots` is not a whole number of at least 1.
     """
 
     env: Environment
@@ -223,7 +227,7 @@ class PooledReset(struct.PyTreeNode):
 def _renewal(slots: int | None, structure: jax.tree_util.PyTreeDef):
     """Return a function that resets where the episode ended.
 
-    It is of the leaves of an environment, whether the episode ended, a key, and the result of a step.
+    Its arguments are the leaves of an environment, whether the episode ended, a key, and the result of a step.
     """
 
     @jax.custom_batching.custom_vmap
@@ -237,7 +241,7 @@ def _renewal(slots: int | None, structure: jax.tree_util.PyTreeDef):
 
         ended, keys, moved = spread((ended, keys, moved), tuple(in_batched[1:]))
         size = min(axis_size, slots or max(8, axis_size // 16))
-        # Who ended, in front; past the end stands an index out of range, whose writes are dropped.
+        # Indices of the ended environments first; the others are out of range, so that their writes are dropped.
         turns = jnp.nonzero(ended, size=-(-axis_size // size) * size, fill_value=axis_size)[0]
         mapped = in_batched[0]
 
@@ -260,5 +264,5 @@ def _renewal(slots: int | None, structure: jax.tree_util.PyTreeDef):
 
 
 def with_auto_reset(env: Environment) -> Environment:
-    """Return `env` if it begins new episodes by itself, else `AutoReset(env)`."""
+    """Return `env` if it begins new episodes by itself, otherwise `AutoReset(env)`."""
     return env if env.resets else AutoReset(env)

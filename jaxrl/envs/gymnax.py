@@ -19,16 +19,16 @@ from jaxrl.envs.suite import Key, Step, SuiteEnv, constructing, equal, outside
 gymnax: Any = import_gymnax()
 
 NEEDS_DOWNLOAD = ("MNISTBandit-bsuite",)
-_LARGEST = 2_048  # constructor arguments in files; DeepSea makes arrays of its square
+_LARGEST = 2_048  # limit of constructor arguments in files; DeepSea makes arrays of its square
 
 
 class GymnaxEnvironment(SuiteEnv):
-    """One gymnax environment.
+    """A gymnax environment.
 
-    The leaves are those of gymnax's `EnvParams`. The spaces follow from the numbers passed to `make`; they stay as they
-    are where leaves are replaced later, or are arrays to be mapped over. Derived parameters (`gymnax_rules.DERIVED`)
-    follow from the others in every environment that is built or rebuilt from leaves: not at every step, where computing
-    them changes what XLA fuses, and so the last bit of results.
+    The leaves are those of gymnax's `EnvParams`. The spaces follow from the numbers passed to `make`; they do not
+    change if leaves are replaced later, or are arrays to be mapped over. Derived parameters (`gymnax_rules.DERIVED`)
+    follow from the others whenever an environment is built or rebuilt from leaves. They are not computed at every step,
+    which would change what XLA fuses, and so the last bit of results.
     """
 
     params: PyTree
@@ -126,7 +126,7 @@ names, make = GymnaxEnvironment.names, GymnaxEnvironment.make
 
 @functools.lru_cache(maxsize=256)
 def foreign(key: Key) -> tuple[Any, Any]:
-    """Return gymnax's own environment of this key and its default `EnvParams`."""
+    """Return gymnax's own environment for this key and its default `EnvParams`."""
     with constructing():
         return gymnax.make(key[0], **dict(key[1]))
 

@@ -1,13 +1,13 @@
-"""The import of gymnax without the libraries that it only draws with.
+"""The import of gymnax without the libraries that it only uses for drawing.
 
 gymnax 1.0.1 imports matplotlib for the pictures of five environments, seaborn (and with it pandas and SciPy) for the
 colors of one, and Gymnasium to convert spaces that jaxrl converts itself: nine tenths of the time of its import, for
 functions that jaxrl never calls. Here the modules of gymnax get stand-ins for these libraries, which import them when
 they are first used.
 
-The stand-ins are names within gymnax's own modules: their `import` statements find another `__import__`, and nothing
-else does. `sys.modules` holds no stand-in at any time, so other threads, and what a user has imported or imports later,
-see the libraries themselves. A gymnax that was imported before is left as it is.
+The stand-ins are names within gymnax's own modules: only their `import` statements find another `__import__`.
+`sys.modules` never holds a stand-in, so other threads and the user's own imports see the libraries themselves. A
+gymnax that was imported before is not changed.
 """
 
 import builtins
@@ -18,7 +18,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-# The modules that gymnax's own import, and the attributes that it reads while they are imported: annotations.
+# The modules that gymnax's modules import, and the attributes that they read meanwhile, in annotations.
 _DEFERRED = frozenset(
     {
         "gymnasium",
@@ -33,7 +33,7 @@ _DEFERRED = frozenset(
 
 
 class _Deferred(ModuleType):
-    """Stands for a module until an attribute of it is needed."""
+    """A stand-in for a module until one of its attributes is needed."""
 
     def __getattr__(self, name: str) -> Any:
         path = f"{self.__name__}.{name}"
@@ -54,21 +54,21 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 
 class _Finder:
-    """Finds the modules of gymnax as Python does, and has them executed by `_Loader`."""
+    """A finder of gymnax's modules that has them executed by `_Loader`."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):
         if name.partition(".")[0] != "gymnax":
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        # Exactly this one: what is compiled, zipped or loaded in another way is imported as ever.
+        # Only this loader: modules that are compiled, zipped or loaded in another way are imported as usual.
         if spec is not None and type(spec.loader) is importlib.machinery.SourceFileLoader:
             spec.loader = _Loader(spec.loader.name, spec.loader.path)
         return spec
 
 
 def import_gymnax() -> ModuleType:
-    """gymnax, without what it draws with if it was not imported yet."""
+    """Import gymnax, without its drawing libraries unless it was imported before."""
     finder = _Finder()
     sys.meta_path.insert(0, finder)
     try:

@@ -12,14 +12,14 @@ from jaxrl.envs.suite import PROBABILITY
 
 
 class Derived(NamedTuple):
-    """How a parameter follows from others."""
+    """A rule by which a parameter follows from others."""
 
     sources: tuple[str, str]
     equation: str  # for messages
     value: Callable[[Any, Any], Any]  # from the sources
 
 
-# gymnax stores these beside their sources, and reads both.
+# gymnax stores these in addition to their sources, and reads both.
 DERIVED: dict[str, dict[str, Derived]] = {
     "CartPole-v1": {
         "total_mass": Derived(("masscart", "masspole"), "masscart + masspole", operator.add),
@@ -27,14 +27,14 @@ DERIVED: dict[str, dict[str, Derived]] = {
     }
 }
 
-# What numbers of these names may be, in all environments that have them; a time limit is BernoulliBandit's 100.0 too.
+# Limits of the numbers of these names, in all environments; a time limit may be a float, as BernoulliBandit's 100.0.
 LIMITS: dict[str, Mapping[str, float]] = {
     "max_steps_in_episode": {"low": 1},
     "fail_prob": PROBABILITY,
     "reward_prob": PROBABILITY,
 }
 
-# Parameters that enter an equation without consequence; `SuiteEnv.without_effect` finds those that enter none.
+# Parameters that are used, but without consequence; `SuiteEnv.without_effect` finds those that are not used.
 WITHOUT_EFFECT: dict[str, frozenset[str]] = {
     "SimpleBandit-bsuite": frozenset({"max_steps_in_episode"}),  # every episode terminates at its first step
 }
@@ -44,7 +44,7 @@ _UNUSED_ARGUMENTS: dict[str, frozenset[str]] = {
     "Seaquest-MinAtar": frozenset({"use_minimal_action_set"}),  # both sets are the same six actions
 }
 
-# By parameter: another one, and the values of it with which this one changes nothing.
+# For each parameter, another one, and a predicate of its values with which this one changes nothing.
 _SWITCHES: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
     "Asterix-MinAtar": {"ramp_interval": ("ramping", lambda ramping: not ramping)},
     "BernoulliBandit-misc": dict.fromkeys(
@@ -62,7 +62,7 @@ _SWITCHES: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
 def settled(name: str, params: PyTree) -> PyTree:
     """Return gymnax's `EnvParams` of the environment `name` with its derived parameters recomputed.
 
-    Those stay whose sources are placeholders, as in trees of axes to map over.
+    Parameters whose sources are placeholders, as in trees of axes to map over, are not changed.
     """
     values = {}
     for k, rule in DERIVED.get(name, {}).items():
@@ -87,10 +87,10 @@ def switched_off(
     """Return a line for each chosen parameter that changes nothing because of the value of another one.
 
     Args:
-      name: of the environment.
+      name: the environment's name.
       values: all parameters and arguments that are set; the others are in `defaults`.
       chosen: those chosen by a user.
-      defaults: of all parameters and arguments.
+      defaults: the defaults of all parameters and arguments.
     """
     problems = []
     for k, (switch, off) in _SWITCHES.get(name, {}).items():

@@ -1,4 +1,4 @@
-"""The true spaces of gymnax's environments: those that gymnax declares, but for the exceptions."""
+"""The actual spaces of gymnax's environments: those that gymnax declares, with corrections."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -92,10 +92,10 @@ def _umbrella_chain(declared: Any, params: Any) -> spaces.Space:
     return _box(declared, low={2: -ROUNDING}, high={})
 
 
-ROUNDING = 1e-6  # 1 - t / n ends below 0 where the compiler rounds so
+ROUNDING = 1e-6  # 1 - t / n may end below 0 by rounding
 
-# Where gymnax 1.0.1 declares another observation space than its environment's observations lie in: functions from what
-# it declares, and the parameters, to the truth. Every entry is needed, and no other: `tests/envs/test_gymnax.py`.
+# Corrections of observation spaces that gymnax 1.0.1 declares wrongly: functions from the declared space and the
+# parameters to the actual space. Exactly these are needed: `tests/envs/test_gymnax.py`.
 WRONG_OBSERVATION_SPACES: dict[str, Callable[[Any, Any], spaces.Space]] = {
     "BernoulliBandit-misc": _bernoulli_bandit,
     "Catch-bsuite": _catch,

@@ -1,4 +1,4 @@
-"""What a search plans in: environments without what surrounds their episodes."""
+"""Environment models for planning: environments without statistics and automatic resets."""
 
 from jaxrl.core.planning import Model
 from jaxrl.core.types import Environment, PyTree
@@ -7,14 +7,15 @@ from jaxrl.envs.suite import SuiteEnv
 
 
 def model(env: Environment, state: PyTree) -> Model:
-    """Return environments as a model of themselves.
+    """Return an environment and its states as a model for planning.
 
-    Statistics and automatic resets around an environment are left out, and a suite may have another one to plan in
-    (`SuiteEnv.model`). Under another wrapper all stays as it is, so that observations are those that a policy knows.
+    Statistics and automatic resets around an environment are removed, and a suite may provide another environment to
+    plan in (`SuiteEnv.model`). Nothing is removed under other wrappers, so that observations are those that the policy
+    expects.
 
     Args:
       env: one environment.
-      state: of a batch of it, [B, ...].
+      state: the states of a batch of it, [B, ...].
     """
     while isinstance(env, AutoReset | PooledReset | EpisodeStatistics):
         env, state = env.env, state.env

@@ -1,4 +1,4 @@
-"""The parameters of an environment: the numbers that may change without compiling anew, as curricula do."""
+"""The parameters of an environment: the numbers that may change without recompiling, as in curricula."""
 
 import dataclasses
 import math
@@ -13,19 +13,19 @@ import numpy as np
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.types import Environment
 
-_Path = tuple[str, ...]  # of attributes, and of keys of dictionaries
+_Path = tuple[str, ...]  # names of attributes and keys of dictionaries
 _ARRAYS = jax.Array | np.ndarray
 
 
 @runtime_checkable
 class ChecksParameters(Protocol):
-    """An environment some of whose parameters follow from others, or have no effect."""
+    """An environment with parameters that follow from others, or have no effect."""
 
     def parameter_problems(self, changed: Mapping[str, Any]) -> list[str]:
         """Return a line for each problem with parameters that were just replaced.
 
         Args:
-          changed: by name, the values that were asked for; names that the environment does not have are ignored.
+          changed: the requested values by name; names that the environment does not have are ignored.
         """
         ...
 
@@ -38,32 +38,32 @@ def unwrapped(env: Environment) -> Environment:
 
 
 def parameters(env: Environment) -> dict[str, Any]:
-    """The parameters of a JAX environment and of the wrappers around it, by name.
+    """Return the parameters of a JAX environment and of the wrappers around it, by name.
 
     These are the fields that are leaves, such as gymnax's `EnvParams`, a number in an environment of your own, or
     `StickyActions.probability`. Static fields, which decide shapes, are not among them.
 
     Raises:
-      ConfigError: it is no JAX environment.
+      ConfigError: `env` is not a JAX environment.
     """
     return {name: _at(env, path) for name, path in _paths(env).items()}
 
 
 def with_parameters(env: Environment, **changed: Any) -> Environment:
-    """`env` with other values of these parameters, under whatever wrappers it has.
+    """Return `env` with other values of these parameters, which may belong to the environment or to any wrapper.
 
         harder = jaxrl.envs.with_parameters(moment.env, gravity=12.0)
 
-    Values take the types of the old ones, so nothing compiles anew where shapes stay. Parameters that follow from
-    others (CartPole's `total_mass`) follow. Observation and action space stay as they are.
+    Values are converted to the types of the old ones, so nothing is recompiled unless shapes change. Parameters that
+    follow from others (CartPole's `total_mass`) are updated. The observation and action spaces do not change.
 
     Args:
-      env: a JAX environment, as `jaxrl.make` gives it or a callback's `moment.env`.
+      env: a JAX environment, as returned by `jaxrl.make`, or a callback's `moment.env`.
       **changed: numbers or arrays by name, those of `jaxrl.envs.parameters(env)`.
 
     Raises:
       ConfigError: `env` has no such parameter, it is static, it changes nothing, it contradicts those that it follows
-        from, or a value is none for it; all of them at once.
+        from, or a value does not fit; all problems at once.
     """
     paths, problems, taken = _paths(env), [], {}
     for name, value in changed.items():
@@ -88,7 +88,7 @@ def with_parameters(env: Environment, **changed: Any) -> Environment:
 
 
 def _paths(env):
-    """Where each parameter is; of a name that stands in several places the innermost one."""
+    """Return where each parameter is; if several parts have the name, the innermost one counts."""
     if not isinstance(env, Environment):
         raise ConfigError(f"{env!r:.80} is no JAX environment, so it has no parameters that could change")
     found: dict[str, _Path] = {}
@@ -133,15 +133,15 @@ def _replaced(part, path, value):
 
 
 def memory(env: Any) -> dict[str, Any]:
-    """Return where `env` remembers as `made_as` which registered name and parameters it was made by.
+    """Return the dictionary in which `env` stores as `made_as` the registered name and parameters that made it.
 
     `dataclasses.replace` and JAX's transformations lose that.
     """
-    return getattr(env, "__dict__", {})  # not what a wrapper forwards; nowhere if there are slots
+    return getattr(env, "__dict__", {})  # not what a wrapper forwards; a temporary one if there are slots
 
 
 def like(old: Any, value: Any) -> Any:
-    """Return `value` with the types of `old`: Python numbers where they are, else JAX arrays.
+    """Convert `value` to the types of `old`: a Python number if both are numbers, otherwise a JAX array.
 
     Args:
       old: a number, an array, or a pytree of them.

@@ -1,4 +1,4 @@
-"""Suites of simulated physics: environments with a time limit and a physical system whose parts are parameters."""
+"""The base of physics suites: environments with a time limit and a physical system whose parts are parameters."""
 
 import functools
 from collections.abc import Collection, Mapping
@@ -43,7 +43,7 @@ class PhysicsEnv(SuiteEnv):
             """Return the library's physical system of an environment; None if it has none."""
 
     def reads(self) -> str:
-        """Return what a message about a part without effect adds."""
+        """Return an addition to the message about a part without effect."""
         return ""
 
     def fit(self, name: str, value: Any) -> Any:
@@ -95,7 +95,7 @@ def _fitted(now: Any, replacement: Any) -> jax.Array:
 
 @functools.lru_cache(maxsize=256)
 def _useless(cls, key, path):
-    """Return why a part of the physical system is no parameter of the dynamics; "" if it is one."""
+    """Return why a part of the physical system is not a parameter of the dynamics; "" if it is one."""
     env = cls.default(key)
     try:
         value = jnp.asarray(part(cls.physical(key), path))

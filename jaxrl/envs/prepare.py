@@ -1,4 +1,4 @@
-"""What training needs of an environment, whatever it was given."""
+"""The preparation of environments for training."""
 
 import dataclasses
 
@@ -14,18 +14,18 @@ from jaxrl.envs.wrappers import ClipReward, EpisodeStatistics, ScaleReward, with
 
 
 def prepared(env: EnvironmentLike) -> Environment | HostRecipe:
-    """What `as_environment` returns, with episode statistics and auto-reset if it is a JAX environment that lacks them.
+    """Return `as_environment(env)`, with episode statistics and auto-reset if it is a JAX environment without them.
 
-    The statistics are of the rewards before `ClipReward` and `ScaleReward`, wherever these stand among the wrappers.
+    The statistics are of the rewards before `ClipReward` and `ScaleReward`, wherever these are among the wrappers.
 
     Raises:
       ConfigError: it is neither a JAX environment nor a recipe of host environments.
-      EnvironmentContractError: types or shapes of it are not those of its spaces.
+      EnvironmentContractError: its types or shapes are not those of its spaces.
     """
     env = as_environment(env)
     if isinstance(env, Environment):
         if not _has_statistics(env):
-            check_types(env, weak=False)  # a user's own, which nobody has looked at yet
+            check_types(env, weak=False)  # a user's own, which has not been checked yet
             env = _counted(env) if num_agents(env) == 1 else as_rows(env)
         return with_auto_reset(env)
     if not callable(getattr(env, "build", None)):
@@ -39,12 +39,12 @@ def prepared(env: EnvironmentLike) -> Environment | HostRecipe:
 def _has_statistics(env: Environment) -> bool:
     try:
         return jax.eval_shape(lambda key: env.reset(key)[1], keys.root_key(0)).episode is not None
-    except Exception:  # whatever is wrong with it, `check_types` says it better
+    except Exception:  # `check_types` gives better messages
         return False
 
 
 def _counted(env: Environment) -> Environment:
-    """With statistics under the innermost wrapper that changes rewards; around all if there is none."""
+    """Add statistics under the innermost wrapper that changes rewards, or around all if there is none."""
     if not dataclasses.is_dataclass(env) or isinstance(env, type) or not _changes_rewards(env):
         return EpisodeStatistics(env)
     return dataclasses.replace(env, env=_counted(_wrapped(env)))
@@ -56,6 +56,6 @@ def _changes_rewards(env):
 
 
 def _wrapped(env):
-    """What a wrapper is around, its field `env`; None if `env` is no wrapper."""
+    """Return the environment in a wrapper's field `env`; None if `env` is not a wrapper."""
     fields = [field.name for field in dataclasses.fields(env)] if dataclasses.is_dataclass(env) else []
     return env.env if "env" in fields and isinstance(env.env, Environment) else None

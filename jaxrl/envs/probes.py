@@ -1,6 +1,6 @@
 """Probe environments: tiny tasks with known values, one for each link of an algorithm.
 
-All five are one environment whose leaves choose, so that one compiled program per algorithm serves them all. They are
+All five are one environment with different leaves, so that one compiled program per algorithm serves them all. They are
 the probes of rejax (Liesen et al., 2023), and one for time limits.
 
 | name | what happens | true value |
@@ -9,12 +9,11 @@ the probes of rejax (Liesen et al., 2023), and one for time limits.
 | `probe:RewardIsObservation` | one step, reward = observation, -1 or 1 | the observation |
 | `probe:TwoStepDiscount` | observes 0, reward 0; then observes 1, reward 1 | gamma; then 1 |
 | `probe:ActionReward` | one step; reward as below | 1 (of the best policy) |
-| `probe:Truncated` | observes 0 for ever, reward `reward` a step, cut off every `max_steps` | reward / (1 - gamma) |
+| `probe:Truncated` | observes 0 forever, reward `reward` per step, cut off every `max_steps` | reward / (1 - gamma) |
 
 Action-dependent reward: discrete, 1 for action 0 and -1 for action 1; continuous (one number in [-2, 2]),
 1 - (action - 0.5)^2, best at 0.5; composite (a dictionary of such a number and a tuple of three choices in two spaces),
-the larger of that and 0 where each choice is the last of its kind, else 0: whatever one part does alone, it earns
-nothing.
+the larger of that and 0 if each choice is the last of its kind, otherwise 0: no part earns anything on its own.
 """
 
 from collections.abc import Collection, Mapping
@@ -51,18 +50,19 @@ class ProbeState(struct.PyTreeNode):
 class Probe(SuiteEnv, repr=True):
     """The probe environment; see the module's table.
 
-    The reward of a transition is `reward + observation_reward * observation + action_reward * f(action)`, given on the
-    last of `terminate_after` transitions only; or on every one where `endless` is 1, which nothing ends but the limit.
+    The reward of a transition is `reward + observation_reward * observation + action_reward * f(action)`. It is given
+    only on the last of `terminate_after` transitions, or, if `endless` is 1, on every transition of an episode that
+    only the limit ends.
 
     Args:
       reward, observation_reward, action_reward: weights of the three parts.
-      random_observation: 1: the observation is -1 or 1, drawn at the reset; 0: it is 0 at first and then 1, or always 0
-        where `endless` is 1.
+      random_observation: 1: the observation is -1 or 1, sampled at the reset; 0: it is 0 at first and then 1, or always
+        0 if `endless` is 1.
       terminate_after: length of an episode that terminates.
       endless: 1: episodes never terminate.
       max_steps: time limit; the episode is truncated there unless it terminates.
       continuous: the action space is `Box(-2, 2, (1,))` instead of `Discrete(2)`.
-      composite: it is `COMPOSITE`, a dictionary with a tuple in it.
+      composite: the action space is `COMPOSITE`, a dictionary with a tuple in it.
     """
 
     reward: Any = 0.0
@@ -88,7 +88,7 @@ class Probe(SuiteEnv, repr=True):
 
     @classmethod
     def default(cls, key: Key) -> "Probe":
-        # Arrays of one type for every probe: they must not differ in anything but values.
+        # Arrays of one type for every probe: only their values may differ.
         values = {k: _array(field.default) for k, field in cls.__dataclass_fields__.items() if k not in _KINDS}
         chosen = {k: like(values[k], x) for k, x in _PROBES.get(key[0], {}).items()}
         return cls(**values | chosen, **{k: bool(x) for k, x in key[1]})
@@ -107,13 +107,13 @@ class Probe(SuiteEnv, repr=True):
 
     @property
     def key(self) -> Key:
-        # One for all probes: it is static where specifications are, and must not make another program of each.
+        # One for all probes: it is static in specifications, and must not cause another program for each.
         name = "Composite" if self.composite else "Continuous" if self.continuous else "Discrete"
         return key_of(name, {"continuous": self.continuous, "composite": self.composite})
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Every field, the parameters of `make` that make this probe."""
+        """Every field: the parameters of `make` that make this probe."""
         values = {field: np.asarray(getattr(self, field)) for field in self.__dataclass_fields__}
         return {field: value if value.ndim else value.item() for field, value in values.items()}
 
@@ -184,7 +184,7 @@ def _array(default):
 
 
 def _problems(probe, names):
-    """Return why chosen parameters are impossible or change nothing; arrays may be mapped over, and pass."""
+    """Return why chosen parameters are impossible or change nothing; arrays, which may be mapped over, pass."""
     values = {k: getattr(probe, k) for k in Probe.__dataclass_fields__ if k not in _KINDS}
     if any(isinstance(value, jax.core.Tracer) or jnp.ndim(value) for value in values.values()):
         return []

@@ -1,4 +1,4 @@
-"""Environments by name, "suite:name". A suite is imported when it is first asked for."""
+"""Environments by name, "suite:name". A suite is imported when it is first requested."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from jaxrl.envs.wrappers import AutoReset, EpisodeStatistics, Hide, PooledReset,
 if TYPE_CHECKING:
     import gymnasium
 
-# What public functions take as an environment: also a name, and one of Gymnasium as instance, class or function.
+# The environment argument of public functions: also a name, or a Gymnasium instance, class or function.
 type EnvironmentLike = (
     Environment | HostRecipe | str | gymnasium.Env | type[gymnasium.Env] | Callable[[], gymnasium.Env]
 )
@@ -42,23 +42,25 @@ def make(
     hide: int | tuple[int, ...] = (),
     **parameters: Any,
 ) -> Environment | HostRecipe:
-    """The environment `name` ("gymnax:CartPole-v1"), with episode statistics, ready for training.
+    """Return the environment `name` ("gymnax:CartPole-v1"), with episode statistics, ready for training.
 
     Args:
       name: "suite:name", one of `environments()`; or a Gymnasium environment, its class, or a function that makes one.
-      wrappers: functions from environment to environment, applied in order, under the auto-reset. Of Gymnasium's
-        environments its own wrappers: a name (`"FlattenObservation"`, `"my_module:Mine"`) or a class, several of them,
+      wrappers: functions from environment to environment, applied in order, under the auto-reset. For Gymnasium's
+        environments its own wrappers: a name (`"FlattenObservation"`, `"my_module:Mine"`) or a class, several of these,
         or a table of their arguments by name (`{"FrameStackObservation": {"stack_size": 4}}`).
-      auto_reset: "exact" (`AutoReset`), "pooled" (`PooledReset`: cheaper where resets are costly), or None: a raw
-        environment, whose episodes end; of several agents, which end apart and reset together, as "exact".
+      auto_reset: "exact" (`AutoReset`), "pooled" (`PooledReset`: cheaper if resets are costly), or None: a raw
+        environment, whose episodes end. For several agents, which end separately and reset together, None is the same
+        as "exact".
       sticky_actions: the probability, in [0, 1], that a JAX environment repeats the previous action instead
-        (`StickyActions`; MinAtar's paper has 0.1); None: it never does.
+        (`StickyActions`; 0.1 in MinAtar's paper); None: never.
       hide: entries of a JAX environment's observation, a vector, that the agent does not see (`Hide`).
-      parameters: the environment's own; numbers become leaves, what changes shapes or the program is static.
+      parameters: the environment's own parameters; numbers become leaves, those that change shapes or the program are
+        static.
 
     Raises:
-      ConfigError: unknown suite, name or parameter (close names are suggested), no probability, or wrappers that are
-        no functions from environment to environment, or do not fit this one.
+      ConfigError: unknown suite, name or parameter (close names are suggested), an invalid probability, or wrappers
+        that are not functions from environment to environment, or do not fit this one.
       MissingExtraError: the suite's package is not installed.
     """
     if not isinstance(auto_reset, str | None) or auto_reset not in _AUTO_RESETS:
@@ -89,10 +91,10 @@ def make(
         raise ConfigError(f"hide={hide!r} must be the number of an entry, or several: hide=2, hide=(0,2)")
     if entries:
         env = Hide(env, tuple(entries))
-        _ = env.observation_space  # says what is wrong
+        _ = env.observation_space  # raises, and says what is wrong
     if env.resets:
         return env
-    several = num_agents(env) > 1  # whose rows reset together, under all that is of one row
+    several = num_agents(env) > 1  # their rows reset together, under all wrappers of one row
     env = env if several else EpisodeStatistics(env)
     for wrapper in wrappers:
         env = _wrapped(env, wrapper)
@@ -102,10 +104,10 @@ def make(
 
 
 def _wrapped(env, wrapper):
-    """`wrapper(env)`, whose spaces can be told.
+    """Return `wrapper(env)` after checking that it is an environment with valid spaces.
 
     Raises:
-      ConfigError: it cannot be put around this environment, or makes no environment.
+      ConfigError: it cannot be put around this environment, or does not return an environment.
     """
     name = getattr(wrapper, "__name__", None) or repr(wrapper)
     try:
@@ -114,15 +116,15 @@ def _wrapped(env, wrapper):
         raise ConfigError(f"wrapper {name:.80} cannot be put around {env.name}: {error}") from error
     if not isinstance(wrapped, Environment):
         raise ConfigError(f"wrapper {name:.80} makes {wrapped!r:.80} of {env.name}, which is no JAX environment")
-    _ = wrapped.observation_space, wrapped.action_space  # which say what they do not fit
+    _ = wrapped.observation_space, wrapped.action_space  # raise if the wrapper does not fit
     return wrapped
 
 
 def as_environment(env: EnvironmentLike) -> Environment | HostRecipe:
-    """Return what `make` returns for a name or a Gymnasium environment, class or function; all else as it is.
+    """Return `make(env)` for a name or a Gymnasium environment, class or function, and other environments unchanged.
 
     Raises:
-      ConfigError: as `make`; or it holds an array to be mapped over where one environment has a number.
+      ConfigError: as `make`; or a parameter is an array to be mapped over where one environment has a number.
     """
     if isinstance(env, str) or is_gymnasium(env):
         env = make(env)
@@ -132,7 +134,7 @@ def as_environment(env: EnvironmentLike) -> Environment | HostRecipe:
 
 
 def is_gymnasium(env: Any) -> bool:
-    """Whether it is a Gymnasium environment: an instance, a class, or a function that makes one; also vectorized."""
+    """Return whether `env` is a Gymnasium environment, its class, or a function that makes one; also if vectorized."""
     if isinstance(env, str) or env is None:
         return False
     if (gymnasium := sys.modules.get("gymnasium")) is not None:
@@ -149,12 +151,12 @@ def _passed(env, **parameters):
 
 
 def environments() -> list[str]:
-    """Every name that `make` knows, sorted; suites that are not installed are left out."""
+    """Return every name that `make` knows, sorted; suites that are not installed are left out."""
     return suites.environments(names)
 
 
 def made(name: str, parameters: Mapping[str, Any]) -> Any:
-    """Return what the class or function registered as `name` makes, which remembers for files how it was made."""
+    """Make an environment by its registered `name`, and store in it how it was made, for files."""
     env = registry.registered("environment")[name](**parameters)
     memory(env)["made_as"] = name, parameters
     return env
@@ -167,7 +169,7 @@ def _factory(name: str) -> EnvironmentFactory:
     suite, rest = found
     try:
         module = suite_modules.load(suite)
-    except (AssertionError, RuntimeError):  # some make arrays when they are imported
+    except (AssertionError, RuntimeError):  # some suites make arrays when they are imported
         if (problem := device_problem()) is None:
             raise
         raise ConfigError(problem) from None
@@ -175,7 +177,7 @@ def _factory(name: str) -> EnvironmentFactory:
 
 
 def names(suite: str) -> Sequence[str]:
-    """Return the environments of a suite, without its name before them.
+    """Return the names of a suite's environments, without the suite's prefix.
 
     Raises:
       ConfigError: there is no such suite, or its module cannot be imported.

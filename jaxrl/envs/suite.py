@@ -1,6 +1,6 @@
-"""The base of JAX suites, and what adapters of foreign code need: type rules, error messages, stable types.
+"""The base of JAX suites, and tools for adapters of foreign code: type rules, error messages, stable types.
 
-A suite is one subclass of `SuiteEnv` in a module of its own (docs/new_suite.md).
+A suite is one subclass of `SuiteEnv` in its own module (docs/new_suite.md).
 """
 
 import contextlib
@@ -31,7 +31,7 @@ Key = tuple[str, tuple[tuple[str, Hashable], ...]]
 
 
 class Step(NamedTuple):
-    """What a suite reports after a reset or an action.
+    """The result of a suite's reset or action.
 
     Attributes:
       observation: an element of the observation space, in any type and shape that converts to the space's.
@@ -39,9 +39,11 @@ class Step(NamedTuple):
       terminated: bool, whether the task ended.
       truncated: bool, whether a time limit cut the episode off.
       action_mask: bool, True where an action is allowed; None allows everything.
-      discount: the environment's own, of what follows (`TimeStep.discount`), 1 after a reset; None: there is none.
+      discount: the environment's own discount of what follows (`TimeStep.discount`), 1 after a reset; None: it has
+        none.
       info: further values by name; those that are single numbers become `TimeStep.info`.
-      active: bool, False for an agent that is out but paid until its team's episode is over; None: all can act.
+      active: bool, False for an agent that can no longer act but is rewarded until its team's episode is over; None:
+        all can act.
     """
 
     observation: PyTree
@@ -65,13 +67,13 @@ class SuiteEnv(struct.PyTreeNode):
     - `observation_space`, `action_space`: static fields or properties;
     - `names`, `default`, `begin`, `advance`; and `static_parameters`, if there are any.
 
-    One of several agents also has `num_agents`, more than 1. The spaces are those of one agent; the actions of
-    `advance` and the fields of each `Step` begin with an axis of agents (rewards and endings may do without, `info`
-    does). An agent whose part is over repeats its ending until the others' are, or is not `active` but paid until then
-    (`jaxrl.envs.agents`).
+    An environment with several agents also has `num_agents`, more than 1. The spaces are those of one agent; the
+    actions of `advance` and the fields of each `Step` begin with an axis of agents (optional for rewards and endings,
+    absent from `info`). An agent that finishes before the others repeats its ending until they finish, or is not
+    `active` but rewarded until then (`jaxrl.envs.agents`).
 
     The other methods of the first group have defaults that suit most suites. Those of the second group serve
-    `jaxrl.make`, files, `jaxrl.envs.parameters` and training alike; no suite replaces them.
+    `jaxrl.make`, files, `jaxrl.envs.parameters` and training; suites do not override them.
     """
 
     if TYPE_CHECKING:  # fields or properties of a subclass; annotations would be fields here
@@ -87,11 +89,11 @@ class SuiteEnv(struct.PyTreeNode):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**{"repr": False} | options)
 
-    # --- what a suite says ---------------------------------------------------------------------------------------
+    # --- defined by a suite --------------------------------------------------------------------------------------
 
     @classmethod
     def names(cls) -> Sequence[str]:
-        """Return the names of the environments, without the suite's before them."""
+        """Return the names of the environments, without the suite's prefix."""
         raise NotImplementedError
 
     @classmethod
@@ -101,7 +103,7 @@ class SuiteEnv(struct.PyTreeNode):
 
     @classmethod
     def default(cls, key: Key) -> Self:
-        """Return the environment of this key with its default numbers; called once per key."""
+        """Return the environment for this key with its default numbers; called once per key."""
         raise NotImplementedError
 
     def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
@@ -117,7 +119,7 @@ class SuiteEnv(struct.PyTreeNode):
         """Refuse names and static parameters that do not exist or cannot run.
 
         Raises:
-          ConfigError: says why.
+          ConfigError: the message says why.
         """
         if name not in (names := cls.names()):
             raise unknown_name(cls.suite, name, names)
@@ -131,19 +133,19 @@ class SuiteEnv(struct.PyTreeNode):
         return like(self.numbers[name], value)
 
     def with_spaces(self) -> Self:
-        """Return this environment with the spaces that follow from its numbers, which are no arrays here."""
+        """Return this environment with the spaces that follow from its numbers, none of which is an array here."""
         return self
 
     def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
-        """Return a line for each number `changed` that is impossible, also in files."""
+        """Return a line for each number `changed` that is impossible; files are checked too."""
         return []
 
     def without_effect(self) -> frozenset[str]:
-        """Return the names of the numbers that change nothing that an agent sees; by default found by tracing."""
+        """Return the names of the numbers without effect on what an agent sees; by default found by tracing."""
         return _without_effect(type(self), self.key)
 
     def ineffective(self, changed: Collection[str]) -> list[str]:
-        """Return a line for each number `changed` that has another value than its default and no effect."""
+        """Return a line for each number `changed` that differs from its default but has no effect."""
         values, default = self.numbers, _shared(type(self), self.key).default.numbers
         return [
             f"{name}={values[name]!r:.80} of {self.name} changes nothing: no observation, reward or ending depends on "
@@ -159,11 +161,11 @@ class SuiteEnv(struct.PyTreeNode):
     def model(self, state: PyTree) -> tuple[Environment, PyTree]:
         """Return the environment that a search should plan in, and its states for states [B, ...] of this one.
 
-        Observations and actions have the same spaces there.
+        The spaces of its observations and actions are the same.
         """
         return self, state
 
-    # --- what every suite has ------------------------------------------------------------------------------------
+    # --- shared by all suites ------------------------------------------------------------------------------------
 
     @classmethod
     def make(cls, name: str, /, **parameters: Any) -> Self:
@@ -175,7 +177,7 @@ class SuiteEnv(struct.PyTreeNode):
 
         Raises:
           ConfigError: unknown name, or parameters that are unknown, do not fit, contradict each other or change
-            nothing; all that were found.
+            nothing; lists all problems.
         """
         env = cls._built(name, parameters)
         if problems := [*env.unused(parameters), *env.ineffective(parameters)]:
@@ -189,7 +191,7 @@ class SuiteEnv(struct.PyTreeNode):
         """Return the environment with recorded `parameters`, even without effect; its spaces follow from them.
 
         Raises:
-          ConfigError: as `make`, but for parameters that change nothing.
+          ConfigError: as `make`, except for parameters that change nothing.
         """
         del observation_space, action_space
         return cls._built(name, parameters)
@@ -250,12 +252,12 @@ class SuiteEnv(struct.PyTreeNode):
         found = {}
         for field in _leaves(self):
             value = getattr(self, field)
-            if value is not None:  # else another environment of the suite has this number
+            if value is not None:  # None if only other environments of the suite have this number
                 found |= vars(value) if dataclasses.is_dataclass(value) else {field: value}
         return found
 
     def with_numbers(self, values: Mapping[str, Any]) -> Self:
-        """Return this environment with other numbers, by name, as they are."""
+        """Return this environment with other numbers, by name, without conversion."""
         fields = {}
         for field in _leaves(self):
             value = getattr(self, field)
@@ -306,7 +308,7 @@ class SuiteEnv(struct.PyTreeNode):
         return _cast(state, shared.dtypes), self._of_agents(following)(step)
 
     def _of_agents(self, function: Callable[[Step], TimeStep]) -> Callable[[Step], TimeStep]:
-        """Return the function of the agents' steps, from that of one agent's."""
+        """Return the function of all agents' steps, given that of one agent's step."""
         if (agents := self.num_agents) == 1:
             return function
 
@@ -322,10 +324,10 @@ _OF_EACH = ("reward", "terminated", "truncated")
 
 
 class _Shared(NamedTuple):
-    """What all environments of one class and key have in common."""
+    """The data shared by all environments of one class and key."""
 
     default: Any
-    dtypes: PyTree  # of a state after some steps, in its tree
+    dtypes: PyTree  # of a state after some steps, as a tree like it
     info: tuple[str, ...]  # the scalars that a step reports
 
 
@@ -337,7 +339,7 @@ def _shared(cls: type[SuiteEnv], key: Key) -> _Shared:
         prng_key = jax.eval_shape(lambda: jax.random.key(0))
         action = jax.eval_shape(lambda key: _sample(default, key), prng_key)
         state, info = jax.eval_shape(cls.begin, default, prng_key)[0], {}
-        # States often begin with Python's numbers, which become arrays of another type, or not weakly typed ones.
+        # States often begin with Python numbers, which become arrays of another type, or strongly typed ones.
         for _ in range(3):
             before = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
             state, step = jax.eval_shape(cls.advance, default, before, action, prng_key)
@@ -356,10 +358,10 @@ def _leaves(env: SuiteEnv) -> list[str]:
 
 
 def check_single(env: Environment) -> None:
-    """Refuse an array to be mapped over, where the default of a parameter is one number or a smaller array.
+    """Refuse an array to be mapped over if the default of a parameter is one number or a smaller array.
 
     Raises:
-      ConfigError: names each of the environment and of its wrappers, with its shape.
+      ConfigError: names each such parameter of the environment and its wrappers, with its shape.
     """
     problems, part = [], env
     while isinstance(part, Environment):
@@ -391,7 +393,7 @@ def _scalar_names(reported: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _cast(state: PyTree, dtypes: PyTree) -> PyTree:
-    """Return the state in these types, so that every step returns the same ones."""
+    """Cast the state to these types, so that every step returns the same ones."""
     return jax.tree.map(lambda x, dtype: x if _is_key(dtype) else jnp.asarray(x, dtype), state, dtypes)
 
 
@@ -400,7 +402,7 @@ def _is_key(dtype: Any) -> bool:
 
 
 def _of_space(space: spaces.Space, observation: Any) -> PyTree:
-    """Return the observation in the types and shapes of its space."""
+    """Convert the observation to the types and shapes of its space."""
     return spaces.tree_map(lambda part, x: jnp.asarray(x, part.dtype).reshape(part.shape), space, observation)
 
 
@@ -413,7 +415,7 @@ def equal(one: Any, other: Any) -> bool:
 
 # --- foreign code ------------------------------------------------------------------------------------------------
 
-# What installs a module that environments of suites import when they are made.
+# The packages to install for modules that environments import when they are made.
 _PACKAGES = {
     "Box2D": "'gymnasium[box2d]'",
     "ale_py": "ale-py",
@@ -436,21 +438,21 @@ def box(seen: jax.ShapeDtypeStruct) -> spaces.Box:
 
 
 def counts_below_one(changed: Mapping[str, Any], *names: str) -> list[str]:
-    """Return a line for each of these numbers that changed to no whole number of at least 1.
+    """Return one error line per changed number that is not a whole number of at least 1.
 
     Args:
-      changed: numbers by name; arrays, which may be mapped over, pass.
-      names: of the counts among them, such as a time limit.
+      changed: numbers by name; arrays, which may be mapped over, are not checked.
+      names: the names of the counts among them, such as a time limit.
     """
     counts = {name: changed[name] for name in names if name in changed}
     return count_problems(**{name: ("None" if x is None else x, 1) for name, x in _single(counts).items()})
 
 
 def outside(changed: Mapping[str, Any], limits: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Return a line for each of these numbers that changed to none within its limits, or to no finite one.
+    """Return one error line per changed number that is out of range or not finite.
 
     Args:
-      changed: numbers by name; arrays, which may be mapped over, pass.
+      changed: numbers by name; arrays, which may be mapped over, are not checked.
       limits: by name, as `jaxrl.core.limits.problem` takes them: `{"spawn_cow_chance": PROBABILITY}`.
     """
     numbers = _single({name: changed[name] for name in limits if name in changed})
@@ -458,11 +460,11 @@ def outside(changed: Mapping[str, Any], limits: Mapping[str, Mapping[str, float]
 
 
 def negative_sizes(chosen: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
-    """Return a line for each static parameter that is below 1 though it counts something, or below 0.
+    """Return one error line per static parameter below 0, or below 1 if it is a count.
 
     Args:
       chosen: static parameters by name.
-      defaults: of all of them; what counts is a whole number there.
+      defaults: the defaults of all of them; counts are whole numbers there.
     """
     sizes = {name: x for name, x in defaults.items() if isinstance(x, int | float) and not isinstance(x, bool)}
     return outside(chosen, {name: {"low": int(isinstance(x, int))} for name, x in sizes.items()})
@@ -494,7 +496,7 @@ def key_of(name: str, arguments: Mapping[str, Any]) -> Key:
 
 @contextlib.contextmanager
 def silent_import() -> Generator[None]:
-    """Print nothing of what an imported package prints, also of one that sets the streams to the process's own."""
+    """Suppress the output of an imported package, even if it sets the streams to the process's own."""
     from unittest import mock  # takes time to import
 
     silent = io.StringIO()
@@ -511,14 +513,14 @@ def foreign_rules() -> Generator[None]:
 
 @contextlib.contextmanager
 def constructing() -> Generator[None]:
-    """Apply foreign rules and compute at once, so that what is cached within a trace holds no tracers."""
+    """Apply foreign rules and compute eagerly, so that values cached within a trace are not tracers."""
     with jax.ensure_compile_time_eval(), foreign_rules():
         yield
 
 
 @contextlib.contextmanager
 def refusing(where: str, options: Mapping[str, Any], kinds: tuple[type[Exception], ...] = _REFUSALS) -> Generator[None]:
-    """Raise a `ConfigError` for what a suite raises while it makes an environment, named by `where`."""
+    """Reraise errors of a suite that makes an environment as a `ConfigError`; `where` names the environment."""
     try:
         yield
     except kinds as error:
@@ -530,7 +532,7 @@ def refusing(where: str, options: Mapping[str, Any], kinds: tuple[type[Exception
 
 
 def _is_like(default: Any, value: Any) -> bool:
-    """Return whether a static parameter is of the kind of its default; anything goes for other kinds than these."""
+    """Return whether a static parameter has the kind of its default; kinds other than numbers are not checked."""
     value = value.item() if getattr(value, "shape", None) == () else value
     kinds = _kind(default), _kind(value)
     if kinds == ("True or False", "a whole number"):
@@ -550,7 +552,7 @@ def _install(error: Exception) -> str:
 
 
 def unknown_parameters(what: str, names: Iterable[str], allowed: Iterable[str]) -> list[str]:
-    """Return a line for each name that is not allowed, with the close ones; `what` says of which environment."""
+    """Return one error line per name that is not allowed, with similar names; `what` names the environment."""
     allowed = [*allowed]
     return [line for name in names if name not in allowed for line in unknown(what, name, allowed).problems]
 
@@ -559,7 +561,7 @@ def unread(environment: Callable[[dict[str, Any]], Environment], values: dict[st
     """Return the names of the parameters on which no time step of an environment depends; compiles nothing.
 
     Args:
-      environment: from parameters by name to a raw environment.
+      environment: a function from parameters by name to a raw environment.
       values: parameters by name, numbers or arrays.
     """
 
@@ -581,7 +583,7 @@ def unread(environment: Callable[[dict[str, Any]], Environment], values: dict[st
 
 
 def _sample(env: Any, key: jax.Array) -> PyTree:
-    """Return a random action, of several agents one each."""
+    """Return a random action, or one for each of several agents."""
     agents = getattr(env, "num_agents", 1)
     return (
         env.action_space.sample(key)
