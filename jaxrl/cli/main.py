@@ -156,6 +156,11 @@ def _command(module: str, name: str) -> Callable[[Sequence[str]], int]:
     return lambda argv: getattr(importlib.import_module(f"jaxrl.cli.{module}"), name)(argv)
 
 
+def _begins(command: str) -> Callable[[Sequence[str]], int]:
+    """Return a command that begins runs."""
+    return lambda argv: importlib.import_module("jaxrl.cli.runs").begin(command, argv)
+
+
 def _of_runs(command, what, argv, *flags):
     """Return the arguments of a command about existing runs.
 
@@ -270,9 +275,9 @@ def _doctor(argv: Sequence[str]) -> int:
 
 # By name: the command, and one line of help.
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
-    "train": (_command("commands", "train"), "train an algorithm on an environment; the same command again resumes"),
+    "train": (_begins("train"), "train an algorithm on an environment; the same command again resumes"),
     "compile": (
-        _command("commands", "compile_"),
+        _begins("compile"),
         "compile what train with the same flags would compile, and keep it for that run",
     ),
     "eval": (_command("evaluate", "evaluate"), "play episodes with a trained policy"),
@@ -299,9 +304,9 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "dataset": (_command("data", "dataset"), "report what a dataset contains: jaxrl dataset info DIR"),
     "plot": (_plot, "draw the learning curves of runs"),
     "report": (_report, "write one HTML file about runs: scores, curves, and which settings matter"),
-    "sweep": (_command("commands", "sweep"), "train over seeds and a grid of settings in one program"),
-    "tune": (_command("commands", "tune"), "search settings for the highest return: Bayesian, with pruning"),
-    "pbt": (_command("commands", "pbt"), "train a population in which the worst copy the best and vary their settings"),
+    "sweep": (_begins("sweep"), "train over seeds and a grid of settings in one program"),
+    "tune": (_begins("tune"), "search settings for the highest return: Bayesian, with pruning"),
+    "pbt": (_begins("pbt"), "train a population in which the worst copy the best and vary their settings"),
     "envs": (_envs, "list the environments, or the parameters of one"),
     "algos": (_algos, "list the algorithms and presets"),
     "doctor": (_doctor, "check this machine and installation"),

@@ -30,12 +30,14 @@ def problems(run: Mapping[str, Any], command: str = "train") -> list[str]:
     except ConfigError as error:
         return [f"--launch: {problem}" for problem in error.problems]
     found = [f"--launch: {problem}" for problem in launch.problems(how)]
+    if command == "tune" and (run["distributed"] or run["launch"] != "here"):
+        found.append("--launch, --distributed: not with tune; --backend ray has several trials under way at once")
     if run["distributed"] and isinstance(how, Several):
         found.append(f"--distributed: not with --launch {run['launch']}, which starts the processes itself")
     if isinstance(how, Several) and how.restarts > 0 and run.get("run_dir") is None:
         found.append(f"--launch {run['launch']}: needs --run-dir, whose newest checkpoint a restart goes on from")
     if isinstance(how, Several) and how.evaluators > 0:
-        if command in ("sweep", "pbt", "compile"):  # tune has no --launch
+        if command in ("sweep", "pbt", "compile"):
             found.append(
                 f"--launch {run['launch']}: not with {command}; an evaluator plays the checkpoints of jaxrl train: "
                 "leave evaluators out"

@@ -1,7 +1,5 @@
 """The command `jaxrl pbt`, after its flags are read: a population, its table, and the winner's schedules."""
 
-from collections.abc import Sequence
-
 from jaxrl.cli.runs import ParsedCommand
 from jaxrl.cli.sweep import PICTURES
 from jaxrl.cli.training import prepare
@@ -10,12 +8,11 @@ from jaxrl.parallel.multihost import distributed
 from jaxrl.sweeps.pbt import pbt as run_pbt
 
 
-def pbt(parsed: ParsedCommand, argv: Sequence[str]) -> int:
+def pbt(parsed: ParsedCommand) -> int:
     """Train the population described by the flags; return the exit code.
 
     Args:
       parsed: the parsed flags.
-      argv: their words.
     """
     request = prepare("pbt", parsed)
     arguments = {name: value for name, value in request.arguments.items() if name not in ("out", "space")}
@@ -28,7 +25,7 @@ def pbt(parsed: ParsedCommand, argv: Sequence[str]) -> int:
     episodes = f"{result.fresh_returns.size} fresh episodes"
     print(f"winner: member {result.lineage.winner}, return {result.fresh_score:.6g} in {episodes}")
     print(f"{result.wall_seconds:,.0f} s; {result.steps_per_second:,.0f} steps/s over all members while training")
-    print(f"its schedules: {' '.join(train_command('pbt', space | result.schedules, argv))}")
+    print(f"its schedules: {' '.join(train_command('pbt', space | result.schedules, parsed.argv))}")
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         if out.suffix in PICTURES:

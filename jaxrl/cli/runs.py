@@ -1,6 +1,7 @@
 """The command lines of `jaxrl train`, `compile`, `sweep`, `tune` and `pbt`, checked before JAX is imported."""
 
 import dataclasses
+import importlib
 import shutil
 from collections.abc import Sequence
 from functools import partial
@@ -81,17 +82,29 @@ _OFFLINE = ("bc", "cql", "crr", "iql", "td3bc")
 _RARE = ("host environments", "devices and machines")
 
 
+# The module and the function that do the work of a command.
+_WORK = {
+    "train": ("training", "train"),
+    "compile": ("ahead", "compile_"),
+    "sweep": ("sweep", "sweep"),
+    "tune": ("tune", "tune"),
+    "pbt": ("pbt", "pbt"),
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class ParsedCommand:
     """A valid command line, as far as can be checked without JAX.
 
     Attributes:
+      argv: words of the command line after the command.
       algorithm: name of the algorithm.
       preset: name of the preset, or None.
       groups: groups of the flags.
       values: values by group, without parts and schedules made.
     """
 
+    argv: Sequence[str]
     algorithm: str
     preset: str | None
     groups: Sequence[Group]
@@ -142,7 +155,7 @@ def read(command: str, argv: Sequence[str]) -> ParsedCommand:
         problems += [f"--{flag.name.replace('_', '-')}: not with --target" for flag in unusable]
     if problems:
         raise ConfigError(problems)
-    return ParsedCommand(name, None if preset is None else preset.name, groups, values)
+    return ParsedCommand(argv, name, None if preset is None else preset.name, groups, values)
 
 
 def grid_environments(words: Sequence[str]) -> list[str]:
@@ -263,12 +276,21 @@ def _preset(argv):
     return None
 
 
-def asks_for_help(argv: Sequence[str]) -> bool:
-    """Return whether the words ask for help without naming an algorithm."""
-    return not argv or argv[0] in ("-h", "--help")
+def begin(command: str, argv: Sequence[str]) -> int:
+    """Run `jaxrl COMMAND ALGORITHM [FLAGS]`, which imports JAX only if all flags are valid; return the exit code."""
+    if not argv or argv[0] in ("-h", "--help"):
+        return _print_help(command)
+    parsed = read(command, argv)
+    if (code := multihost.start(command, argv, parsed.values["run"])) is not None:
+        return code
+    from jaxrl.parallel.multihost.distributed import report_errors
+
+    module, function = _WORK[command]
+    with report_errors():
+        return getattr(importlib.import_module(f"jaxrl.cli.{module}"), function)(parsed)
 
 
-def print_help(command: str) -> int:
+def _print_help(command):
     """Print the algorithms that a command has flags for; return the exit code."""
     lines = [f"  jaxrl {command} {name} --help" for name in table.algorithms(command)]
     usage = [f"usage: jaxrl {command} ALGORITHM [FLAGS]", f"       jaxrl {command} --preset NAME [FLAGS]"]

@@ -9,22 +9,18 @@ from jaxrl.cli.fields import written
 from jaxrl.cli.runs import ParsedCommand
 from jaxrl.cli.sweep import PICTURES, read_space
 from jaxrl.cli.training import TrainRequest, prepare
-from jaxrl.core.errors import ConfigError
 from jaxrl.sweeps.tune import tune as run_tune
 
 # Flags that `train` also has, but that apply to another run or mean something else there.
 _NOT_OF_THE_RUN = ("run_dir", "overwrite", "progress", "devices")
 
 
-def tune(parsed: ParsedCommand, argv: Sequence[str]) -> int:
+def tune(parsed: ParsedCommand) -> int:
     """Run the search described by the flags; return the exit code.
 
     Args:
       parsed: the parsed flags.
-      argv: their words.
     """
-    if parsed.values["run"]["distributed"] or parsed.values["run"]["launch"] != "here":
-        raise ConfigError("--launch, --distributed: not with tune; --backend ray has several trials under way at once")
     request = prepare("tune", parsed)
     arguments = {name: value for name, value in request.arguments.items() if name not in ("out", "seeds", "space")}
     seeds, out = request.arguments["seeds"], request.arguments["out"]
@@ -32,7 +28,7 @@ def tune(parsed: ParsedCommand, argv: Sequence[str]) -> int:
     arguments |= {"env": request.env, "num_envs": request.num_envs, "seeds": seeds[0] if len(seeds) == 1 else seeds}
     result = run_tune(request.algo, **arguments, **space)
     print(result.table())
-    print(f"best: {' '.join(train_command('tune', result.best, argv))}")
+    print(f"best: {' '.join(train_command('tune', result.best, parsed.argv))}")
     if out is not None:
         _save(result, out)
     return 0
