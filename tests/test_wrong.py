@@ -1,0 +1,60 @@
+"""Wrong command lines and calls, held to `golden/wrong.json`; CONTRIBUTING.md says how an entry is added."""
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+from flax import linen as nn
+from helpers.refused import named, nothing_compiled, problems
+from helpers.registered import OWN_ALGORITHMS
+
+import jaxrl
+from jaxrl.cli import fields, main
+
+GOLDEN = Path(__file__).parent / "golden"
+TRANSCRIPT = json.loads((GOLDEN / "wrong.json").read_text())
+
+
+def test_wrong_input_is_refused_as_it_was(capsys, monkeypatch, tmp_path):
+    """With the same exit code or exception, and as many problems that name the same flags and fields."""
+    jax.devices()  # the tests' four CPU devices exist before a --devices asks for others
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(GOLDEN / "runs" / "ppo", "there/run")
+    Path("there/file").write_text("")
+    Path("there/empty").mkdir()
+
+    def command(words):
+        try:
+            outcome = main.main(shlex.split(words))
+        except SystemExit as stopped:
+            outcome = stopped.code
+        return outcome, f"\n{capsys.readouterr().err}".split("\nerror: ")[1:]
+
+    def call(expression):
+        return "returned", [repr(eval(expression, {"jaxrl": jaxrl, "np": np, "optax": optax, "nn": nn}))]
+
+    changed: dict[str, dict] = {"commands": {}, "calls": {}}
+    for kind, run in (("commands", command), ("calls", call)):
+        for given, kept in TRANSCRIPT[kind].items():
+            try:
+                with nothing_compiled():
+                    outcome, told = run(given)
+            except Exception as error:
+                outcome, told = type(error).__name__, problems(error)
+            if (found := [outcome, *sorted(map(named, told))]) != kept:
+                changed[kind][given] = found
+    assert not any(changed.values()), json.dumps(changed, indent=1)
+
+
+def test_flags_set_the_fields_that_they_did():
+    found = {}
+    for name in OWN_ALGORITHMS:
+        groups = fields.algorithm_groups(jaxrl.make_algorithm(name))
+        set_by = {g.option(f): f"{g.title}.{f.name}" if g.prefix else f.name for g in groups for f in g.flags}
+        assert all(option == "--" + field.replace("_", "-") for option, field in set_by.items())
+        found[name] = " ".join(sorted(set_by.values()))
+    assert found == TRANSCRIPT["flags"]
