@@ -6,14 +6,16 @@ import shutil
 from pathlib import Path
 
 import jax
-import numpy as np
-import optax
-from flax import linen as nn
+import optax  # noqa: F401  as the next: for the calls of the transcript
+from flax import linen as nn  # noqa: F401
 from helpers.refused import named, nothing_compiled, problems
 from helpers.registered import OWN_ALGORITHMS
 
 import jaxrl
+from jaxrl.algos.rnd import RND  # noqa: F401
 from jaxrl.cli import fields, main
+from jaxrl.core import schedules, sources  # noqa: F401
+from jaxrl.core.types import EnvSpec  # noqa: F401
 
 GOLDEN = Path(__file__).parent / "golden"
 TRANSCRIPT = json.loads((GOLDEN / "wrong.json").read_text())
@@ -35,7 +37,8 @@ def test_wrong_input_is_refused_as_it_was(capsys, monkeypatch, tmp_path):
         return outcome, f"\n{capsys.readouterr().err}".split("\nerror: ")[1:]
 
     def call(expression):
-        return "returned", [repr(eval(expression, {"jaxrl": jaxrl, "np": np, "optax": optax, "nn": nn}))]
+        answer = eval(expression, globals())
+        return "returned", answer if isinstance(answer, list) else [repr(answer)]
 
     changed: dict[str, dict] = {"commands": {}, "calls": {}}
     for kind, run in (("commands", command), ("calls", call)):

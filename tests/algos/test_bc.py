@@ -20,11 +20,8 @@ from helpers.offline import (
 )
 from scipy import stats
 
-from jaxrl.algos import regression
-from jaxrl.core import spaces
 from jaxrl.core.sources import Dataset
-from jaxrl.core.types import EnvSpec, TimeStep
-from jaxrl.networks import Actor
+from jaxrl.core.types import TimeStep
 
 KEY = jax.random.key(0)
 
@@ -111,17 +108,6 @@ def test_it_acts_by_its_best_action_and_samples_if_asked():
 def test_it_asks_for_a_dataset_alone():
     assert BC.experience == {"replay": Dataset(BATCH)}
     assert BC.replace(batch_size=8).experience != BC.experience
-
-
-def test_what_does_not_fit_is_said():
-    assert BC.validate(SPEC, 4, 4) == [] and BC.validate(CHOICE, 4, 4) == []
-    for space in (spaces.MultiDiscrete((3, 2)), spaces.Box(-np.inf, np.inf, (2,)), spaces.Box(-1, 1, (2, 2))):
-        (problem,) = BC.validate(EnvSpec("x", SPEC.observation_space, space), 4, 4)
-        assert "bounded Box" in problem and repr(space) in problem
-    (problem,) = BC.replace(policy=Actor(stochastic=False)).validate(CHOICE, 4, 4)
-    assert "stochastic=True" in problem
-    assert "batch_size=0" in BC.replace(batch_size=0).validate(SPEC, 4, 4)[0]
-    assert regression.EDGE == 1e-3
 
 
 @pytest.mark.long

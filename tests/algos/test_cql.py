@@ -222,14 +222,6 @@ def test_the_estimate_over_a_box_is_the_integral():
     np.testing.assert_allclose(estimate(jax.random.key(1)), wanted, atol=0.05)
 
 
-def test_what_does_not_fit_is_said():
-    assert CQL.validate(SPEC, 4, 4) == [] and CQL.validate(CHOICE, 4, 4) == []
-    (problem,) = CQL.replace(coefficient=0.0, lagrange_threshold=5.0).validate(SPEC, 4, 4)
-    assert "coefficient=0" in problem and "more than 0" in problem
-    assert CQL.replace(coefficient=0.0).validate(SPEC, 4, 4) == []
-    assert "samples=0" in CQL.replace(samples=0).validate(SPEC, 4, 4)[0]
-
-
 BANDIT = QUICK | {"coefficient": 0.4, "temperature": 0.05, "temperature_learning_rate": 1e-9, "tau": 0.1}
 
 

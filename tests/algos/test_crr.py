@@ -129,13 +129,6 @@ def test_discrete_weights_are_exact(baseline):
     np.testing.assert_array_equal(weights("constant"), 1.0)
 
 
-def test_what_does_not_fit_is_said():
-    assert CRR.validate(SPEC, 4, 4) == [] and CRR.validate(CHOICE, 4, 4) == []
-    assert "'exp', 'indicator', 'constant'" in CRR.replace(weighting="binary").validate(SPEC, 4, 4)[0]
-    assert "'mean', 'max'" in CRR.replace(baseline="min").validate(SPEC, 4, 4)[0]
-    assert "temperature=0" in CRR.replace(temperature=0.0).validate(SPEC, 4, 4)[0]
-
-
 BANDIT = QUICK | {"temperature": 0.05, "max_weight": 20.0, "target_period": 100}
 
 

@@ -22,7 +22,7 @@ from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.sources import Dataset, Lifo
 from jaxrl.core.types import EnvSpec, Trajectory
 from jaxrl.data import EpisodeCutter
-from jaxrl.networks import ActionValues, Actor, CategoricalValues, Critic
+from jaxrl.networks import Actor, Critic
 from jaxrl.parallel.replicas import SingleReplica
 
 KEY = jax.random.key(0)
@@ -176,23 +176,6 @@ def test_every_kind_of_observation_has_a_penalty(kind, action):
         lambda state: algo.update(state, {"replay": part, "demonstrations": part}, **arguments), state
     )
     assert jax.tree.leaves(new) == jax.tree.leaves(state) and info.metrics["gradient_penalty"].shape == ()
-
-
-def test_what_does_not_fit_is_said():
-    assert GAIL.validate(SPEC, 4, 4) == [] and GAIL.validate(CHOICE, 4, 4) == []
-    (problem,) = GAIL.validate(EnvSpec("x", SPEC.observation_space, spaces.Box(-np.inf, np.inf, (2,))), 4, 4)
-    assert "GAIL needs a bounded Box" in problem
-    for wrong in (Critic(ensemble=2), Critic(ensemble=1, head=CategoricalValues(5)), Actor()):
-        (problem,) = GAIL.replace(discriminator=wrong).validate(SPEC, 4, 4)
-        assert "must be a Critic(ensemble=1) with ActionValues(noisy=False)" in problem
-    assert GAIL.replace(discriminator=Critic(ensemble=1, head=ActionValues(noisy=True))).validate(SPEC, 4, 4) != []
-    (problem,) = GAIL.replace(discriminator=Critic(ensemble=1, observation_keys=("x",))).validate(SPEC, 4, 4)
-    assert "GAIL.discriminator: observation_keys" in problem
-    assert "gamma=1.0 must be at least 0 and less than 1" in GAIL.replace(gamma=1.0).validate(SPEC, 4, 4)[0]
-    assert "'airl', 'gail'" in GAIL.replace(reward="fairl").validate(SPEC, 4, 4)[0]
-    assert "gradient_penalty=-1" in GAIL.replace(gradient_penalty=-1.0).validate(SPEC, 4, 4)[0]
-    with pytest.raises(jaxrl.JaxrlError, match="GAIL learns from a dataset"):
-        jaxrl.train(GAIL, "gymnax:Pendulum-v1", total_steps=8, progress=False)
 
 
 # --- terminations ----------------------------------------------------------------------------------------------------

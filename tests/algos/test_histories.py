@@ -229,20 +229,6 @@ def test_histories_of_a_run_say_what_it_did():
     assert np.asarray(found.action)[counts].std() > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("algo", "words"),
-    [
-        (jaxrl.BC(policy=POLICY), "BC.policy reads first and previous_action and previous_reward, which a replay of"),
-        (jaxrl.IQL(value=dataclasses.replace(CRITIC, ensemble=1)), "IQL.value reads first and previous_action"),
-        (jaxrl.CQL(critic=CRITIC), "CQL learns from single transitions"),
-        (jaxrl.SAC(policy=POLICY, sequence_length=1), "SAC.sequence_length=1 must be at least 2"),
-    ],
-    ids=lambda x: type(x).__name__,
-)
-def test_what_cannot_use_a_memory_says_so(algo, words):
-    assert any(problem.startswith(words) for problem in algo.validate(SPEC, 8, 1))
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", RECURRENT)
 def test_a_run_is_the_same_on_four_devices_and_goes_on_bit_for_bit(name, tmp_path):

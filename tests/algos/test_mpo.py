@@ -23,7 +23,7 @@ from jaxrl.algos.train_state import Variables
 from jaxrl.core import keys, spaces
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import EnvSpec, TimeStep
-from jaxrl.networks import Actor, Critic
+from jaxrl.networks import Critic
 from jaxrl.networks.distributions import DiagonalGaussian
 from jaxrl.parallel.replicas import SingleReplica
 
@@ -369,15 +369,3 @@ def test_forbidden_actions_are_never_taken(updates):
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
-
-
-def test_what_does_not_fit_is_said():
-    assert MPO.validate(CHOICES, 4, 4) == []
-    wrong = MPO.replace(samples=0, target_period=0, epsilon=0.0, epsilon_mean=-1.0, temperature=0.0, alpha_std=0.0)
-    found = wrong.validate(SPEC, 4, 4)
-    names = ("samples=0", "target_period=0", "epsilon=0.0", "epsilon_mean=-1.0", "temperature=0.0", "alpha_std=0.0")
-    assert len(found) == len(names)
-    for name in names:
-        assert sum(name in line for line in found) == 1, name
-    fixed = MPO.replace(policy=Actor(stochastic=False))
-    assert any("stochastic=True" in line for line in fixed.validate(CHOICES, 4, 4))

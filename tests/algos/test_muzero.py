@@ -14,10 +14,9 @@ from scipy.special import log_softmax
 
 import jaxrl
 from jaxrl.algos import q_learning
-from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import SequenceBatch
-from jaxrl.networks import MLP, ModelNetwork, QNetwork
+from jaxrl.networks import MLP, ModelNetwork
 from jaxrl.parallel.replicas import SingleReplica
 
 RATE, GAMMA, UNROLL, N, EDGE, ATOMS, COST = 0.1, 0.9, 2, 2, 3.0, 7, 0.4
@@ -211,12 +210,3 @@ def test_it_learns_and_resumes_bit_for_bit(tmp_path):
     jaxrl.train(SMALL, "probe:ActionReward", total_steps=2_048, run_dir=tmp_path, **SETTINGS)
     again = jaxrl.train(SMALL, "probe:ActionReward", total_steps=4_096, run_dir=tmp_path, **SETTINGS)
     assert_equal(whole.state, again.state)
-
-
-def test_other_networks_and_actions_are_refused():
-    with pytest.raises(ConfigError, match="has no model"):
-        jaxrl.Anakin(num_envs=8).bind(jaxrl.MuZero(network=QNetwork()), jaxrl.make("gymnax:CartPole-v1"))
-    with pytest.raises(ConfigError, match="discrete actions"):
-        jaxrl.Anakin(num_envs=8).bind(jaxrl.MuZero(), jaxrl.make("gymnax:Pendulum-v1"))
-    with pytest.raises(ConfigError, match="v_min=1.0 must be less"):
-        jaxrl.Anakin(num_envs=8).bind(jaxrl.MuZero(v_min=1.0, v_max=1.0), jaxrl.make("gymnax:CartPole-v1"))

@@ -16,16 +16,12 @@ from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.algos import on_policy
-from jaxrl.algos.base import field_problems
 from jaxrl.algos.optimizers import Adam
 from jaxrl.algos.q_learning import transition_keys
 from jaxrl.algos.rnd import RND
-from jaxrl.core import spaces
 from jaxrl.core.config import decode, encode
-from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import Linear, resolve_schedules
-from jaxrl.core.types import EnvSpec
-from jaxrl.networks import MLP, ActorCritic, NatureCNN
+from jaxrl.networks import MLP, ActorCritic
 from jaxrl.parallel.replicas import SingleReplica
 
 BONUS = RND(
@@ -186,26 +182,9 @@ def test_what_follows_a_whole_episode_is_not_of_the_stream():
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_bonus_is_written_and_read_and_its_wrong_numbers_are_named():
+def test_a_bonus_is_written_and_read():
     algo = jaxrl.PPO(exploration_bonus=RND(gamma=0.9, learning_rate=Linear(1e-3, 0.0), widths=(8, 8), torso=MLP((3,))))
     assert decode(encode(algo)) == algo
-    wrong = RND(gamma=2.0, predictor_fraction=0.0, features=0)
-    assert field_problems(jaxrl.PPO(exploration_bonus=wrong)) == [
-        "RND.gamma=2.0 must be at least 0 and at most 1",
-        "RND.predictor_fraction=0.0 must be more than 0 and at most 1",
-        "RND.features=0 must be at least 1",
-    ]
-    with pytest.raises(ConfigError, match=r"PPO.exploration_bonus=3.0 is not RND\(\.\.\.\), or None"):
-        jaxrl.train(jaxrl.PPO(exploration_bonus=3.0), "probe:Constant", total_steps=64, progress=False)
-
-
-@pytest.mark.parametrize("name", ["PPO", "A2C", "IMPALA", "VMPO"])
-def test_a_bonus_whose_networks_do_not_fit_is_told_before_anything_is_compiled(name):
-    spec = EnvSpec("probe", spaces.Box(-1.0, 1.0, (4,)), spaces.Discrete(2))
-    for bonus, why in ((RND(torso=NatureCNN()), "needs images"), (RND(widths=(0,)), "widths")):
-        algo = getattr(jaxrl, name)(exploration_bonus=bonus).resolve(spec, 8)
-        (problem,) = algo.validate(spec, 8, 1)
-        assert problem.startswith("RND: ") and why in problem
 
 
 def test_only_what_climbs_advantages_takes_a_bonus():

@@ -657,16 +657,6 @@ def test_memory_goes_with_the_parts():
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(learner.critic))
 
 
-def test_what_does_not_go_together_is_said():
-    few = SAC.replace(target_critics=3).validate(SPEC, 4, 4)
-    assert few == ["SAC.target_critics=3 are more than critic.ensemble=2"]
-    quantiles = SAC.replace(critic=Critic(head=QuantileValues(5)))
-    assert quantiles.replace(dropped_quantiles=4).validate(SPEC, 4, 4) == []
-    assert "less than critic.head.quantiles=5" in quantiles.replace(dropped_quantiles=5).validate(SPEC, 4, 4)[0]
-    assert "has no effect unless critic.head=quantilevalues" in SAC.replace(dropped_quantiles=1).validate(SPEC, 4, 4)[0]
-    assert "normalize_reward=True" in SAC.replace(imitate=True, normalize_reward=True).validate(SPEC, 4, 4)[0]
-
-
 def test_dropout_is_refused_where_nothing_would_be_dropped():
     """Every other algorithm took it and did not look at it, nor did GAIL's discriminator and IQL's value."""
     spec, dropping = EnvSpec("probe", spaces.Box(-1.0, 1.0, (4,)), spaces.Box(-1.0, 1.0, (2,))), set()

@@ -6,13 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.programs import DQN, ENV, anakin
 from helpers.streams import rows_of
 from helpers.tiers import one_quick
 
 from jaxrl.buffers import checks
 from jaxrl.buffers.flashbax import FlashbaxReplay
-from jaxrl.core.errors import ConfigError
 from jaxrl.core.sources import Fifo, Prioritized, Replay, Uniform
 from jaxrl.parallel.replicas import MeshReplicas, SingleReplica
 
@@ -102,11 +100,6 @@ def test_two_devices_draw_what_one_does(sampler):
 def test_what_flashbax_has_not_is_refused(changes, said):
     source = dataclasses.replace(SOURCE, **changes)
     assert any(said in line for line in checks.source_problems({"replay": source}, 4, 4, 1))
-
-
-def test_an_algorithm_says_so_before_anything_is_compiled():
-    with pytest.raises(ConfigError, match="one-step transitions only"):
-        anakin().bind(DQN.replace(storage="flashbax"), ENV)
 
 
 def test_another_platform_has_another_program_of_the_same_priorities():

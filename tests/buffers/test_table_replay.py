@@ -6,15 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.programs import DQN, ENV, anakin
 from helpers.streams import rows_of
 from helpers.tables import Model
 from helpers.tiers import few, one_quick
 
-import jaxrl
 from jaxrl.buffers import checks, replay
 from jaxrl.buffers.table_replay import TableReplay
-from jaxrl.core.errors import ConfigError
 from jaxrl.core.sources import Fifo, FrameStack, Lifo, MaxHeap, MinHeap, Prioritized, Replay, Sequence, Uniform
 from jaxrl.parallel.replicas import MeshReplicas, SingleReplica
 
@@ -196,24 +193,3 @@ def test_what_does_not_go_together_is_refused(changes, said):
     source = dataclasses.replace(SOURCE, **changes)
     found = checks.source_problems({"replay": source}, 4, 4, 2)
     assert any(said in line for line in found), found
-
-
-def test_an_algorithm_tells_all_at_once_before_anything_is_compiled():
-    algo = DQN.replace(sampler=Lifo(), remover=MinHeap())
-    with pytest.raises(ConfigError) as caught:
-        anakin().bind(algo, ENV)
-    told = "\n".join(caught.value.problems)
-    assert "prioritized=True draws by priority, and sampler=Lifo() is given too" in told
-    assert "remover=MinHeap() needs storage='table'" in told
-    algo = jaxrl.SAC(sampler=MaxHeap(), storage="table", remover=MinHeap(), max_times_sampled=-1)
-    with pytest.raises(ConfigError) as caught:
-        anakin().bind(algo, jaxrl.make("gymnax:Pendulum-v1"))
-    told = "\n".join(caught.value.problems)
-    assert "SAC.sampler=MaxHeap() goes by priorities, which SAC does not give" in told
-    assert "SAC.remover=MinHeap() goes by priorities" in told
-    assert "SAC.max_times_sampled=-1 must be at least 0" in told
-    sampler = Prioritized(beta=jaxrl.schedules.Linear(0.4, 1.0))
-    with pytest.raises(ConfigError, match="exponent and beta must be numbers of at least 0"):
-        anakin().bind(DQN.replace(sampler=sampler, prioritized=False), ENV)
-    with pytest.raises(ConfigError, match=r"DQN.sampler='lifo' is not one of Uniform\(\), Prioritized\(\)"):
-        anakin().bind(DQN.replace(sampler="lifo", prioritized=False), ENV)

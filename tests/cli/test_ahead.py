@@ -90,13 +90,6 @@ def test_without_a_cache_nothing_would_be_kept(uncached, monkeypatch, capsys):
     assert "nothing would be kept" in line and "JAXRL_CACHE" in line
 
 
-def test_mistakes_are_told_as_by_train(capsys):
-    assert main.main(["compile", "pppo", "--env", "probe:Constant", "--total-steps", "10"]) == 2
-    assert "unknown algorithm 'pppo'; did you mean 'ppo'" in capsys.readouterr().err
-    assert main.main(["compile", *PPO, "--total-steps", "10"]) == 2
-    assert "no environment" in capsys.readouterr().err
-
-
 def test_an_interrupted_one_has_compiled_no_whole_run(monkeypatch, capsys):
     monkeypatch.setattr(ahead, "cache_folder", lambda: "somewhere")
 

@@ -166,24 +166,6 @@ def test_render_in_another_environment(said, run_dir, tmp_path, monkeypatch):
     said("render", str(run_dir), "--env", "gymnax:Pendulum-v1", code=2)
 
 
-@pytest.mark.parametrize(
-    "words, problem",
-    [
-        ([], "no run directory: jaxrl render RUN"),
-        (["RUN", "--out", "episode.png"], "--out: 'episode.png' must end in .gif, .mp4"),
-        (["RUN", "--episodes", "0"], "--episodes: 0 must be at least 1"),
-        (["RUN", "--max-steps", "0"], "--max-steps: 0 must be at least 1"),
-        (["RUN", "--env-params", "gravity=1"], "--env-params needs --env"),
-        (["RUN", "--env", "gymnax:Cartpole"], "CartPole-v1"),
-        (["RUN", "--seed", "-1"], "--seed"),
-        (["RUN"], "there is no such folder"),
-    ],
-)
-def test_what_cannot_be_rendered_is_refused(words, problem, capsys):
-    assert main.main(["render", *words]) == 2
-    assert problem in capsys.readouterr().err
-
-
 def test_plot(said, run_dir, tmp_path):
     picture = tmp_path / "curve.png"
     assert said("plot", str(run_dir), "--out", str(picture)).strip() == str(picture)

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrl.core import schedule_text, schedules
-from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import Constant, Cosine, Exponential, Linear, PiecewiseConstant
 
 EVERY = [
@@ -143,34 +142,6 @@ def test_parse(text, value):
     assert type(schedules.parse(text)) is type(value)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", ["neither a number nor a schedule", "linear:START:END"]),
-        ("fast", ["'fast'", "neither a number nor a schedule"]),
-        ("linear", ["lacks its numbers", "linear:START:END[:UNTIL]"]),
-        ("linaer:1:0", ["unknown schedule 'linaer'", "did you mean 'linear'"]),
-        ("linear:1", ["has 1 numbers", "linear:START:END[:UNTIL]"]),
-        ("linear:1:2:0.5:9", ["has 4 numbers"]),
-        ("linear:1:O", ["'O'", "is not a number"]),
-        ("linear:1:0:0", [".until=0", "more than 0 and at most 1"]),
-        ("cosine:1:0:1.5", [".until=1.5"]),
-        ("exponential:1:0", ["from 1 to 0", "linear and cosine reach 0"]),
-        ("exponential:-1:1", ["both must be more than 0"]),
-        ("piecewise:1:0.5", ["has 2 numbers", "piecewise:VALUE:BOUNDARY:VALUE"]),
-        ("piecewise:1:0.7:2:0.6:3", ["boundaries=0.7, 0.6", "must rise, between 0 and 1"]),
-        ("piecewise:1:0:2", ["boundaries=0", "must rise"]),
-        ("nan", ["'nan'", "not a finite number"]),
-        ("linear:1:inf", [".end=inf", "finite"]),
-    ],
-)
-def test_wrong_text_is_told(text, words):
-    with pytest.raises(ConfigError) as told:
-        schedules.parse(text)
-    for word in words:
-        assert word in str(told.value)
-
-
 sizes = st.floats(2.0**-126, 3.4e38)  # that float32 holds
 numbers = st.one_of(st.just(0.0), sizes, sizes.map(lambda x: -x))
 positive = st.floats(1e-30, 1e30)
@@ -196,15 +167,11 @@ def test_config_of_arrays_is_their_number():
     assert schedules.to_config(Linear(jnp.float32(0.5), 0)) == "linear:0.5:0.0:1.0"
 
 
-def test_problems_of_schedules_made_in_python():
+def test_traced_schedules_and_correct_ones_have_no_problems():
     def told(schedule):
         return "\n".join(schedules.schedule_problems("PPO.clip", schedule))
 
     assert not any(told(schedule) for schedule in [*EVERY, 0.3, jnp.float32(2.0), None])
-    assert "PPO.clip has 1 values and 1 boundaries" in told(PiecewiseConstant((1.0,), (0.5,)))
-    assert "PPO.clip.start='fast' must be a finite number" in told(Linear("fast", 0.0))
-    assert "PPO.clip.values[1]=nan must be a finite number" in told(PiecewiseConstant((1.0, math.nan), (0.5,)))
-    assert "PPO.clip.until=2" in told(Cosine(1.0, 0.0, until=2.0))
     jax.jit(lambda end: told(Exponential(1.0, end)) or end)(-1.0)  # traced numbers cannot be looked at
 
 

@@ -185,22 +185,6 @@ def test_wrappers_of_a_class_that_is_passed():
         jaxrl.make(Shown(), wrappers="FlattenObservation")
 
 
-@pytest.mark.parametrize(
-    ("wrappers", "says"),
-    [
-        ("FlattenObservatio", "did you mean FlattenObservation"),
-        ("no_such_module:Mine", "No module named 'no_such_module'"),
-        ("os:system", "os:system is no gymnasium.Wrapper"),
-        (lambda env: env, "pass what else wraps within a function"),
-        ([["FlattenObservation", 3]], "with a table of arguments"),
-        ({"FrameStackObservation": {"stack": 3}}, "cannot be made with wrappers=.*'stack'"),
-    ],
-)
-def test_wrong_wrappers(wrappers, says):
-    with pytest.raises(ConfigError, match=says):
-        jaxrl.make("gymnasium:CartPole-v1", wrappers=wrappers)
-
-
 # --- what a newcomer meets ---------------------------------------------------------------------------------------
 
 
@@ -212,13 +196,6 @@ def test_a_run_on_another_packages_environment_says_the_flags_that_load_it():
     shell = str(caught.value).partition("in a shell ")[2].partition(", in Python")[0]
     flag, name, params, *words = shlex.split(shell)
     assert (flag, params) == ("--env", "--env-params") and make_environment(name, words) == recipe
-
-
-def test_names_of_packages_lead_to_their_modules():
-    with pytest.raises(ConfigError, match="registered by its module, ALE's by ale_py: gymnasium:my_envs:ALE/Pong-v5"):
-        jaxrl.make("gymnasium:ALE/Pong-v5")
-    with pytest.raises(ConfigError, match="no '-' in its name: no_such_gym"):
-        jaxrl.make("gymnasium:no-such-gym:Mine-v0")
 
 
 def test_rewards_of_several_objectives_say_what_to_do():
@@ -316,24 +293,14 @@ def test_highway():
     host.close()
 
 
-@pytest.mark.parametrize(
-    "name, instead",
-    [
-        ("NormalizeObservation", "normalize_observation"),
-        ("NormalizeReward", "normalize_reward"),
-        ("RecordVideo", "jaxrl render"),
-        ("HumanRendering", "jaxrl render"),
-    ],
-)
-def test_wrappers_that_a_run_cannot_have(name, instead):
+@pytest.mark.parametrize("name", ["NormalizeObservation", "NormalizeReward", "RecordVideo", "HumanRendering"])
+def test_wrappers_that_a_file_cannot_ask_for(name):
     """They keep statistics that a resumed run loses, or write files and open windows, which a file must not ask for."""
     from jaxrl.envs.host.gymnasium import GymnasiumRecipe
 
-    with pytest.raises(ConfigError, match=f"the wrapper {name} is not for training: .*{instead}"):
-        jaxrl.make("gymnasium:Pendulum-v1", wrappers=name)
     recipe = jaxrl.make("gymnasium:Pendulum-v1")
     spaces = recipe.observation_space, recipe.action_space
-    with pytest.raises(ConfigError, match=f"the wrapper {name} is not for training"):
+    with pytest.raises(ConfigError, match=name):
         GymnasiumRecipe.restore("Pendulum-v1", {"wrappers": ((name, {}),)}, *spaces)
     for spoiled in (5, "RecordVideo", (("FlattenObservation",),)):
         with pytest.raises(ConfigError):

@@ -385,24 +385,6 @@ def test_every_name_is_a_task_and_the_rest_is_refused_with_a_reason():
         make("MarlGrid-3AgentEmpty9x9-v0")
 
 
-def test_wrong_options_are_told_all_at_once():
-    with pytest.raises(ConfigError) as caught:
-        make("Pong-v5", num_envs=3, stack_nun=2, seed=1)
-    assert len(caught.value.problems) == 3
-    text = str(caught.value)
-    assert "did you mean 'stack_num'" in text and "num_envs=3 is not for" in text and "seed=1 is not for" in text
-    with pytest.raises(ConfigError, match="cannot be made with .*stack_num='two'"):
-        make("Pong-v5", stack_num="two")
-    with pytest.raises(ConfigError, match="did you mean 'classic'"):
-        make("Pong-v5", preset="clasic")
-    with pytest.raises(ConfigError, match="presets are for Atari"):
-        make("CartPole-v1", preset="classic")
-    with pytest.raises(ConfigError, match="did you mean 'Pong-v5'"):
-        make("Pong-v4")
-    with pytest.raises(ConfigError, match="takes no wrappers"):
-        jaxrl.make("envpool:CartPole-v1", wrappers=(lambda env: env,))
-
-
 # --- training ----------------------------------------------------------------------------------------------------
 
 

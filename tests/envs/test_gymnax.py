@@ -163,18 +163,6 @@ def test_spaces_follow_the_numbers_given():
     np.testing.assert_array_equal(env.observation_space.high[-2:], [10, 50])
 
 
-def test_wrong_parameters_are_told_all_at_once():
-    with pytest.raises(ConfigError) as caught:
-        envs.make("gymnax:CartPole-v1", gravty=1.0, masscart="heavy", max_steps_in_episode=2.5)
-    assert len(caught.value.problems) == 3
-    assert "did you mean 'gravity'" in caught.value.problems[0]
-    assert "'heavy'" in caught.value.problems[1] and "2.5" in caught.value.problems[2]
-    with pytest.raises(ConfigError, match="did you mean 'num_bits'"):
-        envs.make("gymnax:MemoryChain-bsuite", num_bit=3)
-    with pytest.raises(ConfigError, match="cannot be made with"):
-        envs.make("gymnax:MetaMaze-misc", rf_size=2)
-
-
 @pytest.mark.exhaustive
 def test_impala_learns_in_minatar():
     """100k steps of Breakout bring four seeds to 5.5; untrained they are at 0.5 to 1.6."""

@@ -25,24 +25,6 @@ def test_make_wraps_in_order_under_the_auto_reset():
     assert not envs.make("gymnax:CartPole-v1", auto_reset=None).resets
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("CartPole-v1", "has no suite; did you mean .*'gymnax:CartPole-v1'"),
-        ("UmbrellaChain", "did you mean 'gymnax:UmbrellaChain-bsuite'"),
-        ("gymnx:CartPole-v1", "unknown suite 'gymnx'; did you mean 'gymnax'"),
-        ("gymnax:CartPol-v1", "did you mean 'CartPole-v1'"),
-        ("probe:Constnt", "did you mean 'Constant'"),
-        ("envpool:Pung-v5", "did you mean 'Pong-v5'"),
-        ("gymnasium:CartPol-v1", "did you mean 'CartPole-v1'"),
-        ("my:Thing-v0", "unknown suite 'my'"),
-    ],
-)
-def test_unknown_names(name, message):
-    with pytest.raises(ConfigError, match=message):
-        envs.make(name)
-
-
 def test_sticky_actions_are_a_parameter():
     """MinAtar's own paper has them; on the command line --env-params sticky_actions=0.1."""
     env = make_environment("gymnax:Breakout-MinAtar", ["sticky_actions=0.1"])

@@ -263,23 +263,6 @@ def test_hidden_entries_are_left_out():
     assert env.observation_space.high[0] == whole.observation_space.high[1]
 
 
-@pytest.mark.parametrize(
-    ("hide", "words"),
-    [
-        (3, r"Hide\(entries=\(3,\)\) of an observation of 3 entries: name some of 0 to 2, each once, but not all"),
-        ((2, -1), "each once"),
-        ((0, 1, 2), "but not all"),
-        (True, "hide=True must be the number of an entry"),
-        (2.5, "hide=2.5 must be the number of an entry"),
-        ("velocity", "hide='velocity' must be the number of an entry, or several: hide=2"),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_hidden_is_said(hide, words):
-    with pytest.raises(ConfigError, match=words):
-        jaxrl.make("gymnax:Pendulum-v1", hide=hide)
-
-
 def test_frame_stack_refuses_what_it_cannot_stack():
     with pytest.raises(ConfigError, match="of a Box"):
         _ = FrameStack(Mixed()).observation_space
@@ -293,43 +276,6 @@ def test_all_wrappers_together_keep_the_contract():
 
     check_env(AutoReset(wrapped(TimeLimit(Counter(length=6), 4))), steps=20)
     check_env(wrapped(AutoReset(TimeLimit(Counter(length=6), 4))), steps=20)
-
-
-@pytest.mark.parametrize(
-    ("wrapper", "arguments"),
-    [
-        (StickyActions, {"probability": 1.5}),
-        (StickyActions, {"probability": -0.1}),
-        (StickyActions, {"probability": np.asarray([0.1, np.nan])}),
-        (StickyActions, {"probability": "often"}),
-        (TimeLimit, {"max_steps": 0}),
-        (TimeLimit, {"max_steps": 2.5}),
-        (TimeLimit, {"max_steps": np.nan}),
-        (TimeLimit, {"max_steps": np.inf}),
-        (TimeLimit, {"max_steps": None}),
-        (ActionRepeat, {"times": 0}),
-        (ActionRepeat, {"times": 2.5}),
-        (ActionRepeat, {"times": True}),
-        (FrameStack, {"frames": 0}),
-        (FrameStack, {"frames": "4"}),
-        (Hide, {"entries": 1}),
-        (Hide, {"entries": (0.5,)}),
-        (PooledReset, {"slots": 0}),
-        (PooledReset, {"slots": 1.5}),
-        (ClipReward, {"low": 1.0, "high": -1.0}),
-        (ClipReward, {"high": np.nan}),
-        (ScaleReward, {"scale": np.inf}),
-        (ScaleReward, {"scale": None}),
-        (RescaleAction, {"low": 1.0, "high": 1.0}),
-        (RescaleAction, {"low": -np.inf}),
-    ],
-)
-def test_wrong_arguments_are_refused_by_name_when_a_wrapper_is_made(wrapper, arguments):
-    for env in (Counter(), jaxrl.make("gymnax:CartPole-v1", auto_reset=None)):
-        with pytest.raises(ConfigError) as caught:
-            wrapper(env, **arguments)
-        name, value = next(iter(arguments.items()))
-        assert f"{wrapper.__name__}(" in str(caught.value) and f"{name}={value!r}" in str(caught.value)
 
 
 def test_arguments_at_their_limits_and_trees_of_placeholders_are_taken():

@@ -9,6 +9,7 @@ import pytest
 
 import jaxrl
 from jaxrl.parallel.program import Program
+from jaxrl.sweeps.vectorized import VectorizedRuns
 
 _NAMED = re.compile(
     r"(?<![\w-])--[a-z][\w.-]*"  # a flag
@@ -36,8 +37,11 @@ def refused(call: Callable[[], object], *fields: str) -> None:
 @contextlib.contextmanager
 def nothing_compiled() -> Generator[None]:
     """Fail where a run's program would be started or compiled within."""
-    began = AssertionError("training began")
-    with mock.patch.multiple(Program, start=mock.Mock(side_effect=began), compile_chunk=mock.Mock(side_effect=began)):
+    began = mock.Mock(side_effect=AssertionError("training began"))
+    with (
+        mock.patch.multiple(Program, start=began, compile_chunk=began),
+        mock.patch.multiple(VectorizedRuns, start=began, lower_start=began),
+    ):
         yield
 
 

@@ -541,46 +541,6 @@ def test_a_gaussian_may_have_its_mean_within_the_bounds():
 
 
 @pytest.mark.parametrize(
-    ("network", "spec", "words"),
-    [
-        (QNetwork(), BOX, ["Discrete", "actor-critic"]),
-        (ActorCritic(continuous="tahn"), BOX, ["tahn", "'tanh'"]),
-        (
-            ActorCritic(continuous="tanh"),
-            EnvSpec("e", VECTOR, spaces.Box(-np.inf, np.inf, (2,))),
-            ["bounds", "gaussian"],
-        ),
-        (
-            ActorCritic(continuous="tanh_mean"),
-            EnvSpec("e", VECTOR, spaces.Box(-np.inf, np.inf, (2,))),
-            ["bounds", "gaussian"],
-        ),
-        (ActorCritic(), EnvSpec("e", VECTOR, spaces.Box(-1, 1, (2, 2))), ["(2, 2)", "flatten"]),
-        (
-            QNetwork(),
-            EnvSpec("e", VECTOR, spaces.Dict({"a": spaces.Discrete(2)})),
-            ["Dict", "Discrete", "actor-critic"],
-        ),
-        (QNetwork(head=ActionValues(widths=[0])), DISCRETE, ["widths", "at least 1"]),
-        (QNetwork(MLP(normalization="bach")), DISCRETE, ["'bach'", "'batch'"]),
-        (QNetwork(observation_keys=("state",)), DISCRETE, ["observation_keys=('state',)", "dictionary"]),
-        (QNetwork(observation_keys=("sate",)), EnvSpec("e", STATES, spaces.Discrete(2)), ["'sate'", "'state'"]),
-        (QNetwork(observation_keys=()), EnvSpec("e", STATES, spaces.Discrete(2)), ["reads nothing", "None"]),
-        (
-            ActorCritic(shared=True, policy_observation_keys=("state",)),
-            EnvSpec("e", STATES, spaces.Discrete(2)),
-            ["shared=False"],
-        ),
-    ],
-)
-def test_what_does_not_fit_is_said_before_anything_is_compiled(network, spec, words):
-    with pytest.raises(ConfigError) as raised:
-        jax.eval_shape(lambda key: network.init(key, spec), jax.random.key(0))
-    for word in words:
-        assert word in str(raised.value)
-
-
-@pytest.mark.parametrize(
     ("network", "spec", "changes"),
     [
         (

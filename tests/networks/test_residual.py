@@ -198,14 +198,3 @@ def test_they_are_torsos_of_any_network_and_refuse_what_they_cannot_read(torso):
     assert params
     with pytest.raises(ConfigError, match=f"{type(torso).__name__} cannot read a dictionary"):
         torso.build(spaces.Dict({"a": SPACE}), nnx.Rngs(params=jax.random.key(0)))
-
-
-def test_what_is_no_size_or_share_is_refused():
-    with pytest.raises(ConfigError, match="at least 1, not 0"):
-        SimBa(0).build(SPACE, nnx.Rngs(params=jax.random.key(0)))
-    with pytest.raises(ConfigError, match="dropout=1.0 must be"):
-        Critic(dropout=1.0)
-    with pytest.raises(ConfigError, match="no effect without dense layers"):
-        Critic(trunk=SimBa(8), widths=(), dropout=0.1)
-    with pytest.raises(ConfigError, match="shift=nan"):
-        SimBaV2(8, shift=np.nan).build(SPACE, nnx.Rngs(params=jax.random.key(0)))

@@ -273,32 +273,6 @@ def test_the_choice_by_space():
     assert default_torso(mixed) == DictEncoder({"x": MLP(), "image": MinAtarCNN(), "nothing": None})
 
 
-@pytest.mark.parametrize(
-    ("torso", "space", "words"),
-    [
-        (MLP(activation="rellu"), VECTOR, ["rellu", "relu"]),
-        (MLP(), NESTED, ["dictionary", "DictEncoder", "camera"]),
-        (MLP(), spaces.Box(0, 1, (0,)), ["empty", "leave it out"]),
-        (MLP((0,)), VECTOR, ["widths", "0"]),
-        (MinAtarCNN(), VECTOR, ["MinAtarCNN", "(3,)", "MLP"]),
-        (MinAtarCNN(activation="taanh"), MINATAR, ["taanh", "tanh"]),
-        (NatureCNN(), MINATAR, ["10x10", "4x4, meets 1x1", "MinAtarCNN"]),
-        (NatureCNN((1, 2)), ATARI, ["filters=(1, 2)", "three"]),
-        (ImpalaResNet(), NESTED, ["ImpalaResNet", "dictionary"]),
-        (MLP(dtype="float16"), VECTOR, ["unknown dtype 'float16'", "bfloat16"]),
-        (MinAtarCNN(dtype="bf16"), MINATAR, ["unknown dtype 'bf16'", "bfloat16"]),
-        (DictEncoder({"a": MLP()}), VECTOR, ["DictEncoder", "Box"]),
-        (DictEncoder({"camer": None, "room": MLP()}), NESTED, ["camer'", "did you mean 'camera'", "'arm'"]),
-        (DictEncoder({"camera": None, "room": None, "arm": None}), NESTED, ["leaves out every key"]),
-    ],
-)
-def test_what_does_not_fit_is_said(torso, space, words):
-    with pytest.raises(ConfigError) as raised:
-        build(torso, space)
-    for word in words:
-        assert word in str(raised.value)
-
-
 @pytest.mark.parametrize("encoders", [{"arm": 3}, {"arm": MLP}, MLP(), 3])
 def test_encoders_of_a_dictionary_are_torsos_by_key(encoders):
     with pytest.raises(ConfigError, match="must have a torso, or None, for each key"):
@@ -369,14 +343,3 @@ def test_sizes_are_taken_as_tuples_lists_and_arrays(widths):
         assert made.widths == (8, 4) and hash(made) == hash(dataclasses.replace(made, widths=(8, 4)))
         assert all(type(width) is int for width in made.widths)
     assert ImpalaCNN(filters=widths).filters == ImpalaResNet(channels=widths).channels == (8, 4)
-
-
-@pytest.mark.parametrize("widths", [8, 8.0, "64", None, {8}, np.int64(8), np.ones((2, 2), int)], ids=repr)
-def test_what_is_not_a_sequence_of_sizes_is_refused_by_name(widths):
-    for make in (MLP, lambda x: Critic(widths=x), lambda x: ActionValues(widths=x), lambda x: Actor(widths=x)):
-        with pytest.raises(ConfigError, match=r"(?s)widths=.* must be a tuple or a list"):
-            make(widths)
-    with pytest.raises(ConfigError, match="ImpalaCNN.filters="):
-        ImpalaCNN(filters=widths)
-    with pytest.raises(ConfigError, match="Actor.observation_keys='position' must be"):
-        Actor(observation_keys="position")

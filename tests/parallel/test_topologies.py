@@ -12,7 +12,6 @@ from helpers.tiers import one_quick
 import jaxrl
 from jaxrl.algos.optimizers import Adam
 from jaxrl.algos.rnd import RND
-from jaxrl.core.errors import ConfigError
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.networks import (
     Actor,
@@ -241,23 +240,3 @@ def test_devices_share_the_environments():
         params = jax.tree.leaves(state.learner.network.params)[0]
         assert params.addressable_shards[0].data.shape == params.shape
         state, _ = program.chunk(algo, ENV, state, 1, 100)
-
-
-def test_layouts_that_do_not_fit_are_refused_at_once():
-    algo = ALGORITHMS["ppo"]
-    for topology, words in (
-        (jaxrl.Anakin(num_envs=6, devices=4), "num_envs=6 does not divide over 4 devices; use 4 or 8"),
-        (jaxrl.Anakin(num_envs=16, devices=9), "devices=9 must be between 1 and the 4"),
-        (jaxrl.Anakin(num_envs=16, devices=4, shards=2), "shards=2 must be a multiple of devices=4"),
-        (jaxrl.Anakin(num_envs=16, devices=1, shards=3), "shards=3 must divide num_envs=16"),
-        (jaxrl.Anakin(num_envs=0), "num_envs=0 must be at least 1"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            topology.bind(algo, ENV)
-    with pytest.raises(ConfigError) as caught:
-        jaxrl.Anakin(num_envs=6, devices=4).bind(algo.replace(clip=-1.0), ENV)
-    assert len(caught.value.problems) >= 2, "every problem is told at once"
-    with pytest.raises(ConfigError, match="is on the host; use Sebulba"):
-        jaxrl.Anakin().bind(algo, ServedFromHost(ENV))
-    with pytest.raises(ConfigError, match="is in JAX; use Anakin"):
-        jaxrl.Sebulba().bind(algo, ENV)

@@ -235,19 +235,10 @@ def test_brax_is_a_page_with_every_moment(tmp_path):
 # --- refusals ------------------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_drawn_says_what_can(cart_pole, tmp_path):
+def test_what_cannot_be_drawn_says_what_can(tmp_path):
     probe = jaxrl.make("probe:Constant")
     with pytest.raises(ConfigError, match="cannot be drawn.*gymnax:Acrobot-v1.*brax"):
         rendering.render(untrained(probe), probe, tmp_path / "a.gif")
-    policy, env = cart_pole
-    with pytest.raises(ConfigError, match=r"'.*a\.avi'.*end in \.gif or \.mp4"):
-        rendering.render(policy, env, tmp_path / "a.avi")
-    with pytest.raises(ConfigError, match="max_steps=0"):
-        rendering.render(policy, env, tmp_path / "a.gif", max_steps=0)
-    with pytest.raises(ConfigError, match="observation_space.*trained on"):
-        rendering.render(policy, "gymnax:Acrobot-v1", tmp_path / "a.gif")
-    with pytest.raises(ConfigError, match="did you mean"):
-        rendering.render(policy, "gymnax:CartPole-v2", tmp_path / "a.gif")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -402,16 +402,6 @@ def test_progress_is_shown(capsys):
 # --- bad input --------------------------------------------------------------------------------------------------
 
 
-def test_every_wrong_setting_is_told_at_once():
-    with pytest.raises(ConfigError) as caught:
-        train(total_steps=0, evaluation_episodes=0, evaluate_every=-1, checkpoint_every=-5, keep=0)
-    assert len(caught.value.problems) == 5
-    with pytest.raises(ConfigError, match="num_envs=4 and topology"):
-        train(num_envs=4)
-    with pytest.raises(ConfigError, match="no environment"):
-        train(env=object())
-
-
 def test_a_run_of_another_configuration_is_left_alone(half, tmp_path):
     run_dir = half[0](tmp_path / "run")
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file() and path.name != ".lock"}

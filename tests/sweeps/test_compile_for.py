@@ -35,21 +35,6 @@ RUNS = {
 # --- names and descriptions ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("v9e:4x4", "not a known accelerator.* v5e:XxY.*h100"),
-        ("v4", "v4:XxYxZ"),
-        ("v5e", "not a known accelerator.*such as v5e:4x4"),
-        ("h100:0", "not a known accelerator"),
-        ("h100:two", "not a known accelerator"),
-    ],
-)
-def test_an_unknown_name_is_refused_with_those_that_are_known(name, said):
-    with pytest.raises(ConfigError, match=said):
-        jaxrl.compile_for(name, "ppo", "probe:Truncated")
-
-
 @pytest.mark.parametrize(("name", "extra"), [("v5e:2x2", "tpu-target"), ("h100", "cuda13")])
 def test_without_the_compiler_the_extra_is_named(name, extra, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

@@ -24,7 +24,6 @@ from jaxrl.cli import main
 from jaxrl.core import keys
 from jaxrl.core.errors import ConfigError, NonFiniteError, RunDirectoryError
 from jaxrl.core.schedules import Constant, Cosine, Linear, resolve_schedules
-from jaxrl.parallel.program import Program
 from jaxrl.plots.lineage import Lineage
 from jaxrl.run import checkpoint, sweep_directory
 from jaxrl.sweeps.population import Hyperparameter, Population, Selection
@@ -417,40 +416,6 @@ def test_the_picture_has_every_line_and_that_of_the_winner():
 # --- bad input -------------------------------------------------------------------------------------------------------
 
 
-def test_bad_input(monkeypatch):
-    monkeypatch.setattr(Program, "init", lambda *_: pytest.fail("compiled"))
-    for settings, words in (
-        ({"rollout_length": [8, 16]}, r"rollout_length: static fields change the program.*jaxrl.sweep\(rollout_length"),
-        ({"learnin_rate": Uniform(0, 1)}, "unknown field of PPO 'learnin_rate'; did you mean 'learning_rate'"),
-        ({"clip": [0.1, -1.0]}, "clip=-1.0"),
-        ({"clip": LogUniform(0.0, 1.0)}, "0 < low < high"),
-        (
-            {"exploit_every": 80 * ROWS},
-            f"with exploit_every={80 * ROWS} and exploit_from=0.25: no member would copy another",
-        ),
-        ({"exploit_every": None, "total_steps": ROWS}, f"the run is of 1 iterations of {ROWS} steps"),
-        ({"fraction": 0.0}, "fraction=0.0 must be more than 0 and at most 0.5"),
-        ({"fraction": 0.6}, "fraction=0.6 must be more than 0 and at most 0.5"),
-        ({"factor": 1.0}, "factor=1.0 must be more than 1"),
-        ({"resample": 1.5}, "resample=1.5 must be at least 0 and at most 1"),
-        ({"score": "luck"}, "score='luck' is not one of 'training', 'evaluation'"),
-        ({"copy_replay": 1}, "copy_replay=1 must be True or False"),
-        ({"seed": -1}, "seed=-1 must be a whole number"),
-        ({"checkpoint_every": 0}, "checkpoint_every=0 must be at least 1"),
-        ({"overwrite": True}, "no meaning without run_dir="),
-        ({"dataset": "rlds:data"}, r"jaxrl.train\(dataset=...\) for each run"),
-        ({"learning_rate": 1e-3, "clip": 0.2, "gamma": 0.9}, "nothing to search"),
-        ({"topology": anakin(2)}, "every run is on one device"),
-        ({"total_steps": 2_000_000 * ROWS}, "rounds"),
-    ):
-        run = {"population": MEMBERS, "total_steps": 100 * ROWS, "exploit_every": ROWS}
-        run |= {"fraction": 1 / 3, "devices": 1, "topology": anakin(), **SPACE, **populations.FIXED} | settings
-        with pytest.raises(ConfigError, match=words):
-            jaxrl.pbt(PPO, ENV, **run)
-    with pytest.raises(ConfigError, match="population=1 must be at least 2.*|exploit_every=0 must be at least 1"):
-        jaxrl.pbt(PPO, ENV, population=1, total_steps=100, exploit_every=0)
-
-
 @pytest.mark.long
 def test_nobody_copies_before_exploit_from():
     """The first episodes say little: a lucky member would take the place of those that learn from a replay later."""
@@ -462,9 +427,3 @@ def test_nobody_copies_before_exploit_from():
         np.testing.assert_array_equal(values[: first + 1], values[[0] * (first + 1)])
     with pytest.raises(ConfigError, match=r"exploit_from=0.9: no member would copy"):
         population(exploit_from=0.9)
-
-
-def test_many_problems_are_told_at_once():
-    with pytest.raises(ConfigError) as caught:
-        jaxrl.pbt(PPO, ENV, population=1, total_steps=0, exploit_every=0, factor=0.5)
-    assert len(caught.value.problems) == 4

@@ -9,7 +9,7 @@ from helpers.tiers import few
 
 import jaxrl
 from jaxrl.cli import fields, values
-from jaxrl.core.errors import ConfigError, EnvironmentFailedError
+from jaxrl.core.errors import EnvironmentFailedError
 from jaxrl.envs.host.episodes import environment_seeds
 from jaxrl.parallel.ray.environments import RemoteRecipe
 from jaxrl.parallel.ray.remote import Remote
@@ -172,21 +172,6 @@ def test_a_pool_of_rollouts_ends_while_groups_wait_for_room(policy, interrupted,
 
 
 # --- without a cluster -----------------------------------------------------------------------------------------------
-
-
-def test_settings_that_do_not_fit_are_told_at_once(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    env = jaxrl.make("gymnasium:CartPole-v1")
-    with pytest.raises(ConfigError) as caught:
-        remote = Remote(actors=3, restarts=-1, step_timeout=0.0, cpus=-1.0)
-        jaxrl.Sebulba(num_envs=8, actors=2, remote=remote).bind(PPO, env)
-    said = "\n".join(caught.value.problems)
-    for words in ("remote.actors=3 must be a multiple of the 2 groups", "restarts=-1", "step_timeout=0.0", "cpus=-1.0"):
-        assert words in said
-    with pytest.raises(ConfigError, match="remote.actors=3 do not divide the 8 environments"):
-        jaxrl.Sebulba(num_envs=8, remote=Remote(actors=3)).bind(PPO, env)
-    with pytest.raises(ConfigError, match="actors=2, groups=1: both must be 1 with remote.policy"):
-        jaxrl.Sebulba(num_envs=8, actors=2, remote=Remote(policy=True)).bind(PPO, env)
 
 
 def test_without_ray_the_extra_is_named(monkeypatch):

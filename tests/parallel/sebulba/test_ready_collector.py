@@ -205,21 +205,6 @@ def test_runs_go_on_and_learn_from_every_row():
     assert 0 <= report.actors["policy_lag"] <= 3 and report.actors["stepping_seconds"] > 0
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"ready": 3}, "ready=3 does not divide the 8 environments of a group; use one of 1, 2, 4, 8"),
-        ({"ready": 0, "actors": 2}, "ready=0 does not divide the 4 environments of a group; use one of 1, 2, 4"),
-        ({"ready": 2, "groups": 2}, "ready=2 with groups=2: .* use groups=1"),
-        ({"ready": 2, "lockstep": True}, "ready=2 with lockstep=True: who is ready first differs by run"),
-    ],
-    ids=str,
-)
-def test_settings_that_do_not_fit_are_told_at_once(settings, words):
-    with pytest.raises(ConfigError, match=words):
-        jaxrl.Sebulba(num_envs=NUM_ENVS, **settings).bind(ALGORITHMS["ppo"], Shuffled(ENV))
-
-
 def test_remote_environments_are_refused(monkeypatch):
     monkeypatch.setattr(jaxrl.Remote, "problems", lambda *_: [])  # Ray need not be here
     with pytest.raises(ConfigError, match="ready=2 with remote: Ray actors step all"):

@@ -235,40 +235,6 @@ def test_two_processes_are_named_where_the_order_of_rollouts_differs(monkeypatch
         jaxrl.Sebulba(num_envs=8, learner_batch=4).bind(IMPALA, HOST)
 
 
-@pytest.mark.parametrize(
-    ("algo", "fields", "said"),
-    [
-        (
-            IMPALA,
-            {"learner_batch": 3},
-            "learner_batch=3 must be a multiple of 2, the environments of a group, and at most num_envs=8; use 2, or",
-        ),
-        (
-            IMPALA,
-            {"learner_batch": 16},
-            "learner_batch=16 must be a multiple of 2, .* at most num_envs=8; use 8, or other num_envs",
-        ),
-        (IMPALA, {"learner_batch": 4, "lockstep": True}, "learner_batch=4 with lockstep=True"),
-        (IMPALA, {"learner_batch": 4, "lag": 1}, "learner_batch=4 with lockstep=True"),
-        (IMPALA, {"learner_batch": 4, "max_lag": 4}, "max_lag=4 must be more than the 4 batches .* at least 5"),
-        (
-            IMPALA,
-            {"learner_batch": 4, "max_lag": 6, "parameter_period": 3},
-            "4 batches .* make by parameter_period=3; use at least 7",
-        ),
-        (IMPALA, {"parameter_period": 0}, "parameter_period=0 must be at least 1"),
-        (IMPALA, {"max_lag": 4}, "max_lag=4 is for batches of learner_batch"),
-        (IMPALA, {"learner_batch": 6, "shards": 4}, "^shards=4 must divide learner_batch=6$"),
-        (ALGORITHMS["recurrent_ppo"], {"learner_batch": 4, "shards": 4}, r"\(learner_batch=4 over 4 shards\)"),
-        (ALGORITHMS["dqn"], {"learner_batch": 4}, "DQN's source 'replay' stores a rollout of every environment at a"),
-    ],
-    ids=str,
-)
-def test_settings_that_do_not_fit_are_told_at_once(algo, fields, said):
-    with pytest.raises(ConfigError, match=said):
-        jaxrl.Sebulba(num_envs=NUM_ENVS, actors=4, **fields).bind(algo, HOST)
-
-
 def test_recording_is_refused(tmp_path):
     topology = jaxrl.Sebulba(num_envs=NUM_ENVS, actors=4, learner_batch=4)
     with pytest.raises(ConfigError, match="record: every batch holds the rollouts of 4 of the 8 environments"):
