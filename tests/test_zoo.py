@@ -362,7 +362,7 @@ def test_a_clear_difference_is_shown_early_and_a_small_one_late():
 
 
 def test_a_comparison_refuses_what_it_cannot_decide():
-    with pytest.raises(ValueError, match="3 scores of each cannot differ at a level of 0.05"):
+    with pytest.raises(ValueError, match="3 scores .* 0.05"):
         _sequential.Comparison(3, 1)
     test = _sequential.Comparison(3, 2)
     with pytest.raises(ValueError, match="use 3 finite scores of each"):

@@ -286,9 +286,9 @@ def test_tic_tac_toe_is_won_and_defended(kind):
 
 @needs("pgx")
 def test_turns_are_of_games_of_two():
-    with pytest.raises(ConfigError, match=r"unknown opponent of pgx:sparrow_mahjong 'turns'; known: random, self$"):
+    with pytest.raises(ConfigError, match=r"'turns'; known: random, self"):
         jaxrl.make("pgx:sparrow_mahjong", opponent="turns")
-    with pytest.raises(ConfigError, match=r"unknown parameter of pgx:2048 'opponent'; none is known$"):
+    with pytest.raises(ConfigError, match=r"parameter .* 'opponent'"):
         jaxrl.make("pgx:2048", opponent="turns")
 
 

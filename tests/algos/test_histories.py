@@ -201,11 +201,11 @@ def test_a_batch_has_as_many_transitions_as_without_a_memory_in_whole_sequences(
     assert algo.experience["replay"].sequence.rows == 7
     assert algo.replace(samples_per_insert=32.0).experience["replay"].replay_ratio == 32 / 16
     assert jaxrl.SAC(policy=POLICY).resolve(SPEC, 8).rollout_length == 4
-    with pytest.raises(ConfigError, match=r"SAC.burn_in=3 has no effect unless policy.recurrent or critic.recurrent"):
+    with pytest.raises(ConfigError, match=r"SAC.burn_in=3.*recurrent"):
         jaxrl.Anakin(num_envs=8).bind(jaxrl.SAC(burn_in=3), jaxrl.make("gymnax:Pendulum-v1"))
-    with pytest.raises(ConfigError, match="SAC.imitate=True learns from single transitions"):
+    with pytest.raises(ConfigError, match="SAC.imitate=True"):
         jaxrl.Anakin(num_envs=8).bind(RECURRENT["sac"].replace(imitate=True), jaxrl.make("gymnax:Pendulum-v1"))
-    with pytest.raises(ConfigError, match="MPO learns from single transitions"):
+    with pytest.raises(ConfigError, match="MPO.*single transitions"):
         jaxrl.Anakin(num_envs=8).bind(jaxrl.MPO(policy=POLICY), jaxrl.make("gymnax:Pendulum-v1"))
 
 

@@ -144,5 +144,5 @@ def test_epsilon_greedy_explores_uniformly_among_allowed_actions():
 
 def test_a_policy_loss_of_ones_own_must_be_one_of_every_entry():
     algo = jaxrl.PPO(policy_loss=lambda ratio, advantage, clip: ratio.mean(), rollout_length=4)
-    with pytest.raises(ConfigError, match=r"returned the shape \(\); return the loss of every entry, here \(1, 8\)"):
+    with pytest.raises(ConfigError, match=r"shape \(\).* \(1, 8\)"):
         jaxrl.train(algo, "probe:Constant", total_steps=64, num_envs=8, progress=False)

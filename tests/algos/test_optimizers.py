@@ -213,11 +213,11 @@ def test_a_function_is_static_and_its_learning_rate_is_not():
 
 def test_a_function_cannot_be_read_back_from_a_file():
     algo = jaxrl.PPO(optimizer=optax.lion)
-    with pytest.raises(ConfigError, match="could not be written to config.json"):
+    with pytest.raises(ConfigError, match="config.json"):
         decode(encode(algo))
 
 
 @pytest.mark.parametrize("wrong", [optax.adam(1e-3), "adam", lambda rate: rate])
 def test_what_is_no_optimizer_is_refused_before_anything_is_compiled(wrong):
-    with pytest.raises(ConfigError, match="PPO.optimizer=.* must be a function of the learning rate"):
+    with pytest.raises(ConfigError, match="PPO.optimizer="):
         jaxrl.train(jaxrl.PPO(optimizer=wrong), "gymnax:CartPole-v1", total_steps=64, num_envs=2)

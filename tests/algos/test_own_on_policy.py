@@ -44,7 +44,7 @@ def test_it_is_registered_by_its_name(vpg):
 def test_a_class_without_an_update_is_refused_by_what_it_lacks(vpg):
     fields = {name: thing for name, thing in vars(vpg).items() if callable(thing) and name in ("act", "init", "actor")}
     half = type("Half", (), fields)()
-    with pytest.raises(ConfigError, match=r"^Half lacks resolve, validate, experience, initial_carry, update, "):
+    with pytest.raises(ConfigError, match="^Half lacks resolve, validate"):
         jaxrl.train(half, "probe:Constant", total_steps=64, **SETTINGS)
 
 
@@ -53,7 +53,7 @@ def test_an_act_that_returns_an_action_alone_is_told_what_to_return(vpg):
         return vpg.act(self, actor, timestep, carry, key, spec=spec, explore=explore).action
 
     algo = jaxrl.algos.base.algorithm(type("Bare", (vpg,), {"act": act, "__module__": __name__}))
-    with pytest.raises(ConfigError, match=r"^Bare.act returned a \w+; return an ActorOutput"):
+    with pytest.raises(ConfigError, match=r"^Bare.act .*ActorOutput"):
         jaxrl.train(small(algo), "probe:Constant", total_steps=64, **SETTINGS)
 
 

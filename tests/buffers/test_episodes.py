@@ -195,7 +195,7 @@ def test_shards_are_few_where_a_batch_waits_for_each(fields, shards):
 
 def test_room_that_cannot_be_is_refused_at_once():
     algo = programs.PPO.replace(whole_episodes=8, max_episode_length=2**31 - 1)
-    with pytest.raises(ConfigError, match="episodes of 2,147,483,647 transitions; it must be less than 2"):
+    with pytest.raises(ConfigError, match="2,147,483,647 transitions"):
         jaxrl.Anakin(num_envs=8, devices=1).bind(algo, programs.ENV)
 
 

@@ -109,7 +109,7 @@ def test_parameters_of_environments_are_whole_numbers_of_any_type():
     hidden = jaxrl.make("gymnax:CartPole-v1", hide=np.int64(1))
     assert hidden == jaxrl.make("gymnax:CartPole-v1", hide=(1.0,)) == jaxrl.make("gymnax:CartPole-v1", hide=1)
     assert type(jaxrl.make("gymnasium:CartPole-v1", workers=np.int64(0)).workers) is int
-    with pytest.raises(ConfigError, match="workers=1.5 must be a whole number"):
+    with pytest.raises(ConfigError, match="workers=1.5"):
         jaxrl.make("gymnasium:CartPole-v1", workers=1.5)
 
 

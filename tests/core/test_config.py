@@ -131,7 +131,7 @@ def scaled(learning_rate):
 
 
 def test_what_a_user_registers_comes_back():
-    with pytest.raises(ConfigError, match="register its class or function with jaxrl.register"):
+    with pytest.raises(ConfigError, match="jaxrl.register"):
         there_and_back(Mine())
     with nothing_registered_for_good():
         assert jaxrl.register(Mine) is Mine and jaxrl.register("my_rule", scaled) is scaled
@@ -142,7 +142,7 @@ def test_what_a_user_registers_comes_back():
             decode({"type": "user:Min"})
         with pytest.raises(ConfigError, match="not a dataclass"):
             decode({"type": "user:my_rule", "learning_rate": 1})
-    with pytest.raises(ConfigError, match=r"register it with jaxrl.register before loading.*jaxrl.load"):
+    with pytest.raises(ConfigError, match="jaxrl.register"):
         decode({"type": "user:Mine"})
 
 
@@ -164,7 +164,7 @@ def test_what_a_file_names_is_not_imported():
             decode({"type": name})
         with pytest.raises(ConfigError, match="is not a registered name"):
             decode({"registered": name})
-    with pytest.raises(ConfigError, match="unknown torso 'mpl'; did you mean 'mlp'"):
+    with pytest.raises(ConfigError, match="'mpl'; did you mean 'mlp'"):
         decode({"type": "torso:mpl"})
 
 
@@ -212,5 +212,5 @@ def test_deep_nesting_is_refused():
 
 def test_what_cannot_be_written_says_so_when_it_is_read():
     assert " at 0x" not in json.dumps(encode(test_values)), "else a run could not be resumed by another process"
-    with pytest.raises(ConfigError, match=r"<function.*could not be written[\s\S]*algo=..., env=..."):
+    with pytest.raises(ConfigError, match=r"<function[\s\S]*algo=..., env="):
         there_and_back(test_values)

@@ -131,6 +131,6 @@ def test_the_home_directory_is_put_in_place_of_a_tilde(tmp_path, monkeypatch, ki
     monkeypatch.chdir(tmp_path)
     for written, meant in (("~", tmp_path), ("~/a/b", tmp_path / "a" / "b"), ("a/~", Path("a/~")), ("a~", Path("a~"))):
         assert files.expand(kind(written)) == meant == files.expand(files.expand(kind(written)))
-    with pytest.raises(ConfigError, match="'~nobody-of-this-name/x': ~nobody-of-this-name has no home"):
+    with pytest.raises(ConfigError, match="~nobody-of-this-name/x"):
         files.expand(kind("~nobody-of-this-name/x"))
     assert files.expand(files.expand("./~/a")) == tmp_path / "~" / "a"

@@ -87,7 +87,7 @@ def test_a_cell_may_be_run_again_but_another_definition_not():
     again.__module__, again.__qualname__ = Mine.__module__, Mine.__qualname__
     jaxrl.register("mine", again)
     assert registry.find("user:mine") is again
-    with pytest.raises(ConfigError, match="user name 'mine' is taken by .*Mine; choose another"):
+    with pytest.raises(ConfigError, match="'mine' is taken by .*Mine"):
         jaxrl.register("mine", rule)
     with pytest.raises(ConfigError, match="taken"):
         jaxrl.register("mine:One-v0", lambda: None)
@@ -96,7 +96,7 @@ def test_a_cell_may_be_run_again_but_another_definition_not():
 
 def test_an_algorithm_is_registered_by_its_decorator():
     assert jaxrl.register(jaxrl.PPO) is jaxrl.PPO and "PPO" not in registry.registered("user")
-    with pytest.raises(ConfigError, match="algorithm name 'ppo' is taken by jaxrl.algos.ppo.PPO"):
+    with pytest.raises(ConfigError, match="'ppo' is taken by .*ppo.PPO"):
         registry.add("algorithm", ppo=Mine)
 
 
@@ -122,8 +122,8 @@ def test_classes_must_be_dataclasses():
 
 
 def test_unknown_names():
-    with pytest.raises(ConfigError, match="unknown kind of registered names 'torsos'; did you mean 'torso'"):
+    with pytest.raises(ConfigError, match="did you mean 'torso'"):
         registry.registered("torsos")
-    with pytest.raises(ConfigError, match="unknown schedule 'linea'; did you mean 'linear'"):
+    with pytest.raises(ConfigError, match="did you mean 'linear'"):
         registry.find("schedule:linea")
     assert registry.name_of(Mine) is None and registry.name_of([]) is None

@@ -110,7 +110,7 @@ def test_spaces_are_static_arguments():
 def test_one_kind_of_space_is_expected():
     box = Box(-1.0, 1.0, (2,))
     assert spaces.expect(box, Box) is box
-    with pytest.raises(ConfigError, match=r"a Box space is needed here, not Discrete\(n=4"):
+    with pytest.raises(ConfigError, match=r"Box.* not Discrete\(n=4"):
         spaces.expect(Discrete(4), Box)
 
 

@@ -65,7 +65,7 @@ def test_pictures_that_are_not_are_refused_unseen(data, said):
 def test_many_pictures_must_fit_together(monkeypatch):
     monkeypatch.setattr(memory, "free_on_host", lambda: 1 << 20)
     bounds.check_pictures([picture(100, 100)] * 4)
-    with pytest.raises(ValueError, match="the pictures of an episode takes .* of memory, where 1 MiB are free"):
+    with pytest.raises(ValueError, match="pictures .* 1 MiB are free"):
         bounds.check_pictures([picture(100, 100)] * 5)
 
 
@@ -83,7 +83,7 @@ def test_a_dataset_of_pictures_that_are_not(spoil, tmp_path):
         return features.read_example(example.SerializeToString(), [field], "episode 0")
 
     assert read(picture(4, 5), picture(4, 5))["steps/observation"].shape == (2, 5, 4, 3)
-    with hostile.Watch(tmp_path) as watch, pytest.raises(DatasetError, match="steps/observation cannot be read"):
+    with hostile.Watch(tmp_path) as watch, pytest.raises(DatasetError, match="steps/observation"):
         read(picture(4, 5), spoil)
     assert watch.found == []
 
@@ -109,7 +109,7 @@ def test_a_record_larger_than_memory_is_not_read(tmp_path, monkeypatch):
         file.write(header + tfrecord._checksum(header))
         file.truncate((1 << 26) + 16)
     monkeypatch.setattr(memory, "free_on_host", lambda: 1 << 27)
-    with pytest.raises(DatasetError, match="records 0 to 0 takes 128 MiB of memory, where 128 MiB are free"):
+    with pytest.raises(DatasetError, match="records 0 to 0 takes 128 MiB"):
         with tfrecord.records(tmp_path / "file") as read:
             read(0, 1)
 
@@ -119,7 +119,7 @@ def test_a_file_of_nothing_but_a_hole_is_refused_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(tfrecord, "_checksum", lambda text: seen.append(text) or check(text))
     with open(tmp_path / "file", "wb") as file:
         file.truncate(1 << 24)
-    with hostile.bounded(), pytest.raises(DatasetError, match="the length of record 0 has another checksum"):
+    with hostile.bounded(), pytest.raises(DatasetError, match="record 0 has another checksum"):
         with tfrecord.records(tmp_path / "file"):
             pass
     assert seen == [bytes(8)]
@@ -135,7 +135,7 @@ def test_every_length_is_checked(tmp_path):
     data = bytearray((tmp_path / "file").read_bytes())
     data[8 + 16 * 4 + (0 + 1 + 2 + 3)] ^= 1  # of the fifth header
     (tmp_path / "other").write_bytes(data)
-    with pytest.raises(DatasetError, match="the length of record 4 has another"), tfrecord.records(tmp_path / "other"):
+    with pytest.raises(DatasetError, match="record 4 has another"), tfrecord.records(tmp_path / "other"):
         pass
 
 

@@ -187,7 +187,7 @@ def test_a_cast_rounds_or_raises(before, after, value):
         fits = math.isfinite(was) and was == int(was) and low <= was <= high
     counts = np.asarray([True, True])
     if not fits:
-        with pytest.raises(DatasetError, match=f"it is .* at step 1; which {after} cannot hold"):
+        with pytest.raises(DatasetError, match=f"it is .* at step 1.*{after}"):
             cast(x, to, "it", counts)
         cast(x, to, "it", np.asarray([True, False]))
         return

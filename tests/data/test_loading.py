@@ -236,7 +236,7 @@ def test_rows_that_do_not_fit_are_refused_before_they_are_read(monkeypatch):
     row = memory.size_of(arrays(dataset)) // 18
     monkeypatch.setattr(memory, "free_on_host", lambda: 18 * row)
     dataset.reads.clear()
-    with pytest.raises(ConfigError, match=r"18 rows need .* where .* are free; stream them with dataset.loader"):
+    with pytest.raises(ConfigError, match="18 rows need .*dataset.loader"):
         arrays(dataset)
     assert dataset.reads == {0: 1}
 
@@ -308,9 +308,9 @@ def test_settings_out_of_range_are_told_together():
         Loader(InMemory([3]), 1, window=0)
     with pytest.raises(ConfigError, match="stored_carry"):
         Loader(InMemory([3]), 1, sequence=Sequence(2, stored_carry=True))
-    with pytest.raises(ConfigError, match="has a sequence of 9 steps; the longest has 3 transitions"):
+    with pytest.raises(ConfigError, match="9 steps; .* 3 transitions"):
         Loader(InMemory([3, 2]), 1, sequence=Sequence(9, end="write"))
-    with pytest.raises(ConfigError, match="none of 0 episodes has a transition"):
+    with pytest.raises(ConfigError, match="none of 0 episodes"):
         Loader(InMemory([]), 1)
     with pytest.raises(ConfigError, match="there are no episodes"):
         arrays(InMemory([]))

@@ -146,7 +146,7 @@ def test_nesting_without_end_is_an_error(tmp_path):
     file = tmp_path / "features.json"
     for depth in (3_000, 100_000):
         file.write_text('{"a":' * depth + "1" + "}" * depth)
-        with pytest.raises(DatasetError, match="nested too deeply|RecursionError"):
+        with pytest.raises(DatasetError, match="too deeply|RecursionError"):
             metadata.check_features(file)
 
 

@@ -118,7 +118,7 @@ def test_what_else_the_steps_hold_comes_back(tmp_path):
     path = write(tmp_path, [one])
     assert_bitwise(jaxrl.load_dataset(f"minari:{path}")[0].steps, one.steps)
     assert_bitwise(theirs.MinariDataset(path / "data")[0].infos, extras)
-    with pytest.raises(ConfigError, match="steps/log_prob: Minari gives such fields back only if flat, and from HDF5"):
+    with pytest.raises(ConfigError, match="steps/log_prob.*HDF5"):
         write(tmp_path, [one], "other-v0", data_format="arrow")
     with pytest.raises(ConfigError, match="an episode has the fields"):
         write(tmp_path, [one, MADE_UP[0]], "other-v0")
@@ -162,9 +162,9 @@ def test_episodes_unlike_their_spaces_are_refused(tmp_path):
     for dataset_id in ("name", "name-v", "-v0", "a//-v0", "a b-v1"):
         with pytest.raises(ConfigError, match="must be NAME-v0"):
             MinariWriter(dataset_id, *good, data_dir=tmp_path)
-    with pytest.raises(ConfigError, match="unknown data format 'hdf'; did you mean 'hdf5'"):
+    with pytest.raises(ConfigError, match="'hdf'; did you mean 'hdf5'"):
         MinariWriter("bad-v0", *good, data_dir=tmp_path, data_format="hdf")
-    with pytest.raises(ConfigError, match="env_spec='Cartpole-v1' is not a Gymnasium environment"):
+    with pytest.raises(ConfigError, match="env_spec='Cartpole-v1'"):
         MinariWriter("bad-v0", *good, data_dir=tmp_path, env_spec="Cartpole-v1")
     assert list(tmp_path.iterdir()) == []
 
@@ -260,7 +260,7 @@ def test_integers_that_count_from_elsewhere(tmp_path, monkeypatch):
 
 def test_one_process_alone_writes_for_minari(tmp_path, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(ConfigError, match="2 processes: a Minari dataset is written by one"):
+    with pytest.raises(ConfigError, match="2 processes"):
         jaxrl.export_minari(untrained(ENV, PPO), ENV, "a-v0", episodes=4, data_dir=tmp_path)
 
 
@@ -396,7 +396,7 @@ def test_damaged_datasets_are_told(tmp_path):
     info, records = path / "data" / "metadata.json", path / "data" / "main_data.hdf5"
     whole = records.read_bytes()
     records.write_bytes(whole[:2000])
-    with pytest.raises(DatasetError, match="episode 1: it cannot be read by Minari"):
+    with pytest.raises(DatasetError, match="episode 1: it cannot be read"):
         jaxrl.load_dataset(f"minari:{path}")[1]
     found = jaxrl.load_dataset(f"minari:{path}").report().faults
     assert [fault.partition(" by Minari")[0] for fault in found] == [f"episode {i}: it cannot be read" for i in (0, 1)]

@@ -144,7 +144,7 @@ def test_returns_run_through_the_rows_of_an_agent_that_is_out():
 
 def test_it_keeps_the_protocol_and_says_what_does_not():
     jaxrl.check_env(Relay(), steps=12)
-    with pytest.raises(EnvironmentContractError, match="first is not set on the step after"):
+    with pytest.raises(EnvironmentContractError, match="first is not set"):
         jaxrl.check_env(Relay(forgets=True), steps=12)
 
 
@@ -198,9 +198,9 @@ def test_an_attribute_of_that_name_is_an_axis_of_the_time_steps(agents):
 def test_rows_are_those_of_whole_environments():
     env = prepared()
     assert num_agents(env) == AGENTS and jaxrl.envs.prepared(env) is env
-    with pytest.raises(ConfigError, match=r"4 rows of test:Relay.*multiple of 3"):
+    with pytest.raises(ConfigError, match=r"4 rows .*multiple of 3"):
         jax.eval_shape(jax.vmap(env.reset), jax.random.split(jax.random.key(0), 4))
-    with pytest.raises(ConfigError, match=r"num_envs=8 .*3 agents of test:Relay.*use 6 or 9"):
+    with pytest.raises(ConfigError, match=r"num_envs=8 .*use 6 or 9"):
         jaxrl.train(SMALL, Relay(), total_steps=100, num_envs=8, progress=False)
 
 

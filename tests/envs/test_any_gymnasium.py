@@ -127,7 +127,7 @@ def test_what_cannot_be_read_says_what_to_do(space, says):
 def test_a_text_among_numbers_is_left_out_by_the_command_that_the_error_shows():
     gymnasium.register("Mission-v0", Shown, kwargs={"space": foreign.Dict(mission=foreign.Text(9), x=BOX)})
     try:
-        with pytest.raises(ConfigError, match="'mission'.*leave it out: --env-params") as caught:
+        with pytest.raises(ConfigError, match="'mission'.*--env-params") as caught:
             jaxrl.make("gymnasium:Mission-v0")
         words = shlex.split(str(caught.value).partition("--env-params ")[2])
         assert make_environment("gymnasium:Mission-v0", words).observation_space == spaces.Dict(
@@ -172,7 +172,7 @@ def test_a_wrapper_of_a_module_in_workers():
     host.reset(), host.step(np.zeros(1, np.int32))
     assert host.step(np.zeros(1, np.int32)).reward.tolist() == [6.0]
     host.close()
-    with pytest.raises(ConfigError, match="wrappers, whose values a file may not choose"):
+    with pytest.raises(ConfigError, match="wrappers, .*a file may not"):
         recipe.restore("Counting-v0", recipe.parameters, recipe.observation_space, recipe.action_space)
 
 
@@ -181,7 +181,7 @@ def test_wrappers_of_a_class_that_is_passed():
     host.reset()
     assert host.step(np.zeros(1, np.int32)).reward.tolist() == [2.0]
     host.close()
-    with pytest.raises(ConfigError, match="wrappers: gymnasium:.*is made already"):
+    with pytest.raises(ConfigError, match="wrappers: .*made already"):
         jaxrl.make(Shown(), wrappers="FlattenObservation")
 
 
@@ -199,7 +199,7 @@ def test_a_run_on_another_packages_environment_says_the_flags_that_load_it():
 
 
 def test_rewards_of_several_objectives_say_what_to_do():
-    with pytest.raises(EnvironmentFailedError, match="make one number of several with a gymnasium.RewardWrapper"):
+    with pytest.raises(EnvironmentFailedError, match="gymnasium.RewardWrapper"):
         jaxrl.make(Shown, wrappers={f"{__name__}:Doubled": {"by": np.ones(2)}})
 
 
@@ -213,14 +213,14 @@ def test_a_module_that_cannot_be_imported_is_an_error_in_one_line(tmp_path, monk
     """Before, MuJoCo without its library of graphics ended commands with a traceback."""
     (tmp_path / "without_graphics.py").write_text("None.glGetError")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match="cannot be found: AttributeError: 'NoneType' object has no attribute 'glGet"):
+    with pytest.raises(ConfigError, match="cannot be found: Attribute"):
         jaxrl.make("gymnasium:without_graphics:Any-v0")
 
 
 def test_what_is_registered_for_batches_alone_is_refused():
     gymnasium.register("OnlyVector-v0", vector_entry_point="gymnasium.vector:SyncVectorEnv")
     try:
-        with pytest.raises(ConfigError, match="registered as a vectorized environment alone"):
+        with pytest.raises(ConfigError, match="vectorized environment alone"):
             jaxrl.make("gymnasium:OnlyVector-v0")
     finally:
         del gymnasium.registry["OnlyVector-v0"]

@@ -266,7 +266,7 @@ def test_a_wrong_auto_reset_is_named():
             state, time_step = self.env.step(state, action, key)
             return state, time_step.replace(observation={**time_step.observation, "time": jnp.int32(0)})
 
-    with pytest.raises(EnvironmentContractError, match="first is not set on the step after an episode's end"):
+    with pytest.raises(EnvironmentContractError, match="first is not set"):
         envs.check_env(NeverResets(), steps=10)
 
 

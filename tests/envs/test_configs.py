@@ -137,7 +137,7 @@ def test_environments_and_wrappers_of_a_user():
     with nothing_registered_for_good():
         jaxrl.register("mine:Corridor-v0", Corridor)
         env = jaxrl.make("mine:Corridor-v0", length=5, wrappers=[Doubled])
-        with pytest.raises(ConfigError, match="register its class or function with jaxrl.register"):
+        with pytest.raises(ConfigError, match="jaxrl.register"):
             there_and_back(env)
         jaxrl.register(Doubled)
         config = to_config(env)
@@ -145,7 +145,7 @@ def test_environments_and_wrappers_of_a_user():
         back = there_and_back(env)
         assert jax.tree.structure(back) == jax.tree.structure(env)
         assert back.env.env.env.length == 5 and back.env.factor == 2.0
-    with pytest.raises(ConfigError, match=r"unknown environment 'mine:Corridor-v0'.*jaxrl.register"):
+    with pytest.raises(ConfigError, match="'mine:Corridor-v0'.*register"):
         from_config(config)
     with nothing_registered_for_good():
         jaxrl.register(Corridor)
@@ -175,7 +175,7 @@ def test_what_a_registered_function_makes_is_written_by_its_name_and_parameters(
             back = there_and_back(there_and_back(now))
             assert jax.tree.structure(back) == jax.tree.structure(now) and to_config(back) == to_config(now)
             jax.tree.map(np.testing.assert_array_equal, back, now)
-    with pytest.raises(ConfigError, match=r"unknown environment 'mine:Corridor-v0'.*jaxrl.register"):
+    with pytest.raises(ConfigError, match="'mine:Corridor-v0'.*register"):
         from_config(config)
 
 
@@ -201,7 +201,7 @@ def test_runs_that_cannot_be_loaded_say_so_before_they_train(tmp_path, monkeypat
             train("mine:Corridor-v0", run_dir=tmp_path / "one")
         with (
             pytest.raises(ZeroDivisionError),
-            pytest.warns(RuntimeWarning, match="^Corridor.*not be written.*env=.*--env"),
+            pytest.warns(RuntimeWarning, match="^Corridor.*env=.*--env"),
         ):
             train(corridor(), run_dir=tmp_path / "other")
 
@@ -270,7 +270,7 @@ def test_environments_of_other_libraries_are_made_by_hand_only(monkeypatch):
     recipe = jaxrl.make("gymnasium:Old-v0")
     recipe.build(1, 0).close()
     for read, written in ((from_config, to_config(recipe)), (config.decode, config.encode(recipe))):
-        with pytest.raises(ConfigError, match="gymnasium:Old-v0 makes environments of other libraries; hand it in"):
+        with pytest.raises(ConfigError, match="gymnasium:Old-v0"):
             read(written)
     with pytest.raises(ConfigError, match="no field by_hand"):
         config.decode(config.encode(recipe) | {"by_hand": True})

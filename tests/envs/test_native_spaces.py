@@ -174,7 +174,7 @@ def test_actions_of_boxes_are_clipped_to_the_bounds_that_they_have():
     ],
 )
 def test_more_choices_than_can_be_counted_are_refused_by_name(theirs):
-    with pytest.raises(ConfigError, match="it has the action space Box.*nvec="):
+    with pytest.raises(ConfigError, match="action space Box.*nvec="):
         conversion.actions(theirs, "it")
 
 

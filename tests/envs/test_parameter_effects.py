@@ -295,7 +295,7 @@ def test_a_contradiction_to_their_sources_is_refused():
         lambda: from_config(to_config(default) | {"parameters": to_config(default)["parameters"] | {"masscart": 10.0}}),
         lambda: jax.vmap(lambda mass: parameters(made("CartPole-v1", total_mass=mass))["gravity"])(jnp.ones(2)),
     ):
-        with pytest.raises(ConfigError, match=r"(total_mass|polemass_length)=.* follows from mass.*leave it out"):
+        with pytest.raises(ConfigError, match="=.* follows from mass"):
             refused()
 
 
@@ -452,13 +452,13 @@ def test_parts_of_braxs_system_change_the_dynamics_or_are_refused():
         for z in (-9.81, -1.0)
     ]
     assert not np.array_equal(*observations)
-    with pytest.raises(ConfigError, match=r"'gravity' and 'opt.gravity', which are one"):
+    with pytest.raises(ConfigError, match="'gravity' and 'opt.gravity'"):
         made(gravity=[0.0, 0.0, -1.0], **{"opt.gravity": [0.0, 0.0, -1.0]})
     masses = envs.make(
         "brax:inverted_pendulum", backend="spring"
     ).env.env  # of MuJoCo, which this backend does not read
     body_mass = np.asarray(brax_adapter.foreign(masses.key).sys.body_mass)
-    with pytest.raises(ConfigError, match=r"system\['body_mass'\].*changes nothing.*link.inertia.mass"):
+    with pytest.raises(ConfigError, match=r"\['body_mass'\].*changes not"):
         made(body_mass=body_mass * 2)
     lighter = made(**{"opt.gravity": [0.0, 0.0, -1.0]})
     heavier = with_parameters(lighter, **{"opt.gravity": np.asarray([0.0, 0.0, -9.81])})

@@ -121,5 +121,5 @@ def test_impossible_numbers_are_refused_when_made_and_when_changed(name, values,
 
 
 def test_nan_within_an_array_is_refused():
-    with pytest.raises(ConfigError, match="parameter gravity of gymnax:CartPole-v1 holds NaN"):
+    with pytest.raises(ConfigError, match="parameter gravity .* NaN"):
         jaxrl.make("gymnax:CartPole-v1", gravity=np.array([9.8, np.nan], np.float32))

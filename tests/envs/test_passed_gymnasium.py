@@ -145,14 +145,14 @@ def test_instances_without_a_spec_are_lent():
         for _ in range(2):
             assert [row[1] for row in played(recipe, 1, 3)] == [0.0, factor, factor, factor]
         assert not env.unwrapped.closed, "it is the user's to close"
-        with pytest.raises(ConfigError, match=r"two are needed at the same time; pass the class Pick, or a function"):
+        with pytest.raises(ConfigError, match="two .* same time.* class Pick"):
             recipe.build(2, 0)
         first = recipe.build(1, 0)
-        with pytest.raises(ConfigError, match="two are needed at the same time"):
+        with pytest.raises(ConfigError, match="two are needed"):
             envs.as_environment(Doubled(env)).build(1, 0)
         first.close()
         jaxrl.check_env(env, steps=6)
-        with pytest.raises(ConfigError, match="cannot be copied to another process"):
+        with pytest.raises(ConfigError, match="copied to another process"):
             pickle.dumps(recipe)
 
 
@@ -185,7 +185,7 @@ def test_refusals(passed, settings, says):
 
 def test_a_function_that_gives_the_same_again():
     recipe = envs.as_environment(lambda: SAME)
-    with pytest.raises(ConfigError, match="gives the same environment twice"):
+    with pytest.raises(ConfigError, match="the same environment twice"):
         recipe.build(2, 0)
 
 

@@ -31,9 +31,9 @@ def test_sticky_actions_are_a_parameter():
     sticky = env.env.env  # under the auto-reset and the statistics
     assert isinstance(sticky, StickyActions) and sticky.probability == 0.1
     assert to_config(from_config(to_config(env))) == to_config(env)
-    with pytest.raises(ConfigError, match="sticky_actions=1.5 must be a probability"):
+    with pytest.raises(ConfigError, match="sticky_actions=1.5"):
         jaxrl.make("gymnax:Breakout-MinAtar", sticky_actions=1.5)
-    with pytest.raises(ConfigError, match="is not a JAX environment, so it takes no sticky_actions"):
+    with pytest.raises(ConfigError, match="takes no sticky_actions"):
         jaxrl.make("gymnasium:CartPole-v1", sticky_actions=0.1)
 
 
@@ -42,7 +42,7 @@ def test_hidden_entries_are_a_parameter():
     assert isinstance(env.env.env, Hide) and env.env.env.entries == (0, 2)
     assert to_config(from_config(to_config(env))) == to_config(env)
     assert make_environment("gymnax:Pendulum-v1", ["hide=2"]).observation_space.shape == (2,)
-    with pytest.raises(ConfigError, match="is not a JAX environment, so it takes no hide"):
+    with pytest.raises(ConfigError, match="takes no hide"):
         jaxrl.make("gymnasium:Pendulum-v1", hide=2)
 
 
@@ -76,7 +76,7 @@ def test_every_name_is_listed_once_and_sorted():
 def test_a_missing_package_names_its_extra(name, monkeypatch):
     missing, installed = name.partition(":")[0], suites.installed
     monkeypatch.setattr(suites, "installed", lambda suite: suite != missing and installed(suite))
-    with pytest.raises(MissingExtraError, match=rf"pip install 'jaxrl\[{missing}\]'"):
+    with pytest.raises(MissingExtraError, match=rf"jaxrl\[{missing}\]"):
         envs.make(name)
     assert not any(known.startswith(f"{missing}:") for known in envs.environments())
 

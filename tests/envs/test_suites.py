@@ -59,17 +59,17 @@ def test_it_is_made_by_name_with_parameters(walks):
     with pytest.raises(ConfigError) as caught:
         envs.make("walks:Ring", slipp=0.5, cost="much")
     assert "did you mean 'slip'" in caught.value.problems[0] and "cost='much'" in caught.value.problems[1]
-    with pytest.raises(ConfigError, match="unknown walks environment 'Rung'; did you mean 'Ring'"):
+    with pytest.raises(ConfigError, match="'Rung'; did you mean 'Ring'"):
         envs.make("walks:Rung")
-    with pytest.raises(ConfigError, match="unknown suite 'walk'; did you mean 'walks'"):
+    with pytest.raises(ConfigError, match="'walk'; did you mean 'walks'"):
         envs.make("walk:Ring")
     with pytest.raises(ConfigError, match="'walks:Ring'"):
         envs.make("Ring")
     for length in (4.5, True, "five", [3]):
-        with pytest.raises(ConfigError, match="parameter length=.* must be a whole number, as its default 5"):
+        with pytest.raises(ConfigError, match="parameter length=.* default 5"):
             envs.make("walks:Ring", length=length)
     assert envs.make("walks:Ring", length=np.int64(4)).observation_space.shape == (4,)
-    with pytest.raises(ConfigError, match="str is not float; separate parameters by spaces"):
+    with pytest.raises(ConfigError, match="str is not float"):
         envs.make("walks:Ring", slip="0.1,cost=0.2")
 
 
@@ -108,10 +108,10 @@ def test_it_is_listed(walks, capsys):
 
 def test_numbers_that_change_nothing_are_refused(folder):
     install_suite(folder, "walks", MODULE.replace("-self.cost", "-0.0"))
-    with pytest.raises(ConfigError, match="cost=0.5 of walks:Ring changes nothing"):
+    with pytest.raises(ConfigError, match="cost=0.5 .*changes nothing"):
         envs.make("walks:Ring", cost=0.5)
     env = envs.make("walks:Ring")
-    with pytest.raises(ConfigError, match="cost=0.5 of walks:Ring changes nothing"):
+    with pytest.raises(ConfigError, match="cost=0.5 .*changes nothing"):
         envs.with_parameters(env, cost=0.5)
     written = to_config(env)
     assert envs.parameters(from_config(written | {"parameters": written["parameters"] | {"cost": 0.5}}))["cost"] == 0.5
@@ -170,14 +170,14 @@ def test_a_module_that_registers_no_class_is_said_to(folder):
 @pytest.mark.parametrize("name", [*suite_modules.SUITES, "user", "dm_env", "two words"])
 def test_names_of_jaxrls_own_suites_cannot_be_taken(folder, name):
     install_suite(folder, name, "raise SystemExit('imported')", distribution="impostor")
-    with pytest.warns(UserWarning, match=f"impostor 2.0.*declares the suite '{name}'"):
+    with pytest.warns(UserWarning, match=f"impostor 2.0.* '{name}'"):
         assert name not in suite_modules.declared()
     assert envs.make("gymnax:CartPole-v1").name == "gymnax:CartPole-v1" and "impostor" not in sys.modules
 
 
 def test_two_distributions_with_one_suite_are_named(walks):
     install_suite(walks, "walks", MODULE, distribution="other-walks")
-    with pytest.raises(ConfigError, match=r"declared by walks 1.0 \(walks\) and by other-walks 2.0|by other-walks"):
+    with pytest.raises(ConfigError, match="by other-walks 2.0"):
         envs.make("walks:Ring")
     with pytest.warns(UserWarning, match="left out"):
         assert "walks:Ring" not in jaxrl.environments()
@@ -191,7 +191,7 @@ def test_a_folder_that_is_on_the_path_twice_has_one_suite(walks):
 
 
 def test_an_installed_suite_takes_no_registrations(walks):
-    with pytest.raises(ConfigError, match="walks:Mine.* is taken: walks is an installed suite"):
+    with pytest.raises(ConfigError, match="walks:Mine.* is taken"):
         jaxrl.register("walks:Mine", lambda: None)
 
 

@@ -107,7 +107,7 @@ def test_time_limit_truncates_and_termination_wins():
 
 
 def test_time_limit_refuses_an_environment_that_resets():
-    with pytest.raises(ConfigError, match=r"under the auto-reset: make\(name, wrappers="):
+    with pytest.raises(ConfigError, match="under the auto-reset"):
         TimeLimit(FrameStack(AutoReset(Counter())), 3)
 
 
@@ -204,7 +204,7 @@ def test_rescale_and_clip_action():
     env = ClipAction(Counter())
     assert not env.action_space.bounded
     assert play(AutoReset(env), jnp.float32(99), jax.random.key(0), 1).reward[1] == 10
-    with pytest.raises(ConfigError, match="RescaleAction.*bounds must be finite"):
+    with pytest.raises(ConfigError, match="RescaleAction.*finite"):
         _ = RescaleAction(ClipAction(Counter())).action_space
 
 

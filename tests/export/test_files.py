@@ -185,7 +185,7 @@ def test_the_command_writes_each_format_or_says_why_not(tmp_path, capsys, monkey
 def test_convolutions_are_not_for_numpy(tmp_path):
     spec = EnvSpec("test", IMAGES, MANY)
     algo = jaxrl.PQN(network=networks.QNetwork(torso=networks.MinAtarCNN(2, 3, 4)))
-    with pytest.raises(ConfigError, match=r"dense layers.*computes conv_general_dilated; use to='stablehlo'") as caught:
+    with pytest.raises(ConfigError, match="conv_general_dilated") as caught:
         jaxrl.export_policy(policy_of(algo, spec), tmp_path / "policy.npz", to="numpy")
     assert "\n" not in str(caught.value) and list(tmp_path.iterdir()) == []
 
@@ -224,11 +224,11 @@ def test_what_is_not_installed_is_said_in_a_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "jax2onnx", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'jaxrl\[export\]'$"):
         jaxrl.export_policy(policy, tmp_path / "policy.stablehlo")
-    with pytest.raises(ConfigError, match="environment of its own: echo 'orbax-checkpoint==") as caught:
+    with pytest.raises(ConfigError, match="orbax-checkpoint==") as caught:
         jaxrl.export_policy(policy, tmp_path / "policy.onnx", to="onnx")
     assert "\n" not in str(caught.value) and list(tmp_path.iterdir()) == []
     assert onnx_file.HOW in PAGE.read_text().replace("\n", "; ")
-    with pytest.raises(ConfigError, match="unknown format 'onnxx'; did you mean 'onnx'"):
+    with pytest.raises(ConfigError, match="did you mean 'onnx'"):
         jaxrl.export_policy(policy, tmp_path / "policy.onnx", to="onnxx")
 
 

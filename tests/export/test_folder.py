@@ -46,9 +46,9 @@ def test_what_was_written_is_read(folder):
         np.testing.assert_array_equal(a, b)
     assert read.algo.learning_rate == pytest.approx(0.0055), "halfway down its schedule"
     for wrong, words in (({"step": 64}, "step=64"), ({"best": True}, "best=True")):
-        with pytest.raises(ConfigError, match=f"holds one policy, and no checkpoints: leave out {words}$"):
+        with pytest.raises(ConfigError, match=f"no checkpoints: .*{words}$"):
             jaxrl.load(folder, **wrong)
-    with pytest.raises(ConfigError, match="holds a policy, and nothing else that was learned"):
+    with pytest.raises(ConfigError, match="holds a policy, and nothing"):
         jaxrl.train(PPO, ENV, total_steps=64, num_envs=8, init_from=folder, progress=False)
 
 
@@ -137,12 +137,12 @@ def test_a_result_and_another_folder_are_sources_too(made, tmp_path):
         sources = enumerate((root / "run", result, result.policy))
         paths = [jaxrl.export_policy(source, tmp_path / f"{place}{suffix}", to=to) for place, source in sources]
         assert len({parts_of(path) for path in paths}) == 1
-    with pytest.raises(ConfigError, match="pass the run directory, or the result"):
+    with pytest.raises(ConfigError, match="pass the run directory"):
         jaxrl.export_policy(result.policy, tmp_path / "of_policy", to="safetensors")
-    with pytest.raises(ConfigError, match="exists; name a folder that does not"):
+    with pytest.raises(ConfigError, match="exists"):
         jaxrl.export_policy(result, tmp_path / "again", to="safetensors")
     for wrong, words in (({"step": 64}, "^step=64: "), ({"best": True}, "^best=True: ")):
-        with pytest.raises(ConfigError, match=f"{words}.*pass the run directory"):
+        with pytest.raises(ConfigError, match=f"{words}.*the run directory"):
             jaxrl.export_policy(result, tmp_path / "x", to="numpy", **wrong)
 
 

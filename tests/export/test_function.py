@@ -185,7 +185,7 @@ def test_what_needs_the_batch_as_a_number_is_refused_in_a_line(monkeypatch):
 
     monkeypatch.setattr(jaxrl.PPO, "act", one_by_one)
     policy = abstract(algo, spec)
-    with pytest.raises(ConfigError, match="PPO cannot be exported for any batch: ") as caught:
+    with pytest.raises(ConfigError, match="PPO .*for any batch") as caught:
         ActFunction(policy)
     assert "\n" not in str(caught.value)
     assert policy(observations(spec, 2))[0].shape == (2,), "jaxrl itself plays it"

@@ -57,7 +57,7 @@ def test_an_environment_that_hangs_is_named():
     env = Spoiled(ENV, then=lambda host: free.wait(PATIENCE))
     began = time.monotonic()
     try:
-        with pytest.raises(EnvironmentFailedError, match="spoiled have been at their step for .* step_timeout is 1 s"):
+        with pytest.raises(EnvironmentFailedError, match="spoiled .*step_timeout is 1 s"):
             train(env, step_timeout=1.0)
         assert time.monotonic() - began < 60
     finally:
@@ -108,7 +108,7 @@ def test_an_asynchronous_environment_that_hangs_is_named():
     free = threading.Event()
     env = Asynchronous(ENV, then=lambda host: free.wait(PATIENCE))
     try:
-        with pytest.raises(EnvironmentFailedError, match="at environments .[0-7, ]*. for 1 s, step_timeout is 1 s"):
+        with pytest.raises(EnvironmentFailedError, match=".[0-7, ]*. for 1 s"):
             train(env, ready=2, step_timeout=1.0)
     finally:
         free.set()

@@ -431,7 +431,7 @@ def test_parts_of_a_network_are_networks(make):
             assert problem.endswith(", or None") == optional
         if kind == "torso":
             assert getattr(make(**{field.name: OwnTorso()}), field.name) == OwnTorso()
-    with pytest.raises(ConfigError, match=f"{make.__name__}.torso=3 is not a torso"):
+    with pytest.raises(ConfigError, match=f"{make.__name__}.torso=3"):
         dataclasses.replace(make(), torso=3)
 
 

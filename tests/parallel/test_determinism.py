@@ -60,7 +60,7 @@ def test_flags_that_say_otherwise_are_refused(text, message, flags):
 
 
 def test_once_jax_has_started_a_gpu_needs_them_and_others_do_not(flags):
-    with pytest.raises(ConfigError, match=f"JAX has started on a GPU without .*; set XLA_FLAGS='{BOTH}' before"):
+    with pytest.raises(ConfigError, match=f"XLA_FLAGS='{BOTH}'"):
         flags("", started=True)
     assert flags(BOTH, started=True) == BOTH
     assert flags("", started=True, platform="cpu") == flags("", started=True, platform="tpu") == ""

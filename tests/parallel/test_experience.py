@@ -84,7 +84,7 @@ def test_a_batch_is_never_more_than_was_asked_for(batch_size, shards):
     assert meshes.checked_layout(algo, spec, 8, 1, None) == shards
     assert Experience(algo, spec, 8, shards, 0.0).online_sources["replay"].batch_size == batch_size
     if shards < 4:
-        with pytest.raises(ConfigError, match=f"batch_size={batch_size} does not divide over 4 shards"):
+        with pytest.raises(ConfigError, match=f"batch_size={batch_size} "):
             meshes.checked_layout(algo, spec, 8, 4, None)
 
 

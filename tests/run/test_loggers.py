@@ -144,7 +144,7 @@ def test_a_video_that_is_not_taken_holds_no_row_back(tmp_path):
             raise ValueError("no such codec")
 
     loggers = Loggers([NoVideos(tmp_path / "metrics.jsonl")])
-    with pytest.warns(RuntimeWarning, match="NoVideos did not take a video; .*no such codec") as told:
+    with pytest.warns(RuntimeWarning, match="NoVideos .*no such codec") as told:
         for step in range(3):
             loggers.show(step, tmp_path / "x.gif")
             loggers.write(step, {"a": 1.0})
@@ -216,7 +216,7 @@ class Broken:
 def test_a_failing_logger_warns_once_and_gets_its_rows_when_it_works_again(tmp_path):
     broken, jsonl = Broken(), JSONLLogger(tmp_path / "metrics.jsonl")
     loggers = Loggers([broken, jsonl])
-    with pytest.warns(RuntimeWarning, match="Broken failed; training continues.*ConnectionError: the server is down"):
+    with pytest.warns(RuntimeWarning, match="Broken .*ConnectionError"):
         loggers.write(1, {"a": 1.0})
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -64,7 +64,7 @@ def test_checked_batch():
     image = spaces.Box(0, 255, (2, 3), np.uint8)
     assert checked_batch(np.zeros((2, 3), np.uint8), image) is None
     assert checked_batch(np.zeros((7, 2, 3), np.uint8), image) == 7
-    with pytest.raises(ConfigError, match="dtype float32, the policy was trained on uint8"):
+    with pytest.raises(ConfigError, match="float32, .* trained on uint8"):
         checked_batch(np.zeros((2, 3), np.float32), image)
     both = spaces.Dict({"image": image, "speed": spaces.Box(-1.0, 1.0, ())})
     assert checked_batch({"image": np.zeros((2, 3), np.uint8), "speed": np.float32(0)}, both) is None
@@ -300,5 +300,5 @@ def test_a_policy_goes_to_another_process_by_pickle():
         np.testing.assert_array_equal(found(OBSERVATIONS)[0], policy(OBSERVATIONS)[0])
         assert repr(found) == repr(policy) and found.spec == policy.spec
     unknown = policy_of(PPO.replace(policy_loss=lambda log_ratio, advantage, clip: -advantage))
-    with pytest.raises(ConfigError, match=r"cannot be pickled: .*; save the run .* and jaxrl.load"):
+    with pytest.raises(ConfigError, match="cannot be pickled.*jaxrl.load"):
         pickle.dumps(unknown)

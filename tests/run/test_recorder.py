@@ -307,23 +307,23 @@ def test_a_link_in_a_recording_is_refused_and_its_target_left_alone(name, whole,
     recording = tmp_path / "here" / "recording"
     shutil.rmtree(recording / name, ignore_errors=True)
     shutil.copytree(tmp_path / "precious", recording / "part-999999999999")
-    with pytest.raises(ConfigError, match="part-999999999999 is not part of a recording"):
+    with pytest.raises(ConfigError, match="part-999999999999"):
         train(recording, run_dir=tmp_path / "here" / "run")
     shutil.rmtree(recording / "part-999999999999")
     (recording / name).symlink_to(tmp_path / "precious")
     monkeypatch.setattr(Program, "start", lambda *_, **__: pytest.fail("it began"))
-    with pytest.raises(ConfigError, match=f"{name} is not part of a recording"):
+    with pytest.raises(ConfigError, match=f"{name} is not part"):
         train(recording, run_dir=tmp_path / "here" / "run")
     # In a folder of hidden files alone, which counts as empty, and whatever else the system refuses.
     (recording / "recording.json").unlink()
-    with pytest.raises(RecordingError, match="the recording in .* cannot be written: "):
+    with pytest.raises(RecordingError, match="cannot be written: "):
         recorder.Recorder(Record(recording), Recorded(NUM_ENVS, (0,), 1), PPO, ENV, 0, None).begin(0)
     assert (tmp_path / "precious" / "file").read_text() == "mine"
 
 
 def test_arrays_that_would_not_come_back_are_named():
     space = spaces.Dict({"good": spaces.Box(0, 1, (2,)), "bad": spaces.Box(0, 1, (2, 0))})
-    with pytest.raises(ConfigError, match=r"record: steps/observation/bad has shape \(2, 0\)"):
+    with pytest.raises(ConfigError, match=r"observation/bad .*\(2, 0\)"):
         Record("nowhere").check(EnvSpec("some", space, spaces.Discrete(2)), None, False)
 
 

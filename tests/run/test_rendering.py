@@ -237,7 +237,7 @@ def test_brax_is_a_page_with_every_moment(tmp_path):
 
 def test_what_cannot_be_drawn_says_what_can(tmp_path):
     probe = jaxrl.make("probe:Constant")
-    with pytest.raises(ConfigError, match="cannot be drawn.*gymnax:Acrobot-v1.*brax"):
+    with pytest.raises(ConfigError, match="Acrobot-v1.*brax"):
         rendering.render(untrained(probe), probe, tmp_path / "a.gif")
     assert list(tmp_path.iterdir()) == []
 
@@ -289,12 +289,12 @@ def test_an_environment_on_the_host_draws_itself(counts, tmp_path):
 def test_what_draws_nothing_on_the_host_is_told(counts, tmp_path):
     env = jaxrl.make(counts, blind=True)
     policy = untrained(env)
-    with pytest.raises(ConfigError, match="Counts-v0 cannot be drawn: it has no render mode 'rgb_array'"):
+    with pytest.raises(ConfigError, match="Counts-v0 .*'rgb_array'"):
         rendering.render(policy, env, tmp_path / "a.gif")
     with pytest.raises(ConfigError, match="let the path end in .gif"):
         rendering.render(policy, env, tmp_path / "a.html")
     served = ServedFromHost(jaxrl.make("gymnax:CartPole-v1"))
-    with pytest.raises(ConfigError, match="its recipe has no build_rendered"):
+    with pytest.raises(ConfigError, match="no build_rendered"):
         rendering.render(untrained(served), served, tmp_path / "a.gif")
 
 
@@ -328,6 +328,6 @@ def test_an_mp4_shows_the_frames_of_the_gif(cart_pole, tmp_path):
 
 def test_an_mp4_without_its_extra_says_how_to_get_it_before_playing(cart_pole, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(MissingExtraError, match=r"MP4 needs .* pip install 'jaxrl\[video\]'"):
+    with pytest.raises(MissingExtraError, match=r"jaxrl\[video\]"):
         rendering.render(*cart_pole, tmp_path / "it.mp4")
     assert list(tmp_path.iterdir()) == []

@@ -152,7 +152,7 @@ def test_a_result_goes_to_another_process_by_pickle(trained):
     assert jax.random.key_impl(found.state.key) == jax.random.key_impl(trained.state.key)
     jax.tree.map(np.testing.assert_array_equal, plain(found.state), plain(trained.state))
     assert copy.copy(trained).state is trained.state
-    with pytest.raises(ConfigError, match=r"cannot be pickled: .*; result.save\(path\), and jaxrl.load"):
+    with pytest.raises(ConfigError, match="cannot be pickled.*jaxrl.load"):
         pickle.dumps(dataclasses.replace(trained, spec=lambda: None))
 
 
@@ -200,6 +200,6 @@ def test_metrics_that_cannot_be_read_cost_the_picture_alone(trained, tmp_path, m
     with RunDirectory(tmp_path, json.loads((trained.run_dir / "config.json").read_text())) as directory:
         directory.metrics_jsonl.write_text('{"step": 64}\n')
         monkeypatch.setattr(loggers.files, "open_to_read", unreadable)
-        with pytest.warns(RuntimeWarning, match=r"could not be written.*metrics\.jsonl cannot be read"):
+        with pytest.warns(RuntimeWarning, match=r"metrics\.jsonl cannot be read"):
             write_result(trained, directory)
     assert json.loads(directory.result.read_text())["total_steps"] == ROWS

@@ -49,6 +49,6 @@ def test_a_video_that_fails_costs_no_run_its_end(tmp_path, monkeypatch):
         raise OSError("the disk is full")
 
     monkeypatch.setattr(rendering, "render", fail)
-    with pytest.warns(RuntimeWarning, match=f"no video at step {ROWS}: the disk is full"):
+    with pytest.warns(RuntimeWarning, match=f"step {ROWS}: the disk"):
         result = train(run_dir=tmp_path, total_steps=ROWS, video_every=ROWS)
     assert result.stopped == "finished"

@@ -104,19 +104,19 @@ def test_a_sweep_has_runs_that_exchange_nothing(tpu_compiler):  # noqa: F811
 
 @pytest.mark.long
 def test_what_does_not_fit_is_refused_before_it_is_compiled(tpu_compiler):  # noqa: F811
-    with pytest.raises(ConfigError, match=r"the replay needs .* of each of 4 devices, where 16 GiB .*capacity="):
+    with pytest.raises(ConfigError, match="replay .* 16 GiB .*capacity="):
         jaxrl.compile_for("v5e:2x2", DQN.replace(capacity=2**30), "gymnax:Breakout-MinAtar", num_envs=64)
-    with pytest.raises(ConfigError, match=r"rollouts of .* need .*, where 16 GiB are free"):
+    with pytest.raises(ConfigError, match="rollouts .* 16 GiB"):
         jaxrl.compile_for("v5e:2x2", PPO.replace(rollout_length=2**14), "gymnax:Breakout-MinAtar", num_envs=2**16)
-    with pytest.raises(ConfigError, match="devices=5 must be between 1 and the 4 that v5e:2x2 has"):
+    with pytest.raises(ConfigError, match="devices=5 .* the 4 that"):
         jaxrl.compile_for("v5e:2x2", PPO, ENV, devices=5, num_envs=5)
-    with pytest.raises(ConfigError, match="devices=8 must be between 1 and the 4 that v5e:2x2 has"):
+    with pytest.raises(ConfigError, match="devices=8 .* the 4 that"):
         jaxrl.compile_for("v5e:2x2", PPO, ENV, devices=8, runs=16)
-    with pytest.raises(ConfigError, match=r"the replay needs .* of each of 4 devices.*capacity="):
+    with pytest.raises(ConfigError, match="replay .*4 devices.*capacity="):
         jaxrl.compile_for("v5e:2x2", DQN.replace(capacity=2**26), "gymnax:Breakout-MinAtar", runs=16)
     with pytest.raises(ConfigError, match="v5e:3x7.* is not a valid slice"):
         jaxrl.compile_for("v5e:3x7", PPO, ENV)
-    with pytest.raises(ConfigError, match="Anakin compiles environments in JAX"):
+    with pytest.raises(ConfigError, match="Anakin compiles"):
         jaxrl.compile_for("v5e:2x2", "ppo", "gymnasium:CartPole-v1")
 
 

@@ -306,9 +306,9 @@ def test_hyperparameters_may_be_schedules():
             assert min(abs(found[point, member] - x) for x in possible) < 1e-8
             middle = [float(rate((point + 0.5) / POINTS)) for rate in rates]
             assert result.lineage.hyperparameters["learning_rate"][point, member] in middle
-    with pytest.raises(ConfigError, match="all values must be numbers, or schedules of one kind"):
+    with pytest.raises(ConfigError, match="schedules of one kind"):
         population(learning_rate=[Linear(1e-2, 0.0), Cosine(1e-2, 0.0)])
-    with pytest.raises(ConfigError, match="all values must be numbers, or schedules of one kind"):
+    with pytest.raises(ConfigError, match="schedules of one kind"):
         population(learning_rate=[Constant(1e-2), 1e-3])
 
 
@@ -391,7 +391,7 @@ def test_what_a_population_leaves(tmp_path, capsys):
     assert 'alt="lineage' in page and "Importance" not in page
     record["lineage"]["parents"][0][0] = MEMBERS
     (tmp_path / "runs" / "sweep.json").write_text(json.dumps(record))
-    with pytest.raises(RunDirectoryError, match="'lineage': a lineage names members that there are not"):
+    with pytest.raises(RunDirectoryError, match="'lineage'"):
         sweep_directory.read_lineage(tmp_path / "runs")
 
 
@@ -425,5 +425,5 @@ def test_nobody_copies_before_exploit_from():
     assert (usual.parents[0] != own).sum() == COPIES
     for values in late.hyperparameters.values():
         np.testing.assert_array_equal(values[: first + 1], values[[0] * (first + 1)])
-    with pytest.raises(ConfigError, match=r"exploit_from=0.9: no member would copy"):
+    with pytest.raises(ConfigError, match="exploit_from=0.9"):
         population(exploit_from=0.9)

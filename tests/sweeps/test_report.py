@@ -146,7 +146,7 @@ def test_saved_runs_sweeps_and_searches_are_one_table(tmp_path):
 
 def test_pandas_is_an_extra(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pandas", None)
-    with pytest.raises(MissingExtraError, match=r"^to_pandas needs an extra .*: pip install 'jaxrl\[pandas\]'$"):
+    with pytest.raises(MissingExtraError, match=r"jaxrl\[pandas\]"):
         result().to_pandas()
 
 

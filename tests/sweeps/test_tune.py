@@ -300,7 +300,7 @@ def test_a_study_with_too_much_is_refused_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr("jaxrl.core.files.LARGEST", path.stat().st_size - 1)
     with pytest.raises(RunDirectoryError, match="MiB"):
         study(path)
-    with pytest.raises(ConfigError, match="trials=20001 must be at most 20,000"):
+    with pytest.raises(ConfigError, match="trials=20001"):
         tunes.search(trials=MOST_TRIALS + 1)
 
 
@@ -354,7 +354,7 @@ def test_a_trial_that_cannot_be_written_is_told_once_and_written_later(tmp_path,
     monkeypatch.setattr(os, "write", short)
     found = [one.run(rising)]
     full[0] = True
-    with pytest.warns(RuntimeWarning, match="could not be written.*no space left") as told:
+    with pytest.warns(RuntimeWarning, match="no space left") as told:
         found += [one.run(rising) for _ in range(3)]
     assert len(told) == 1 and len(kept(path)) == 1, "and no half of a line"
     full[0] = False
@@ -477,7 +477,7 @@ def check_what_is_left(result, path):
 
 def test_a_directory_without_a_policy_says_what_to_do(tmp_path):
     (tmp_path / "study.journal").write_text("")
-    with pytest.raises(RunDirectoryError, match="a search without a policy.*train with the best settings"):
+    with pytest.raises(RunDirectoryError, match="a search without a policy"):
         jaxrl.load(tmp_path)
 
 
@@ -575,9 +575,9 @@ def test_a_process_that_is_lost_ends_its_trial_and_no_other(cluster, tmp_path):
 @pytest.mark.faults
 def test_where_ray_can_start_no_process_it_says_so(cluster):
     with (
-        pytest.warns(RuntimeWarning, match="a process could not be started for the trials"),
-        pytest.raises(PeerError, match="(?s)no process could be started for the trials: .*invalid literal for int"),
+        pytest.warns(RuntimeWarning, match="could not be started"),
+        pytest.raises(PeerError, match="(?s)started .*invalid literal"),
     ):
         side_by_side(study(), tunes.Unreadable(), 4, Actors(max_concurrent=2), 1, lambda *_: pytest.fail("tried"))
-    with pytest.raises(ConfigError, match="cpus_per_run=64 and gpus_per_run=0: the Ray cluster has 2 CPUs and 0 GPUs"):
+    with pytest.raises(ConfigError, match="cpus_per_run=64"):
         tunes.search(backend="ray", cpus_per_run=64.0)

@@ -81,7 +81,7 @@ def test_a_port_in_use_is_told_before_jax_meets_it(port):
         other.bind(("127.0.0.1", port))
         other.listen()
         assert addresses.is_taken(f"127.0.0.1:{port}")
-        with pytest.raises(ConfigError, match=f"coordinator='127.0.0.1:{port}': the port is in use on this machine"):
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}'.*in use"):
             distributed.initialize(f"127.0.0.1:{port}", 2, 0)
 
 

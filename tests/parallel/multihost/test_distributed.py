@@ -273,9 +273,9 @@ def test_processes_at_different_places_are_named(store):
     store.values["jaxrl/0/1"] = json.dumps(["signals", 2])
     assert distributed._exchange("signals", 1, 0, 2) == [1, 2]
     store.values["jaxrl/1/1"] = json.dumps(["restored", 64])
-    with pytest.raises(PeerError, match="process 1 is at 'restored' where process 0 is at 'signals'"):
+    with pytest.raises(PeerError, match="1 is at 'restored' .*'signals'"):
         distributed._exchange("signals", 1, 0, 2)
-    with pytest.raises(PeerError, match="process 1 does not answer .process 0 waits for: signals.: DEADLINE_EXCEEDED"):
+    with pytest.raises(PeerError, match="process 1 .*signals.: DEADLINE"):
         distributed._exchange("signals", 1, 0, 2)
     assert "jaxrl/0/0" not in store.values, "what all have read goes"
 
@@ -286,13 +286,13 @@ def test_another_number_of_processes_is_told_before_they_wait_for_each_other(sto
     place.process_id = 1
     distributed._check_count(place)
     place.num_processes = 3
-    with pytest.raises(ConfigError, match="num_processes is not the same: 2 on process 0, 3 on process 1"):
+    with pytest.raises(ConfigError, match="num_processes .*: 2 .*, 3 on"):
         distributed._check_count(place)
 
 
 def test_a_broken_collective_is_a_lost_process():
     broken = "UNKNOWN: Gloo all-reduce failed: Connection closed by peer [10.0.0.2]:24704"
-    with pytest.raises(PeerError, match="another process of the run was lost.*same commands again.*10.0.0.2"):
+    with pytest.raises(PeerError, match="lost.*again.*10.0.0.2"):
         with distributed.report_errors():
             raise jax.errors.JaxRuntimeError(broken)
     with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"), distributed.report_errors():
@@ -312,7 +312,7 @@ def test_versions_and_settings_that_differ_are_all_told():
 
 def test_layouts_of_two_processes(monkeypatch):
     monkeypatch.setattr("jax.process_count", lambda *_: 2)
-    with pytest.raises(ConfigError, match="devices=3 must be a multiple of 2, the processes, and at most 8"):
+    with pytest.raises(ConfigError, match="devices=3 must be a multiple"):
         jaxrl.Anakin(num_envs=NUM_ENVS, devices=3).bind(ALGORITHMS["ppo"], ENV)
     with pytest.raises(ConfigError) as caught:
         jaxrl.Sebulba(num_envs=6, actors=2, lockstep=False).bind(ALGORITHMS["ppo"], ServedFromHost(ENV))

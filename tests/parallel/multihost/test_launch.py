@@ -78,7 +78,7 @@ def test_gpus_are_divided_or_refused(program, tmp_path, monkeypatch):
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     assert launch.run_processes(program(TELL), Processes(2)) == 0
     assert [one["gpus"] for one in told(tmp_path)] == ["4,5", "6,7"]
-    with pytest.raises(ConfigError, match=r"count=3 does not divide the 4 GPUs of this machine \(4,5,6,7\)"):
+    with pytest.raises(ConfigError, match=r"count=3 .* 4 GPUs .*4,5,6,7"):
         launch.run_processes(program(TELL), Processes(3))
     # Each process reads the command again, with its share of the GPUs.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4")
@@ -335,10 +335,10 @@ def test_numbers_that_do_not_fit():
 
 def test_from_python_this_process_is_the_default_and_a_session_cannot_be_started_again(monkeypatch):
     assert jaxrl.launch() == 1
-    with pytest.raises(ConfigError, match="must be here, cluster, processes:COUNT or ray:COUNT"):
+    with pytest.raises(ConfigError, match="cluster, processes:COUNT"):
         jaxrl.launch(4)  # ty: ignore[invalid-argument-type]
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
-    with pytest.raises(ConfigError, match="cannot start an interactive session"):
+    with pytest.raises(ConfigError, match="an interactive session"):
         jaxrl.launch("processes:2")
 
 

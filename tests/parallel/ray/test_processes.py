@@ -168,13 +168,13 @@ def _runs(pid):
 
 def test_what_the_cluster_has_not_or_cannot_start_is_told(program, monkeypatch, tmp_path):
     monkeypatch.setattr(processes, "START_TIMEOUT", 1.0)
-    with pytest.raises(ConfigError, match=r"3 processes of 1 CPU each found no place within 1 s; Ray has 2 CPUs free"):
+    with pytest.raises(ConfigError, match="3 processes .* 2 CPUs free"):
         launch.run_processes(program(""), RayProcesses(3))
-    with pytest.raises(ConfigError, match=r"2 processes of 1 CPU each and an evaluator of 1 CPU found no place within"):
+    with pytest.raises(ConfigError, match="2 processes .* an evaluator"):
         launch.run_processes(program(""), RayProcesses(2, evaluators=1))
     monkeypatch.setattr(processes, "START_TIMEOUT", float(PATIENCE))
     monkeypatch.setattr(processes.os, "getcwd", lambda: str(tmp_path / "gone"))
-    with pytest.raises(JaxrlError, match=r"(?s)process 0 could not be started on its machine.*gone"):
+    with pytest.raises(JaxrlError, match="(?s)process 0 .*gone"):
         launch.run_processes([sys.executable], RayProcesses(1))
 
 

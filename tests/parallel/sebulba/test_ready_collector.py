@@ -207,11 +207,11 @@ def test_runs_go_on_and_learn_from_every_row():
 
 def test_remote_environments_are_refused(monkeypatch):
     monkeypatch.setattr(jaxrl.Remote, "problems", lambda *_: [])  # Ray need not be here
-    with pytest.raises(ConfigError, match="ready=2 with remote: Ray actors step all"):
+    with pytest.raises(ConfigError, match="ready=2 with remote"):
         jaxrl.Sebulba(num_envs=NUM_ENVS, ready=2, remote=jaxrl.Remote()).bind(ALGORITHMS["ppo"], Shuffled(ENV))
 
 
 def test_environments_that_are_stepped_together_are_refused():
     env = jaxrl.make("gymnasium:CartPole-v1")
-    with pytest.raises(ConfigError, match="ready=2: gymnasium:CartPole-v1 steps all its environments at once"):
+    with pytest.raises(ConfigError, match="ready=2: gymnasium:CartPole-v1"):
         jaxrl.Sebulba(num_envs=NUM_ENVS, ready=2).bind(ALGORITHMS["ppo"], env)

@@ -155,7 +155,7 @@ def test_a_group_that_hangs_for_too_long_is_named_though_others_fill_every_batch
     program = jaxrl.Sebulba(num_envs=NUM_ENVS, actors=4, learner_batch=4, max_lag=10**6, step_timeout=5.0)
     program = program.bind(IMPALA, env)
     try:
-        with within(PATIENCE), pytest.raises(EnvironmentFailedError, match="at their step for .* step_timeout is 5 s"):
+        with within(PATIENCE), pytest.raises(EnvironmentFailedError, match="step_timeout is 5 s"):
             state = program.start(IMPALA, env, 3)
             while True:
                 state, _ = program.chunk(IMPALA, env, state, 20, 10**9)
@@ -231,18 +231,18 @@ def test_it_ends_while_groups_wait_for_room(ready, interrupted, monkeypatch):
 
 def test_two_processes_are_named_where_the_order_of_rollouts_differs(monkeypatch):
     monkeypatch.setattr("jax.process_count", lambda *_: 2)
-    with pytest.raises(ConfigError, match="^learner_batch=4 with 2 processes, which run in lockstep;[^=]*=None[^=]*$"):
+    with pytest.raises(ConfigError, match="^learner_batch=4 .*2 processes"):
         jaxrl.Sebulba(num_envs=8, learner_batch=4).bind(IMPALA, HOST)
 
 
 def test_recording_is_refused(tmp_path):
     topology = jaxrl.Sebulba(num_envs=NUM_ENVS, actors=4, learner_batch=4)
-    with pytest.raises(ConfigError, match="record: every batch holds the rollouts of 4 of the 8 environments"):
+    with pytest.raises(ConfigError, match="record: .* 4 of the 8 env"):
         jaxrl.train(IMPALA, HOST, total_steps=ROWS, topology=topology, record=tmp_path / "data", progress=False)
 
 
 def test_a_run_of_before_is_read_where_a_field_that_is_gone_was_not_set():
     written = config.encode(jaxrl.Sebulba(num_envs=8))
     assert config.decode(written | {"batching": None}) == jaxrl.Sebulba(num_envs=8)
-    with pytest.raises(ConfigError, match="has no field batching; the run is of another version"):
+    with pytest.raises(ConfigError, match="no field batching"):
         config.decode(written | {"batching": 4})
