@@ -14,6 +14,7 @@ import mmap
 import os
 import struct
 from collections.abc import Callable, Generator
+from pathlib import Path
 
 import numpy as np
 
@@ -27,6 +28,7 @@ class TfRecordWriter:
     """A writer of records to a new file, which keeps some of them back until `flush`."""
 
     def __init__(self, path: str | os.PathLike):
+        self.path = Path(path)
         self._file = open(path, "xb")  # a new file: an existing one may be a link to elsewhere
         self._waiting: list[bytes] = []
         self._size = 0

@@ -128,7 +128,8 @@ class CSVLogger:
 class TensorBoardLogger:
     """TensorBoard events, in the messages of tensorboardX.
 
-    Not by its own writer, whose thread dies of a full disk, so that whoever writes waits for ever.
+    Not by its SummaryWriter: its `flush` does not wait for queued rows, and on a full disk its thread dies and writing
+    blocks.
 
     Args:
       directory: where the event files go.
@@ -163,25 +164,24 @@ class TensorBoardLogger:
         self._write(_event(step, [Summary.Value(tag="video", image=image)]))
 
     def _write(self, row):
-        if self._file is None:
-            self._file = self._opened(row)
-            self._purge = None  # it would hide what has been written since
-            return
-        file, self._file = self._file, None
+        first, file = self._file is None, self._file or self._opened()
+        self._file = None
         try:
             file.write(row)
             file.flush()
         except BaseException:
             file.abandon()
+            if first:
+                file.path.unlink(missing_ok=True)
             raise
-        self._file = file
+        self._file, self._purge = file, None  # it would hide what has been written since
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
 
-    def _opened(self, row: bytes) -> TfRecordWriter:
-        """A new file that holds a first row; none is left where that cannot be written."""
+    def _opened(self) -> TfRecordWriter:
+        """Return a new file, which keeps back what comes before its first row."""
         from tensorboardX.proto.event_pb2 import Event, SessionLog  # ty: ignore[missing-module-member]  # likewise
 
         self._directory.mkdir(exist_ok=True)
@@ -196,13 +196,6 @@ class TensorBoardLogger:
         if self._config is not None and not earlier:
             for summary in _hyperparameters(self._config):
                 file.write(_event(0, summary.value))
-        file.write(row)
-        try:
-            file.flush()
-        except BaseException:
-            file.abandon()
-            path.unlink(missing_ok=True)
-            raise
         return file
 
 
