@@ -1,4 +1,4 @@
-"""Batches of a replay: over devices, of several parts, with importance weights and figures of what was drawn."""
+"""Replay batches: shared among devices, joined from parts, with importance weights and statistics."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -11,11 +11,11 @@ from jaxrl.core.types import Counter, Metrics, PyTree, Replicas, SampleInfo, Seq
 
 Batch = TransitionBatch | SequenceBatch
 
-_ITEM_AXES = {"rows": 1, "timesteps": 1, "mask": 1, "carry": 0, "sample_info": 0}  # of a batch of sequences
+_ITEM_AXES = {"rows": 1, "timesteps": 1, "mask": 1, "carry": 0, "sample_info": 0}  # in a batch of sequences
 
 
 def _map_items(along: Callable[[int], Callable], *batches: Batch) -> Batch:
-    """The batches' leaves, mapped by `along(axis)`, where `axis` is that of their items."""
+    """Map the batches' leaves by `along(axis)`, where `axis` is the axis of their items."""
     first = batches[0]
     if isinstance(first, TransitionBatch):
         return jax.tree.map(along(0), *batches)
@@ -27,17 +27,17 @@ def _map_items(along: Callable[[int], Callable], *batches: Batch) -> Batch:
 
 
 def everywhere(x: jax.Array, replicas: Replicas) -> jax.Array:
-    """Return the entries of all devices' [k], in their order."""
+    """Return the entries [k] of every device, concatenated in the order of the devices."""
     whole = jnp.zeros(x.shape[0] * replicas.devices, x.dtype)
     start = jnp.asarray(replicas.first_shard, jnp.int32) * (x.shape[0] // replicas.shards)
     return _summed(replicas, jax.lax.dynamic_update_slice(whole, x, (start,)))
 
 
 def deliver(batch: Batch, mine: jax.Array, replicas: Replicas) -> Batch:
-    """Return the part of a batch that is learned from here, of the draws of all devices.
+    """Return this device's part of a batch that was sampled from all devices.
 
     Args:
-      batch: leaves of as many entries as there are draws; zeros, or anything, where it is another device's.
+      batch: leaves with one entry per draw; entries of items that other devices have are ignored.
       mine: bool [draws], which of the items this device has.
       replicas: the devices.
     """
@@ -58,7 +58,7 @@ def deliver(batch: Batch, mine: jax.Array, replicas: Replicas) -> Batch:
 
 
 def _summed(replicas: Replicas, x: jax.Array) -> jax.Array:
-    """The sum over devices of what is zero on all but one, bit by bit: of -0.0 and NaN too."""
+    """Return the sum over devices of entries that are zero on all but one; exact to the bit, -0.0 and NaN included."""
     if x.dtype == jnp.bool_:
         return replicas.sum(x.astype(jnp.uint8)).astype(bool)
     words = {2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
@@ -69,11 +69,11 @@ def _summed(replicas: Replicas, x: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(total.astype(bits.dtype), x.dtype)
 
 
-# --- figures ---------------------------------------------------------------------------------------------------------
+# --- statistics ------------------------------------------------------------------------------------------------------
 
 
 class Counted(Protocol):
-    """What every index counts."""
+    """An object that counts the rows stored and the items sampled, as every index does."""
 
     @property
     def inserted(self) -> Counter: ...
@@ -82,7 +82,7 @@ class Counted(Protocol):
 
 
 def drawn_statistics(idx: Counted, info: SampleInfo, source: Replay, replicas: Replicas) -> Metrics:
-    """What went in and out so far, and means over what was drawn last: float32 scalars, over all devices."""
+    """Return counts of inserts and draws, and means over the last batch: float32 scalars, over all devices."""
     inserted, sampled = idx.inserted.as_float(), idx.sampled.as_float()
     drawn = (info.probability > 0.0).astype(jnp.float32)
     found = replicas.sum(jnp.sum(drawn))
@@ -102,13 +102,13 @@ def drawn_statistics(idx: Counted, info: SampleInfo, source: Replay, replicas: R
 
 
 def importance(sampler: Prioritized, items: jax.Array, chance: jax.Array, replicas: Replicas) -> jax.Array:
-    """Importance weights (N P)^-beta of draws (Schaul et al., 2016, section 3.4).
+    """Return the importance weights (N P)^-beta of draws (Schaul et al., 2016, section 3.4).
 
     Args:
-      sampler: gives beta, and whether to divide by the largest.
+      sampler: its `beta`, and its `normalize`: "batch" divides by the largest weight.
       items: N, float32, over all devices.
-      chance: P of each draw, float32 [...]; 0 where nothing was drawn, whose weight is 0.
-      replicas: over which the largest is taken.
+      chance: P of each draw, float32 [...]; 0 if nothing was drawn, and the weight is then 0.
+      replicas: the devices over which the largest weight is taken.
     """
     beta = jnp.asarray(sampler.beta, jnp.float32)
     raised = jnp.power(items * jnp.where(chance > 0.0, chance, 1.0), -beta)
@@ -122,7 +122,7 @@ def importance(sampler: Prioritized, items: jax.Array, chance: jax.Array, replic
 
 
 def join(batches: list[Batch], shards: int) -> Batch:
-    """Join the parts of a batch over `shards` local shards, the items of each shard side by side."""
+    """Concatenate the parts of a batch over `shards` local shards, so that each shard's items are contiguous."""
     if len(batches) == 1:
         return batches[0]
     if any(map(_discounted, batches)):
@@ -140,12 +140,12 @@ def join(batches: list[Batch], shards: int) -> Batch:
 
 
 def _discounted(batch: Batch) -> bool:
-    """Whether the environment's own discounts are in it."""
+    """Return whether a batch has the environment's own discounts."""
     return batch.bootstrap.dtype != bool if isinstance(batch, TransitionBatch) else batch.rows.discount is not None
 
 
 def split(values: PyTree, sizes: list[int], shards: int) -> list[PyTree]:
-    """Split the entries of a joined batch, leaves [batch], into its parts, of `sizes` items over all local shards."""
+    """Split a joined batch, leaves [batch], into its parts, which have `sizes` items over all local shards."""
     ends = [sum(sizes[: number + 1]) // shards for number in range(len(sizes))]
 
     def parts(x):

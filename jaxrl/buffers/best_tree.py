@@ -1,11 +1,11 @@
-"""Tournaments over many items in a few wide levels, to find the best item without a pass over all.
+"""Tournament trees of a few wide levels, to find the best of many items without a pass over all.
 
 Each entry of the lowest level is the position of the best of `FAN` items, each entry of the next level that of the
-best of `FAN` entries below. Items themselves are not copied: `ranks` reads what they are compared by, from arrays that
-the caller holds. A write compares the blocks that it touched again, from below. Only the order counts, so ranks may be
-ages that grow with a clock.
+best of `FAN` entries below. Items are not copied: `ranks` reads their sort keys from arrays that the caller holds. A
+write recomputes the blocks that it changed, from the lowest level up. Only the order matters, so ranks may be ages
+that grow with a clock.
 
-There are several trees over as many positions each, one a shard; levels are `[trees, width]`.
+There is one tree per shard, all over the same number of positions; levels are `[trees, width]`.
 """
 
 from collections.abc import Callable
@@ -14,15 +14,15 @@ import jax
 import jax.numpy as jnp
 
 FAN = 16
-TOP = 32  # the last level, or the items where there are no levels, are at most this many, and searched whole
+TOP = 32  # the largest width of the last level, which is searched whole; so are the items if there are no levels
 
 Levels = tuple[jax.Array, ...]
-# Of trees and positions, int32 of one shape: a float32, the larger the better, and an int32, likewise among equals.
+# From trees and positions, int32 of one shape, to a float32 rank, the larger the better, and an int32 to break ties.
 Ranks = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 
 
 def init(trees: int, size: int) -> Levels:
-    """Return the levels of `trees` trees over `size` items each, of which none is better than another."""
+    """Return the levels of `trees` trees over `size` items each, all equal."""
     levels, covered, width = [], 1, size
     while width > TOP:
         covered, width = covered * FAN, -(-width // FAN)
@@ -32,21 +32,21 @@ def init(trees: int, size: int) -> Levels:
 
 
 def best(levels: Levels, trees: int, size: int, ranks: Ranks) -> jax.Array:
-    """Return the position of the best item of each tree, int32 [trees]; of equal ones the lowest position."""
+    """Return the position of the best item of each tree, int32 [trees]; among equals the lowest position."""
     everyone = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32)[None], (trees, size))
     tree = jnp.arange(trees, dtype=jnp.int32)
     return _winner(tree, levels[-1] if levels else everyone, ranks)
 
 
 def put(levels: Levels, tree: jax.Array, position: jax.Array, size: int, ranks: Ranks) -> Levels:
-    """Compare again where items have changed.
+    """Update the levels after the items at some positions have changed.
 
     Args:
       levels: of all trees.
       tree: int32 [k].
       position: int32 [k] in these trees; `sum_tree.NOWHERE` is dropped.
       size: items of each tree, static.
-      ranks: with the change.
+      ranks: the ranks after the change.
     """
     changed: list[jax.Array] = []
     for level in levels:
@@ -57,19 +57,19 @@ def put(levels: Levels, tree: jax.Array, position: jax.Array, size: int, ranks: 
 
 
 def put_range(levels: Levels, start: jax.Array, count: int, size: int, ranks: Ranks) -> Levels:
-    """Compare again where the items at `start`, `start + 1`, ... modulo `size` have changed in every tree.
+    """Update the levels after the items at `start`, `start + 1`, ... modulo `size` have changed in every tree.
 
     Args:
       levels: of all trees.
       start: int32, in [0, size).
-      count: of items, static; at most `size`.
+      count: number of changed items, static; at most `size`.
       size: items of each tree, static.
-      ranks: with the change.
+      ranks: the ranks after the change.
     """
     changed: list[jax.Array] = []
     for level in levels:
         trees, blocks = level.shape
-        # A partial block at either end, and at the wrap; a block too many is only compared again.
+        # Partial blocks at both ends and at the wrap; recomputing an unchanged block is harmless.
         count = min(count // FAN + 3, blocks)
         start = start // FAN
         block = jnp.broadcast_to((start + jnp.arange(count, dtype=jnp.int32)) % blocks, (trees, count)).reshape(-1)
@@ -80,7 +80,7 @@ def put_range(levels: Levels, start: jax.Array, count: int, size: int, ranks: Ra
 
 
 def _blocks(changed: list[jax.Array], tree: jax.Array, block: jax.Array, size: int) -> jax.Array:
-    """Return the positions [k, FAN] that compete in blocks [k] of the next level; the last one again past the end."""
+    """Return the positions [k, FAN] that compete in blocks [k] of the next level; the last repeats past the end."""
     width = changed[-1].shape[1] if changed else size
     entry = block[:, None] * FAN + jnp.arange(FAN, dtype=jnp.int32)[None]
     entry = jnp.minimum(entry, width - 1)

@@ -1,4 +1,4 @@
-"""What is wrong with the replay sources that an algorithm asks for, found before anything is allocated."""
+"""Checks of an algorithm's replay sources, made before anything is allocated."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ _ENDS = ("write", "truncate", "zero_pad", "continue")
 
 
 def source_problems(sources: Mapping[str, Replay], num_envs: int, rollout: int, shards: int) -> list[str]:
-    """Every problem, one line each; empty if the sources can be served.
+    """Return the problems of replay sources, one line each; empty if all can be built.
 
     Args:
       sources: replay sources by name.
@@ -65,7 +65,7 @@ def _problems(sources, name, num_envs, rollout, shards):
             f"remover={source.remover!r} needs storage='table', or a view (over=); with storage={source.storage!r} the "
             "oldest rows go"
         )
-    # A write must leave the rows of one item before and after it, in whole rollouts.
+    # Besides the rollout that is written, the ring must hold the rows of one item; slots are whole rollouts.
     rows = replay.lookahead(source) + replay.lookback(source, stored) + 1 + rollout
     least = -(-rows // rollout) * rollout * num_envs
     if num_envs * ring.slots(stored.capacity, num_envs, rollout) < least:

@@ -1,8 +1,8 @@
-"""Whole episodes out of rollouts: environments go on as ever, and a batch closes when enough episodes have ended.
+"""A buffer of whole episodes: environments keep running, and a batch is complete once enough episodes have ended.
 
-Every environment writes its episode into a slot of its own, rollout by rollout. A slot whose episode has ended waits
-for a batch, and the environment's next episode begins in a free one. So nothing waits for the longest episode, and
-what is learned from is all that was collected, but for what is still going on.
+Every environment writes its episode into a separate slot, rollout by rollout. A slot whose episode has ended waits
+for a batch, and the environment's next episode begins in a free slot. So nothing waits for the longest episode, and
+everything collected is learned from, except episodes that are still running.
 """
 
 import dataclasses
@@ -17,18 +17,18 @@ from jaxrl.buffers.replay import ReplayState
 from jaxrl.core.sources import Episodes
 from jaxrl.core.types import PyTree, Replicas, Rollout
 
-_PARTS = (1, 4, 16)  # of the longest episode: to what length batches are cut
+_PARTS = (1, 4, 16)  # batches are cut to the longest episode over one of these
 _SHORT = 16
 
 
 class EpisodeIndex(struct.PyTreeNode):
-    """Where the episodes are; leaves are sharded along their first axis."""
+    """The slots of the episodes, their order and lengths; leaves are sharded along their first axis."""
 
-    slot: jax.Array  # [num_envs] int32, within the shard, that the environment writes to; -1: to none
-    position: jax.Array  # [num_envs] int32, the row of the episode that comes next
-    order: jax.Array  # [shards, slots] int32: 0, or for an episode that has ended its number among those of the shard
-    length: jax.Array  # [shards, slots] int32, transitions of an episode that has ended
-    ended: jax.Array  # [shards] int32, episodes that have ended since the order was last begun anew
+    slot: jax.Array  # [num_envs] int32, the shard's slot that the environment writes to; -1: none
+    position: jax.Array  # [num_envs] int32, the next row of the environment's episode
+    order: jax.Array  # [shards, slots] int32: the rank of a finished episode among the shard's, from 1; otherwise 0
+    length: jax.Array  # [shards, slots] int32, transitions of a finished episode
+    ended: jax.Array  # [shards] int32, episodes that have ended since the ranks last restarted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +36,10 @@ class EpisodeBuffer:
     """An `Episodes` source bound to its rules; pure functions over a `ReplayState`, whose ring holds the slots.
 
     Args:
-      source: what a batch is.
+      source: the number of episodes in a batch and their length.
       num_envs: environments over all devices.
-      shards: logical shards over all devices; each gives an equal part of every batch.
-      replicas: says which shards are here, and reduces over devices.
+      shards: logical shards over all devices; each contributes an equal part of every batch.
+      replicas: the devices, with the shards of this one.
       initial_carry: of one environment.
     """
 
@@ -51,26 +51,27 @@ class EpisodeBuffer:
 
     @property
     def episodes(self) -> int:
-        """Episodes of a batch that each shard gives."""
+        """The number of episodes that each shard contributes to a batch."""
         return self.source.count // self.shards
 
     @property
     def slots(self) -> int:
-        """Slots of a shard: for what goes on, what waits for the next batch, and what ends in a rollout.
+        """The number of slots of a shard: for episodes that run, that wait for a batch, and that end in a rollout.
 
-        Of the last as many as there are if episodes have `_SHORT` rows; of shorter ones some are left out. So are some
-        where shards differ: a batch waits for the shard whose episodes are longest, and the others' slots fill up.
+        The number that end in a rollout is exact for episodes of `_SHORT` rows; of shorter ones some are dropped. Some
+        are also dropped if shards differ: a batch waits for the shard with the longest episodes, and the slots of the
+        other shards fill up.
         """
         return self.episodes + self.num_envs // self.shards * (2 + self.source.length // _SHORT)
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Lengths in rows that batches are cut to, ascending: few, since the update is compiled for each."""
+        """The lengths in rows that batches are cut to, ascending: few, since the update is compiled for each."""
         most, unit = self.source.max_length, self.source.unit
         return tuple(sorted({-(-most // (part * unit)) * unit for part in _PARTS}))
 
     def problems(self) -> list[str]:
-        """Why there cannot be such batches; empty if there can."""
+        """Return the reasons why such batches cannot be built; empty if they can."""
         count, longest = self.source.count, self.source.max_length
         if count % self.shards:
             return [f"whole_episodes={count} does not divide over {self.shards} shards; use a multiple"]
@@ -79,7 +80,7 @@ class EpisodeBuffer:
         return []
 
     def init(self, rollout: Rollout) -> ReplayState:
-        """No episode yet, over all devices; `rollout` is of all environments, or its shapes."""
+        """Return a state without episodes, over all devices; `rollout` is one of all environments, or its shapes."""
         rows, slots = self.source.max_length + 1, self.shards * self.slots
 
         def room(x):
@@ -95,14 +96,14 @@ class EpisodeBuffer:
         return ReplayState(jax.tree.map(room, jax.eval_shape(_rows, rollout)), index)
 
     def partition(self, axis: str) -> ReplayState:
-        """How the state lies on a mesh whose axis `axis` shards the environments: a prefix tree of partition specs."""
+        """Return the state's partition specs, a prefix tree, on a mesh whose axis `axis` shards the environments."""
         return ReplayState(PartitionSpec(None, axis), PartitionSpec(axis))
 
     def add(self, state: ReplayState, rollout: Rollout) -> ReplayState:
-        """Write down a rollout of this device's environments.
+        """Store a rollout of this device's environments.
 
-        An episode that is longer than the source allows has ended there, and what follows of it is left out. So is one
-        that finds no free slot, and what an environment had played before it broke.
+        An episode longer than the source allows ends at that length, and the rest of it is dropped. An episode that
+        finds no free slot is dropped, as is the unfinished episode of an environment that failed.
         """
         index, first, last = state.index, rollout.timesteps.first[:-1], rollout.timesteps.last[:-1]
         time = jnp.arange(first.shape[0], dtype=jnp.int32)[:, None]
@@ -115,7 +116,7 @@ class EpisodeBuffer:
         ends = written & (last | (position == longest))
 
         of_all = _shard_of(first.shape[1], self.replicas.shards)[None] * self.slots + slot
-        row = jnp.where(written, position, longest + 1)  # beyond the room, where nothing is written
+        row = jnp.where(written, position, longest + 1)  # out of range: dropped
         slots = jax.tree.map(
             lambda room, x: room.at[row, of_all].set(x, mode="drop", unique_indices=True), state.ring, _rows(rollout)
         )
@@ -137,20 +138,20 @@ class EpisodeBuffer:
         return ReplayState(slots, index)
 
     def batches(self, state: ReplayState) -> jax.Array:
-        """How many batches are complete, int32: as many as the shard of all devices that has fewest can give."""
+        """Return the number of complete batches, int32, limited by the shard with the fewest episodes on any device."""
         waiting = jnp.sum(state.index.order > 0, axis=1, dtype=jnp.int32)
         return -self.replicas.max(-jnp.min(waiting)) // self.episodes
 
     def take(self, state: ReplayState, rollout: Rollout) -> tuple[ReplayState, Rollout]:
-        """The episodes of this device's shards that ended first, as a batch.
+        """Remove the episodes that ended first from this device's shards and return them as a batch.
 
         Args:
           state: with a complete batch.
-          rollout: the last one, whose statistics and version the batch has.
+          rollout: the last one, whose statistics and version the batch gets.
 
         Returns:
-          The state without them, and the batch: `T` is the largest of `lengths`, and each episode's last row is
-          repeated to the end and does not count.
+          The state without the episodes, and the batch: `T` is the largest of `lengths`; after an episode's end its
+          last row repeats, with weight 0.
         """
         index, shards = state.index, self.replicas.shards
         never = jnp.iinfo(jnp.int32).max
@@ -170,14 +171,14 @@ class EpisodeBuffer:
             final_carry=carry,
             whole_episodes=True,
         )
-        # Numbers begin anew with what still waits, so that they never come to an end.
+        # Ranks restart from 1 with the episodes that still wait, so that they never overflow.
         taken = jnp.take_along_axis(index.order, slot, axis=1)[:, -1:]
         order = jnp.maximum(index.order - taken, 0)
         index = index.replace(order=order, ended=index.ended - taken[:, 0])
         return state.replace(index=index), batch
 
     def cut_to_length[T](self, batch: Rollout, learn: Callable[[Rollout], T]) -> T:
-        """`learn` from a batch without the rows after the end of the longest episode, as far as `lengths` allow."""
+        """Call `learn` with the batch cut to the smallest of `lengths` that holds its longest episode."""
         longest = self.replicas.max(jnp.max(jnp.sum(batch.rows.weight, axis=0, dtype=jnp.int32)))
 
         def of(length):
@@ -193,12 +194,12 @@ class EpisodeBuffer:
         return jax.lax.switch(enough, [of(length) for length in self.lengths], batch)
 
     def _free_slots(self, index, first):
-        """For each row [T, B] where an episode begins its slot, or -1 where none is free."""
+        """Return the slot of the episode that begins at each row [T, B]; -1 if none begins or no slot is free."""
         shards, columns = self.replicas.shards, first.shape[1] // self.replicas.shards
         going = index.slot.reshape(shards, columns)
         used = jax.vmap(lambda slot: jnp.zeros(self.slots + 1, bool).at[slot].set(True)[:-1])(going)
         used |= index.order > 0
-        free = jnp.argsort(used, axis=1, stable=True).astype(jnp.int32)  # the free ones, and then the others
+        free = jnp.argsort(used, axis=1, stable=True).astype(jnp.int32)  # free slots first
         rank = jnp.minimum(self._by_shard(self._ranked(first)), self.slots).reshape(shards, -1)
         free = jnp.where(jnp.sort(used, axis=1), -1, free)
         free = jnp.pad(free, ((0, 0), (0, 1)), constant_values=-1)
@@ -206,18 +207,18 @@ class EpisodeBuffer:
         return jnp.where(first, jnp.swapaxes(found, 0, 1).reshape(first.shape), -1)
 
     def _by_shard(self, x):
-        """Rows [T, B] as [shards, T, columns]."""
+        """Reshape rows [T, B] to [shards, T, columns]."""
         return jnp.swapaxes(x.reshape(x.shape[0], self.replicas.shards, -1), 0, 1)
 
     def _ranked(self, flags):
-        """The number of each row that `flags` [T, B] marks among its shard's, by time and then by environment."""
+        """Rank the rows [T, B] that `flags` marks, from 0 within their shard, by time and then by environment."""
         marked = self._by_shard(flags.astype(jnp.int32))
         ranks = jnp.cumsum(marked.reshape(marked.shape[0], -1), axis=1, dtype=jnp.int32) - 1
         return jnp.swapaxes(ranks.reshape(marked.shape), 0, 1).reshape(flags.shape)
 
 
 def _rows(rollout: Rollout) -> PyTree:
-    """What is kept of a rollout [T, B, ...]: time steps, actions and extras, without what environments count."""
+    """Return the stored part of a rollout [T, B, ...]: time steps without `episode` and `info`, actions and extras."""
     timesteps = rollout.timesteps.replace(episode=None, info=None)
     return jax.tree.map(lambda x: x[:-1], timesteps), rollout.action, rollout.extras
 

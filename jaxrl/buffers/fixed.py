@@ -1,4 +1,4 @@
-"""Replays of rows that were there before, such as a dataset's: filled at once, and never written to."""
+"""Replays of existing rows, such as those of a dataset: filled once, then read-only."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -16,14 +16,14 @@ from jaxrl.core.types import Counter, PyTree, Trajectory
 
 Rings = Mapping[str, Ring]
 
-_ROOM = 2**31 - 1  # rows: what is there is there
+_ROOM = 2**31 - 1  # rows: no limit
 
 
 def source_of(source: Replay | Dataset) -> Replay:
-    """The same items, of rows that nothing was kept with: no priorities of the time, no recurrent states.
+    """Return a source of the same items over rows without insertion priorities and recurrent states.
 
-    They are drawn by priority or all alike. In the order in which they came, or by a heap, it would be the same item
-    again and again, as none is ever added or removed.
+    Items are sampled by priority or uniformly. A sampler by insertion order or by a heap would return the same item
+    every time, as none is ever added or removed.
     """
     if isinstance(source, Dataset):
         source = Replay(_ROOM, source.batch_size, 1, n_step=source.n_step, sequence=source.sequence)
@@ -46,26 +46,26 @@ def source_of(source: Replay | Dataset) -> Replay:
 
 
 def margins(sources: Mapping[str, Replay]) -> tuple[int, int]:
-    """How many rows a column has before the first that counts, and after the last, so that items may begin at each."""
+    """Return the numbers of extra rows that a column needs before and after its own, so that items may begin at any."""
     before = max(replay.lookback(source, replay.storage(sources, name)) for name, source in sources.items())
     return before, max(replay.lookahead(source) for source in sources.values())
 
 
 def rings(sources: Mapping[str, Replay], rows: Trajectory, step: np.ndarray, parts: Parts) -> dict[str, Ring]:
-    """The rings of the sources that store rows, full, as numpy.
+    """Return the rings of the sources that store rows, full, as NumPy arrays.
 
     Args:
       sources: by name; see `source_of`.
       rows: leaves [columns, slots, ...], the margins included.
       step: int32 [columns, slots], the number of each row in its episode.
-      parts: how the transitions are divided over the columns.
+      parts: the division of the transitions over the columns.
     """
     slots = rows.reward.shape[1]
     made = {}
     for name, source in sources.items():
         if source.over is None:
             stored = replay.storage(sources, name)
-            # In numpy until it is known where the rows go.
+            # NumPy, as the caller decides on which devices the rows are placed.
             numbered: PyTree = step if stored.episode_steps else None
             counts: PyTree = np.int32(0), np.int32(slots), np.uint32(slots)
             made[name] = Ring(stored.select(rows), (), numbered, *counts, parts)
@@ -73,22 +73,22 @@ def rings(sources: Mapping[str, Replay], rows: Trajectory, step: np.ndarray, par
 
 
 def partition(made: Mapping[str, Ring], axis: str) -> dict[str, Ring]:
-    """How such rings lie on a mesh whose axis `axis` shards the columns: a prefix tree of partition specs."""
+    """Return the rings' partition specs, a prefix tree, on a mesh whose axis `axis` shards the columns."""
     return {name: ring_specs(axis, ring.episode_step is not None, parts=True) for name, ring in made.items()}
 
 
 def index_of(buffer: ReplayBuffer, ring: Ring) -> Index:
-    """The index of a buffer over a full ring, in which every item is one that may be drawn; pure.
+    """Return the index of a buffer over a full ring, whose items can all be sampled; pure.
 
     Args:
-      buffer: of a source as from `source_of`.
-      ring: its columns are those of all devices, one a shard.
+      buffer: of a source returned by `source_of`.
+      ring: with the columns of all devices, one per shard.
     """
     source, shards, parts = buffer.source, buffer.shards, ring.parts
     assert parts is not None and ring.columns == shards
     empty = index.init(source, shards, ring.slots, 1)
     if index.dense(source):
-        # Those that begin in the column's part.
+        # The transitions that begin in the column's part.
         drawable = (parts.offset + parts.total) // shards
         return empty.replace(drawable=drawable, inserted=Counter.zero().add(parts.total))
     ahead = buffer.lookahead

@@ -1,7 +1,7 @@
-"""Flashbax's buffers as a replay: storage and sampling theirs, rows and batches ours.
+"""Flashbax's buffers as a replay: its storage and sampling, with jaxrl's rows and batches.
 
-For comparison, and for who has them already: `Replay(..., storage="flashbax")`. What ours tells and theirs does not is
-left at a constant: priorities, ages and times sampled. A priority for a row that was overwritten is not dropped.
+For comparison, and for users of flashbax: `Replay(..., storage="flashbax")`. Flashbax does not report priorities, ages
+and times sampled, so these are constants. A priority for a row that was overwritten is not dropped.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from jaxrl.core.types import Counter, Metrics, PyTree, Replicas, SampleInfo, Tra
 
 
 class FlashbaxIndex(struct.PyTreeNode):
-    """What sampling and new priorities change."""
+    """The part of a replay's state that sampling and new priorities change."""
 
     sums: PyTree  # flashbax's tree of sums, leaves [shards, ...]; () without priorities
     sampled: Counter  # items drawn so far, over all devices
@@ -36,18 +36,18 @@ class FlashbaxIndex(struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class FlashbaxReplay:
-    """A source's one-step transitions kept by `flashbax.make_flat_buffer`, or its prioritized form; one a shard.
+    """A replay of one-step transitions in `flashbax.make_flat_buffer`, or its prioritized form; a buffer per shard.
 
-    A `jaxrl.buffers.replay.Buffer`. Rows go in as they are; a row and the one after it are a transition, of weight 0
-    at an episode's last observation.
+    A `jaxrl.buffers.replay.Buffer`. Rows are stored unchanged; a row and the next one form a transition, of weight 0 at
+    an episode's last observation.
 
     Args:
       name: of the source.
-      source: its capacity, batch size and sampler count; see `problems` for what flashbax does not have.
+      source: only its capacity, batch size and sampler are used; see `problems` for what flashbax does not support.
       num_envs: environments over all devices.
-      rollout_length: rows of every environment that each `add` brings.
+      rollout_length: rows of every environment that each `add` stores.
       shards: logical shards over all devices.
-      replicas: says which shards are here, and takes the largest over devices.
+      replicas: the devices, with the shards of this one.
     """
 
     name: str
@@ -59,7 +59,7 @@ class FlashbaxReplay:
 
     @property
     def _flashbax(self) -> PyTree:
-        """Flashbax's buffer of one shard."""
+        """The flashbax buffer of one shard."""
         columns, capacity = self.num_envs // self.shards, self.source.capacity // self.shards
         settings = {
             "max_length": capacity,
@@ -71,8 +71,9 @@ class FlashbaxReplay:
         with foreign() as flashbax:
             if isinstance(self.source.sampler, Uniform):
                 return flashbax.make_flat_buffer(**settings)
-            # The exponent may be traced, which flashbax does not allow: priorities are raised before they go in. And it
-            # takes only devices that are here, though all that they change is which program adds up priorities.
+            # The exponent may be traced, which flashbax does not allow: priorities are raised before they are stored.
+            # Flashbax accepts only devices that exist here, but uses them only to choose the program that sums
+            # priorities.
             made = flashbax.make_prioritised_flat_buffer(**settings, priority_exponent=1.0, device="cpu")
             add, set_priorities = (
                 functools.partial(one, device=self.replicas.platform) for one in (made.add, made.set_priorities)
@@ -80,7 +81,7 @@ class FlashbaxReplay:
             return made.replace(add=add, set_priorities=set_priorities)
 
     def init(self, rows: Trajectory, carry: PyTree) -> ReplayState:
-        """An empty replay over all devices for rows like these `[T, num_envs, ...]`, or their shapes."""
+        """Return an empty replay over all devices for rows like these `[T, num_envs, ...]`, or their shapes."""
         example = jax.tree.map(lambda x: jnp.zeros(x.shape[2:], x.dtype), _stored(rows))
         with foreign():
             state = self._flashbax.init(example)
@@ -88,13 +89,13 @@ class FlashbaxReplay:
         return self._split(state, FlashbaxIndex((), Counter.zero(), Counter.zero()))
 
     def partition(self, axis: str) -> ReplayState:
-        """How the state lies on a mesh whose axis `axis` shards the environments: a prefix tree of partition specs."""
+        """Return the state's partition specs, a prefix tree, on a mesh whose axis `axis` shards the environments."""
         shards: PyTree = PartitionSpec(axis)
         everywhere: PyTree = PartitionSpec()
         return ReplayState(shards, FlashbaxIndex(shards, everywhere, everywhere))
 
     def add(self, state: ReplayState, rows: Trajectory, carry: PyTree) -> ReplayState:
-        """Stores one rollout, rows `[T, B, ...]`."""
+        """Store one rollout, rows `[T, B, ...]`."""
         chex.assert_rank([rows.reward, rows.first, rows.weight], 2)
         length, shards = rows.reward.shape[0], self.replicas.shards
 
@@ -107,7 +108,7 @@ class FlashbaxReplay:
         return self._split(stored, state.index.replace(inserted=inserted))
 
     def sample(self, state: ReplayState, key: jax.Array) -> tuple[ReplayState, TransitionBatch]:
-        """Sample this device's share of a batch, an equal part from every shard whatever its priorities."""
+        """Sample this device's part of a batch, equally from every shard regardless of its priorities."""
         shards, whole = self.replicas.shards, self._whole(state)
         shard = self.replicas.first_shard + jnp.arange(shards, dtype=jnp.int32)
         keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(shard)
@@ -150,7 +151,7 @@ class FlashbaxReplay:
         return state.replace(index=state.index.replace(sampled=sampled)), batch
 
     def update_priorities(self, state: ReplayState, info: SampleInfo, priorities: jax.Array) -> ReplayState:
-        """Gives the drawn transitions new priorities [batch], of a prioritized buffer."""
+        """Set the priorities [batch] of sampled transitions in a prioritized buffer."""
         chex.assert_equal_shape([info.position, priorities])
         raised = samplers.weight(self.source.sampler, priorities)
         position, raised = (x.reshape(self.replicas.shards, -1) for x in (info.position, raised))
@@ -159,7 +160,7 @@ class FlashbaxReplay:
         return self._split(whole, state.index)
 
     def statistics(self, state: ReplayState, info: SampleInfo) -> Metrics:
-        """Figures of the replay, over all devices: float32 scalars."""
+        """Return statistics of the replay over all devices: float32 scalars."""
         inserted, sampled = state.index.inserted.as_float(), state.index.sampled.as_float()
         return {
             "items": self._items(state.ring) * self.shards,
@@ -170,26 +171,26 @@ class FlashbaxReplay:
         }
 
     def _items(self, rows: PyTree) -> jax.Array:
-        """How many pairs of rows a shard has, float32; all have as many."""
+        """Return the number of transitions that a shard holds, float32; the same for all shards."""
         slots, columns = self.source.capacity // self.num_envs, self.num_envs // self.shards
         filled = jnp.where(rows.is_full[0], slots, rows.current_index[0])
         return (jnp.maximum(filled - 1, 0) * columns).astype(jnp.float32)
 
     def _split(self, state: PyTree, index: FlashbaxIndex) -> ReplayState:
-        """Flashbax's state as what sampling only reads, and what it changes."""
+        """Split flashbax's state into the part that sampling only reads and the part that it changes."""
         if isinstance(self.source.sampler, Uniform):
             return ReplayState(state, index)
         return ReplayState(state.replace(sum_tree_state=()), index.replace(sums=state.sum_tree_state))
 
     def _whole(self, state: ReplayState) -> PyTree:
-        """Flashbax's state."""
+        """Return flashbax's whole state, the reverse of `_split`."""
         if isinstance(self.source.sampler, Uniform):
             return state.ring
         return state.ring.replace(sum_tree_state=state.index.sums)
 
 
 def problems(source: Replay, num_envs: int, rollout_length: int, shards: int) -> list[str]:
-    """What a source asks for that flashbax does not have, one line each; empty if it has all."""
+    """Return the settings of a source that flashbax does not support, one line each; empty if it supports all."""
     found = []
     if source.n_step != 1 or source.sequence or source.max_times_sampled or source.frame_stack or source.over:
         found.append(
@@ -212,7 +213,7 @@ def problems(source: Replay, num_envs: int, rollout_length: int, shards: int) ->
 
 
 def as_ring(state: ReplayState) -> Ring:
-    """Return the rows as a ring of ours, to be read."""
+    """Return the rows as a `Ring`, for reading."""
     rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), state.ring.experience)
     (envs, slots), cursor = rows.reward.shape, state.ring.current_index[0]
     filled = jnp.where(state.ring.is_full[0], slots, cursor)
@@ -220,7 +221,7 @@ def as_ring(state: ReplayState) -> Ring:
 
 
 def template(rows: Trajectory, number: PyTree) -> ReplayState:
-    """Return what `as_ring` reads of a state, with leaves like these."""
+    """Return a state with the parts that `as_ring` reads, whose leaves are like these."""
     with foreign() as flashbax:
         read = flashbax.buffers.trajectory_buffer.TrajectoryBufferState(
             experience=rows, current_index=number, is_full=number
@@ -231,7 +232,7 @@ def template(rows: Trajectory, number: PyTree) -> ReplayState:
 
 @contextlib.contextmanager
 def foreign() -> Generator[ModuleType]:
-    """Flashbax, and the rules of promotion that its code is written for.
+    """Import flashbax and run the body under the promotion rules that its code needs.
 
     Raises:
       MissingExtraError: flashbax is not installed.

@@ -1,4 +1,4 @@
-"""Frame sharing: a frame of a stacked observation is stored once, and the stack is made again when it is drawn."""
+"""Frame sharing: each frame is stored once, and stacked observations are rebuilt when sampled."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from jaxrl.core.types import PyTree
 
 
 def newest(observation: PyTree, stack: FrameStack | None) -> PyTree:
-    """The newest frame of stacks `[T, B, ...]`; what is stored."""
+    """Return the newest frame of stacks `[T, B, ...]`, the one that is stored."""
     if stack is None:
         return observation
 
@@ -22,17 +22,17 @@ def newest(observation: PyTree, stack: FrameStack | None) -> PyTree:
 
 
 def observation(ring: Ring, slot: jax.Array, column: jax.Array, stack: FrameStack | None) -> PyTree:
-    """The observations of rows, stacks made again from the frames of their episode.
+    """Return the observations of rows, with stacks rebuilt from the frames of their episode.
 
     Args:
       ring: the rows.
       slot, column: int32 [...].
-      stack: as stored; None: observations are stored whole.
+      stack: how frames are stacked; None: observations are stored whole.
     """
     stored = ring.rows.observation
     if stack is None:
         return ring.take(stored, slot, column)
-    # Backwards from the newest, standing still at the episode's first frame.
+    # Backwards from the newest; the episode's first frame repeats.
     slots, before = [slot], jnp.zeros(slot.shape, bool)
     absent = [before]
     for _ in range(stack.frames - 1):
@@ -54,12 +54,12 @@ def observation(ring: Ring, slot: jax.Array, column: jax.Array, stack: FrameStac
 
 
 def lookback(stack: FrameStack | None) -> int:
-    """How many earlier rows an observation is made from."""
+    """Return the number of earlier rows that an observation is rebuilt from."""
     return 0 if stack is None else stack.frames - 1
 
 
 def problems(observation: PyTree, stack: FrameStack | None) -> list[str]:
-    """Why observations `[T, B, ...]` are not such stacks, one line a leaf; empty if they are."""
+    """Return why observations `[T, B, ...]` are not such stacks, one line per leaf; empty if they are."""
     if stack is None:
         return []
     found = []
@@ -75,5 +75,5 @@ def problems(observation: PyTree, stack: FrameStack | None) -> list[str]:
 
 
 def _axis(x: jax.Array, stack: FrameStack, leading: int) -> int:
-    """The axis of `x`, which has `leading` axes before one observation's."""
+    """Return the stacking axis in `x`, which has `leading` axes before those of one observation."""
     return x.ndim + stack.axis if stack.axis < 0 else leading + stack.axis

@@ -1,8 +1,8 @@
-"""What a sampler knows of the rows of a ring: which of them begin an item, their priorities, how often each was drawn.
+"""Indices over the rows of a ring: which rows begin an item, and the items' priorities and sampling counts.
 
-Every logical shard of environments has an index of its own, so that a batch does not depend on how many devices hold
-the shards. Items that are drawn by chance are drawn over all shards at once, each with its share of the whole weight
-(`draw_over_all`); others shard by shard, an equal part of the batch from each. An item's position within its shard is
+Every logical shard of environments has a separate index, so that a batch does not depend on how many devices hold the
+shards. Random samplers draw items over all shards at once, in proportion to their weights (`draw_over_all`); other
+samplers draw an equal part of the batch from each shard. An item's position within its shard is
 `slot * columns + column`.
 """
 
@@ -20,14 +20,16 @@ _TINY = 1e-37
 
 
 class Index(struct.PyTreeNode):
-    """One sampler's view of a ring; leaves begin with the shard axis, unless said."""
+    """A sampler's view of a ring; leaves have a leading shard axis unless noted."""
 
-    priority: jax.Array | None  # [shards, positions] float32, -1 where no item; None: rows alike, looked up when drawn
-    levels: sum_tree.Levels | best_tree.Levels  # [shards, ...] see `_put`; () where rows are alike
-    removal: best_tree.Levels  # [shards, ...] of a remover's order; () without one
-    touched: jax.Array | None  # [shards, positions] int32, the update that last gave a priority; None where unused
+    priority: (
+        jax.Array | None
+    )  # [shards, positions] float32, -1 where no item; None: rows are equal, checked when drawn
+    levels: sum_tree.Levels | best_tree.Levels  # [shards, ...] see `_put`; () if rows are equal
+    removal: best_tree.Levels  # [shards, ...] in the order of the remover; () without one
+    touched: jax.Array | None  # [shards, positions] int32, `updates` when the priority was last set; None if unused
     times_sampled: jax.Array  # [shards, positions] int32
-    drawable: jax.Array  # [shards] int32, how many items there are
+    drawable: jax.Array  # [shards] int32, number of items
     largest: jax.Array  # [shards] float32, the largest priority ever given
     refused: jax.Array  # [shards] int32, priorities that were NaN, infinite or negative
     stamps: jax.Array  # [slots] int32: `updates` when the slot was written; no shard axis
@@ -38,39 +40,39 @@ class Index(struct.PyTreeNode):
 
 
 def dense(source: Replay) -> bool:
-    """Whether any row that counts may be drawn and all are alike, so that nothing about them need be kept."""
+    """Return whether all rows of nonzero weight are sampled with equal probability, so that none needs an entry."""
     plain = isinstance(source.sampler, Uniform) and source.sequence is None and not source.max_times_sampled
     return plain and not bounded(source)
 
 
 def bounded(source: Replay) -> bool:
-    """Whether it is a view that holds no more than so many items, of which a remover says which leaves."""
+    """Return whether a source is a view with a limited number of items, in excess of which a remover evicts."""
     return source.over is not None and source.remover is not None
 
 
 def heap(source: Replay) -> bool:
-    """Whether items are drawn in the order of their priorities."""
+    """Return whether items are drawn in the order of their priorities."""
     return isinstance(source.sampler, MinHeap | MaxHeap)
 
 
 def _rules(source: Replay) -> tuple[Sampler, ...]:
-    """Return the sampler, and the remover of a bounded view."""
+    """Return the sampler and, for a bounded view, the remover."""
     remover = source.remover
     return (source.sampler,) if remover is None or not bounded(source) else (source.sampler, remover)
 
 
 def one_by_one(source: Replay) -> bool:
-    """Whether a draw depends on the draws before it in the batch."""
+    """Return whether a draw depends on the earlier draws of the batch."""
     return bool(source.max_times_sampled) or not samplers.by_chance(source.sampler)
 
 
 def over_all(source: Replay) -> bool:
-    """Whether items are drawn over all shards at once, in proportion to their weights."""
+    """Return whether items are drawn over all shards at once, in proportion to their weights."""
     return samplers.by_chance(source.sampler) and not dense(source) and not one_by_one(source)
 
 
 def init(source: Replay, shards: int, slots: int, columns: int) -> Index:
-    """An index of an empty ring: `shards` shards of `columns` environments each."""
+    """Return the index of an empty ring with `shards` shards of `columns` environments each."""
     positions = slots * columns
     every = lambda x: jnp.broadcast_to(x[None], (shards, *x.shape)).copy()  # noqa: E731
     levels, heaps = (), any(isinstance(rule, MinHeap | MaxHeap) for rule in _rules(source))
@@ -97,27 +99,27 @@ def init(source: Replay, shards: int, slots: int, columns: int) -> Index:
 
 
 def partition(axis: str) -> Index:
-    """How an index lies on a mesh whose axis `axis` shards the environments: a prefix tree of partition specs."""
+    """Return an index's partition specs, a prefix tree, on a mesh whose axis `axis` shards the environments."""
     shards: PyTree = PartitionSpec(axis)
     everywhere: PyTree = PartitionSpec()
     return Index(*([shards] * 8), *([everywhere] * 5))
 
 
 def by_shard(x: jax.Array, shards: int) -> jax.Array:
-    """Entries of rows [slots, B] as positions [shards, slots * columns]."""
+    """Reorder entries of rows [slots, B] by position, [shards, slots * columns]."""
     slots, envs = x.shape
     return jnp.moveaxis(x.reshape(slots, shards, envs // shards), 1, 0).reshape(shards, -1)
 
 
 def write(index: Index, source: Replay, start: jax.Array, priority: jax.Array, limit: int = 0) -> Index:
-    """Sets what rows begin, over a range of slots.
+    """Set the items that the rows in a range of slots begin.
 
     Args:
       index: of all shards here.
-      source: gives the sampler.
+      source: its sampler and remover apply.
       start: int32, the first slot, modulo the number of slots.
       priority: float32 [count, B], negative where a row begins no item.
-      limit: items of a shard, static; of a bounded view.
+      limit: the most items of a shard in a bounded view, static.
     """
     assert index.priority is not None, "a dense index is not written to"
     shards, positions = index.priority.shape
@@ -130,7 +132,7 @@ def write(index: Index, source: Replay, start: jax.Array, priority: jax.Array, l
     position = (first + jnp.arange(new.shape[1], dtype=jnp.int32)) % positions
 
     before, after = _held(index.priority[:, position]), _held(new)
-    # Read first, then write: else XLA copies the whole array to read it afterwards.
+    # Read first, then write: otherwise XLA copies the whole array to read it afterwards.
     before, new = jax.lax.optimization_barrier((before, new))
     touched = index.touched
     if touched is not None:
@@ -156,14 +158,14 @@ def write(index: Index, source: Replay, start: jax.Array, priority: jax.Array, l
 
 
 def _limited(index, source, limit):
-    """Return the index without the items that are too many, in the order in which the remover names them."""
+    """Return the index without the items in excess of `limit`, removed in the order of the remover."""
     shards, positions = index.times_sampled.shape
 
     def remove(index):
-        # One shard after another: sums over several at once may be rounded otherwise, on as many devices as shards.
+        # One shard after another: sums over several at once may round differently with one shard per device.
         tree = jnp.argmax(index.drawable > limit).astype(jnp.int32)[None]
         position = best_tree.best(index.removal, shards, positions, _ranks(index, source.remover))[tree]
-        # Read all first, then write: else XLA copies whole arrays to read them afterwards.
+        # Read all first, then write: otherwise XLA copies whole arrays to read them afterwards.
         position, index = jax.lax.optimization_barrier((position, index))
         return _remove(index, source, tree, position)
 
@@ -171,10 +173,10 @@ def _limited(index, source, limit):
 
 
 def _put(index: Index, source: Replay, tree: jax.Array, position: jax.Array, priority: jax.Array) -> Index:
-    """Return the index whose levels know of the priorities [k] that positions [k] of trees [k] have now.
+    """Return the index with its levels updated for new priorities [k] at positions [k] of trees [k].
 
-    Draws by chance need sums over weights, those in the order of insertion count items to find one by its rank, and
-    heaps have a tournament.
+    The levels of random samplers are sums over weights, those of samplers in insertion order are counts that find an
+    item by rank, and those of heaps are a tournament tree.
     """
     positions = index.times_sampled.shape[1]
     removal = best_tree.put(index.removal, tree, position, positions, _ranks(index, source.remover))
@@ -206,26 +208,26 @@ def _ranks(index: Index, rule: Sampler | None) -> best_tree.Ranks:
 
 
 def _held(priority: jax.Array) -> jax.Array:
-    """How many of the positions [shards, k] hold an item."""
+    """Return the number of items at the positions [shards, k], int32 [shards]."""
     return jnp.sum((priority >= 0.0).astype(jnp.int32), axis=1, dtype=jnp.int32)
 
 
 def draw(
     index: Index, source: Replay, key: jax.Array, shard: jax.Array, count: int, newest: jax.Array
 ) -> tuple[Index, jax.Array, jax.Array, jax.Array]:
-    """Draws `count` items from every shard one after another, and counts that they were.
+    """Draw `count` items from every shard, one after another, and count the draws.
 
     Args:
       index: not a dense one.
-      source: gives the sampler.
+      source: its sampler and `max_times_sampled` apply.
       key: for all devices.
       shard: int32 [shards], the numbers of the logical shards here.
       count: static.
       newest: int32, the slot written last.
 
     Returns:
-      The index; positions int32 [shards, count]; the chance of each draw within its shard, 0 where there was nothing;
-      and the items' priorities, though some may be drawn no more and have none now.
+      The index; positions int32 [shards, count]; the probability of each draw within its shard, 0 if the shard was
+      empty; and the items' priorities before the draw, which may have removed some items.
     """
     if samplers.by_chance(source.sampler) or heap(source):
         return _draw_in_turn(index, source, key, shard, count)
@@ -233,10 +235,10 @@ def draw(
 
 
 def _draw_in_order(index, source, count, newest):
-    """Draw items in the order of their insertion, or in its reverse: a whole batch at once."""
+    """Draw a whole batch at once, in the order of insertion or its reverse."""
     most, slots, (shards, positions) = source.max_times_sampled, index.stamps.shape[0], index.times_sampled.shape
     here, items = jnp.arange(shards, dtype=jnp.int32), index.drawable[:, None]
-    # One after another; without a limit it is one and the same for all draws.
+    # One item after another; without a limit all draws return the same item.
     number = jnp.arange(count if most else 1, dtype=jnp.int32)[None]
     tree = jnp.broadcast_to(here[:, None], (shards, number.size))
     oldest = jnp.broadcast_to((newest + 1) % slots * (positions // slots), (shards,))
@@ -244,7 +246,7 @@ def _draw_in_order(index, source, count, newest):
     rank = rank + (number if isinstance(source.sampler, Fifo) else items - 1 - number)
     rank = (rank % jnp.maximum(items, 1)).reshape(-1)
     position = sum_tree.find(index.levels, tree.reshape(-1), rank).reshape(tree.shape)
-    # How many draws each has left, and which of the batch's are its.
+    # The number of draws that each item has left, and the draws of the batch that it gets.
     room = most - index.times_sampled[tree, position] if most else jnp.full(tree.shape, count, jnp.int32)
     room = jnp.where(number < items, room, 0)
     ends = jnp.cumsum(room, axis=1, dtype=jnp.int32)
@@ -253,7 +255,7 @@ def _draw_in_order(index, source, count, newest):
     held = draws[None] < ends[:, -1:]
     drawn = jnp.where(held, jnp.take_along_axis(position, jnp.minimum(which, number.size - 1), axis=1), 0)
     times = jnp.clip(count - (ends - room), 0, room)
-    # Read all first, then write: else XLA copies whole arrays to read them afterwards.
+    # Read all first, then write: otherwise XLA copies whole arrays to read them afterwards.
     read = position, room, times, drawn, held, index.priority[here[:, None], drawn]
     (position, room, times, drawn, held, priority), index = jax.lax.optimization_barrier((read, index))
     position = jnp.where(times > 0, position, sum_tree.NOWHERE)
@@ -265,14 +267,14 @@ def _draw_in_order(index, source, count, newest):
 
 
 def _draw_in_turn(index, source, key, shard, count):
-    """Draw items one after another, by chance or from a heap."""
+    """Draw items one after another, at random or from a heap."""
     (shards, positions), most = index.times_sampled.shape, source.max_times_sampled
     here, keys = jnp.arange(shards, dtype=jnp.int32), None
     if heap(source):
-        # Without a limit it is one and the same item for all draws.
+        # Without a limit all draws return the same item.
         turns = jnp.tile(here, (count if most else 1, 1))
     else:
-        # One shard after another: sums over several at once may be rounded otherwise, on as many devices as shards.
+        # One shard after another: sums over several at once may round differently with one shard per device.
         keys = jax.vmap(lambda number: jax.random.split(jax.random.fold_in(key, number), count))(shard).reshape(-1)
         turns = jnp.repeat(here, count)[:, None]
     times = shards * count // turns.size
@@ -285,7 +287,7 @@ def _draw_in_turn(index, source, key, shard, count):
             position, chance = jnp.where(items > 0, best, 0), (items > 0).astype(jnp.float32)
         else:
             position, chance = samplers.draw(key, index.priority, index.levels, tree, items)
-        # Read all first, then write: else XLA copies whole arrays to read them afterwards.
+        # Read all first, then write: otherwise XLA copies whole arrays to read them afterwards.
         read = position, chance, index.priority[tree, position]
         (position, chance, priority), index = jax.lax.optimization_barrier((read, index))
         drawn = jnp.where(chance > 0.0, position, sum_tree.NOWHERE)
@@ -302,7 +304,7 @@ def _draw_in_turn(index, source, key, shard, count):
 
 
 def _remove(index, source, tree, position):
-    """Return the index without the items at positions [k] of trees [k], but for `NOWHERE`."""
+    """Return the index without the items at positions [k] of trees [k]; `NOWHERE` is ignored."""
     gone = (position != sum_tree.NOWHERE).astype(jnp.int32)
     index = index.replace(
         priority=index.priority.at[tree, position].set(samplers.ABSENT, mode="drop"),
@@ -314,21 +316,21 @@ def _remove(index, source, tree, position):
 def draw_over_all(
     index: Index, key: jax.Array, count: int, shards: int, replicas: Replicas
 ) -> tuple[Index, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Draws a whole batch by chance, over the shards of all devices, and counts what was drawn here.
+    """Draw a whole batch at random over the shards of all devices, and count the draws from the shards here.
 
-    An item is drawn with a chance proportional to its weight among all; where all weights are 0, every item alike.
-    Every device makes all draws, and finds the items of its own shards.
+    An item's probability is proportional to its weight; if all weights are 0, all items are equally likely. Every
+    device makes all draws, and looks up the items of its own shards.
 
     Args:
-      index: of the shards here; its source is one of those that `over_all` names.
+      index: of the shards here, for a source that satisfies `over_all`.
       key: for all devices.
-      count: of draws, static.
+      count: number of draws, static.
       shards: over all devices, static.
       replicas: the devices.
 
     Returns:
-      The index; of every draw the shard among those here, int32 [count], its position there, its chance, 0 where there
-      was nothing, its priority; and whether it is here, bool. The rest means nothing of a draw that is not here.
+      The index; and for every draw [count] its shard among those here, its position in the shard, its probability (0
+      if there are no items), its priority, and whether its shard is here, bool. If it is not, the others are undefined.
     """
     here, depth, priority = index.drawable.shape[0], len(index.levels), index.priority
     assert priority is not None, "a dense index is not drawn from by weight"
@@ -346,7 +348,7 @@ def draw_over_all(
         u = uniform.unit(bits)
         spread = jnp.minimum((jnp.arange(count, dtype=jnp.float32) + u[-1]) / count, _BELOW_ONE)
         shard = sum_tree.choose(weights[None], spread)
-        # What is left of the number chooses within the shard, so that the draws are spread evenly there too.
+        # The remainder of the number chooses within the shard, so that the draws are stratified there too.
         left = (spread * total - (ends - weights)[shard]) / jnp.maximum(weights[shard], _TINY)
         tree = jnp.clip(shard - first, 0, here - 1)
         u = jnp.concatenate([u[:-1], jnp.clip(left, 0.0, _BELOW_ONE)[None]])
@@ -370,14 +372,14 @@ def draw_over_all(
     tree, position, chance, mine = samplers.usual_or(total > 0.0, weighted, alike)
     drawn = jnp.where(mine & (chance > 0.0), position, sum_tree.NOWHERE)
     times_sampled = index.times_sampled.at[tree, drawn].add(1, mode="drop")
-    # Read before new ones are written: else XLA copies the whole array to read it afterwards.
+    # Read before new ones are written: otherwise XLA copies the whole array to read it afterwards.
     of_drawn, priority = jax.lax.optimization_barrier((priority[tree, position], priority))
     index = index.replace(priority=priority, times_sampled=times_sampled)
     return index, tree, position, chance, of_drawn, mine
 
 
 def count_draws(index: Index, position: jax.Array, held: jax.Array) -> Index:
-    """With the draws at positions [shards, k] counted, where they held an item."""
+    """Count the draws at positions [shards, k] that `held` marks."""
     times = jax.vmap(lambda times, position, held: times.at[position].add(held.astype(jnp.int32)))
     return index.replace(times_sampled=times(index.times_sampled, position, held))
 
@@ -385,15 +387,15 @@ def count_draws(index: Index, position: jax.Array, held: jax.Array) -> Index:
 def update(
     index: Index, source: Replay, shard: jax.Array, position: jax.Array, priority: jax.Array, drawn: jax.Array
 ) -> Index:
-    """Gives items new priorities; of an item that comes twice, the larger counts.
+    """Set the priorities of items; of two priorities for one item, the larger applies.
 
     Args:
       index: not a dense one.
-      source: gives the sampler.
-      shard: int32 [k], among those here; others are those of other devices.
+      source: its sampler and remover apply.
+      shard: int32 [k], among those here; out of range for a shard of another device.
       position: int32 [k].
-      priority: float32 [k]; unacceptable ones are refused and counted.
-      drawn: bool [k], False where the item's row was overwritten, or nothing was drawn: dropped.
+      priority: float32 [k]; NaN, infinite and negative ones are refused and counted.
+      drawn: bool [k]; False drops the priority, as the item's row was overwritten or nothing was drawn.
     """
     shards = index.drawable.shape[0]
     fine = samplers.acceptable(priority)
@@ -402,7 +404,7 @@ def update(
     assert index.priority is not None, "a dense index has no priorities"
     live = here & (index.priority[shard, position] >= 0.0)
     where = jnp.where(live & fine, position, sum_tree.NOWHERE)
-    # Two writes that do not depend on the order of equal positions, so that the result is the same on any device.
+    # These two writes do not depend on the order of equal positions, so the result is the same on any device.
     new = index.priority.at[shard, where].set(0.0, mode="drop").at[shard, where].max(priority, mode="drop")
     index = index.replace(
         priority=new,

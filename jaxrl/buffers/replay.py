@@ -1,8 +1,8 @@
-"""A replay: rows go into a ring, items are drawn from it by an index, and new priorities come back.
+"""The replay buffer: a ring stores rows, and an index samples items from it and holds their priorities.
 
-A `ReplayBuffer` is bound to its rules once; its functions are pure, over a state that is donated. The ring and the
-index are apart because a round of updates reads the one and changes the other: only the index, which is small, goes
-round with the learner.
+A `ReplayBuffer` is bound to a source once; its functions are pure, over a state that is donated. The ring and the
+index are separate because a round of updates only reads the ring and changes the index: only the index, which is
+small, is carried through the loop of updates.
 """
 
 import dataclasses
@@ -26,14 +26,14 @@ Sources = Mapping[str, Replay]
 
 
 class ReplayState(struct.PyTreeNode):
-    """All that a replay is: what sampling only reads, and what it changes."""
+    """The state of a replay: the part that sampling only reads, and the part that it changes."""
 
-    ring: PyTree  # a `Ring`; None where the source draws from another's rows
+    ring: PyTree  # a `Ring`; None if the source draws from another's rows
     index: PyTree  # an `Index`
 
 
 class Buffer(Protocol):
-    """What the training program asks of a replay, whoever implements it: `ReplayBuffer` says what each does."""
+    """The interface of replays for the training program; `ReplayBuffer` documents the methods."""
 
     @property
     def name(self) -> str: ...
@@ -52,23 +52,23 @@ class Buffer(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Storage:
-    """What is stored of the rows, for all sources that draw from them."""
+    """The stored parts of rows, for all sources that draw from them."""
 
     capacity: int  # rows over all environments
     frame_stack: FrameStack | None
-    extras: tuple[str, ...]  # the names of those that are kept
-    carries: bool  # whether the recurrent state at every rollout's first row is kept
+    extras: tuple[str, ...]  # the names of the stored extras
+    carries: bool  # whether the recurrent state at every rollout's first row is stored
     episode_steps: bool  # whether rows are numbered within their episode
-    on_host: bool  # whether observations and recurrent states lie in the host's memory
+    on_host: bool  # whether observations and recurrent states are stored in the host's memory
 
     def select(self, rows: Trajectory) -> Trajectory:
-        """What is kept of rows `[T, B, ...]`: the newest frames, and the extras that somebody asks for."""
+        """Return the stored part of rows `[T, B, ...]`: the newest frames, and the extras that a source uses."""
         observation = frames.newest(rows.observation, self.frame_stack)
         return rows.replace(observation=observation, extras={name: rows.extras[name] for name in self.extras})
 
 
 def storage(sources: Sources, name: str) -> Storage:
-    """How the rows are stored that the source `name` draws from."""
+    """Return the storage of the rows that the source `name` draws from."""
     owner = sources[name].over or name
     users = [source for other, source in sources.items() if (source.over or other) == owner]
     stretches = [source.sequence for source in users if source.sequence is not None]
@@ -84,27 +84,27 @@ def storage(sources: Sources, name: str) -> Storage:
 
 
 def lookahead(source: Replay) -> int:
-    """How many rows after its first an item reads."""
+    """Return the number of rows after its first that an item reads."""
     return source.n_step if source.sequence is None else source.sequence.rows - 1
 
 
 def least_size(source: Replay, num_envs: int) -> int:
-    """Rows over all environments before the first update: `min_size`, and no fewer than one item of each reads."""
+    """Return the rows over all environments before the first update: `min_size`, and enough for an item of each."""
     return max(source.min_size, (lookahead(source) + 1) * num_envs)
 
 
 def lookback(source: Replay, stored: Storage) -> int:
-    """How many rows before its first an item reads: a stack's frames, and the reward that came with a time step."""
+    """Return the number of rows before its first that an item reads, for stacked frames and a time step's reward."""
     return max(frames.lookback(stored.frame_stack), 0 if source.sequence is None else 1)
 
 
 def _insertion(source: Replay) -> str | None:
-    """The name of the extra that holds the priorities of new rows."""
+    """Return the name of the extra that holds the priorities of new rows, or None."""
     return source.sampler.insertion if isinstance(source.sampler, Prioritized) else None
 
 
 def _eta(source: Replay) -> float:
-    """The weight of a sequence's largest priority, not of its mean."""
+    """Return the weight of a sequence's largest priority in its own; the mean has the rest."""
     return source.sampler.eta if isinstance(source.sampler, Prioritized) else 0.0
 
 
@@ -115,17 +115,17 @@ def _eta(source: Replay) -> float:
 class ReplayBuffer:
     """A replay source bound to its rules; pure functions over a `ReplayState`.
 
-    A source that draws over another's rows (`Replay.over`) has an index of its own and no ring: it is handed a state
-    with the other's ring, and `add` below writes for all of them at once.
+    A source that draws from another's rows (`Replay.over`) has a separate index and no ring: it receives a state with
+    the other's ring, and the module's `add` writes for all sources at once.
 
     Args:
       name: of the source, for errors.
-      source: what an item is, and by which sampler items are drawn.
-      storage: how the rows are stored.
+      source: defines the items and their sampler.
+      storage: the stored parts of the rows.
       num_envs: environments over all devices.
-      rollout_length: rows of every environment that each `add` brings.
+      rollout_length: rows of every environment that each `add` stores.
       shards: logical shards over all devices.
-      replicas: says which shards are here, and sums over devices.
+      replicas: the devices, with the shards of this one.
       initial_carry: of one environment, for sequences without a stored one.
     """
 
@@ -140,28 +140,28 @@ class ReplayBuffer:
 
     @property
     def lookahead(self) -> int:
-        """How many rows after its first an item reads."""
+        """The number of rows after its first that an item reads."""
         return lookahead(self.source)
 
     @property
     def lookback(self) -> int:
-        """How many rows before its first an item reads."""
+        """The number of rows before its first that an item reads."""
         return lookback(self.source, self.storage)
 
     @property
     def slots(self) -> int:
-        """Rows of one environment."""
+        """The number of rows of one environment."""
         return ring.slots(self.storage.capacity, self.num_envs, self.rollout_length)
 
     def init(self, rows: Trajectory, carry: PyTree) -> ReplayState:
-        """An empty replay over all devices.
+        """Return an empty replay over all devices.
 
         Args:
           rows: with leaves `[T, num_envs, ...]`, or their shapes, extras included.
           carry: `[num_envs, ...]` or its shapes.
 
         Raises:
-          ConfigError: rows lack what the source asks for; names the leaf.
+          ConfigError: rows lack a leaf that the source needs, or it has the wrong type; the message names it.
         """
         self._check(rows)
         empty = index.init(self.source, self.shards, self.slots, self.num_envs // self.shards)
@@ -174,31 +174,31 @@ class ReplayBuffer:
         return ReplayState(rows_ring, empty)
 
     def partition(self, axis: str) -> ReplayState:
-        """How the state lies on a mesh whose axis `axis` shards the environments, as `ring.partition` says it."""
+        """Return the state's partition specs on a mesh whose axis `axis` shards the environments."""
         stored, rows_ring = self.storage, None
         if self.source.over is None:
             rows_ring = ring.partition(axis, stored.episode_steps, on_host=stored.on_host)
         return ReplayState(rows_ring, index.partition(axis))
 
     def add(self, state: ReplayState, rows: Trajectory, carry: PyTree) -> ReplayState:
-        """Stores one rollout: rows `[T, B, ...]` with their extras, and the carry `[B, ...]` at the first."""
+        """Store one rollout: rows `[T, B, ...]` with their extras, and the carry `[B, ...]` at the first row."""
         return add({self.name: self}, {self.name: state}, rows, carry)[self.name]
 
     def sample(self, state: ReplayState, key: jax.Array) -> tuple[ReplayState, Batch]:
-        """Draws this device's share of a batch, whose content does not depend on the number of devices.
+        """Sample this device's part of a batch, whose content does not depend on the number of devices.
 
-        Items with weights, and sequences, are drawn over all shards at once, in proportion to their weights: what a
-        device draws of the shards of another comes from there. Transitions that are all alike are drawn shard by shard,
-        an equal part of the batch from each: every environment then gives as much, and every row of it that counts.
-        (Those of a dataset are as many in every shard.) So are items that are drawn one after another.
+        Weighted items and sequences are drawn over all shards at once, in proportion to their weights; items of other
+        devices' shards are copied from there. Transitions of equal probability are drawn shard by shard, an equal part
+        of the batch from each shard, and so are items that are drawn one after another. (All shards of a dataset have
+        the same number of transitions.)
 
         Args:
           state: with the ring to draw from.
           key: for all devices.
 
         Returns:
-          The state, whose ring is as it was, and the batch with its `sample_info`: leaves `[batch, ...]`, or of
-          sequences `[length, batch, ...]`; `batch` is `batch_size` over the number of devices.
+          The state, with its ring unchanged, and the batch with its `sample_info`: leaves `[batch, ...]`, or
+          `[length, batch, ...]` for sequences; `batch` is `batch_size` over the number of devices.
         """
         source, rows, idx = self.source, state.ring, state.index
         slots, columns = rows.slots, rows.columns // self.replicas.shards
@@ -216,7 +216,7 @@ class ReplayBuffer:
             times_sampled=idx.times_sampled[shard, position],
         )
         found = source.batch_size
-        if index.one_by_one(source):  # where all may be used up
+        if index.one_by_one(source):  # the items may run out
             found = self.replicas.sum(jnp.sum(chance > 0.0, dtype=jnp.uint32))
         idx = idx.replace(updates=idx.updates + 1, sampled=idx.sampled.add(found))
         state = ReplayState(rows, idx)
@@ -235,9 +235,10 @@ class ReplayBuffer:
     def _drawn(
         self, rows: Ring, idx: Index, key: jax.Array
     ) -> tuple[Index, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array | None]:
-        """The index, and of every draw [k] the shard among those here, the place in it, and its chance and priority.
+        """Return the index and, per draw [k], the shard among those here, the position, probability and priority.
 
-        Where a device makes all draws there are those of all devices, and at the end whether the item is here.
+        If every device makes all draws, these are the draws of all devices, and the last value is whether each item is
+        here; otherwise it is None.
         """
         source, shards = self.source, self.replicas.shards
         count = source.batch_size // self.shards
@@ -260,17 +261,17 @@ class ReplayBuffer:
         return idx, owner.reshape(-1), position.reshape(-1), chance.reshape(-1), priority.reshape(-1), None
 
     def update_priorities(self, state: ReplayState, info: SampleInfo, priorities: jax.Array) -> ReplayState:
-        """Gives the items of a batch new priorities; for a source that keeps them.
+        """Set the priorities of a batch's items, for a source that has priorities.
 
         Args:
-          state: with the ring that was drawn from.
-          info: as the batch came with.
-          priorities: float32 [batch], in its order. NaN, infinite and negative ones are refused and counted; those for
-            rows that were overwritten since are dropped; of an item that comes twice, the larger counts.
+          state: with the ring that the batch was sampled from.
+          info: the batch's `sample_info`.
+          priorities: float32 [batch], in the order of `info`. NaN, infinite and negative ones are refused and counted;
+            those for rows overwritten since are dropped; of two for one item, the larger applies.
         """
         chex.assert_equal_shape([info.position, priorities])
         update = (info.position, info.step, priorities.astype(jnp.float32), info.probability)
-        if self.replicas.devices > 1:  # an item may lie anywhere
+        if self.replicas.devices > 1:  # an item may be on any device
             update = tuple(batches.everywhere(x, self.replicas) for x in update)
         number, step, priority, chance = update
         drawn = state.ring.holds(step) & (chance > 0.0)
@@ -279,7 +280,7 @@ class ReplayBuffer:
         return state.replace(index=index.update(state.index, self.source, shard, position, priority, drawn))
 
     def statistics(self, state: ReplayState, info: SampleInfo) -> Metrics:
-        """Figures of the replay and of the last batch, over all devices: float32 scalars."""
+        """Return statistics of the replay and of the last batch, over all devices: float32 scalars."""
         idx, replicas = state.index, self.replicas
         figures = {}
         if isinstance(self.source.sampler, Uniform):
@@ -291,9 +292,10 @@ class ReplayBuffer:
         }
 
     def _chance_ratio(self, state: ReplayState) -> jax.Array:
-        """How much more often the items of one shard are drawn than those of another at most; 1 if all are alike.
+        """Return the largest ratio between two items' probabilities to be drawn; 1 if all are equal.
 
-        Of the shards' numbers of items, not of what was drawn: a maximum over a batch costs SAC 7 % on two cores.
+        It follows from the shards' numbers of items, not from a batch: a maximum over a batch costs SAC 7 % on two
+        cores.
         """
         if index.over_all(self.source) or (state.ring is not None and state.ring.parts is not None):
             return jnp.float32(1.0)
@@ -302,9 +304,9 @@ class ReplayBuffer:
         return replicas.max(jnp.max(items)).astype(jnp.float32) / least.astype(jnp.float32)
 
     def beginnings(self, largest: jax.Array, rows: Ring, start: jax.Array, length: int) -> tuple[jax.Array, jax.Array]:
-        """Which of `length` rows from slot `start` begin an item [length, B], and with what priority.
+        """Return which of `length` rows from slot `start` begin an item [length, B], and the items' priorities.
 
-        Where nothing else is said it is the largest of their shard so far, [shards].
+        Without a priority at insertion, it is the largest so far of the shard, `largest` [shards].
         """
         sequence, insertion = self.source.sequence, _insertion(self.source)
         largest = jnp.repeat(largest, rows.columns // largest.shape[0])[None]
@@ -326,19 +328,19 @@ class ReplayBuffer:
         return begun, priority
 
     def _expiring(self, idx: Index, before: Ring) -> jax.Array:
-        """How many items of a dense index the next write ends, int32 [shards]."""
+        """Return the number of items that the next write removes from a dense index, int32 [shards]."""
         shards, length, back = idx.drawable.shape[0], self.rollout_length, self.lookback
         if not index.dense(self.source):
             return jnp.zeros(shards, jnp.int32)
         ended = _transitions_begun(before, before.cursor, length + back)
         number = jnp.arange(length + back, dtype=jnp.int32)[:, None]
-        # In a full ring the oldest `back` rows begin nothing already. The write that fills it makes them so.
+        # In a full ring, the oldest `back` rows begin no items; the write that fills the ring removes theirs.
         full = before.filled == before.slots
         filling = before.filled + length == before.slots
         return _per_shard(ended & ((full & (number >= back)) | (filling & (number >= length))), shards)
 
     def _inserted(self, idx: Index, after: Ring, expired: jax.Array) -> Index:
-        """The index once the ring has changed: which rows begin an item now, and which no more."""
+        """Return the index after a write to the ring, with the new items and without the removed ones."""
         length, ahead, back = self.rollout_length, self.lookahead, self.lookback
         shards = idx.drawable.shape[0]
         columns = after.columns // shards
@@ -352,21 +354,21 @@ class ReplayBuffer:
             ),
             inserted=idx.inserted.add(length * self.num_envs),
         )
-        # The rows whose future is complete now: they follow those that were at the last write.
+        # The rows whose items are complete now: they follow those that became complete at the last write.
         start = after.cursor - length - ahead
         exists = (length + ahead - jnp.arange(length, dtype=jnp.int32) <= after.filled)[:, None]
         if index.dense(self.source):
             begun = _transitions_begun(after, start, length) & exists
             return fresh.replace(drawable=idx.drawable + _per_shard(begun, shards) - expired)
         begun, priority = self.beginnings(idx.largest, after, start, length)
-        # Nothing begins at the newest rows yet, nor at the oldest, whose past the next write takes.
+        # No item begins at the newest rows yet, nor at the oldest, whose lookback rows the write took.
         blank = jnp.full((ahead + back, after.columns), samplers.ABSENT, jnp.float32)
         priority = jnp.where(begun & exists, priority, samplers.ABSENT)
         limit = self.source.capacity // self.shards
         return index.write(fresh, self.source, start, jnp.concatenate([priority, blank]), limit)
 
     def _importance(self, idx: Index, chance: jax.Array) -> jax.Array:
-        """Importance weights [shards, count] against the true chance of each draw; 1 without priorities."""
+        """Return importance weights for the actual probability of each draw, in its shape; 1 without priorities."""
         sampler = self.source.sampler
         if not isinstance(sampler, Prioritized):
             return jnp.ones_like(chance)
@@ -374,7 +376,7 @@ class ReplayBuffer:
         return batches.importance(sampler, items, chance, self.replicas)
 
     def _check(self, rows: Trajectory) -> None:
-        """Raises if rows `[T, B, ...]` lack what the source asks for."""
+        """Raise a `ConfigError` if rows `[T, B, ...]` lack leaves that the source needs."""
         label = f"replay source {self.name!r}:"
         found = [f"{label} {line}" for line in frames.problems(rows.observation, self.storage.frame_stack)]
         for extra in self.storage.extras:
@@ -401,7 +403,7 @@ def bind(
     replicas: Replicas,
     initial_carry: PyTree = (),
 ) -> dict[str, ReplayBuffer]:
-    """Return the buffers of an algorithm's replay sources by name; arguments as of `ReplayBuffer`."""
+    """Return the buffers of an algorithm's replay sources by name; see `ReplayBuffer` for the arguments."""
     fixed = num_envs, rollout_length, shards, replicas, initial_carry
     return {name: ReplayBuffer(name, source, storage(sources, name), *fixed) for name, source in sources.items()}
 
@@ -409,16 +411,16 @@ def bind(
 def add(
     buffers: Mapping[str, ReplayBuffer], states: Mapping[str, ReplayState], rows: Trajectory, carry: PyTree
 ) -> dict[str, ReplayState]:
-    """Stores one rollout in the rings of buffers, and has it known to every index over them.
+    """Store one rollout in the rings of buffers, and update every index over them.
 
     Args:
-      buffers: by name, with those whose rows others draw from.
-      states: theirs.
-      rows: `[T, B, ...]` with their extras, T being `rollout_length`.
+      buffers: by name, including those whose rows others draw from.
+      states: of the buffers, by name.
+      rows: `[T, B, ...]` with their extras; T is `rollout_length`.
       carry: `[B, ...]` at the first row.
 
     Returns:
-      The states after it.
+      The states after the write.
     """
     chex.assert_rank([rows.reward, rows.first, rows.weight], 2)
     chex.assert_type([rows.reward, rows.terminated, rows.truncated, rows.first, rows.weight], [float] + [bool] * 4)
@@ -426,8 +428,8 @@ def add(
     owner = {name: buffer.source.over or name for name, buffer in buffers.items()}
     rings: dict[str, Ring] = {}
     expired = {name: buffer._expiring(states[name].index, states[owner[name]].ring) for name, buffer in buffers.items()}
-    # What is overwritten is read first, then written over: else XLA copies whole arrays to read them afterwards.
-    # Observations stay out of it: they may be a part of a larger array, which the barrier would copy.
+    # Rows are read before they are overwritten: otherwise XLA copies whole arrays to read them afterwards.
+    # Observations are not in the barrier: they may be part of a larger array, which it would copy.
     rest, expired = jax.lax.optimization_barrier((rows.replace(observation=()), expired))
     rows = rest.replace(observation=rows.observation)
     for name, buffer in buffers.items():
@@ -445,10 +447,10 @@ def add(
 
 
 def _transitions_begun(rows: Ring, start: jax.Array, count: int) -> jax.Array:
-    """Whether a transition may begin, bool [count, B], from slot `start` on."""
+    """Return whether a transition may begin at each of `count` rows from slot `start` on, bool [count, B]."""
     return rows.take_all(rows.rows.weight, start + jnp.arange(count, dtype=jnp.int32))
 
 
 def _per_shard(flags: jax.Array, shards: int) -> jax.Array:
-    """How many flags [count, B] hold in each shard, int32 [shards]."""
+    """Return the number of true flags [count, B] in each shard, int32 [shards]."""
     return jnp.sum(index.by_shard(flags.astype(jnp.int32), shards), axis=1, dtype=jnp.int32)

@@ -1,7 +1,7 @@
-"""Storage: a ring of raw rows, where every environment has a column and every step a slot.
+"""Storage: a ring of raw rows, with a column per environment and a slot per step.
 
-A column's rows lie one after another in memory, so that what is drawn together, an observation and the next or a
-stretch of rows, is read together.
+A column's rows are contiguous in memory, so that rows that are sampled together, such as an observation and the next
+one, are read together.
 """
 
 import dataclasses
@@ -17,37 +17,37 @@ from jaxrl.core.types import PyTree, Trajectory
 
 @dataclasses.dataclass(frozen=True)
 class HostMemory:
-    """How arrays lie on a mesh that are in the memory of the devices' hosts; of others the partition spec says it."""
+    """A partition spec of arrays that are stored in the memory of the devices' hosts."""
 
     spec: PartitionSpec
 
 
 class Parts(struct.PyTreeNode):
-    """How the transitions of a dataset are divided over columns, to draw all alike: N over C, each has N / C of them.
+    """The division of a dataset's N transitions over C columns, N / C each, so that all are equally likely.
 
-    Laid end to end, column j has those from j N / C to (j + 1) N / C. One at a border is stored in both columns, and
-    each draws it as often as the part of it that it has.
+    Concatenated, column j has those from j N / C to (j + 1) N / C. A transition at a border is stored in both columns,
+    and each draws it in proportion to its fraction of the transition.
     """
 
     slot: jax.Array  # [column, ...] int32: where its transitions begin, in order
-    offset: jax.Array  # [column] int32: j N modulo C, the part of its first one that is not its own, in C-ths
-    own: jax.Array  # [column, 2] int32: the slots whose rows no other column has, from the first to before the second
+    offset: jax.Array  # [column] int32: j N modulo C, the fraction of its first one that is not its own, in C-ths
+    own: jax.Array  # [column, 2] int32: the range of slots, end excluded, whose rows are counted in this column only
     total: jax.Array  # int32: N
 
 
 class Ring(struct.PyTreeNode):
-    """The stored rows and where the next goes. A row's step is its number among all rows of its environment.
+    """The stored rows and the slot of the next. A row's step is its number among all rows of its environment.
 
-    Observations and recurrent states, which are nearly all of it, may lie in the host's memory: their type says so.
+    Observations and recurrent states, which take most of the memory, may be in the host's: see `is_on_host`.
     """
 
     rows: Trajectory  # [environment, slots, ...]
-    carry: PyTree  # [environment, slots // rollout, ...]: at the first row of every rollout; () where not kept
-    episode_step: jax.Array | None  # [environment, slots] int32: its number in its episode; None where not kept
+    carry: PyTree  # [environment, slots // rollout, ...]: at the first row of every rollout; () if not stored
+    episode_step: jax.Array | None  # [environment, slots] int32: its number in its episode; None if not stored
     cursor: jax.Array  # int32, the slot written next
-    filled: jax.Array  # int32, how many slots hold rows
+    filled: jax.Array  # int32, number of slots that hold rows
     written: jax.Array  # uint32, steps so far modulo 2^32
-    parts: Parts | None = None  # of a ring that is full from the beginning
+    parts: Parts | None = None  # only for rings of datasets, which are full from the start
 
     @property
     def slots(self) -> int:
@@ -58,49 +58,49 @@ class Ring(struct.PyTreeNode):
         return self.rows.reward.shape[0]
 
     def step_at(self, slot: jax.Array) -> jax.Array:
-        """The step (uint32) of the row that a slot holds."""
+        """Return the step (uint32) of the row in a slot."""
         return self.written - 1 - ((self.cursor - 1 - slot) % self.slots).astype(jnp.uint32)
 
     def holds(self, step: jax.Array) -> jax.Array:
-        """Whether the row of a step is still stored, bool."""
+        """Return whether the row of a step is still stored, bool."""
         return self.written - 1 - step < self.filled.astype(jnp.uint32)
 
     def take(self, leaves: PyTree, slot: jax.Array, column: jax.Array) -> PyTree:
-        """The entries of leaves [environment, slots, ...] at (slot, column), modulo the number of slots."""
+        """Return the entries of leaves [environment, slots, ...] at (slot, column), modulo the number of slots."""
         return _gather(leaves, column * self.slots + slot % self.slots)
 
     def take_carry(self, slot: jax.Array, column: jax.Array) -> PyTree:
-        """The recurrent state at the first row of the rollouts that slots are in, leaves [..., *state]."""
+        """Return the recurrent state at the first row of the rollouts that contain the slots, leaves [..., *state]."""
         if not (leaves := jax.tree.leaves(self.carry)):
             return self.carry
         rollouts = leaves[0].shape[1]
         return _gather(self.carry, column * rollouts + slot % self.slots // (self.slots // rollouts))
 
     def take_all(self, leaf: jax.Array, slot: jax.Array) -> jax.Array:
-        """The entries of a leaf at slots [count] of every environment, [count, environment, ...]."""
+        """Return the entries of a leaf at slots [count] of every environment, [count, environment, ...]."""
         return self.take(leaf, slot[:, None], jnp.arange(self.columns, dtype=jnp.int32)[None])
 
 
 def slots(capacity: int, num_envs: int, rollout: int) -> int:
-    """How many slots hold `capacity` rows of `num_envs` environments: whole rollouts, so that no write wraps."""
+    """Return the number of slots for `capacity` rows of `num_envs` environments: whole rollouts, so no write wraps."""
     return max(capacity // (num_envs * rollout), 1) * rollout
 
 
 def init(example: Trajectory, carry: PyTree, slots: int, rollout: int, keep_steps: bool, on_host: bool = False) -> Ring:
-    """An empty ring.
+    """Return an empty ring.
 
     Args:
       example: rows with leaves `[T, B, ...]`, or their shapes; only the shapes of one row are read.
       carry: `[B, ...]` or its shapes; () keeps none.
       slots: a multiple of `rollout`, the length of every write.
       keep_steps: whether to number the rows of each episode.
-      on_host: whether observations and recurrent states lie in the host's memory.
+      on_host: whether observations and recurrent states are stored in the host's memory.
     """
 
     def zeros(shape, dtype, space):
         if space is jax.memory.Space.Device:
             return jnp.zeros(shape, dtype)
-        # Of a number that is there already: else zeros for the host would fill the device's memory first.
+        # Broadcast from a scalar on the host: otherwise the zeros would fill the device's memory first.
         return jax.lax.broadcast(jax.device_put(jnp.zeros((), dtype), space), shape)
 
     large = jax.memory.Space.Host if on_host else jax.memory.Space.Device
@@ -117,9 +117,9 @@ def init(example: Trajectory, carry: PyTree, slots: int, rollout: int, keep_step
 
 
 def partition(axis: str, episode_steps: bool, parts: bool = False, on_host: bool = False) -> Ring:
-    """How a ring lies on a mesh whose axis `axis` shards the environments: a prefix tree of partition specs.
+    """Return a ring's partition specs, a prefix tree, on a mesh whose axis `axis` shards the environments.
 
-    With `on_host` some of them are `HostMemory`, as `init` has it.
+    With `on_host`, those of observations and recurrent states are `HostMemory`.
     """
     columns: PyTree = PartitionSpec(axis)
     if on_host:
@@ -133,10 +133,10 @@ def partition(axis: str, episode_steps: bool, parts: bool = False, on_host: bool
 
 
 def add(ring: Ring, rows: Trajectory, carry: PyTree) -> Ring:
-    """Stores one rollout `[T, B, ...]`, T as given to `init`, and the carry `[B, ...]` at its first row.
+    """Store one rollout `[T, B, ...]`, T being `init`'s `rollout`, and the carry `[B, ...]` at its first row.
 
-    A row that counts but is followed by a first one has lost what came next (the run was resumed with new host
-    environments): it is stored as one that does not count.
+    If a row of nonzero weight is followed by the first row of an episode, its next observation is lost (for example
+    because the run was resumed with new host environments): it is stored with weight 0.
     """
     length, size = rows.reward.shape[0], ring.slots
     rows = rows.replace(weight=rows.weight & jnp.concatenate([~rows.first[1:], jnp.ones_like(rows.first[:1])]))
@@ -152,7 +152,7 @@ def add(ring: Ring, rows: Trajectory, carry: PyTree) -> Ring:
 
     episode_step = None
     if ring.episode_step is not None:
-        # From the newest first row on, or as the row before these was numbered: no loop over time.
+        # Count from the episode's first row, or continue from the last stored number: no loop over time.
         number = jnp.arange(length, dtype=jnp.int32)[:, None]
         began = jax.lax.cummax(jnp.where(rows.first, number, -1 - ring.episode_step[:, last][None]), axis=0)
         episode_step = write(ring.episode_step, number - began)
@@ -167,18 +167,18 @@ def add(ring: Ring, rows: Trajectory, carry: PyTree) -> Ring:
 
 
 def is_on_host(leaves: PyTree) -> bool:
-    """Whether arrays, all in the same memory, lie in the host's."""
+    """Return whether arrays, all in the same memory, are in the host's."""
     return any(jax.typeof(x).memory_space is jax.memory.Space.Host for x in jax.tree.leaves(leaves))
 
 
 def _gather(leaves: PyTree, position: jax.Array) -> PyTree:
-    """The entries of leaves [environment, slots, ...] at positions in the first two axes laid end to end.
+    """Return the entries of leaves [environment, slots, ...] at positions in the first two axes, flattened.
 
-    What lies in the host's memory is gathered by the host, all leaves at once, and only that goes to the device.
+    The host gathers leaves in its memory, all at once, and only the result is copied to the device.
     """
 
     def gather(leaves, position):
-        # One index and no check of bounds: a third of the time of a gather by two.
+        # One index without bounds checks takes a third of the time of a gather by two indices.
         flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), leaves)
         how = {"mode": "promise_in_bounds", "wrap_negative_indices": False}
         return jax.tree.map(lambda x: x.at[position].get(**how), flat)

@@ -1,8 +1,8 @@
-"""Which item is drawn, or removed, next: `jaxrl.core.sources` names the rules, this is what they do.
+"""Implementations of the samplers and removers of `jaxrl.core.sources`.
 
-Items are known by arrays over their positions: a priority (negative where there is no item) and ages. A rule that goes
-by chance also has sums over weights (`sum_tree`), any other a tournament (`best_tree`), so that no choice passes
-over all. What a weight is depends on the sampler alone.
+Items are described by arrays over their positions: a priority (negative where there is no item) and ages. Random
+samplers also have sums over weights (`sum_tree`), all others a tournament tree (`best_tree`), so that no choice passes
+over all items. Weights depend only on the sampler and the priorities.
 """
 
 from collections.abc import Callable
@@ -18,12 +18,12 @@ _LARGEST_WEIGHT = 1e30  # so that the sum over a hundred million items stays fin
 
 
 def by_chance(sampler: Sampler) -> bool:
-    """Whether the sampler draws at random, and so needs sums over weights."""
+    """Return whether the sampler draws at random, and so needs sums over weights."""
     return isinstance(sampler, Uniform | Prioritized)
 
 
 def weight(sampler: Sampler, priority: jax.Array) -> jax.Array:
-    """What items are drawn in proportion to, float32 [...]: 0 where absent, and where the priority is 0."""
+    """Return the items' sampling weights, float32 [...]: 0 for absent items and, if prioritized, for priority 0."""
     if not isinstance(sampler, Prioritized):
         return (priority >= 0.0).astype(jnp.float32)
     positive = priority > 0.0
@@ -33,24 +33,24 @@ def weight(sampler: Sampler, priority: jax.Array) -> jax.Array:
 
 
 def acceptable(priority: jax.Array) -> jax.Array:
-    """Whether values can be priorities: finite and not negative. Bool [...]."""
+    """Return whether values are valid priorities, finite and not negative; bool [...]."""
     return jnp.isfinite(priority) & (priority >= 0.0)
 
 
 def draw(
     key: jax.Array, priority: jax.Array, levels: sum_tree.Levels, tree: jax.Array, items: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Draw an item of one of several trees by chance.
+    """Draw an item from one of several trees at random.
 
     Args:
       key: for this draw.
       priority: float32 [trees, n], negative where there is no item.
       levels: over `weight(sampler, priority)`.
-      tree: int32 [1], which tree.
-      items: int32 [1], how many there are in it.
+      tree: int32 [1], the tree.
+      items: int32 [1], the number of items in it.
 
     Returns:
-      Its position, int32 [1], and the chance it had, float32 [1]; both 0 where there is no item at all.
+      The item's position, int32 [1], and its probability, float32 [1]; both are 0 if the tree is empty.
     """
     uniform = jax.random.uniform(key, (len(levels), 1), jnp.float32)
     total = jnp.sum(levels[-1][tree[0]])
@@ -70,17 +70,17 @@ def draw(
 
 
 def rank(rule: Sampler, priority: jax.Array, inserted: jax.Array, touched: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return what items are compared by where a rule goes by an order, as `best_tree` compares them.
+    """Return the ranks of items under a rule that is not random, as `best_tree` compares them.
 
     Args:
       rule: a sampler or a remover.
       priority: float32 [...], negative where there is no item.
-      inserted: how long ago each was inserted, int32 [...], no two alike.
-      touched: how long ago each was inserted or given a priority, likewise; not read where priorities do not count.
+      inserted: the time since each item was inserted, int32 [...], all different.
+      touched: the time since each item was inserted or its priority set, likewise; not read by `Fifo` and `Lifo`.
 
     Returns:
-      A float32, -inf where there is no item, and an int32; the item comes first that has the largest, of those that are
-      equal in it the one with the largest second.
+      A float32, -inf where there is no item, and an int32: the item with the largest float32 is first, and among equals
+      the one with the largest int32.
     """
     present = priority >= 0.0
     if isinstance(rule, Fifo | Lifo):
@@ -89,10 +89,10 @@ def rank(rule: Sampler, priority: jax.Array, inserted: jax.Array, touched: jax.A
 
 
 def usual_or[Drawn](fits: jax.Array, usual: Callable[[], Drawn], rare: Callable[[], Drawn]) -> Drawn:
-    """`usual()` where the scalar `fits`, else `rare()`, which passes over every position.
+    """Return `usual()` if the scalar `fits` holds, otherwise `rare()`, which passes over every position.
 
-    A loop of one turn at most, and no branch: under `vmap`, as in a sweep, a branch computes both for every run, and
-    the loop `rare` only where some run needs it.
+    This is a loop of at most one iteration rather than a branch: under `vmap`, as in a sweep, a branch computes both
+    for every run, and the loop computes `rare` only if some run needs it.
     """
     found = fits, usual()
     return jax.lax.while_loop(lambda held: ~held[0], lambda held: (jnp.ones_like(held[0]), rare()), found)[1]

@@ -1,4 +1,4 @@
-"""A view: stretches of rows, by Reverb's rules of where they begin and what happens where an episode ends."""
+"""A view of sequences of rows, by Reverb's rules for their starts and for the ends of episodes."""
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +10,14 @@ from jaxrl.core.types import Carry, SampleInfo, SequenceBatch, TimeStep
 
 
 def lengths(first: jax.Array, longest: int) -> jax.Array:
-    """How many rows from each on belong to its episode, `longest` at most.
+    """Return the number of rows from each row to the end of its episode, at most `longest`.
 
     Args:
       first: bool [T, B], of consecutive rows.
       longest: static.
 
     Returns:
-      int32 [T - longest + 1, B]: of the rows that have `longest` rows.
+      int32 [T - longest + 1, B], without the last `longest - 1` rows.
     """
     starts = first.shape[0] - longest + 1
     row = jnp.arange(first.shape[0], dtype=jnp.int32)[:, None]
@@ -28,11 +28,11 @@ def lengths(first: jax.Array, longest: int) -> jax.Array:
 
 
 def eligible(ring: Ring, slot: jax.Array, sequence: Sequence, rollout: int) -> jax.Array:
-    """Which rows a stretch begins at.
+    """Return at which rows a sequence begins.
 
     Args:
       ring: the rows.
-      slot: int32 [starts + rows - 1], consecutive slots modulo the ring's; the last `rows - 1` begin none here.
+      slot: int32 [starts + rows - 1], consecutive slots modulo the ring's; the last `rows - 1` are not starts.
       sequence: the rules.
       rollout: rows between two stored carries, static.
 
@@ -52,16 +52,18 @@ def eligible(ring: Ring, slot: jax.Array, sequence: Sequence, rollout: int) -> j
         length = lengths(ring.take_all(ring.rows.first, slot), longest)
         full = length == longest
         if sequence.stored_carry and rollout > 1:
-            # Wherever a recurrent state is known: one was stored, or the episode begins and it is the initial one.
+            # Wherever a recurrent state is known: a stored one, or the initial one where an episode begins.
             grid = (start % rollout == 0)[:, None] | ring.take_all(ring.rows.first, start)
             short = (step < sequence.period) | (length > longest - sequence.period)
-            return grid & (full | (short & (length > sequence.burn_in + 1)))  # one row more: a transition
+            return grid & (
+                full | (short & (length > sequence.burn_in + 1))
+            )  # one row more than the burn-in: a transition
         grid = step % sequence.period == 0
         if sequence.end == "write":
             ends = ~ring.take_all(ring.rows.weight, slot[longest - 1 :])
             found = full & (grid | ends)
         else:
-            # Past the last full stretch there is one short one, and none where a full one ends with the episode.
+            # One short sequence follows the last full one, unless that ends with the episode.
             short = (step < sequence.period) | (length > longest - sequence.period)
             found = grid & (full | short)
     if sequence.stored_carry:
@@ -72,16 +74,17 @@ def eligible(ring: Ring, slot: jax.Array, sequence: Sequence, rollout: int) -> j
 def mixed_priority(
     per_row: jax.Array, weight: jax.Array, length: jax.Array, sequence: Sequence, eta: float
 ) -> jax.Array:
-    """eta * max + (1 - eta) * mean of the rows' priorities over each stretch (Kapturowski et al., 2019, section 2.3).
+    """Return the sequences' priorities, eta * max + (1 - eta) * mean over rows (Kapturowski et al., 2019, section 2.3).
 
-    Of the rows that are learned from: those that count, after the burn-in and before the last, which only bootstraps.
+    The rows are those that are learned from: of nonzero weight, after the burn-in and before the last row, which is
+    only bootstrapped from.
 
     Args:
-      per_row: float32 [T, B], of consecutive rows.
-      weight: bool [T, B], whether they count.
-      length: int32 [T - rows + 1, B], how many rows of each stretch belong to it.
+      per_row: priorities of consecutive rows, float32 [T, B].
+      weight: bool [T, B].
+      length: int32 [T - rows + 1, B], number of rows of each sequence that belong to its episode.
       sequence: the rules.
-      eta: the weight of the largest.
+      eta: the weight of the largest priority.
 
     Returns:
       float32 [T - rows + 1, B].
@@ -103,18 +106,18 @@ def gather(
     sequence: Sequence,
     frame_stack: FrameStack | None,
 ) -> SequenceBatch:
-    """The stretches that begin at the given rows.
+    """Return the sequences that begin at the given rows.
 
     Args:
       ring: the rows.
-      slot, column: where they begin, int32 [batch].
-      info: what is told of them, [batch]; a probability of 0 where nothing was drawn.
-      initial: the carry [batch, ...] where none is stored.
+      slot, column: of the first rows, int32 [batch].
+      info: the batch's sampling statistics, [batch]; a probability of 0 where nothing was drawn.
+      initial: the carry [batch, ...] if none is stored.
       sequence: the rules.
-      frame_stack: how observations are stored.
+      frame_stack: how frames are stacked; None: observations are stored whole.
 
     Returns:
-      Them, leaves `[sequence.rows, batch, ...]`.
+      A batch with leaves `[sequence.rows, batch, ...]`.
     """
     rows, valid = ring.rows, info.probability > 0.0
     offset = jnp.arange(sequence.rows, dtype=jnp.int32)[:, None]
@@ -128,7 +131,7 @@ def gather(
     mask = jnp.broadcast_to(valid[None], first.shape)
     if sequence.end != "continue":
         mask = mask & (jnp.cumsum((first & (offset > 0)).astype(jnp.int32), axis=0, dtype=jnp.int32) == 0)
-    # A time step's reward, endings and previous action are of the row before it, unless it begins an episode.
+    # A time step's reward, endings and previous action come from the row before, unless it begins an episode.
     before = at((rows.reward, rows.terminated, rows.truncated, rows.action, rows.discount), slots - 1)
     reward, terminated, truncated, action, discount = jax.tree.map(lambda x: _where(mask & ~first, x), before)
     if discount is not None:
@@ -153,5 +156,5 @@ def gather(
 
 
 def _where(mask, x):
-    """`x` [L, batch, ...] where the mask [L, batch] holds, else zeros."""
+    """Return `x` [L, batch, ...] where the mask [L, batch] is true, otherwise zeros."""
     return jnp.where(mask.reshape(mask.shape + (1,) * (x.ndim - 2)), x, jnp.zeros_like(x))

@@ -1,4 +1,4 @@
-"""Whether what is to be stored is what the storage was built for, leaf by leaf, with the leaf named if not."""
+"""Checks that trees to be stored match, leaf by leaf, the trees that the storage was built for."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from jaxrl.core.types import PyTree
 
 
 def problems(expected: PyTree, actual: PyTree, leading: int = 0) -> list[str]:
-    """What differs, one line a leaf; empty if nothing does.
+    """Return the differences between two trees, one line per leaf; empty if there are none.
 
     Args:
       expected: arrays or their shapes.
@@ -31,11 +31,11 @@ def problems(expected: PyTree, actual: PyTree, leading: int = 0) -> list[str]:
 
 
 def check(expected: PyTree, actual: PyTree, what: str, leading: int = 0) -> None:
-    """Raises if anything differs.
+    """Raise an error if two trees differ.
 
     Args:
-      expected, given, leading: as in `problems`.
-      what: is given, in words.
+      expected, actual, leading: as in `problems`.
+      what: name of `actual` in the error.
 
     Raises:
       ConfigError: with every leaf that differs.

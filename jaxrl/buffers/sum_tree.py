@@ -1,9 +1,9 @@
-"""Sums over many weights in a few wide levels, to draw an item with a chance proportional to its weight.
+"""Sum trees of a few wide levels, to draw items with probability proportional to their weights.
 
-Level 0 holds the weights, and each entry of the next level is the sum of `FAN` entries below. A write adds up the
-touched blocks again from what lies below them, so float32 errors never accumulate, however many writes there are.
-A draw uses a new uniform number on each level: one number of 24 bits could not tell a million items apart evenly.
-Counts in place of weights find the item of a rank.
+Level 0 holds the weights, and each entry of the next level is the sum of `FAN` entries below. A write recomputes the
+sums of the blocks that it changed from the level below, so float32 errors do not accumulate over many writes. A draw
+uses a new uniform number on each level: a single number of 24 bits is too coarse for a million items. With counts in
+place of weights, the tree finds an item by its rank.
 """
 
 from typing import Any
@@ -12,14 +12,14 @@ import jax
 import jax.numpy as jnp
 
 FAN = 16  # measured on CPU: 16 is faster than 32, 64 and 128
-TOP = 32  # the last level is at most this wide, and searched whole
-NOWHERE = 2**31 - 1  # a position that is out of range on every level, so that a write to it is dropped
+TOP = 32  # the largest width of the last level, which is searched whole
+NOWHERE = 2**31 - 1  # a position out of range on every level: writes to it are dropped
 
 Levels = tuple[jax.Array, ...]
 
 
 def widths(size: int) -> tuple[int, ...]:
-    """How wide the levels are over `size` weights, from the weights up; all but the last are multiples of FAN."""
+    """Return the widths of the levels over `size` weights, lowest first; all but the last are multiples of FAN."""
     found, width = [], size
     while width > TOP:
         found.append(-(-width // FAN) * FAN)
@@ -28,21 +28,21 @@ def widths(size: int) -> tuple[int, ...]:
 
 
 def zeros(size: int, dtype: Any = jnp.float32) -> Levels:
-    """The levels over `size` weights of 0; whole numbers are counts, to be found by their rank."""
+    """Return the levels over `size` weights of 0; an integer `dtype` is for counts, see `find`."""
     return tuple(jnp.zeros(width, dtype) for width in widths(size))
 
 
 def total(levels: Levels) -> jax.Array:
-    """The sum of all weights, a scalar."""
+    """Return the sum of all weights, a scalar."""
     return jnp.sum(levels[-1])
 
 
 def put(levels: Levels, position: jax.Array, weight: jax.Array) -> Levels:
-    """Sets weights anywhere.
+    """Set weights at any positions.
 
     Args:
       levels: of one tree.
-      position: int32 [k]; where one comes twice it must have one weight; `NOWHERE` is dropped.
+      position: int32 [k]; equal positions must have equal weights; `NOWHERE` is dropped.
       weight: float32 [k], finite and >= 0.
     """
     changed = [levels[0].at[position].set(weight, mode="drop", wrap_negative_indices=False)]
@@ -54,7 +54,7 @@ def put(levels: Levels, position: jax.Array, weight: jax.Array) -> Levels:
 
 
 def put_range(levels: Levels, start: jax.Array, weight: jax.Array, size: int) -> Levels:
-    """Sets the weights at `start`, `start + 1`, ... modulo `size`; cheaper than `put` for neighbors.
+    """Set the weights at `start`, `start + 1`, ... modulo `size`; cheaper than `put` for a range.
 
     Args:
       levels: of one tree over `size` weights.
@@ -67,7 +67,7 @@ def put_range(levels: Levels, start: jax.Array, weight: jax.Array, size: int) ->
     changed = [levels[0].at[position].set(weight, unique_indices=True)]
     for level in levels[1:]:
         blocks = changed[-1].shape[0] // FAN
-        # A partial block at either end, and at the wrap; a block too many is only added up again.
+        # Partial blocks at both ends and at the wrap; recomputing an unchanged block is harmless.
         count = min(count // FAN + 3, blocks)
         start = start // FAN
         block = (start + jnp.arange(count, dtype=jnp.int32)) % blocks
@@ -77,7 +77,7 @@ def put_range(levels: Levels, start: jax.Array, weight: jax.Array, size: int) ->
 
 
 def put_in(levels: Levels, tree: jax.Array, position: jax.Array, weight: jax.Array) -> Levels:
-    """`put` in several trees: levels [trees, ...], tree int32 [k]."""
+    """Set weights as `put` does, in several trees: levels [trees, ...], tree int32 [k]."""
     changed = [levels[0].at[tree, position].set(weight, mode="drop", wrap_negative_indices=False)]
     for level in levels[1:]:
         position = position // FAN
@@ -89,7 +89,7 @@ def put_in(levels: Levels, tree: jax.Array, position: jax.Array, weight: jax.Arr
 
 
 def draw_in(levels: Levels, tree: jax.Array, uniform: jax.Array) -> jax.Array:
-    """`draw` from several trees: levels [trees, ...], tree int32 [k], one a draw."""
+    """Draw as `draw` does, from several trees: levels [trees, ...], the tree of each draw int32 [k]."""
     position = choose(levels[-1][tree], uniform[-1])
     for level, u in zip(levels[-2::-1], uniform[-2::-1], strict=True):
         blocks = level.reshape(level.shape[0], -1, FAN)
@@ -99,7 +99,7 @@ def draw_in(levels: Levels, tree: jax.Array, uniform: jax.Array) -> jax.Array:
 
 
 def draw(levels: Levels, uniform: jax.Array) -> jax.Array:
-    """Positions drawn with a chance proportional to their weight, never one of weight 0 unless all are.
+    """Draw positions with probability proportional to their weights; never one of weight 0 unless all weights are 0.
 
     Args:
       levels: of one tree.
@@ -131,7 +131,7 @@ def before(levels: Levels, tree: jax.Array, position: jax.Array) -> jax.Array:
 def find(levels: Levels, tree: jax.Array, rank: jax.Array) -> jax.Array:
     """Return the positions [k] of the counted items of ranks [k] in trees [k], from 0: levels [trees, ...], int32.
 
-    Where there are no more than `rank` items it is some position.
+    If a tree has no more than `rank` items, the position is arbitrary but in range.
     """
     position = jnp.zeros_like(rank)
     for level in levels[::-1]:
@@ -146,20 +146,20 @@ def find(levels: Levels, tree: jax.Array, rank: jax.Array) -> jax.Array:
 
 
 def _blocks(level: jax.Array, block: jax.Array) -> jax.Array:
-    """The entries [k, FAN] of blocks [k]; of some block where out of range."""
+    """Return the entries [k, FAN] of blocks [k]; block numbers out of range are clipped."""
     return level.reshape(-1, FAN).at[block].get(mode="clip", wrap_negative_indices=False)
 
 
 def choose(weight: jax.Array, uniform: jax.Array) -> jax.Array:
-    """The column [k] of weights [k, n], or of the one row [1, n], that uniform [k] falls on."""
+    """Return the columns [k] drawn by uniform [k] from weights [k, n], or from one row [1, n] for all."""
     width = weight.shape[-1]
-    # Partial sums as a product with a triangle: twice as fast as a cumulative sum over so few columns.
+    # Partial sums by a product with a triangular matrix: for few columns, twice as fast as a cumulative sum.
     triangle = jnp.triu(jnp.ones((width, width), jnp.float32))
     sums = jnp.dot(weight, triangle, precision=jax.lax.Precision.HIGHEST)
     beyond = sums > (uniform * sums[:, -1])[:, None]
     column = jnp.arange(width, dtype=jnp.int32)[None]
-    # The first column beyond the target, of those with any weight. Rounding may leave the target at or past the last
-    # sum: then the last column with any weight, which ranks first among those not beyond.
+    # Choose the first column of nonzero weight whose sum exceeds the target. If rounding leaves the target at or past
+    # the last sum, choose the last column of nonzero weight, which has the lowest rank of the others.
     rank = jnp.where(beyond, column, 2 * width - column)
     best = jnp.min(jnp.where(weight > 0.0, rank, 2 * width), axis=-1)
     return jnp.where(best < width, best, 2 * width - best)

@@ -1,8 +1,8 @@
-"""A table of whole items, with Reverb's semantics: any sampler, any remover, items that go after so many draws.
+"""A table of whole items with Reverb's semantics: any sampler, any remover, and a limit of draws per item.
 
-For items that outlive the ring of rows they came from: the best episodes so far, demonstrations, a queue between
-stages. Inserts and draws are made one by one, each in a time that hardly depends on the capacity; a replay of raw rows
-(`jaxrl.buffers.replay`) is cheaper where its oldest-first removal will do.
+It is for items that outlive the ring of their rows: the best episodes so far, demonstrations, a queue between stages.
+Items are inserted and drawn one by one, each in a time that hardly depends on the capacity; a replay of raw rows
+(`jaxrl.buffers.replay`) is cheaper if removing the oldest first is acceptable.
 """
 
 import dataclasses
@@ -18,28 +18,28 @@ from jaxrl.core.types import PyTree
 
 
 class Key(struct.PyTreeNode):
-    """Names an item: a position, and the insertion that filled it, so that a successor is not taken for it."""
+    """The key of an item: its position and the insertion that filled it, which a later item there does not share."""
 
     position: jax.Array  # int32
     generation: jax.Array  # int32
 
 
 class TableState(struct.PyTreeNode):
-    """The items and what is known of them. One position more than items holds the newest before one is removed."""
+    """The items and their bookkeeping. The extra position holds the newest item until another is removed."""
 
     items: PyTree  # [capacity + 1, ...]
     priority: jax.Array  # [capacity + 1] float32, -1 where there is no item
-    levels: sum_tree.Levels  # over the sampler's weights; () where it does not draw by chance
-    orders: dict[str, best_tree.Levels]  # of the other rules by name, and the lowest "free" position
+    levels: sum_tree.Levels  # over the sampler's weights; () if it is not random
+    orders: dict[str, best_tree.Levels]  # of the other rules by name, and "free": the lowest free position
     generation: jax.Array  # [capacity + 1] int32, the insertion that filled the position
-    touched: jax.Array  # [capacity + 1] int32, when it was inserted or given a priority
+    touched: jax.Array  # [capacity + 1] int32, `clock` when the item was inserted or its priority set
     times_sampled: jax.Array  # [capacity + 1] int32
-    clock: jax.Array  # int32, insertions and priorities so far
-    size: jax.Array  # int32, items there are
+    clock: jax.Array  # int32, number of insertions and new priorities so far
+    size: jax.Array  # int32, number of items
 
 
 class TableSample(struct.PyTreeNode):
-    """Items drawn, `[count]`; `held` is False where the table was empty."""
+    """The sampled items, `[count]`; `held` is False where the table was empty."""
 
     items: PyTree
     key: Key
@@ -56,12 +56,12 @@ class Table:
 
     Args:
       capacity: items.
-      sampler: which item is drawn.
-      remover: which item goes when there are more than `capacity`; it may be the one just inserted. Not by chance.
-      max_times_sampled: an item goes once it was drawn so often; 0: never.
+      sampler: chooses the item that is drawn.
+      remover: chooses the item that is removed if there are more than `capacity`, possibly the newest; not random.
+      max_times_sampled: number of draws after which an item is removed; 0: no limit.
 
     Raises:
-      ConfigError: the settings make no table.
+      ConfigError: a setting is invalid.
     """
 
     capacity: int
@@ -78,7 +78,7 @@ class Table:
             raise ConfigError(f"max_times_sampled={self.max_times_sampled} must be 0 (no limit) or more")
 
     def init(self, example: PyTree) -> TableState:
-        """An empty table for items like `example` (no leading axis), or their shapes."""
+        """Return an empty table for items like `example` (no leading axis), or their shapes."""
         positions = self.capacity + 1
         return TableState(
             items=jax.tree.map(lambda x: jnp.zeros((positions, *x.shape), x.dtype), example),
@@ -93,7 +93,7 @@ class Table:
         )
 
     def insert(self, state: TableState, items: PyTree, priorities: jax.Array) -> tuple[TableState, Key]:
-        """Inserts items in turn; past the capacity, the remover's choice goes after each.
+        """Insert items in turn; while the table is full, each insertion removes the item that the remover chooses.
 
         Args:
           state: the table.
@@ -101,7 +101,7 @@ class Table:
           priorities: float32 [count]; an item whose priority is NaN, infinite or negative is not inserted.
 
         Returns:
-          The table, and the items' keys; the generation of one that was refused is 0.
+          The table, and the items' keys; those of items that were not inserted have generation 0.
         """
 
         def one(state, pair):
@@ -127,7 +127,7 @@ class Table:
         return jax.lax.scan(one, state, (items, priorities.astype(jnp.float32)))
 
     def sample(self, state: TableState, key: jax.Array, count: int) -> tuple[TableState, TableSample]:
-        """Draws `count` items in turn; one that reaches `max_times_sampled` is gone for the next."""
+        """Draw `count` items in turn; an item that reaches `max_times_sampled` is removed before the next draw."""
 
         def one(state, key):
             size = state.size
@@ -161,12 +161,11 @@ class Table:
         return after.replace(items=state.items), drawn.replace(items=items)
 
     def update_priorities(self, state: TableState, keys: Key, priorities: jax.Array) -> TableState:
-        """Gives items new priorities in turn; dropped where the item is gone or the priority unacceptable."""
-
+        """Set items' priorities in turn; those of removed items, and NaN, infinite or negative ones, are dropped."""
         priorities = priorities.astype(jnp.float32)
         live = self._live(state, keys) & samplers.acceptable(priorities)
         turn = jnp.cumsum(live.astype(jnp.int32), dtype=jnp.int32)
-        # The last of those for one item, found without a loop: of writes to one place any could be the last.
+        # Find the last priority for each item without a loop: the order of writes to one position is undefined.
         where = jnp.where(live, keys.position, sum_tree.NOWHERE)
         touched = state.touched.at[where].set(0, mode="drop").at[where].max(turn, mode="drop")
         where = jnp.where(live & (touched[keys.position] == turn), where, sum_tree.NOWHERE)
@@ -179,11 +178,11 @@ class Table:
 
     @property
     def _rules(self):
-        """Return the rules that go by an order, by name."""
+        """The rules that are not random, by name."""
         return {type(rule).__name__: rule for rule in (self.sampler, self.remover) if not samplers.by_chance(rule)}
 
     def _put(self, state, where, priority, changed):
-        """Set priorities [k] at positions [k], and have it known to the orders that it changes."""
+        """Set priorities [k] at positions [k], and update the orders named in `changed`."""
         levels, orders = state.levels, dict(state.orders)
         if levels:
             levels = sum_tree.put(levels, where, samplers.weight(self.sampler, priority))
@@ -201,7 +200,7 @@ class Table:
         return best_tree.best(state.orders[name], 1, self.capacity + 1, self._ranks(state, name))[0]
 
     def _ranks(self, state, name):
-        """Return what items are compared by: to be chosen by a rule, or whether their position is free."""
+        """Return the function of the items' ranks under a rule, or, for "free", of whether positions are free."""
 
         def ranks(_, position):
             priority = state.priority[position]

@@ -1,9 +1,9 @@
-"""A replay of whole items, n-step transitions or sequences, by Reverb's rules of which is drawn and which goes.
+"""A replay of whole items, n-step transitions or sequences, with Reverb's samplers and removers.
 
-Rows of the last rollouts wait in a short ring until what follows them is there; then each begins an item, which is
-stored by itself. So an item does not go with the oldest rows, and the remover says which one does. It costs memory (an
-observation is in as many items as it is part of) and time: items are inserted and drawn one by one. A ring has neither
-cost.
+Rows of the last rollouts wait in a short ring until the rows after them arrive; then each begins an item, which is
+stored separately. So the remover, not the age of the rows, decides which items are removed. This costs memory (an
+observation is stored in every item that contains it) and time, as items are inserted and drawn one by one. A ring has
+neither cost.
 """
 
 import dataclasses
@@ -24,24 +24,24 @@ from jaxrl.core.types import Counter, Metrics, PyTree, SampleInfo, Trajectory, T
 
 
 class Item(struct.PyTreeNode):
-    """What the table holds of each, `[items, ...]`."""
+    """The table's items, `[items, ...]`."""
 
-    batch: PyTree  # a batch, whose leaves begin with the items; no `sample_info`, and weights as if without burn-in
+    batch: PyTree  # a batch with leading axes of items; without `sample_info`, and with weights as without burn-in
     column: jax.Array  # int32, its environment
-    step: jax.Array  # uint32, of its environment at its first row
-    truncated: jax.Array  # bool, whether the episode was truncated at the end of a transition
+    step: jax.Array  # uint32, the step of its first row in its environment
+    truncated: jax.Array  # bool, whether the episode was truncated at the end of the transition
     stamp: jax.Array  # int32: `updates` when it was inserted
 
 
 class TableRows(struct.PyTreeNode):
-    """What sampling only reads."""
+    """The part of a replay's state that sampling only reads."""
 
-    recent: Ring  # the rows that items are made of
+    recent: Ring  # the rows of the next items
     items: Item  # [shards, positions, ...]
 
 
 class TableIndex(struct.PyTreeNode):
-    """What sampling and new priorities change."""
+    """The part of a replay's state that sampling and new priorities change."""
 
     tables: TableState  # [shards, ...], without the items
     largest: jax.Array  # [shards] float32, the largest priority ever given
@@ -53,29 +53,30 @@ class TableIndex(struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class TableReplay:
-    """A source's items in a `Table` of each shard; a `jaxrl.buffers.replay.Buffer`.
+    """A `jaxrl.buffers.replay.Buffer` that stores a source's items in one `Table` per shard.
 
-    Every shard gives an equal part of a batch, whatever its priorities, and holds an equal part of the capacity.
+    Every shard contributes an equal part of a batch, regardless of its priorities, and has an equal part of the
+    capacity.
 
     Args:
-      rules: of the source: what an item is, and where it begins.
+      rules: the source's `ReplayBuffer`, which defines the items and where they begin.
     """
 
     rules: ReplayBuffer
 
     @property
     def name(self) -> str:
-        """Of the source."""
+        """The name of the source."""
         return self.rules.name
 
     @property
     def source(self) -> Replay:
-        """What is stored, and how it is drawn."""
+        """The source: what is stored, and how it is sampled."""
         return self.rules.source
 
     @property
     def _table(self) -> Table:
-        """Of one shard."""
+        """The table of one shard."""
         source = self.source
         remover = source.remover or Fifo()
         return Table(source.capacity // self.rules.shards, source.sampler, remover, source.max_times_sampled)
@@ -83,7 +84,7 @@ class TableReplay:
     def init(self, rows: Trajectory, carry: PyTree) -> ReplayState:
         rules, length, shards = self.rules, self.rules.rollout_length, self.rules.shards
         slots = -(-(rules.lookback + length + rules.lookahead) // length) * length
-        # A ring that holds no more than what the next items are made of.
+        # A ring that holds only the rows of the next items.
         short = dataclasses.replace(rules.storage, capacity=slots * rules.num_envs)
         recent = dataclasses.replace(rules, storage=short).init(rows, carry).ring
         item = jax.eval_shape(lambda rows: self._made(rows, jnp.int32(0), jnp.zeros((1, 1), jnp.int32))[0], recent)
@@ -106,7 +107,7 @@ class TableReplay:
         return ReplayState(rows, TableIndex(shards, shards, shards, everywhere, everywhere, everywhere))
 
     def add(self, state: ReplayState, rows: Trajectory, carry: PyTree) -> ReplayState:
-        """Stores one rollout, rows `[T, B, ...]`, and inserts the items whose last row is there now, oldest first."""
+        """Store one rollout, rows `[T, B, ...]`, and insert the items that it completes, oldest first."""
         rules, idx, shards = self.rules, state.index, self.rules.replicas.shards
         length, ahead = rules.rollout_length, rules.lookahead
         recent = ring.add(state.ring.recent, rules.storage.select(rows), carry if rules.storage.carries else ())
@@ -131,9 +132,9 @@ class TableReplay:
         return ReplayState(TableRows(recent, tables.items), idx)
 
     def _made(self, recent: Ring, start: jax.Array, position: jax.Array) -> tuple[Item, jax.Array]:
-        """The items that begin at positions [shards, n] of the rows from slot `start` on, and their slots.
+        """Return the items that begin at positions [shards, n] of the rows from slot `start` on, and their slots.
 
-        A position is that of `index.by_shard`. Steps and stamps are left at 0, and columns are those here.
+        Positions are ordered as in `index.by_shard`. Steps and stamps are 0, and columns are numbered on this device.
         """
         columns = recent.columns // position.shape[0]
         shard = jnp.arange(position.shape[0], dtype=jnp.int32)[:, None]
@@ -155,7 +156,7 @@ class TableReplay:
         return Item(batch, column, step, truncated, stamp), slot
 
     def sample(self, state: ReplayState, key: jax.Array) -> tuple[ReplayState, Batch]:
-        """Sample this device's share of a batch, an equal part from every shard."""
+        """Sample this device's part of a batch, equally from every shard."""
         rules, rows, idx, source = self.rules, state.ring, state.index, self.source
         shards, count = rules.replicas.shards, source.batch_size // rules.shards
         shard = rules.replicas.first_shard + jnp.arange(shards, dtype=jnp.int32)
@@ -194,9 +195,9 @@ class TableReplay:
         return ReplayState(rows, idx), batch.replace(sample_info=info)
 
     def update_priorities(self, state: ReplayState, info: SampleInfo, priorities: jax.Array) -> ReplayState:
-        """Gives the drawn items new priorities [batch]: in turn, so that of an item that comes twice the last counts.
+        """Set the priorities [batch] of sampled items in turn; of two for one item, the last applies.
 
-        Those for items that are gone are dropped.
+        Those for items that were removed are dropped.
         """
         idx, shards = state.index, self.rules.replicas.shards
         key = Key(info.position % (self._table.capacity + 1), info.step.astype(jnp.int32))
@@ -220,13 +221,13 @@ class TableReplay:
 
 
 def _sample_info(chance: jax.Array) -> SampleInfo:
-    """What a sequence is gathered with: only the chance counts."""
+    """Return placeholder statistics with this probability, the only field that `sequences.gather` reads."""
     none, steps = jnp.zeros(chance.shape, jnp.int32), jnp.zeros(chance.shape, jnp.uint32)
     return SampleInfo(none, steps, chance, chance, chance, none, none, none)
 
 
 def _by_item(batch: Batch, change: Callable[[int], Callable[[jax.Array], jax.Array]]) -> Batch:
-    """Every leaf changed by `change` of the axis of a batch along which items lie."""
+    """Map every leaf of a batch by `change(axis)`, where `axis` is the axis of the items."""
     if isinstance(batch, TransitionBatch):
         return jax.tree.map(change(0), batch)
     over_time = {name: jax.tree.map(change(1), getattr(batch, name)) for name in ("rows", "timesteps", "mask")}
@@ -234,5 +235,5 @@ def _by_item(batch: Batch, change: Callable[[int], Callable[[jax.Array], jax.Arr
 
 
 def _rest(x: jax.Array, axis: int) -> tuple[int, ...]:
-    """The shape without the axis."""
+    """Return the shape of `x` without the axis."""
     return (*x.shape[:axis], *x.shape[axis + 1 :])

@@ -1,4 +1,4 @@
-"""A view: n-step transitions over the rows of a ring, right at both ends of an episode and where it was cut off."""
+"""A view of n-step transitions over the rows of a ring, correct at terminations and truncations."""
 
 import jax
 import jax.numpy as jnp
@@ -10,23 +10,23 @@ from jaxrl.core.types import TransitionBatch
 
 
 def eligible(ring: Ring, slot: jax.Array, column: jax.Array) -> jax.Array:
-    """Whether a transition may begin at rows, bool [...]: at all that count. The row after each must be stored."""
+    """Return whether a transition may begin at rows, bool [...]; their next rows must be stored."""
     return ring.take(ring.rows.weight, slot, column)
 
 
 def gather(
     ring: Ring, slot: jax.Array, column: jax.Array, n_step: int, frame_stack: FrameStack | None
 ) -> TransitionBatch:
-    """The n-step transitions that begin at the given rows; nothing is stored twice.
+    """Return the n-step transitions that begin at the given rows, assembled from the ring.
 
     Args:
       ring: the rows.
-      slot, column: where they begin, int32 [batch]; the n following slots hold rows.
-      n_step: n, the most rewards of a transition.
-      frame_stack: how observations are stored.
+      slot, column: of the first rows, int32 [batch]; the n following slots hold rows.
+      n_step: n, the largest number of rewards of a transition.
+      frame_stack: how frames are stacked; None: observations are stored whole.
 
     Returns:
-      Them, leaves `[batch, ...]`, with `sample_info` None.
+      A batch with leaves `[batch, ...]`, whose `sample_info` is None.
     """
     rows = ring.rows
     alive = weight = eligible(ring, slot, column)
@@ -34,7 +34,7 @@ def gather(
     bootstrap = jnp.ones(slot.shape, bool if rows.discount is None else jnp.float32)
     for k in range(n_step):
         if k:
-            # A row that does not count here has lost its successor: bootstrap from its observation.
+            # A row of weight 0 here has no valid next row: bootstrap from its observation.
             alive = alive & ring.take(rows.weight, slot + k, column)
         rewards.append(jnp.where(alive, ring.take(rows.reward, slot + k, column), 0.0))
         steps = steps + alive.astype(jnp.int32)
@@ -49,7 +49,7 @@ def gather(
     def at(leaves, where):
         return ring.take(leaves, where, column)
 
-    # Where the episode ends on the way, `steps` stops there, and the row it points to is the true last observation.
+    # If the episode ends earlier, `steps` stops there, at the row of the true last observation.
     return TransitionBatch(
         observation=frames.observation(ring, slot, column, frame_stack),
         action=at(rows.action, slot),

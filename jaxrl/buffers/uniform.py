@@ -1,4 +1,4 @@
-"""Uniform draws among rows that are all alike: nothing is kept about them, a draw looks whether a row counts."""
+"""Uniform sampling of rows by rejection: without an index, each draw checks that its row has nonzero weight."""
 
 import jax
 import jax.numpy as jnp
@@ -12,29 +12,29 @@ _TRIES = 4
 def draw(
     ring: Ring, key: jax.Array, shard: jax.Array, count: int, lookback: int, lookahead: int, shards: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Draws rows that a transition may begin at, `count` from every shard.
+    """Draw rows at which a transition may begin, `count` from every shard.
 
-    Of a dataset every transition has the same chance, over all shards. Of a run's own rows every one of a shard has: a
-    draw that meets a row that does not count, such as an episode's last observation, tries again three times; what is
-    left has nothing to learn from.
+    All transitions of a dataset are equally likely, over all shards. Of a run's own rows, those of a shard are equally
+    likely: a draw of a row of weight 0, such as an episode's last observation, is repeated up to three times, and then
+    returns a row that is not learned from.
 
     Args:
-      ring: the rows; its environments are the shards' one after another.
+      ring: the rows, whose environments are ordered by shard.
       key: for all devices.
       shard: int32 [shards], the numbers of the logical shards here.
       count: static.
-      lookback, lookahead: rows before and after that an item reads, static.
-      shards: over all devices, static; as many as a dataset has columns.
+      lookback, lookahead: rows before and after its first that an item reads, static.
+      shards: over all devices, static; equal to the number of columns of a dataset.
 
     Returns:
-      Positions int32 [shards, count], and whether the row counts, bool.
+      Positions int32 [shards, count], and whether a transition begins there, bool.
     """
-    if ring.parts is not None:  # each has a position for every slot
+    if ring.parts is not None:  # a dataset: one column per shard, so slots are positions
         number = below(bits(key, shard, count), ring.parts.total)
         at = (ring.parts.offset[:, None] + number) // shards
         return jnp.take_along_axis(ring.parts.slot, at, axis=1), jnp.ones(at.shape, bool)
     columns = ring.columns // shard.shape[0]
-    # The newest rows have no complete future yet, and a full ring's oldest have lost what came before them.
+    # The newest rows lack the rows after them, and a full ring's oldest rows lack those before them.
     oldest = jnp.where(ring.filled == ring.slots, lookback, 0) if lookback else jnp.int32(0)
     room = jnp.maximum(ring.filled - lookahead - oldest, 1)
 
@@ -51,7 +51,7 @@ def draw(
 
 
 def bits(key: jax.Array, shard: jax.Array, count: int) -> jax.Array:
-    """Random bits for each shard, the same however many are asked for here: one pass of the generator for all.
+    """Return random bits for each shard, which do not depend on the other shards here; one call of the generator.
 
     Args:
       key: for all devices.
@@ -61,29 +61,30 @@ def bits(key: jax.Array, shard: jax.Array, count: int) -> jax.Array:
     Returns:
       uint32 [shards, count].
     """
-    half = -(-count // 2)  # a folded key is two words
+    half = -(-count // 2)  # a folded key has two words
     number = shard.astype(jnp.uint32)[:, None] * jnp.uint32(half) + jnp.arange(half, dtype=jnp.uint32)[None]
     words = jax.vmap(lambda n: jax.random.key_data(jax.random.fold_in(key, n)))(number.reshape(-1))
     return words.reshape(shard.shape[0], -1)[:, :count]
 
 
 def mixed(bits: jax.Array) -> jax.Array:
-    """Other bits from bits [...], uint32, one to one: a hash (lowbias32 of C. Wellons' prospector), not a generator."""
-    x = bits + jnp.uint32(0x9E3779B9)  # 0 would stay 0
+    """Hash bits [...], uint32, one to one (lowbias32 of C. Wellons' prospector); it is not a random generator."""
+    x = bits + jnp.uint32(0x9E3779B9)  # otherwise 0 would stay 0
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
     return x ^ (x >> 16)
 
 
 def unit(bits: jax.Array) -> jax.Array:
-    """float32 in [0, 1) from bits, in steps of 2^-24."""
+    """Convert bits to float32 in [0, 1), in steps of 2^-24."""
     return (bits >> 8).astype(jnp.float32) * 2.0**-24
 
 
 def below(bits: jax.Array, limit: jax.Array) -> jax.Array:
-    """Integers in [0, limit) from random bits: the high word of their product, so uneven by limit / 2^32 at most.
+    """Convert random bits to integers in [0, limit), by the high word of their product with the limit.
 
-    Half the random numbers that `jax.random.randint` needs, and no division.
+    Probabilities are uneven by at most limit / 2^32. It needs half the random numbers of `jax.random.randint`, and no
+    division.
 
     Args:
       bits: uint32 [...].
