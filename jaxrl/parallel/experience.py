@@ -1,7 +1,7 @@
-"""Where batches come from: what a run lived through itself, a dataset, or some of both.
+"""The sources of batches: a run's own experience, a dataset, or a mixture of both.
 
-The dataset's fraction says how much of every batch comes from it: 0 without one, 1 where there is no environment. A
-source that a dataset alone can serve gets all of its batch from it, whatever the fraction.
+`dataset_fraction` is the fraction of every batch that comes from the dataset: 0 without a dataset, 1 without an
+environment. A `Dataset` source takes its whole batch from the dataset, regardless of the fraction.
 """
 
 import dataclasses
@@ -31,18 +31,18 @@ from jaxrl.parallel.rollout import executed, rollout_length
 
 @dataclasses.dataclass(frozen=True)
 class Experience:
-    """What an algorithm learns from in one run: its replays and a dataset, bound to their rules; pure functions.
+    """The data that an algorithm learns from in one run: its replays and a dataset; its functions are pure.
 
-    States are `ReplayState`s by name; a part that comes from the dataset has the name of `of_dataset`, and its ring is
-    not part of its state: nothing writes to it, and no checkpoint holds it.
+    States are `ReplayState`s by name; a part that comes from the dataset is named by `of_dataset`, and its ring is not
+    in its state: nothing writes to the ring, and checkpoints do not contain it.
 
     Args:
-      algo: gives the sources. With its schedules resolved where batches are drawn.
+      algo: its `experience` defines the sources. For sampling, its schedules have to be resolved.
       spec: of the environment.
       num_envs: environments over all devices.
       shards: logical shards over all devices.
-      dataset_fraction: of every batch of a `Replay` that comes from a dataset.
-      replicas: the devices, where rows are stored and drawn.
+      dataset_fraction: of every batch of a `Replay`, the fraction that comes from a dataset.
+      replicas: the devices that store and sample rows.
     """
 
     algo: Algorithm
@@ -54,7 +54,7 @@ class Experience:
 
     @cached_property
     def online_sources(self) -> dict[str, Replay]:
-        """Return the sources sampled from the run's own replay, with their part of a batch."""
+        """The sources sampled from the run's own replay, with their part of a batch as the batch size."""
         if self.dataset_fraction == 1.0:
             return {}
         return {
@@ -65,7 +65,7 @@ class Experience:
 
     @cached_property
     def dataset_sources(self) -> dict[str, Replay]:
-        """Return the sources sampled from a dataset, with their part of a batch."""
+        """The sources sampled from a dataset, with their part of a batch as the batch size."""
         found = {}
         for name, source in self.algo.experience.items():
             if isinstance(source, Dataset):
@@ -75,13 +75,13 @@ class Experience:
         return found
 
     def items_of_dataset(self, source: Replay) -> int:
-        """Return the number of a batch's items from the dataset: its fraction, rounded, and at least one of either."""
+        """Return the number of a batch's items from the dataset, rounded; a mixture has at least one of each kind."""
         least = 0 if self.dataset_fraction in (0.0, 1.0) else 1
         return min(max(round(source.batch_size * self.dataset_fraction), least), source.batch_size - least)
 
     @cached_property
     def online(self) -> dict[str, Buffer]:
-        """The replays of what the run lives through, by source."""
+        """The replays of the run's own experience, by source."""
         length = rollout_length(self.algo)
         rings = {name: source for name, source in self.online_sources.items() if source.storage != "flashbax"}
         others = {
@@ -95,12 +95,12 @@ class Experience:
 
     @cached_property
     def dataset(self) -> dict[str, ReplayBuffer]:
-        """The replays of what a dataset holds, by the name of their state."""
+        """The replays of the dataset, by the name of their state."""
         return {of_dataset(name): buffer for name, buffer in self._bound(self.dataset_sources, 1).items()}
 
     @cached_property
     def buffers(self) -> dict[str, Buffer]:
-        """All that an update draws from, by the name of its state."""
+        """All replays that an update samples from, by the name of their state."""
         return {**self.online, **self.dataset}
 
     @cached_property
@@ -133,7 +133,7 @@ class Experience:
 
     @property
     def updates_per_iteration(self) -> Fraction:
-        """Updates of an iteration on average, the most that any replay asks for; 1 where there is none."""
+        """The mean number of updates per iteration, set by the replay with the largest ratio; 1 without a replay."""
         ratios = [source.replay_ratio for source in self.online_sources.values()]
         if not ratios:
             return Fraction(1)
@@ -141,17 +141,17 @@ class Experience:
 
     @property
     def samples_per_update(self) -> int:
-        """Transitions that an update draws from what the run lived through, over all devices."""
+        """The number of transitions of the run's own experience that an update samples, over all devices."""
         return sum(source.batch_size * source.transitions for source in self.online_sources.values())
 
     def updates_now(self, steps_per_env: Counter) -> int | jax.Array:
-        """Updates of the iteration that brought every environment to `steps_per_env` steps."""
+        """Return the number of updates of the iteration after which every environment has `steps_per_env` steps."""
         return replay_ratio.updates_now(self.updates_per_iteration, steps_per_env, rollout_length(self.algo))
 
     # --- before anything is compiled -----------------------------------------------------------------------------
 
     def problems(self) -> list[str]:
-        """Why these sources cannot be served; empty if they can."""
+        """Return the problems of the sources with this setup, one line each; empty if all can be built."""
         found = checks.source_problems(self.online_sources, self.num_envs, rollout_length(self.algo), self.shards)
         found += checks.source_problems(self.dataset_sources, self.num_envs, 1, self.shards)
         for source in self.online_sources.values():
@@ -181,7 +181,7 @@ class Experience:
         return [f"{type(self.algo).__name__} {line}" for line in found]
 
     def partition(self, axis: str) -> dict[str, ReplayState]:
-        """How states lie on a mesh whose axis `axis` shards the environments: a prefix tree of partition specs."""
+        """Return the states' partition specs, prefix trees, on a mesh whose axis `axis` shards the environments."""
         online = {name: buffer.partition(axis) for name, buffer in (self.online | self.episodes).items()}
         dataset = {name: buffer.partition(axis).replace(ring=None) for name, buffer in self.dataset.items()}
         return online | dataset
@@ -189,11 +189,11 @@ class Experience:
     # --- a run ---------------------------------------------------------------------------------------------------
 
     def empty(self, rollout: Rollout, dataset: Rings | None = None) -> dict[str, ReplayState]:
-        """An empty buffer for each source that keeps one, and an index for each that draws from a dataset; pure.
+        """Return an empty buffer for each source that has one, and an index for each that samples from a dataset; pure.
 
         Args:
           rollout: an example of all environments, or its shapes.
-          dataset: its rings, by name.
+          dataset: the dataset's rings, by name.
         """
         rows = jax.eval_shape(lambda x: x.rows, rollout)
         online = {name: buffer.init(rows, rollout.carry) for name, buffer in self.online.items()}
@@ -201,14 +201,14 @@ class Experience:
         return online | episodes | self.dataset_indices(dataset or {})
 
     def dataset_indices(self, dataset: Rings) -> dict[str, ReplayState]:
-        """An index for each source that draws from a dataset; pure."""
+        """Return an index for each source that samples from a dataset; pure."""
         return {
             name: ReplayState(None, fixed.index_of(buffer, dataset[self._ring(name)]))
             for name, buffer in self.dataset.items()
         }
 
     def store(self, states: Mapping[str, ReplayState], rollout: Rollout) -> dict[str, ReplayState]:
-        """Stores a rollout of this device's environments."""
+        """Store a rollout of this device's environments."""
         rows, carry = executed(rollout.rows, self.spec), rollout.carry
         rings = {name: buffer for name, buffer in self.online.items() if isinstance(buffer, ReplayBuffer)}
         stored = replay.add(rings, {name: states[name] for name in rings}, rows, carry) if rings else {}
@@ -218,14 +218,14 @@ class Experience:
         return dict(states) | stored
 
     def rings(self, states: Mapping[str, ReplayState], dataset: Rings | None) -> dict[str, Ring]:
-        """What every buffer draws from, by the name of its state."""
+        """Return the ring that each buffer samples from, by the name of its state."""
         stored = {name: state.ring for name, state in states.items() if state.ring is not None} | dict(dataset or {})
         return {name: stored[self._ring(name)] for name in self.buffers} | {
             name: stored[name] for name in self.episodes
         }
 
     def _ring(self, name: str) -> str:
-        """The name of the ring that the buffer `name` draws from."""
+        """Return the name of the ring that the buffer `name` samples from."""
         over = self.buffers[name].source.over
         if over is None:
             return name
@@ -234,7 +234,7 @@ class Experience:
     def sample(
         self, states: Mapping[str, ReplayState], key: jax.Array, number: jax.Array
     ) -> tuple[dict[str, ReplayState], dict[str, Batch]]:
-        """The batches of one update.
+        """Sample the batches of one update.
 
         Args:
           states: with their rings.
@@ -242,7 +242,7 @@ class Experience:
           number: of the update in this round, int32.
 
         Returns:
-          The states, and a batch for each source, of which this device has its part.
+          The states, and this device's part of a batch for each source.
         """
         states, parts = dict(states), {}
         for place, (name, buffer) in enumerate(self.buffers.items()):
@@ -252,20 +252,20 @@ class Experience:
         return states, {name: join(found, self.replicas.shards) for name, found in parts.items()}
 
     def complete_batches(self, states: Mapping[str, ReplayState]) -> jax.Array:
-        """How many updates there are enough whole episodes for, int32."""
+        """Return the number of updates for which there are enough whole episodes, int32."""
         least = [buffer.batches(states[name]) for name, buffer in self.episodes.items()]
         return functools.reduce(jnp.minimum, least)
 
     def take(
         self, states: Mapping[str, ReplayState], rollouts: Mapping[str, Rollout]
     ) -> tuple[dict[str, ReplayState], dict[str, Rollout]]:
-        """The batches of whole episodes of one update, and the states without them; `rollouts` are the last ones."""
+        """Remove the whole episodes of one update from the states, and return both; `rollouts` are the last ones."""
         taken = {name: buffer.take(states[name], rollouts[name]) for name, buffer in self.episodes.items()}
         after = {name: state for name, (state, _) in taken.items()}
         return dict(states) | after, {name: batch for name, (_, batch) in taken.items()}
 
     def cut_to_length[T](self, learn: Callable[[dict[str, Any]], T], batches: dict[str, Any]) -> T:
-        """`learn` from the batches of all sources, those of whole episodes without most rows that do not count."""
+        """Call `learn` with the batches of all sources, those of whole episodes cut to a sufficient length."""
         for name, buffer in self.episodes.items():
             learn = functools.partial(_with_one_cut, learn, name, buffer)
         return learn(batches)
@@ -273,19 +273,19 @@ class Experience:
     def update_priorities(
         self, states: Mapping[str, ReplayState], batches: Mapping[str, Batch], priorities: Mapping[str, jax.Array]
     ) -> dict[str, ReplayState]:
-        """Gives the items of each source's batch new priorities [batch], in the replay that each item came from."""
+        """Set the priorities [batch] of the items of each source's batch, in the replay that each item came from."""
         states = dict(states)
         for source, values in priorities.items():
             drawn = batches[source].sample_info
-            assert drawn is not None  # of every batch that a replay gives
+            assert drawn is not None  # every batch of a replay has it
             for name, (info, part) in self._parts(source, drawn, values).items():
-                # A dataset's part has no priorities where the other's are for items that come and go.
+                # The dataset's part has no priorities if the sampler only orders items that are added and removed.
                 if name in self.online or not index.dense(self.buffers[name].source):
                     states[name] = self.buffers[name].update_priorities(states[name], info, part)
         return states
 
     def statistics(self, states: Mapping[str, ReplayState], batches: Mapping[str, Batch]) -> Metrics:
-        """Figures of every replay and of what was drawn from it, over all devices: float32 scalars."""
+        """Return statistics of every replay and of its last batch, over all devices: float32 scalars."""
         metrics = {}
         for source, batch in batches.items():
             assert batch.sample_info is not None
@@ -295,7 +295,7 @@ class Experience:
         return metrics
 
     def _parts(self, source: str, info: SampleInfo, values: PyTree) -> dict[str, tuple[SampleInfo, PyTree]]:
-        """Return each buffer's part of `info` and `values`, leaves [batch], of the batch of `source`."""
+        """Return each buffer's part of `info` and `values`, leaves [batch], for the batch of `source`."""
         names = [name for name, buffer in self.buffers.items() if buffer.name == source]
         sizes = [self.buffers[name].source.batch_size // self.replicas.devices for name in names]
         return dict(zip(names, split((info, values), sizes, self.replicas.shards), strict=True))
@@ -306,23 +306,23 @@ def _with_one_cut(learn, name, buffer, batches):
 
 
 def of_dataset(name: str) -> str:
-    """The name of the state of a source's part that comes from the dataset."""
+    """Return the name of the state of a source's part that comes from the dataset."""
     return f"{name}_dataset"
 
 
 def has_separate_dataset(algo: Algorithm) -> bool:
-    """Whether an algorithm learns from demonstrations and from its own experience, each with a source of its own."""
+    """Return whether an algorithm learns from demonstrations and from its own experience, as separate sources."""
     sources = algo.experience.values()
     return any(isinstance(x, Dataset) for x in sources) and any(isinstance(x, Replay) for x in sources)
 
 
 def learns_from_dataset(algo: Algorithm) -> bool:
-    """Whether an algorithm has a source that a dataset alone can serve."""
+    """Return whether an algorithm has a source that only a dataset can provide."""
     return any(isinstance(source, Dataset) for source in algo.experience.values())
 
 
 def deciding_settings(algo: Algorithm, holds: Callable[[Algorithm], bool]) -> dict[str, Any]:
-    """The settings of `algo` any of which, left at its default, ends what `holds` of it; empty if it always does."""
+    """Return the settings of `algo` each of which, reset to its default, makes `holds` false; empty if none does."""
     defaults = {
         field.name: field.default
         for field in dataclasses.fields(algo)
@@ -336,7 +336,7 @@ def deciding_settings(algo: Algorithm, holds: Callable[[Algorithm], bool]) -> di
 
 
 def dataset_settings(algo: Algorithm) -> dict[str, Any]:
-    """The settings without which `algo`, which learns from a dataset, would need none; empty if it always does."""
+    """Return the settings that make `algo` learn from a dataset; empty if it does with any settings."""
     return deciding_settings(algo, learns_from_dataset)
 
 
@@ -345,7 +345,7 @@ def _stores_extras(algo: Algorithm) -> bool:
 
 
 def dataset_problems(algo: Algorithm, spec: EnvSpec, dataset_fraction: float, *, dataset: bool) -> list[str]:
-    """Why `algo` cannot learn with or without a dataset; one line each."""
+    """Return the reasons why `algo` cannot learn with, or without, a dataset, one line each; empty if it can."""
     kind, sources = type(algo).__name__, algo.experience.values()
     if not dataset:
         if not learns_from_dataset(algo):
@@ -385,6 +385,6 @@ def dataset_problems(algo: Algorithm, spec: EnvSpec, dataset_fraction: float, *,
 
 
 def _needs_inserts(source: Replay) -> bool:
-    """Whether what a replay is asked for means something only where items are added while it learns."""
+    """Return whether a replay's settings only have a meaning if items are added during training."""
     in_turn = not isinstance(source.sampler, Uniform | Prioritized)
     return in_turn or bool(source.max_times_sampled) or source.storage == "table" or index.bounded(source)

@@ -23,7 +23,7 @@ from jaxrl.core.errors import MissingExtraError, RunDirectoryError
 from jaxrl.data.tfrecord import TfRecordWriter
 from jaxrl.run.run_status import is_number
 
-_MOST_WAITING = 10_000  # rows for a logger that fails
+_MOST_WAITING = 10_000  # rows that a failing logger has not accepted yet
 _LONGEST_PAUSE = 64  # rows between two attempts
 _MOST_REFUSALS = 5  # failed attempts in a row; from then on, the number of rows tried in one attempt
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -126,15 +126,15 @@ class CSVLogger:
 
 
 class TensorBoardLogger:
-    """TensorBoard events, in the messages of tensorboardX.
+    """A logger of TensorBoard events, which are messages of tensorboardX.
 
-    Not by its SummaryWriter: its `flush` does not wait for queued rows, and on a full disk its thread dies and writing
+    It does not use SummaryWriter: its `flush` does not wait for queued rows, and on a full disk its thread dies and writing
     blocks.
 
     Args:
-      directory: where the event files go.
-      resumed_at: the step that a resumed run starts from; what an earlier run wrote later than that is hidden.
-      config: of the run; its numbers and words are the hyperparameters that the viewer compares runs by.
+      directory: the directory of the event files.
+      resumed_at: the step that a resumed run starts from; the viewer hides later events of the earlier run.
+      config: of the run; its numbers and strings are the hyperparameters by which the viewer compares runs.
     """
 
     def __init__(
@@ -146,16 +146,16 @@ class TensorBoardLogger:
     ):
         self._directory, self._config = files.expand(directory), config
         self._purge = None if resumed_at is None else resumed_at + 1
-        self._file: TfRecordWriter | None = None  # opened by the first row, and anew after a failure
+        self._file: TfRecordWriter | None = None  # opened by the first row, and again after a failure
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        from tensorboardX import summary  # before the first row, its import has time
+        from tensorboardX import summary  # a deferred import does not delay the start
 
         finite = {name: float(x) for name, x in metrics.items() if x is not None and math.isfinite(x)}
         self._write(_event(step, [value for name, x in finite.items() for value in summary.scalar(name, x).value]))
 
     def show(self, step: int, video: Path) -> None:
-        """Writes a GIF as an image, which the viewer plays."""
+        """Write a GIF as an image, which the viewer plays."""
         from tensorboardX.proto.summary_pb2 import Summary  # ty: ignore[missing-module-member]  # made at run time
 
         data = video.read_bytes()
@@ -185,7 +185,7 @@ class TensorBoardLogger:
         from tensorboardX.proto.event_pb2 import Event, SessionLog  # ty: ignore[missing-module-member]  # likewise
 
         self._directory.mkdir(exist_ok=True)
-        earlier = len(list(self._directory.glob("events.out.tfevents.*")))  # the names have whole seconds only
+        earlier = len(list(self._directory.glob("events.out.tfevents.*")))  # names are unique per second only
         now = time.time()
         path = self._directory / f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{earlier}"
         file = TfRecordWriter(path)
@@ -207,7 +207,7 @@ def _event(step: int, values: Sequence[Any]) -> bytes:
 
 
 def _hyperparameters(config: Mapping[str, Any]) -> Sequence[Any]:
-    """What TensorBoard's page of hyperparameters needs to know of a run: its settings, and what to compare."""
+    """Return the summaries for TensorBoard's hyperparameter page: a run's settings and the metrics to compare."""
     from tensorboardX import summary
 
     flat = {name: value for name, value in flatten(config).items() if isinstance(value, bool | int | float | str)}
@@ -217,22 +217,22 @@ def _hyperparameters(config: Mapping[str, Any]) -> Sequence[Any]:
 
 
 class WandbLogger:
-    """A run of Weights & Biases that does not end any other.
+    """A logger to a run of Weights & Biases, which leaves other open runs untouched.
 
-    A resumed run continues the one of the same `run_id`.
+    A resumed run continues the run with the same `run_id`.
 
     Args:
       project, config, name: as in `wandb.init`.
-      directory: the run directory, where wandb keeps its files, and jaxrl the run's id if none is given.
+      directory: the run directory, for wandb's files and, unless `run_id` is passed, the run's id.
       run_id: id of the run to continue if it exists; None: the one saved in `directory`.
-      resume: whether to continue the run whose id is saved there.
+      resume: whether to continue the run whose id is saved in `directory`.
 
     Raises:
       MissingExtraError: wandb is not installed.
       RunDirectoryError: `wandb` in the directory is a link to elsewhere.
     """
 
-    _by_id: ClassVar[dict[str, "WandbLogger"]] = {}  # the last logger of each id
+    _by_id: ClassVar[dict[str, "WandbLogger"]] = {}  # the last logger with each id
 
     def __init__(
         self,
@@ -303,7 +303,7 @@ def _saved_id(path: Path) -> str | None:
 
 
 class Loggers:
-    """A logger that writes to several others. One that fails is named in one warning; training continues.
+    """A logger that writes to several others. A failing one is reported in one warning; training continues.
 
     The rows of a failing logger wait until it works again, up to a limit beyond which the oldest are lost. A row that
     it keeps refusing is lost when it accepts a later one. Lost rows are counted at the end.
