@@ -44,7 +44,7 @@ class ActingCarry(struct.PyTreeNode):
 
 @field_group
 class StochasticActing(NoiseFields, NormalizationFields, ActorCriticFields):
-    """Act by samples of a stochastic policy, and at random before the first update."""
+    """Acting by samples from a stochastic policy, at random before the first update."""
 
     def actor(self, state: ActorCriticState) -> ActorState:
         return actor_state(state)
@@ -63,7 +63,7 @@ class StochasticActing(NoiseFields, NormalizationFields, ActorCriticFields):
 
 @field_group
 class DeterministicActing(ExplorationNoiseFields, NormalizationFields, ActorCriticFields):
-    """Act by a deterministic policy with noise, and at random before the first update."""
+    """Acting by a deterministic policy with noise, at random before the first update."""
 
     policy: Network = changed(Actor(stochastic=False))
 

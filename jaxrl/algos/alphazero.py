@@ -45,7 +45,7 @@ class Node(struct.PyTreeNode):
 
 @algorithm
 class AlphaZero(SearchFields, AdvantageFields, MinibatchFields, PolicyValueActing):
-    """Search in the environment itself, learn its policy and the outcomes; for one agent, or two players by turns."""
+    """AlphaZero: search in the environment itself, whose policy and outcomes are learned; one agent or two players."""
 
     learning_rate: Scalar | None = changed(2e-3)
     # Below 1, a loss that comes later is better, so that a player who has learned that all is lost still defends.

@@ -1,4 +1,4 @@
-"""Batches of several parts, each from a view of one storage: combined experience replay, and views of one's own."""
+"""Batches of several parts, each from a view of one storage: combined experience replay, and custom views."""
 
 from collections.abc import Mapping
 from itertools import accumulate

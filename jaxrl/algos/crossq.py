@@ -1,7 +1,7 @@
 """CrossQ (Bhatt et al., 2024, arXiv:1902.05605v4): soft actor-critic with batch normalization, without targets.
 
 Both ends of a transition pass through the critics as one batch, so that batch normalization sees the actions of the
-data and of the policy alike; that is what makes target networks unnecessary.
+data and of the policy, which makes target networks unnecessary.
 """
 
 from jaxrl.algos.base import algorithm, changed

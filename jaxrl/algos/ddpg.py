@@ -1,4 +1,4 @@
-"""Deterministic policies that ascend their critic: DDPG, and with one change after another TD3 and D4PG.
+"""Deterministic policies that ascend their critic: DDPG and its extensions TD3 and D4PG.
 
 Lillicrap et al. (2016, arXiv:1509.02971), Fujimoto et al. (2018, arXiv:1802.09477) and Barth-Maron et al. (2018,
 arXiv:1804.08617).

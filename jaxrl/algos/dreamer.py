@@ -1,6 +1,6 @@
 """DreamerV3 (Hafner et al., 2025, arXiv:2301.04104): an actor-critic that learns in the imagination of a world model.
 
-Equations are the paper's; where the published code (github.com/danijar/dreamerv3) has moved on, it is followed, as in
+Equations are the paper's; where the published code (github.com/danijar/dreamerv3) differs, it is followed, as in
 the optimizer, the critic's loss on replayed rewards, and which gradients reach the model.
 """
 
@@ -72,7 +72,7 @@ class Imagined(struct.PyTreeNode):
 
 @algorithm
 class Dreamer(ReplayFields, DiscountFields):
-    """Learn a model of the environment from replayed sequences, and a policy in what it imagines."""
+    """DreamerV3: a world model learned from replayed sequences, and a policy learned from imagined trajectories."""
 
     learning_rate: Scalar = number(4e-5, above=0, help="learning rate")
     gamma: Scalar = changed(0.997)

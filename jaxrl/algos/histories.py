@@ -1,7 +1,7 @@
 """Histories: inputs of a recurrent policy or critic up to a time step, in place of one observation.
 
 A batch of sequences becomes a batch of the transitions within them, whose observations are histories. An update of
-transitions is then one of sequences too, and nothing in it changes.
+transitions then also learns from sequences, without changes.
 """
 
 import jax
@@ -24,9 +24,9 @@ from jaxrl.networks import Critic
 
 
 class History(struct.PyTreeNode):
-    """N time steps within sequences, each with those before it.
+    """N time steps within sequences, each with the steps before it.
 
-    The burn-in only warms up recurrent states: nothing is learned there, and no gradient goes there.
+    The burn-in only warms up recurrent states: it has no loss and no gradient.
     """
 
     inputs: NetworkInputs  # of all rows, [burn_in + L, B, ...]

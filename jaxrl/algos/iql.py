@@ -1,4 +1,4 @@
-"""Implicit Q-learning (Kostrikov et al., 2021, arXiv:2110.06169): only the data's actions are ever valued."""
+"""Implicit Q-learning (Kostrikov et al., 2021, arXiv:2110.06169): only the data's actions are evaluated."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
-"""Maximum a posteriori policy optimization (Abdolmaleki et al., 2018, arXiv:1806.06920), with the Gaussian's mean and
-deviation held back apart (Abdolmaleki et al., 2018, arXiv:1812.02256).
+"""Maximum a posteriori policy optimization, MPO (Abdolmaleki et al., 2018, arXiv:1806.06920).
 
-Where actions are discrete, expectations over them are exact.
+The KL divergences of the Gaussian's mean and deviation have separate limits (Abdolmaleki et al., 2018,
+arXiv:1812.02256). For discrete actions, expectations over them are exact.
 """
 
 import dataclasses

@@ -44,7 +44,7 @@ class MuZeroState(struct.PyTreeNode):
 
 @algorithm
 class MuZero(SearchFields, ReplayFields, NStepFields, SupportFields, DiscountFields):
-    """Learn a model of rewards, values and policies, and act by searching in it."""
+    """MuZero: search in a learned model of rewards, values and policies."""
 
     learning_rate: Scalar = number(Linear(2e-3, 0.0), above=0, help="learning rate")
     max_grad_norm: Scalar | None = number(5.0, above=0, help="clip gradients to this global norm; None: no clipping")

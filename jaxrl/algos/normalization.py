@@ -1,7 +1,7 @@
 """Running mean and variance of observations and of returns, merged over batches and devices.
 
 Precision: the count is exact to 2^64. Mean and variance are float32, merged with the compensated batch form of
-Chan, Golub and LeVeque (1983), and each carries what rounding left over, so that neither thousands of small merges
+Chan, Golub and LeVeque (1983), and each keeps its rounding error, so that neither thousands of small merges
 nor a mean far from zero lose more than a few units in the last place of the largest number seen.
 """
 
@@ -33,7 +33,7 @@ class RunningStatistics(struct.PyTreeNode):
     """Statistics of a tree of arrays.
 
     `moments` has one entry for each leaf that is normalized, by the leaf's path ("camera/depth"; "array" for a tree
-    that is one array); leaves without an entry are left as they are.
+    that is one array); leaves without an entry are not normalized.
     """
 
     count: Counter

@@ -1,4 +1,4 @@
-"""What the on-policy algorithms share: acting, carries, normalization, and advantages of rollouts."""
+"""Functions shared by the on-policy algorithms: acting, carries, normalization, and advantages of rollouts."""
 
 from collections.abc import Hashable
 from typing import Any, Protocol
@@ -38,7 +38,7 @@ from jaxrl.networks import PolicyValue, resolve_network
 
 
 class Statistics(struct.PyTreeNode):
-    """Running statistics of observations and of rewards; `()` for what is not normalized."""
+    """Running statistics of observations and of rewards; `()` if they are not normalized."""
 
     observation: PyTree = ()
     reward: PyTree = ()
@@ -55,7 +55,7 @@ class PolicyState(struct.PyTreeNode):
 
 
 class ActingState(Protocol):
-    """What acting needs of a learner."""
+    """The part of a learner's state that acting needs."""
 
     @property
     def network(self) -> TrainState: ...
@@ -147,7 +147,7 @@ def network_inputs(algo: RolloutFields, timesteps: TimeStep, statistics: Statist
 
 @field_group
 class PolicyValueActing(OnPolicyFields):
-    """Act by samples of a policy whose network also gives the value."""
+    """Acting by samples from a policy whose network also returns the value."""
 
     def preprocess(self, timesteps: TimeStep) -> TimeStep:
         """Return time steps as the networks and the update read them."""

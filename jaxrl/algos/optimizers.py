@@ -1,7 +1,7 @@
 """Optimizers: functions from a learning rate to an `optax.GradientTransformation`.
 
-Those named here are pytrees whose numbers are leaves, so they can be traced, swept and scheduled like every other
-number. A function of your own, `PPO(optimizer=optax.lion)`, is static; its learning rate is traced all the same.
+Those defined here are pytrees whose numbers are leaves, so they can be traced, swept and scheduled like every other
+number. A custom function, such as `PPO(optimizer=optax.lion)`, is static; its learning rate is still traced.
 """
 
 from typing import Any, Protocol, runtime_checkable
@@ -24,9 +24,9 @@ Number = float | jax.Array
 class Optimizer(Protocol):
     """Interface of optimizers: a function from a learning rate, which may be traced, to a gradient transformation.
 
-    It is called at every update, as the learning rate may have changed: what must last from one update to the
-    next belongs into the transformation's state. A transformation must not keep the learning rate that it was
-    initialized with there, as `optax.inject_hyperparams` does: it would never change.
+    It is called at every update, as the learning rate may have changed: anything that lasts from one update to the
+    next must be in the transformation's state. A transformation must not store its initial learning rate there, as
+    `optax.inject_hyperparams` does: it would never change.
     """
 
     def __call__(self, learning_rate: Number, /) -> optax.GradientTransformation: ...
@@ -136,9 +136,9 @@ class Muon(struct.PyTreeNode):
 
 
 class LaProp(struct.PyTreeNode):
-    """LaProp (Ziyin et al., 2020, arXiv:2002.04839) after adaptive clipping, as DreamerV3 has it.
+    """LaProp (Ziyin et al., 2020, arXiv:2002.04839) after adaptive clipping, as in DreamerV3.
 
-    Gradients are divided by the root of their mean square first, and averaged then: momentum is of normalized steps.
+    Gradients are first divided by the root of their mean square, then averaged: momentum averages normalized steps.
 
     Args:
       b1, b2: decay of the running means of normalized gradients and of squares.

@@ -27,7 +27,7 @@ from jaxrl.networks.torsos import has_grids
 
 
 class PolicyLoss(Protocol):
-    """Interface of custom policy losses: a pure function of arrays of the same shape, one entry a transition.
+    """Interface of custom policy losses: a pure function of arrays of the same shape, one entry per transition.
 
     Register it (`jaxrl.register`), so that a run that was trained with it can be loaded.
     """

@@ -1,7 +1,7 @@
 """Views of a replay's batch with one interface for Q-learning: single transitions, and those within sequences.
 
-A view has the transitions' actions, rewards and weights, and gives a network's output at the time steps where they
-begin and at those to which they lead. A recurrent network is unrolled once for both.
+A view has the transitions' actions, rewards and weights, and returns a network's outputs at their first and next
+observations. A recurrent network is unrolled once for both.
 """
 
 import jax
@@ -77,7 +77,7 @@ class Transitions(struct.PyTreeNode):
 class Sequences(struct.PyTreeNode):
     """View of the transitions within sequences of L rows after the burn-in: N = L * batch, of n steps or up to the end.
 
-    One begins at every row but the last, which is there to bootstrap from.
+    A transition begins at every row except the last, which is only bootstrapped from.
     """
 
     batch: SequenceBatch

@@ -9,7 +9,7 @@ observation after row t is always the value of row t + 1, and `bootstrap_value` 
     from it, whatever the reason for the weight.
 Values of rows that no return depends on may be anything, NaN and infinities included.
 
-An environment's own discounts (`Segment.discount`) are times gamma wherever it stands in an equation.
+An environment's own discounts (`Segment.discount`) multiply gamma in every equation.
 
 Nothing here stops gradients: that is for the loss to decide.
 """

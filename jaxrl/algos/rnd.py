@@ -1,8 +1,8 @@
 """Random network distillation (Burda et al., 2018, arXiv:1810.12894): a bonus for observations that are new.
 
-A network learns to predict what a fixed random network makes of an observation. Its error is large where nothing like
-the observation was seen: the *intrinsic reward*. It has a discount and a value function of its own, and its returns go
-on over the ends of episodes. Otherwise an ending would cost all that is still to be found, and be avoided.
+A network learns to predict the output of a fixed random network. Its error, the *intrinsic reward*, is large for
+observations unlike any seen before. It has its own discount and value function, and its returns continue over the ends
+of episodes. Otherwise, ending an episode would forfeit all future novelty, and the policy would avoid it.
 """
 
 import dataclasses
@@ -26,10 +26,10 @@ from jaxrl.networks import Embedding, Torso, default_torso
 
 
 class RNDState(struct.PyTreeNode):
-    """What the bonus learned, a part of a learner's state."""
+    """State of the bonus, a part of a learner's state."""
 
     learned: TrainState  # "predictor", and "value" of intrinsic rewards
-    target: Variables  # the random network, as it was drawn
+    target: Variables  # the random network as initialized
     observation: RunningStatistics
     returns: RunningStatistics  # of the discounted sum of errors up to each step
     mean: jax.Array  # float32, of that sum over environments when the last rollout ended
@@ -38,7 +38,7 @@ class RNDState(struct.PyTreeNode):
 
 @field_group
 class RND:
-    """Random network distillation: what a network cannot predict yet is rewarded."""
+    """Random network distillation: a reward for observations that a network cannot predict yet."""
 
     learning_rate: Scalar = number(1e-3, above=0, help="learning rate of the predictor and the intrinsic value")
     gamma: Scalar = number(0.99, low=0, high=1, help="discount factor of intrinsic rewards")

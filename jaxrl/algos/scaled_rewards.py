@@ -1,7 +1,7 @@
-"""Rewards of a replay, divided by how much returns vary: distributions over a fixed support then fit any task.
+"""Scaling of a replay's rewards by the deviation of returns, so that a fixed support of values fits any task.
 
-Acting stores with each row the discounted return so far. The learner keeps statistics of those that its replay draws,
-as of observations, and divides what it draws by the newest ones.
+Acting stores the discounted return so far with each row. The learner updates statistics of the returns in its batches,
+as it does for observations, and divides the rewards of a batch by the newest ones.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ RETURN = "discounted_return"  # the extra of a row: of the rewards up to its obs
 
 
 class ReturnScale(struct.PyTreeNode):
-    """How large discounted returns are."""
+    """The statistics of discounted returns and their largest absolute value."""
 
     statistics: RunningStatistics
     largest: jax.Array  # float32, of absolute values
@@ -29,7 +29,7 @@ class ReturnScale(struct.PyTreeNode):
 
 @field_group
 class ScaledRewardActing(StochasticActing):
-    """Act as `StochasticActing`, and if rewards are scaled keep discounted returns."""
+    """Acting as `StochasticActing`, with discounted returns stored if rewards are scaled."""
 
     normalize_reward: bool = static(False, help="divide rewards by the standard deviation of discounted returns")
     largest_return: Scalar | None = number(

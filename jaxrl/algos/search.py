@@ -14,11 +14,11 @@ from jaxrl.core.types import EnvSpec, PyTree
 
 
 class Expansion(struct.PyTreeNode):
-    """What is known of a node: what led to it, and what a network says of it. Leaves `[...]`."""
+    """A node of the search: the reward and discount on the way to it, and a network's outputs; leaves `[...]`."""
 
     logits: jax.Array  # [..., actions] of the prior policy
     value: jax.Array
-    node: PyTree  # what its children are made of
+    node: PyTree  # the node's state, from which its children are expanded
     reward: jax.Array | float = 0.0  # of the action that led to it
     discount: jax.Array | float = 1.0  # of its value, seen from where that action was taken; may be negative
 

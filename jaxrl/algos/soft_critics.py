@@ -1,4 +1,4 @@
-"""Critics of soft actor-critics: their step, and what they learn from: an ensemble of values or of distributions."""
+"""Critics of soft actor-critics: their targets and gradient step, for an ensemble of values or of distributions."""
 
 import contextlib
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ def rows_that_count(batch: TransitionBatch, ends: int = 1) -> contextlib.Abstrac
 
 
 class NextActions(NamedTuple):
-    """What the policy does at the next observations of transitions."""
+    """The policy's actions at the next observations of transitions."""
 
     policy: Any  # its distributions
     action: jax.Array | None  # [batch, n] of a box; None where actions are discrete, which all count

@@ -1,4 +1,4 @@
-"""Policies of soft actor-critics: their step up value and entropy, and the temperature that weighs the two.
+"""Policies of soft actor-critics: their gradient step on value and entropy, and the temperature that weighs the two.
 
 Equations of Haarnoja et al. (2018, arXiv:1812.05905). Where actions are discrete, expectations over them are exact
 (Christodoulou, 2019, arXiv:1910.07207).

@@ -54,7 +54,7 @@ _UNCHANGED = ("statistics", "updates", "return_scale", "policy_loss", "policy_me
 
 @field_group
 class ResetFields:
-    """Networks that begin again, since those that learned early from little data learn worse later."""
+    """Resets of the networks, since those trained early on little data learn worse later."""
 
     reset_at: tuple[int, ...] = static(
         (), help="updates after which all that is learned begins again; replay and statistics stay (Nikishin, 2022)"
@@ -88,7 +88,7 @@ class ResetFields:
 
 @field_group
 class PeriodicTargetFields(TargetFields):
-    """Target networks that are replaced every so many updates."""
+    """Target networks that are replaced every `target_period` updates."""
 
     tau: Scalar = changed(1.0)
     target_period: int = static(100, low=1, help="updates between target updates")

@@ -1,4 +1,4 @@
-"""Fields of the algorithms that limit the KL divergence of each policy from the one before."""
+"""Fields of the algorithms that limit the KL divergence of each policy from the previous one."""
 
 from jaxrl.algos.base import field_group, number
 from jaxrl.core.schedules import Scalar

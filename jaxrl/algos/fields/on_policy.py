@@ -59,7 +59,7 @@ class MinibatchFields:
 
 @field_group
 class BonusFields:
-    """A bonus beside the rewards, for policies that climb advantages."""
+    """A bonus added to the rewards, for policies that learn from advantages."""
 
     exploration_bonus: RND | None = number(None, options=RND, help="bonus for observations that are new; None: none")
 

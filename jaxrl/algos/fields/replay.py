@@ -1,4 +1,4 @@
-"""Fields of algorithms that learn from a replay, and the sources that these describe."""
+"""Fields of algorithms that learn from a replay, and the replay sources that they define."""
 
 import dataclasses
 import typing
@@ -174,7 +174,7 @@ class PrioritizedFields(StorageFields):
 
 @field_group
 class SequenceFields(ReplayFields, NStepFields):
-    """Sequences in place of transitions, for a policy or critics with a memory."""
+    """Sequences in place of transitions, for recurrent policies or critics."""
 
     sequence_length: int = static(
         17,
@@ -208,11 +208,11 @@ class SequenceFields(ReplayFields, NStepFields):
 
 @field_group
 class CombinedReplayFields(StorageFields):
-    """Batches of several parts, each drawn from a view of its own of one storage.
+    """Batches of several parts, each sampled from a separate view of one storage.
 
-    What is new is drawn late from a large replay. In combined experience replay (Zhang and Sutton, 2017,
-    arXiv:1712.01275) the newest transitions are a part of each batch, and the rest is drawn as ever. `view` says of
-    another part how it is drawn, and which items it is drawn from.
+    New transitions are sampled late from a large replay. In combined experience replay (Zhang and Sutton, 2017,
+    arXiv:1712.01275) the newest transitions are a part of each batch, and the rest is sampled as usual. `view` defines
+    another part, with its own sampler and items.
     """
 
     newest: int = static(

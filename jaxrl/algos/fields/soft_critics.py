@@ -1,4 +1,4 @@
-"""Fields of the parts that variants of soft actor-critic are made of."""
+"""Fields in which the variants of soft actor-critic differ."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ from jaxrl.core.schedules import Scalar
 
 @field_group
 class SoftCriticFields(SupportFields, QuantileFields, ActorCriticFields):
-    """What the critics learn from, and how often and by what the policy learns from them."""
+    """The targets of the critics, and the schedule and values of the policy's updates."""
 
     tau: Scalar | None = number(
         0.005, above=0, high=1, help="Polyak fraction of new parameters at each target update; None: no target networks"
