@@ -1,9 +1,9 @@
 """Threefry-2x32, JAX's own random numbers bit for bit, written without a loop.
 
-On CPU JAX draws in a rolled loop of five turns, and each turn starts 17 kernels of a few numbers each. In small
-programs those are most of the kernels: 170 of 248 in a step of PPO in four CartPoles. Without the loop XLA fuses the
-generation into its consumers, also compiles the program in less time, and the numbers are the same. On GPU and TPU
-JAX does this itself.
+On CPU, JAX draws in a rolled loop of five iterations, each of which starts 17 kernels of a few numbers each. In small
+programs these are most of the kernels: 170 of 248 in a step of PPO in four CartPoles. Without the loop, XLA fuses the
+generation into its consumers and compiles the program faster, and the numbers are the same. On GPU and TPU, JAX does
+this itself.
 
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), and JAX's partitionable counters.
 """
@@ -17,7 +17,7 @@ import numpy as np
 from jax.extend import random as jax_random
 
 NAME = "threefry2x32"
-"""What JAX calls these numbers, and so do our files: a key of either kind is one of the other with the same words."""
+"""The name of the generator in JAX and in jaxrl's files; keys of both implementations have the same words."""
 
 _PARITY = np.uint32(0x1BD11BDA)
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -82,4 +82,4 @@ KEYS = jax_random.define_prng_impl(
     name=f"{NAME}_unrolled",
     tag="fry",
 )
-"""The implementation, as `impl` of `jax.random.key` takes it."""
+"""The implementation, for the argument `impl` of `jax.random.key`."""
