@@ -17,7 +17,7 @@ from jaxrl.buffers.replay import ReplayState
 from jaxrl.core.sources import Episodes
 from jaxrl.core.types import PyTree, Replicas, Rollout
 
-_PARTS = (1, 4, 16)  # batches are cut to the longest episode over one of these
+_PARTS = (1, 4, 16)  # batches are cut to `max_length` over one of these
 _SHORT = 16
 
 
@@ -36,7 +36,7 @@ class EpisodeBuffer:
     """An `Episodes` source bound to its rules; pure functions over a `ReplayState`, whose ring holds the slots.
 
     Args:
-      source: the number of episodes in a batch and their length.
+      source: the number of episodes in a batch and their largest length.
       num_envs: environments over all devices.
       shards: logical shards over all devices; each contributes an equal part of every batch.
       replicas: the devices, with the shards of this one.
@@ -58,7 +58,7 @@ class EpisodeBuffer:
     def slots(self) -> int:
         """The number of slots of a shard: for episodes that run, that wait for a batch, and that end in a rollout.
 
-        The number that end in a rollout is exact for episodes of `_SHORT` rows; of shorter ones some are dropped. Some
+        The number that end in a rollout assumes at least `_SHORT` rows each; of shorter ones some are dropped. Some
         are also dropped if shards differ: a batch waits for the shard with the longest episodes, and the slots of the
         other shards fill up.
         """

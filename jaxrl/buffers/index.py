@@ -22,10 +22,8 @@ _TINY = 1e-37
 class Index(struct.PyTreeNode):
     """A sampler's view of a ring; leaves have a leading shard axis unless noted."""
 
-    priority: (
-        jax.Array | None
-    )  # [shards, positions] float32, -1 where no item; None: rows are equal, checked when drawn
-    levels: sum_tree.Levels | best_tree.Levels  # [shards, ...] see `_put`; () if rows are equal
+    priority: jax.Array | None  # [shards, positions] float32, -1 where no item; None: rows equal, checked when drawn
+    levels: sum_tree.Levels | best_tree.Levels  # [shards, ...] see `_put`; () if rows equal
     removal: best_tree.Levels  # [shards, ...] in the order of the remover; () without one
     touched: jax.Array | None  # [shards, positions] int32, `updates` when the priority was last set; None if unused
     times_sampled: jax.Array  # [shards, positions] int32

@@ -89,7 +89,7 @@ def lookahead(source: Replay) -> int:
 
 
 def least_size(source: Replay, num_envs: int) -> int:
-    """Return the rows over all environments before the first update: `min_size`, and enough for an item of each."""
+    """Return the rows over all environments before the first update: `min_size`, or more for one item of each."""
     return max(source.min_size, (lookahead(source) + 1) * num_envs)
 
 
@@ -188,9 +188,9 @@ class ReplayBuffer:
         """Sample this device's part of a batch, whose content does not depend on the number of devices.
 
         Weighted items and sequences are drawn over all shards at once, in proportion to their weights; items of other
-        devices' shards are copied from there. Transitions of equal probability are drawn shard by shard, an equal part
-        of the batch from each shard, and so are items that are drawn one after another. (All shards of a dataset have
-        the same number of transitions.)
+        devices' shards are copied from there. Unweighted transitions are drawn shard by shard, an equal part of the
+        batch from each, so that all rows of nonzero weight in a shard are equally likely. (All shards of a dataset have
+        the same number of transitions.) Items that are drawn one after another also come equally from every shard.
 
         Args:
           state: with the ring to draw from.
