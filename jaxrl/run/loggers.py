@@ -128,8 +128,8 @@ class CSVLogger:
 class TensorBoardLogger:
     """A logger of TensorBoard events, which are messages of tensorboardX.
 
-    It does not use SummaryWriter: its `flush` does not wait for queued rows, and on a full disk its thread dies and writing
-    blocks.
+    It does not use SummaryWriter: its `flush` does not wait for queued rows, and on a full disk its thread dies and
+    writing blocks.
 
     Args:
       directory: the directory of the event files.
