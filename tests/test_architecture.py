@@ -25,7 +25,7 @@ STRANGERS = {("parallel", "algos"), ("algos", "envs"), ("algos", "buffers"), ("b
 MOST_PAIRS = 60
 
 # Tokens of code in all: a landing may lower these numbers, and nothing raises them.
-MOST_TOKENS = {"jaxrl": 416_520, "tests": 538_040}
+MOST_TOKENS = {"jaxrl": 416_520, "tests": 528_600}
 # Names that say less than the field's noun would; in these packages none is left.
 RIDDLES = {"told", "asked", "given", "shown", "kept", "wanted"}
 WITHOUT_RIDDLES = PACKAGES

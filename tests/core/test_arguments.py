@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.refused import refused
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,8 +53,7 @@ def test_whole_numbers_of_any_type_are_taken(number):
 @given(st.floats(allow_nan=True, allow_infinity=True).filter(lambda x: not x.is_integer()))
 def test_other_numbers_stay_as_they_are(number):
     assert whole(number) is number
-    with pytest.raises(ConfigError, match="whole"):
-        _counts(number)
+    refused(lambda: _counts(number), "whole")
 
 
 @pytest.mark.parametrize("value", ["5", True, np.True_, None, [5], np.asarray([5, 6]), jnp.float32(5.5), object()])
@@ -109,8 +109,7 @@ def test_parameters_of_environments_are_whole_numbers_of_any_type():
     hidden = jaxrl.make("gymnax:CartPole-v1", hide=np.int64(1))
     assert hidden == jaxrl.make("gymnax:CartPole-v1", hide=(1.0,)) == jaxrl.make("gymnax:CartPole-v1", hide=1)
     assert type(jaxrl.make("gymnasium:CartPole-v1", workers=np.int64(0)).workers) is int
-    with pytest.raises(ConfigError, match="workers=1.5"):
-        jaxrl.make("gymnasium:CartPole-v1", workers=1.5)
+    refused(lambda: jaxrl.make("gymnasium:CartPole-v1", workers=1.5), "workers=1.5")
 
 
 def dataclasses_with_counts():

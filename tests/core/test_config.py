@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from helpers.refused import refused
 from helpers.registered import nothing_registered_for_good
 
 import jaxrl
@@ -131,8 +132,7 @@ def scaled(learning_rate):
 
 
 def test_what_a_user_registers_comes_back():
-    with pytest.raises(ConfigError, match="jaxrl.register"):
-        there_and_back(Mine())
+    refused(lambda: there_and_back(Mine()), "jaxrl.register")
     with nothing_registered_for_good():
         assert jaxrl.register(Mine) is Mine and jaxrl.register("my_rule", scaled) is scaled
         assert there_and_back((Mine(5), Mine(items=7))) == (Mine(5), Mine(items=7))
@@ -142,8 +142,7 @@ def test_what_a_user_registers_comes_back():
             decode({"type": "user:Min"})
         with pytest.raises(ConfigError, match="not a dataclass"):
             decode({"type": "user:my_rule", "learning_rate": 1})
-    with pytest.raises(ConfigError, match="jaxrl.register"):
-        decode({"type": "user:Mine"})
+    refused(lambda: decode({"type": "user:Mine"}), "jaxrl.register")
 
 
 def test_a_function_of_optax_is_an_optimizer_by_name():
@@ -164,8 +163,7 @@ def test_what_a_file_names_is_not_imported():
             decode({"type": name})
         with pytest.raises(ConfigError, match="is not a registered name"):
             decode({"registered": name})
-    with pytest.raises(ConfigError, match="'mpl'; did you mean 'mlp'"):
-        decode({"type": "torso:mpl"})
+    refused(lambda: decode({"type": "torso:mpl"}), "'mpl'; did you mean 'mlp'")
 
 
 @pytest.mark.parametrize(
@@ -206,8 +204,7 @@ def test_deep_nesting_is_refused():
     value = 1
     for _ in range(100_000):
         value = [value]
-    with pytest.raises(ConfigError, match="nested too deeply"):
-        decode(value)
+    refused(lambda: decode(value), "nested too deeply")
 
 
 def test_what_cannot_be_written_says_so_when_it_is_read():

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from helpers.made import ENDINGS, made
 from helpers.recorded import assert_bitwise
+from helpers.refused import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -304,20 +305,13 @@ def test_settings_out_of_range_are_told_together():
         Loader(InMemory([3]), 0, n_step=0, seed=-1, workers=-1)
     named = [problem.partition("=")[0] for problem in error.value.problems]
     assert named == ["batch_size", "n_step", "seed", "workers"]
-    with pytest.raises(ConfigError, match="window=0"):
-        Loader(InMemory([3]), 1, window=0)
-    with pytest.raises(ConfigError, match="stored_carry"):
-        Loader(InMemory([3]), 1, sequence=Sequence(2, stored_carry=True))
+    refused(lambda: Loader(InMemory([3]), 1, window=0), "window=0")
+    refused(lambda: Loader(InMemory([3]), 1, sequence=Sequence(2, stored_carry=True)), "stored_carry")
     with pytest.raises(ConfigError, match="9 steps; .* 3 transitions"):
         Loader(InMemory([3, 2]), 1, sequence=Sequence(9, end="write"))
-    with pytest.raises(ConfigError, match="none of 0 episodes"):
-        Loader(InMemory([]), 1)
-    with pytest.raises(ConfigError, match="there are no episodes"):
-        arrays(InMemory([]))
+    refused(lambda: Loader(InMemory([]), 1), "none of 0 episodes")
+    refused(lambda: arrays(InMemory([])), "there are no episodes")
     loader = Loader(InMemory([3]), 1, extras=("values",))
-    with pytest.raises(ConfigError, match="did you mean 'value'"):
-        loader.batch(0)
-    with pytest.raises(ConfigError, match="number=-1 must be at least 0"):
-        loader.batch(-1)
-    with pytest.raises(ConfigError, match="count=0 must be at least 1"):
-        loader.take(0, 0)
+    refused(lambda: loader.batch(0), "did you mean 'value'")
+    refused(lambda: loader.batch(-1), "number=-1 must be at least 0")
+    refused(lambda: loader.take(0, 0), "count=0 must be at least 1")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from helpers.programs import ENV, PPO
 from helpers.recorded import Clock, assert_bitwise, episode, killed, spaces_of, untrained
+from helpers.refused import refused
 from helpers.tiers import one_quick
 
 import jaxrl
@@ -120,8 +121,7 @@ def test_what_else_the_steps_hold_comes_back(tmp_path):
     assert_bitwise(theirs.MinariDataset(path / "data")[0].infos, extras)
     with pytest.raises(ConfigError, match="steps/log_prob.*HDF5"):
         write(tmp_path, [one], "other-v0", data_format="arrow")
-    with pytest.raises(ConfigError, match="an episode has the fields"):
-        write(tmp_path, [one, MADE_UP[0]], "other-v0")
+    refused(lambda: write(tmp_path, [one, MADE_UP[0]], "other-v0"), "an episode has the fields")
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
@@ -162,18 +162,15 @@ def test_episodes_unlike_their_spaces_are_refused(tmp_path):
     for dataset_id in ("name", "name-v", "-v0", "a//-v0", "a b-v1"):
         with pytest.raises(ConfigError, match="must be NAME-v0"):
             MinariWriter(dataset_id, *good, data_dir=tmp_path)
-    with pytest.raises(ConfigError, match="'hdf'; did you mean 'hdf5'"):
-        MinariWriter("bad-v0", *good, data_dir=tmp_path, data_format="hdf")
-    with pytest.raises(ConfigError, match="env_spec='Cartpole-v1'"):
-        MinariWriter("bad-v0", *good, data_dir=tmp_path, env_spec="Cartpole-v1")
+    refused(lambda: MinariWriter("bad-v0", *good, data_dir=tmp_path, data_format="hdf"), "'hdf'; did you mean 'hdf5'")
+    refused(lambda: MinariWriter("bad-v0", *good, data_dir=tmp_path, env_spec="Cartpole-v1"), "env_spec='Cartpole-v1'")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_is_overwritten_and_damage_does_not_appear(tmp_path, monkeypatch):
     path = write(tmp_path, MADE_UP[:1], "one-v0")
     before = (path / "data" / "main_data.hdf5").read_bytes()
-    with pytest.raises(ConfigError, match="exists already"):
-        write(tmp_path, MADE_UP[:2], "one-v0")
+    refused(lambda: write(tmp_path, MADE_UP[:2], "one-v0"), "exists already")
     assert (path / "data" / "main_data.hdf5").read_bytes() == before
     real = MinariWriter._read_again
 
@@ -260,8 +257,7 @@ def test_integers_that_count_from_elsewhere(tmp_path, monkeypatch):
 
 def test_one_process_alone_writes_for_minari(tmp_path, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(ConfigError, match="2 processes"):
-        jaxrl.export_minari(untrained(ENV, PPO), ENV, "a-v0", episodes=4, data_dir=tmp_path)
+    refused(lambda: jaxrl.export_minari(untrained(ENV, PPO), ENV, "a-v0", episodes=4, data_dir=tmp_path), "2 processes")
 
 
 @pytest.mark.long
@@ -284,8 +280,7 @@ def test_a_run_is_exported_and_looked_at_from_the_shell(tmp_path, monkeypatch, c
     assert "--id ID" in capsys.readouterr().err
     assert main.main(["dataset", "info", "minari:other-v0"]) == 2
     assert "is not a Minari dataset" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="have no splits"):
-        jaxrl.load_dataset("minari:cartpole-v0", split="test")
+    refused(lambda: jaxrl.load_dataset("minari:cartpole-v0", split="test"), "have no splits")
 
 
 # --- what others wrote -----------------------------------------------------------------------------------------------
@@ -406,5 +401,4 @@ def test_damaged_datasets_are_told(tmp_path):
     info.write_text("{")
     with pytest.raises(DatasetError, match="metadata.json cannot be read"):
         jaxrl.load_dataset(f"minari:{path}")
-    with pytest.raises(ConfigError, match="'rlds:DIR' or 'minari:ID'"):
-        jaxrl.load_dataset("d4rl:door-v0")
+    refused(lambda: jaxrl.load_dataset("d4rl:door-v0"), "'rlds:DIR' or 'minari:ID'")

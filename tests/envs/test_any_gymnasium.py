@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces as foreign
 from helpers.programs import NUM_ENVS, ROWS, all_finite
+from helpers.refused import refused
 
 import jaxrl
 from jaxrl.cli import main
@@ -213,8 +214,7 @@ def test_a_module_that_cannot_be_imported_is_an_error_in_one_line(tmp_path, monk
     """Before, MuJoCo without its library of graphics ended commands with a traceback."""
     (tmp_path / "without_graphics.py").write_text("None.glGetError")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match="cannot be found: Attribute"):
-        jaxrl.make("gymnasium:without_graphics:Any-v0")
+    refused(lambda: jaxrl.make("gymnasium:without_graphics:Any-v0"), "AttributeError")
 
 
 def test_what_is_registered_for_batches_alone_is_refused():

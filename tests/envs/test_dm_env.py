@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from dm_env import specs
 from helpers.programs import all_finite
+from helpers.refused import refused
 from helpers.registered import nothing_registered_for_good
 
 import jaxrl
@@ -303,10 +304,8 @@ def test_a_task_of_dm_control(control):
 @pytest.mark.long
 def test_names_and_mistakes_of_dm_control(control, capsys):
     assert {"dm_control:cartpole-balance", "dm_control:humanoid_CMU-run"} <= set(jaxrl.environments())
-    with pytest.raises(ConfigError, match="'cartpole-balance'"):
-        jaxrl.make("dm_control:cartpole-balanc")
-    with pytest.raises(ConfigError, match="time_limt=3"):
-        jaxrl.make("dm_control:cartpole-balance", time_limt=3)
+    refused(lambda: jaxrl.make("dm_control:cartpole-balanc"), "'cartpole-balance'")
+    refused(lambda: jaxrl.make("dm_control:cartpole-balance", time_limt=3), "time_limt=3")
     assert main.main(["train", "ppo", "--env", "dm_control:cartpole-balanc", "--total-steps", "64"]) == 2
     assert "did you mean 'cartpole-balance'" in capsys.readouterr().err
 

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from helpers.programs import NUM_ENVS, PPO, ROWS, all_finite
+from helpers.refused import refused
 
 import jaxrl
 from jaxrl.core import config, spaces
@@ -112,8 +113,7 @@ def test_an_end_before_the_limit_terminates():
 
 @pytest.mark.parametrize("name", ["CoinrunEasy-v0", "Snake-v1", "Catch-v0", "Play2048-v1"])
 def test_a_limit_that_the_pool_would_not_keep_is_refused(name):
-    with pytest.raises(ConfigError, match="max_episode_steps is not for"):
-        make(name, max_episode_steps=3)
+    refused(lambda: make(name, max_episode_steps=3), "max_episode_steps is not for")
 
 
 @pytest.mark.long
@@ -375,14 +375,12 @@ def test_every_name_is_a_task_and_the_rest_is_refused_with_a_reason():
     known = adapter.names()
     assert len(known) > 1500 and set(known) < set(envpool.list_all_envs())
     assert {"Pong-v5", "CartPole-v1", "Ant-v4", "WalkerWalk-v1", "CoinrunEasy-v0", "Taxi-v3"} <= set(known)
-    with pytest.raises(ConfigError, match="Craftax-Classic-Symbolic-v1"):
-        make("Craftax-Classic-Symbolic-AutoReset-v1")
+    refused(lambda: make("Craftax-Classic-Symbolic-AutoReset-v1"), "Craftax-Classic-Symbolic-v1")
     for name in ("MyoHandAirplaneFixed-v0", "MyoSuite/MyoHandAirplaneFixed-v0"):
         with pytest.raises(ConfigError, match="after its first step"):
             make(name)
     assert {"MyoHandAirplaneFly-v0", "myoHandPoseFixed-v0"} <= set(known)
-    with pytest.raises(ConfigError, match="3 agents"):
-        make("MarlGrid-3AgentEmpty9x9-v0")
+    refused(lambda: make("MarlGrid-3AgentEmpty9x9-v0"), "3 agents")
 
 
 # --- training ----------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from dm_env import specs
 from gymnasium import spaces as foreign
+from helpers.refused import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -342,8 +343,7 @@ def test_a_loaded_policy_counts_as_the_environment_does(run):
     batch, _ = loaded(np.asarray([5, 4, 1]))
     in_jax, _ = loaded(jax.numpy.asarray([4, 3, 0]))
     assert batch.dtype == np.int64 and batch.tolist() == (np.asarray(in_jax) + 1).tolist()
-    with pytest.raises(ConfigError, match="outside its space"):
-        loaded(0)
+    refused(lambda: loaded(0), "outside its space")
 
 
 @pytest.mark.long

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax import struct
 from helpers.discounted import Discounted
+from helpers.refused import refused
 
 import jaxrl
 from jaxrl.cli import main
@@ -107,8 +108,7 @@ def test_time_limit_truncates_and_termination_wins():
 
 
 def test_time_limit_refuses_an_environment_that_resets():
-    with pytest.raises(ConfigError, match="under the auto-reset"):
-        TimeLimit(FrameStack(AutoReset(Counter())), 3)
+    refused(lambda: TimeLimit(FrameStack(AutoReset(Counter())), 3), "under the auto-reset")
 
 
 def test_episode_statistics_equal_numpy_and_ignore_reward_wrappers():

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.refused import refused
 
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
@@ -131,8 +132,7 @@ def test_a_range_squashes_the_deviation():
     for wrong in ((1.0, -5.0), (-5.0,), (-np.inf, 0.0), ("a", 1.0)):
         with pytest.raises(ConfigError, match="two finite numbers"):
             dataclasses.replace(POLICY, log_std_range=wrong)
-    with pytest.raises(ConfigError, match="has no deviation"):
-        Actor(stochastic=False, log_std_range=(-5.0, 1.0))
+    refused(lambda: Actor(stochastic=False, log_std_range=(-5.0, 1.0)), "has no deviation")
 
 
 @pytest.mark.long
@@ -179,8 +179,7 @@ def test_of_a_discrete_space_a_member_says_what_every_action_is_worth():
     probabilities = jnp.exp(policy.log_probs())
     assert isinstance(policy, Categorical) and (probabilities[..., 1] == 0).all()
     np.testing.assert_allclose(probabilities.sum(axis=-1), 1.0, rtol=1e-5)
-    with pytest.raises(ConfigError, match="stochastic=False"):
-        Actor(stochastic=False).init(jax.random.key(0), spec)
+    refused(lambda: Actor(stochastic=False).init(jax.random.key(0), spec), "stochastic=False")
 
 
 @pytest.mark.long
@@ -198,8 +197,7 @@ def test_unbounded_actions_are_refused():
 
 
 def test_an_empty_ensemble_is_refused():
-    with pytest.raises(ConfigError, match="ensemble=0"):
-        Critic(ensemble=0)
+    refused(lambda: Critic(ensemble=0), "ensemble=0")
 
 
 @pytest.mark.long
@@ -227,5 +225,7 @@ def test_actor_and_critic_may_read_different_keys_of_the_observation():
     critic = dataclasses.replace(SMALL, observation_keys=("privileged_state",))
     params, _ = critic.init(jax.random.key(0), spec)
     assert params["hidden"]["layer_0"]["kernel"].shape[1] == 5 + 2
-    with pytest.raises(ConfigError, match="privileged_state"):
-        dataclasses.replace(SMALL, observation_keys=("privileged",)).init(jax.random.key(0), spec)
+    refused(
+        lambda: dataclasses.replace(SMALL, observation_keys=("privileged",)).init(jax.random.key(0), spec),
+        "privileged_state",
+    )

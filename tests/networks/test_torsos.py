@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from helpers.refused import refused
 from helpers.tiers import one_quick
 
 from jaxrl.core import spaces
-from jaxrl.core.errors import ConfigError
 from jaxrl.networks import (
     MLP,
     Actor,
@@ -275,8 +275,7 @@ def test_the_choice_by_space():
 
 @pytest.mark.parametrize("encoders", [{"arm": 3}, {"arm": MLP}, MLP(), 3])
 def test_encoders_of_a_dictionary_are_torsos_by_key(encoders):
-    with pytest.raises(ConfigError, match="for each key"):
-        DictEncoder(encoders)
+    refused(lambda: DictEncoder(encoders), "for each key")
 
 
 @pytest.mark.parametrize(

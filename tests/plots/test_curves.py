@@ -8,6 +8,7 @@ import sys
 import matplotlib.image
 import numpy as np
 import pytest
+from helpers.refused import refused
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -71,8 +72,7 @@ def test_the_interval_does_not_depend_on_how_it_is_chunked():
     np.testing.assert_allclose(high, np.repeat(expected[1], 3000))
     with pytest.raises(ConfigError, match=r"confidence=95"):
         bootstrap_interval([scores], confidence=95)
-    with pytest.raises(ConfigError, match="a stratum has 1 runs"):
-        bootstrap_interval([scores, scores[:1]])
+    refused(lambda: bootstrap_interval([scores, scores[:1]]), "a stratum has 1 runs")
 
 
 def test_scipys_statistics_are_imported_for_curves_of_several_runs_alone():
@@ -195,19 +195,16 @@ def test_a_run_from_before_a_field_is_of_the_configuration_with_its_default(tmp_
 
 
 def test_bad_input_is_told(tmp_path):
-    with pytest.raises(ConfigError, match="no runs to plot"):
-        plot_runs([], tmp_path / "x.png")
+    refused(lambda: plot_runs([], tmp_path / "x.png"), "no runs to plot")
     with pytest.raises(ConfigError, match=r"'loss'.*those of run0, run1"):
         plot_runs([run(), run(1)], tmp_path / "x.png", metric="loss")
     sweeps = [dataclasses.replace(run(seed), name=f"sweep{place}") for place in range(5) for seed in range(2)]
     with pytest.raises(ConfigError, match=r"sweep2 and 2 more\)$"):
         plot_runs(sweeps, tmp_path / "x.png", metric="loss")
-    with pytest.raises(ConfigError, match="train/return_mean in empty"):
-        plot_runs([Run("empty", {}, [])], tmp_path / "x.png")
+    refused(lambda: plot_runs([Run("empty", {}, [])], tmp_path / "x.png"), "train/return_mean in empty")
     (axes,) = plot_runs([run(steps=(0,), values=(None,)), run(1, steps=(0,), values=(None,))]).axes
     assert [text.get_text() for text in axes.texts] == ["no episode has ended yet"]
-    with pytest.raises(ConfigError, match="confidence=95"):
-        plot_runs([run()], tmp_path / "x.png", confidence=95)
+    refused(lambda: plot_runs([run()], tmp_path / "x.png", confidence=95), "confidence=95")
     assert not list(tmp_path.iterdir())
 
 
@@ -234,5 +231,4 @@ def test_the_best_of_trials_so_far(tmp_path):
     np.testing.assert_array_equal(drawn["trial"], [np.nan, 1.0, 3.0, np.nan, 2.0])
     np.testing.assert_array_equal(drawn["best so far"], [np.nan, 1.0, 3.0, 3.0, 3.0])
     assert (tmp_path / "trials.svg").read_text().startswith("<?xml")
-    with pytest.raises(ConfigError, match="unknown format of pictures"):
-        plot_trials([1.0], tmp_path / "trials.txt")
+    refused(lambda: plot_trials([1.0], tmp_path / "trials.txt"), "unknown format of pictures")
