@@ -6,17 +6,22 @@ import shutil
 from pathlib import Path
 
 import jax
-import optax  # noqa: F401  as the next: for the calls of the transcript
-from flax import linen as nn  # noqa: F401
+import numpy as np
+import optax
+from flax import linen as nn
+from flax import nnx
 from helpers.refused import named, nothing_compiled, problems
 from helpers.registered import OWN_ALGORITHMS
 
 import jaxrl
-from jaxrl.algos.rnd import RND  # noqa: F401
+from jaxrl.algos.rnd import RND
 from jaxrl.cli import fields, main
-from jaxrl.core import schedules, sources  # noqa: F401
-from jaxrl.core.types import EnvSpec  # noqa: F401
+from jaxrl.core import schedules, sources
+from jaxrl.core.types import EnvSpec
 
+# What the calls of the transcript name.
+NAMES = {"jax": jax, "jaxrl": jaxrl, "np": np, "optax": optax, "nn": nn, "nnx": nnx}
+NAMES |= {"EnvSpec": EnvSpec, "RND": RND, "schedules": schedules, "sources": sources}
 GOLDEN = Path(__file__).parent / "golden"
 TRANSCRIPT = json.loads((GOLDEN / "wrong.json").read_text())
 
@@ -37,7 +42,7 @@ def test_wrong_input_is_refused_as_it_was(capsys, monkeypatch, tmp_path):
         return outcome, f"\n{capsys.readouterr().err}".split("\nerror: ")[1:]
 
     def call(expression):
-        answer = eval(expression, globals())
+        answer = eval(expression, NAMES)
         return "returned", answer if isinstance(answer, list) else [repr(answer)]
 
     changed: dict[str, dict] = {"commands": {}, "calls": {}}
