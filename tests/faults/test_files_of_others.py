@@ -4,10 +4,10 @@ import importlib.util
 import io
 import os
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.golden import old_runs
 from helpers.programs import ENV, PPO, ROWS, anakin
 from PIL import Image
 
@@ -24,8 +24,6 @@ from jaxrl.run.follow import follow
 from jaxrl.run.loggers import JSONLLogger
 from jaxrl.sweeps import launcher, pbt, sweep, tune
 from jaxrl.sweeps.report import report
-
-RUNS = Path(__file__).parents[1] / "golden" / "runs"
 
 
 def written(write, *arguments):
@@ -130,15 +128,16 @@ def test_no_name_hides_a_file_of_somebody_else(kind, names, tmp_path):
             path.unlink()
         if what not in ("events", "step"):
             path.unlink(missing_ok=True)
-            path.symlink_to(RUNS / "sebulba")
+            path.symlink_to(old_runs() / "sebulba")
             assert_refused(tmp_path, path.name, ownership.check_folder, tmp_path, kind)
             path.unlink()
         shutil.rmtree(tmp_path / pattern.split("/")[0], ignore_errors=True)
 
 
 def test_what_was_written_before_there_was_a_mark_is_known(tmp_path):
-    for run in (RUNS / "sebulba", *RUNS.glob("sweep/*/*")):
-        ownership.check_folder(run, "a run")
+    own = {"sebulba": "a run", "tune": "a search", "sweep_finished": "a sweep", "pbt_finished": "a population"}
+    for name, kind in own.items():
+        ownership.check_folder(old_runs() / name, kind)
     plot_run([{"step": 1}]).savefig(tmp_path / "a.png")
     noise = np.random.default_rng(0).integers(0, 255, (2, 24, 20, 3), np.uint8)
     first, last = (Image.fromarray(x).quantize(64, dither=Image.Dither.NONE) for x in noise)
@@ -151,14 +150,14 @@ WORDS = ("ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "9")
 OUTPUTS = {
     "a.png": lambda out: plot_run([{"step": 1}], out),
     "a.svg": lambda out: plot_run([{"step": 1}], out),
-    "report.html": lambda out: report([RUNS / "sebulba"], out),
+    "report.html": lambda out: report([old_runs() / "sebulba"], out),
     "rows.jsonl": lambda out: JSONLLogger(out).write(1, {"a": 1.0}),
     "a.gif": lambda out: rendering._write(rendering._checked_path(out, ENV), [Image.new("RGB", (8, 8))], 20),
-    "evaluations.jsonl": lambda out: next(follow(RUNS, out=out)),
-    "policy.npz": lambda out: export_policy(RUNS, out, to="numpy"),
-    "policy.py": lambda out: export_policy(RUNS, out.with_suffix(".npz"), to="numpy"),
-    "policy.stablehlo": lambda out: export_policy(RUNS, out),
-    "policy.onnx": lambda out: export_policy(RUNS, out, to="onnx"),
+    "evaluations.jsonl": lambda out: next(follow(old_runs(), out=out)),
+    "policy.npz": lambda out: export_policy(old_runs(), out, to="numpy"),
+    "policy.py": lambda out: export_policy(old_runs(), out.with_suffix(".npz"), to="numpy"),
+    "policy.stablehlo": lambda out: export_policy(old_runs(), out),
+    "policy.onnx": lambda out: export_policy(old_runs(), out, to="onnx"),
     "device.json": lambda out: doctor.describe_device(out),
     "trials.md": lambda out: tune.TuneResult([], "").save(out.parent),
     "table.txt": lambda out: prepare("tune", runs.read("tune", [*WORDS, "--out", str(out)])),
