@@ -33,23 +33,22 @@ def test_the_same_configuration_resumes_and_total_steps_may_change(tmp_path):
 
 @pytest.mark.parametrize("below", [(), ("sweep",), ("tune",)])
 def test_what_was_written_before_a_field_was_there_resumes(tmp_path, below):
-    def config():
-        found = {"algorithm": encode(jaxrl.SAC())}
+    def config(gamma=0.99):
+        found = {"algorithm": encode(jaxrl.SAC(gamma=gamma))}
         for name in below:
             found = {name: found}
         return found
 
     old = config()
     algorithm = old[below[0]]["algorithm"] if below else old["algorithm"]
-    del algorithm["critic"]["dtype"], algorithm["imitate"]
+    del algorithm["critic"]["dtype"], algorithm["imitate"], algorithm["gamma"]
     RunDirectory(tmp_path, old).close()
     with RunDirectory(tmp_path, config()) as run:
         assert run.resumed
-    algorithm["gamma"] = 0.5
     RunDirectory(tmp_path / "other", old).close()
     init_from = "" if below else "--init-from .*other to begin"
-    with pytest.raises(RunDirectoryError, match=f"(?s)0.5 -> 0.99.*{init_from}"):
-        RunDirectory(tmp_path / "other", config())
+    with pytest.raises(RunDirectoryError, match=f"(?s)0.99 -> 0.5.*{init_from}"):
+        RunDirectory(tmp_path / "other", config(gamma=0.5))
 
 
 def test_another_configuration_is_refused_with_the_difference(tmp_path):
