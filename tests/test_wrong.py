@@ -10,6 +10,7 @@ import numpy as np
 import optax
 from flax import linen as nn
 from flax import nnx
+from helpers.golden import old_runs
 from helpers.refused import named, nothing_compiled, problems
 from helpers.registered import OWN_ALGORITHMS
 
@@ -30,7 +31,7 @@ def test_wrong_input_is_refused_as_it_was(capsys, monkeypatch, tmp_path):
     """With the same exit code or exception, and as many problems that name the same flags and fields."""
     jax.devices()  # the tests' four CPU devices exist before a --devices asks for others
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(GOLDEN / "runs" / "ppo", "there/run")
+    shutil.copytree(old_runs() / "ppo", "there/run")
     Path("there/file").write_text("")
     Path("there/empty").mkdir()
 
