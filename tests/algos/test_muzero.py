@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from helpers.on_policy import ACTIONS, SPEC, broken_moments, collect, learner
-from helpers.oracle import close, exact, gradient
+from helpers.oracle import affine, close, exact, gradient
 from helpers.programs import assert_equal
 from scipy.special import log_softmax
 
@@ -36,10 +36,6 @@ ALGO = jaxrl.MuZero(
     network=NETWORK,
 )
 KEY = jax.random.key(7)
-
-
-def affine(layer, x):
-    return x @ layer["kernel"] + layer["bias"]
 
 
 def stack(layers, x):

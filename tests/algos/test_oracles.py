@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from helpers import continuous, offline
 from helpers.continuous import BATCH, BOX, SPEC, transitions
-from helpers.oracle import EPS, close, descended, exact, stepped
+from helpers.oracle import EPS, affine, close, descended, exact, stepped
 from helpers.tiers import one_quick
 from scipy.special import log_softmax, logsumexp, softmax
 from scipy.stats import norm
@@ -89,10 +89,6 @@ def mean(x):
 
 
 # --- networks and equations ------------------------------------------------------------------------------------------
-
-
-def affine(layer, x):
-    return x @ layer["kernel"] + layer["bias"]
 
 
 def hidden(params, x):

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from helpers.on_policy import ACTIONS, SPEC, B, Data, T, broken_moments, collect, learner, updated, updated_on_two
-from helpers.oracle import close, exact, gradient
+from helpers.oracle import affine, close, exact, gradient
 from helpers.programs import assert_equal
 from helpers.tiers import one_quick
 from scipy.special import log_softmax, softmax
@@ -59,10 +59,6 @@ ALGO = jaxrl.REPPO(
 
 
 # --- networks in numpy ------------------------------------------------------------------------------------------------
-
-
-def affine(layer, x):
-    return x @ layer["kernel"] + layer["bias"]
 
 
 def stack(layers, x):

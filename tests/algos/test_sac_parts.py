@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.continuous import BATCH, BOX, SAC, SPEC, transitions
-from helpers.oracle import EPS, close, descended, exact, stepped
+from helpers.oracle import EPS, affine, close, descended, exact, stepped
 from helpers.programs import assert_equal
 from helpers.registered import OWN_ALGORITHMS
 from scipy.special import log_softmax, softmax
@@ -104,10 +104,6 @@ def updated(algo, state, transitions, key, progress=0.0):
 
 def mean(x):
     return np.mean(np.asarray(x)[..., COUNTED], axis=-1)
-
-
-def affine(layer, x):
-    return x @ layer["kernel"] + layer["bias"]
 
 
 def unit(action):

@@ -10,6 +10,10 @@ def exact(tree):
     return jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
 
 
+def affine(layer, x):
+    return x @ layer["kernel"] + layer["bias"]
+
+
 def gradient(loss, params, size=1e-6):
     """By central differences."""
     leaves, structure = jax.tree.flatten(exact(params))

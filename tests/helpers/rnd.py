@@ -5,16 +5,14 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from helpers.oracle import affine
+
 EPS = 1e-5  # of Adam
 FEW = 1e-8  # added to variances
 
 
 def as_numpy(tree):
     return jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
-
-
-def affine(layer, x):
-    return x @ layer["kernel"] + layer["bias"]
 
 
 def embedding(params, x):

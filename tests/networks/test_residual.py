@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from helpers.oracle import exact
+from helpers.oracle import affine, exact
 from jax.sharding import PartitionSpec
 
 from jaxrl.algos import train_state
@@ -43,10 +43,6 @@ def built(torso):
     params = jax.tree.map(lambda x: jnp.asarray(x + rng.normal(0.0, 0.1, x.shape), jnp.float32), params)
     nnx.update(module, params)
     return module, exact(params)["dense"]
-
-
-def affine(layer, x):
-    return x @ layer["kernel"] + layer["bias"]
 
 
 def normed(x):
