@@ -1,12 +1,12 @@
 """Every recurrent family with every core that unrolls in parallel: it learns from what acted, and can be kept."""
 
 import dataclasses
-import signal
 
 import jax
 import numpy as np
 import pytest
-from helpers.programs import ENV, NUM_ENVS, R2D2, RECURRENT_PPO, ROWS, SMALL, all_finite, anakin, assert_equal
+from algorithms import ALGORITHMS
+from helpers.programs import ENV, NUM_ENVS, ROWS, SMALL, Interrupt, all_finite, anakin, assert_equal
 from helpers.tiers import few, one_quick
 
 import jaxrl
@@ -14,25 +14,24 @@ from jaxrl.networks import LRU, Actor, ActorCritic, Critic, GTrXL, MinGRU, QNetw
 
 CORES = {"mingru": MinGRU(8, layers=2), "lru": LRU(8), "gtrxl": GTrXL(8, layers=2, heads=2, memory=5)}
 PENDULUM = jaxrl.make("gymnax:Pendulum-v1", max_steps_in_episode=12)
-SEQUENCES = {"sequence_length": 6, "burn_in": 2, "batch_size": 40, "capacity": NUM_ENVS * 32, "min_size": NUM_ENVS * 16}
-SEQUENCES |= {"rollout_length": 8, "replay_ratio": 1 / ROWS}
+SEQUENCES = {"sequence_length": 6, "burn_in": 2, "batch_size": 40, "replay_ratio": 1 / ROWS}
 
 
 def with_core(family, core):
     """Return the algorithm and its environment."""
     network = ActorCritic(SMALL, core=core, previous_action=True)
     policy, critic = Actor(torso=SMALL, core=core, widths=()), Critic(torso=SMALL, core=core, widths=())
-    made = {
-        "ppo": lambda: dataclasses.replace(RECURRENT_PPO, network=network, epochs=1, minibatches=1),
-        "a2c": lambda: jaxrl.A2C(rollout_length=8, network=network),
-        "impala": lambda: jaxrl.IMPALA(rollout_length=8, network=dataclasses.replace(network, shared=True)),
-        "vmpo": lambda: jaxrl.VMPO(rollout_length=8, minibatches=2, network=network),
-        "pqn": lambda: jaxrl.PQN(rollout_length=8, minibatches=2, network=QNetwork(SMALL, core=core)),
-        "r2d2": lambda: dataclasses.replace(R2D2, network=QNetwork(SMALL, core=core, previous_reward=True)),
-        "sac": lambda: jaxrl.SAC(policy=policy, critic=critic, **SEQUENCES),
-        "td3": lambda: jaxrl.TD3(policy=dataclasses.replace(policy, stochastic=False), critic=critic, **SEQUENCES),
-    }[family]()
-    return made, PENDULUM if family in ("sac", "td3") else ENV
+    fields = {
+        "recurrent_ppo": {"network": network, "epochs": 1, "minibatches": 1},
+        "a2c": {"network": network},
+        "impala": {"network": dataclasses.replace(network, shared=True)},
+        "vmpo": {"network": network},
+        "pqn": {"network": QNetwork(SMALL, core=core)},
+        "r2d2": {"network": QNetwork(SMALL, core=core, previous_reward=True)},
+        "sac": {"policy": policy, "critic": critic, **SEQUENCES},
+        "td3": {"policy": dataclasses.replace(policy, stochastic=False), "critic": critic, **SEQUENCES},
+    }[family]
+    return ALGORITHMS[family].replace(**fields), PENDULUM if family in ("sac", "td3") else ENV
 
 
 def train(family, core, iterations=6, **settings):
@@ -44,9 +43,9 @@ def train(family, core, iterations=6, **settings):
 @pytest.mark.parametrize(
     ("family", "core"),
     one_quick(
-        [(family, core) for family in ("ppo", "impala") for core in CORES],
-        ("ppo", "mingru"),
-        rest=[("ppo", "gtrxl"), ("ppo", "lru")],
+        [(family, core) for family in ("recurrent_ppo", "impala") for core in CORES],
+        ("recurrent_ppo", "mingru"),
+        rest=[("recurrent_ppo", "gtrxl"), ("recurrent_ppo", "lru")],
     ),
 )
 def test_an_update_unrolls_what_acted(family, core):
@@ -81,26 +80,12 @@ def test_every_family_learns_with_it_and_its_policy_can_be_kept(family, core, tm
         np.testing.assert_array_equal(*actions)
 
 
-class Interrupt:
-    """A logger that interrupts the run in the middle."""
-
-    done = False
-
-    def write(self, step, metrics):
-        if step >= 4 * ROWS and not self.done:  # a second signal would end it at once
-            self.done = True
-            signal.raise_signal(signal.SIGINT)
-
-    def close(self):
-        pass
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("family", few(["ppo", "r2d2"], "r2d2"))
+@pytest.mark.parametrize("family", few(["recurrent_ppo", "r2d2"], "r2d2"))
 def test_a_run_with_a_memory_of_steps_goes_on_bit_for_bit(family, tmp_path):
     settings = {"checkpoint_every": 2 * ROWS}
     whole = train(family, "gtrxl", iterations=12, run_dir=tmp_path / "whole", **settings)
-    half = train(family, "gtrxl", iterations=12, run_dir=tmp_path / "run", loggers=[Interrupt()], **settings)
+    half = train(family, "gtrxl", iterations=12, run_dir=tmp_path / "run", loggers=[Interrupt(4 * ROWS)], **settings)
     assert half.stopped == "interrupted" and half.total_steps < whole.total_steps
     resumed = train(family, "gtrxl", iterations=12, run_dir=tmp_path / "run", **settings)
     assert_equal(whole.state, resumed.state)

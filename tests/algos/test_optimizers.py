@@ -1,14 +1,13 @@
 """Optimizers: steps against the papers, their numbers traced, and any transformation of optax in their place."""
 
 import functools
-import signal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers.programs import assert_equal
+from helpers.programs import Interrupt, assert_equal
 from helpers.refused import refused
 from helpers.tiers import few
 
@@ -166,20 +165,6 @@ def test_rates_and_numbers_are_traced(cls):
     assert not np.allclose(alone[0]["bias"], alone[1]["bias"])
 
 
-class InterruptsAt:
-    """A logger that interrupts the run at a step; None: never."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def write(self, step, metrics):
-        if self.step is not None and step >= self.step:
-            signal.raise_signal(signal.SIGINT)
-
-    def close(self):
-        pass
-
-
 def noisy(learning_rate):
     return optax.chain(optax.add_noise(0.01, 0.55, jax.random.key(0)), optax.sgd(learning_rate, momentum=0.9))
 
@@ -189,15 +174,15 @@ def noisy(learning_rate):
 def test_any_transformation_of_optax_trains_and_resumes(optimizer, tmp_path):
     algo = jaxrl.PPO(optimizer=optimizer, rollout_length=8, network=SMALL, value_learning_rate=1e-3)
 
-    def trained(name, stop_at):
-        settings = {"loggers": [InterruptsAt(stop_at)], "evaluate_every": 0, "checkpoint_every": 64, "progress": False}
+    def trained(name, *loggers):
+        settings = {"loggers": loggers, "evaluate_every": 0, "checkpoint_every": 64, "progress": False}
         settings |= {"run_dir": tmp_path / name, "topology": jaxrl.Anakin(num_envs=8, devices=1)}
         return jaxrl.train(algo, "gymnax:CartPole-v1", total_steps=512, **settings)
 
-    whole = trained("whole", stop_at=None)
+    whole = trained("whole")
     assert any(row.get("update/gradient_norm", 0.0) > 0.0 for row in whole.metrics)
-    assert trained("halved", stop_at=128).stopped == "interrupted"
-    again = trained("halved", stop_at=None)
+    assert trained("halved", Interrupt(128)).stopped == "interrupted"
+    again = trained("halved")
     assert whole.stopped == again.stopped == "finished"
     assert_equal(whole.state.learner, again.state.learner)
 

@@ -10,7 +10,6 @@ import pytest
 from helpers import programs
 from helpers.field_tables import expected_table
 from helpers.on_policy import SPEC, B, T, broken_moments, collect, learner, moments, updated, updated_on_two
-from helpers.registered import OWN_ALGORITHMS
 from helpers.rnd import EPS, Past, as_numpy, slopes
 from helpers.tiers import one_quick
 
@@ -185,12 +184,6 @@ def test_what_follows_a_whole_episode_is_not_of_the_stream():
 def test_a_bonus_is_written_and_read():
     algo = jaxrl.PPO(exploration_bonus=RND(gamma=0.9, learning_rate=Linear(1e-3, 0.0), widths=(8, 8), torso=MLP((3,))))
     assert decode(encode(algo)) == algo
-
-
-def test_only_what_climbs_advantages_takes_a_bonus():
-    """AlphaZero had the field, and did not look at it."""
-    having = {name for name in OWN_ALGORITHMS if hasattr(jaxrl.make_algorithm(name), "exploration_bonus")}
-    assert having == {"ppo", "a2c", "impala", "vmpo"}
 
 
 @pytest.mark.long

@@ -1,34 +1,19 @@
 """Runs that learn from whichever rollouts are full, and end while their actors wait for room for the next."""
 
-import signal
 import time
 
 import numpy as np
+from algorithms import ALGORITHMS
 
 import jaxrl
 from helpers.patience import PATIENCE, within
-from helpers.programs import NUM_ENVS, SMALL, actor_threads, all_finite, plain
-from jaxrl import networks
+from helpers.programs import NUM_ENVS, Interrupt, actor_threads, all_finite, plain
 from jaxrl.parallel.sebulba.actors import ActorThreads
 from jaxrl.parallel.sebulba.learning import HostLearning
 from jaxrl.run import loop
 
 BATCH = NUM_ENVS // 2
-IMPALA = jaxrl.IMPALA(learning_rate=1e-2, rollout_length=8, network=networks.ActorCritic(torso=SMALL))
-
-
-class Interrupt:
-    """A logger that ends the run as a key press would, at its first row."""
-
-    done = False
-
-    def write(self, step, metrics):
-        if not self.done:
-            self.done = True  # a second one would not wait for the end of the chunk
-            signal.raise_signal(signal.SIGINT)
-
-    def close(self):
-        pass
+IMPALA = ALGORITHMS["impala"]
 
 
 def check_ends_while_groups_wait(env, monkeypatch, *, interrupted, **layout):

@@ -1,5 +1,6 @@
 """Small programs that several tests train: a second or so to run, and compiled once for all tests of a process."""
 
+import signal
 import threading
 from typing import Any
 
@@ -145,6 +146,31 @@ class Spoiled:
         return (state, steps_per_env + 1), timestep
 
 
+class Interrupt:
+    """A logger that ends the run as a key press would, at its first row at or after a step."""
+
+    def __init__(self, step=0):
+        self.step = step
+
+    def write(self, step, metrics):
+        if self.step is not None and step >= self.step:
+            self.step = None  # a second one would not wait for the end of the chunk
+            signal.raise_signal(signal.SIGINT)
+
+    def close(self):
+        pass
+
+
 def actor_threads():
     """The threads of host actors that run; others in the process (JAX's, a test runner's) come and go as they like."""
     return [thread for thread in threading.enumerate() if thread.name.startswith(("actor-", "stepper"))]
+
+
+def ran(topology, algo, env, iterations, seed=3):
+    """Return the state and the report after some iterations, as numpy; no thread is left."""
+    program = topology.bind(algo, env)
+    try:
+        return plain(program.chunk(algo, env, program.start(algo, env, seed), iterations, 100))
+    finally:
+        program.close()
+        assert not actor_threads()

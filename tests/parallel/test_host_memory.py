@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers import continuous, programs
+from algorithms import ALGORITHMS, BOX
+from helpers import programs
 from helpers.programs import ENV, NUM_ENVS, anakin, assert_equal
 from helpers.streams import rows_of
 from helpers.tiers import few
@@ -21,9 +22,8 @@ from jaxrl.parallel import memory, targets
 from jaxrl.parallel.replicas import SingleReplica
 from jaxrl.parallel.targets import Target
 
-BOX = jaxrl.make("probe:Truncated", max_steps=3, continuous=True)
 SERVED = ServedFromHost(ENV)
-SAC = continuous.ALGORITHMS["sac"].replace(capacity=NUM_ENVS * 32, batch_size=32)
+SAC = ALGORITHMS["sac"]
 LOCKSTEP = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True)
 RUNS = {
     "sac": (SAC, BOX, anakin()),

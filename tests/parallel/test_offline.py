@@ -8,7 +8,8 @@ import dm_env
 import gymnasium
 import numpy as np
 import pytest
-from helpers.programs import ALGORITHMS, ENV, NUM_ENVS, anakin, assert_equal, plain
+from algorithms import ALGORITHMS as TINY
+from helpers.programs import DQN, ENV, NUM_ENVS, anakin, assert_equal, plain
 from helpers.tiers import few, one_quick
 
 import jaxrl
@@ -22,27 +23,13 @@ from jaxrl.data import rings as data_rings
 from jaxrl.data.rows import EpisodeCutter
 from jaxrl.envs.configs import full_name
 from jaxrl.envs.host.jax_host import ServedFromHost
-from jaxrl.networks import Actor, Critic
 from jaxrl.parallel import memory, streamed
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel.experience import of_dataset
 from jaxrl.run import recording
 
-DQN = ALGORITHMS["dqn"]
 SHARDS = 4
-SMALL = {
-    "capacity": 256,
-    "min_size": 32,
-    "batch_size": 16,
-    "rollout_length": 4,
-    "replay_ratio": 1 / 16,
-    "policy": Actor(widths=(8,)),
-    "critic": Critic(widths=(8,)),
-}
-IMITATING = {
-    "sqil": jaxrl.SAC(imitate=True, **SMALL),
-    "gail": jaxrl.GAIL(discriminator=Critic(widths=(8,), ensemble=1), **SMALL),
-}
+IMITATING = {"sqil": TINY["sac_discrete"].replace(imitate=True), "gail": TINY["gail"]}
 
 
 class Episodes(list):

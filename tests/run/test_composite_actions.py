@@ -1,16 +1,14 @@
 """Actions that are dictionaries and tuples, from the environment to the files: who takes them, and that runs agree."""
 
-import functools
-
 import gymnasium
 import jax
 import numpy as np
 import pytest
-from helpers.programs import NUM_ENVS, ROWS, SMALL, anakin, assert_equal, plain
+from algorithms import ENVIRONMENTS
+from helpers.programs import ROWS
 from helpers.registered import OWN_ALGORITHMS
 
 import jaxrl
-from jaxrl import networks
 from jaxrl.buffers import fixed
 from jaxrl.cli import main
 from jaxrl.core import spaces
@@ -18,49 +16,11 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.sources import Replay
 from jaxrl.core.types import env_spec
 from jaxrl.data import rings
-from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.envs.probes import COMPOSITE
 
-ENV = jaxrl.make("probe:ActionReward", composite=True, terminate_after=3)
-HOST = "gymnasium:host_probes:Parts-v0"
-# With the KL of the whole action in its loss, and every part of the last action in its inputs.
-PPO = jaxrl.PPO(
-    objective="kl",
-    entropy_cost=0.01,
-    rollout_length=8,
-    epochs=2,
-    minibatches=2,
-    learning_rate=1e-2,
-    network=networks.ActorCritic(torso=SMALL, core=networks.GRU(8), previous_action=True, shared=True),
-)
+ENV, HOST = ENVIRONMENTS["composite"], "gymnasium:host_probes:Parts-v0"
 ON_POLICY = ("a2c", "impala", "ppo", "vmpo")
 TAKE_THEM = (*ON_POLICY, "dreamer")
-
-
-@functools.cache
-def run(topology, host=False, updates=6):
-    env = ServedFromHost(ENV) if host else ENV
-    program = topology.bind(PPO, env)
-    try:
-        state = program.start(PPO, env, 3)
-        state, report = program.chunk(PPO, env, state, updates, 2 * updates * PPO.rollout_length)
-        assert report.episodes.count > 20
-        return plain((state, report))
-    finally:
-        program.close()
-
-
-@pytest.mark.exhaustive
-def test_host_lockstep_is_the_compiled_run():
-    state, report = run(anakin())
-    on_host, host_report = run(jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True), host=True)
-    assert_equal(state.replace(env_state=()), on_host, 1e-5)
-    assert_equal(report, host_report.replace(actors={}), 1e-5)
-
-
-@pytest.mark.exhaustive
-def test_four_devices_are_one():
-    assert_equal(run(anakin()), run(anakin(devices=4)), 1e-5)
 
 
 @pytest.mark.parametrize("name", OWN_ALGORITHMS)

@@ -5,12 +5,11 @@ Two of them are killed, and not asked to stop, in tests/faults/test_kill_and_res
 
 import itertools
 import re
-import signal
 
 import jax
 import numpy as np
 import pytest
-from helpers.programs import DQN, ENV, NUM_ENVS, ROWS, all_finite, anakin, assert_equal
+from helpers.programs import DQN, ENV, NUM_ENVS, ROWS, Interrupt, all_finite, anakin, assert_equal
 from helpers.tiers import few
 
 import jaxrl
@@ -28,20 +27,6 @@ TABLE = [
     {"storage": "table", "capacity": NUM_ENVS * 20, "sampler": sampler, "remover": remover, "max_times_sampled": most}
     for sampler, remover, most in zip(SAMPLERS, itertools.cycle(REMOVERS), itertools.cycle([0, 4]))  # noqa: B905
 ]
-
-
-class Interrupt:
-    """A logger that ends the run as a key press would, once it has made half of its iterations."""
-
-    done = False
-
-    def write(self, step, metrics):
-        if step >= ITERATIONS // 2 * ROWS and not self.done:
-            self.done = True  # a second one would not wait for the end of the chunk
-            signal.raise_signal(signal.SIGINT)
-
-    def close(self):
-        pass
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +68,7 @@ def test_interrupted_and_started_again(choices, tmp_path):
             progress=False,
         )
 
-    whole, half = train(), train(tmp_path / "run", [Interrupt()])
+    whole, half = train(), train(tmp_path / "run", [Interrupt(ITERATIONS // 2 * ROWS)])
     assert half.stopped == "interrupted" and half.total_steps < whole.total_steps
     resumed = train(tmp_path / "run")
     assert resumed.stopped == "finished"

@@ -5,30 +5,25 @@ import importlib.util
 
 import jax
 import pytest
-from helpers.continuous import ALGORITHMS as CONTINUOUS
-from helpers.programs import DQN, PPO, R2D2, RECURRENT_PPO
+from algorithms import ALGORITHMS, BOX
+from helpers.programs import DQN, PPO, R2D2
 from helpers.tiers import few
 from helpers.tpu_compiler import tpu_compiler  # noqa: F401
 
 import jaxrl
 from jaxrl.cli import main
 from jaxrl.core.errors import ConfigError
-from jaxrl.networks import MLP, ActorCritic, MinAtarCNN, QNetwork
+from jaxrl.networks import ActorCritic, MinAtarCNN
 from jaxrl.parallel import targets
 
-ENV, BOX = jaxrl.make("probe:Truncated", max_steps=3), jaxrl.make("probe:Truncated", max_steps=3, continuous=True)
+ENV = jaxrl.make("probe:Truncated", max_steps=3)
 RUNS = {
-    "ppo": (PPO, ENV),
-    "recurrent ppo": (RECURRENT_PPO, ENV),
-    "dqn": (DQN, ENV),
+    **{name: (ALGORITHMS[name], ENV) for name in ("ppo", "recurrent_ppo", "dqn", "pqn", "impala", "a2c")},
     "r2d2": (R2D2.replace(batch_size=16), ENV),
     "flashbax": (DQN.replace(storage="flashbax", n_step=1), ENV),
-    "pqn": (jaxrl.PQN(rollout_length=4, minibatches=2, network=QNetwork(MLP((8,)))), ENV),
-    "impala": (jaxrl.IMPALA(rollout_length=4, network=PPO.network), ENV),
-    "a2c": (jaxrl.A2C(rollout_length=4, network=PPO.network), ENV),
     "minatar": (PPO, "gymnax:Breakout-MinAtar"),
     "brax": (PPO, "brax:inverted_pendulum"),
-    **{name: (algo, BOX) for name, algo in CONTINUOUS.items()},
+    **{name: (ALGORITHMS[name], BOX) for name in ("sac", "crossq_continuous", "mpo", "td3", "ddpg", "d4pg")},
 }
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from helpers import clusters
 from helpers.pools import check_ends_while_groups_wait
-from helpers.programs import NUM_ENVS, PPO, assert_equal, plain
+from helpers.programs import NUM_ENVS, PPO, assert_equal, plain, ran
 from helpers.tiers import few
 
 import jaxrl
@@ -122,12 +122,9 @@ def test_what_cannot_be_replaced_is_a_clear_stop(cluster, fault, remote, words):
 def test_a_run_is_the_same_wherever_its_environments_are(cluster):
     env, found = jaxrl.make("gymnasium:CartPole-v1"), []
     for remote in (None, HALF):
-        program = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, groups=2, lockstep=True, remote=remote).bind(PPO, env)
-        try:
-            state, report = program.chunk(PPO, env, program.start(PPO, env, 3), 4, 100)
-            found.append(plain((state, report.replace(actors={}))))
-        finally:
-            program.close()
+        topology = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, groups=2, lockstep=True, remote=remote)
+        state, report = ran(topology, PPO, env, 4)
+        found.append((state, report.replace(actors={})))
     assert_equal(*found)
 
 
@@ -136,13 +133,10 @@ def test_a_run_is_the_same_where_actors_have_the_policy(cluster):
     env, found = jaxrl.make("gymnasium:CartPole-v1"), []
     there = Remote(actors=2, policy=True, cpus=0.5)
     for layout in ({"actors": 2}, {"remote": there}):
-        program = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True, lag=1, **layout).bind(PPO, env)
-        try:
-            state, report = program.chunk(PPO, env, program.start(PPO, env, 3), 4, 100)
-            found.append(plain((state, report.replace(actors={}))))
-            assert report.actors["policy_lag"] == pytest.approx(3 / 4) and report.actors["inference_batch"] == 4
-        finally:
-            program.close()
+        topology = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True, lag=1, **layout)
+        state, report = ran(topology, PPO, env, 4)
+        found.append((state, report.replace(actors={})))
+        assert report.actors["policy_lag"] == pytest.approx(3 / 4) and report.actors["inference_batch"] == 4
     assert_equal(*found, 1e-5)
 
 

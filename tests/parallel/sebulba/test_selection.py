@@ -6,15 +6,15 @@ import time
 
 import numpy as np
 import pytest
+from algorithms import ALGORITHMS
 from helpers.patience import PATIENCE, within
 from helpers.pools import check_ends_while_groups_wait
-from helpers.programs import ALGORITHMS, ENV, NUM_ENVS, ROWS, SMALL, actor_threads, all_finite, assert_equal, plain
+from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, actor_threads, all_finite, assert_equal, plain, ran
 from helpers.spoiled import Spoiled
 from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxrl
-from jaxrl import networks
 from jaxrl.core import config
 from jaxrl.core.errors import ConfigError, EnvironmentFailedError
 from jaxrl.core.types import env_spec
@@ -25,8 +25,7 @@ from jaxrl.parallel.sebulba.selection import OldestFull, OneOfEveryGroup, batche
 
 HOST = ServedFromHost(ENV)
 LENGTH = 8
-IMPALA = jaxrl.IMPALA(learning_rate=1e-2, rollout_length=LENGTH, network=networks.ActorCritic(torso=SMALL))
-IMPALA = IMPALA.resolve(env_spec(HOST), 4)
+IMPALA = ALGORITHMS["impala"].resolve(env_spec(HOST), 4)
 
 # --- which rollouts make a batch ---------------------------------------------------------------------------------
 
@@ -168,7 +167,7 @@ def test_a_group_that_hangs_for_too_long_is_named_though_others_fill_every_batch
 @pytest.mark.parametrize("devices", [1, 2])
 def test_each_rollout_is_normalized_as_it_was_acted(devices):
     """Of parameters that never change, the statistics of each version alone do: every probability ratio is 1."""
-    algo, free = ALGORITHMS["ppo"].replace(learning_rate=1e-30, normalize_observation=True), threading.Event()
+    algo, free = PPO.replace(learning_rate=1e-30, normalize_observation=True), threading.Event()
     env = FirstIsSlow(ENV, at=5, then=lambda host: free.wait(PATIENCE))
     program = jaxrl.Sebulba(num_envs=NUM_ENVS, actors=4, learner_batch=4, devices=devices, shards=2).bind(algo, env)
     mixed, divergence, until = False, [], time.monotonic() + PATIENCE / 2
@@ -205,15 +204,11 @@ def test_it_learns_and_resumes_with_other_random_numbers(tmp_path, monkeypatch):
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["recurrent_ppo", "impala"])
 def test_a_pool_of_one_group_takes_what_a_round_takes(name):
-    algo = IMPALA if name == "impala" else ALGORITHMS[name]
+    algo = ALGORITHMS[name].resolve(env_spec(HOST), 4)
     found = []
     for topology in ({"lockstep": True}, {"learner_batch": NUM_ENVS}):
-        program = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, **topology).bind(algo, HOST)
-        try:
-            state, report = program.chunk(algo, HOST, program.start(algo, HOST, 3), 1, 100)
-            found.append(plain((state, report.replace(actors={}))))
-        finally:
-            program.close()
+        state, report = ran(jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, **topology), algo, HOST, 1)
+        found.append((state, report.replace(actors={})))
     assert_equal(*found)
 
 

@@ -8,25 +8,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from algorithms import ALGORITHMS
 from flax import struct
 from gymnasium.envs.classic_control import CartPoleEnv
 from helpers.patience import PATIENCE, within
 from helpers.programs import (
-    ALGORITHMS,
     ENV,
     NUM_ENVS,
-    R2D2,
     ROWS,
-    SMALL,
-    actor_threads,
     all_finite,
     anakin,
     assert_equal,
     plain,
+    ran,
 )
 
 import jaxrl
-from jaxrl import networks
 from jaxrl.core.types import env_spec
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel.host_rollout import HostSteps
@@ -40,24 +37,13 @@ HOST_SPEC = env_spec(HOST)
 
 
 def run(name, iterations=6, seed=3, **topology):
-    """The state and the report after some iterations, as numpy; and no thread is left."""
-    algo = R2D2 if name == "r2d2" else ALGORITHMS[name]
-    program = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, **topology).bind(algo, HOST)
-    try:
-        state = program.start(algo, HOST, seed)
-        state, report = program.chunk(algo, HOST, state, iterations, 100)
-        return plain((state, report))
-    finally:
-        program.close()
-        assert not actor_threads()
+    return ran(jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, **topology), ALGORITHMS[name], HOST, iterations, seed)
 
 
 @pytest.fixture(scope="module")
 def compiled():
     """The same run as one program."""
-    algo = ALGORITHMS["recurrent_ppo"]
-    program = anakin().bind(algo, ENV)
-    return plain(program.chunk(algo, ENV, program.start(algo, ENV, 3), 6, 100))
+    return ran(anakin(), ALGORITHMS["recurrent_ppo"], ENV, 6)
 
 
 @pytest.mark.long
@@ -86,16 +72,13 @@ def test_workers_step_while_one_call_acts_for_all_their_environments(monkeypatch
 
     monkeypatch.setattr(HostSteps, "act", counted)
     monkeypatch.setattr(CartPoleEnv, "step", lambda self, action: stepped.append(1) or step(self, action))
-    algo, found = ALGORITHMS["ppo"], []
+    found = []
     for workers in (0, 2):
         acted.clear(), stepped.clear()
         env = jaxrl.make("gymnasium:CartPole-v1", workers=workers, max_episode_steps=5)
-        program = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True).bind(algo, env)
-        try:
-            state, report = program.chunk(algo, env, program.start(algo, env, 3), 3, 100)
-            found.append(plain((state, report.replace(actors={}))))
-        finally:
-            program.close()
+        topology = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True)
+        state, report = ran(topology, ALGORITHMS["ppo"], env, 3)
+        found.append((state, report.replace(actors={})))
         assert acted == [NUM_ENVS] * 3 * 8 and report.actors["inference_batch"] == NUM_ENVS
         assert report.episodes.count == 4 * NUM_ENVS
         assert len(stepped) == (0 if workers else 5 * 4 * NUM_ENVS), "the step after an end only resets"
@@ -164,8 +147,7 @@ class Kept:
 @pytest.mark.long
 def test_impala_learns_from_every_rollout_once_while_others_wait(monkeypatch):
     """With a learner so slow that both queues are full whenever it learns, and policies two or three updates old."""
-    impala = jaxrl.IMPALA(learning_rate=1e-2, rollout_length=8, network=networks.ActorCritic(torso=SMALL))
-    algo, learn = Kept(impala.resolve(HOST_SPEC, NUM_ENVS)), HostLearning.learn
+    algo, learn = Kept(ALGORITHMS["impala"].resolve(HOST_SPEC, NUM_ENVS)), HostLearning.learn
     program = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, actors=2, queue=2).bind(algo, HOST)
     assert not program.host.topology.lockstep
 
