@@ -3,25 +3,19 @@
 Nothing is compiled: a state that comes back with another type than it had is found while tracing.
 """
 
-import dataclasses
 import os
 import sys
 
 os.environ["JAX_ENABLE_X64"] = "1"
 
 import jax
-import numpy as np
+from golden.make_programs import of_data
 
 import jaxrl
-from helpers.made import made
 from jaxrl.core import sources
-from jaxrl.core.keys import root_key
-from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import env_spec
-from jaxrl.data import views
 from jaxrl.networks import GRU, MLP, Actor, ActorCritic, CategoricalValues, Critic, QNetwork, QuantileValues
 from jaxrl.parallel.experience import learns_from_dataset
-from jaxrl.parallel.replicas import SingleReplica
 
 DISCRETE, CONTINUOUS = "gymnax:CartPole-v1", "gymnax:Pendulum-v1"
 SMALL = {"min_size": 8, "batch_size": 8, "capacity": 64}
@@ -30,12 +24,9 @@ TORSO = MLP((8,))
 
 
 def _by_default():
-    """Every registered algorithm at its defaults but for sizes, in each environment that it takes."""
+    """Every registered algorithm at its defaults but for MuZero's sizes, in each environment that it takes."""
     for name, kind in jaxrl.ALGORITHMS.items():
-        fields = {field.name for field in dataclasses.fields(kind)}
-        settings = SEQUENCES if name in ("dreamer", "r2d2") else SMALL
-        settings = settings | {"capacity": 512} if name == "muzero" else {}
-        algo = kind(**{key: value for key, value in settings.items() if key in fields})
+        algo = kind(**SMALL | {"capacity": 512}) if name == "muzero" else kind()
         for word, env in (("discrete", DISCRETE), ("continuous", CONTINUOUS)):
             if not algo.resolve(spec := env_spec(jaxrl.make(env)), 8).validate(spec, 8, 1):
                 yield f"{name} {word}", algo, env
@@ -71,30 +62,15 @@ def _other_state():
 
 
 def trace(algo, env):
-    """Trace a training; of an algorithm that only learns from datasets an update.
+    """Trace a training; of an algorithm that only learns from datasets its updates.
 
     Raises:
       TypeError: a state comes back with another type than it had.
     """
     if not learns_from_dataset(algo):
         return jax.eval_shape(jaxrl.make_train(algo, env, total_steps=64), jax.random.key(0))
-    spec = env_spec(jaxrl.make(env))
-    algo = resolve_schedules(algo.resolve(spec, 1), np.float32(0.0))
-    key = root_key(0)
-    act = np.zeros((9, *spec.action_space.shape), spec.action_space.dtype)
-    see = np.zeros((9, *spec.observation_space.shape), spec.observation_space.dtype)
-    batch = views.transitions(dataclasses.replace(made(8, "truncated"), observation=see, action=act, extras={}))
-
-    def update(state):
-        batches = dict.fromkeys(algo.experience, batch)
-        return algo.update(state, batches, spec=spec, key=key, replicas=SingleReplica())[0]
-
-    state = jax.eval_shape(lambda: algo.init(key, spec))
-    after = jax.eval_shape(update, state)
-    for (path, one), other in zip(jax.tree.leaves_with_path(state), jax.tree.leaves(after), strict=True):
-        if (one.shape, one.dtype) != (other.shape, other.dtype):
-            raise TypeError(f"{jax.tree_util.keystr(path)} is {one}, and {other} after an update")
-    return after
+    env = jaxrl.make(env)
+    return of_data(algo.resolve(env_spec(env), 1), env)
 
 
 if __name__ == "__main__":

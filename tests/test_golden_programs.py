@@ -1,0 +1,47 @@
+"""Programs are those of `golden/programs.json`: a change that is meant to change none has changed none."""
+
+import json
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from golden.make_programs import FILE, digest, programs
+from helpers.tiers import one_quick
+
+HASHES = json.loads(FILE.read_text())
+PROGRAMS = programs()
+REWRITE = "if this is meant, name it in the commit and run .venv/bin/python tests/golden/make_programs.py"
+LOCKED = re.search(r"^jax==(\S+)", (Path(__file__).parents[1] / "requirements.lock").read_text(), re.MULTILINE)[1]
+needs_the_locks_jax = pytest.mark.skipif(
+    jax.__version__ != LOCKED, reason=f"the programs are those of JAX {LOCKED} in requirements.lock"
+)
+QUICK = ["ppo anakin", "ppo sebulba", "bc offline"]
+LONG = [name for name in PROGRAMS if name.endswith("anakin")]
+LONG += ["dqn sebulba", "td3 offline", "preset cleanrl-sac", "preset impala-paper", "preset craftax-gtrxl"]
+
+
+def test_the_file_has_every_program_and_the_locks_jax():
+    known, now = set(HASHES), {"jax", *PROGRAMS}
+    assert known == now, f"new: {sorted(now - known)}, gone: {sorted(known - now)}; {REWRITE}"
+    assert HASHES["jax"] == LOCKED, REWRITE
+
+
+@needs_the_locks_jax
+@pytest.mark.parametrize("name", one_quick(PROGRAMS, *QUICK, rest=LONG))
+def test_a_program_is_what_it_was(name):
+    assert digest(*PROGRAMS[name]) == HASHES[name], f"{name} has changed; {REWRITE}"
+
+
+def test_names_do_not_count_and_operations_do():
+    def lower(inner):
+        return [jax.jit(lambda x: {"a": inner(x)}).lower(1.0)]
+
+    def twice(x):
+        return x + x
+
+    def double(x):
+        return x + x
+
+    assert digest(lower, jax.jit(twice)) == digest(lower, jax.jit(double)) != digest(lower, jnp.square)
