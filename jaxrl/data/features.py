@@ -64,7 +64,8 @@ def new_example() -> Any:
     """Return an empty `tf.train.Example`, whose `features.feature` maps names to lists of bytes, float32 or int64."""
     from tensorflow_datasets.proto import tf_example_pb2
 
-    return tf_example_pb2.Example()  # ty: ignore[missing-attribute]  # made at run time
+    messages: Any = tf_example_pb2  # which protobuf makes at run time
+    return messages.Example()
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------

@@ -144,4 +144,4 @@ def digest(lower, *arguments):
 
 if __name__ == "__main__":
     hashes = {name: digest(*program) for name, program in programs().items()}
-    FILE.write_text(json.dumps(dict(sorted({"jax": jax.__version__} | hashes.items())), indent=1) + "\n")
+    FILE.write_text(json.dumps(dict(sorted(({"jax": jax.__version__} | hashes).items())), indent=1) + "\n")
