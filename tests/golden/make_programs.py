@@ -46,6 +46,7 @@ ELSEWHERE = {
     "dm_control:walker-walk": (24, 6),
     "playground:CheetahRun": (17, 6),
 }
+jax.config.update("jax_numpy_dtype_promotion", "strict")  # as in tests; it changes which calls programs share
 KEY, ONE, STEPS = jax.eval_shape(lambda: jax.random.key(0)), np.int32(1), np.float32(1e3)
 
 
