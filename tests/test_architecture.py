@@ -25,7 +25,8 @@ STRANGERS = {("parallel", "algos"), ("algos", "envs"), ("algos", "buffers"), ("b
 MOST_PAIRS = 60
 
 # Tokens of code in all: a landing may lower these numbers, and nothing raises them.
-MOST_TOKENS = {"jaxrl": 416_520, "tests": 528_600}
+MOST_TOKENS = {"jaxrl": 405_562, "tests": 527_900}
+MOST_DATA = 54_653  # bytes of TOML and JSON in jaxrl/
 # Names that say less than the field's noun would; in these packages none is left.
 RIDDLES = {"told", "asked", "given", "shown", "kept", "wanted"}
 WITHOUT_RIDDLES = PACKAGES
@@ -143,6 +144,11 @@ def test_topologies_answer_for_themselves():
 @pytest.mark.parametrize("folder", MOST_TOKENS)
 def test_the_code_does_not_grow(folder):
     assert tokens_of(ROOT / folder) <= MOST_TOKENS[folder]
+
+
+def test_the_data_do_not_grow():
+    kept = [path for path in CODE.rglob("*.*") if path.suffix in (".json", ".toml") and path.name != "table.json"]
+    assert sum(path.stat().st_size for path in kept) <= MOST_DATA
 
 
 def test_docstrings_open_with_a_verb_or_a_noun():
