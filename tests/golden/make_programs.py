@@ -46,7 +46,6 @@ ELSEWHERE = {
     "dm_control:walker-walk": (24, 6),
     "playground:CheetahRun": (17, 6),
 }
-jax.config.update("jax_numpy_dtype_promotion", "strict")  # as in tests; it changes which calls programs share
 KEY, ONE, STEPS = jax.eval_shape(lambda: jax.random.key(0)), np.int32(1), np.float32(1e3)
 
 
@@ -144,5 +143,6 @@ def digest(lower, *arguments):
 
 
 if __name__ == "__main__":
+    jax.config.update("jax_numpy_dtype_promotion", "strict")  # as in tests; it changes which calls programs share
     hashes = {name: digest(*program) for name, program in programs().items()}
     FILE.write_text(json.dumps(dict(sorted(({"jax": jax.__version__} | hashes).items())), indent=1) + "\n")

@@ -14,7 +14,7 @@ TESTS = Path(__file__).parents[1]
 def traced(*cases):
     """The cases of `helpers/x64.py` that a process with 64 bits traces: of those named, or all."""
     environment = {**os.environ, "PYTHONPATH": os.fspath(TESTS), "JAX_NUM_CPU_DEVICES": "1"}
-    command = [sys.executable, os.fspath(TESTS / "helpers" / "x64.py"), *cases]
+    command = [sys.executable, "-m", "helpers.x64", *cases]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.splitlines()
