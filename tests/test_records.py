@@ -17,20 +17,8 @@ RECORDS = {path.name: json.loads(path.read_text()) for path in (ROOT / "benchmar
 LOST = {
     f"{name}.json"
     for name in """
-    cores curve-dreamer export-latency gallery jax-or-envpool learning-alphazero-tic-tac-toe
-    learning-defaults-ablation-hl-gauss-smoothed learning-defaults-ablation-hl-gauss-squared
-    learning-defaults-ablation-hl-gauss-two-hot learning-defaults-ablation-muon-acrobot-adam
-    learning-defaults-ablation-muon-acrobot-muon learning-defaults-ablation-muon-cartpole-adam
-    learning-defaults-ablation-muon-cartpole-muon learning-defaults-ablation-symlog-normalized
-    learning-defaults-ablation-symlog-raw learning-defaults-ablation-symlog-symlog learning-defaults-cartpole-dqn
-    learning-defaults-cartpole-pqn learning-defaults-catch-muzero learning-defaults-jaxmarl-spread-mappo
-    learning-defaults-jaxmarl-spread learning-defaults-memory-chain-ppo-gru
-    learning-defaults-memory-chain-ppo-gtrxl learning-defaults-memory-chain-ppo-lru
-    learning-defaults-memory-chain-ppo-mingru learning-defaults-pendulum-1024-ppo
-    learning-defaults-pendulum-1024-sac learning-defaults-pendulum-1024-td3 learning-defaults-pendulum-2500-droq
-    learning-defaults-pendulum-2500-redq learning-defaults-pendulum-2500-sac learning-defaults-pendulum-2500-tqc
-    learning-defaults-pendulum-reppo learning-defaults-pendulum-sac learning-defaults-pendulum-td3
-    learning-self-play-connect-four learning-self-play-tic-tac-toe policy replay-memory samplers targets uneven
+    cores curve-dreamer gallery jax-or-envpool learning-alphazero-tic-tac-toe learning-self-play-connect-four
+    learning-self-play-tic-tac-toe targets
 """.split()
 }
 ROWS = " ".join(f"{row.kind}-{row.name}" for row in ZOO.rows.values())
