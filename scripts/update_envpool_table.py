@@ -98,7 +98,7 @@ def endings(name: str) -> str:
     limit = f"{own:,} steps" if 0 < own < 2**31 - 1 else "no limit"
     if not cut:
         return f"{limit}; it terminates before, after {longest} here"
-    return f"{limit}, told{', one step late' if cut == {LIMIT + 1} else ''}" + f", at {cut}" * (min(cut) < LIMIT)
+    return f"{limit}, truncated{', one step late' if cut == {LIMIT + 1} else ''}" + f", at {cut}" * (min(cut) < LIMIT)
 
 
 def limited(name: str):
@@ -151,7 +151,7 @@ def main(chosen: list[str]) -> None:
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         results = pool.map(in_a_process, [name for *_, name in all_of.values()])
         lines = [
-            "| family | names | example | observation | action | its limit | here |",
+            "| family | names | example | observation | action | time limit | tests |",
             "|---|---|---|---|---|---|---|",
         ]
         for (family, (count, usable, name)), row in zip(all_of.items(), results, strict=True):
