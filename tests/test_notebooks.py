@@ -129,7 +129,7 @@ def test_datasets_go_out_and_in_and_are_learnt_from(tmp_path):
 
     assert (tmp_path / "data" / "cartpole" / "1.0.0" / "dataset_info.json").is_file()
     report = printed("dataset.report()")
-    assert "40 episodes" in report and "no faults found" in report
+    assert "40 episodes" in report and "no errors found" in report
     assert base64.b64decode(outputs_of(notebook, "views.return_to_go(")[-1].data["image/png"]).startswith(b"\x89PNG")
     assert "36 episodes to train on, 4 held out" in printed("dataset.split(")
     assert "(4, 32, 3)" in printed("loader.take(")

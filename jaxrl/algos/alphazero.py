@@ -68,7 +68,7 @@ class AlphaZero(SearchFields, AdvantageFields, MinibatchFields, PolicyValueActin
         problems = field_problems(self) + search.problems("AlphaZero", spec)
         if spec.num_agents > 1:
             problems.append(
-                f"AlphaZero plans for one agent, and {spec.name} has {spec.num_agents}; of PGX's games of two players "
+                f"AlphaZero plans for one agent, but {spec.name} has {spec.num_agents}; for PGX's games of two players "
                 "use opponent=turns"
             )
         problems += network_problems("AlphaZero.network", self.network, spec, SEQUENCE_INPUTS)

@@ -160,7 +160,9 @@ def _explain_unknown_fields(cls: Any) -> None:
     @functools.wraps(original)
     def init(self, *arguments, **fields):
         if arguments:
-            raise ConfigError(f"{cls.__name__} takes its settings by name, such as {cls.__name__}(learning_rate=1e-3)")
+            raise ConfigError(
+                f"{cls.__name__} takes keyword arguments only, such as {cls.__name__}(learning_rate=1e-3)"
+            )
         try:
             original(self, **fields)
         except TypeError:
@@ -186,15 +188,15 @@ def as_algorithm(algo: Algorithm | str) -> Algorithm:
     if isinstance(algo, str):
         return make_algorithm(algo)
     if isinstance(algo, type):
-        raise ConfigError(f"{algo.__name__} is a class; pass one of it: {algo.__name__}()")
+        raise ConfigError(f"{algo.__name__} is a class; pass an instance: {algo.__name__}()")
     if isinstance(algo, Algorithm):
         return algo
     missing = [name for name in vars(Algorithm) if not name.startswith("_") and not hasattr(algo, name)]
     if hasattr(algo, "act") or hasattr(algo, "update"):
         raise ConfigError(
-            f"{type(algo).__name__} lacks {', '.join(missing)}, which every algorithm has (docs/new_algorithm.md)"
+            f"{type(algo).__name__} lacks {', '.join(missing)}, which every algorithm needs (docs/new_algorithm.md)"
         )
-    raise ConfigError(f"{algo!r:.80} is not an algorithm; pass one, such as jaxrl.PPO(), or its name")
+    raise ConfigError(f"{algo!r:.80} is not an algorithm; pass an instance, such as jaxrl.PPO(), or its name")
 
 
 def make_algorithm(name: str, **fields: Any) -> Algorithm:
@@ -206,7 +208,7 @@ def make_algorithm(name: str, **fields: Any) -> Algorithm:
     try:
         cls = ALGORITHMS[name.lower()]
     except KeyError:
-        raise unknown("algorithm", name, ALGORITHMS, "jaxrl algos lists them") from None
+        raise unknown("algorithm", name, ALGORITHMS, "'jaxrl algos' lists them") from None
     return as_algorithm(replace(cls(), **fields))
 
 
@@ -254,7 +256,7 @@ def network_problems(label: str, network: Readable, spec: EnvSpec, known: frozen
 
 def unresolved(algo: Any, field: str) -> ConfigError:
     """Return the error for an algorithm that is used while `field` still depends on the environment."""
-    return ConfigError(f"{type(algo).__name__}.{field} is open; call algo.resolve(spec, num_envs) before")
+    return ConfigError(f"{type(algo).__name__}.{field} is not set; call algo.resolve(spec, num_envs) first")
 
 
 def field_problems(algo: "DataclassInstance") -> list[str]:
@@ -289,10 +291,12 @@ def _value_problems(label: str, field: dataclasses.Field, value: Any) -> list[st
     if callable(field.default) and traced and not is_schedule(field.default):
         return optimizer_problems(label, value)
     if isinstance(value, StaticFunction):
-        return [f"{label} is a function; what changes is a schedule, such as jaxrl.schedules.Linear"]
+        return [f"{label} is a function; to change a number, use a schedule, such as jaxrl.schedules.Linear"]
     if isinstance(field.default, Readable) and (isinstance(value, type) or not isinstance(value, Readable)):
         expected = type(field.default).__name__
-        own = ", or your own module by from_linen(...), from_nnx(...) or from_equinox(...) there (docs/own_network.md)"
+        own = (
+            ", or your own module with from_linen(...), from_nnx(...) or from_equinox(...) of it (docs/own_network.md)"
+        )
         own = own if expected in ("ActorCritic", "QNetwork") else ""
         return [f"{label}={value!r:.80} is not a network; pass {expected}(...) of jaxrl.networks{own}"]
     if value is None and not _takes_none(field):

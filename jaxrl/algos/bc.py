@@ -60,7 +60,7 @@ class BC(NormalizationFields):
                 f"BC needs a bounded Box of actions, shape (n,), or a Discrete space, but {spec.name} has {space!r}"
             )
         if isinstance(space, spaces.Discrete) and not self.policy.stochastic:
-            problems.append(f"BC.policy={self.policy!r} is for a Box, not for {space!r}; use stochastic=True")
+            problems.append(f"BC.policy={self.policy!r} needs a Box, not {space!r}; use stochastic=True")
         if not problems:
             problems = network_problems("BC.policy", self.policy, spec, TRANSITION_INPUTS)
         return problems

@@ -136,7 +136,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
         problems, name = field_problems(self), type(self).__name__
         if not isinstance(spec.action_space, spaces.Discrete):
             problems.append(
-                f"{name} chooses among discrete actions, but {spec.name} has {spec.action_space!r}; use PPO or A2C"
+                f"{name} needs a Discrete action space, but {spec.name} has {spec.action_space!r}; use PPO or A2C"
             )
         else:
             known = SEQUENCE_INPUTS if self.recurrent else TRANSITION_INPUTS

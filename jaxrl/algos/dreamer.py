@@ -105,7 +105,7 @@ class Dreamer(ReplayFields, DiscountFields):
         problems = field_problems(self)
         for leaf in spaces.leaves(spec.action_space):
             if isinstance(leaf, spaces.Box) and not (leaf.bounded and (leaf.low < leaf.high).all()):
-                problems.append(f"Dreamer needs actions within bounds, but {spec.name} has {leaf!r}; use PPO")
+                problems.append(f"Dreamer needs bounded actions, but {spec.name} has {leaf!r}; use PPO")
         if not isinstance(self.network, WorldModel):
             return [*problems, f"Dreamer.network={self.network!r:.80} must be a jaxrl.networks.WorldModel"]
         return problems or network_problems("Dreamer.network", self.network, spec, SEQUENCE_INPUTS)

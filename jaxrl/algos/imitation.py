@@ -24,8 +24,8 @@ def rewarded(batch: Mapping[str, Any], replicas: Replicas) -> TransitionBatch:
     own, expert = batch["replay"], batch["demonstrations"]
     if expert.rewards.shape[1] > 1 and expert.bootstrap.dtype != bool:
         raise ConfigError(
-            f"imitate=True with n_step={expert.rewards.shape[1]}: of discounts within episodes a transition holds the "
-            "product alone, by which rewards of 1 a step cannot be discounted; use n_step=1"
+            f"imitate=True with n_step={expert.rewards.shape[1]}: the dataset has discounts within episodes, and an "
+            "n-step transition stores only their product, not one per reward; use n_step=1"
         )
     taken = jnp.arange(expert.rewards.shape[1], dtype=jnp.int32)[None] < expert.steps[:, None]
     own = own.replace(rewards=jnp.zeros_like(own.rewards))

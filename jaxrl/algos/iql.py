@@ -63,7 +63,7 @@ class IQL(StochasticActing, TargetFields, ReplayFields, NStepFields):
         networks = off_policy.problems("IQL", self.policy, self.critic, spec, stochastic=True, discrete=True)
         problems, head = field_problems(self) + networks, self.value.head
         if self.value.ensemble != 1 or not isinstance(head, ActionValues) or head.noisy:
-            problems.append(f"IQL.value={self.value!r} must be one number: ensemble=1 and head=ActionValues()")
+            problems.append(f"IQL.value={self.value!r} must predict one number: use ensemble=1 and head=ActionValues()")
         problems += off_policy.dropout_problems("IQL.value", self.value)
         return problems + ([] if networks else network_problems("IQL.value", self.value, spec, TRANSITION_INPUTS))
 

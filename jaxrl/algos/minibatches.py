@@ -103,7 +103,7 @@ def minibatch_indices(
       ValueError: what `minibatch_problems` would have said.
     """
     if count is None or epochs is None:
-        raise ConfigError("epochs or minibatches is open; call algo.resolve(spec, num_envs) before")
+        raise ConfigError("epochs or minibatches is not set; call algo.resolve(spec, num_envs) first")
     problems = minibatch_problems(rows=rows, num_envs=num_envs, shards=replicas.shards, count=count, by=by)
     if problems:
         raise ValueError("\n".join(problems))

@@ -84,11 +84,11 @@ def problems(
         found.append(f"{name}.policy={policy!r} must have stochastic={stochastic}")
     found += [] if dropout else dropout_problems(f"{name}.critic", critic)
     if head.noisy:
-        found.append(f"{name}.critic: noisy heads are unsupported here ({head!r}); set noisy=False")
+        found.append(f"{name}.critic: noisy heads are not supported ({head!r}); set noisy=False")
     heads = heads or ((ActionValues,) if stochastic else (ActionValues, CategoricalValues, QuantileValues))
     if not isinstance(head, heads):
         allowed = " or ".join(f"{kind.__name__}()" for kind in heads)
-        found.append(f"{name}.critic.head={head!r} must be {allowed}; SAC, TD3 and MPO have categorical values")
+        found.append(f"{name}.critic.head={head!r} must be {allowed}; SAC, TD3 and MPO support categorical values")
     return found
 
 
@@ -96,7 +96,7 @@ def dropout_problems(label: str, critic: Critic) -> list[str]:
     """Explain that a network, the value of the field `label`, drops nothing here; empty if it has no dropout."""
     if not critic.dropout:
         return []
-    what = "only the critics of SAC, CrossQ and GAIL drop outputs"
+    what = "only the critics of SAC, CrossQ and GAIL support dropout"
     return [f"{label}: dropout={critic.dropout} has no effect here, as {what}; set dropout=0.0"]
 
 

@@ -178,8 +178,8 @@ class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
             values["policy_loss"] = (self.policy_loss or clipped_surrogate)(log_ratio, advantage, self.clip)
             if (shape := jnp.shape(values["policy_loss"])) != log_ratio.shape:
                 raise ConfigError(
-                    f"PPO.policy_loss={self.policy_loss!r} returned the shape {shape}; return the loss of every entry, "
-                    f"here {log_ratio.shape}"
+                    f"PPO.policy_loss={self.policy_loss!r} returned shape {shape}; it must return one loss per entry, "
+                    f"with shape {log_ratio.shape}"
                 )
             metrics = weighted_means(values, acting, replicas)
         else:

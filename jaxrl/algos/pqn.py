@@ -75,7 +75,7 @@ class PQN(MinibatchFields, QLearningFields):
         problems = field_problems(self) + self._minibatch_problems(num_envs, shards)
         if not isinstance(spec.action_space, spaces.Discrete):
             problems.append(
-                f"PQN chooses among discrete actions, but {spec.name} has {spec.action_space!r}; use PPO or A2C"
+                f"PQN needs a Discrete action space, but {spec.name} has {spec.action_space!r}; use PPO or A2C"
             )
         else:
             problems += network_problems("PQN.network", self.network, spec, SEQUENCE_INPUTS)

@@ -49,5 +49,5 @@ class R2D2(DQN):
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         problems = super().validate(spec, num_envs, shards)
         if not self.recurrent:
-            problems.append(f"R2D2.network={self.network!r} is not recurrent; give it a core, or use DQN")
+            problems.append(f"R2D2.network={self.network!r} is not recurrent; set a core, or use DQN")
         return problems

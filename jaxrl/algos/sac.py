@@ -70,8 +70,7 @@ class SAC(ScaledRewardActing, SequenceFields, CombinedReplayFields, ResetFields,
         if self.imitate and (self.newest or self.view or self.normalize_reward):
             what = f"newest={self.newest}, view={self.view} and normalize_reward={self.normalize_reward}"
             problems.append(
-                f"{name}.imitate=True learns without parts and rewards of its own experience; {what} must be 0, None "
-                "and False"
+                f"{name}.imitate=True does not support views or reward normalization; {what} must be 0, None and False"
             )
         if self.imitate and self.recurrent:
             problems.append(f"{name}.imitate=True learns from single transitions; use networks without a core")

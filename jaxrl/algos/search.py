@@ -35,7 +35,7 @@ def problems(name: str, spec: EnvSpec) -> list[str]:
     """Explain why an algorithm called `name` cannot search in this environment; empty if it can."""
     if isinstance(spec.action_space, spaces.Discrete):
         return []
-    return [f"{name} searches among discrete actions, but {spec.name} has {spec.action_space!r}; use PPO or SAC"]
+    return [f"{name} needs a Discrete action space, but {spec.name} has {spec.action_space!r}; use PPO or SAC"]
 
 
 def search(

@@ -58,18 +58,20 @@ def _problems(sources, name, num_envs, rollout, shards):
         found += _item_problems(source, shards)
     if source.storage == "table":
         if source.over is not None or any(other.over == name for other in sources.values()):
-            found.append("storage='table' holds items and no rows that several sources could share (over=); use 'ring'")
+            found.append("storage='table' stores items, not rows that several sources could share (over=); use 'ring'")
         return found + _batch_problems(source, shards)
     if source.over is None and source.remover not in (None, Fifo()):
         found.append(
             f"remover={source.remover!r} needs storage='table', or a view (over=); with storage={source.storage!r} the "
-            "oldest rows go"
+            "oldest rows are removed"
         )
     # Besides the rollout that is written, the ring must hold the rows of one item; slots are whole rollouts.
     rows = replay.lookahead(source) + replay.lookback(source, stored) + 1 + rollout
     least = -(-rows // rollout) * rollout * num_envs
     if num_envs * ring.slots(stored.capacity, num_envs, rollout) < least:
-        found.append(f"capacity={stored.capacity} cannot hold items of {num_envs} environments; use {least} at least")
+        found.append(
+            f"capacity={stored.capacity} is too small for items of {num_envs} environments; use at least {least}"
+        )
     found += _batch_problems(source, shards)
     if source.storage == "flashbax":
         found += flashbax.problems(source, num_envs, rollout, shards)
@@ -81,10 +83,10 @@ def _problems(sources, name, num_envs, rollout, shards):
 def _item_problems(source, shards):
     found = []
     if not isinstance(source.remover, Remover | None):
-        found.append(f"remover={source.remover!r} draws by chance; use Fifo, Lifo, MinHeap or MaxHeap")
+        found.append(f"remover={source.remover!r} is random; use Fifo, Lifo, MinHeap or MaxHeap")
     if source.capacity < 1 or source.capacity % shards:
         above = max(-(-source.capacity // shards), 1) * shards
-        found.append(f"capacity={source.capacity} does not divide over {shards} shards, each with items; use {above}")
+        found.append(f"capacity={source.capacity} does not divide over {shards} shards; use {above}")
     return found
 
 
@@ -105,7 +107,7 @@ def _sequence_problems(sequence, rollout):
         found.append(f"end={sequence.end!r} must be one of {_ENDS}")
     if sequence.stored_carry and sequence.end == "write" and rollout != 1:
         found.append(
-            f"stored_carry keeps a recurrent state every {rollout} rows, but end='write' begins stretches anywhere; "
+            f"stored_carry stores a recurrent state every {rollout} rows, but end='write' begins sequences at any row; "
             f"use end='continue' or 'truncate', or rollout_length=1"
         )
     if sequence.stored_carry and sequence.end in ("truncate", "zero_pad") and 1 != rollout != sequence.period:

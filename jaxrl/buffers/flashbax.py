@@ -194,20 +194,20 @@ def problems(source: Replay, num_envs: int, rollout_length: int, shards: int) ->
     found = []
     if source.n_step != 1 or source.sequence or source.max_times_sampled or source.frame_stack or source.over:
         found.append(
-            "storage='flashbax' holds one-step transitions only: n_step must be 1, and sequence, max_times_sampled, "
-            "frame_stack and over unset; use storage='ring' for them"
+            "storage='flashbax' stores one-step transitions only: n_step must be 1, and sequence, max_times_sampled, "
+            "frame_stack and over must be unset; use storage='ring' for them"
         )
     if source.extras or (isinstance(source.sampler, Prioritized) and source.sampler.insertion):
-        found.append("storage='flashbax' keeps no extras; use storage='ring' for them")
+        found.append("storage='flashbax' does not store extras; use storage='ring' for them")
     if not isinstance(source.sampler, Uniform | Prioritized):
-        found.append(f"storage='flashbax' has no sampler {source.sampler!r}; use Uniform or Prioritized")
+        found.append(f"storage='flashbax' does not support the sampler {source.sampler!r}; use Uniform or Prioritized")
     if source.batch_size > source.capacity:
-        found.append(f"storage='flashbax' wants batch_size={source.batch_size} <= capacity={source.capacity}")
+        found.append(f"storage='flashbax' needs batch_size={source.batch_size} <= capacity={source.capacity}")
     if source.capacity % num_envs or source.capacity // num_envs < rollout_length + 1:
         whole = max(source.capacity // num_envs, rollout_length + 1) * num_envs
         found.append(
-            f"storage='flashbax' wants a capacity that divides over {num_envs} environments and is more than one "
-            f"rollout; capacity={source.capacity}, use {whole}"
+            f"storage='flashbax' needs a capacity that divides over {num_envs} environments and is more than one "
+            f"rollout, not capacity={source.capacity}; use {whole}"
         )
     return found
 

@@ -68,8 +68,8 @@ def problems(observation: PyTree, stack: FrameStack | None) -> list[str]:
         if not 2 <= axis < leaf.ndim or leaf.shape[axis] % stack.frames:
             name = f"observation{jax.tree_util.keystr(path)}"
             found.append(
-                f"frame_stack={stack.frames} frames along axis {stack.axis}: {name} has shape {shape}, which is no "
-                f"such stack; set FrameStack(frames, axis) to how frames are stacked"
+                f"frame_stack={stack.frames} frames along axis {stack.axis}: {name} has shape {shape}, which does "
+                f"not match; set FrameStack(frames, axis) as the observation stacks frames"
             )
     return found
 

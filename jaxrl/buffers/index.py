@@ -119,7 +119,7 @@ def write(index: Index, source: Replay, start: jax.Array, priority: jax.Array, l
       priority: float32 [count, B], negative where a row begins no item.
       limit: the most items of a shard in a bounded view, static.
     """
-    assert index.priority is not None, "a dense index is not written to"
+    assert index.priority is not None, "a dense index is read-only"
     shards, positions = index.priority.shape
     slots = index.stamps.shape[0]
     columns = positions // slots
@@ -194,11 +194,11 @@ def _ranks(index: Index, rule: Sampler | None) -> best_tree.Ranks:
     (_, positions), slots = index.times_sampled.shape, index.stamps.shape[0]
 
     def ranks(tree, position):
-        assert index.priority is not None and rule is not None, "only what goes by an order has ranks"
+        assert index.priority is not None and rule is not None, "only ordered samplers have ranks"
         if index.end is not None and isinstance(rule, Fifo | Lifo):
             since = (index.end * (positions // slots) - 1 - position) % positions
         else:
-            assert index.touched is not None, "kept for heaps"
+            assert index.touched is not None, "only stored for heaps"
             since = index.updates - index.touched[tree, position]
         return samplers.rank(rule, index.priority[tree, position], since, since)
 
@@ -331,7 +331,7 @@ def draw_over_all(
       if there are no items), its priority, and whether its shard is here, bool. If it is not, the others are undefined.
     """
     here, depth, priority = index.drawable.shape[0], len(index.levels), index.priority
-    assert priority is not None, "a dense index is not drawn from by weight"
+    assert priority is not None, "a dense index does not support weighted sampling"
 
     def everywhere(x):
         return replicas.sum(jax.lax.dynamic_update_slice(jnp.zeros(shards, x.dtype), x, (replicas.first_shard,)))
@@ -355,7 +355,7 @@ def draw_over_all(
         return tree, position, chance, shard == first + tree
 
     items, priority = everywhere(index.drawable), index.priority
-    assert priority is not None, "a dense index is drawn from otherwise"
+    assert priority is not None, "a dense index has its own sampling method"
 
     def alike():
         held = jnp.cumsum((priority >= 0.0).reshape(-1).astype(jnp.int32), dtype=jnp.int32)

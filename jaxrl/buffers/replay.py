@@ -381,7 +381,7 @@ class ReplayBuffer:
         found = [f"{label} {line}" for line in frames.problems(rows.observation, self.storage.frame_stack)]
         for extra in self.storage.extras:
             if extra not in rows.extras:
-                found.append(f"{label} rows have no extras[{extra!r}]; act gives {sorted(rows.extras)}")
+                found.append(f"{label} rows have no extras[{extra!r}]; act returns {sorted(rows.extras)}")
         insertion = _insertion(self.source)
         if insertion in rows.extras:
             expected = {insertion: jax.ShapeDtypeStruct(rows.reward.shape, jnp.float32)}

@@ -47,7 +47,7 @@ def eligible(ring: Ring, slot: jax.Array, sequence: Sequence, rollout: int) -> j
         grid = (ring.step_at(start) % jnp.uint32(sequence.period) == 0)[:, None]
         found = jnp.broadcast_to(grid, (count, ring.columns))
     else:
-        assert ring.episode_step is not None, "kept where a sequence asks for it"
+        assert ring.episode_step is not None, "only stored if a sequence needs it"
         step = ring.take_all(ring.episode_step, start)
         length = lengths(ring.take_all(ring.rows.first, slot), longest)
         full = length == longest

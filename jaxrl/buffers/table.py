@@ -73,7 +73,7 @@ class Table:
         if self.capacity < 1:
             raise ConfigError(f"capacity={self.capacity} must be at least 1")
         if samplers.by_chance(self.remover):
-            raise ConfigError(f"remover={self.remover!r} draws by chance; use Fifo, Lifo, MinHeap or MaxHeap")
+            raise ConfigError(f"remover={self.remover!r} is random; use Fifo, Lifo, MinHeap or MaxHeap")
         if self.max_times_sampled < 0:
             raise ConfigError(f"max_times_sampled={self.max_times_sampled} must be 0 (no limit) or more")
 

@@ -99,7 +99,7 @@ def _problems(name: str, annotation: Any, value: Any, limits: Limits) -> list[st
     if kinds == [bool]:
         return [] if isinstance(value, bool) else [f"{name}={value!r:.80} must be True or False"]
     if kinds == [str]:
-        return [] if isinstance(value, str) else [f"{name}={value!r:.80} must be a text"]
+        return [] if isinstance(value, str) else [f"{name}={value!r:.80} must be a string"]
     if Any in kinds or not all(isinstance(kind, type) and not getattr(kind, "_is_protocol", False) for kind in kinds):
         return []
     allowed = tuple({*kinds, os.PathLike} if Path in kinds else kinds)

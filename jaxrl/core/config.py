@@ -66,7 +66,7 @@ def not_written(config: Any) -> list[str]:
     if isinstance(config, Mapping) and set(config) == {"opaque"}:
         return [
             f"{config['opaque']:.200} could not be written to config.json, so it cannot be read back; register its "
-            "class or function with jaxrl.register before training, or give the algorithm or environment itself: "
+            "class or function with jaxrl.register before training, or pass the algorithm or environment: "
             "jaxrl.load(path, algo=..., env=...), in a shell --import MODULE --env NAME"
         ]
     parts = config.values() if isinstance(config, Mapping) else config if isinstance(config, list) else ()
@@ -82,7 +82,7 @@ def decode(value: Any) -> Any:
     try:
         return _decode(value)
     except RecursionError:
-        raise ConfigError("the configuration is nested too deeply to be one that jaxrl wrote") from None
+        raise ConfigError("the configuration is nested too deeply; jaxrl did not write it") from None
 
 
 def decode_fields(cls: Any, fields: Mapping[str, Any], **overrides: Any) -> Any:
@@ -112,7 +112,7 @@ def build(cls: Any, values: Mapping[str, Any]) -> Any:
     name = registry.name_of(cls) or cls.__name__
     known = {field.name for field in dataclasses.fields(cls)}
     if strange := sorted(set(values) - known):
-        raise ConfigError(f"{name} has no field {', '.join(strange):.80}; the run is of another version of jaxrl")
+        raise ConfigError(f"{name} has no field {', '.join(strange):.80}; a different version of jaxrl wrote the run")
     hints = _hints(cls)
     for field, item in values.items():
         if not _fits(item, hints.get(field, Any)):
@@ -149,7 +149,7 @@ def check_sizes(config: Any) -> None:
         elif isinstance(value, list):
             waiting += (item for item in value if isinstance(item, list | dict))
         if total > _MOST_NUMBERS:
-            raise ValueError(f"its arrays and spaces have more than {_MOST_NUMBERS:,} numbers together")
+            raise ValueError(f"its arrays and spaces have more than {_MOST_NUMBERS:,} numbers in total")
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -193,30 +193,30 @@ def _decode(value):
             return registry.find(item)
         if kind == "opaque":
             raise ConfigError(not_written(value))
-    raise ConfigError(f"no value of a configuration is an object with {', '.join(sorted(value)) or 'no entries':.80}")
+    raise ConfigError(f"a configuration cannot contain an object with {', '.join(sorted(value)) or 'no entries':.80}")
 
 
 def _decode_items(pairs):
     try:
         return {_decode(key): _decode(item) for key, item in pairs}
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"no dictionary of a configuration: {error}") from error
+        raise ConfigError(f"invalid dictionary in a configuration: {error}") from error
 
 
 def _decode_array(array, shape, dtype):
     kind = _dtype(dtype)
     if not isinstance(shape, list) or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape):
-        raise ConfigError(f"an array of a configuration has the shape {_short_repr(shape)}")
+        raise ConfigError(f"an array in a configuration has the invalid shape {_short_repr(shape)}")
     bounded = is_bounded_shape(shape)
     size = math.prod(shape) if bounded else 0
     if not bounded or not isinstance(array, list) or len(array) not in (1, size):
         many = len(array) if isinstance(array, list) else _short_repr(array)
-        raise ConfigError(f"an array of a configuration of shape {_short_repr(shape)} has {many} values")
+        raise ConfigError(f"an array in a configuration with shape {_short_repr(shape)} has {many} values")
     try:
         values = np.asarray([_decode(item) for item in array], kind)
         return np.broadcast_to(values, (size,)).reshape(shape)  # of one number no more memory than that
     except (TypeError, ValueError, OverflowError) as error:
-        raise ConfigError(f"an array of a configuration cannot be read: {error}") from error
+        raise ConfigError(f"an array in a configuration cannot be read: {error}") from error
 
 
 def _dtype(name):
@@ -225,7 +225,7 @@ def _dtype(name):
     except TypeError:
         dtype = None
     if dtype is None or dtype.kind not in _NUMBERS or dtype.itemsize > 8:
-        raise ConfigError(f"a configuration has no dtype {_short_repr(name)}")
+        raise ConfigError(f"a configuration cannot have the dtype {_short_repr(name)}")
     return dtype
 
 

@@ -13,7 +13,7 @@ def device_problem() -> str | None:
         platforms = os.environ.get("JAX_PLATFORMS") or jax.config.jax_platforms
         said = " ".join(str(error).split())
         return (
-            f"JAX has no device of JAX_PLATFORMS={platforms!s}{': ' if said else ''}{said:.300}; unset it to use what "
-            "there is, or install what is missing, for NVIDIA GPUs: pip install 'jaxrl[cuda13]'"
+            f"JAX has no device of JAX_PLATFORMS={platforms!s}{': ' if said else ''}{said:.300}; unset it to use "
+            "the available devices, or install the missing packages, for NVIDIA GPUs: pip install 'jaxrl[cuda13]'"
         )
     return None

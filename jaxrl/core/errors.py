@@ -140,7 +140,7 @@ def unknown(kind: str, name: str, known: Iterable[str], listing: str = "") -> Co
     elif close:
         hint = "did you mean " + " or ".join(repr(c) for c in close) + "?"
     elif not known:
-        hint = "none is known"
+        hint = "none are known"
     else:
         hint = "known: " + ", ".join(known) if len(known) <= 12 else f"{len(known)} are known"
     return ConfigError(f"unknown {kind} {name!r}; {hint}" + (f" ({listing})" if listing else ""))

@@ -29,11 +29,11 @@ def expand(path: str | os.PathLike) -> Path:
     """
     written = os.fspath(path)
     if not written:
-        raise ConfigError("the path '' is empty; write '.' for the current directory")
+        raise ConfigError("the path '' is empty; use '.' for the current directory")
     expanded = os.path.expanduser(written)
     if expanded.startswith("~"):
         user = expanded.partition("/")[0]
-        raise ConfigError(f"path={written!r}: {user} has no home; write ./{user} for a folder of that name")
+        raise ConfigError(f"path={written!r}: {user} has no home directory; write ./{user} for a folder of that name")
     found = Path(expanded)  # of "./~" it makes "~", which is not to be expanded later
     return found.absolute() if str(found).startswith("~") else found
 
@@ -81,7 +81,7 @@ def check_regular(directory: str | os.PathLike) -> None:
     for folder, folders, names in os.walk(directory):
         for path in (os.path.join(folder, name) for name in folders):
             if os.path.islink(path):
-                raise OSError(errno.EINVAL, "it is a link to a folder; move the folder to its place", path)
+                raise OSError(errno.EINVAL, "it is a link to a folder; replace the link by the folder", path)
         for path in (os.path.join(folder, name) for name in names):
             if not stat.S_ISREG(os.stat(path).st_mode):
                 raise OSError(errno.EINVAL, "it is not a regular file", path)

@@ -155,7 +155,7 @@ def _floats(x: Any, dtype: np.dtype, where: str) -> np.ndarray:
         found = x.astype(dtype)
     if not np.isfinite(found).all() and (lost := np.isinf(found) & np.isfinite(x)).any():
         raise EnvironmentContractError(
-            f"{where} gives an observation with {x[lost][0]}, which {dtype.name} cannot hold; rescale it"
+            f"{where} gives an observation with {x[lost][0]}, which does not fit into {dtype.name}; rescale it"
         )
     return found
 

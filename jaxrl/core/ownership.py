@@ -119,7 +119,7 @@ def check_output(path: Path, kind: str) -> None:
     """
     if os.path.lexists(path) and not is_own(path, kind):
         raise ConfigError(
-            f"{path} exists, and does not show that jaxrl wrote it for this; choose another name, or delete it"
+            f"{path} exists, and jaxrl did not write it with this command; choose another name, or delete it"
         )
 
 

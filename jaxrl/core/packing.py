@@ -59,7 +59,7 @@ class Packing:
             if n in packed and (leaves[n].shape, leaves[n].dtype) != (aval.shape, aval.dtype)
         ]
         if changed:
-            raise ConfigError([f"shapes and types must stay from step to step: {one}" for one in changed])
+            raise ConfigError([f"shapes and dtypes must not change from step to step: {one}" for one in changed])
         rows = [jnp.stack([_bits(leaves[n], _TYPES[bits]) for n in numbers]) for bits, numbers in self.groups.items()]
         return rows + [leaf for n, leaf in enumerate(leaves) if n not in packed]
 

@@ -47,7 +47,7 @@ _NAMES: dict[Any, str] = {}  # "kind:name" of what is in the table; of several n
 _WORD = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"
 _HOW = (
     "install the package that brings it, or register it with jaxrl.register before loading, on the command line by "
-    "--import MODULE, or hand the object in: jaxrl.load(path, algo=..., env=...)"
+    "--import MODULE, or pass the object: jaxrl.load(path, algo=..., env=...)"
 )
 
 
@@ -98,7 +98,7 @@ def register(name, thing=None, /):
     if thing is None:
         return lambda decorated: register(name, decorated)
     if not callable(thing):
-        raise ConfigError(f"{thing!r} cannot be registered as {name!r}: neither a class nor a function")
+        raise ConfigError(f"{thing!r} cannot be registered as {name!r}; pass a class or a function")
     if ":" in name:
         _check_environment_name(name)
         return _enter("environment", name, thing)
@@ -108,7 +108,7 @@ def register(name, thing=None, /):
         return thing  # an algorithm, which its decorator registered
     if isinstance(thing, type) and not dataclasses.is_dataclass(thing):
         raise ConfigError(
-            f"class {thing.__qualname__} is not a dataclass, so files cannot hold its fields; make it one"
+            f"class {thing.__qualname__} is not a dataclass, so its fields cannot be saved; make it a dataclass"
         )
     return _enter(USER, name, thing)
 
@@ -120,7 +120,7 @@ def registered(kind: str) -> Mapping[str, Any]:
       ConfigError: there is no such kind.
     """
     if kind not in _TABLE:
-        raise unknown("kind of registered names", kind, _TABLE)
+        raise unknown("kind of registered name", kind, _TABLE)
     for home in _HOMES.get(kind, ()):
         importlib.import_module(home)
     return MappingProxyType(_TABLE[kind])
@@ -182,7 +182,7 @@ def _described(thing: object) -> str:
 def _own_name(thing: object) -> str:
     name = getattr(thing, "__name__", None)
     if not callable(thing) or name is None or not re.fullmatch(_WORD, name):
-        raise ConfigError(f"{thing!r} has no name of its own; give one: jaxrl.register('name', ...)")
+        raise ConfigError(f"{thing!r} has no name; pass one: jaxrl.register('name', ...)")
     return name
 
 
@@ -191,6 +191,6 @@ def _check_environment_name(name):
     if not suite or not re.fullmatch(f"{_WORD}:.+", name):
         raise ConfigError(f"environment name {name!r} has no suite; register it as 'my:{name.strip(':') or 'Name-v0'}'")
     if suite in (*suite_modules.SUITES, USER):
-        raise ConfigError(f"environment name {name!r} is taken: {suite} is a suite of jaxrl's own; choose another")
+        raise ConfigError(f"environment name {name!r} is taken: {suite} is one of jaxrl's suites; choose another")
     if suite in suite_modules.declared():
         raise ConfigError(f"environment name {name!r} is taken: {suite} is an installed suite; choose another")

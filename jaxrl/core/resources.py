@@ -73,7 +73,9 @@ def problems(resources: Resources, absent: dict[str, str], workers: int) -> list
     settings = {field.name: getattr(resources, field.name) for field in dataclasses.fields(resources)}
     settings = {name: value for name, value in settings.items() if value is not None}
     if settings and not hasattr(os, "sched_setaffinity"):
-        return [f"resources: {', '.join(settings)}: only Linux has cores and memory for parts of a run; leave them out"]
+        return [
+            f"resources: {', '.join(settings)}: cores and memory can be divided on Linux only; remove these settings"
+        ]
     found = [f"resources: {name}={settings[name]!r}: {why}" for name, why in absent.items() if name in settings]
     count = len(os.sched_getaffinity(0)) if settings else 0
     if (own := resources.own_cores) is not None:
@@ -139,13 +141,13 @@ def _owned(cores: Sequence[int], count: int) -> Generator[list[int]]:
                         owned.append(core)
         except OSError as error:
             raise ConfigError(
-                f"resources: own_cores={count}: whose cores are whose is known by locks in {folder}, which cannot be "
-                f"had: {error}; set TMPDIR to a folder of this machine, or leave own_cores out"
+                f"resources: own_cores={count}: cores are reserved with lock files in {folder}, which cannot be "
+                f"created: {error}; set TMPDIR to a local folder, or remove own_cores"
             ) from None
         if len(owned) < count:
             raise ConfigError(
-                f"resources: own_cores={count}: only {len(owned)} of {len(cores)} cores are left by other runs with "
-                "own_cores; wait for one to end, or use fewer"
+                f"resources: own_cores={count}: only {len(owned)} of {len(cores)} cores are not reserved by other runs "
+                "with own_cores; wait for one to end, or use fewer"
             )
         yield owned
 
@@ -237,7 +239,7 @@ def _core_problems(name, text, count):
     indices = _indices(text)
     if not indices or max(indices) >= count:
         last = f"0 to {count - 1}" if count > 1 else "0"
-        return [f"resources: {name}={text!r}: this process may use {count} cores, which are {last} here"]
+        return [f"resources: {name}={text!r}: this process may use {count} cores, numbered {last}"]
     return []
 
 

@@ -27,7 +27,7 @@ class RunState(struct.PyTreeNode):
         return f"RunState({tree_summary(self)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        instead = "save the run (run_dir=, or result.save(path)), and jaxrl.load(path) in the other process"
+        instead = "save the run (run_dir=, or result.save(path)), and use jaxrl.load(path) in the other process"
         return _unpickled, (dumped("the state of a run", vars(self), instead),)
 
     def __copy__(self) -> "RunState":

@@ -28,7 +28,7 @@ def split(text: str) -> float | tuple[str, tuple[float, ...]]:
         number = _number(name)
         if number is None:
             if name.lower() in USAGE:
-                raise ConfigError(f"{text!r} lacks its numbers; write {USAGE[name.lower()]}")
+                raise ConfigError(f"{text!r} needs numbers; write {USAGE[name.lower()]}")
             raise ConfigError(f"{text!r} is neither a number nor a schedule; schedules: {', '.join(USAGE.values())}")
         if not math.isfinite(number):
             raise ConfigError(f"{text!r} is not a finite number")

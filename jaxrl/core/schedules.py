@@ -154,17 +154,17 @@ def schedule_problems(label: str, value: Any) -> list[str]:
         if len(value.values) != len(value.boundaries) + 1:
             problems.append(
                 f"{label} has {len(value.values)} values and {len(value.boundaries)} boundaries; "
-                "it needs one value more than boundaries"
+                "it needs one more value than boundaries"
             )
         edges = [0.0, *(float(boundary) for boundary in value.boundaries), 1.0]
         if any(after <= before for before, after in zip(edges, edges[1:], strict=False)):
             boundaries = ", ".join(f"{edge:g}" for edge in edges[1:-1])
-            problems.append(f"{label}.boundaries={boundaries} must rise, between 0 and 1")
+            problems.append(f"{label}.boundaries={boundaries} must be increasing and between 0 and 1")
     if hasattr(value, "until") and not 0.0 < float(value.until) <= 1.0:
         problems.append(f"{label}.until={float(value.until):g} must be more than 0 and at most 1")
     if isinstance(value, Exponential) and not (float(value.start) > 0.0 and float(value.end) > 0.0):
         problems.append(
-            f"{label} goes exponentially from {float(value.start):g} to {float(value.end):g}; both must be more than 0 "
+            f"{label} is exponential from {float(value.start):g} to {float(value.end):g}; both must be more than 0 "
             "(linear and cosine reach 0)"
         )
     return problems

@@ -94,7 +94,7 @@ class Prioritized:
         if all(isinstance(x, int | float) and x >= 0 for x in (self.exponent, self.beta)):
             return []
         return [
-            "exponent and beta must be numbers of at least 0; only prioritized=True takes schedules "
+            "exponent and beta must be numbers of at least 0; only prioritized=True supports schedules "
             "(priority_exponent, importance_exponent)"
         ]
 
@@ -272,11 +272,11 @@ class View:
         ]
         for field, kinds in (("sampler", Sampler), ("remover", Remover)):
             if not isinstance(rule := getattr(self, field), kinds):
-                found.append(f"{field}={rule!r:.80} is none of jaxrl.core.sources")
+                found.append(f"{field}={rule!r:.80} is not one of jaxrl.core.sources")
         if isinstance(self.sampler, Prioritized):
             found += self.sampler.problems()
         if self.capacity is None and self.remover != Fifo():
-            found.append(f"remover={self.remover!r:.80} without capacity: nothing is removed; set one")
+            found.append(f"remover={self.remover!r:.80} has no effect without capacity; set a capacity")
         return found
 
     def of(self, name: str, replay: Replay) -> Replay:

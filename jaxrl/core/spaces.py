@@ -57,7 +57,7 @@ class Box:
             object.__setattr__(self, name, value)
         if (empty := low > high).any():
             one, other = (np.broadcast_to(bound, empty.shape)[empty][0] for bound in (low, high))
-            raise ConfigError(f"a Box has low={one} above high={other}; no number lies between them")
+            raise ConfigError(f"a Box has low={one} above high={other}; low must be at most high")
 
     def _key(self):
         return (self.shape, self.dtype.str, self.low.tobytes(), self.high.tobytes())
@@ -99,7 +99,9 @@ class Box:
         dtype = np.dtype(jax.dtypes.canonicalize_dtype(self.dtype))
         low, high = _bounds_in(dtype, self.low, self.high)
         if (low > high).any():
-            raise ConfigError(f"{self} holds no number of {dtype.name}, which JAX has without jax_enable_x64")
+            raise ConfigError(
+                f"{self} contains no number of type {dtype.name}, the type that JAX uses without jax_enable_x64"
+            )
         if dtype.kind == "b":
             return jnp.where(low == high, low, jax.random.bernoulli(key, shape=self.shape))
         return _sample_integers(key, low, high) if dtype.kind in "iu" else _sample_floats(key, low, high)
@@ -180,7 +182,7 @@ class Dict:
         try:
             items = tuple(sorted(dict(spaces).items(), key=lambda item: item[0]))
         except (TypeError, ValueError):
-            raise ConfigError(f"Dict({spaces!r:.80}): give a mapping of names to spaces") from None
+            raise ConfigError(f"Dict({spaces!r:.80}): pass a mapping of names to spaces") from None
         _check_parts(self, items)
         object.__setattr__(self, "items", items)
 
@@ -207,7 +209,7 @@ class Tuple:
         try:
             object.__setattr__(self, "spaces", tuple(self.spaces))
         except TypeError:
-            raise ConfigError(f"Tuple({self.spaces!r:.80}): give a sequence of spaces") from None
+            raise ConfigError(f"Tuple({self.spaces!r:.80}): pass a sequence of spaces") from None
         _check_parts(self, self.items)
 
     @property
@@ -235,7 +237,7 @@ def _number_dtype(dtype: Any, kinds: str = "biuf") -> np.dtype:
     try:
         found = np.dtype(dtype)
     except TypeError:
-        raise ConfigError(f"a space has the dtype {dtype!r:.40}; give one of NumPy's, such as 'float32'") from None
+        raise ConfigError(f"a space has the dtype {dtype!r:.40}; use a NumPy dtype, such as 'float32'") from None
     if found.kind not in kinds or found.itemsize > 8:
         allowed = "bool, and integers and floats of at most 8 bytes" if "f" in kinds else "integers"
         raise ConfigError(f"a space has the dtype {found.name!r:.40}; it can have {allowed}")
@@ -442,15 +444,15 @@ def optional_parts(space: Composite, tree: Any) -> dict[Any, Any]:
         return dict.fromkeys(keys)
     if isinstance(tree, Mapping):
         if strange := [key for key in tree if key not in keys]:
-            raise ConfigError(f"the parts {strange}, which the space has not; its parts are {keys}: use these names")
+            raise ConfigError(f"the parts {strange}, which are not in the space; its parts are {keys}: use these names")
         return {key: tree.get(key) for key in keys}
     if not isinstance(tree, tuple | list):
         raise ConfigError(
-            f"an array of shape {jnp.shape(tree)} where the space has the parts {keys}; give a dictionary or tuple "
-            "like the action, with None for parts that have none"
+            f"an array of shape {jnp.shape(tree)}, but the space has the parts {keys}; pass a dictionary or tuple "
+            "like the action, with None for parts without one"
         )
     if keys != list(range(len(tree))):
-        raise ConfigError(f"a tuple of {len(tree)} where the space has the parts {keys}; give one like the action")
+        raise ConfigError(f"a tuple of {len(tree)}, but the space has the parts {keys}; pass a tuple like the action")
     return dict(enumerate(tree))
 
 

@@ -11,8 +11,8 @@ _REGISTERED = registry.registered("environment")
 # Suites that list their names without long imports; a name without a suite is looked up in these and in users' own.
 _QUICK = ("brax", "envpool", "gymnasium", "gymnax", "probe")
 _YOURS = (
-    "a suite of yours comes with an installed package that declares it (entry point jaxrl.suites); a single "
-    "environment is registered by jaxrl.register, in a shell by --import MODULE"
+    "install a package that declares your suite (entry point jaxrl.suites), or register a single environment with "
+    "jaxrl.register, in a shell with --import MODULE"
 )
 
 
@@ -33,7 +33,7 @@ def environments(names: Callable[[str], Iterable[str]]) -> list[str]:
         try:
             listed += [f"{suite}:{name}" for name in names(suite)]
         except Exception as error:  # third-party code must not prevent listing the rest
-            warnings.warn(f"{error}; the environments of {suite!r} are left out", stacklevel=2)
+            warnings.warn(f"{error}; the environments of {suite!r} are not listed", stacklevel=2)
     return sorted([*_REGISTERED, *listed])
 
 
@@ -102,7 +102,9 @@ def unknown_name(suite: str, name: str, names: Iterable[str]) -> ConfigError:
     listing = "" if suite == "probe" else "jaxrl.environments() lists all"
     if suite == "gymnasium":
         example = name if name.isprintable() and ":" not in name else "Name-v0"
-        listing += "; one of another package, or of yours, is registered by its module, ALE's by ale_py: "
+        listing += (
+            "; to use another package or your own environment, name the module that registers it (for ALE: ale_py): "
+        )
         listing += f"gymnasium:my_envs:{example}, or --import my_envs"
     return unknown(f"{suite} environment", name, names, listing)
 

@@ -45,7 +45,7 @@ def _counted(key, shape):
     """Return the hash of the counters 0, 1, ..., in `shape`."""
     size = math.prod(shape)
     if size >= 2**32:
-        raise ValueError(f"{size} random numbers in one call; the most is 2^32 - 1: draw them in several")
+        raise ValueError(f"{size} random numbers in one call; at most 2^32 - 1 are possible: use several calls")
     low = jax.lax.iota(jnp.uint32, size).reshape(shape)
     return _hash(key, jnp.zeros(shape, jnp.uint32), low)
 

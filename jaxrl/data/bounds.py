@@ -20,7 +20,9 @@ def check_memory(needed: int, what: str) -> None:
     """
     free = memory.free_on_host()
     if free is not None and needed > free // 2:
-        raise ValueError(f"{what} takes {memory.readable(needed)} of memory, where {memory.readable(free)} are free")
+        raise ValueError(
+            f"{what} needs {memory.readable(needed)}, more than half of the {memory.readable(free)} of free memory"
+        )
 
 
 def check_pictures(encoded: Iterable[bytes], shape: Sequence[int | None] | None = None) -> None:
@@ -42,16 +44,14 @@ def check_pictures(encoded: Iterable[bytes], shape: Sequence[int | None] | None 
                 width, height, bands = *picture.size, len(picture.getbands())
         except Exception as error:  # Pillow raises errors of many types
             said = f"{error!s:.200}".split("<", 1)[0]
-            raise ValueError(f"it is no picture in {' or '.join(_PICTURES)}: {said}") from error
+            raise ValueError(f"it is not an image in {' or '.join(_PICTURES)}: {said}") from error
         if height * width * max(bands, 4) > MOST_NUMBERS:
-            raise ValueError(f"a picture has {height:,} x {width:,} pixels; at most {MOST_NUMBERS // 4:,} are decoded")
+            raise ValueError(f"an image has {height:,} x {width:,} pixels; at most {MOST_NUMBERS // 4:,} are decoded")
         expected = (height, width) if shape is None else tuple(shape[:2])
         if any(want not in (None, found) for want, found in zip(expected, (height, width), strict=True)):
-            raise ValueError(
-                f"a picture has {height} x {width} pixels where {expected[0]} x {expected[1]} were promised"
-            )
+            raise ValueError(f"an image has {height} x {width} pixels, but {expected[0]} x {expected[1]} were declared")
         needed += 4 * height * width * bands
-        check_memory(needed, "the pictures of an episode")
+        check_memory(needed, "the images of an episode")
 
 
 def check_inflated(deflated: Iterable[bytes]) -> None:

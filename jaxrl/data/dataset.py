@@ -77,7 +77,7 @@ def load_dataset(
     """
     kind, separator, where = os.fspath(source).partition(":")
     if kind not in ("rlds", "minari") or not separator or not where:
-        raise ConfigError(f"dataset {source!r}: datasets are named 'rlds:DIR' or 'minari:ID'")
+        raise ConfigError(f"dataset {source!r}: names of datasets have the form 'rlds:DIR' or 'minari:ID'")
     if last_step not in ("observation", "transition"):
         raise unknown("last_step", last_step, ("observation", "transition"))
     if kind == "rlds":
@@ -86,7 +86,7 @@ def load_dataset(
     if last_step != "observation":
         raise ConfigError(f"last_step={last_step!r}: the last step of Minari's episodes has no action and no reward")
     if split != "train":
-        raise ConfigError(f"split={split!r}: datasets of Minari have no splits")
+        raise ConfigError(f"split={split!r}: Minari datasets have no splits")
     reader = MinariReader(where)
     return Dataset(reader.path, [reader])
 
@@ -203,7 +203,7 @@ class Dataset:
         def halves():
             count = len(self)
             if count < 2:
-                raise ConfigError(f"{count} episodes cannot be split in two")
+                raise ConfigError(f"{count} episodes cannot be split into two parts")
             shuffled = permuted(np.arange(count), count, seed)
             rest = min(max(round(fraction * count), 1), count - 1)
             return self._chosen[np.sort(shuffled[rest:])], self._chosen[np.sort(shuffled[:rest])]

@@ -102,11 +102,11 @@ def cast(x: np.ndarray, dtype: Any, name: str, counts: np.ndarray) -> np.ndarray
     if x.dtype == dtype:
         return x
     if x.dtype.kind in "OSUMmc":
-        raise DatasetError(f"{name} is of {x.dtype}, which is no real number")
+        raise DatasetError(f"{name} has dtype {x.dtype}; it must have real numbers")
     with np.errstate(over="ignore", invalid="ignore"):
         found = x.astype(dtype)
         lost = found != x if dtype.kind in "biu" else ~np.isfinite(found) & np.isfinite(x)
-    refuse(name, x, lost, counts, f"which {dtype} cannot hold")
+    refuse(name, x, lost, counts, f"which does not fit into {dtype}")
     return found
 
 
@@ -132,7 +132,7 @@ def broken_rules(episode: Episode) -> list[tuple[str, str]]:
     for name, is_ in (("return", episode.episode_return), ("length", episode.length)):
         said = episode.metadata.get(name)
         if said is not None and not np.isclose(float(said), is_, rtol=1e-5, atol=1e-5, equal_nan=True):
-            found.append((name, f"is said to be {said}, but the steps add up to {is_}"))
+            found.append((name, f"is {said} in the metadata, but {is_} in the steps"))
     return found
 
 
@@ -140,13 +140,13 @@ def broken_steps(episode: Episode) -> list[tuple[str, str]]:
     """Return the RLDS rules that an episode's arrays break, like `broken_rules`; metadata are not checked."""
     for path, x in jax.tree.leaves_with_path(episode.steps):
         if not np.ndim(x) or not hasattr(x, "dtype"):
-            return [(field_name("", path), f"is {x!r:.80}; it must be an array with an entry a step")]
+            return [(field_name("", path), f"is {x!r:.80}; it must be an array with one entry per step")]
     steps, found = len(episode.is_last), []
     if steps == 0:
-        return [("steps", "there are none; an episode has at least its last one")]
+        return [("steps", "there are none; an episode has at least one step")]
     lengths = {field_name("", path): len(x) for path, x in jax.tree.leaves_with_path(episode.steps) if len(x) != steps}
     if lengths:
-        return [(name, f"has {length} steps where is_last has {steps}") for name, length in lengths.items()]
+        return [(name, f"has {length} steps, but is_last has {steps}") for name, length in lengths.items()]
     for name in ("reward", "discount", *_MARKS):
         x = getattr(episode, name)
         if x.ndim != 1:
@@ -174,7 +174,7 @@ def discount_problems(episode: Episode) -> list[tuple[str, str]]:
     """
     found = episode.discount[:-1]
     if found.dtype.kind in "OSUMmc":
-        return [("discount", f"is of {found.dtype}, which is no real number")]
+        return [("discount", f"has dtype {found.dtype}; it must have real numbers")]
     with np.errstate(over="ignore"):
         odd = odd_discounts(found.astype(np.float32))
     if episode.is_terminal[-1]:
@@ -184,7 +184,7 @@ def discount_problems(episode: Episode) -> list[tuple[str, str]]:
     step = int(np.argmax(odd))
     what = (
         f"is {episode.discount[step]:g} at step {step} of {len(odd) + 1}; it must be from -1 to 1 and not 0, or 0 "
-        "before a terminal end: change it with dataset.map, or cut the episode there with jaxrl.data.views.truncate"
+        "before a terminal step: change it with dataset.map, or cut the episode there with jaxrl.data.views.truncate"
     )
     return [("discount", what)]
 

@@ -82,14 +82,14 @@ def fields_of(episode: Episode) -> list[Field]:
         name = field_name("steps", path)
         dtype, shape = np.asarray(x).dtype, np.shape(x)[1:]
         if any("/" in str(getattr(key, "key", "")) for key in path):
-            problems.append(f"{name}: a name with / in it cannot be told from a nested one; rename it")
+            problems.append(f"{name}: a name with / is ambiguous with a nested name; rename it")
         if dtype.name not in _AS_NUMBERS + _AS_BYTES or not dtype.isnative:
             problems.append(
                 f"{name} has dtype {dtype}, which RLDS cannot give back bit for bit; it can: "
                 + ", ".join(sorted(_AS_NUMBERS + _AS_BYTES))
             )
         if 0 in shape:
-            problems.append(f"{name} has shape {shape}: no values, so TFDS could not tell how many steps there are")
+            problems.append(f"{name} has shape {shape}: without values, TFDS cannot determine the number of steps")
         as_bytes = dtype.name in _AS_BYTES or (
             dtype.kind in "iub" and dtype.name != "uint32" and int(np.prod(shape)) >= _MANY
         )
@@ -154,8 +154,8 @@ class Serializer:
             return example.SerializeToString(deterministic=True)
         except Exception as error:  # EncodeError, of a package that is not imported here
             raise ConfigError(
-                f"an episode of {episode.length:,} transitions takes more than the 2 GB of a record of TFDS: "
-                "give a smaller max_steps"
+                f"an episode of {episode.length:,} transitions exceeds the 2 GB limit of a TFDS record: "
+                "use a smaller max_steps"
             ) from error
 
 
@@ -282,7 +282,7 @@ def _read(field, feature):
         decoded = [field.decoder.decode_example_np(x) for x in values]
         return np.stack([np.asarray(x) for x in decoded]) if field.of_steps else decoded[0]
     if (kind == "bytes_list") != (field.encoding != "none"):
-        raise ValueError(f"it has encoding {field.encoding}, but its values are of the other kind")
+        raise ValueError(f"it has encoding {field.encoding}, but its values have the other encoding")
     if field.encoding == "text":
         texts = [x.decode() for x in values]
         return np.asarray(texts) if field.of_steps else texts[0]
@@ -301,7 +301,7 @@ def _read(field, feature):
     if field.of_steps:
         return values
     if len(values) != 1:
-        raise ValueError(f"it has {len(values)} values where one should be")
+        raise ValueError(f"it has {len(values)} values instead of one")
     return values[0] if field.shape else values[0].item()
 
 

@@ -48,7 +48,7 @@ def with_extras(rows: Trajectory[np.ndarray], extras: tuple[str, ...]) -> Trajec
             raise unknown("extra field of the steps", name, rows.extras)
         for leaf in jax.tree.leaves(rows.extras[name]):
             if leaf.dtype.kind in "OSU":
-                raise ConfigError(f"extras={name!r} is text, which a batch cannot hold; leave it out")
+                raise ConfigError(f"extras={name!r} is text, which is not supported in a batch; remove it")
     return rows.replace(extras={name: rows.extras[name] for name in extras})
 
 
@@ -76,8 +76,8 @@ class RowReader:
         for index, episode in zip(indices.tolist(), self._dataset.read(indices), strict=True):
             if episode.length != self._lengths[index]:
                 raise DatasetError(
-                    f"episode {index} has {episode.length:,} transitions, where the dataset promised "
-                    f"{self._lengths[index]:,}; a function of map must give an episode the same length at every call"
+                    f"episode {index} has {episode.length:,} transitions, but had {self._lengths[index]:,} "
+                    "before; the function of map must return the same length at every call"
                 )
             try:
                 rows = with_extras(rows_from_episode(episode), self._extras)
@@ -109,7 +109,7 @@ def check_kind(tree: PyTree, kind: Kind | None, *, axes: int) -> Kind:
             "missing" if name not in one else "{} {}".format(*one[name])  # a dtype and a shape
             for one in (found, kind)
         )
-        raise DatasetError(f"{name} is {here}, and {before} in those read before; arrays need one of both")
+        raise DatasetError(f"{name} is {here}, but {before} in earlier episodes; all episodes must have the same")
     return found
 
 

@@ -48,7 +48,7 @@ def arrays(dataset: Episodes, *, extras: tuple[str, ...] = ()) -> Trajectory:
     free = memory.free_on_host()
     if free is not None and needed > free * _HEADROOM:
         raise ConfigError(
-            f"the dataset's {count:,} rows need {needed / 2**30:.3g} GiB of memory, where {free / 2**30:.3g} GiB are "
+            f"the dataset's {count:,} rows need {needed / 2**30:.3g} GiB of memory, but {free / 2**30:.3g} GiB are "
             "free; stream them with dataset.loader(...), or take fewer episodes with dataset.select(...) or where(...)"
         )
     everything = jax.tree.map(lambda x: np.empty((count, *x.shape[1:]), x.dtype), example)
@@ -251,5 +251,5 @@ def _grain():
     try:
         import grain
     except ImportError as error:
-        raise MissingExtraError("streaming from datasets", "data") from error
+        raise MissingExtraError("streaming datasets", "data") from error
     return grain

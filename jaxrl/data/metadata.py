@@ -98,7 +98,7 @@ def _info_problems(found):
     yield from _feature_problems(found.get("features"))
     for text in (found.get("name"), found.get("fileFormat"), found.get("file_format")):
         if isinstance(text, str) and not _is_name(text):
-            yield f"has the name {text!r:.80}, which would lead elsewhere"
+            yield f"has the name {text!r:.80}, which points outside the dataset"
     splits = found.get("splits") or []
     if not isinstance(splits, list):
         yield f"has the splits {splits!r:.80}"
@@ -108,11 +108,11 @@ def _info_problems(found):
             yield f"has the split {split!r:.80}"
             return
         if not _is_name(split.get("name", "")):
-            yield f"has a split of the name {split.get('name')!r:.80}, which would lead elsewhere"
+            yield f"has a split of the name {split.get('name')!r:.80}, which points outside the dataset"
         for key in ("filepathTemplate", "filepath_template"):
             template = split.get(key, "")
             if not isinstance(template, str) or len(template) > _LONGEST_NAME or not _inside(template):
-                yield f"has the {key} {template!r:.80}, which would lead elsewhere"
+                yield f"has the {key} {template!r:.80}, which points outside the dataset"
         for key in ("shardLengths", "shard_lengths"):
             lengths = split.get(key, ())
             if not isinstance(lengths, list | tuple) or len(lengths) > _MOST_SHARDS:

@@ -193,7 +193,7 @@ class MinariWriter:
         for name, value in metadata.items():
             if not isinstance(value, str | int | float) or "/" in name or name in _OWN:
                 problems.append(
-                    f"the metadata field {name}={value!r} must be a number or a text, without / in its name"
+                    f"the metadata field {name}={value!r} must be a number or a string, without / in its name"
                 )
             elif isinstance(value, int) and not -(2**63) <= value < 2**63:
                 problems.append(f"the metadata field {name}={value} has more than 64 bits")
@@ -207,7 +207,7 @@ class MinariWriter:
             episode = reader.episode(record, f"{reader.path}: episode {index}")
             checksum = _checksum(episode, episode.metadata, checksum)
         if checksum != self._checksum:
-            raise DatasetError(f"{reader.path} holds other values than were written to it; is the disk sound?")
+            raise DatasetError(f"{reader.path} does not contain the values that were written; check the disk")
 
 
 def _checksum(episode, metadata, checksum):
@@ -225,7 +225,7 @@ def _unlike(x: PyTree, space: spaces.Space, name: str) -> list[str]:
     if isinstance(space, spaces.Composite):
         names = sorted(str(key) for key, _ in space.items)
         if not isinstance(x, Mapping) or sorted(x) != names:
-            return [f"steps/{name} has other fields than its space, {names}"]
+            return [f"steps/{name} does not have the fields of its space, {names}"]
         return [line for key, child in space.items for line in _unlike(x[str(key)], child, f"{name}/{key}")]
     if isinstance(x, Mapping) or x.dtype != space.dtype or x.shape[1:] != space.shape:
         found = "a dictionary" if isinstance(x, Mapping) else f"{x.dtype} {x.shape[1:]}"
@@ -245,13 +245,13 @@ def _to_gymnasium(space: spaces.Space, name: str, first: Any = 0) -> Any:
     if isinstance(space, spaces.Composite):
         parts = {str(key): child for key, child in space.items}
         if wrong := [key for key in parts if "/" in key or key in ("", ".", "..")]:
-            raise ConfigError(f"steps/{name}/{wrong[0]}: Minari cannot have this name; rename it")
+            raise ConfigError(f"steps/{name}/{wrong[0]}: Minari does not support this name; rename it")
         inner = {key: first.get(key, 0) if isinstance(first, Mapping) else 0 for key in parts}
         return theirs.Dict({key: _to_gymnasium(child, f"{name}/{key}", inner[key]) for key, child in parts.items()})
     if space.dtype.name not in DTYPES or not space.dtype.isnative:
         raise ConfigError(_refused(f"steps/{name}", space.dtype))
     if 0 in space.shape:
-        raise ConfigError(f"steps/{name} has shape {space.shape}: no values, which Minari cannot write")
+        raise ConfigError(f"steps/{name} has shape {space.shape}: without values, which Minari cannot write")
     if isinstance(space, spaces.Discrete):
         return theirs.Discrete(space.n, start=int(first), dtype=space.dtype.type)
     if isinstance(space, spaces.MultiDiscrete):
@@ -284,7 +284,7 @@ def _first_integers(spec: Any, ours: Mapping[str, spaces.Space]) -> dict[str, An
         env = gymnasium.make(spec)
     except Exception as error:  # its constructor may raise anything
         warnings.warn(
-            f"env_spec={spec.id!r} cannot be made here ({error!r:.200}): its integers are taken to count from 0",
+            f"env_spec={spec.id!r} cannot be created ({error!r:.200}): its integers are assumed to count from 0",
             stacklevel=3,
         )
         return dict.fromkeys(ours, 0)

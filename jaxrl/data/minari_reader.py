@@ -157,17 +157,17 @@ def check_hdf5(path: Path, episodes: Iterable[int], spaces: Mapping[str, Any] | 
             nonlocal most
             link = group.get(name, getlink=True)
             if not isinstance(link, h5py.HardLink) or depth > _DEEPEST or next(seen) > _MOST_ARRAYS:
-                raise ValueError(f"{name!r:.80} is a link, nested too deeply, or one of too many")
+                raise ValueError(f"{name!r:.80} is a link, is nested too deeply, or exceeds the allowed number")
             found = group[name]
             if isinstance(found, h5py.Group):
                 for child in found:
                     visit(found, child, depth + 1)
                 return
             if found.external or found.is_virtual:
-                raise ValueError(f"{name!r:.80} lies in another file")
+                raise ValueError(f"{name!r:.80} is in another file")
             most -= found.nbytes  # first: unwritten data takes no room in the file, but days to read
             if most < 0:
-                raise ValueError(f"{name!r:.80} has {found.nbytes:,} bytes, more than the file could hold")
+                raise ValueError(f"{name!r:.80} has {found.nbytes:,} bytes, more than the file can contain")
             if found.dtype.kind == "O":  # variable length: many items may share the same bytes of the file
                 needed = 0
                 for item in found if found.shape else [found[()]]:
@@ -181,7 +181,7 @@ def check_hdf5(path: Path, episodes: Iterable[int], spaces: Mapping[str, Any] | 
                     for found in _pictures(file[f"episode_{episode}"].get(name), space):
                         # Pillow would also decode bytes of other dtypes, in every format that it knows.
                         if np.uint8 not in (found.dtype, h5py.check_vlen_dtype(found.dtype)):
-                            raise ValueError(f"{name!r:.80} holds pictures as {found.dtype}, and not as Minari does")
+                            raise ValueError(f"{name!r:.80} holds pictures as {found.dtype}, not in Minari's format")
                         bounds.check_pictures(bytes(item) for item in found)
 
 
@@ -207,7 +207,7 @@ def _as_episode(stored, metadata, where, first_observation, first_action):
     steps = len(reward) + 1
     for name, flags in (("terminations", terminations), ("truncations", truncations)):
         if len(flags) != len(reward):
-            raise DatasetError(f"{where}: {name} has {len(flags)} entries where rewards has {len(reward)}")
+            raise DatasetError(f"{where}: {name} has {len(flags)} entries, but rewards has {len(reward)}")
         if flags[:-1].any():
             at = int(np.argmax(flags))
             raise DatasetError(f"{where}: {name} is true at step {at} of {len(reward)}; only the last can be")

@@ -12,16 +12,16 @@ from jaxrl.data.episodes import Episode
 
 _BARS, _WIDTH = 12, 40  # of the histogram
 LAST_REWARD = (
-    "have a reward at their last step, which means nothing by RLDS and is left out; if this dataset means it, load it "
-    "with last_step='transition'"
+    "have a reward at their last step, which has no meaning in RLDS and is ignored; to use it, load the dataset with "
+    "last_step='transition'"
 )
 NO_REWARD = "every reward is 0"
 _ABSENT = {
-    "observation": "nothing can be learned from them",
-    "action": "nothing can be learned from them",
+    "observation": "the data cannot be used for learning",
+    "action": "the data cannot be used for learning",
     "reward": "each counts as 0",
     "discount": "it follows from is_terminal",
-    "is_terminal": "an episode counts as terminated where the discount before its last step is 0",
+    "is_terminal": "an episode counts as terminated if the discount before its last step is 0",
 }
 
 
@@ -77,7 +77,7 @@ class Report:
             span = f"{field.low:.6g} to {field.high:.6g}" if np.isfinite([field.low, field.high]).all() else ""
             lines.append(f"{field.name.ljust(width)}  {field.dtype} {field.shape}  {span}".rstrip())
         lines += ["", *(f"note: {note}" for note in self.notes)] if self.notes else []
-        lines += ["", *(f"fault: {fault}" for fault in self.faults)] if self.faults else ["", "no faults found"]
+        lines += ["", *(f"fault: {fault}" for fault in self.faults)] if self.faults else ["", "no errors found"]
         return "\n".join(lines)
 
 

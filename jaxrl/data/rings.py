@@ -54,7 +54,7 @@ def rings(
     for line in seen.lines():
         warnings.warn(f"the dataset: {line}", stacklevel=3)
     if not rows.weight.any():
-        raise DatasetError("the dataset has no transition to learn from")
+        raise DatasetError("the dataset has no transitions")
     place, blank, parts = _layout(rows.weight, columns, *fixed.margins(sources))
     size = len(rows.reward)
     picked = np.clip(place, 0, size - 1)
@@ -140,7 +140,7 @@ def _fitting(episodes):
         # The episodes, their rows, and the rings.
         if free is not None and 3 * taken > _HEADROOM * free:
             raise ConfigError(
-                f"the dataset takes more than {taken / 2**30:.3g} GiB, and {free / 2**30:.3g} GiB are free for it and "
+                f"the dataset takes more than {taken / 2**30:.3g} GiB, but {free / 2**30:.3g} GiB are free for it and "
                 "two copies; use a part of it, or more memory"
             )
         yield episode
@@ -158,7 +158,7 @@ class _Seen:
         found = []
         if self.clipped:
             found.append(
-                f"{self.clipped:,} of {self.transitions:,} actions ({self.clipped / self.transitions:.1%}) lie beyond "
+                f"{self.clipped:,} of {self.transitions:,} actions ({self.clipped / self.transitions:.1%}) are outside "
                 f"the bounds of {self._spec.action_space!r}, by up to {self.farthest:.4g}, and are clipped to them"
             )
         if self.last_rewards:

@@ -155,7 +155,7 @@ class RldsWriter:
         for record in reader.records(range(len(reader))):
             checksum = zlib.crc32(record, checksum)
         if checksum != self._checksum:
-            raise DatasetError(f"{self._partial} holds other bytes than were written to it; is the disk sound?")
+            raise DatasetError(f"{self._partial} does not contain the bytes that were written; check the disk")
 
 
 class RldsReader:
@@ -312,7 +312,7 @@ def _describe_field(fields, name):
     if name not in fields:
         return "missing"
     dtype, shape = fields[name]
-    return "what TFDS decodes" if dtype is None else f"{dtype} {shape}"
+    return "TFDS's decoder" if dtype is None else f"{dtype} {shape}"
 
 
 def _dataset_name(text):

@@ -76,7 +76,7 @@ class Staging:
 
     def _check_free(self):
         if self.path.exists() and not (self.path.is_dir() and not any(self.path.iterdir())):
-            raise ConfigError(f"path={str(self.path)!r} exists already; use another, or move it away")
+            raise ConfigError(f"path={str(self.path)!r} already exists; use another path, or move it away")
 
     def _release(self):
         if self._lock is not None:

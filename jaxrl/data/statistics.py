@@ -100,7 +100,7 @@ def statistics(episodes: Iterable[Episode], *, images: Images = "channel") -> St
             running = jax.tree.map(lambda x: _begin(x, images), steps)
         _each(lambda one, x: one.add(x), running, steps)
     if running is None:
-        raise ConfigError("there are no episodes to make statistics of")
+        raise ConfigError("there are no episodes to compute statistics from")
     return Statistics(_each(lambda one: one.moments(), running))
 
 

@@ -51,7 +51,7 @@ def check_episode(folder: Path, kind: str, pictures: bool) -> None:
                 if pictures:
                     bounds.check_pictures(_bytes_in(batch))
         except (pa.ArrowException, struct.error, IndexError, RecursionError, EOFError) as error:
-            raise ValueError(f"{path.name} is not such a table: {error!s:.300}") from error
+            raise ValueError(f"{path.name} is not a valid table: {error!s:.300}") from error
 
 
 def _check_schema(schema) -> int:
@@ -83,7 +83,7 @@ def _check_schema(schema) -> int:
 
     for field in schema:
         if field.metadata and any(key.startswith(b"ARROW:extension") for key in field.metadata):
-            raise ValueError(f"column {field.name!r:.80} has a type of somebody else's")
+            raise ValueError(f"column {field.name!r:.80} has an Arrow extension type, which is not supported")
     return sum(visit(field.type, field.name, 0) for field in schema)
 
 
@@ -144,7 +144,7 @@ def _check_uncompressed(file, size) -> None:
         block = footer.Vector(field) + 24 * number
         offset, length = footer.Get(Int64Flags, block), footer.Get(Int32Flags, block + 8)
         if not (0 <= offset <= size and 0 < length <= files.LARGEST):
-            raise ValueError("a batch lies outside of it")
+            raise ValueError("a batch is outside the file")
         file.seek(offset)
         head = file.read(length)
         message = root(head[8 if head[:4] == b"\xff\xff\xff\xff" else 4 :])
@@ -185,7 +185,7 @@ def _check_column(file, size, column) -> int:
         begins = column.dictionary_page_offset
     ends = begins + column.total_compressed_size
     if not 0 <= begins <= ends <= size:
-        raise ValueError(f"column {column.path_in_schema!r:.80} lies outside of it")
+        raise ValueError(f"column {column.path_in_schema!r:.80} is outside the file")
     file.seek(begins)
     data, at, values, dictionary, needed = file.read(ends - begins), 0, 0, 0, 0
     for _ in range(_MOST_PAGES):
@@ -194,7 +194,7 @@ def _check_column(file, size, column) -> int:
         page, at = _thrift(data, at, 0)
         unpacked, packed = page.get(2, -1), page.get(3, -1)
         if not 0 <= packed <= len(data) - at or not 0 <= unpacked <= _PACKED * packed + 4096:
-            raise ValueError(f"a page of {packed:,} bytes is said to hold {unpacked:,}")
+            raise ValueError(f"a page of {packed:,} bytes declares {unpacked:,} unpacked bytes")
         at += packed
         needed += unpacked
         if 7 in page:
@@ -202,10 +202,10 @@ def _check_column(file, size, column) -> int:
         else:
             count = (page.get(5) or page.get(8) or {}).get(1, -1)
             if count < 0:
-                raise ValueError("a page does not say how many values it has")
+                raise ValueError("a page does not declare its number of values")
             values += count
     if at != len(data) or values != column.num_values:
-        raise ValueError(f"the pages of column {column.path_in_schema!r:.80} have {values:,} values, not as it says")
+        raise ValueError(f"the pages of column {column.path_in_schema!r:.80} have {values:,} values, not as declared")
     each = 16 + (dictionary if column.physical_type in ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY") else 0)
     return needed + values * each
 
@@ -232,7 +232,7 @@ def _thrift(data: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
         elif kind == 12:
             found[field], at = _thrift(data, at, depth + 1)
         else:
-            raise ValueError("a page's header has lists, which none has")
+            raise ValueError("a page's header has lists, which are not supported")
     return found, at + 1
 
 
@@ -248,4 +248,4 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         value, at, shift = value | (byte & 127) << shift, at + 1, shift + 7
         if byte < 128:
             return value, at
-    raise ValueError("a number does not end")
+    raise ValueError("a number is not terminated")

@@ -88,7 +88,7 @@ def records(path: str | os.PathLike) -> Generator[Callable[[int, int], list[byte
                 found.append(data[begin + 12 : end - 4])
                 if data[end - 4 : end] != _checksum(found[-1]):
                     number = start + len(found) - 1
-                    raise DatasetError(f"{path}: record {number} cannot be read: its checksum is another")
+                    raise DatasetError(f"{path}: record {number} cannot be read: its checksum is wrong")
             return found
 
         yield read
@@ -104,11 +104,11 @@ def _starts(path, size, _changed):
                 length = data[at : at + 8]
                 if data[at + 8 : at + 12] != _checksum(length):
                     number = len(starts) - 1
-                    raise DatasetError(f"{path} cannot be read: the length of record {number} has another checksum")
+                    raise DatasetError(f"{path} cannot be read: the length of record {number} has a wrong checksum")
                 at += _FRAME + int.from_bytes(length, "little")
                 starts.append(at)
     if at != size:
-        raise DatasetError(f"{path} cannot be read: record {max(len(starts) - 2, 0)} goes over its end")
+        raise DatasetError(f"{path} cannot be read: record {max(len(starts) - 2, 0)} exceeds the end of the file")
     return np.asarray(starts)
 
 

@@ -86,7 +86,7 @@ def check_sequence(sequence: Sequence) -> None:
     if sequence.end not in ("write", "truncate", "zero_pad", "continue"):
         problems.append(f"sequence.end={sequence.end!r}; use 'write', 'truncate', 'zero_pad' or 'continue'")
     if sequence.stored_carry:
-        problems.append("sequence.stored_carry=True: a dataset holds no recurrent states; use stored_carry=False")
+        problems.append("sequence.stored_carry=True: a dataset has no recurrent states; use stored_carry=False")
     if problems:
         raise ConfigError(problems)
 
@@ -231,7 +231,7 @@ def truncate(episode: Episode, condition: Callable[[Episode], np.ndarray], *, te
     holds = np.asarray(condition(episode))
     steps = len(episode.is_last)
     if holds.shape != (steps,) or holds.dtype != np.bool_:
-        raise ConfigError(f"the condition gave {holds.dtype} {holds.shape}; it must be bool ({steps},)")
+        raise ConfigError(f"the condition returned {holds.dtype} {holds.shape}; it must be bool ({steps},)")
     if not holds.any():
         return episode
     last = int(np.argmax(holds))

@@ -34,7 +34,7 @@ def write(
       OSError: it cannot be written.
     """
     if path.exists() or path.is_symlink():
-        raise ConfigError(f"path={str(path)!r} exists; name a folder that does not")
+        raise ConfigError(f"path={str(path)!r} exists; use the path of a new folder")
     config = {name: config[name] for name in _OF_ACTING if name in config}
     scores = _scores(metrics)
     building = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
@@ -112,7 +112,7 @@ action, carry = policy(observation)
 ```
 
 `config.json` has all settings, `model.safetensors` the parameters and the statistics of observations, and
-`scores.json`, if it is here, all evaluations of the training. Nothing in this folder is executed when it is loaded.
+`scores.json`, if it is here, all evaluations during training. Nothing in this folder is executed when it is loaded.
 """
     )
 

@@ -41,7 +41,9 @@ class ActFunction:
             raise
         except Exception as error:
             what = f"{type(error).__name__}: {error!s:.300}".splitlines()[0]
-            raise ConfigError(f"{type(policy.algo).__name__} cannot be exported for any batch: {what}") from error
+            raise ConfigError(
+                f"{type(policy.algo).__name__} cannot be exported for every batch size: {what}"
+            ) from error
         self.arguments = self._arguments()
         self.action = jax.eval_shape(self, *self.arguments.values())[0]
 
@@ -94,7 +96,7 @@ class ActFunction:
         if spec.masked:
             env = self._policy.env
             if not isinstance(env, Environment):
-                raise ConfigError("the policy has forgotten its environment, and with it the action mask; load the run")
+                raise ConfigError("the policy has no environment, which defines the action mask; load the run")
             mask = jax.eval_shape(lambda key: env.reset(key)[1].action_mask, jax.eval_shape(lambda: jax.random.key(0)))
             found["action_mask"] = jax.tree.map(many, mask)
         if self._sample:

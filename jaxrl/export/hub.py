@@ -36,7 +36,7 @@ def push(folder: str | os.PathLike, repo_id: str, *, private: bool = False, revi
     path = files.expand(folder)
     if not is_policy_folder(path):
         raise ConfigError(
-            f"{folder} holds no policy: it has no {MODEL}; export_policy(..., to='safetensors') writes one"
+            f"{folder} does not contain a policy: it has no {MODEL}; export_policy(..., to='safetensors') writes one"
         )
     hub = _hub()
     try:
@@ -47,11 +47,11 @@ def push(folder: str | os.PathLike, repo_id: str, *, private: bool = False, revi
                 repo_id=repo_id,
                 revision=revision,
                 allow_patterns=list(_FILES),
-                commit_message="Policy of jaxrl",
+                commit_message="jaxrl policy",
             )
         )
     except Exception as error:
-        raise ConfigError(f"{repo_id!r} cannot be pushed to: {_in_a_line(error)}") from error
+        raise ConfigError(f"{repo_id!r} cannot be uploaded to: {_in_a_line(error)}") from error
 
 
 @interruptible
@@ -73,7 +73,7 @@ def pull(repo_id: str, path: str | os.PathLike, *, revision: str | None = None) 
     """
     where = files.expand(path)
     if where.exists() or where.is_symlink():
-        raise ConfigError(f"path={str(path)!r} exists; name a folder that does not")
+        raise ConfigError(f"path={str(path)!r} exists; use the path of a new folder")
     if not where.parent.is_dir():
         raise ConfigError(f"path={str(path)!r}: there is no folder {where.parent}")
     hub = _hub()
@@ -82,13 +82,13 @@ def pull(repo_id: str, path: str | os.PathLike, *, revision: str | None = None) 
         hub.snapshot_download(repo_id, revision=revision, local_dir=building, allow_patterns=list(_FILES))
         shutil.rmtree(building / ".cache", ignore_errors=True)  # the client's cache
         if not is_policy_folder(building):
-            raise ConfigError(f"{repo_id!r} holds no policy of jaxrl: it has no {MODEL}")
+            raise ConfigError(f"{repo_id!r} does not contain a jaxrl policy: it has no {MODEL}")
         building.chmod(0o755)
         building.rename(where)
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(f"{repo_id!r} cannot be pulled: {_in_a_line(error)}") from error
+        raise ConfigError(f"{repo_id!r} cannot be downloaded: {_in_a_line(error)}") from error
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return where

@@ -64,7 +64,7 @@ def _content(function, about):
     equations = [equation for equation in equations if not read.isdisjoint(equation.outputs)]
     if strange := sorted({equation.name for equation in equations if not _is_known(equation)}):
         raise ConfigError(
-            f"to='numpy' is for policies of dense layers that take the best action, and this one computes "
+            f"to='numpy' supports policies of dense layers with greedy actions only, but this one computes "
             f"{', '.join(strange)}; use to='stablehlo' or to='onnx'"
         )
     numbers: dict[Any, int] = {}

@@ -49,7 +49,7 @@ class Policy:
         parts = _leaves(observation)
         numbers, shapes, _ = self._inputs["observation"]
         if len(parts) != len(numbers):
-            raise ValueError(f"the observation has {len(parts)} arrays, and the policy reads {len(numbers)}")
+            raise ValueError(f"the observation has {len(parts)} arrays, but the policy expects {len(numbers)}")
         single = np.ndim(parts[0]) == len(shapes[0])
         size = 1 if single else np.shape(parts[0])[0]
         values = list(self._constants)
@@ -79,9 +79,9 @@ class Policy:
         for number, shape, dtype, x in zip(*self._inputs[name], parts, strict=True):
             x = np.asarray(x)
             if x.shape != (*([] if single else [size]), *shape):
-                raise ValueError(f"{name} has shape {x.shape}, the policy reads {tuple(shape)}, or a batch of them")
+                raise ValueError(f"{name} has shape {x.shape}, but the policy expects {tuple(shape)} or a batch")
             if not np.can_cast(x.dtype, dtype, "same_kind"):
-                raise ValueError(f"{name} has dtype {x.dtype}, the policy reads {dtype}; convert it first")
+                raise ValueError(f"{name} has dtype {x.dtype}, but the policy expects {dtype}; convert it first")
             values[number] = x.astype(dtype, copy=False)[None] if single else x.astype(dtype, copy=False)
 
 
@@ -94,7 +94,7 @@ def load(path):
     with np.load(path, allow_pickle=False) as file:
         description = json.loads(file["description"].tobytes())
         if description.get("format") != FORMAT:
-            raise ValueError(f"{path} has format {description.get('format')!r}, and this file reads format {FORMAT}")
+            raise ValueError(f"{path} has format {description.get('format')!r}, but this file reads format {FORMAT}")
         constants = [None] * description["values"]
         for number in description["constants"]:
             constants[number] = file[f"x{number}"]

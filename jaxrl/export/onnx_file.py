@@ -36,8 +36,8 @@ def write(path: Path, function: ActFunction) -> None:
         import jax2onnx  # in a separate environment
     except ImportError as error:
         raise ConfigError(
-            f"to='onnx' needs jax2onnx, which cannot be installed beside the orbax-checkpoint that is here; in an "
-            f"environment of its own: {HOW}"
+            f"to='onnx' needs jax2onnx, which conflicts with the installed orbax-checkpoint; use a separate "
+            f"environment: {HOW}"
         ) from error
     arguments, structure = jax.tree.flatten(tuple(function.arguments.values()))
 

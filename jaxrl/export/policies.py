@@ -66,9 +66,9 @@ def export_policy(
     if to not in FORMATS:
         raise unknown("format", to, FORMATS)
     if sample and to != "stablehlo":
-        raise ConfigError(f"sample=True: to={to!r} takes the best action only; use to='stablehlo'")
+        raise ConfigError(f"sample=True: to={to!r} supports greedy actions only; use to='stablehlo'")
     if not isinstance(source, str | os.PathLike) and (best or step is not None):
-        raise ConfigError(f"{chosen(step, best)}: it is of one step; pass the run directory")
+        raise ConfigError(f"{chosen(step, best)}: a policy has only one step; pass the run directory")
     where = files.expand(path)
     _check_path(where, to)
     origin = _origin(source, step, best)
@@ -102,7 +102,7 @@ def _check_path(path, to):
         ownership.check_output(path.with_suffix(".py"), "py")
         if path.stem in (*sys.stdlib_module_names, "numpy"):
             raise ConfigError(
-                f"path={str(path)!r}: {path.stem}.py beside it would hide Python's module {path.stem}; use another name"
+                f"path={str(path)!r}: {path.stem}.py next to it would hide Python's module {path.stem}; choose another"
             )
 
 

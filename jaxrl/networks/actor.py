@@ -62,7 +62,7 @@ class Actor(Network):
         if self.log_std_range is not None:
             check_range("Actor.log_std_range", self.log_std_range)
             if not self.stochastic:
-                raise ConfigError("Actor(stochastic=False) has no deviation; leave log_std_range at None")
+                raise ConfigError("Actor(stochastic=False) has no standard deviation; leave log_std_range unset")
         freeze(self, "observation_keys")
 
     def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
@@ -73,7 +73,7 @@ class _ActorModule(nnx.Module):
     def __init__(self, network: Actor, spec: EnvSpec, rngs: nnx.Rngs):
         discrete = isinstance(spec.action_space, spaces.Discrete)
         if discrete and not network.stochastic:
-            raise ConfigError(f"Actor(stochastic=False) gives actions of a Box, not of {spec.action_space}")
+            raise ConfigError(f"Actor(stochastic=False) needs a Box of actions, not {spec.action_space}")
         size = 0 if discrete else bounded_size(spec.action_space)
         self.space = spec.action_space
         self.stochastic = network.stochastic

@@ -72,7 +72,7 @@ class ActorCritic(Network):
         if self.core_of != "both" and self.core is None:
             raise ConfigError(f"core_of={self.core_of!r} needs a core; set one, such as core=GRU(64)")
         if self.core_of != "both" and self.shared:
-            raise ConfigError(f"core_of={self.core_of!r}, but shared=True has one body for both; use shared=False")
+            raise ConfigError(f"core_of={self.core_of!r} needs separate bodies, but shared=True; use shared=False")
 
     def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
         return _Shared(self, spec, rngs) if self.shared else _Separate(self, spec, rngs)

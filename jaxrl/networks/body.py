@@ -148,7 +148,9 @@ def select_space(space: spaces.Space, keys: tuple[str, ...] | None) -> spaces.Sp
     if not isinstance(space, spaces.Dict):
         raise ConfigError(f"observation_keys={keys!r} needs a dictionary observation, not {space}; use None")
     if not keys:
-        raise ConfigError(f"observation_keys=() reads nothing; name some of {', '.join(space.spaces)}, or use None")
+        raise ConfigError(
+            f"observation_keys=() selects no observation; select some of {', '.join(space.spaces)}, or use None"
+        )
     problems = [str(unknown("observation key", key, space.spaces)) for key in keys if key not in space.spaces]
     if problems:
         raise ConfigError(problems)

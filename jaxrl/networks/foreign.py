@@ -82,7 +82,7 @@ class ForeignNetwork(Encoder):
           ConfigError: if the module's outputs do not fit the action space, or it holds state that is random.
         """
         if self.outputs not in OUTPUTS:
-            raise unknown("kind of outputs", str(self.outputs), OUTPUTS)
+            raise unknown("kind of output", str(self.outputs), OUTPUTS)
         action_size(spec.action_space, self.continuous)
         if self.outputs == "q" and not isinstance(spec.action_space, spaces.Discrete):
             raise ConfigError(f"outputs='q' needs a Discrete action space, not {spec.action_space}")
@@ -120,7 +120,7 @@ class ForeignNetwork(Encoder):
             output, _, model_state = self._outputs(params, model_state, observation, carry, mask, spec, train=train)
             return jax.tree.map(lambda x: x.reshape(leading + x.shape[1:]), output), carry, model_state
         if inputs.first is None:
-            raise ConfigError("a recurrent module needs to know where episodes begin; NetworkInputs.first is None")
+            raise ConfigError("a recurrent module needs NetworkInputs.first to reset its carry, but it is None")
 
         initial = self.initial_carry(spec)
 
@@ -234,7 +234,7 @@ class _NNX:
         if unsupported:
             raise ConfigError(
                 f"the NNX module holds state besides parameters and batch statistics ({unsupported}), which "
-                "nothing would carry; use layers without it (no dropout)"
+                "is not supported; use layers without such state (no dropout)"
             )
         return structure, nnx.to_pure_dict(params), nnx.to_pure_dict(statistics)
 

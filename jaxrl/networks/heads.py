@@ -48,7 +48,7 @@ def action_size(space: spaces.Space, continuous: str = "gaussian") -> int:
         return sum(space.nvec)
     if not (isinstance(space, spaces.Box) and len(space.shape) == 1 and space.shape[0] and space.dtype.kind == "f"):
         raise ConfigError(
-            f"no policy for the action space {space}; allowed are Discrete, MultiDiscrete, Box of floats of shape "
+            f"no policy for the action space {space}; supported are Discrete, MultiDiscrete, Box of floats of shape "
             "(n,), and Dict and Tuple of these: flatten it with a wrapper"
         )
     if continuous != "gaussian" and not (space.bounded and np.all(space.low < space.high)):
@@ -93,7 +93,7 @@ def to_distribution(
     if isinstance(space, spaces.MultiDiscrete):
         return MultiCategorical.masked(location, space.nvec, mask)
     if log_std is None:
-        raise ConfigError(f"a policy over {space} needs the logarithms of its deviations; give log_std")
+        raise ConfigError(f"a policy over {space} needs log standard deviations; pass log_std")
     # Every leaf of a distribution has the leading axes, so that it can be indexed and stored as a whole.
     log_std = jnp.broadcast_to(jnp.expand_dims(log_std, range(location.ndim - log_std.ndim)), location.shape)
     if continuous == "tanh":

@@ -196,8 +196,8 @@ class _LRUModule(nnx.Module):
         check_positive("LRU.layers", core.layers)
         if not 0.0 <= core.min_radius < core.max_radius <= 1.0:
             raise ConfigError(
-                f"LRU.min_radius={core.min_radius!r} and LRU.max_radius={core.max_radius!r}: eigenvalues begin in a "
-                "ring within the unit circle; use 0 <= min_radius < max_radius <= 1, such as 0.9 and 0.999"
+                f"LRU.min_radius={core.min_radius!r} and LRU.max_radius={core.max_radius!r}: eigenvalues start "
+                "in a ring within the unit circle; use 0 <= min_radius < max_radius <= 1, such as 0.9 and 0.999"
             )
         if not 0.0 < core.max_phase <= 2.0 * math.pi:
             raise ConfigError(f"LRU.max_phase={core.max_phase!r} must be above 0 and at most 2 pi (6.283)")

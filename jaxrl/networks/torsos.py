@@ -141,11 +141,11 @@ def vector_size(torso: Torso, space: spaces.Space) -> int:
         )
     if isinstance(space, spaces.Tuple):
         raise ConfigError(
-            f"{name} cannot read the observation {space}; make it a Dict, or flatten it by wrappers.Flatten"
+            f"{name} cannot read the observation {space}; use a Dict, or flatten it with wrappers.Flatten"
         )
     size = flat_size(space)
     if size == 0:
-        raise ConfigError(f"{name} cannot read the empty observation {space}; leave it out with DictEncoder")
+        raise ConfigError(f"{name} cannot read the empty observation {space}; exclude it with DictEncoder")
     return size
 
 
@@ -346,7 +346,7 @@ class NatureCNN:
 
     def build(self, space: spaces.Space, rngs: nnx.Rngs) -> Encoder:
         if len(self.filters) != 3:
-            raise ConfigError(f"NatureCNN.filters={self.filters} must be three numbers, one a convolution")
+            raise ConfigError(f"NatureCNN.filters={self.filters} must have three entries, one per convolution")
         layers = tuple(zip(self.filters, (8, 4, 3), (4, 2, 1), strict=True))
         return _build_cnn(self, space, layers, rngs)
 
@@ -374,7 +374,7 @@ class ImpalaCNN:
 
     def build(self, space: spaces.Space, rngs: nnx.Rngs) -> Encoder:
         if len(self.filters) != 2:
-            raise ConfigError(f"ImpalaCNN.filters={self.filters} must be two numbers, one a convolution")
+            raise ConfigError(f"ImpalaCNN.filters={self.filters} must have two entries, one per convolution")
         layers = tuple(zip(self.filters, (8, 4), (4, 2), strict=True))
         return _build_cnn(self, space, layers, rngs)
 
@@ -493,7 +493,7 @@ class DictEncoder:
     def __init__(self, encoders: Mapping[str, Torso | None]):
         torsos = [x for x in encoders.values() if x is not None] if isinstance(encoders, Mapping) else [encoders]
         if not isinstance(encoders, Mapping) or not all(hasattr(type(x), "build") for x in torsos):
-            raise ConfigError(f"DictEncoder({encoders!r:.80}) must have a torso, or None, for each key: {{'x': MLP()}}")
+            raise ConfigError(f"DictEncoder({encoders!r:.80}) must have a torso or None for each key: {{'x': MLP()}}")
         object.__setattr__(self, "items", tuple(sorted(dict(encoders).items(), key=lambda item: item[0])))
 
     def __repr__(self) -> str:
@@ -505,12 +505,12 @@ class DictEncoder:
         encoders = dict(self.items)
         problems = [str(unknown("observation key", key, space.spaces)) for key in encoders if key not in space.spaces]
         problems += [
-            f"DictEncoder has no encoder for the observation key {key!r}; add one, or {key!r}: None to leave it out"
+            f"DictEncoder has no encoder for the observation key {key!r}; add one, or {key!r}: None to exclude it"
             for key in space.spaces
             if key not in encoders
         ]
         if not problems and all(torso is None for torso in encoders.values()):
-            problems = ["DictEncoder leaves out every key; encode one at least"]
+            problems = ["DictEncoder excludes every key; encode at least one"]
         if problems:
             raise ConfigError(problems)
         return _DictModule(

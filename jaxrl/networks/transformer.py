@@ -143,7 +143,7 @@ class _GTrXLModule(nnx.Module):
         check_finite("GTrXL.gate_bias", core.gate_bias)
         if core.width % core.heads or core.width % 2:
             raise ConfigError(
-                f"GTrXL.width={core.width} must be even and divide over heads={core.heads}; use a multiple, such as "
+                f"GTrXL.width={core.width} must be even and divisible by heads={core.heads}; use a multiple, such as "
                 f"{2 * core.heads * max(round(core.width / (2 * core.heads)), 1)}"
             )
         self.core = core

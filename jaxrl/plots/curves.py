@@ -96,7 +96,7 @@ def plot_runs(
         supported.
     """
     if not runs:
-        raise ConfigError("no runs to plot; give at least one run directory")
+        raise ConfigError("no runs to plot; pass at least one run directory")
     if not 0 < confidence < 1:
         raise ConfigError(f"confidence={confidence}: use a number between 0 and 1, such as 0.95")
     from jaxrl.plots import chart
@@ -216,7 +216,7 @@ def save_chart(figure: "Chart", out: str | os.PathLike | None) -> "Chart":
             figure.canvas.get_supported_filetypes(),
         )
         if kind not in known:
-            raise unknown("format of pictures", f".{kind}", [f".{name}" for name in known], f"of {out}")
+            raise unknown("image format", f".{kind}", [f".{name}" for name in known], f"of {out}")
         ownership.check_output(out, kind)
         out.parent.mkdir(parents=True, exist_ok=True)
         mark = {"Software" if kind == "png" else "Creator": ownership.MARK}

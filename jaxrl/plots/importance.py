@@ -41,7 +41,9 @@ def importance(settings: Sequence[Mapping[str, Any]], scores: Sequence[float]) -
       ConfigError: the numbers of settings and scores differ.
     """
     if len(settings) != len(scores):
-        raise ConfigError(f"settings are of {len(settings)} runs, and scores of {len(scores)}; pass one of each a run")
+        raise ConfigError(
+            f"settings are from {len(settings)} runs, but scores from {len(scores)}; pass one of each per run"
+        )
     values = np.asarray(scores, float)
     names = list(dict.fromkeys(name for one in settings for name in one))
     if not names or not np.isfinite(values).any():

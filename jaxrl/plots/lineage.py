@@ -86,9 +86,9 @@ class Lineage:
         values = {str(name): np.asarray(x, float) for name, x in dict(found["hyperparameters"]).items()}
         shape, winner = scores.shape, int(found["winner"])
         if len(shape) != 2 or steps.shape != shape[:1] or {x.shape for x in (parents, *values.values())} != {shape}:
-            raise ValueError("arrays of a lineage have other shapes")
+            raise ValueError("the arrays of a lineage have different shapes")
         if not (0 < shape[0] and 0 <= winner < shape[1] and np.all((0 <= parents) & (parents < shape[1]))):
-            raise ValueError("a lineage names members that there are not")
+            raise ValueError("a lineage refers to members that do not exist")
         return cls(steps, int(found["rows"]), scores, parents, values, winner)
 
 

@@ -47,7 +47,7 @@ def bootstrap_interval(
     if not 0 < confidence < 1:
         raise ConfigError(f"confidence={confidence}: use a number between 0 and 1, such as 0.95")
     if (fewest := min(map(len, strata))) < 2:
-        raise ConfigError(f"a stratum has {fewest} runs; an interval needs two or more of each")
+        raise ConfigError(f"a stratum has {fewest} runs; an interval needs at least two per stratum")
     # A few resamples at a time: runs x resamples x points would not fit for long curves.
     points = max(1, int(np.prod(strata[0].shape[1:])))
     found = stats.bootstrap(

@@ -108,7 +108,7 @@ def test_a_run_is_the_same_on_any_number_of_devices():
         (jaxrl.DQN(view=View("4")), "items='4' must be a whole number"),
         (jaxrl.DQN(view=View(4, "lifo")), "sampler='lifo' is none of jaxrl.core.sources"),
         (jaxrl.DQN(view=View(4, Prioritized(exponent=-1.0))), "exponent and beta must be numbers of at least 0"),
-        (jaxrl.DQN(view=View(4, remover=MinHeap())), "without capacity: nothing is removed"),
+        (jaxrl.DQN(view=View(4, remover=MinHeap())), "has no effect without capacity"),
     ],
 )
 def test_what_is_refused(algo, words):
@@ -119,4 +119,4 @@ def test_what_is_refused(algo, words):
 def test_demonstrations_without_rewards_have_no_newest():
     for part in ({"newest": 1}, {"view": View(1)}):
         [found] = ALGORITHMS["sac"].replace(imitate=True, **part).validate(SPEC, 1, 1)
-        assert "SAC.imitate=True learns without parts" in found
+        assert "SAC.imitate=True does not support views" in found

@@ -339,7 +339,7 @@ def test_what_is_left_open_goes_with_the_rest():
     image = EnvSpec("images", spaces.Box(0, 1, (10, 10, 4)), spaces.Discrete(4))
     assert jaxrl.DQN().resolve(image, 1).learning_rate == 2.5e-4 and jaxrl.DQN().resolve(image, 1).n_step == 1
     assert jaxrl.DQN().resolve(SPEC, 1).learning_rate == jaxrl.schedules.Linear(1e-3, 0.0)
-    with pytest.raises(ConfigError, match=r"DQN.learning_rate is open"):
+    with pytest.raises(ConfigError, match=r"DQN.learning_rate is not set"):
         jaxrl.DQN().init(jax.random.key(0), SPEC)
 
 

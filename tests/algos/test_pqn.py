@@ -58,4 +58,4 @@ def test_the_default_network_suits_the_observations_and_has_layer_normalization(
 
 def test_continuous_actions_are_refused():
     spec = EnvSpec("test", spaces.Box(-1.0, 1.0, (3,)), spaces.Box(-1.0, 1.0, (2,)))
-    assert "discrete actions" in "\n".join(jaxrl.PQN(network=QNetwork(networks.MLP((4,)))).validate(spec, 8, 1))
+    assert "Discrete action space" in "\n".join(jaxrl.PQN(network=QNetwork(networks.MLP((4,)))).validate(spec, 8, 1))

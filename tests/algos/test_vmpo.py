@@ -135,7 +135,7 @@ def test_the_entropy_bonus_suits_actions_and_observations():
 @pytest.mark.parametrize("field", ["minibatches", "entropy_cost"])
 def test_what_is_open_is_not_guessed(field):
     state, rollout = made(ALGO)
-    with pytest.raises(ConfigError, match=rf"{field} is open"):
+    with pytest.raises(ConfigError, match=rf"{field} is not set"):
         updated(ALGO.replace(**{field: None}), state, rollout)
 
 

@@ -23,7 +23,7 @@ def problems(rollout=4, **changes):
     ("changes", "said"),
     [
         ({"capacity": 50}, "capacity=50 is less than min_size=100; raise it"),
-        ({"capacity": 100, "n_step": 12}, "capacity=100 cannot hold items of 8 environments; use 160 at least"),
+        ({"capacity": 100, "n_step": 12}, "capacity=100 is too small for items of 8 environments; use at least 160"),
         ({"batch_size": 30}, "batch_size=30 does not divide over 4 shards; use a multiple of it"),
         ({"n_step": 0}, "n_step=0 must be at least 1"),
         ({"max_times_sampled": -1}, "max_times_sampled=-1"),
@@ -74,7 +74,7 @@ def test_rows_that_do_not_fit_the_storage_are_named():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"extras": ("log_prob",)}, "rows have no extras['log_prob']; act gives ['error']"),
+        ({"extras": ("log_prob",)}, "rows have no extras['log_prob']; act returns ['error']"),
         ({"sampler": Prioritized(insertion="error")}, "extras['error'] is int32[8, 4]; expected float32[8, 4]"),
         ({"frame_stack": FrameStack(3)}, "frame_stack=3 frames along axis -1: observation has shape ()"),
     ],

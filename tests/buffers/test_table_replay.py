@@ -184,9 +184,9 @@ def test_two_devices_draw_what_one_does(source):
     [
         ({"storage": "ring", "remover": Lifo()}, "remover=Lifo() needs storage='table'"),
         ({"storage": "flashbax", "n_step": 1, "remover": Lifo()}, "remover=Lifo() needs storage='table'"),
-        ({"capacity": 17}, "does not divide over 2 shards, each with items; use 18"),
+        ({"capacity": 17}, "does not divide over 2 shards; use 18"),
         ({"over": "replay"}, "is not a source that stores rows"),
-        ({"remover": Uniform()}, "draws by chance"),
+        ({"remover": Uniform()}, "is random"),
     ],
 )
 def test_what_does_not_go_together_is_refused(changes, said):

@@ -154,8 +154,8 @@ def test_two_devices_draw_what_one_does():
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        (View(8, capacity=17), "capacity=17 does not divide over 2 shards, each with items; use 18"),
-        (View(8, capacity=16, remover=Uniform()), "remover=Uniform() draws by chance"),
+        (View(8, capacity=17), "capacity=17 does not divide over 2 shards; use 18"),
+        (View(8, capacity=16, remover=Uniform()), "remover=Uniform() is random"),
         (View(7), "batch_size=7 does not divide over 2 shards"),
     ],
 )

@@ -84,7 +84,7 @@ def test_all_problems_are_raised_at_once():
         "count=0 must be at least 1",
         "other='x' must be a whole number",
         "share=nan must be a finite number",
-        "name=3 must be a text",
+        "name=3 must be a string",
         "fine=1 must be True or False",
     ]
     with pytest.raises(TypeError, match="missing"):

@@ -35,12 +35,12 @@ def test_cores_as_text(text, indices):
     [
         (Resources(learner="x"), "learner='x' is not a list of cores; write them as 0-3,8"),
         (Resources(actors=""), "actors='' is not a list of cores"),
-        (Resources(actors="3-1"), "actors='3-1': this process may use 4 cores, which are 0 to 3 here"),
-        (Resources(environments="2-4"), "environments='2-4': this process may use 4 cores, which are 0 to 3 here"),
+        (Resources(actors="3-1"), "actors='3-1': this process may use 4 cores, numbered 0 to 3"),
+        (Resources(environments="2-4"), "environments='2-4': this process may use 4 cores, numbered 0 to 3"),
         (Resources(evaluator="0"), "evaluator='0': none there"),
         (Resources(own_cores=0), "own_cores=0 must be a number from 1 to 4, the cores of this process"),
         (Resources(own_cores=5), "own_cores=5 must be a number from 1 to 4"),
-        (Resources(own_cores=2, learner="1-2"), "learner='1-2': this process may use 2 cores, which are 0 to 1 here"),
+        (Resources(own_cores=2, learner="1-2"), "learner='1-2': this process may use 2 cores, numbered 0 to 1"),
         (Resources(worker_memory=0.0), "worker_memory=0.0 must be more than 0 GiB"),
         (Resources(worker_memory=2.0), "worker_memory=2 GiB for each of 3 workers is more than the 4.0 GiB"),
     ],
@@ -61,7 +61,7 @@ def test_what_fits(monkeypatch):
 def test_elsewhere_than_on_linux_it_is_refused(monkeypatch):
     monkeypatch.delattr(os, "sched_setaffinity")
     (found,) = resources.problems(Resources(learner="0"), {}, 0)
-    assert "only Linux has cores and memory for parts of a run" in found
+    assert "cores and memory can be divided on Linux only" in found
     assert resources.problems(Resources(), {}, 0) == []
 
 
@@ -138,7 +138,7 @@ def test_no_two_processes_have_a_core_of_their_own_in_common(tmp_path):
         said = [json.loads(start().stdout.readline()) for _ in range(2)]
         assert sorted(cores for _, cores in said) == [[str(core)] for core in two]
         assert min(threads for threads, _ in said) > 2, "all threads are there"
-        words = "own_cores=1: only 0 of 2 cores are left by other runs with own_cores"
+        words = "own_cores=1: only 0 of 2 cores are not reserved by other runs with own_cores"
         assert words in start().stdout.readline()
         started[0].kill()
         started[0].wait()

@@ -47,19 +47,19 @@ def test_pictures_that_are_what_they_say_are_decoded():
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (resized(picture(), 100_000, 100_000), "no picture|pixels"),
+        (resized(picture(), 100_000, 100_000), "not an image|pixels"),
         (resized(picture(), 9000, 9000), "9,000 x 9,000 pixels; at most"),
-        (picture(kind="GIF", mode="P"), "it is no picture in JPEG or PNG"),
-        (picture(kind="BMP"), "it is no picture in JPEG or PNG"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "it is no picture in JPEG or PNG"),
-        (b"", "it is no picture in JPEG or PNG"),
-        (picture(4, 2), "2 x 4 pixels where 2 x 3 were promised"),
+        (picture(kind="GIF", mode="P"), "it is not an image in JPEG or PNG"),
+        (picture(kind="BMP"), "it is not an image in JPEG or PNG"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "it is not an image in JPEG or PNG"),
+        (b"", "it is not an image in JPEG or PNG"),
+        (picture(4, 2), "2 x 4 pixels, but 2 x 3 were declared"),
     ],
     ids=["bomb", "large", "gif", "bmp", "postscript", "empty", "another size"],
 )
 def test_pictures_that_are_not_are_refused_unseen(data, said):
     with pytest.raises(ValueError, match=said):
-        bounds.check_pictures([picture(), data], (2, 3, 3) if "promised" in said else None)
+        bounds.check_pictures([picture(), data], (2, 3, 3) if "declared" in said else None)
 
 
 def test_many_pictures_must_fit_together(monkeypatch):
@@ -119,7 +119,7 @@ def test_a_file_of_nothing_but_a_hole_is_refused_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(tfrecord, "_checksum", lambda text: seen.append(text) or check(text))
     with open(tmp_path / "file", "wb") as file:
         file.truncate(1 << 24)
-    with hostile.bounded(), pytest.raises(DatasetError, match="record 0 has another checksum"):
+    with hostile.bounded(), pytest.raises(DatasetError, match="record 0 has a wrong checksum"):
         with tfrecord.records(tmp_path / "file"):
             pass
     assert seen == [bytes(8)]
@@ -135,7 +135,7 @@ def test_every_length_is_checked(tmp_path):
     data = bytearray((tmp_path / "file").read_bytes())
     data[8 + 16 * 4 + (0 + 1 + 2 + 3)] ^= 1  # of the fifth header
     (tmp_path / "other").write_bytes(data)
-    with pytest.raises(DatasetError, match="record 4 has another"), tfrecord.records(tmp_path / "other"):
+    with pytest.raises(DatasetError, match="record 4 has a wrong"), tfrecord.records(tmp_path / "other"):
         pass
 
 
@@ -249,11 +249,11 @@ def _page(unpacked, packed, values):
     ("page", "said"),
     [
         (_page(40, 40, 9) + bytes(40), None),
-        (_page(1 << 30, 40, 9) + bytes(40), "a page of 40 bytes is said to hold 1,073,741,824"),
-        (_page(40, 40, 1 << 30) + bytes(40), "have 1,073,741,824 values, not as it says"),
-        (_page(40, 400, 9) + bytes(40), "a page of 400 bytes is said to hold 40"),
+        (_page(1 << 30, 40, 9) + bytes(40), "a page of 40 bytes declares 1,073,741,824 unpacked bytes"),
+        (_page(40, 40, 1 << 30) + bytes(40), "have 1,073,741,824 values, not as declared"),
+        (_page(40, 400, 9) + bytes(40), "a page of 400 bytes declares 40 unpacked bytes"),
         (b"\x1c" * 100 + bytes(1000), "nested too deeply"),
-        (b"\x15" + b"\xff" * 100, "a number does not end"),
+        (b"\x15" + b"\xff" * 100, "a number is not terminated"),
     ],
     ids=["sound", "unpacked", "values", "packed", "deep", "endless"],
 )
@@ -294,7 +294,7 @@ def test_texts_without_end_are_refused_at_once(shape, tmp_path):
     with h5py.File(tmp_path / "file", "w") as file:
         chunks = (1,) * (len(shape) - 1) + (1000,)
         file.create_dataset("episode_0/infos/text", shape=shape, chunks=chunks, dtype=h5py.string_dtype())
-    with hostile.bounded(5), pytest.raises(ValueError, match="more than the file could hold"):
+    with hostile.bounded(5), pytest.raises(ValueError, match="more than the file can contain"):
         check_hdf5(tmp_path / "file", [0])
 
 
@@ -314,7 +314,7 @@ def test_pictures_of_minaris_are_looked_at_however_they_are_stored(how, tmp_path
         else:
             group.create_dataset("camera", (1,), h5py.vlen_dtype(np.int8))[0] = np.frombuffer(postscript, np.int8)
     # Rows of bytes are what Minari writes where all pictures are of one length.
-    said = "it is no picture" if how == "rows of bytes" else "holds pictures as .*, and not as Minari does"
+    said = "it is not an image" if how == "rows of bytes" else "holds pictures as .*, not in Minari's format"
     with pytest.raises(ValueError, match=said):
         check_hdf5(tmp_path / "file", [0], {"observations": space})
     check_hdf5(tmp_path / "file", [0], {"observations": gymnasium.spaces.Dict({})})

@@ -55,7 +55,7 @@ def test_a_report_tells_what_there_is(tmp_path):
     )
     assert fields["observation/picture/uint8"].shape == (5, 4, 1)
     shown = str(report)
-    assert "4 episodes, 20 transitions" in shown and "no faults found" in shown
+    assert "4 episodes, 20 transitions" in shown and "no errors found" in shown
     assert "observation/vector/int16" in shown and "1 cut off, 2 terminated, 1 truncated" in shown
     bars = [line for line in shown.splitlines() if "█" in line]
     assert sum(int(line.split()[-1]) for line in bars) == 4
@@ -292,11 +292,11 @@ def test_a_run_is_exported_and_looked_at_from_the_shell(tmp_path, capsys):
     assert main.main(command) == 0
     assert main.main(["dataset", "info", str(out)]) == 0
     printed = capsys.readouterr().out
-    assert str(out) in printed and "9 episodes" in printed and "no faults found" in printed
+    assert str(out) in printed and "9 episodes" in printed and "no errors found" in printed
     read = list(jaxrl.load_dataset(f"rlds:{out}"))
     assert {one.metadata["policy_version"] for one in read} == {64} and {one.metadata["seed"] for one in read} == {4}
     assert main.main(command) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert main.main(["dataset", "info", str(run)]) == 2
     assert "is not a TFDS dataset" in capsys.readouterr().err
     assert main.main(["export-rlds"]) == 2

@@ -145,8 +145,8 @@ def test_an_episode_shares_no_memory_with_the_rows():
         ({"reward": [[1.0], [2.0], [0.0]]}, "reward", r"has shape (1,) at each step"),
         ({"discount": [[1.0], [0.0], [0.0]]}, "discount", r"has shape (1,) at each step"),
         ({"reward": [1.0, 2.0]}, "reward", "2 steps"),
-        ({"metadata": {"return": 7.0}}, "return", "add up to 0.4"),
-        ({"metadata": {"length": 3}}, "length", "add up to 2"),
+        ({"metadata": {"return": 7.0}}, "return", "but 0.4"),
+        ({"metadata": {"length": 3}}, "length", "but 2"),
     ],
 )
 def test_every_broken_rule_is_found_with_its_field(change, field, what):

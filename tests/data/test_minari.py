@@ -137,7 +137,7 @@ def test_what_else_the_steps_hold_comes_back(tmp_path):
         ({"reward": np.zeros(5, np.dtype(">f4"))}, "steps/reward has dtype >f4"),
         ({"discount": np.float32([1, 0.5, 1, 0, 0])}, "steps/discount is not the float32 0 at a terminal end"),
         ({"metadata": {"number": 2**63}}, "the metadata field number=.* has more than 64 bits"),
-        ({"metadata": {"seeds": [1, 2]}}, r"the metadata field seeds=\[1, 2\] must be a number or a text"),
+        ({"metadata": {"seeds": [1, 2]}}, r"the metadata field seeds=\[1, 2\] must be a number or a string"),
     ],
 )
 def test_what_would_not_come_back_is_refused_by_name(tmp_path, changes, words):
@@ -170,7 +170,7 @@ def test_episodes_unlike_their_spaces_are_refused(tmp_path):
 def test_nothing_is_overwritten_and_damage_does_not_appear(tmp_path, monkeypatch):
     path = write(tmp_path, MADE_UP[:1], "one-v0")
     before = (path / "data" / "main_data.hdf5").read_bytes()
-    refused(lambda: write(tmp_path, MADE_UP[:2], "one-v0"), "exists already")
+    refused(lambda: write(tmp_path, MADE_UP[:2], "one-v0"), "already exists")
     assert (path / "data" / "main_data.hdf5").read_bytes() == before
     real = MinariWriter._read_again
 
@@ -182,7 +182,7 @@ def test_nothing_is_overwritten_and_damage_does_not_appear(tmp_path, monkeypatch
         real(self)
 
     monkeypatch.setattr(MinariWriter, "_read_again", damaged)
-    with pytest.raises(DatasetError, match="other values than were written"):
+    with pytest.raises(DatasetError, match="does not contain the values that were written"):
         write(tmp_path, MADE_UP[:1], "two-v0")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["one-v0"]
 
@@ -270,12 +270,12 @@ def test_a_run_is_exported_and_looked_at_from_the_shell(tmp_path, monkeypatch, c
     assert main.main(["dataset", "info", "minari:cartpole-v0"]) == 0
     printed = capsys.readouterr().out
     assert str(tmp_path / "minari" / "cartpole-v0") in printed
-    assert "9 episodes" in printed and "no faults found" in printed
+    assert "9 episodes" in printed and "no errors found" in printed
     (metadata,) = {one.metadata["policy_version"] for one in jaxrl.load_dataset("minari:cartpole-v0")}
     assert metadata == 64
     assert theirs.load_dataset("cartpole-v0").recover_environment().spec.id == "CartPole-v1"
     assert main.main(command) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert main.main(["export-minari", str(run)]) == 2
     assert "--id ID" in capsys.readouterr().err
     assert main.main(["dataset", "info", "minari:other-v0"]) == 2
@@ -373,10 +373,10 @@ def test_spaces_of_others_count_from_zero_here(tmp_path, monkeypatch, space, fir
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"actions": np.arange(3)}, "action has 4 steps where is_last has 5"),
-        ({"observations": (np.zeros((4, 2)), list("abcd"))}, "observation/0 has 4 steps where is_last has 5"),
+        ({"actions": np.arange(3)}, "action has 4 steps, but is_last has 5"),
+        ({"observations": (np.zeros((4, 2)), list("abcd"))}, "observation/0 has 4 steps, but is_last has 5"),
         ({"terminations": np.asarray([0, 1, 0, 0], bool)}, "terminations is true at step 1 of 4; only the last can be"),
-        ({"truncations": np.zeros(3, bool)}, "truncations has 3 entries where rewards has 4"),
+        ({"truncations": np.zeros(3, bool)}, "truncations has 3 entries, but rewards has 4"),
     ],
 )
 def test_a_broken_rule_names_episode_and_field(tmp_path, monkeypatch, changes, words):

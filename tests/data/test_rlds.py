@@ -148,7 +148,7 @@ def test_nothing_is_overwritten(tmp_path):
     (tmp_path / "data").mkdir()  # empty: what mktemp makes
     path = write(tmp_path / "data", MADE_UP[:1])
     before = {file.name: file.read_bytes() for file in path.iterdir()}
-    refused(lambda: write(path, MADE_UP[:2]), "exists already")
+    refused(lambda: write(path, MADE_UP[:2]), "already exists")
     assert {file.name: file.read_bytes() for file in path.iterdir()} == before
     with RldsWriter(tmp_path / "other", "a"):
         with pytest.raises(ConfigError, match="another process writes"):
@@ -353,7 +353,7 @@ def test_every_process_writes_its_share_of_the_same_episodes(tmp_path, monkeypat
     for one, other in zip(by_environment(jaxrl.load_dataset(f"rlds:{alone}")), by_environment(dataset), strict=True):
         assert_bitwise(one.steps, other.steps)
         assert one.metadata["env_index"] == other.metadata["env_index"]
-    refused(lambda: jaxrl.export_rlds(policy, env, together, **settings), "exists already")
+    refused(lambda: jaxrl.export_rlds(policy, env, together, **settings), "already exists")
     refused(lambda: jaxrl.export_rlds(policy, env, tmp_path, **settings), "holds alone already")
     refused(lambda: jaxrl.export_rlds(policy, env, tmp_path / "few", episodes=1), "each of 2 processes")
 

@@ -153,7 +153,7 @@ def test_a_module_that_is_no_suite_is_an_error_that_names_its_package(folder, co
             look_up()
     assert main.main(["train", "ppo", "--env", "mine:X", "--total-steps", "8"]) == 2
     assert re.search(words, " ".join(capsys.readouterr().err.split()))
-    with pytest.warns(UserWarning, match="mine.*left out"):
+    with pytest.warns(UserWarning, match="mine.*not listed"):
         names = jaxrl.environments()
     assert "gymnax:CartPole-v1" in names and not any(name.startswith("mine:") for name in names)
 
@@ -175,7 +175,7 @@ def test_names_of_jaxrls_own_suites_cannot_be_taken(folder, name):
 def test_two_distributions_with_one_suite_are_named(walks):
     install_suite(walks, "walks", MODULE, distribution="other-walks")
     refused(lambda: envs.make("walks:Ring"), "by other-walks 2.0")
-    with pytest.warns(UserWarning, match="left out"):
+    with pytest.warns(UserWarning, match="not listed"):
         assert "walks:Ring" not in jaxrl.environments()
 
 

@@ -122,7 +122,7 @@ def test_numpy_needs_numpy_alone(tmp_path):
     right = policy(np.zeros(4, np.float32))[0]
     assert done.stdout.splitlines() == [
         f"{right} int32 () PPO test",
-        "observation has shape (3,), the policy reads (4,), or a batch of them",
+        "observation has shape (3,), but the policy expects (4,) or a batch",
         "observation has dtype complex128, the policy reads float32; convert it first",
     ]
     with np.load(path, allow_pickle=False) as file:
@@ -173,7 +173,7 @@ def test_the_command_writes_each_format_or_says_why_not(tmp_path, capsys, monkey
         (["run", "--to", "onix", "--out", "x"], "onnx"),
         (["run", "--to", "numpy", "--out", "policy.txt"], "must end in .npz"),
         (["run", "--to", "numpy", "--out", "absent/policy.npz"], "there is no folder absent"),
-        (["run", "--to", "numpy", "--sample", "--out", "policy2.npz"], "takes the best action only"),
+        (["run", "--to", "numpy", "--sample", "--out", "policy2.npz"], "supports greedy actions only"),
         (["absent", "--out", "x.stablehlo"], "is not a run directory"),
     ):
         assert main.main(["export", *words]) == 2

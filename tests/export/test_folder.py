@@ -214,7 +214,7 @@ HOSTILE = {
     "dtype": (lambda f, mark: rewrite(f, _dtype), r"float64\[.*in place of float32"),
     "more": (lambda f, mark: rewrite(f, _more), r"\.\./\.\./other is there"),
     "nan": (lambda f, mark: rewrite(f, _nan), "NaN or infinity"),
-    "other format": (lambda f, mark: rewrite(f, _nothing, {"format": "pt"}), "holds no policy of jaxrl"),
+    "other format": (lambda f, mark: rewrite(f, _nothing, {"format": "pt"}), "does not contain a jaxrl policy"),
     "step": (lambda f, mark: rewrite(f, _nothing, {"format": "jaxrl policy 1", "step": "-1"}), "no number of steps"),
     "huge header": (lambda f, mark: (f / MODEL).write_bytes(struct.pack("<Q", 2**60) + b"{}"), "cannot be read"),
     "cut short": (lambda f, mark: (f / MODEL).write_bytes((f / MODEL).read_bytes()[:-5]), "cannot be read"),

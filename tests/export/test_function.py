@@ -163,7 +163,7 @@ def test_a_mask_is_an_argument_and_is_obeyed():
     mask = np.eye(n, dtype=bool)[np.arange(8) % n]
     action, _ = jax.jit(exported(function).call)(seen, (), np.ones(8, bool), np.zeros(8, np.float32), mask)
     np.testing.assert_array_equal(action, np.arange(8) % n)
-    with pytest.raises(ConfigError, match="has forgotten its environment"):
+    with pytest.raises(ConfigError, match="has no environment"):
         ActFunction(Policy(policy.algo, policy.actor, spec))
 
 
@@ -185,7 +185,7 @@ def test_what_needs_the_batch_as_a_number_is_refused_in_a_line(monkeypatch):
 
     monkeypatch.setattr(jaxrl.PPO, "act", one_by_one)
     policy = abstract(algo, spec)
-    with pytest.raises(ConfigError, match="PPO .*for any batch") as caught:
+    with pytest.raises(ConfigError, match="PPO .*for every batch size") as caught:
         ActFunction(policy)
     assert "\n" not in str(caught.value)
     assert policy(observations(spec, 2))[0].shape == (2,), "jaxrl itself plays it"

@@ -450,7 +450,7 @@ def ended(pid):
         ({"given": "complex128"}, "observation of complex128, and not of real numbers"),
         ({"given": "object"}, "observation of object"),
         ({"given": "<U4"}, "observation of <U"),
-        ({"value": 1e300}, r"observation with 1e\+300, which float32 cannot hold"),
+        ({"value": 1e300}, r"observation with 1e\+300, which does not fit into float32"),
         ({"value": 300, "dtype": "uint8"}, "observation .* outside its space or not whole"),
         ({"value": 0.5, "dtype": "int32"}, "outside its space or not whole"),
         ({"value": 2**40, "given": "int64", "dtype": "int32"}, "outside its space or not whole"),

@@ -240,7 +240,7 @@ def test_a_layer_of_gtrxl_begins_close_to_the_identity():
         (LRU(4, layers=0), r"LRU.layers=.*at least 1"),
         (LRU(4, min_radius=0.9, max_radius=0.5), r"min_radius=0.9 and LRU.max_radius=0.5.*use 0 <= min_radius"),
         (LRU(4, max_phase=7.0), r"max_phase=7.0 must be above 0 and at most 2 pi"),
-        (GTrXL(9, heads=2), r"width=9 must be even and divide over heads=2.*such as 8"),
+        (GTrXL(9, heads=2), r"width=9 must be even and divisible by heads=2.*such as 8"),
         (GTrXL(8, memory=0), r"GTrXL.memory=.*at least 1"),
         (MinGRU(4, update_bias=float("nan")), r"MinGRU.update_bias=nan must be a finite number"),
         (GTrXL(8, gate_bias=float("inf")), r"GTrXL.gate_bias=inf must be a finite number"),

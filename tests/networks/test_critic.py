@@ -132,7 +132,7 @@ def test_a_range_squashes_the_deviation():
     for wrong in ((1.0, -5.0), (-5.0,), (-np.inf, 0.0), ("a", 1.0)):
         with pytest.raises(ConfigError, match="two finite numbers"):
             dataclasses.replace(POLICY, log_std_range=wrong)
-    refused(lambda: Actor(stochastic=False, log_std_range=(-5.0, 1.0)), "has no deviation")
+    refused(lambda: Actor(stochastic=False, log_std_range=(-5.0, 1.0)), "has no standard deviation")
 
 
 @pytest.mark.long

@@ -146,7 +146,7 @@ def test_sequences_count_the_transitions_that_they_have():
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"replay_ratio": 0.5, "samples_per_insert": 8}, "say the same in two ways; set one of them"),
+        ({"replay_ratio": 0.5, "samples_per_insert": 8}, "set the same ratio; set one of them"),
         ({"replay_ratio": None}, "replay_ratio=None and samples_per_insert=None; set one of them"),
         ({"samples_per_insert": 0.0}, "samples_per_insert=0.0 must be more than 0"),
     ],

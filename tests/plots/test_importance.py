@@ -146,7 +146,7 @@ def test_settings_that_no_axis_holds_are_names(odd):
 @pytest.mark.parametrize("draw", [plot_parallel, importance])
 @pytest.mark.parametrize("scores", [[1.0], [1.0, 2.0, 3.0]])
 def test_settings_and_scores_must_be_of_the_same_runs(draw, scores):
-    refused(lambda: draw([{"a": 1}, {"a": 2}], scores), "settings are of 2 runs")
+    refused(lambda: draw([{"a": 1}, {"a": 2}], scores), "settings are from 2 runs")
 
 
 def test_a_picture_without_runs_says_so(tmp_path):

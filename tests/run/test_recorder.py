@@ -407,4 +407,4 @@ def test_what_a_gaussian_policy_did_can_be_learned_from(tmp_path, recwarn):
         dataset = jaxrl.load_dataset(name)
         rows = rings.rings(dataset, sources, spec, columns=2)[0]["replay"].rows
         assert np.abs(rows.action).max() == 2.0, "no sample lay beyond the bounds, so this test shows nothing"
-    assert not [warning for warning in recwarn if "beyond the bounds" in str(warning.message)]
+    assert not [warning for warning in recwarn if "outside the bounds" in str(warning.message)]

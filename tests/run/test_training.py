@@ -549,7 +549,7 @@ def test_rates_and_exploration_suit_the_observations(env, rate, persistence):
 @pytest.mark.parametrize(("algo", "field"), [(jaxrl.PPO(), "learning_rate"), (jaxrl.PQN(), "random_persistence")])
 def test_what_is_open_is_not_guessed(algo, field):
     spec = env_spec(envs.prepared(jaxrl.make("gymnax:CartPole-v1")))
-    with pytest.raises(ConfigError, match=f"{field} is open"):
+    with pytest.raises(ConfigError, match=f"{field} is not set"):
         algo.init(jax.random.key(0), spec)
         algo.initial_carry(spec, jnp.int32(0), 1)
 

@@ -117,7 +117,7 @@ class StorageFields:
             names = ", ".join(f"{kind.__name__}()" for kind in typing.get_args(known))
             if isinstance(rule, rules):
                 found.append(
-                    f"{name}.{field}={rule!r} goes by priorities, which {name} does not give; use one of {names}, or "
+                    f"{name}.{field}={rule!r} needs priorities, but {name} returns none; use one of {names}, or "
                     "another algorithm: DQN, R2D2 or D4PG"
                 )
             else:
@@ -128,8 +128,8 @@ class StorageFields:
         default = type(self).__dataclass_fields__["replay_ratio"].default
         if samples is not None and ratio not in (None, default):
             found.append(
-                f"{name}.replay_ratio={ratio} and samples_per_insert={samples} say the same in two ways; set one of "
-                "them, and the other to None"
+                f"{name}.replay_ratio={ratio} and samples_per_insert={samples} set the same ratio; set one of them and "
+                "the other to None"
             )
         if samples is None and ratio is None:
             found.append(f"{name}.replay_ratio=None and samples_per_insert=None; set one of them")
@@ -167,8 +167,8 @@ class PrioritizedFields(StorageFields):
         if not self.prioritized or self.sampler is None:
             return []
         return [
-            f"{type(self).__name__}.prioritized=True draws by priority, and sampler={self.sampler!r} is given too; set "
-            "prioritized=False, or sampler=None"
+            f"{type(self).__name__}.prioritized=True selects a sampler, but sampler={self.sampler!r} is also set; use "
+            "prioritized=False or sampler=None"
         ]
 
 
@@ -247,15 +247,15 @@ class CombinedReplayFields(StorageFields):
         what = " and ".join(f"{name}.{part}={getattr(self, part)}" for part in views)
         sizes = [view.items for view in views.values()]
         if all(isinstance(size, int) for size in (*sizes, self.batch_size)) and sum(sizes) >= self.batch_size:
-            found.append(f"{what} must be less than batch_size={self.batch_size}, of which it is a part")
+            found.append(f"{what} must be less than batch_size={self.batch_size}, because it is a part of the batch")
         if views and self.storage != "ring":
-            found.append(f"{what} needs storage='ring', not {self.storage!r}: all parts draw from it")
+            found.append(f"{what} needs storage='ring', not {self.storage!r}: all parts of a batch sample from it")
         if views and self.recurrent:
-            found.append(f"{what} is of transitions; use networks without a recurrent core")
+            found.append(f"{what} works with transitions only; use networks without a recurrent core")
         if self.view is not None and not isinstance(self, PrioritizedFields):
             if by_priority(self.view.sampler, self.view.remover):
                 found.append(
-                    f"{name}.view={self.view} goes by priorities, which {name} does not give; use other rules, or "
-                    "another algorithm: DQN, R2D2 or D4PG"
+                    f"{name}.view={self.view} needs priorities, but {name} returns none; use other rules, or another "
+                    "algorithm: DQN, R2D2 or D4PG"
                 )
         return found

@@ -43,7 +43,7 @@ class SoftCriticFields(SupportFields, QuantileFields, ActorCriticFields):
         members, head = (getattr(self.critic, part, None) for part in ("ensemble", "head"))
         quantiles = getattr(head, "quantiles", None)
         if isinstance(members, int) and isinstance(self.target_critics, int) and self.target_critics > members:
-            found.append(f"{name}.target_critics={self.target_critics} are more than critic.ensemble={members}")
+            found.append(f"{name}.target_critics={self.target_critics} must be at most critic.ensemble={members}")
         if isinstance(quantiles, int) and isinstance(self.dropped_quantiles, int):
             if self.dropped_quantiles >= quantiles:
                 found.append(
