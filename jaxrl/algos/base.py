@@ -243,7 +243,7 @@ def network_problems(label: str, network: Readable, spec: EnvSpec, known: frozen
     missing = sorted(network.requires - known)
     if missing:
         return [
-            f"{label} reads {' and '.join(missing)}, which a replay of single transitions does not hold; set "
+            f"{label} reads {' and '.join(missing)}, which a replay of single transitions does not store; set "
             "previous_action=False and previous_reward=False, or use DQN, R2D2, SAC, TD3 or DDPG with a recurrent "
             "network (core=GRU()), which learn from sequences"
         ]

@@ -150,7 +150,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
         found = []
         if self.munchausen and (categorical or self.value_rescaling):
             found.append(
-                f"{name}.munchausen=True needs a head of values or quantiles, whose returns its target shifts by "
+                f"{name}.munchausen=True needs a head of expected values or quantiles, whose returns its target shifts by "
                 "action, and value_rescaling=False, because its policy is a softmax of values"
             )
         if self.value_rescaling and not isinstance(head, ActionValues):

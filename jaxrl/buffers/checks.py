@@ -112,7 +112,7 @@ def _sequence_problems(sequence, rollout):
         )
     if sequence.stored_carry and sequence.end in ("truncate", "zero_pad") and 1 != rollout != sequence.period:
         found.append(
-            f"period={sequence.period} must be the {rollout} rows between two stored recurrent states where "
+            f"period={sequence.period} must be the {rollout} rows between two stored recurrent states if "
             f"end={sequence.end!r}; use {rollout}"
         )
     if sequence.stored_carry and sequence.end == "continue" and sequence.period % rollout:

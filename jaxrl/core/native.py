@@ -155,7 +155,7 @@ def _floats(x: Any, dtype: np.dtype, where: str) -> np.ndarray:
         found = x.astype(dtype)
     if not np.isfinite(found).all() and (lost := np.isinf(found) & np.isfinite(x)).any():
         raise EnvironmentContractError(
-            f"{where} gives an observation with {x[lost][0]}, which does not fit into {dtype.name}; rescale it"
+            f"{where} returns an observation with {x[lost][0]}, which does not fit into {dtype.name}; rescale it"
         )
     return found
 
@@ -171,11 +171,11 @@ def _integers(x: Any, dtype: Any, start: Any, low: Any, high: Any, where: str) -
     within = (counted >= low) & (counted <= high)  # NaN is not
     if not within.all() or (x.dtype.kind == "f" and (counted % 1).any()):
         raise EnvironmentContractError(
-            f"{where} gives the observation {np.array2string(x, threshold=8)}, which is outside its space or not whole"
+            f"{where} returns the observation {np.array2string(x, threshold=8)}, which is outside its space or not whole"
         )
     return counted.astype(dtype)
 
 
 def _check_kind(x: np.ndarray, where: str) -> None:
     if x.dtype.kind not in "fiub":
-        raise EnvironmentContractError(f"{where} gives an observation of {x.dtype}, and not of real numbers")
+        raise EnvironmentContractError(f"{where} returns an observation of {x.dtype}, not of real numbers")

@@ -136,7 +136,7 @@ def check_folder(path: Path, kind: str) -> None:
     """
     found = folder_kind(path)
     if found not in (None, kind):
-        raise RunDirectoryError(f"{path} holds {found}, and {kind} needs a directory of its own; use another --run-dir")
+        raise RunDirectoryError(f"{path} contains {found}, but {kind} needs its own directory; use another --run-dir")
     # Event files of others cannot collide: ours have new names.
     named = [(one, what) for one, what in _named(path, kind) if what != "events"]
     others = [one for one, what in named if not is_own(one, what)]

@@ -51,9 +51,7 @@ class Box:
             try:
                 value = np.broadcast_to(value, shape) if value is low or value is high else value
             except ValueError:
-                raise ConfigError(
-                    f"a Box of shape {shape} has {name} of shape {value.shape}; give one number"
-                ) from None
+                raise ConfigError(f"a Box of shape {shape} has {name} of shape {value.shape}; use one number") from None
             object.__setattr__(self, name, value)
         if (empty := low > high).any():
             one, other = (np.broadcast_to(bound, empty.shape)[empty][0] for bound in (low, high))
@@ -157,7 +155,7 @@ class MultiDiscrete:
         except ValueError:  # a ragged list
             counts = np.zeros((0, 0))
         if counts.ndim > 1:
-            raise ConfigError(f"MultiDiscrete has nvec={self.nvec!r:.80}; give a vector")
+            raise ConfigError(f"MultiDiscrete has nvec={self.nvec!r:.80}; use a vector")
         object.__setattr__(self, "nvec", tuple(_count("MultiDiscrete", "nvec", n, self.dtype) for n in counts.tolist()))
 
     @property
@@ -384,7 +382,7 @@ def _check_parts(space: "Composite", items: Sequence[tuple[Any, Any]]) -> None:
     for name, part in items:
         if not isinstance(part, Space):
             kind = type(space).__name__
-            raise ConfigError(f"the part {name!r} of a {kind} is {part!r:.80}; give a space of jaxrl.spaces")
+            raise ConfigError(f"the part {name!r} of a {kind} is {part!r:.80}; use a space of jaxrl.spaces")
 
 
 def _contains_parts(space: "Composite", x: Any) -> jax.Array:

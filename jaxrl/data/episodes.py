@@ -159,7 +159,7 @@ def broken_steps(episode: Episode) -> list[tuple[str, str]]:
         marked = np.flatnonzero(getattr(episode, name)).tolist()
         if marked != [where]:
             marks = "no step" if not marked else f"step {', '.join(map(str, marked[:5]))}"
-            found.append((name, f"is true at {marks}; it must be at the {word} of {steps} steps, {where}, alone"))
+            found.append((name, f"is true at {marks}; it must be true only at the {word} of {steps} steps, {where}"))
     if np.any(episode.is_terminal[:-1]):
         at = int(np.argmax(episode.is_terminal[:-1]))
         found.append(("is_terminal", f"is true at step {at} of {steps}; only the last step can be terminal"))

@@ -89,7 +89,7 @@ def check_info(path: Path) -> None:
     """
     found = _parsed(path)
     if not isinstance(found, dict):
-        raise DatasetError(f"{path} cannot be read: it holds a {type(found).__name__}")
+        raise DatasetError(f"{path} cannot be read: it contains a {type(found).__name__}")
     if problem := _first(_info_problems(found)):
         raise DatasetError(f"{path} {problem}; it is not opened")
 
@@ -187,7 +187,7 @@ def _feature_problems(node: Any) -> Iterator[str]:
             try:
                 inner = files.parse_json(node[key])
             except ValueError:
-                yield f"has a feature whose {key!r} is no JSON"
+                yield f"has a feature whose {key!r} is not JSON"
             else:
                 yield from _feature_problems(inner)
 

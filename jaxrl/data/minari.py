@@ -181,7 +181,7 @@ class MinariWriter:
         named = {"reward": episode.reward, **episode.extras}
         for name, x in episode.extras.items():
             if self._longest is not None or isinstance(x, Mapping) or "/" in name:
-                problems.append(f"steps/{name}: Minari gives such fields back only if flat, and from HDF5 files")
+                problems.append(f"steps/{name}: Minari supports such fields only if flat, in HDF5 files")
         for path, x in jax.tree.leaves_with_path(named):
             name, dtype = field_name("steps", path), np.asarray(x).dtype
             if dtype.name not in DTYPES or not dtype.isnative:
@@ -202,7 +202,7 @@ class MinariWriter:
     def _read_again(self):
         reader, checksum = MinariReader(self._staging.partial), 0
         if len(reader) != self.episodes:
-            raise DatasetError(f"{reader.path} does not hold the {self.episodes} episodes that were written to it")
+            raise DatasetError(f"{reader.path} does not contain the {self.episodes} episodes that were written to it")
         for index, record in enumerate(reader.records(range(len(reader)))):
             episode = reader.episode(record, f"{reader.path}: episode {index}")
             checksum = _checksum(episode, episode.metadata, checksum)
@@ -261,7 +261,7 @@ def _to_gymnasium(space: spaces.Space, name: str, first: Any = 0) -> Any:
 
 
 def _refused(name, dtype):
-    return f"{name} has dtype {dtype}, which Minari cannot give back bit for bit; it can: {', '.join(sorted(DTYPES))}"
+    return f"{name} has dtype {dtype}, which Minari cannot restore bit for bit; supported are:  {', '.join(sorted(DTYPES))}"
 
 
 def _find_spec(name):

@@ -181,7 +181,7 @@ def check_hdf5(path: Path, episodes: Iterable[int], spaces: Mapping[str, Any] | 
                     for found in _pictures(file[f"episode_{episode}"].get(name), space):
                         # Pillow would also decode bytes of other dtypes, in every format that it knows.
                         if np.uint8 not in (found.dtype, h5py.check_vlen_dtype(found.dtype)):
-                            raise ValueError(f"{name!r:.80} holds pictures as {found.dtype}, not in Minari's format")
+                            raise ValueError(f"{name!r:.80} has images as {found.dtype}, not in Minari's format")
                         bounds.check_pictures(bytes(item) for item in found)
 
 

@@ -151,7 +151,7 @@ class RldsWriter:
     def _read_again(self):
         reader, checksum = RldsReader(self._partial), 0
         if len(reader) != self.episodes:
-            raise DatasetError(f"{self._partial} does not hold the {self.episodes} episodes that were written to it")
+            raise DatasetError(f"{self._partial} does not contain the {self.episodes} episodes that were written to it")
         for record in reader.records(range(len(reader))):
             checksum = zlib.crc32(record, checksum)
         if checksum != self._checksum:

@@ -131,7 +131,7 @@ def plot_lineage(lineage: Lineage, out: str | os.PathLike | None = None, *, titl
         if drawn is _values and len(finite) and finite.min() > 0 and finite.max() >= _LOGARITHMIC * finite.min():
             axes.set_yscale("log")
         axes.autoscale_view()
-    caption = "A member that copies goes on from the line that it copied; a replaced line ends."
+    caption = "A member that copies another continues its line; a replaced line ends."
     chart.finish(figure, {label: handles[label] for label in (best, "to a last member", "ended")}, [caption])
     return save_chart(figure, out)
 

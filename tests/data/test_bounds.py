@@ -314,7 +314,7 @@ def test_pictures_of_minaris_are_looked_at_however_they_are_stored(how, tmp_path
         else:
             group.create_dataset("camera", (1,), h5py.vlen_dtype(np.int8))[0] = np.frombuffer(postscript, np.int8)
     # Rows of bytes are what Minari writes where all pictures are of one length.
-    said = "it is not an image" if how == "rows of bytes" else "holds pictures as .*, not in Minari's format"
+    said = "it is not an image" if how == "rows of bytes" else "has images as .*, not in Minari's format"
     with pytest.raises(ValueError, match=said):
         check_hdf5(tmp_path / "file", [0], {"observations": space})
     check_hdf5(tmp_path / "file", [0], {"observations": gymnasium.spaces.Dict({})})

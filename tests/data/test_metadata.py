@@ -130,7 +130,7 @@ def test_parts_of_a_recording_are_no_way_around(tmp_path, marker, capsys):
             "by free JSON",
         ),
         ({"pythonClassName": f"{TFDS}.video_feature.Video", "video": {}}, "video_feature.Video'"),
-        ({"pythonClassName": DICT, "jsonFeature": {"json": "{"}}, "'json' is no JSON"),
+        ({"pythonClassName": DICT, "jsonFeature": {"json": "{"}}, "'json' is not JSON"),
         ({"pythonClassName": EVIL + "\n" + "x" * 9999}, "names the feature"),
     ],
 )

@@ -103,7 +103,7 @@ def test_a_result_is_saved_where_one_says(swept, tmp_path):
         assert (tmp_path / "a" / "copy" / name).read_bytes() == (path / name).read_bytes()
     result.save(tmp_path / "a" / "copy")
     assert_equal(jaxrl.load(tmp_path / "a" / "copy").actor, jaxrl.load(path).actor)
-    with pytest.raises(RunDirectoryError, match="holds the best policy"):
+    with pytest.raises(RunDirectoryError, match="contains the best policy"):
         result.save(path / "best")
     with pytest.raises(RunDirectoryError, match="another sweep.*overwrite=True"):
         made([[1.0, 2.0]]).save(tmp_path / "a" / "copy")
