@@ -208,7 +208,7 @@ def make_algorithm(name: str, **fields: Any) -> Algorithm:
     try:
         cls = ALGORITHMS[name.lower()]
     except KeyError:
-        raise unknown("algorithm", name, ALGORITHMS, "'jaxrl algos' lists them") from None
+        raise unknown("algorithm", name, ALGORITHMS, "run jaxrl algos for a list") from None
     return as_algorithm(replace(cls(), **fields))
 
 

@@ -150,8 +150,8 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
         found = []
         if self.munchausen and (categorical or self.value_rescaling):
             found.append(
-                f"{name}.munchausen=True needs a head of expected values or quantiles, whose returns its target shifts by "
-                "action, and value_rescaling=False, because its policy is a softmax of values"
+                f"{name}.munchausen=True needs a head of expected values or quantiles, because its target adds a term "
+                "per action, and value_rescaling=False, because its policy is a softmax of values"
             )
         if self.value_rescaling and not isinstance(head, ActionValues):
             found.append(f"{name}.value_rescaling=True needs expected values, not {head!r}; use ActionValues()")

@@ -171,7 +171,7 @@ def _integers(x: Any, dtype: Any, start: Any, low: Any, high: Any, where: str) -
     within = (counted >= low) & (counted <= high)  # NaN is not
     if not within.all() or (x.dtype.kind == "f" and (counted % 1).any()):
         raise EnvironmentContractError(
-            f"{where} returns the observation {np.array2string(x, threshold=8)}, which is outside its space or not whole"
+            f"{where} returns the observation {np.array2string(x, threshold=8)}, outside its space or not whole"
         )
     return counted.astype(dtype)
 

@@ -261,7 +261,7 @@ def _to_gymnasium(space: spaces.Space, name: str, first: Any = 0) -> Any:
 
 
 def _refused(name, dtype):
-    return f"{name} has dtype {dtype}, which Minari cannot restore bit for bit; supported are:  {', '.join(sorted(DTYPES))}"
+    return f"{name} has dtype {dtype}, which Minari cannot restore bit for bit; supported: {', '.join(sorted(DTYPES))}"
 
 
 def _find_spec(name):

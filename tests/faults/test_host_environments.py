@@ -447,7 +447,7 @@ def ended(pid):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"given": "complex128"}, "observation of complex128, and not of real numbers"),
+        ({"given": "complex128"}, "observation of complex128, not of real numbers"),
         ({"given": "object"}, "observation of object"),
         ({"given": "<U4"}, "observation of <U"),
         ({"value": 1e300}, r"observation with 1e\+300, which does not fit into float32"),
