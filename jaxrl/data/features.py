@@ -85,7 +85,7 @@ def fields_of(episode: Episode) -> list[Field]:
             problems.append(f"{name}: a name with / is ambiguous with a nested name; rename it")
         if dtype.name not in _AS_NUMBERS + _AS_BYTES or not dtype.isnative:
             problems.append(
-                f"{name} has dtype {dtype}, which RLDS cannot restore bit for bit; supported are:  "
+                f"{name} has dtype {dtype}, which RLDS cannot restore bit for bit; supported are: "
                 + ", ".join(sorted(_AS_NUMBERS + _AS_BYTES))
             )
         if 0 in shape:
