@@ -17,7 +17,7 @@ DEVICES = r"(?:JAX_NUM_CPU_DEVICES=4 )?"  # before a command that takes several,
 
 def rows(text):
     """The rows of the tables, as their cells."""
-    lines = [line for line in text.split("\n") if line.startswith("| ") and not line.startswith("| there |")]
+    lines = [line for line in text.split("\n") if line.startswith("| ") and not line.startswith("| feature |")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
