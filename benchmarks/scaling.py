@@ -59,7 +59,7 @@ def work() -> str:
         cells = [f"`{target}`", f"{num_envs:,}", f"{row['FLOPs']:.3g} ({floats * 1e6:.1f} µs)"]
         cells += [f"{row['bytes exchanged']:,} ({links * 1e6:.1f} µs)"]
         lines.append(f"| {' | '.join(cells)} | {row['collectives']['all-reduce']} | {row['kernels']:,} |")
-    head = "| slice | environments in all | FLOPs of a chip | bytes exchanged | all-reduces | kernels |"
+    head = "| slice | environments in total | FLOPs per chip | bytes exchanged | all-reduces | kernels |"
     return "\n".join([head, "|" + "---|" * 6, *lines])
 
 
@@ -73,7 +73,7 @@ def weak() -> str:
             cells.append(f"{_short(gpus * num_envs * ROLLOUT / both)} ({seconds / both:.0%})")
         lines.append(f"| {num_envs:,} | {' | '.join(cells)} | {_short(WEAK[-1] * num_envs * ROLLOUT)} |")
     header = " | ".join(f"{gpus:,} GPU{'s' if gpus > 1 else ''}" for gpus in WEAK)
-    head = f"| environments a GPU | {header} | steps of an iteration of {WEAK[-1]:,} |"
+    head = f"| environments per GPU | {header} | steps of an iteration of {WEAK[-1]:,} |"
     return "\n".join([head, "|" + "---|" * (len(WEAK) + 2), *lines])
 
 
@@ -86,7 +86,7 @@ def strong() -> str:
         both = seconds + exchange(gpus)
         cells = [f"{gpus:,}", f"{num_envs:,}", f"{seconds * 1e3:.1f}", f"{exchange(gpus) * 1e3:.1f}"]
         lines.append(f"| {' | '.join(cells)} | {_short(TOTAL * ROLLOUT / both)} | {alone / both:.1f} |")
-    head = "| GPUs | environments a GPU | ms of work | ms of exchange | steps/s | times one GPU |"
+    head = "| GPUs | environments per GPU | ms of work | ms of exchange | steps/s | times one GPU |"
     return "\n".join([head, "|" + "---|" * 6, *lines])
 
 

@@ -84,7 +84,7 @@ def endings(name: str) -> str:
     own = adapter._spec(name, {})[0].get("max_episode_steps")
     recipe = limited(name)
     if recipe is None:
-        return "by rules of its own"
+        return "by its own rules"
     host = recipe.build(NUM_ENVS, 0)
     draw, cut, longest = random_actions(recipe), set(), 0
     try:

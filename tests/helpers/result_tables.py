@@ -190,7 +190,7 @@ def _populations() -> str:
             middle = statistics.median(row["median member"] for row in repeats[kind])
             task = f"{algorithm} on {about['env'].partition(':')[2]}, {steps}" if kind == "PBT" else ""
             lines.append(f"| {task} | {name} | {part['summary'][kind]:.0f} | {each} | {middle:.0f} |")
-    return _table("task, members x steps | search | winner, median | each repeat | middle member |", lines)
+    return _table("task, members x steps | search | winner, median | each repeat | median member |", lines)
 
 
 def _interrupted() -> str:
@@ -218,21 +218,21 @@ def _highlights() -> str:
     each = ", ".join(f"{score:.1f}" for score in scores["scores"])
     script = "`.venv/bin/python benchmarks/{}.py`".format
     lines = [
-        f"| the worst seed of the shortest commands: {', '.join(CARTPOLE).upper()} on CartPole, 10 seeds; PPO on "
+        f"| the worst seed at the defaults: {', '.join(CARTPOLE).upper()} on CartPole, 10 seeds; PPO on "
         f"Acrobot; on Pendulum, 5 seeds | {solved:.0f}; {acrobot:.0f}; {pendulum:.0f} "
         "| `.venv/bin/python benchmarks/zoo.py --row NAME`, with the names in the [zoo](docs/zoo.md) |",
-        f"| PPO in MinAtar Breakout at the defaults, 10M steps, 3 seeds: mean; each; published "
+        f"| PPO on MinAtar Breakout at the defaults, 10M steps, 3 seeds: mean; each; published "
         f"| {scores['mean']:.1f}; {each}; {breakout['published']} | `{breakout['run']}` |",
-        "| PPO on CartPole against rejax, in steps per second: 4 environments, jaxrl with one thread, rejax with two; "
-        f"with one each; 64; 2048 environments, with two each | {few}; {many} | {script('throughput')} |",
-        f"| a sweep of 8 seeds against one seed; against rejax under `vmap` | {sweep} | the same |",
-        "| PPO through EnvPool against Stable-Baselines3, which steps 8 environments of Gymnasium in its own process: "
-        "CartPole, 128 environments of EnvPool; HalfCheetah, 32 "
+        "| PPO on CartPole compared with rejax, in steps per second: 4 environments, jaxrl with one thread, rejax with "
+        f"two; with one each; 64; 2048 environments, with two each | {few}; {many} | {script('throughput')} |",
+        f"| a sweep of 8 seeds compared with one seed; with rejax under `vmap` | {sweep} | the same |",
+        "| PPO with EnvPool compared with Stable-Baselines3, which steps 8 environments of Gymnasium in its own "
+        "process: CartPole, 128 environments of EnvPool; HalfCheetah, 32 "
         f"| {_times(host[f'PPO in {name}'] for name in ('CartPole-v1', 'HalfCheetah-v4'))} | {script('host')} |",
-        "| a replay buffer of 1M against flashbax: prioritized; where new priorities depend on the weights; uniform "
+        "| a replay buffer of 1M compared with flashbax: prioritized; if new priorities depend on the weights; uniform "
         f"| {prioritized}; {uniform} | `.venv/bin/python benchmarks/replay.py --repeats 100` |",
     ]
-    return _table("what | figure | command |", lines)
+    return _table("measurement | figure | command |", lines)
 
 
 def _throughput() -> str:
@@ -248,7 +248,9 @@ def _throughput() -> str:
         f"| {ratio(row, 'one thread / one a core')} |"
         for row in _read("throughput")["rows"]
     ]
-    return _table("work, environments | steps/s | of rejax | of purejaxrl | one thread against one a core |", lines)
+    return _table(
+        "work, environments | steps/s | of rejax | of purejaxrl | one thread compared with one per core |", lines
+    )
 
 
 def _limits() -> str:
@@ -319,8 +321,8 @@ def _accelerator() -> str:
         for (num_envs, seeds), ratios in sorted(beside.items())
     ]
     return (
-        _table("work, environments | steps/s | ms an iteration |", lines)
-        + "\n\nPPO in CartPole beside peers, in turn in one run, jaxrl's speed divided by theirs:\n\n"
+        _table("work, environments | steps/s | ms per iteration |", lines)
+        + "\n\nPPO on CartPole compared with others, alternating in one run: jaxrl's speed divided by theirs.\n\n"
         + _table("environments | seeds | rejax | purejaxrl |", peers)
     )
 

@@ -69,7 +69,7 @@ def _section(family: str, rows: list[Row]) -> str:
         lines = [f"| {' | '.join(_cells(row, record))} |" for row, record in recorded]
         parts.append("\n".join([f"| {_HEADER}", "|" + "---|" * _HEADER.count("|"), *lines]))
     if below := [line for row in rows if (line := _below(row))]:
-        parts.append("Below what is asked:\n\n" + "\n".join(f"- {line}" for line in below))
+        parts.append("Below target:\n\n" + "\n".join(f"- {line}" for line in below))
     if recorded:
         parts.append(f"![Scores of every seed, {family}](assets/zoo/scores-{_file(family)}.svg)")
     curves = [f"![Learning curve of {_what(row)}](assets/zoo/{row.name}.svg)" for row, _ in recorded if _curve(row)]
