@@ -171,7 +171,7 @@ def minibatch_problems(*, rows: int | None, num_envs: int, shards: int, count: i
     if by == "environment" and envs % count:
         return [
             f"minibatches={count} does not divide the {envs} environments of a shard (num_envs={num_envs} over "
-            f"{shards} shards), and a recurrent network takes whole environments; "
+            f"{shards} shards), and a recurrent network needs whole environments; "
             f"use num_envs={_multiples(num_envs, shards * count)}, or minibatches={_divisors(envs, count)}"
         ]
     if by == "row" and (envs * rows) % count:

@@ -92,7 +92,7 @@ def decode_fields(cls: Any, fields: Mapping[str, Any], **overrides: Any) -> Any:
       ConfigError: it has no such field, or a value does not fit it.
     """
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
-        raise ConfigError(f"{registry.name_of(cls) or cls!r} is not a dataclass, so it cannot be made from a file")
+        raise ConfigError(f"{registry.name_of(cls) or cls!r} is not a dataclass, so it cannot be created from a file")
     known = {field.name for field in dataclasses.fields(cls)}
     older = {field.name: field.metadata[BEFORE] for field in dataclasses.fields(cls) if BEFORE in field.metadata}
     # A field of an earlier version that was not set, and is null, changes nothing.

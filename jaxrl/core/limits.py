@@ -52,7 +52,7 @@ def problem(number: Any, limits: Mapping[str, float] | None = None) -> str | Non
     ):
         return f"must be {describe(limits) or 'a finite number'}"
     if number and not _SMALLEST <= abs(number) < _TOO_LARGE:
-        return f"must be 0, or from {_SMALLEST:.3g} to {_TOO_LARGE:.3g} in size: programs compute in float32"
+        return f"must be 0, or from {_SMALLEST:.3g} to {_TOO_LARGE:.3g} in magnitude: programs compute in float32"
     return None
 
 

@@ -144,7 +144,7 @@ def check_folder(path: Path, kind: str) -> None:
         others += [one for one, what in named if what not in ("folder", "lock")]
     if others:
         raise RunDirectoryError(
-            f"{', '.join(map(str, others[:5]))}: not from {kind} that jaxrl left here; move it away, or use "
+            f"{', '.join(map(str, others[:5]))}: not written by jaxrl for {kind}; move it away, or use "
             "another --run-dir"
         )
 

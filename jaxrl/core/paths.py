@@ -29,6 +29,6 @@ def named_leaves(tree: PyTree, separator: str = "/", root: str = "") -> dict[str
     for path, name, leaf in zip(paths, joined, jax.tree.leaves(tree), strict=True):
         name = jax.tree_util.keystr(path) if uses[name] > 1 else name
         if name in named:
-            raise ConfigError(f"two leaves are both called {name}; rename a field or dictionary key")
+            raise ConfigError(f"two leaves have the name {name}; rename a field or dictionary key")
         named[name] = leaf
     return named

@@ -166,7 +166,7 @@ class Dataset:
         chosen = np.asarray([*indices])
         if chosen.ndim != 1 or chosen.size and chosen.dtype.kind not in "iu":
             raise ConfigError(
-                f"select takes the numbers of episodes, not {chosen.dtype} {chosen.shape[1:]}; use np.flatnonzero on "
+                f"select takes indices of episodes, not {chosen.dtype} {chosen.shape[1:]}; use np.flatnonzero on "
                 "a mask, or where(...)"
             )
         indices = chosen.astype(np.int64)

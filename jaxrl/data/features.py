@@ -139,10 +139,11 @@ class Serializer:
         """
         steps, structure = jax.tree.flatten(episode.steps)
         if structure != self._structure:
-            raise ConfigError(f"an episode has the fields {structure}, those before it {self._structure}")
+            raise ConfigError(f"an episode has the fields {structure}, but earlier ones have {self._structure}")
         if episode.metadata.keys() != self._values.keys():
             raise ConfigError(
-                f"an episode has the metadata fields {sorted(episode.metadata)}, those before it {sorted(self._values)}"
+                f"an episode has the metadata fields {sorted(episode.metadata)}, "
+                f"but earlier ones have {sorted(self._values)}"
             )
         example = new_example()
         features = example.features.feature
@@ -162,7 +163,7 @@ class Serializer:
 def _write_steps(feature, field, x):
     if x.dtype != field.dtype or x.shape[1:] != field.shape:
         raise ConfigError(
-            f"an episode has {field.name} of {x.dtype} {x.shape[1:]}, those before of {field.dtype} {field.shape}"
+            f"an episode has {field.name} of {x.dtype} {x.shape[1:]}, but earlier ones have {field.dtype} {field.shape}"
         )
     if field.encoding == "bytes":
         feature.bytes_list.value.extend(one.tobytes() for one in x)
@@ -179,9 +180,7 @@ def _write_value(feature, field, value):
         field.encoding, (float, "a float")
     )
     if not isinstance(value, kind) or kind is int and not -(2**63) <= value < 2**63:
-        raise ConfigError(
-            f"the metadata field {field.name}={value!r:.80} must be {meant}, as that of the first episode"
-        )
+        raise ConfigError(f"the metadata field {field.name}={value!r:.80} must be {meant}, as in the first episode")
     if field.encoding == "none":
         feature.int64_list.value.append(operator.index(value))
     else:

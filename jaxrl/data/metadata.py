@@ -151,7 +151,7 @@ def read_minari(path: Path) -> Mapping[str, Any]:
             raise DatasetError(f"{path}: {problem}; it is not opened")
     episodes, held = found.get("total_episodes", 0), sum(x.lstat().st_size for x in path.parent.rglob("*"))
     if not isinstance(episodes, int) or not 0 <= episodes <= held:
-        raise DatasetError(f"{path} promises {episodes!r:.80} episodes, and there are {held:,} bytes of data")
+        raise DatasetError(f"{path} declares {episodes!r:.80} episodes, but has {held:,} bytes of data")
     return found
 
 

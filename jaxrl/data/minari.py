@@ -118,7 +118,7 @@ class MinariWriter:
         if self._names is None:
             self._names = names
         elif self._names != names:
-            raise ConfigError(f"an episode has the fields {names}, those before it {self._names}")
+            raise ConfigError(f"an episode has the fields {names}, but earlier ones have {self._names}")
         self._checksum = _checksum(episode, metadata, self._checksum)
         terminations, truncations = np.zeros((2, episode.length), np.bool_)
         terminations[-1] = episode.is_terminal[-1]
@@ -174,8 +174,8 @@ class MinariWriter:
     def _problems(self, episode, metadata):
         problems = []
         if episode.length < 1 or self._longest is not None and episode.length > self._longest:
-            limit = "" if self._longest is None else f" and at most {self._longest:,}, but for data_format='hdf5'"
-            problems.append(f"an episode has {episode.length:,} transitions; Minari takes at least 1{limit}")
+            limit = "" if self._longest is None else f" and, except with data_format='hdf5', at most {self._longest:,}"
+            problems.append(f"an episode has {episode.length:,} transitions; Minari needs at least 1{limit}")
         for name, space in self._spaces.items():
             problems += _unlike(getattr(episode, name), space, name)
         named = {"reward": episode.reward, **episode.extras}
@@ -189,7 +189,9 @@ class MinariWriter:
         if problems:
             return problems
         if episode.discount.tobytes() != implied_discount(episode.is_terminal).tobytes():
-            problems.append("steps/discount is not the float32 0 at a terminal end and 1 elsewhere; Minari keeps none")
+            problems.append(
+                "steps/discount is not the float32 0 at a terminal end and 1 elsewhere; Minari does not store discounts"
+            )
         for name, value in metadata.items():
             if not isinstance(value, str | int | float) or "/" in name or name in _OWN:
                 problems.append(

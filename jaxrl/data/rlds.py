@@ -205,13 +205,13 @@ class RldsReader:
         names = {field.name.split("/")[1] for field in self.fields if field.of_steps}
         self.absent = tuple(name for name in rules.STEP_FIELDS if name not in names)
         if lacking := [name for name in self.absent if name in _MANDATORY]:
-            raise DatasetError(f"{path}: the steps have no {', no '.join(lacking)}; RLDS needs them")
+            raise DatasetError(f"{path}: the steps have no {', no '.join(lacking)}; RLDS requires them")
         self._files = paths[split]
         if gone := [file for file in self._files if not os.path.isfile(file)]:
             raise DatasetError(f"{path} is incomplete: {gone[0]} is missing")
         for file, count in zip(self._files, splits[split].shard_lengths, strict=True):
             if count > (size := os.path.getsize(file)):
-                raise DatasetError(f"{path} promises {count:,} episodes in {file}, which has {size:,} bytes")
+                raise DatasetError(f"{path} declares {count:,} episodes in {file}, which has {size:,} bytes")
         self._starts = np.concatenate([[0], np.cumsum(splits[split].shard_lengths)]).astype(np.int64)
 
     def __len__(self) -> int:

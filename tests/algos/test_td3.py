@@ -120,7 +120,7 @@ def test_where_a_reset_is_due_all_that_is_learned_begins_anew(algo):
 @pytest.mark.parametrize("given", [(0,), (2**40,), (True,), (1.5,), 100, None])
 def test_resets_are_at_updates(given):
     problems = TD3.replace(reset_at=given).validate(SPEC, 4, 4)
-    assert any(f"reset_at={given!r} must be a tuple of numbers of updates" in problem for problem in problems)
+    assert any(f"reset_at={given!r} must be a tuple of update counts" in problem for problem in problems)
 
 
 def test_the_least_noise_is_not_the_most():

@@ -95,7 +95,7 @@ def test_overwrite_deletes_only_what_jaxrl_makes(tmp_path):
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_files_without_a_configuration_are_not_taken_for_a_run(tmp_path, overwrite):
     (tmp_path / "metrics.jsonl").write_text("somebody's")
-    with pytest.raises(RunDirectoryError, match=r"metrics\.jsonl: not from a run"):
+    with pytest.raises(RunDirectoryError, match=r"metrics\.jsonl: not written by jaxrl for a run"):
         RunDirectory(tmp_path, CONFIG, overwrite=overwrite)
     assert (tmp_path / "metrics.jsonl").read_text() == "somebody's"
 
@@ -182,7 +182,7 @@ def test_links_in_the_directory_lead_nowhere(tmp_path):
     for make in (lambda lock: lock.symlink_to(target), os.mkfifo):
         (path / ".lock").unlink()
         make(path / ".lock")
-        with pytest.raises(RunDirectoryError, match=r"\.lock: not from a run"):
+        with pytest.raises(RunDirectoryError, match=r"\.lock: not written by jaxrl for a run"):
             RunDirectory(path, CONFIG)
     assert target.read_text() == "precious"
 

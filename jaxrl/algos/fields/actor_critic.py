@@ -66,7 +66,7 @@ class ResetFields:
         whole = isinstance(updates, tuple) and all(isinstance(x, int) and not isinstance(x, bool) for x in updates)
         if whole and all(0 < x < 2**31 for x in updates):
             return []
-        return [f"{name}.reset_at={updates!r:.80} must be a tuple of numbers of updates, such as (15_000, 50_000)"]
+        return [f"{name}.reset_at={updates!r:.80} must be a tuple of update counts, such as (15_000, 50_000)"]
 
     def after_reset[State: Any](self: Any, state: State, key: jax.Array, spec: EnvSpec) -> State:
         """Return a state after an update, or where `reset_at` says so a new one with its statistics and counts.
