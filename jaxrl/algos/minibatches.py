@@ -166,7 +166,8 @@ def minibatch_problems(*, rows: int | None, num_envs: int, shards: int, count: i
     if problems:
         return problems
     if num_envs % shards:
-        return [f"num_envs={num_envs} does not divide over {shards} shards; use {_multiples(num_envs, shards)}"]
+        above = _multiples(num_envs, shards)
+        return [f"num_envs={num_envs} is not divisible by the number of shards, {shards}; use {above}"]
     envs = num_envs // shards
     if by == "environment" and envs % count:
         return [

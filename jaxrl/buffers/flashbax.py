@@ -206,8 +206,8 @@ def problems(source: Replay, num_envs: int, rollout_length: int, shards: int) ->
     if source.capacity % num_envs or source.capacity // num_envs < rollout_length + 1:
         whole = max(source.capacity // num_envs, rollout_length + 1) * num_envs
         found.append(
-            f"storage='flashbax' needs a capacity that divides over {num_envs} environments and is more than one "
-            f"rollout, not capacity={source.capacity}; use {whole}"
+            f"storage='flashbax' needs a capacity that is divisible by the number of environments, {num_envs}, and is "
+            f"more than one rollout, not capacity={source.capacity}; use {whole}"
         )
     return found
 

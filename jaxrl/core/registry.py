@@ -46,7 +46,7 @@ _NAMES: dict[Any, str] = {}  # "kind:name" of what is in the table; of several n
 
 _WORD = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"
 _HOW = (
-    "install the package that brings it, or register it with jaxrl.register before loading, on the command line by "
+    "install the package that provides it, or register it with jaxrl.register before loading, on the command line by "
     "--import MODULE, or pass the object: jaxrl.load(path, algo=..., env=...)"
 )
 

@@ -141,7 +141,7 @@ def _fitting(episodes):
         if free is not None and 3 * taken > _HEADROOM * free:
             raise ConfigError(
                 f"the dataset takes more than {taken / 2**30:.3g} GiB, but {free / 2**30:.3g} GiB are free for it and "
-                "two copies; use a part of it, or more memory"
+                "two copies; use a smaller dataset, or more memory"
             )
         yield episode
 

@@ -305,7 +305,7 @@ def check_hosts(path: Path, count: int) -> None:
     allowed = {host_directory(index, count) for index in range(count)}
     for child in sorted(path.iterdir()) if path.is_dir() else ():
         if child.name.removeprefix(".").removesuffix(".partial") not in allowed:
-            raise ConfigError(f"path={str(path)!r} holds {child.name} already; use another, or move it away")
+            raise ConfigError(f"path={str(path)!r} already contains {child.name}; use another path, or move it away")
 
 
 def _describe_field(fields, name):
