@@ -180,7 +180,7 @@ def _feature_problems(node: Any) -> Iterator[str]:
         if isinstance(kind, str) and kind not in FEATURE_KINDS:
             yield f"names the feature {kind!r:.200}, and TFDS would import its module"
         elif isinstance(kind, str) and kind not in _FROM_JSON and any(name in node for name in _JSON_KEYS):
-            yield f"describes the feature {kind!r} by free JSON, which may name other files"
+            yield f"describes the feature {kind!r} in unrestricted JSON, which may name other files"
     # JSON within JSON, in which TFDS looks for features too.
     for key in ("json", "content"):
         if isinstance(node.get(key), str):

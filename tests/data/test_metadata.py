@@ -127,7 +127,7 @@ def test_parts_of_a_recording_are_no_way_around(tmp_path, marker, capsys):
                 "pythonClassName": f"{TFDS}.class_label_feature.ClassLabel",
                 "jsonFeature": {"json": '{"names_file": "/x"}'},
             },
-            "by free JSON",
+            "in unrestricted JSON",
         ),
         ({"pythonClassName": f"{TFDS}.video_feature.Video", "video": {}}, "video_feature.Video'"),
         ({"pythonClassName": DICT, "jsonFeature": {"json": "{"}}, "'json' is not JSON"),

@@ -19,7 +19,7 @@ WIDTH, HEIGHT, GAP, LINE = 760, 470, 20, 17
 TOPOLOGIES = {
     "Anakin": ("environments, replay and learner", "in one compiled program,", "on one or many devices"),
     "Sebulba": ("threads step environments", "on the host or elsewhere,", "the learner is compiled"),
-    "Offline": ("a dataset in the place", "of an environment"),
+    "Offline": ("a dataset instead of", "an environment"),
 }
 STEPS = ("collect", "store", "update", "report")  # of an iteration (jaxrl/parallel/iteration.py)
 
@@ -89,7 +89,7 @@ def draw() -> str:
     )
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}">',
-        "<title>What a run is made of</title>",
+        "<title>Parts of a run</title>",
         f"<style>text{{font-family:sans-serif;font-size:13px}}.n{{font-size:11px}}.c{{font-family:monospace}}"
         f"{_scheme(0)}@media (prefers-color-scheme:dark){{{_scheme(1)}}}</style>",
     ]
