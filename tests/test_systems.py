@@ -50,8 +50,9 @@ def test_every_row_holds_or_says_why_not():
 def test_the_page_counts_its_rows():
     states = [state(row) for row in ROWS]
     counts = [len(states), *(states.count(kind) for kind in ("", "carried over", "yet"))]
-    words = r"Of (\d+) rows, (\d+) are implemented, (\d+) are not carried over and (\d+) are not implemented yet\."
-    told = re.search(words, TEXT)
+    told = re.search(
+        r"Of (\d+) rows, (\d+) are implemented, (\d+) are not carried over and (\d+) are not implemented yet\.", TEXT
+    )
     assert told and [int(number) for number in told.groups()] == counts, counts
 
 

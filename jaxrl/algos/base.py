@@ -294,9 +294,7 @@ def _value_problems(label: str, field: dataclasses.Field, value: Any) -> list[st
         return [f"{label} is a function; to change a number, use a schedule, such as jaxrl.schedules.Linear"]
     if isinstance(field.default, Readable) and (isinstance(value, type) or not isinstance(value, Readable)):
         expected = type(field.default).__name__
-        own = (
-            ", or your own module with from_linen(...), from_nnx(...) or from_equinox(...) of it (docs/own_network.md)"
-        )
+        own = ", or your own module with from_linen, from_nnx or from_equinox (docs/own_network.md)"
         own = own if expected in ("ActorCritic", "QNetwork") else ""
         return [f"{label}={value!r:.80} is not a network; pass {expected}(...) of jaxrl.networks{own}"]
     if value is None and not _takes_none(field):

@@ -166,8 +166,7 @@ def minibatch_problems(*, rows: int | None, num_envs: int, shards: int, count: i
     if problems:
         return problems
     if num_envs % shards:
-        above = _multiples(num_envs, shards)
-        return [f"num_envs={num_envs} is not divisible by the number of shards, {shards}; use {above}"]
+        return [f"num_envs={num_envs} is not divisible by {shards} shards; use {_multiples(num_envs, shards)}"]
     envs = num_envs // shards
     if by == "environment" and envs % count:
         return [

@@ -86,13 +86,13 @@ def _item_problems(source, shards):
         found.append(f"remover={source.remover!r} is random; use Fifo, Lifo, MinHeap or MaxHeap")
     if source.capacity < 1 or source.capacity % shards:
         above = max(-(-source.capacity // shards), 1) * shards
-        found.append(f"capacity={source.capacity} is not divisible by the number of shards, {shards}; use {above}")
+        found.append(f"capacity={source.capacity} is not divisible by {shards} shards; use {above}")
     return found
 
 
 def _batch_problems(source, shards):
     if source.batch_size % shards:
-        return [f"batch_size={source.batch_size} is not divisible by the number of shards, {shards}; use a multiple"]
+        return [f"batch_size={source.batch_size} is not divisible by {shards} shards; use a multiple"]
     return []
 
 

@@ -74,7 +74,7 @@ class EpisodeBuffer:
         """Return the reasons why such batches cannot be built; empty if they can."""
         count, longest = self.source.count, self.source.max_length
         if count % self.shards:
-            return [f"whole_episodes={count} is not divisible by the number of shards, {self.shards}; use a multiple"]
+            return [f"whole_episodes={count} is not divisible by {self.shards} shards; use a multiple"]
         if (rows := (longest + 1) * self.slots * self.shards) >= 2**31:
             return [f"room for {rows:,} rows of episodes of {longest:,} transitions; it must be less than 2^31"]
         return []

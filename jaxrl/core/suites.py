@@ -102,9 +102,7 @@ def unknown_name(suite: str, name: str, names: Iterable[str]) -> ConfigError:
     listing = "" if suite == "probe" else "jaxrl.environments() lists all"
     if suite == "gymnasium":
         example = name if name.isprintable() and ":" not in name else "Name-v0"
-        listing += (
-            "; to use another package or your own environment, name the module that registers it (for ALE: ale_py): "
-        )
+        listing += "; for other packages or your own, name the module that registers it (for ALE: ale_py): "
         listing += f"gymnasium:my_envs:{example}, or --import my_envs"
     return unknown(f"{suite} environment", name, names, listing)
 

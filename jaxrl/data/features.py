@@ -142,8 +142,7 @@ class Serializer:
             raise ConfigError(f"an episode has the fields {structure}, but earlier ones have {self._structure}")
         if episode.metadata.keys() != self._values.keys():
             raise ConfigError(
-                f"an episode has the metadata fields {sorted(episode.metadata)}, "
-                f"but earlier ones have {sorted(self._values)}"
+                f"an episode has the metadata {sorted(episode.metadata)}, but earlier ones have {sorted(self._values)}"
             )
         example = new_example()
         features = example.features.feature

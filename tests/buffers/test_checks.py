@@ -24,7 +24,7 @@ def problems(rollout=4, **changes):
     [
         ({"capacity": 50}, "capacity=50 is less than min_size=100; raise it"),
         ({"capacity": 100, "n_step": 12}, "capacity=100 is too small for items of 8 environments; use at least 160"),
-        ({"batch_size": 30}, "batch_size=30 is not divisible by the number of shards, 4; use a multiple"),
+        ({"batch_size": 30}, "batch_size=30 is not divisible by 4 shards; use a multiple"),
         ({"n_step": 0}, "n_step=0 must be at least 1"),
         ({"max_times_sampled": -1}, "max_times_sampled=-1"),
         ({"over": "nobody"}, "over='nobody' is not a source that stores rows; use one of []"),

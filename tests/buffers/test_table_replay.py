@@ -184,7 +184,7 @@ def test_two_devices_draw_what_one_does(source):
     [
         ({"storage": "ring", "remover": Lifo()}, "remover=Lifo() needs storage='table'"),
         ({"storage": "flashbax", "n_step": 1, "remover": Lifo()}, "remover=Lifo() needs storage='table'"),
-        ({"capacity": 17}, "is not divisible by the number of shards, 2; use 18"),
+        ({"capacity": 17}, "is not divisible by 2 shards; use 18"),
         ({"over": "replay"}, "is not a source that stores rows"),
         ({"remover": Uniform()}, "is random"),
     ],

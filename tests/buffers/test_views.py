@@ -154,9 +154,9 @@ def test_two_devices_draw_what_one_does():
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        (View(8, capacity=17), "capacity=17 is not divisible by the number of shards, 2; use 18"),
+        (View(8, capacity=17), "capacity=17 is not divisible by 2 shards; use 18"),
         (View(8, capacity=16, remover=Uniform()), "remover=Uniform() is random"),
-        (View(7), "batch_size=7 is not divisible by the number of shards, 2"),
+        (View(7), "batch_size=7 is not divisible by 2 shards"),
     ],
 )
 def test_what_is_no_view_is_refused(source, said):
