@@ -130,11 +130,11 @@ def add_process_flags(parser: argparse.ArgumentParser) -> None:
 
     for flag in multihost.flags():
         name = "--" + flag.name.replace("_", "-")
-        if flag.default is False:
+        if flag.value is False:
             parser.add_argument(name, action="store_true", help=flag.help)
         else:
             kind = int if flag.kind.name == "int" else str
-            parser.add_argument(name, type=kind, default=flag.default, help=flag.help)
+            parser.add_argument(name, type=kind, default=flag.value, help=flag.help)
 
 
 def join_processes(arguments: argparse.Namespace) -> bool:

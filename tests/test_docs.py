@@ -103,7 +103,7 @@ def test_every_value_of_a_command_to_train_is_one(path):
             if program == "jaxrl" and command in ("train", "compile", "sweep", "tune", "pbt") and "--help" not in words:
                 if "--import" not in words:  # else of a module that is not here: tests/cli/test_own_modules.py
                     given = runs.read(command, words)
-                    assert build_parts(given.groups, given.values)[1] == [], line
+                    assert build_parts(given.values)[1] == [], line
 
 
 def test_every_algorithm_has_a_page():

@@ -131,7 +131,7 @@ def test_every_command_is_read():
         assert command in main.COMMANDS, line
         if command in ("train", "sweep", "tune", "pbt"):
             given = runs.read(command, words)  # raises what is wrong
-            assert build_parts(given.groups, given.values)[1] == [], line
+            assert build_parts(given.values)[1] == [], line
 
 
 @pytest.mark.long  # makes the environments and checks all that is checked before anything is compiled

@@ -9,6 +9,7 @@ from jaxrl.parallel.multihost import distributed
 from jaxrl.run.ahead import Compiled, compile_ahead
 from jaxrl.run.compile_cache import cache_folder
 from jaxrl.sweeps.compile_for import report_for
+from jaxrl.sweeps.tables import aligned
 
 _COLUMNS = ("program", "times", "cached", "seconds", "arguments", "outputs", "temporary", "at once", "FLOPs")
 _UNITS = ("", "k", "M", "G", "T", "P")
@@ -20,7 +21,7 @@ def compile_(parsed: ParsedCommand) -> int:
     Returns:
       The exit code.
     """
-    settings, target = training.train_settings(parsed), parsed.values["run"]["target"]
+    settings, target = training.train_settings(parsed), parsed.run["target"]
     if target is not None:
         print(report_for(targets.get(target), settings))
         return 0
@@ -31,16 +32,11 @@ def compile_(parsed: ParsedCommand) -> int:
 
 
 def _report(compiled: list[Compiled]) -> list[str]:
-    rows = [_COLUMNS, *map(_row, compiled)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join([row[0].ljust(widths[0]), *(word.rjust(n) for word, n in zip(row[1:], widths[1:], strict=True))])
-        for row in rows
-    ]
-    taken = {one.name: one.peak_bytes for one in compiled if one.peak_bytes is not None}
-    if taken:
-        name, most = max(taken.items(), key=lambda item: item[1])
-        lines.append(f"memory of a device: {_short(most, 'B')} at once for {name}, the program that takes most")
+    lines = [aligned([_COLUMNS, *map(_row, compiled)])]
+    most = max(compiled, key=lambda one: one.peak_bytes or 0, default=None)
+    if most is not None and most.peak_bytes is not None:
+        memory = _short(most.peak_bytes, "B")
+        lines.append(f"memory of a device: {memory} at once for {most.name}, the program that takes most")
     count, misses = sum(one.count for one in compiled), sum(one.misses for one in compiled)
     lines.append(f"{count} programs: {misses} compiled, {count - misses} found in the cache; kept in {cache_folder()}")
     least = jax.config.jax_persistent_cache_min_compile_time_secs
@@ -53,17 +49,15 @@ def _report(compiled: list[Compiled]) -> list[str]:
 
 def _row(one: Compiled) -> tuple[str, ...]:
     sizes = (one.argument_bytes, one.output_bytes, one.temp_bytes, one.peak_bytes)
-    cached = str(one.count - one.misses)
-    memory = ("-" if size is None else _short(size, "B") for size in sizes)
-    return one.name, str(one.count), cached, f"{one.seconds:.2f}", *memory, _flops(one)
+    memory = (_short(size, "B") for size in sizes)
+    counts = (str(one.count), str(one.count - one.misses))
+    return one.name, *counts, f"{one.seconds:.2f}", *memory, _short(one.flops)
 
 
-def _flops(one: Compiled) -> str:
-    return "-" if one.flops is None else _short(one.flops)
-
-
-def _short(number: float, unit: str = "") -> str:
-    """Return a number with three digits: 1.23 MB."""
+def _short(number: float | None, unit: str = "") -> str:
+    """Return a number with three digits: 1.23 MB; "-" for None."""
+    if number is None:
+        return "-"
     power = 0
     while number >= 999.5 and power < len(_UNITS) - 1:
         number, power = number / 1000, power + 1

@@ -1,17 +1,17 @@
 """The table of the command line, made from the code: everything that is known before JAX is imported."""
 
 import dataclasses
-import inspect
-import typing
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jaxrl.algos import ALGORITHMS
-from jaxrl.cli.fields import algorithm_groups, documented, first_line, kind_of, typed
-from jaxrl.cli.flags import BOOL, FLOAT, INT, INTS, PATH, TEXT, DefaultText, Flag, optional
-from jaxrl.core.resources import Resources
+from jaxrl.cli import multihost
+from jaxrl.cli.fields import algorithm_flags, kind_of, typed, written
+from jaxrl.cli.flags import Flag, argument_flags, first_line
+from jaxrl.cli.imports import Importing
 from jaxrl.core.sources import Dataset
 from jaxrl.core.spaces import Box, Dict, Discrete, Tuple
 from jaxrl.core.types import EnvSpec, Replay
@@ -26,9 +26,10 @@ from jaxrl.export.policies import FORMATS as EXPORT_FORMATS
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.multihost import distributed
 from jaxrl.parallel.sebulba.topology import Sebulba
-from jaxrl.run import training
 from jaxrl.run.presets import PRESETS
 from jaxrl.run.recorder import Record
+from jaxrl.run.settings import RunSettings
+from jaxrl.run.training import train
 from jaxrl.sweeps.launcher import launch
 from jaxrl.sweeps.pbt import pbt
 from jaxrl.sweeps.sweep import sweep
@@ -54,32 +55,29 @@ SUITES: dict[str, tuple[str | None, Callable[[], Sequence[str]]]] = {
 def table() -> dict[str, Any]:
     """Return everything that the command line needs before JAX is imported, as JSON values."""
     parts: dict[str, Any] = {}
-    algorithms = {
-        name: [_group_json(group, parts) for group in algorithm_groups(cls())]
-        for name, cls in ALGORITHMS.items()
-        if cls.__module__.startswith("jaxrl.")
-    }
-    commands = {"train": _train_flags(), "sweep": _sweep_flags(), "tune": _tune_flags(), "pbt": _pbt_flags()}
-    commands |= {"processes": _process_flags()}
+    made = {name: cls() for name, cls in sorted(ALGORITHMS.items()) if cls.__module__.startswith("jaxrl.")}
     return {
-        "algorithms": dict(sorted(algorithms.items())),
-        "commands": {name: [_flag_json(flag, parts) for flag in typed(flags)] for name, flags in commands.items()},
-        "constants": {
-            "data_formats": DATA_FORMATS,
-            "export_formats": EXPORT_FORMATS,
-            "file_formats": FILE_FORMATS,
-            "step_timeout": STEP_TIMEOUT,
+        "algorithms": {name: _algorithm_json(algo, parts) for name, algo in made.items()},
+        "commands": {name: [_flag_json(flag, parts) for flag in flags] for name, flags in _commands().items()},
+        # The values that flags of these names take, the default first.
+        "values": {
+            "data_format": DATA_FORMATS,
+            "file_format": FILE_FORMATS,
+            "step_timeout": [STEP_TIMEOUT],
+            "to": EXPORT_FORMATS,
         },
-        "from_datasets": [name for name in sorted(algorithms) if _needs_dataset(ALGORITHMS[name]())],
+        "from_datasets": [name for name, algo in made.items() if Dataset in map(type, algo.experience.values())],
         "environments": {
-            suite: _suite_json(suite, package, refused)
+            suite: {
+                "refused": list(refused()),
+                "package": package,
+                "version": package and installed_version(package),
+                "names": list(environments.names(suite)),
+            }
             for suite, (package, refused) in SUITES.items()
             if package is None or installed_version(package) is not None
         },
-        "lists": {
-            "algorithms": [row for row in algorithm_rows() if row[0] in algorithms],
-            "presets": preset_rows(),
-        },
+        "rows": [row for row in algorithm_rows() if row[0] in made],
         "parts": dict(sorted(parts.items())),
         "presets": {name: _preset_json(preset) for name, preset in PRESETS.items()},
     }
@@ -93,237 +91,208 @@ def algorithm_rows() -> list[tuple[str, str, str, str]]:
     rows = []
     for name, cls in sorted(ALGORITHMS.items()):
         algo = cls()
-        actions = [kind for kind, space in _ACTIONS.items() if not _space_problems(algo, space)]
-        summary = first_line(algo).rstrip(".")
-        rows.append((name, _experience(algo), ", ".join(actions), summary))
+        specs = {kind: EnvSpec("probe", _OBSERVATION, space) for kind, space in _ACTIONS.items()}
+        actions = [kind for kind, spec in specs.items() if not algo.validate(spec, 64, 1)]
+        rows.append((name, _experience(algo), ", ".join(actions), first_line(algo).rstrip(".")))
     return rows
 
 
 def _experience(algo):
-    sources = algo.experience.values()
-    if any(isinstance(source, Replay) for source in sources):
-        return "off-policy"
-    return "dataset" if all(isinstance(source, Dataset) for source in sources) else "on-policy"
+    sources = set(map(type, algo.experience.values()))
+    return "off-policy" if Replay in sources else "dataset" if sources == {Dataset} else "on-policy"
 
 
-def _needs_dataset(algo):
-    return any(isinstance(source, Dataset) for source in algo.experience.values())
-
-
-def preset_rows() -> list[tuple[str, str, str, str]]:
-    """Return name, algorithm, environment and source of every preset."""
-    return [
-        (preset.name, type(preset.algorithm).__name__.lower(), preset.env, preset.source) for preset in PRESETS.values()
-    ]
-
-
-def _space_problems(algo, actions):
-    return algo.validate(EnvSpec("probe", _OBSERVATION, actions), 64, 1)
-
-
-def _suite_json(suite, package, refused):
-    return {
-        "refused": list(refused()),
-        "package": package,
-        "version": package and installed_version(package),
-        "names": list(environments.names(suite)),
-    }
+def _algorithm_json(algo, parts):
+    flags, helps = algorithm_flags(algo)
+    return [_flag_json(flag, parts) for flag in flags], helps
 
 
 def _preset_json(preset):
-    """Return a preset, with the defaults that differ from its algorithm's own."""
-    of_class = algorithm_groups(type(preset.algorithm)())
-    defaults = {}
-    for before, after in zip(of_class, algorithm_groups(preset.algorithm), strict=True):
-        for old, new in zip(before.flags, after.flags, strict=True):
-            if old != replace(new, default=old.default):
-                raise ValueError(f"preset {preset.name} has other flags than its algorithm: {after.option(new)}")
-            if old.default != new.default:
-                defaults[after.option(new)] = _default_json(new.default)
-    return {
-        "algorithm": type(preset.algorithm).__name__.lower(),
-        "env": preset.env,
-        "num_envs": preset.topology["num_envs"],
-        "total_steps": preset.total_steps,
-        "defaults": defaults,
-    }
+    """Return a preset, with the defaults of its flags that differ from its algorithm's own."""
+    usual = _defaults(type(preset.algorithm)())
+    defaults = {name: text for name, text in _defaults(preset.algorithm).items() if text != usual[name]}
+    defaults |= {"preset": preset.name, "env": preset.env, "total_steps": written(preset.total_steps)}
+    defaults["num_envs"] = written(preset.topology["num_envs"])
+    return {"algorithm": type(preset.algorithm).__name__.lower(), "source": preset.source, "defaults": defaults}
 
 
-def _group_json(group, parts):
-    flags = [_flag_json(flag, parts) for flag in group.flags]
-    return {"title": group.title, "help": group.help, "prefix": group.prefix, "flags": flags}
+def _defaults(algo):
+    return {flag.name: flag.default for flag in algorithm_flags(algo)[0]}
 
 
 def _flag_json(flag, parts):
-    attributes = {"help": flag.help, "shown": flag.hint, "choices": flag.choices, "many": flag.many}
-    attributes |= {"limits": flag.limits}
-    others = {name: value for name, value in attributes.items() if value}
-    return {"name": flag.name, "kind": _kind_text(flag.kind, parts), "default": _default_json(flag.default)} | others
-
-
-def _default_json(default):
-    if isinstance(default, DefaultText):
-        return {"written": default.text}
-    return str(default) if isinstance(default, Path) else default
+    others = {name: value for name, value in vars(flag).items() if value}
+    return others | {"kind": _kind_text(flag.kind, parts), "default": flag.default}
 
 
 def _kind_text(kind, parts):
     """Return a kind as text, `part:gru,lstm|None`, and add its parts to `parts`."""
     for part in kind.parts:
-        described = {"made_by": part.made_by, "fields": {}}
-        described["fields"] = {name: _kind_text(field, parts) for name, field in part.fields.items()}
-        if not isinstance(part.made_by, str) or parts.setdefault(part.name, described) != described:
-            raise ValueError(f"part {part.name} is not registered, or there are two of this name")
+        fields = {name: _kind_text(field, parts) for name, field in part.fields.items()}
+        parts[part.name] = {"made_by": part.made_by, "fields": fields}
     name = f"part:{','.join(part.name for part in kind.parts)}" if kind.parts else kind.name
     return f"{name}|None" if kind.optional else name
 
 
 # --- the flags of commands ---------------------------------------------------------------------------------------
 
-# Arguments of `train` that are not flags in their Python form.
-_NOT_FLAGS = (
-    "topology",
-    "num_envs",
-    "loggers",
-    "callbacks",
-    "callback_every",
-    "record",
-    "eval_env",
-    "dataset",
-    "init_from",
-)
-# Help of flags that differ from the Python argument in values or names.
-_INIT_FROM = (
-    "begin with what another run has learned: its run directory (the newest checkpoint) or one of its checkpoints. The "
-    "spaces must be the same, other settings and the environment may differ; also offline first and then online. Steps "
-    "and schedules begin anew"
-)
-_STEPS_OF_A_RUN = "environment steps of every run, over all its environments; the last iteration may exceed it"
-_TYPED = {
-    "num_samples": "number of random draws from what --grid says; None: every combination of its values",
-    "run_dir": (
-        "keeps checkpoints here, from which the same command goes on after it was killed or interrupted, bit for bit; "
-        "at the end also the curves, the table, a picture and the best policy; one process only. None: nothing is kept"
-    ),
-    "total_steps": _STEPS_OF_A_RUN,
-}
-_BACKEND = "jax: all runs in one program; ray: each run in its own process and run directory"
+_NOT_FLAGS = ("algo", "env", "topology", "num_envs", "loggers", "callbacks", "callback_every")
+_SETTINGS = [field.name for field in dataclasses.fields(RunSettings)]
+_TOPOLOGY = argument_flags(Sebulba, ["num_envs"], kind_of) | argument_flags(Anakin, ["num_envs"], kind_of)
+_JOINING = argument_flags(distributed.initialize, ("heartbeat_seconds", "start_seconds", "end_seconds"))
+_MACHINES = ("devices", "actor_devices", "actor_platform", "shards", "resources", "mapping", "backend")
+_MACHINES += ("cpus_per_run", "gpus_per_run", "max_concurrent", "restarts", "address", *multihost.FLAGS)
+# What a run evaluates and writes is declared together.
+_EVALUATION = _SETTINGS[_SETTINGS.index("log_every") : _SETTINGS.index("loggers")]
+_EVALUATION += ["record_every", "wandb", "points", "out"]
+# Titles in the help by name; other flags are in "run".
+_TITLES = dict.fromkeys(_EVALUATION, "evaluation and files")
+_TITLES |= dict.fromkeys(_TOPOLOGY, "host environments") | dict.fromkeys(_MACHINES, "devices and machines")
 
 
-def _train_flags():
-    # The other fields of both topologies; None: the field's own default.
-    layout = {
-        field.name: (kind_of(field.type), documented(topology)[field.name])
-        for topology in (Sebulba, Anakin)
-        for field in dataclasses.fields(topology)
-        if field.name != "num_envs"
-    }
-    return [
-        *argument_flags(training.train, _NOT_FLAGS),
-        Flag("eval_env", TEXT, None, "another environment to evaluate in, suite:name"),
-        Flag("dataset", TEXT, None, "dataset to learn from, rlds:PATH or minari:ID; it is held in memory"),
-        Flag("init_from", optional(PATH), None, _INIT_FROM),
-        Flag("record", optional(PATH), None, "write the agent's training episodes to this directory"),
-        Flag("record_every", INT, 1, documented(Record)["every"]),
-        Flag("wandb", TEXT, None, "also log to this project of Weights & Biases"),
-        *(Flag(name, optional(kind), None, text) for name, (kind, text) in layout.items()),
-    ]
+_declared = dataclasses.dataclass(kw_only=True)
 
 
-def _sweep_flags():
-    left_out, help_ = ("seeds", "topology", "num_envs", "devices"), documented(launch)
-    values = (
-        "values to try for fields of the algorithm, as learning_rate=1e-4,3e-4; with --num-samples also "
-        "uniform:LOW:HIGH and loguniform:LOW:HIGH; with --backend ray also environments in place of --env, as "
-        "env=NAME,NAME"
-    )
-    kinds = {"cpus_per_run": FLOAT, "gpus_per_run": FLOAT, "restarts": INT}
-    kinds |= {"address": TEXT, "resources": kind_of(Resources)}
-    return [
-        Flag("grid", TEXT, (), values, many=True),
-        Flag("seeds", INTS, (8,), "number of seeds, from 0 on; or the seeds, separated by commas"),
-        *(replace(flag, help=_TYPED.get(flag.name, flag.help)) for flag in argument_flags(sweep, left_out)),
-        Flag("devices", optional(INT), None, documented(sweep)["devices"]),
-        Flag("backend", TEXT, "jax", _BACKEND, choices=("jax", "ray")),
-        *(Flag(name, optional(kind), None, f"{help_[name]}; with --backend ray") for name, kind in kinds.items()),
-        Flag(
-            "out",
-            optional(PATH),
-            None,
-            "a file for the table; curves if it ends in .png, .svg or .pdf, all results if in .npz",
-        ),
-    ]
-
-
-def _tune_flags():
-    space = (
-        "what to search for a field of the algorithm, in place of the table's (docs/sweeps.md) or beside it, as "
-        "learning_rate=log:1e-5:1e-2, clip=uniform:0.1:0.4 or rollout_length=64,128; a single value is fixed"
-    )
-    return [
-        Flag("space", TEXT, (), space, many=True),
-        Flag("seeds", INTS, (2,), "number of seeds of every trial, from 0 on; or the seeds, separated by commas"),
-        *(
-            replace(flag, help=_STEPS_OF_A_RUN) if flag.name == "total_steps" else flag
-            for flag in argument_flags(tune, ("seeds", "topology", "num_envs", "devices"))
-        ),
-        Flag("devices", optional(INT), None, documented(tune)["devices"]),
-        Flag(
-            "out", optional(PATH), None, "a file for the table; the best so far drawn if it ends in .png, .svg or .pdf"
-        ),
-    ]
-
-
-def _pbt_flags():
-    space = (
-        "what a hyperparameter may be, in place of the table's (docs/sweeps.md) or beside it, as "
-        "learning_rate=log:1e-5:1e-2, clip=uniform:0.1:0.4 or gamma=0.98,0.99; a single value is fixed"
-    )
-    return [
-        Flag("space", TEXT, (), space, many=True),
-        *argument_flags(pbt, ("topology", "num_envs", "devices")),
-        Flag("devices", optional(INT), None, documented(pbt)["devices"]),
-        Flag("out", optional(PATH), None, "a file for the table; the lineage drawn if it ends in .png, .svg or .pdf"),
-    ]
-
-
-def _process_flags():
-    help_ = documented(distributed.initialize)
-    what = (
-        "this process is one of several of one run, all started with this command; TPU pods, Slurm, Open MPI and "
-        "Kubernetes are detected, elsewhere set the next three flags"
-    )
-    how = (
-        "here: this process; processes:N[:restarts=R]: N processes of this machine, started again up to R times where "
-        "one fails; ray:N[:restarts=R][:cpus=C][:gpus=G]: N of a Ray cluster; either with :evaluators=1: and one that "
-        "evaluates every checkpoint in --run-dir; cluster: as --distributed"
-    )
-    return [
-        Flag("launch", TEXT, "here", how),
-        Flag("distributed", BOOL, False, what),
-        Flag("coordinator", optional(TEXT), None, help_["coordinator"]),
-        Flag("num_processes", optional(INT), None, help_["num_processes"]),
-        Flag("process_id", optional(INT), None, help_["process_id"]),
-    ]
-
-
-def argument_flags(function: Callable, leave_out: Sequence[str] = ()) -> list[Flag]:
-    """Return the flags of a function's keyword-only arguments, with the help texts of its docstring.
-
-    Arguments without a default are shown as "required".
+@_declared
+class _Common:
+    """The flags of every command with an algorithm.
 
     Args:
-      function: a function whose docstring has a section "Args:".
-      leave_out: arguments that are not flags.
+      env: the environment, suite:name.
+      env_params: parameters of the environment, as key=value; also auto_reset=pooled.
+      preset: published settings to start from; jaxrl algos lists them.
+      num_envs: number of environments; None: 1 with a replay of transitions, else 8.
+      launch: here: this process; processes:N[:restarts=R]: N processes of this machine, started again up to R times
+        where one fails; ray:N[:restarts=R][:cpus=C][:gpus=G]: N of a Ray cluster; either with :evaluators=1: and one
+        that evaluates every checkpoint in --run-dir; cluster: as --distributed.
+      distributed: this process is one of several of one run, all started with this command; TPU pods, Slurm, Open MPI
+        and Kubernetes are detected, elsewhere set the next three flags.
     """
-    hints, help_ = typing.get_type_hints(function), documented(function)
-    flags = []
-    for name, parameter in inspect.signature(function).parameters.items():
-        if name in leave_out or parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
-            continue
-        needed = parameter.default is inspect.Parameter.empty
-        default = None if needed else parameter.default
-        choices = typing.get_args(hints[name]) if typing.get_origin(hints[name]) is typing.Literal else ()
-        hint = "required" if needed else None
-        flags.append(Flag(name, kind_of(hints[name]), default, help_.get(name, ""), hint, choices))
-    return flags
+
+    env: str
+    env_params: tuple[str, ...] = ()
+    preset: str | None = None
+    num_envs: int | None = None
+    launch: str = "here"
+    distributed: bool = False
+
+
+@_declared
+class _Train:
+    """The flags of `jaxrl train` that differ from arguments of `jaxrl.train`.
+
+    Args:
+      eval_env: another environment to evaluate in, suite:name.
+      dataset: dataset to learn from, rlds:PATH or minari:ID; it is held in memory.
+      init_from: begin with what another run has learned: its run directory (the newest checkpoint) or one of its
+        checkpoints. The spaces must be the same, other settings and the environment may differ; also offline first and
+        then online. Steps and schedules begin anew.
+      record: write the agent's training episodes to this directory.
+      wandb: also log to this project of Weights & Biases.
+    """
+
+    eval_env: str | None = None
+    dataset: str | None = None
+    init_from: Path | None = None
+    record: Path | None = None
+    wandb: str | None = None
+
+
+@_declared
+class _Compile(_Train):
+    """The flags of `jaxrl compile`.
+
+    Args:
+      target: accelerators to compile for and report on, such as v5e:4x4 or h100:8, which need not be here; or the file
+        of jaxrl doctor --describe-device.
+    """
+
+    target: str | None = None
+
+
+@_declared
+class _Sweep:
+    """The flags of `jaxrl sweep` that differ from arguments of `jaxrl.sweep`.
+
+    Args:
+      grid: values to try for fields of the algorithm, as learning_rate=1e-4,3e-4; with --num-samples also
+        uniform:LOW:HIGH and loguniform:LOW:HIGH; with --backend ray also environments in place of --env, as
+        env=NAME,NAME.
+      seeds: number of seeds, from 0 on; or the seeds, separated by commas.
+      total_steps: environment steps of every run, over all its environments; the last iteration may exceed it.
+      num_samples: number of random draws from what --grid says; None: every combination of its values.
+      run_dir: keeps checkpoints here, from which the same command goes on after it was killed or interrupted, bit for
+        bit; at the end also the curves, the table, a picture and the best policy; one process only. None: nothing is
+        kept.
+      backend: jax: all runs in one program; ray: each run in its own process and run directory.
+      out: a file for the table; curves if it ends in .png, .svg or .pdf, all results if in .npz.
+    """
+
+    grid: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = (8,)
+    total_steps: int
+    num_samples: int | None = None
+    run_dir: Path | None = None
+    backend: Literal["jax", "ray"] = "jax"
+    out: Path | None = None
+
+
+@_declared
+class _Tune:
+    """The flags of `jaxrl tune` that differ from arguments of `jaxrl.tune`.
+
+    Args:
+      space: what to search for a field of the algorithm, in place of the table's (docs/sweeps.md) or beside it, as
+        learning_rate=log:1e-5:1e-2, clip=uniform:0.1:0.4 or rollout_length=64,128; a single value is fixed.
+      seeds: number of seeds of every trial, from 0 on; or the seeds, separated by commas.
+      total_steps: environment steps of every run, over all its environments; the last iteration may exceed it.
+      out: a file for the table; the best so far drawn if it ends in .png, .svg or .pdf.
+    """
+
+    space: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = (2,)
+    total_steps: int
+    out: Path | None = None
+
+
+@_declared
+class _PBT:
+    """The flags of `jaxrl pbt` that differ from arguments of `jaxrl.pbt`.
+
+    Args:
+      space: what a hyperparameter may be, in place of the table's (docs/sweeps.md) or beside it, as
+        learning_rate=log:1e-5:1e-2, clip=uniform:0.1:0.4 or gamma=0.98,0.99; a single value is fixed.
+      out: a file for the table; the lineage drawn if it ends in .png, .svg or .pdf.
+    """
+
+    space: tuple[str, ...] = ()
+    out: Path | None = None
+
+
+def _commands() -> dict[str, list[Flag]]:
+    """Return the flags of every command with an algorithm."""
+    training = _open(_TOPOLOGY)
+    training["record_every"] = replace(argument_flags(Record)["every"], name="record_every")
+    experiments = argument_flags(launch, {*_NOT_FLAGS, *signature(sweep).parameters}, kind_of)
+    return {
+        "train": _flags(train, _Train, training),
+        "compile": _flags(train, _Compile, training),
+        "sweep": _flags(sweep, _Sweep, _open(experiments, "; with --backend ray")),
+        "tune": _flags(tune, _Tune, {}),
+        "pbt": _flags(pbt, _PBT, {}),
+    }
+
+
+def _open(flags: dict[str, Flag], more: str = "") -> dict[str, Flag]:
+    """Return flags without their defaults, which are those of what the values are passed to."""
+    return {
+        name: replace(flag, kind=replace(flag.kind, optional=True), default="None", help=flag.help + more)
+        for name, flag in flags.items()
+    }
+
+
+def _flags(function: Callable, own: type, others: dict[str, Flag]) -> list[Flag]:
+    """Return the common flags, a command's own, those of the function that does its work, and others."""
+    flags = argument_flags(_Common) | argument_flags(Importing) | _JOINING | argument_flags(own)
+    flags |= argument_flags(function, {*_NOT_FLAGS, *flags}, kind_of) | others
+    return [replace(flag, title=_TITLES.get(flag.name, "run")) for flag in typed(list(flags.values()))]

@@ -2,12 +2,14 @@
 
 import dataclasses
 import os
+import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -38,10 +40,11 @@ class Finding:
 
 def examine(run_dir: str | os.PathLike = "runs") -> int:
     """Print every finding; return 0 if there is no problem, 1 if there is."""
-    problems = 0
-    for check in (python, packages, extras, devices, gpu_processes, randomness, compiler, threads):
-        problems += _print(check())
-    problems += _print(disk(files.expand(run_dir)))
+    problems, at_run_dir = 0, partial(disk, files.expand(run_dir))
+    for check in (python, packages, extras, devices, gpu_processes, randomness, compiler, threads, at_run_dir):
+        for finding in check():
+            print(f"{finding.verdict:>7}  {finding.what}: {finding.detail}")
+            problems += finding.verdict == PROBLEM
     print("no problem found" if not problems else f"{problems} problem{'s' if problems > 1 else ''} found")
     return 1 if problems else 0
 
@@ -66,59 +69,45 @@ def describe_device(out: Path | None = None) -> int:
     return 0
 
 
-def _print(findings: Iterator[Finding]) -> int:
-    problems = 0
-    for finding in findings:
-        print(f"{finding.verdict:>7}  {finding.what}: {finding.detail}")
-        problems += finding.verdict == PROBLEM
-    return problems
-
-
 def python() -> Iterator[Finding]:
-    """Check that this Python is new enough."""
-    version = ".".join(map(str, sys.version_info[:3]))
-    new_enough = sys.version_info >= (3, 12)
-    advice = "" if new_enough else "; jaxrl needs 3.12 or newer"
-    yield Finding(OK if new_enough else PROBLEM, "python", f"{version} at {sys.executable}{advice}")
+    """Report the version of Python; an older one than jaxrl needs cannot read this file."""
+    yield Finding(OK, "python", f"{platform.python_version()} at {sys.executable}")
 
 
 def packages(required: Callable[[str], list[str] | None] = metadata.requires) -> Iterator[Finding]:
     """Check that every required package is installed, in a version that jaxrl supports."""
-    here = f"{own_version()} at {Path(__file__).parents[1]}"
-    if installed_version("jaxrl") is None:
-        advice = "not installed, so its requirements are not known; pip install -e ."
-        yield Finding(NOTE, "jaxrl", f"{here}: {advice}")
-    else:
-        yield Finding(OK, "jaxrl", here)
-    for requirement in _requirements(required):
+    installed = installed_version("jaxrl") is not None
+    advice = "" if installed else ": not installed, so its requirements are not known; pip install -e ."
+    yield Finding(OK if installed else NOTE, "jaxrl", f"{own_version()} at {Path(__file__).parents[1]}{advice}")
+    for requirement in _requirements("jaxrl", required):
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
             yield _installed(requirement, PROBLEM)
 
 
-def extras(required: Callable[[str], list[str] | None] = metadata.requires) -> Iterator[Finding]:
+def extras() -> Iterator[Finding]:
     """Report which optional parts are installed."""
     if installed_version("jaxrl") is None:
         return
     names = metadata.metadata("jaxrl").get_all("Provides-Extra") or []
     for extra in sorted(set(names) - {"all", "dev", "docs", "test"}):
-        if all(_installed(member, NOTE).verdict == OK for member in _brought_by("jaxrl", extra, required)):
+        if all(_installed(member, NOTE).verdict == OK for member in _brought_by("jaxrl", extra)):
             yield Finding(OK, f"extra {extra}", "installed")
         else:
             yield Finding(NOTE, f"extra {extra}", f"not installed: pip install 'jaxrl[{extra}]'")
 
 
-def _brought_by(package, extra, required):
+def _brought_by(package, extra):
     """Yield the requirements of an extra, and of the extras that it requires."""
-    for requirement in _requirements(required, package):
+    for requirement in _requirements(package):
         marker = requirement.marker
         if marker is None or marker.evaluate({"extra": ""}) or not marker.evaluate({"extra": extra}):
             continue
         yield requirement
         for further in requirement.extras:
-            yield from _brought_by(requirement.name, further, required)
+            yield from _brought_by(requirement.name, further)
 
 
-def _requirements(required, package="jaxrl"):
+def _requirements(package, required=metadata.requires):
     try:
         return [Requirement(line) for line in required(package) or []]
     except metadata.PackageNotFoundError:

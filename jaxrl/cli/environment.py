@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from jaxrl import envs
+from jaxrl.cli.flags import columns
 from jaxrl.cli.values import assignments, literal
 from jaxrl.core.types import Environment, HostRecipe, env_spec
 from jaxrl.envs.parameters import unwrapped
@@ -47,8 +48,7 @@ def describe(name: str, words: Sequence[str] = ()) -> str:
             from jaxrl.envs.host.gymnasium import arguments
 
             rows += _rows(arguments(name.removeprefix("gymnasium:")))
-    width = max(len(title) for title, _ in rows)
-    return "\n".join([name, *(f"  {title.ljust(width)}  {text}" for title, text in rows)])
+    return f"{name}\n{columns([(f'  {title}', text) for title, text in rows])}"
 
 
 def _rows(values):

@@ -1,94 +1,73 @@
 """Flags from the fields of dataclasses, so that each is documented only once, in its class."""
 
 import dataclasses
-import inspect
 import re
-import types
 import typing
 from collections.abc import Sequence, Set
-from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from jaxrl.algos.base import Readable
 from jaxrl.algos.optimizers import OPTIMIZERS, Optimizer
 from jaxrl.algos.ppo import PolicyLoss
 from jaxrl.algos.rnd import RND
-from jaxrl.cli import flags
-from jaxrl.cli.flags import DefaultText, Flag, Group
-from jaxrl.cli.values import Kind, Part, build, read
+from jaxrl.cli import flags, values
+from jaxrl.cli.flags import Flag, documented, first_line
+from jaxrl.cli.values import Kind, Part
 from jaxrl.core import limits, registry, schedules
 from jaxrl.core.errors import unknown
 from jaxrl.core.resources import Resources
 from jaxrl.core.settings import field_help
 from jaxrl.core.sources import FrameStack, View
 from jaxrl.core.types import Algorithm
-from jaxrl.networks import (
-    GRU,
-    LRU,
-    LSTM,
-    MLP,
-    ActionValues,
-    BroNet,
-    CategoricalValues,
-    Core,
-    GTrXL,
-    ImpalaCNN,
-    ImpalaResNet,
-    ImplicitQuantileValues,
-    InvertedResidual,
-    MinAtarCNN,
-    MinGRU,
-    NatureCNN,
-    QHead,
-    QuantileValues,
-    SelfPredictiveValues,
-    SimBa,
-    SimBaV2,
-    Torso,
-    UnitMLP,
-)
+from jaxrl.networks import Core, DictEncoder, QHead, Torso
 from jaxrl.parallel.ray.remote import Remote
 
-# Annotations of functions; a user's own functions are given by their registered names.
-FUNCTIONS = (PolicyLoss,)
 _OWN_NETWORK = "a network that you registered, in place of what --{}.* say"
-# Classes allowed in fields of these annotations. A user's own part is given in Python.
+# Classes allowed in fields of these annotations. A user's own part, and a torso for each entry, are given in Python.
 PARTS: dict[Any, tuple[type, ...]] = {
+    **{part: (part,) for part in (RND, Remote, Resources, FrameStack, View)},
     Optimizer: OPTIMIZERS,
-    RND: (RND,),
-    Torso: (MLP, MinAtarCNN, NatureCNN, ImpalaCNN, ImpalaResNet, UnitMLP, InvertedResidual, SimBa, SimBaV2, BroNet),
-    Core: (GRU, LSTM, MinGRU, LRU, GTrXL),
-    QHead: (ActionValues, CategoricalValues, QuantileValues, ImplicitQuantileValues, SelfPredictiveValues),
-    Remote: (Remote,),
-    Resources: (Resources,),
-    FrameStack: (FrameStack,),
-    View: (View,),
+    Torso: tuple(torso for torso in registry.registered("torso").values() if torso is not DictEncoder),
+    Core: tuple(registry.registered("core").values()),
+    QHead: tuple(registry.registered("head").values()),
 }
 
 
-def algorithm_groups(algo: Algorithm) -> list[Group]:
-    """Return the flags of every field of an algorithm.
+def algorithm_flags(algo: Algorithm) -> tuple[list[Flag], dict[str, str]]:
+    """Return the flags of every field of an algorithm, and a line for each of their titles, its own first.
 
-    The flags of its networks, and of other dataclasses in its fields, form separate groups.
+    The fields of its networks, and of other dataclasses in its fields, have flags of their own.
 
     Args:
       algo: an instance; its values are the defaults.
     """
-    own, nested = [], []
-    hints = typing.get_type_hints(type(algo))
-    for field in dataclasses.fields(algo):
-        value, allowed = getattr(algo, field.name), field.metadata.get("limits", {})
-        kind = kind_of(hints[field.name])
-        if dataclasses.is_dataclass(value) and not kind.parts and not schedules.is_schedule(value):
-            nested.append(Group(field.name, _network_flags(value), first_line(value), prefix=True))
-            if isinstance(value, Readable):
-                own.append(Flag(field.name, Kind("network", optional=True), None, _OWN_NETWORK.format(field.name)))
+    own, nested, helps = [], [], {type(algo).__name__: first_line(algo)}
+    for flag, value in _field_flags(algo, type(algo).__name__):
+        if not dataclasses.is_dataclass(value) or flag.kind.parts or schedules.is_schedule(value):
+            own.append(flag)
             continue
-        help_ = field_help(field) or ", ".join(part.usage() for part in kind.parts)
+        helps[flag.name] = first_line(value)
+        within = typed([inner for inner, _ in _field_flags(value, flag.name)])
+        nested += [dataclasses.replace(inner, name=f"{flag.name}.{inner.name}") for inner in within]
+        if isinstance(value, Readable):
+            help_ = _OWN_NETWORK.format(flag.name)
+            own.append(Flag(flag.name, Kind("network"), help=help_, title=flag.title))
+    return [*typed(own), *nested], helps
+
+
+def _field_flags(thing, title):
+    """Yield a flag for each field of a dataclass, and the field's value."""
+    hints, help_ = typing.get_type_hints(type(thing)), documented(thing)
+    for field in dataclasses.fields(thing):
+        value, allowed = getattr(thing, field.name), field.metadata.get("limits", {})
+        kind = kind_of(hints[field.name])
+        usage = ", ".join(part.usage() for part in kind.parts)
+        described = "" if field.metadata else help_.get(field.name)  # metadata: an algorithm's, with its help
+        text = field_help(field) or "; ".join(filter(None, (described, usage)))
         numbers = {name: limit for name, limit in allowed.items() if name in limits.WORDS}
         choices = tuple(allowed.get("choices", ()))
-        own.append(Flag(field.name, kind, _default(value), help_, choices=choices, limits=numbers))
-    return [Group(type(algo).__name__, typed(own), first_line(algo)), *nested]
+        yield Flag(field.name, kind, written(value), text, choices=choices, limits=numbers, title=title), value
 
 
 def typed(flags: Sequence[Flag]) -> list[Flag]:
@@ -116,23 +95,7 @@ def _typed(text: str, names: Set[str]) -> str:
 
 def _option(found: re.Match[str]) -> str:
     """Return the flag for a name, with the part of a network and the value that follow it."""
-    value = f" {found[3]}" if found[3] else ""
-    return f"--{found[1].replace('_', '-')}{found[2] or ''}{value}"
-
-
-def _network_flags(network):
-    hints, help_ = typing.get_type_hints(type(network)), documented(network)
-    found = []
-    for field in dataclasses.fields(network):
-        kind = kind_of(hints[field.name])
-        parts = ", ".join(part.usage() for part in kind.parts)
-        text = "; ".join(part for part in (help_.get(field.name, ""), parts) if part)
-        found.append(Flag(field.name, kind, _default(getattr(network, field.name)), text))
-    return typed(found)
-
-
-def _default(value):
-    return value if isinstance(value, bool) else DefaultText(written(value))
+    return flags.option(found[1]) + (found[2] or "") + (f" {found[3]}" if found[3] else "")
 
 
 def read_field(algo: Algorithm, name: str, text: str) -> Any:
@@ -145,14 +108,7 @@ def read_field(algo: Algorithm, name: str, text: str) -> Any:
     known = [field.name for field in dataclasses.fields(algo)]
     if name not in known:
         raise unknown(f"field of {type(algo).__name__}", name, known)
-    return build(read(kind_of(hints[name]), text))
-
-
-def documented(thing: Any) -> dict[str, str]:
-    """Return the entries of a docstring's section "Args:", by name; an entry of several names counts for each."""
-    section = (inspect.getdoc(thing) or "").partition("Args:\n")[2].partition("\n\n")[0]
-    entries = re.findall(r"^  (\w+(?:, \w+)*): (.*(?:\n    .*)*)", section, re.MULTILINE)
-    return {name: " ".join(text.split()).rstrip(".") for names, text in entries for name in names.split(", ")}
+    return values.build(values.read(kind_of(hints[name]), text))
 
 
 # --- values ------------------------------------------------------------------------------------------------------
@@ -160,25 +116,15 @@ def documented(thing: Any) -> dict[str, str]:
 
 def kind_of(annotation: Any) -> Kind:
     """Return the kind of value that a flag of this annotation takes."""
-    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
-        members = typing.get_args(annotation)
-    else:
-        members = (annotation,)
-    nullable = types.NoneType in members
-    kinds = [member for member in members if member is not types.NoneType]
+    plain = values.kind_of(annotation)
+    kinds = [kind for kind in values.alternatives(annotation) if kind is not NoneType]
     if schedules.Schedule in kinds:
-        return Kind("number", optional=nullable)
-    if kinds[0] in FUNCTIONS:
-        return Kind("function", optional=nullable)
+        return Kind("number", optional=plain.optional)
+    if kinds[0] == PolicyLoss:  # a user's own, by its registered name
+        return Kind("function", optional=plain.optional)
     described = all(isinstance(kind, type) and dataclasses.is_dataclass(kind) for kind in kinds)
-    found = PARTS.get(kinds[0], ()) if len(kinds) == 1 else tuple(kinds) if described else ()
-    if found:
-        return Kind("part", tuple(map(_part, found)), nullable)
-    if typing.get_origin(kinds[0]) is tuple:
-        several = {str: "texts", float: "floats"}.get(typing.get_args(kinds[0])[0], "ints")
-        return Kind(several, optional=nullable)
-    name = {int: "int", float: "float", bool: "bool"}.get(kinds[0], "path" if Path in kinds else "text")
-    return Kind(name, optional=nullable)
+    parts = PARTS.get(kinds[0], ()) if len(kinds) == 1 else kinds if described else ()
+    return Kind("part", tuple(map(_part, parts)), plain.optional) if parts else plain
 
 
 def _part(cls):
@@ -195,8 +141,3 @@ def written(value: Any) -> str:
         arguments = (f"{field.name}={written(getattr(value, field.name))}" for field in dataclasses.fields(value))
         return ":".join([type(value).__name__.lower(), *arguments])
     return flags.written(value)
-
-
-def first_line(thing: Any) -> str:
-    """Return the first line of a docstring."""
-    return (inspect.getdoc(thing) or "").partition("\n")[0]

@@ -1,39 +1,28 @@
-"""Flags, groups of flags, and the one parser of every command. Nothing here imports JAX.
+"""Flags, the one parser of every command, and the one layout of its help. Nothing here imports JAX.
 
-tyro lays out the help and suggests close flags. All values are read here, so that every wrong one is reported at once
-and in the words of `jaxrl.core.errors`.
+All values are read here, so that every wrong one is reported at once and in the words of `jaxrl.core.errors`.
 """
 
 import dataclasses
-import itertools
+import inspect
+import re
 import shutil
+import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+import typing
+from collections.abc import Callable, Container, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import tyro
-from tyro.constructors import PrimitiveConstructorSpec
-
-from jaxrl.cli.values import Kind, build, metavar, read
-from jaxrl.core import limits
+from jaxrl.cli import values
+from jaxrl.cli.values import Kind
 from jaxrl.core.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-BOOL, INT, FLOAT, TEXT, PATH, INTS = (Kind(name) for name in ("bool", "int", "float", "text", "path", "ints"))
-
-
-def optional(kind: Kind) -> Kind:
-    """Return the kind that also allows None."""
-    return dataclasses.replace(kind, optional=True)
-
-
-@dataclasses.dataclass(frozen=True)
-class DefaultText:
-    """The text shown in the help for a default made elsewhere; a flag that still has it was not given."""
-
-    text: str
+_RARE = ("host environments", "devices and machines")  # titles that only --help-all shows, after the others
+_NARROW = 40  # characters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,290 +30,290 @@ class Flag:
     """A flag of a command.
 
     Attributes:
-      name: name in Python; `total_steps` is `--total-steps`.
+      name: name in Python; `total_steps` is `--total-steps`, `network.torso` the field of a network.
       kind: kind of the value, which determines how text is read.
-      default: the value if the flag is not given.
+      default: text of the value if the flag is not given.
       help: one line.
-      hint: shown in the help instead of the default ("required").
+      required: whether the help says that it is required.
       choices: the only allowed values, if not empty.
-      many: any number of values, a tuple.
+      many: any number of values, a tuple; by default none.
       positional: given without its name.
       limits: limits of a number, as in `jaxrl.core.limits`.
+      title: title in the help.
     """
 
     name: str
     kind: Kind
-    default: Any = None
+    default: str = "None"
     help: str = ""
-    hint: str | None = None
+    required: bool = False
     choices: tuple[Any, ...] = ()
     many: bool = False
     positional: bool = False
     limits: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    title: str = ""
 
     @property
-    def word(self) -> str:
-        """The name as typed, `total-steps`, without the trailing "_" of names that are keywords in Python."""
-        return self.name.rstrip("_").replace("_", "-")
+    def option(self) -> str:
+        """The flag as it is typed."""
+        return option(self.name)
 
-    def type(self) -> Any:
-        """Return the annotation for tyro."""
-        hint = "none" if self.hint is None and self.default == () else self.hint
-        hint, help_ = None if hint is None else f"({hint})", self.help
-        if hint is None and written(self.default) == "None" and "None: " in help_:  # the help explains None
-            hint, help_ = "", help_.replace("None: ", "None (default): ", 1)
-        argument = tyro.conf.arg(name=self.word, help=help_, help_behavior_hint=hint)
-        if isinstance(self.default, bool) and not self.kind.optional:
-            return Annotated[bool, argument]
-        spec: PrimitiveConstructorSpec = PrimitiveConstructorSpec(
-            nargs="*" if self.many else 1,
-            metavar=self._metavar(),
-            instance_from_str=lambda words: tuple(map(self._read, words)) if self.many else self._read(words[0]),
-            is_instance=lambda value: True,
-            str_from_instance=lambda value: list(map(written, value)) if self.many else [written(value)],
-        )
+    @property
+    def switches(self) -> dict[str, str]:
+        """The forms without a value, and the value that each has: `--network.shared`, `--network.no-shared`."""
+        if self.kind.name != "bool":
+            return {}
+        place = max(self.option.rfind(".") + 1, len("--"))
+        return {self.option: "True", f"{self.option[:place]}no-{self.option[place:]}": "False"}
+
+    @property
+    def usage(self) -> str:
+        """The flag with a placeholder for its value."""
         if self.positional:
-            return tyro.conf.Positional[Annotated[Any, spec, argument]]
-        return Annotated[Any, spec, argument]
+            word = self.option.removeprefix("--").upper()
+            return word if self.required else f"[{word}]"
+        if self.switches and not self.kind.optional:
+            return ", ".join(self.switches)
+        words = [self.option, "|".join(map(str, self.choices)) or values.metavar(self.kind)]
+        return " ".join([*words, "..."] if self.many else words)
 
-    def _metavar(self):
-        name = "|".join(map(str, self.choices)) or metavar(self.kind)
-        return f"{name} ..." if self.many else name
+    @property
+    def value(self) -> Any:
+        """The value if the flag is not given."""
+        if self.default == "None":
+            return () if self.many else None
+        return self.read(self.default)
 
-    def _read(self, text):
-        try:
-            value = read(self.kind, text)
-        except (ConfigError, ValueError) as error:
-            return InvalidValue(str(error), text)
+    def read(self, text: str) -> Any:
+        """Return the value that `text` represents; parts and schedules are made by `build_parts`.
+
+        Raises:
+          ConfigError: it represents no value; lists the allowed ones.
+        """
+        value = values.read(self.kind, text)
         if self.choices and value not in self.choices:
-            return InvalidValue(str(unknown("value", text, map(str, self.choices))), text)
+            raise unknown("value", text, map(str, self.choices))
         return value
 
-
-# The checkpoint of a run, in every command that reads one.
-CHECKPOINT = (
-    Flag("step", optional(INT), None, "step of the checkpoint; None: the newest"),
-    Flag("best", BOOL, False, "use the checkpoint with the highest evaluation"),
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class InvalidValue:
-    """A placeholder for a value that could not be read."""
-
-    problem: str
-    text: str
+    def described(self) -> str:
+        """Return its help with its default."""
+        if self.required:
+            return f"{self.help} (required)"
+        if self.default != "None":
+            return f"{self.help} (default: {self.default})"
+        if self.many:
+            return f"{self.help} (none)"
+        explained = self.help.replace("None: ", "None (default): ", 1)
+        return explained if self.positional or explained != self.help else f"{self.help} (default: None)"
 
 
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """A group of flags in the help, under `title`.
-
-    Attributes:
-      title: title of the group.
-      flags: its flags.
-      help: one line.
-      prefix: whether its flags are named `--title.flag`.
-      rare: whether only `--help-all` shows them.
-    """
-
-    title: str
-    flags: Sequence[Flag]
-    help: str = ""
-    prefix: bool = False
-    rare: bool = False
-
-    def option(self, flag: Flag) -> str:
-        """Return the flag as it is typed: `--network.torso`."""
-        prefix = f"{self.title}." if self.prefix else ""
-        return f"--{prefix}{flag.word}"
-
-
-def written(value: Any) -> str:
-    """Return a default as text that `read` would accept."""
-    if isinstance(value, DefaultText):
-        return value.text
-    if isinstance(value, tuple):
-        return ",".join(map(written, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def option(name: str) -> str:
+    """Return a name in Python as it is typed, without the trailing "_" of names that are keywords in Python."""
+    return f"--{name.rstrip('_').replace('_', '-')}"
 
 
 def parse(
     command: str,
     description: str,
-    groups: Sequence[Group],
+    flags: Sequence[Flag],
     argv: Sequence[str],
     *,
-    known_elsewhere: Callable[[Group, Flag, str], str | None] = lambda group, flag, text: None,
-) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Return the values of every flag, by the title of its group, and all problems with the command line.
+    helps: Mapping[str, str] = {},
+    known_elsewhere: Callable[[Flag, str], str | None] = lambda flag, text: None,
+) -> tuple[dict[str, Any], dict[str, list[str]], list[str]]:
+    """Return the values that were given and their texts, by the names of their flags, and all problems.
 
-    A flag whose value could not be read keeps its default. `--help`, `--help-all` and flags without a value end the
+    A flag whose value could not be read counts as not given. `--help`, `--help-all` and flags without a value end the
     program.
 
     Args:
       command: the command as typed.
       description: its description.
-      groups: its flags.
+      flags: its flags.
       argv: the words after the command.
+      helps: lines for titles in the help.
       known_elsewhere: returns a better message for a text that a flag does not accept, or None.
     """
-    argv, description, groups = _for_help(argv, description, groups)
-    several_groups = len(groups) > 1
-    fields = [] if several_groups else [*_fields(groups[0])]
-    for number, group in enumerate(groups) if several_groups else ():
-        cls = _dataclass(group)
-        kind = Annotated[cls, tyro.conf.arg(name=group.title, help=group.help)]
-        # Not named by its title, which may also be the name of a flag.
-        fields.append((_place(number), kind if group.prefix else tyro.conf.OmitArgPrefixes[kind], _default(cls)))
-    top = dataclasses.make_dataclass("Flags", fields, kw_only=True)
-    several = {group.option(flag) for group in groups for flag in group.flags if flag.many and not flag.positional}
-    words = _together(_with_values(argv, groups), several)
-    if "--help" in argv or "-h" in argv:
-        print(wrapped(description) + "\n")  # tyro would print each paragraph as one line, however long
-    found, rest = tyro.cli(top, prog=command, description="", args=words, return_unknown_args=True)
-    values, problems = {}, _unexpected(rest, groups, f"{command} --help lists them")
-    for number, group in enumerate(groups):
-        parsed = getattr(found, _place(number)) if several_groups else found
-        values[group.title] = {}
-        for flag in group.flags:
-            value = getattr(parsed, flag.name)
-            wrong = [v for v in (value if flag.many else [value]) if isinstance(v, InvalidValue)]
-            problems += [f"{group.option(flag)}: {known_elsewhere(group, flag, v.text) or v.problem}" for v in wrong]
-            values[group.title][flag.name] = flag.default if wrong else value
-    return values, problems
+    if not {"-h", "--help", "--help-all"}.isdisjoint(argv):
+        print(_help(command, description, flags, helps, whole="--help-all" in argv))
+        raise SystemExit(0)
+    texts, problems = _texts(command, flags, argv)
+    parsed: dict[str, Any] = {}
+    for flag in flags:
+        found = []
+        for text in texts.get(flag.name, ()):
+            try:
+                found.append(flag.read(text))
+            except (ConfigError, ValueError) as error:
+                problems.append(f"{flag.option}: {known_elsewhere(flag, text) or error}")
+        if flag.name in texts and len(found) == len(texts[flag.name]):
+            parsed[flag.name] = tuple(found) if flag.many else found[-1]
+    return parsed, texts, problems
+
+
+def _texts(command, flags, argv):
+    """Return the texts of every flag that was given, by name, and the problems with words that belong to none.
+
+    A word after an unknown flag is taken as its value.
+    """
+    positional = [flag for flag in flags if flag.positional]
+    named = {flag.option: (flag, None) for flag in flags if not flag.positional}
+    known = [*named]
+    named |= {word: (flag, value) for flag in flags for word, value in flag.switches.items()}
+    words, texts, problems = [*argv], {}, []
+    while words:
+        word = words.pop(0)
+        name, equals, text = word.partition("=")
+        if not word.startswith("-"):
+            places = [flag.name for flag in positional if flag.many or flag.name not in texts]
+            if places:
+                texts.setdefault(places[0], []).append(word)
+            else:
+                problems.append(f"unexpected {word!r}; {command} --help lists the flags")
+            continue
+        flag, implied = named.get(name.replace("_", "-"), (None, None))
+        many = flag is not None and flag.many
+        found = [text] if equals else []
+        while words and not words[0].startswith("--") and (many or not found):
+            if implied == "False" or (implied and words[0].lower() not in ("true", "false", "none")):
+                break
+            found.append(words.pop(0))
+        if flag is None or (equals and implied == "False"):
+            problems += unknown("flag", name, known, f"{command} --help lists them").problems
+        elif many:
+            texts.setdefault(flag.name, []).extend(found)
+        elif found or implied:
+            texts[flag.name] = found or [implied]
+        else:
+            print(f"{flag.option} needs a value; {command} --help says which", file=sys.stderr)
+            raise SystemExit(2)
+    return texts, problems
+
+
+# --- the help ------------------------------------------------------------------------------------------------------
+
+
+def _help(command, description, flags, helps, whole):
+    sections: dict[str, list[tuple[str, str]]] = {"positional": [], "required": []}
+    for flag in flags:
+        title = "positional" if flag.positional else "required" if flag.required else flag.title
+        sections.setdefault(title, []).append((flag.usage, flag.described()))
+    rare = {title: sections.pop(title) for title in _RARE if title in sections}
+    if rare and not whole:
+        description += f"\n\n--help-all also shows the flags of: {', '.join(rare)}."
+    words = [command, *(usage for usage, _ in sections["positional"])]
+    parts = [wrapped(description), f"usage: {' '.join(words)} [-h] [FLAGS]"]
+    for title, rows in (sections | (rare if whole else {})).items():
+        if rows:
+            header = [f"{title} {'arguments' if title == 'positional' else 'options'}:"]
+            header += [wrapped(helps[title])] if title in helps else []
+            parts.append("\n".join([*header, columns([(f"  {usage}", text) for usage, text in rows])]))
+    return "\n\n".join(parts)
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Return the rows within the terminal's width; a last column that would be narrow is moved below the others."""
+    width = shutil.get_terminal_size().columns
+    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
+    place = sum(widths) + 2 * len(widths)
+    below = width - place < _NARROW
+    indent = " " * (6 if below else place)
+    lines = []
+    for *cells, text in rows:
+        line = "  ".join(cell.ljust(size) for cell, size in zip(cells, widths, strict=True))
+        first = indent if below else f"{line}  "
+        lines += textwrap.wrap(line, width, subsequent_indent="    ") if below else []
+        lines += textwrap.wrap(text, width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False) or [
+            first
+        ] * (not below)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def wrapped(text: str) -> str:
-    """Return a text wrapped to the terminal's width; indented lines, such as commands, are unchanged."""
+    """Return a text wrapped to the terminal's width, each of its lines by itself."""
     width = shutil.get_terminal_size().columns
-    lines = (
-        [line] if line.startswith(" ") else textwrap.wrap(line, width, break_on_hyphens=False) or [""]
-        for line in text.split("\n")
-    )
-    return "\n".join(itertools.chain.from_iterable(lines))
+    return "\n".join(textwrap.fill(line, width, break_on_hyphens=False) for line in text.split("\n"))
 
 
-def _for_help(argv, description, groups):
-    """Return the arguments of `parse` without the rare groups, unless `--help-all` asks for them."""
-    if "--help-all" in argv:
-        return ["--help"], description, groups
-    left_out = [group.title for group in groups if group.rare]
-    if left_out and ("--help" in argv or "-h" in argv):
-        more = f"--help-all also shows the flags of: {', '.join(left_out)}."
-        return argv, f"{description}\n\n{more}", [group for group in groups if not group.rare]
-    return argv, description, groups
+# --- flags of Python's arguments -----------------------------------------------------------------------------------
 
 
-def limit_problems(group: Group, values: Mapping[str, Any]) -> list[str]:
-    """Return the numbers of an algorithm outside their limits, in the words of its own check."""
-    return [
-        f"{group.title}.{flag.name}={value!r} {what}"
-        for flag in group.flags
-        if isinstance(value := values[flag.name], int | float)
-        and not isinstance(value, bool)
-        and (what := limits.problem(value, flag.limits))
-    ]
+def argument_flags(
+    thing: Callable, leave_out: Container[str] = (), kind_of: Callable[[Any], Kind] = values.kind_of
+) -> dict[str, Flag]:
+    """Return the flags of a function's arguments or a dataclass's fields, by name.
+
+    The help is in their docstrings, in a section "Args:". Those without a default are required, and those that are
+    tuples of texts or paths take any number of words.
+
+    Args:
+      thing: the function or the dataclass.
+      leave_out: arguments that are not flags.
+      kind_of: returns the kind of value of an annotation.
+    """
+    hints, help_, flags = typing.get_type_hints(thing), documented(thing), {}
+    for name, parameter in inspect.signature(thing).parameters.items():
+        if name in leave_out or parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            continue
+        required = parameter.default is inspect.Parameter.empty
+        many = hints[name] in (tuple[str, ...], tuple[Path, ...])
+        annotation = typing.get_args(hints[name])[0] if many else hints[name]
+        literals = [kind for kind in values.alternatives(annotation) if typing.get_origin(kind) is typing.Literal]
+        choices = typing.get_args(literals[0]) if literals else ()
+        default = "None" if required or many else written(parameter.default)
+        flags[name] = Flag(name, kind_of(annotation), default, help_.get(name, ""), required, choices, many)
+    return flags
 
 
-def build_parts(
-    groups: Sequence[Group], values: Mapping[str, Mapping[str, Any]]
-) -> tuple[dict[str, dict[str, Any]], list[str]]:
+def documented(thing: Any) -> dict[str, str]:
+    """Return the entries of a docstring's section "Args:", by name; an entry of several names counts for each.
+
+    For a class also those of the classes that it inherits from.
+    """
+    entries = {}
+    for source in reversed(thing.__mro__) if inspect.isclass(thing) else [thing]:
+        section = (inspect.getdoc(source) or "").partition("Args:\n")[2].partition("\n\n")[0]
+        for names, text in re.findall(r"^  (\w+(?:, \w+)*): (.*(?:\n    .*)*)", section, re.MULTILINE):
+            entries |= dict.fromkeys(names.split(", "), " ".join(text.split()).rstrip("."))
+    return entries
+
+
+def first_line(thing: Any) -> str:
+    """Return the first line of a docstring."""
+    return (inspect.getdoc(thing) or "").partition("\n")[0]
+
+
+def written(value: Any) -> str:
+    """Return a default as text that is read as the same value."""
+    if isinstance(value, tuple):
+        return ",".join(map(written, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# --- values that were read -----------------------------------------------------------------------------------------
+
+
+def build_parts(parsed: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the values of `parse` with their schedules and parts made, and the problems with them.
 
-    A value with a problem keeps its default.
+    A value with a problem is left out.
     """
     made, problems = {}, []
-    for group in groups:
-        made[group.title] = {}
-        for flag in group.flags:
-            try:
-                made[group.title][flag.name] = build(values[group.title][flag.name])
-            except (ConfigError, ValueError) as error:
-                problems.append(f"{group.option(flag)}: {error}")
-                made[group.title][flag.name] = flag.default
+    for name, value in parsed.items():
+        try:
+            made[name] = values.build(value)
+        except (ConfigError, ValueError) as error:
+            problems.append(f"{option(name)}: {error}")
     return made, problems
 
 
-def with_flags[T: "DataclassInstance"](algo: T, values: Mapping[str, Mapping[str, Any]]) -> T:
-    """Return `algo` with the values of its flags and their parts made; fields not given are unchanged."""
-
-    def set_fields(group):
-        return {name: value for name, value in values[group].items() if not isinstance(value, DefaultText)}
-
-    changes = set_fields(type(algo).__name__)
+def with_flags[T: "DataclassInstance"](algo: T, made: Mapping[str, Any]) -> T:
+    """Return `algo` with those of the values, made by `build_parts`, that are its fields or its networks'."""
+    changes = {}
     for field in dataclasses.fields(algo):
-        if field.name in values and changes.get(field.name) is None:  # otherwise the user's own network
-            changes[field.name] = dataclasses.replace(getattr(algo, field.name), **set_fields(field.name))
+        within = {name.partition(".")[2]: value for name, value in made.items() if name.startswith(f"{field.name}.")}
+        if field.name in made:
+            changes[field.name] = made[field.name]
+        elif within:
+            changes[field.name] = dataclasses.replace(getattr(algo, field.name), **within)
     return dataclasses.replace(algo, **changes)
-
-
-def _unexpected(words, groups, listing):
-    """Return the problems with words that are not flags; a word after an unknown flag is taken as its value."""
-    known = [group.option(flag) for group in groups for flag in group.flags if not flag.positional]
-    problems, value_next = [], False
-    for word in words:
-        if word.startswith("--"):
-            problems += unknown("flag", word.partition("=")[0], known, listing).problems
-            value_next = "=" not in word
-        elif not value_next:
-            problems.append(f"unexpected {word!r}; {listing.replace('them', 'the flags')}")
-        else:
-            value_next = False
-    return problems
-
-
-def _with_values(argv, groups):
-    """Return `--switch` as `--switch true` and `--no-switch` as `--switch false`, for flags that may also be None."""
-    positive, refused = {}, {}
-    for group in groups:
-        for flag in group.flags:
-            if flag.kind == optional(BOOL):
-                option = group.option(flag)
-                start, name = (f"--{group.title}.", flag.word) if group.prefix else ("--", flag.word)
-                positive[option], refused[f"{start}no-{name}"] = option, option
-    words: list[str] = []
-    for word, following in zip(argv, [*argv[1:], "-"], strict=False):
-        name = word.replace("_", "-")
-        bare = name in positive and following.startswith("-")
-        words += [refused[name], "False"] if name in refused else [name, "True"] if bare else [word]
-    return words
-
-
-def _together(argv, names):
-    """Return `--grid a --grid b` as `--grid a b`; tyro would keep only the last one."""
-    others: list[str] = []
-    words: dict[str, list[str]] = {}
-    into = others
-    for word in argv:
-        name, equals, value = word.partition("=")
-        if name in names:
-            into = words.setdefault(name, [])
-            into += [value] if equals else []
-            continue
-        if word.startswith("--"):
-            into = others
-        into.append(word)
-    return others + [word for name, values in words.items() for word in (name, *values)]
-
-
-def _place(number):
-    return f"group_{number}"
-
-
-def _fields(group):
-    return [
-        (flag.name, flag.type(), dataclasses.field(default_factory=_constant(flag.default))) for flag in group.flags
-    ]
-
-
-def _dataclass(group):
-    return dataclasses.make_dataclass(group.title, _fields(group), kw_only=True)
-
-
-def _constant(value):
-    return lambda: value
-
-
-def _default(cls):
-    return dataclasses.field(default_factory=cls)

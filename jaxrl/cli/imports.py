@@ -4,24 +4,37 @@ It is imported because the user typed it, before the other words are read: they 
 cause such an import.
 """
 
+import dataclasses
 import importlib
 import os
 import re
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
-from jaxrl.cli.flags import TEXT, Flag
 from jaxrl.core.errors import ConfigError
 
-FLAG = Flag(
-    "import_",
-    TEXT,
-    None,
-    "import this module first, which registers your environments, networks or algorithms; several with commas between",
-)
 _OPTION = "--import"
 _OF_A_MODULE = re.compile(r"\bgymnasium:[\w.]+:")  # --env gymnasium:module:id, which imports the module too
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Importing:
+    """The flag of every command.
+
+    Args:
+      import_: import this module first, which registers your environments, networks or algorithms; several with commas
+        between.
+    """
+
+    import_: str | None = None
+
+
+def found(place: str) -> Any:
+    """Return an object of `jaxrl.cli` by its module and its name, "training.train"."""
+    module, name = place.split(".")
+    return getattr(importlib.import_module(f"jaxrl.cli.{module}"), name)
 
 
 def import_modules(argv: Sequence[str]) -> list[str]:

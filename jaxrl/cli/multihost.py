@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrl.cli import table
-from jaxrl.cli.flags import Flag
+from jaxrl.cli.flags import Flag, option
 from jaxrl.core.errors import ConfigError
 from jaxrl.parallel.multihost import launch
 from jaxrl.parallel.multihost.launch import Cluster, Several
@@ -20,7 +20,7 @@ _OF_ONE_PROCESS = ("learner_batch", "ready", "error_buffer")  # several processe
 
 def flags() -> list[Flag]:
     """Return the additional flags of a command that may run in several processes."""
-    return table.command_flags("processes")
+    return [flag for flag in table.command_flags("train") if flag.name in FLAGS]
 
 
 def problems(run: Mapping[str, Any], command: str = "train") -> list[str]:
@@ -30,22 +30,21 @@ def problems(run: Mapping[str, Any], command: str = "train") -> list[str]:
     except ConfigError as error:
         return [f"--launch: {problem}" for problem in error.problems]
     found = [f"--launch: {problem}" for problem in launch.problems(how)]
+    several, typed = how if isinstance(how, Several) else None, f"--launch {run['launch']}"
     if command == "tune" and (run["distributed"] or run["launch"] != "here"):
         found.append("--launch, --distributed: not with tune; --backend ray has several trials under way at once")
-    if run["distributed"] and isinstance(how, Several):
-        found.append(f"--distributed: not with --launch {run['launch']}, which starts the processes itself")
-    if isinstance(how, Several) and how.restarts > 0 and run.get("run_dir") is None:
-        found.append(f"--launch {run['launch']}: needs --run-dir, whose newest checkpoint a restart goes on from")
-    if isinstance(how, Several) and how.evaluators > 0:
+    if run["distributed"] and several:
+        found.append(f"--distributed: not with {typed}, which starts the processes itself")
+    if several and several.restarts > 0 and run.get("run_dir") is None:
+        found.append(f"{typed}: needs --run-dir, whose newest checkpoint a restart goes on from")
+    if several and several.evaluators > 0:
         if command in ("sweep", "pbt", "compile"):
-            found.append(
-                f"--launch {run['launch']}: not with {command}; an evaluator plays the checkpoints of jaxrl train: "
-                "leave evaluators out"
-            )
+            what = "an evaluator plays the checkpoints of jaxrl train: leave evaluators out"
+            found.append(f"{typed}: not with {command}; {what}")
         elif command == "train" and run["run_dir"] is None:
-            found.append(f"--launch {run['launch']}: needs --run-dir, whose checkpoints the evaluator plays")
-    one = how.count == 1 if isinstance(how, Several) else run["num_processes"] == 1 or not _joins(run, how)
-    apart = [f"{_flag(name)} {run[name]}" for name in _OF_ONE_PROCESS if run.get(name) is not None]
+            found.append(f"{typed}: needs --run-dir, whose checkpoints the evaluator plays")
+    one = several.count == 1 if several else run["num_processes"] == 1 or not _joins(run, how)
+    apart = [f"{option(name)} {run[name]}" for name in _OF_ONE_PROCESS if run.get(name) is not None]
     apart += ["--no-lockstep"] if run.get("lockstep") is False else []
     if apart and not one:
         found.append(f"{', '.join(apart)}: not with several processes (--launch, --distributed), which run in lockstep")
@@ -56,9 +55,9 @@ def problems(run: Mapping[str, Any], command: str = "train") -> list[str]:
 
     found += distributed.problems(**explicit)
     if not _joins(run, how):
-        found.append(f"{', '.join(map(_flag, explicit))}: only with --distributed")
+        found.append(f"{', '.join(map(option, explicit))}: only with --distributed")
     if len(explicit) < len(_EXPLICIT):
-        missing = ", ".join(_flag(name) for name in _EXPLICIT if name not in explicit)
+        missing = ", ".join(option(name) for name in _EXPLICIT if name not in explicit)
         found.append(f"{missing}: missing; give all three, or none of them where the cluster is detected")
     return found
 
@@ -70,10 +69,6 @@ def is_one_of_several(run: Mapping[str, Any]) -> bool:
 
 def _joins(run, how):
     return run["distributed"] or isinstance(how, Cluster)
-
-
-def _flag(name):
-    return f"--{name.replace('_', '-')}"
 
 
 def start(command: str, argv: Sequence[str], run: Mapping[str, Any]) -> int | None:

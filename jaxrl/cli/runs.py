@@ -1,14 +1,15 @@
 """The command lines of `jaxrl train`, `compile`, `sweep`, `tune` and `pbt`, checked before JAX is imported."""
 
 import dataclasses
-import importlib
 import shutil
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from jaxrl.cli import imports, multihost, table
-from jaxrl.cli.flags import INT, TEXT, Flag, Group, limit_problems, optional, parse
+from jaxrl.cli import multihost, table
+from jaxrl.cli.flags import option, parse
+from jaxrl.cli.imports import found
 from jaxrl.core import limits
 from jaxrl.core.errors import ConfigError
 
@@ -18,78 +19,8 @@ _COMPILES = (
 )
 # Flags that change the programs of a run or how they run, without meaning for a target.
 _NO_TARGET = ("dataset", "record", "init_from", "async_evaluation", "video_every", "wandb", "launch", "distributed")
-_TARGET = Flag(
-    "target",
-    TEXT,
-    None,
-    "accelerators to compile for and report on, such as v5e:4x4 or h100:8, which need not be here; or the file of "
-    "jaxrl doctor --describe-device",
-)
-
-
-# The groups of these commands' flags in the help; other flags are in "run".
-_TITLES = {
-    "evaluation and files": (
-        "log_every",
-        "evaluate_every",
-        "evaluation_episodes",
-        "explore_in_evaluation",
-        "async_evaluation",
-        "eval_env",
-        "target_return",
-        "checkpoint_every",
-        "keep",
-        "save_replay",
-        "record",
-        "record_every",
-        "video_every",
-        "wandb",
-        "points",
-        "out",
-    ),
-    "host environments": (
-        "actors",
-        "groups",
-        "lockstep",
-        "lag",
-        "queue",
-        "learner_batch",
-        "max_lag",
-        "parameter_period",
-        "ready",
-        "error_buffer",
-        "step_timeout",
-        "remote",
-    ),
-    "devices and machines": (
-        "devices",
-        "actor_devices",
-        "actor_platform",
-        "shards",
-        "resources",
-        "mapping",
-        "backend",
-        "cpus_per_run",
-        "gpus_per_run",
-        "max_concurrent",
-        "restarts",
-        "address",
-        *multihost.FLAGS,
-    ),
-}
 # Algorithms published for datasets, although those with a replay also run without one.
 _OFFLINE = ("bc", "cql", "crr", "iql", "td3bc")
-_RARE = ("host environments", "devices and machines")
-
-
-# The module and the function that do the work of a command.
-_WORK = {
-    "train": ("training", "train"),
-    "compile": ("ahead", "compile_"),
-    "sweep": ("sweep", "sweep"),
-    "tune": ("tune", "tune"),
-    "pbt": ("pbt", "pbt"),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,18 +28,18 @@ class ParsedCommand:
     """A valid command line, as far as can be checked without JAX.
 
     Attributes:
-      argv: words of the command line after the command.
+      command: the command.
       algorithm: name of the algorithm.
-      preset: name of the preset, or None.
-      groups: groups of the flags.
-      values: values by group, without parts and schedules made.
+      values: values that were given, without parts and schedules made.
+      texts: the words that they were read from.
+      run: values of all flags that are not the algorithm's, likewise.
     """
 
-    argv: Sequence[str]
+    command: str
     algorithm: str
-    preset: str | None
-    groups: Sequence[Group]
-    values: dict[str, dict[str, Any]]
+    values: Mapping[str, Any]
+    texts: Mapping[str, Sequence[str]]
+    run: Mapping[str, Any]
 
 
 def read(command: str, argv: Sequence[str]) -> ParsedCommand:
@@ -119,30 +50,37 @@ def read(command: str, argv: Sequence[str]) -> ParsedCommand:
     """
     preset, name, rest = _preset(argv), argv[0], list(argv[1:])
     if preset is not None and name.startswith("-"):
-        name, rest = preset.algorithm, list(argv)
-    fields = table.algorithm_groups(name)
+        name, rest = preset["algorithm"], list(argv)
+    own, helps = table.algorithm_flags(name)
+    title = next(iter(helps))
+    if preset is not None and preset["algorithm"] != name.lower():
+        other = next(iter(table.algorithm_flags(preset["algorithm"])[1]))
+        raise ConfigError(f"preset {preset['defaults']['preset']} is for {other}, not for {name}")
+    what = [helps.pop(title)]
+    what += [] if preset is None else [f"Settings: {preset['source']}"]
+    what += ["Numbers may be schedules over the run, such as linear:2.5e-4:0 or cosine:1e-3:1e-5:0.5."]
+    what = [_COMPILES, *what] if command == "compile" else what
+    others = table.command_flags(command)
+    changes: dict[str, dict[str, Any]] = {}
+    if any(flag.name == "dataset" for flag in others):  # what learns from one requires it
+        offline = name.lower() in _OFFLINE
+        changes["dataset"] = {"required": offline or name.lower() in table.load()["from_datasets"]}
+        changes["env"] = {"required": not offline}
     if preset is not None:
-        if preset.algorithm != name.lower():
-            title = table.algorithm_groups(preset.algorithm)[0].title
-            raise ConfigError(f"preset {preset.name} is for {title}, not for {name}")
-        fields = table.algorithm_groups(name, preset)
-    groups = [Group("run", [*_common_flags(preset), *_own_flags(command, preset), *multihost.flags()]), *fields]
-    source = "" if preset is None else f" Settings: {table.preset_source(preset.name)}"
-    what = f"{fields[0].help}{source} "
-    what += "Numbers may be schedules over the run, such as linear:2.5e-4:0 or cosine:1e-3:1e-5:0.5."
-    what = f"{_COMPILES} {what}" if command == "compile" else what
-    values, problems = parse(
+        changes |= {flag: {"default": text, "required": False} for flag, text in preset["defaults"].items()}
+    flags = [dataclasses.replace(flag, **changes.get(flag.name, {})) for flag in (*own, *others)]
+    values, texts, problems = parse(
         f"jaxrl {command} {name}",
-        f"{_example(command, name.lower(), preset, groups[0])}\n\n{what}",
-        _help_groups(groups[0], fields, name.lower()),
+        f"{_example(command, name.lower(), preset, flags)}\n\n{' '.join(what)}",
+        flags,
         rest,
-        known_elsewhere=partial(_flag_conflict, fields[0].title),
+        helps=helps,
+        known_elsewhere=partial(_flag_conflict, title),
     )
-    values["run"] = {flag.name: _value(values, fields, flag.name) for flag in groups[0].flags}
-    run = values["run"]
-    problems += limit_problems(fields[0], values[fields[0].title]) + multihost.problems(run, command)
+    problems += _limit_problems(title, flags, values) + _network_problems(values)
+    run = {flag.name: values.get(flag.name, flag.value) for flag in flags[len(own) :]}
+    problems += multihost.problems(run, command)
     problems += limits.training_problems(**{name: run[name] for name in limits.LEAST if name in run})
-    problems += _network_problems(fields, values)
     of_grid = grid_environments(run.get("grid", ()))
     if run["env"] is None and run.get("dataset") is None and not of_grid:
         problems.append("no environment: --env NAME, such as gymnax:CartPole-v1 (jaxrl envs lists them)")
@@ -151,11 +89,10 @@ def read(command: str, argv: Sequence[str]) -> ParsedCommand:
     for env in (run["env"], run.get("eval_env"), *of_grid):
         problems += [] if env is None else table.environment_problems(env)
     if run.get("target") is not None:
-        unusable = [flag for flag in groups[0].flags if flag.name in _NO_TARGET and run[flag.name] != flag.default]
-        problems += [f"--{flag.name.replace('_', '-')}: not with --target" for flag in unusable]
+        problems += [f"{option(name)}: not with --target" for name in _NO_TARGET if name in values]
     if problems:
         raise ConfigError(problems)
-    return ParsedCommand(argv, name, None if preset is None else preset.name, groups, values)
+    return ParsedCommand(command, name, values, texts, run)
 
 
 def grid_environments(words: Sequence[str]) -> list[str]:
@@ -163,108 +100,64 @@ def grid_environments(words: Sequence[str]) -> list[str]:
     return [name for word in words if word.startswith("env=") for name in word[len("env=") :].split(",")]
 
 
-def _help_groups(run, fields, name):
-    """Return the groups of flags in the order of the help.
-
-    The order is required flags, the algorithm's `fields`, the run's flags, machines.
-    """
-    by_title: dict[str, list[Flag]] = {title: [] for title in ("required", "run", *_TITLES)}
-    for flag in run.flags:
-        title = next((title for title, names in _TITLES.items() if flag.name in names), "run")
-        if flag.name == "dataset" and name in (*_OFFLINE, *table.load()["from_datasets"]):
-            flag = dataclasses.replace(flag, hint="required")
-        elif flag.name == "env" and name in _OFFLINE and _takes_dataset(run):
-            flag = dataclasses.replace(flag, hint=None)
-        by_title["required" if flag.hint == "required" else title].append(flag)
-    groups = [Group(title, flags, rare=title in _RARE) for title, flags in by_title.items() if flags]
-    own = [dataclasses.replace(fields[0], help=""), *fields[1:]]  # the algorithm's line begins the help
-    first = sum(group.title == "required" for group in groups)
-    return [*groups[:first], *own, *groups[first:]]
-
-
-def _takes_dataset(run):
-    return any(flag.name == "dataset" for flag in run.flags)
-
-
-def _example(command, name, preset, run):
+def _example(command, name, preset, flags):
     """Return an example of a command line, within the terminal's width."""
+    required = {flag.name for flag in flags if flag.required}
     if preset is not None:
-        words = [f"--preset {preset.name}"]
-    elif name in _OFFLINE and _takes_dataset(run):
-        words = [name, "--dataset rlds:data/pendulum", "--eval-env gymnax:Pendulum-v1", "--total-steps 20000"]
+        words = [f"--preset {preset['defaults']['preset']}"]
     else:
-        data = ["--dataset rlds:data/pendulum"] if name in table.load()["from_datasets"] else []
-        environment = "gymnax:Pendulum-v1" if data else _example_environment(name)
-        words = [name, f"--env {environment}", *data, "--total-steps 500000"]
+        environment = "gymnax:Pendulum-v1" if "dataset" in required else _example_environment(name)
+        acts = "env" in required
+        words = [name, f"--{'env' if acts else 'eval-env'} {environment}"]
+        words += ["--dataset rlds:data/pendulum"] if "dataset" in required else []
+        words += [f"--total-steps {500_000 if acts else 20_000}"]
     words += [] if command == "tune" else [f"--run-dir runs/{name}"]
-    width, lines = shutil.get_terminal_size().columns, [f"  jaxrl {command}"]
-    for word in words:
-        if len(f"{lines[-1]} {word}") > width - 2:
-            lines[-1] += " \\"
-            lines.append(" " * 5)
-        lines[-1] += f" {word}"
-    return "\n".join(["For example:", *lines])
+    together = [word.replace(" ", "\xa0") for word in words]  # a flag and its value, in a line
+    lines = textwrap.wrap(
+        " ".join(["jaxrl", command, *together]),
+        shutil.get_terminal_size().columns - 2,
+        initial_indent=" " * 2,
+        subsequent_indent=" " * 6,
+        break_on_hyphens=False,
+    )
+    return "For example:\n" + " \\\n".join(lines).replace("\xa0", " ")
 
 
 def _example_environment(name):
-    actions = next((row[2] for row in table.load()["lists"]["algorithms"] if row[0] == name), None)
+    actions = next((row[2] for row in table.load()["rows"] if row[0] == name), None)
     if actions is None:
         return "SUITE:NAME"  # a user's own algorithm, whose actions are not known here
     return "gymnax:CartPole-v1" if "discrete" in actions else "gymnax:Pendulum-v1"
 
 
-def _value(values, fields, name):
-    """Return the value of a flag of the run, from the group in which it was shown."""
-    own = {group.title for group in fields}
-    return next(found[name] for title, found in values.items() if title not in own and name in found)
-
-
-def _flag_conflict(title, group, flag, text):
+def _flag_conflict(title, flag, text):
     """Return a message on a part that this flag does not accept but flags of other algorithms do, or None."""
     name = text.partition(":")[0].lower()
-    if flag.kind.name != "part" or any(part.name == name for part in flag.kind.parts):
-        return None
-    if not (algorithms_accepting := table.algorithms_accepting(group.option(flag), name)):
+    others = table.algorithms_accepting(flag.name, name)
+    if not others or any(part.name == name for part in flag.kind.parts):
         return None
     usage = " or ".join(part.usage() for part in flag.kind.parts)
-    return f"{title} does not take {name}, which is for {', '.join(algorithms_accepting)}; write {usage}"
+    return f"{title} does not take {name}, which is for {', '.join(others)}; write {usage}"
 
 
-def _network_problems(fields, values):
+def _limit_problems(title, flags, values):
+    """Return the numbers of an algorithm outside their limits, in the words of its own check."""
+    return [
+        f"{title}.{flag.name}={value!r} {what}"
+        for flag in flags
+        if flag.title == title
+        and type(value := values.get(flag.name)) in (int, float)
+        and (what := limits.problem(value, flag.limits))
+    ]
+
+
+def _network_problems(values):
     """Return the problems with flags of a network that is replaced by the user's own."""
-    own, *nested = fields
     return [
-        f"{group.option(flag)}: not with --{group.title}, which takes the place of that network"
-        for group in nested
-        if values[own.title].get(group.title) is not None
-        for flag in group.flags
-        if values[group.title][flag.name] != flag.default
+        f"{option(name)}: not with {option(network)}, which takes the place of that network"
+        for name in values
+        if "." in name and (network := name.partition(".")[0]) in values
     ]
-
-
-def _common_flags(preset):
-    name, env, num_envs = (None, None, None) if preset is None else (preset.name, preset.env, preset.num_envs)
-    required = "required" if preset is None else None
-    return [
-        Flag("env", TEXT, env, "the environment, suite:name", required),
-        Flag("env_params", TEXT, (), "parameters of the environment, as key=value; also auto_reset=pooled", many=True),
-        Flag("preset", TEXT, name, "published settings to start from; jaxrl algos lists them"),
-        imports.FLAG,
-        Flag(
-            "num_envs", optional(INT), num_envs, "number of environments; None: 1 with a replay of transitions, else 8"
-        ),
-    ]
-
-
-def _own_flags(command, preset):
-    # `compile` has every flag of `train`: recording changes the program, and nothing is written to output paths.
-    flags = table.command_flags("train" if command == "compile" else command)
-    if command == "compile":
-        flags = [*flags, _TARGET]
-    if preset is None:
-        return flags
-    known = {"total_steps": {"default": preset.total_steps, "hint": None}}
-    return [dataclasses.replace(flag, **known.get(flag.name, {})) for flag in flags]
 
 
 def _preset(argv):
@@ -276,18 +169,23 @@ def _preset(argv):
     return None
 
 
-def begin(command: str, argv: Sequence[str]) -> int:
-    """Run `jaxrl COMMAND ALGORITHM [FLAGS]`, which imports JAX only if all flags are valid; return the exit code."""
+def begin(command: str, place: str, argv: Sequence[str]) -> int:
+    """Run `jaxrl COMMAND ALGORITHM [FLAGS]`, which imports JAX only if all flags are valid; return the exit code.
+
+    Args:
+      command: the command as typed.
+      place: where the function is that does its work.
+      argv: the words after it.
+    """
     if not argv or argv[0] in ("-h", "--help"):
         return _print_help(command)
     parsed = read(command, argv)
-    if (code := multihost.start(command, argv, parsed.values["run"])) is not None:
+    if (code := multihost.start(command, argv, parsed.run)) is not None:
         return code
     from jaxrl.parallel.multihost.distributed import report_errors
 
-    module, function = _WORK[command]
     with report_errors():
-        return getattr(importlib.import_module(f"jaxrl.cli.{module}"), function)(parsed)
+        return found(place)(parsed)
 
 
 def _print_help(command):

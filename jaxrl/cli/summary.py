@@ -1,6 +1,5 @@
 """The summary of a run that `jaxrl train` prints, and the line about an evaluation."""
 
-import contextlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +26,8 @@ def report(record: Mapping[str, Any], algorithm: str, environment: str, run_dir:
     if spent := described(record.get("seconds", {})):
         lines.append(f"seconds: {spent}")
     if run_dir is not None:
-        lines.append(f"run directory: {_short(run_dir)}")
+        here = Path.cwd()
+        lines.append(f"run directory: {run_dir.relative_to(here) if run_dir.is_relative_to(here) else run_dir}")
     if record["stopped"] == "target_return":
         lines.append("stopped early: the target return was reached")
     return [*lines, *notes, *_returns(record)]
@@ -62,9 +62,3 @@ def score(metrics: Mapping[str, float], *, count: bool = True) -> str:
     line = f"{mean:.{places}f} ± {deviation:.{places}f}"
     line = f"return {line} over {metrics['episodes']} episodes" if count else line
     return line + (f"; {metrics['unfinished']} more did not end" if metrics["unfinished"] else "")
-
-
-def _short(path: Path) -> Path:
-    with contextlib.suppress(ValueError):
-        return path.relative_to(Path.cwd())
-    return path

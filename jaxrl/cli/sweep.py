@@ -1,54 +1,91 @@
-"""The command `jaxrl sweep`, after its flags are read: many runs, in one program or as separate experiments."""
+"""The commands `jaxrl sweep`, `tune` and `pbt`, after their flags are read: many runs, their table, what is kept."""
 
 import re
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from jaxrl.cli import multihost, table
 from jaxrl.cli.environment import make_environment
-from jaxrl.cli.fields import read_field
+from jaxrl.cli.fields import read_field, written
+from jaxrl.cli.flags import option
 from jaxrl.cli.runs import ParsedCommand, grid_environments
-from jaxrl.cli.training import prepare
+from jaxrl.cli.training import TrainRequest, prepare
 from jaxrl.cli.values import assignments
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Algorithm
 from jaxrl.parallel.multihost import distributed
 from jaxrl.sweeps.launcher import Experiments, launch
+from jaxrl.sweeps.pbt import pbt as run_pbt
 from jaxrl.sweeps.search import LogUniform, Uniform
 from jaxrl.sweeps.sweep import sweep as run_sweep
+from jaxrl.sweeps.tune import tune as run_tune
 
-# Flags only for experiments (None: the default of `launch`), and flags only for sweeps in one program.
+# Flags only for experiments, and flags only for sweeps in one program.
 _RAY = ("cpus_per_run", "gpus_per_run", "restarts", "address", "resources")
 _IN_ONE_PROGRAM = ("devices", "mapping", "checkpoint_every", "overwrite")
-PICTURES = (".png", ".svg", ".pdf")  # suffixes of --out for curves
+# Flags that `train` also has, but that apply to another run or mean something else there.
+_NOT_OF_THE_RUN = ("run_dir", "overwrite", "progress", "devices")
 
 
 def sweep(parsed: ParsedCommand) -> int:
     """Run the sweep described by the flags; return the exit code."""
-    request = prepare("sweep", parsed)
-    arguments = {name: value for name, value in request.arguments.items() if name not in ("out", "seeds", "grid")}
-    seeds, out = request.arguments["seeds"], request.arguments["out"]
-    tasks = grid_environments(request.arguments["grid"])
-    words = [word for word in request.arguments["grid"] if not word.startswith("env=")]
-    space = read_space(request.algo, "--grid", words)
-    if request.num_envs is not None:
-        arguments["num_envs"] = request.num_envs
+    request = prepare(parsed)
+    arguments = request.arguments
+    words, out, failed = arguments.pop("grid"), arguments.pop("out", None), False
+    root: Any = arguments.get("run_dir")
+    tasks = grid_environments(words)
+    space = read_space(request.algo, "--grid", [word for word in words if not word.startswith("env=")])
+    arguments["seeds"] = _seeds(arguments["seeds"])
     run = _backend(arguments)
     if tasks and run is not launch:
         raise ConfigError("--grid env: other environments are other programs; add --backend ray")
     if tasks and out is not None:
         raise ConfigError("--out: not with --grid env, whose results are in a directory for each environment")
-    seeds, root, failed = seeds[0] if len(seeds) == 1 else seeds, arguments["run_dir"], False
-    made = {name: make_environment(name, parsed.values["run"]["env_params"]) for name in tasks}
-    for name, env in made.items():  # their scores cannot be compared, so each has its own table and best run
-        arguments["run_dir"] = root / re.sub(r"[^\w.-]", "_", name)
-        print(f"{name}:")
-        failed |= _report(run(request.algo, env, seeds=seeds, **arguments, **space), arguments["run_dir"], None)
-    if not tasks:
-        failed = _report(run(request.algo, request.env, seeds=seeds, **arguments, **space), root, out)
+    # The scores of several cannot be compared, so each has its own table and best run.
+    made = {name: make_environment(name, parsed.run["env_params"]) for name in tasks} or {"": request.env}
+    for name, env in made.items():
+        if name:
+            arguments["run_dir"] = root / re.sub(r"[^\w.-]", "_", name)
+            print(f"{name}:")
+        failed |= _report(run(request.algo, env, **arguments, **space), arguments.get("run_dir"), out)
     return 1 if failed else 0
+
+
+def tune(parsed: ParsedCommand) -> int:
+    """Run the search described by the flags; return the exit code."""
+    request = prepare(parsed)
+    arguments, space, out = request.arguments, _searched_space(request), request.arguments.pop("out", None)
+    arguments["seeds"] = _seeds(arguments["seeds"])
+    result = run_tune(request.algo, request.env, **arguments, **space)
+    print(result.table())
+    print(f"best: {train_command(parsed, result.best)}")
+    _save(result, out)
+    return 0
+
+
+def pbt(parsed: ParsedCommand) -> int:
+    """Train the population described by the flags; return the exit code."""
+    request = prepare(parsed)
+    arguments, space, out = request.arguments, _searched_space(request), request.arguments.pop("out", None)
+    result = run_pbt(request.algo, request.env, **arguments, **space)
+    if not distributed.is_leader():
+        return 0
+    print(result.table())
+    episodes = f"{result.fresh_returns.size} fresh episodes"
+    print(f"winner: member {result.lineage.winner}, return {result.fresh_score:.6g} in {episodes}")
+    print(f"{result.wall_seconds:,.0f} s; {result.steps_per_second:,.0f} steps/s over all members while training")
+    print(f"its schedules: {train_command(parsed, space | result.schedules)}")
+    _save(result, out)
+    _print_location("the lineage, the curves, the table and the winner's policy", arguments.get("run_dir"), out)
+    return 0
+
+
+def _seeds(seeds):
+    return seeds[0] if len(seeds) == 1 else seeds
 
 
 def _report(result, run_dir, out):
@@ -57,35 +94,31 @@ def _report(result, run_dir, out):
         print(result.table())
         how = "including start-up and evaluation" if isinstance(result, Experiments) else "while training"
         print(f"{result.wall_seconds:,.0f} s; {result.steps_per_second:,.0f} steps/s over all runs {how}")
-        if out is not None:
-            _save_sweep(result, out)
-        if run_dir is not None:
-            print(f"curves, table and best policy: {run_dir}")
-        elif out is None:
-            print("nothing is kept: --run-dir DIR keeps the curves, the table and the best policy")
+        _save(result, out)
+        _print_location("the curves, the table and the best policy", run_dir, out)
     errors = result.errors if isinstance(result, Experiments) else {}
     for (place, index), error in errors.items():
         print(f"error: {result.run_dirs[place][index]}:\n{error}", file=sys.stderr)
     return bool(errors)
 
 
-def _backend(arguments):
+def _backend(arguments: dict[str, Any]) -> Callable[..., Any]:
     """Return the function that runs the sweep; remove the arguments of the other one from `arguments`."""
     with_ray = arguments.pop("backend") == "ray"
     others = _IN_ONE_PROGRAM if with_ray else _RAY
-    unusable = [f"--{name.replace('_', '-')}" for name in others if arguments.pop(name) not in (None, False)]
+    unusable = [option(name) for name in others if arguments.pop(name, False) is not False]
     problems = [f"{flag}: not with --backend {'ray' if with_ray else 'jax'}" for flag in unusable]
     if with_ray:
-        for name in _RAY:
-            if arguments[name] is None:
-                del arguments[name]
-        if arguments["run_dir"] is None:
+        if "run_dir" not in arguments:
             problems.append("--backend ray needs --run-dir, which holds the runs' directories")
         if distributed.is_several():
             problems.append("--distributed: not with --backend ray, which finds its machines by itself")
     if problems:
         raise ConfigError(problems)
     return launch if with_ray else run_sweep
+
+
+# --- spaces of settings --------------------------------------------------------------------------------------------
 
 
 def read_space(algo: Algorithm, flag: str, words: Sequence[str]) -> dict[str, Any]:
@@ -121,14 +154,48 @@ def read_space(algo: Algorithm, flag: str, words: Sequence[str]) -> dict[str, An
     return space
 
 
-def _save_sweep(result, out):
+def _searched_space(request: TrainRequest) -> dict[str, Any]:
+    """Return the space of each field in `--space`, which is removed: a range, a list, or a single value."""
+    space = read_space(request.algo, "--space", request.arguments.pop("space"))
+    return {
+        name: values[0] if isinstance(values, list) and len(values) == 1 else values for name, values in space.items()
+    }
+
+
+# --- what is kept --------------------------------------------------------------------------------------------------
+
+
+def train_command(parsed: ParsedCommand, settings: Mapping[str, Any]) -> str:
+    """Return the command `jaxrl train` with these settings, and otherwise with the words of another command."""
+    of_train = {flag.name for flag in table.command_flags("train")}
+    own = {flag.name for flag in table.command_flags(parsed.command)} - of_train
+    words = ["jaxrl", "train", parsed.algorithm]
+    for name, texts in parsed.texts.items():
+        if name not in {*own, *_NOT_OF_THE_RUN, *multihost.FLAGS, *settings}:
+            words += [option(name), *texts]
+    for name, value in settings.items():
+        words += [option(name), repr(value) if isinstance(value, float) else written(value)]
+    return shlex.join(words)
+
+
+def _save(result, out):
+    """Write a result to the file of `--out`, if it is given: arrays, a picture or the table, by its suffix."""
+    if out is None:
+        return
     out.parent.mkdir(parents=True, exist_ok=True)
-    if out.suffix == ".npz":
+    if out.suffix == ".npz" and hasattr(result, "metrics"):
         curves = {f"metrics/{name}": curve for name, curve in result.metrics.items()}
         settings = [str(setting) for setting in result.configurations]
         np.savez(out, configurations=settings, seeds=result.seeds, steps=result.steps, returns=result.returns, **curves)
-    elif out.suffix in PICTURES:
+    elif out.suffix in (".png", ".svg", ".pdf"):
         result.plot(out)
     else:
         out.write_text(result.table() + "\n", encoding="utf-8")
     print(f"written to {out}")
+
+
+def _print_location(what, run_dir, out):
+    if run_dir is not None:
+        print(f"{what}: {run_dir}")
+    elif out is None:
+        print(f"nothing is kept: --run-dir DIR keeps {what}")

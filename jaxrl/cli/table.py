@@ -6,7 +6,6 @@ registered in this process are not in it: if there can be any, JAX has been impo
 """
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import json
@@ -18,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from jaxrl.cli.flags import DefaultText, Flag, Group
+from jaxrl.cli.flags import Flag
 from jaxrl.cli.values import Kind, Part
 from jaxrl.core import files, suite_modules, suites
 from jaxrl.core.errors import ConfigError, unknown
@@ -87,27 +86,15 @@ def _hash(text: str) -> str:
 
 
 def command_flags(command: str) -> list[Flag]:
-    """Return the own flags of "train", "sweep", "tune" or "pbt", or the common flags of "processes"."""
+    """Return the flags of "train", "compile", "sweep", "tune" or "pbt" that are not the algorithm's."""
     return [_flag(written) for written in load()["commands"][command]]
 
 
 # --- algorithms and presets --------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Preset:
-    """A preset as shown in the flags; `defaults` by option."""
-
-    name: str
-    algorithm: str
-    env: str
-    num_envs: int
-    total_steps: int
-    defaults: Mapping[str, Any]
-
-
-def preset(name: str) -> Preset:
-    """Return a preset by name.
+def preset(name: str) -> Mapping[str, Any]:
+    """Return a preset by name: "algorithm", "source", and "defaults", which are texts by the names of flags.
 
     Raises:
       ConfigError: there is no such preset; suggests the close names.
@@ -115,12 +102,7 @@ def preset(name: str) -> Preset:
     presets = load()["presets"]
     if name not in presets:
         raise unknown("preset", name, presets, "jaxrl algos lists them")
-    return Preset(name, **presets[name])
-
-
-def preset_source(name: str) -> str:
-    """Return the source of a preset's settings, and the differences from it."""
-    return next(row[3] for row in load()["lists"]["presets"] if row[0] == name)
+    return presets[name]
 
 
 def algorithms(command: str = "train") -> list[str]:
@@ -129,32 +111,30 @@ def algorithms(command: str = "train") -> list[str]:
     return sorted(names - {*load()["from_datasets"]} if command in ("sweep", "tune", "pbt") else names)
 
 
-def algorithm_groups(name: str, preset: Preset | None = None) -> list[Group]:
-    """Return the flags of an algorithm, with the defaults of a preset if given.
+def algorithm_flags(name: str) -> tuple[list[Flag], dict[str, str]]:
+    """Return the flags of an algorithm, and a line for each of their titles, its own first.
 
     Raises:
       ConfigError: there is no such algorithm; suggests the close names.
     """
     known = name.lower()
     if known in load()["algorithms"]:
-        groups = [_group(written) for written in load()["algorithms"][known]]
-    elif known in _registered_algorithms():
-        from jaxrl.cli import fields
-
-        groups = fields.algorithm_groups(_registered_algorithms()[known]())
-    else:
+        flags, helps = load()["algorithms"][known]
+        return [_flag(written) for written in flags], dict(helps)
+    if known not in _registered_algorithms():
         raise unknown("algorithm", name, algorithms(), "jaxrl algos lists them; one of yours: --import MODULE")
-    return groups if preset is None else [_with_defaults(group, preset.defaults) for group in groups]
+    from jaxrl.cli import fields
+
+    return fields.algorithm_flags(_registered_algorithms()[known]())
 
 
-def algorithms_accepting(option: str, part: str) -> list[str]:
-    """Return jaxrl's algorithms whose flag `option` accepts the part of this name."""
+def algorithms_accepting(flag: str, part: str) -> list[str]:
+    """Return jaxrl's algorithms that have a flag of this name which accepts the part of this name."""
     return [
         name
-        for name, groups in load()["algorithms"].items()
-        for group in map(_group, groups)
-        for flag in group.flags
-        if group.option(flag) == option and any(known.name == part for known in flag.kind.parts)
+        for name, (flags, _) in load()["algorithms"].items()
+        for written in flags
+        if written["name"] == flag and any(known.name == part for known in _kind(written["kind"]).parts)
     ]
 
 
@@ -162,16 +142,6 @@ def _registered_algorithms() -> Mapping[str, Any]:
     """Return jaxrl's and the user's algorithms; empty if the code that registers them is not imported."""
     base = sys.modules.get("jaxrl.algos.base")
     return {} if base is None else base.ALGORITHMS
-
-
-def _with_defaults(group, defaults):
-    flags = [
-        dataclasses.replace(flag, default=_default(defaults[group.option(flag)], flag.kind))
-        if group.option(flag) in defaults
-        else flag
-        for flag in group.flags
-    ]
-    return dataclasses.replace(group, flags=flags)
 
 
 # --- environments ------------------------------------------------------------------------------------------------
@@ -223,35 +193,19 @@ def _names(suite: str) -> Iterable[str]:
     if suite not in suite_modules.SUITES:
         return suite_modules.load(suite).names()
     module, known = suite_modules.SUITES[suite].module, load()["environments"].get(suite)
-    if known is None or module in sys.modules or known["version"] != _version(known["package"]):
+    package = known and known["package"]
+    if known is None or module in sys.modules or known["version"] != (package and installed_version(package)):
         return import_module(module).names()  # another version, or with names that a user registered
     return known["names"]
-
-
-def _version(package: str | None) -> str | None:
-    return package and installed_version(package)
 
 
 # --- from JSON ---------------------------------------------------------------------------------------------------
 
 
-def _group(written: Mapping[str, Any]) -> Group:
-    return Group(written["title"], [_flag(flag) for flag in written["flags"]], written["help"], written["prefix"])
-
-
 def _flag(written: Mapping[str, Any]) -> Flag:
-    kind = _kind(written["kind"])
-    others: dict[str, Any] = {name: written[name] for name in ("help", "many", "limits") if name in written}
-    others |= {"hint": written.get("shown"), "choices": tuple(written.get("choices", ()))}
-    return Flag(written["name"], kind, _default(written["default"], kind), **others)
-
-
-def _default(value: Any, kind: Kind) -> Any:
-    if isinstance(value, dict):
-        return DefaultText(value["written"])
-    if isinstance(value, list):
-        return tuple(value)
-    return files.expand(value) if kind.name == "path" and value is not None else value
+    choices = tuple(written.get("choices", ()))
+    attributes: dict[str, Any] = {**written, "kind": _kind(written["kind"]), "choices": choices}
+    return Flag(**attributes)
 
 
 @functools.cache

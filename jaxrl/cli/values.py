@@ -8,14 +8,16 @@ A part of a network or an optimizer is written as its name and arguments with co
 import ast
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from jaxrl.core import files, registry, schedule_text
 from jaxrl.core.errors import ConfigError, unknown
-
-# "number" may be a schedule; a "network" and a "function" are registered by the user
-KINDS = ("bool", "int", "float", "text", "path", "ints", "floats", "texts", "number", "part", "network", "function")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +25,8 @@ class Kind:
     """The kind of a flag's value.
 
     Attributes:
-      name: one of `KINDS`.
+      name: "bool", "int", "float", "text", "path", or "ints", "floats" and "texts" for tuples; "number", which may be a
+        schedule; "part"; "network" or "function", which the user registers.
       parts: for "part", the allowed ones.
       optional: whether it may be None.
     """
@@ -51,26 +54,27 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True)
-class ReadPart:
-    """A part that was read, with its arguments."""
+class Unmade:
+    """A value that was read, and that `build` makes with code that imports JAX."""
 
-    part: Part
-    arguments: Mapping[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class ReadSchedule:
-    """A schedule that was read."""
-
-    text: str
+    make: Callable[[], Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class ReadRegistered:
-    """The name of an object that a user registered, of the kind "network" or "function"."""
+def alternatives(annotation: Any) -> list[Any]:
+    """Return the types of a union, or the one type."""
+    union = typing.get_origin(annotation) in (types.UnionType, typing.Union)
+    return list(typing.get_args(annotation)) if union else [annotation]
 
-    text: str
-    kind: str
+
+def kind_of(annotation: Any) -> Kind:
+    """Return the kind of value that an annotation of plain types, or tuples of them, stands for."""
+    names, kinds = {int: "int", float: "float", bool: "bool", str: "text", Path: "path"}, alternatives(annotation)
+    elements = next((typing.get_args(kind) for kind in kinds if typing.get_origin(kind) is tuple), ())
+    if elements:
+        name = f"{names.get(elements[0], 'int')}s"
+    else:
+        name = "path" if Path in kinds else names.get(kinds[0], "text")
+    return Kind(name, optional=types.NoneType in kinds)
 
 
 def metavar(kind: Kind) -> str:
@@ -95,45 +99,42 @@ def read(kind: Kind, text: str) -> Any:
     if kind.optional and text.lower() == "none":
         return None
     if kind.name == "number":
-        written = schedule_text.split(text)
-        return written if isinstance(written, float) else ReadSchedule(text)
+        number = schedule_text.split(text)
+        return number if isinstance(number, float) else Unmade(partial(_schedule, text))
     if kind.name == "part":
         return _read_part(kind.parts, text)
     if kind.name in ("network", "function"):
-        if text not in (known := registry.registered(registry.USER)):
+        known = registry.registered(registry.USER)
+        if text not in known:
             raise unknown(kind.name, text, known, "register it with jaxrl.register, and --import its module")
-        return ReadRegistered(text, kind.name)
-    if kind.name == "ints":
-        return tuple(_whole(part) for part in text.split(",") if part)
-    if kind.name == "floats":
-        return tuple(_real(part) for part in text.split(",") if part)
-    if kind.name == "texts":
-        return tuple(part for part in text.split(",") if part)
+        return Unmade(partial(_network if kind.name == "network" else known.__getitem__, text))
     readers = {"bool": _truth, "int": _whole, "float": _real, "path": files.expand, "text": str}
-    return readers[kind.name](text)
+    if kind.name in readers:
+        return readers[kind.name](text)
+    return tuple(readers[kind.name.removesuffix("s")](part) for part in text.split(",") if part)
 
 
 def build(value: Any) -> Any:
-    """Return a value that was read, with its parts and schedules made.
+    """Return a value that was read, made if it is a part, a schedule or an object that a user registered.
 
     Raises:
       ConfigError: the numbers of a schedule or the arguments of a part do not fit.
     """
-    if isinstance(value, ReadSchedule):
-        from jaxrl.core import schedules
-
-        return schedules.parse(value.text)
-    if isinstance(value, ReadRegistered):
-        function = value.kind == "function"
-        return registry.registered(registry.USER)[value.text] if function else _made_network(value.text)
-    if isinstance(value, ReadPart):
-        made_by = value.part.made_by
-        cls = registry.find(made_by) if isinstance(made_by, str) else made_by
-        return cls(**{name: build(argument) for name, argument in value.arguments.items()})
-    return value
+    return value.make() if isinstance(value, Unmade) else value
 
 
-def _made_network(name):
+def _schedule(text):
+    from jaxrl.core import schedules
+
+    return schedules.parse(text)
+
+
+def _part(made_by, arguments):
+    cls = registry.find(made_by) if isinstance(made_by, str) else made_by
+    return cls(**{name: build(argument) for name, argument in arguments.items()})
+
+
+def _network(name):
     from jaxrl.algos.base import Readable
 
     thing, why = registry.registered(registry.USER)[name], ""
@@ -190,18 +191,19 @@ def _read_part(parts, text):
         if field not in fields:
             raise unknown(f"argument of {name.lower()}", field, fields)
         values[field] = read(part.fields[field], value)
-    return ReadPart(part, values)
+    return Unmade(partial(_part, part.made_by, values))
 
 
 def _with_commas(part, words, position):
     """Return a message on a number in place of a name: numbers of one argument are separated by commas."""
+    names = [kind.name for kind in part.fields.values()]
     text = ":".join([part.name, *words])
-    first = next((n for n in reversed(range(position)) if list(part.fields.values())[n].name == "ints"), None)
-    if first is None:
-        return f"{text!r}: {words[position]} is no {list(part.fields)[position]}; write {part.usage()}"
-    last = next((n for n in range(position, len(words)) if not words[n].isdecimal()), len(words))
-    joined = ":".join([part.name, *words[:first], ",".join(words[first:last]), *words[last:]])
-    return f"{text!r}: numbers have commas between them; did you mean {joined!r}?"
+    if "ints" not in names[:position]:
+        return f"{text!r}: {words[position]} is not a name for {list(part.fields)[position]}; write {part.usage()}"
+    first = names.index("ints")
+    joined = re.sub(r"(?<=\d):(?=\d+(:|$))", ",", ":".join(words[first:]))
+    meant = ":".join([part.name, *words[:first], joined])
+    return f"{text!r}: numbers have commas between them; did you mean {meant!r}?"
 
 
 def _whole(text):

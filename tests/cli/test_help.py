@@ -5,14 +5,14 @@ import shlex
 
 import pytest
 from helpers.refused import refused
+from helpers.registered import OWN_ALGORITHMS
 
-import jaxrl
-from jaxrl.cli import main, runs, table, values
+from jaxrl.cli import commands, main, runs, table, values
 from jaxrl.cli.values import Kind, Part
 from jaxrl.core.errors import ConfigError
 from jaxrl.run.presets import PRESETS
 
-TORSO = next(flag for flag in table.algorithm_groups("ppo")[1].flags if flag.name == "torso").kind
+TORSO = next(flag for flag in table.algorithm_flags("ppo")[0] if flag.name == "network.torso").kind
 
 
 @pytest.fixture
@@ -32,17 +32,6 @@ def said(capsys, monkeypatch):
     return run
 
 
-def flags():
-    """Every flag of the table, with where it is."""
-    for command, its in table.load()["commands"].items():
-        yield from ((command, flag["name"], flag["name"], flag.get("help", "")) for flag in its)
-    for algorithm, groups in table.load()["algorithms"].items():
-        for group in groups:
-            prefix = f"{group['title']}." if group["prefix"] else ""
-            for flag in group["flags"]:
-                yield algorithm, flag["name"], f"{prefix}{flag['name']}", flag.get("help", "")
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("columns", [80, 100])
 @pytest.mark.parametrize(
@@ -55,36 +44,17 @@ def test_lines_are_within_the_terminal(said, words, columns):
 
 
 def test_help_is_written_without_pythons_names():
-    known = {name.rstrip("_").replace("_", "-") for _, _, name, _ in flags()}
-    known |= {flag.word for flag in runs._common_flags(None)} | {"network.*", "policy.*", "critic.*", "value.*"}
-    known |= {"discriminator.*"}
-    for place, name, _, text in flags():
-        assert "`" not in text and not re.search(r"\bjaxrl\.\w", text), (place, name, text)
-        assert (
-            not re.match(r"of |likewise|how many$", text) or text.startswith("of a dictionary") or name == "newest"
-        ), (place, name, text)
-        assert not re.search(rf"(?<![\w.:-]){name}(?![\w:.=])", text) or "_" not in name, (place, name, text)
-        mentioned = set(re.findall(r"(?<![\w-])--([a-z][\w.-]*\*?)", text))
-        assert {one.rstrip(".") if not one.endswith("*") else one for one in mentioned} <= known, (place, name, text)
-
-
-def test_the_flags_that_were_no_sentences():
-    text = {(place, name): help_ for place, name, _, help_ in flags()}
-    assert text["train", "record_every"].startswith("every n-th episode is recorded. With n environments or more")
-    assert text["processes", "num_processes"] == "number of processes of the run"
-    assert text["train", "overwrite"] == "delete the run that --run-dir holds, and start again"
-    assert text["train", "dataset"].startswith("dataset to learn from, rlds:PATH or minari:ID")
-    assert text["ppo", "kl_target"].endswith("only with --objective kl")
-    assert text["dqn", "burn_in"].endswith("only with --network.core")
-    assert "--value-learning-rate is set" in text["ppo", "learning_rate"]
-    assert "jaxrl render" in text["train", "video_every"]
-
-
-def test_none_is_said_once(said):
-    printed = " ".join(said("eval", "--help").replace("│", " ").split())
-    assert "step of the checkpoint; None (default): the newest --best" in printed
-    preset = " ".join(said("train", "--preset", "rainbow", "--help").replace("│", " ").split())
-    assert "--huber" in preset and "None (default): 1 with a replay" not in preset  # the preset has a number
+    of_commands = {name: table.command_flags(name) for name in table.load()["commands"]}
+    of_algorithms = {name: table.algorithm_flags(name)[0] for name in table.load()["algorithms"]}
+    flags = [(place, flag) for place, its in [*of_commands.items(), *of_algorithms.items()] for flag in its]
+    known = {flag.option for _, flag in flags} | {f"{flag.option.partition('.')[0]}.*" for _, flag in flags}
+    known |= {flag.option for flag in commands.Doctor.flags("doctor")}
+    for place, flag in flags:
+        name = flag.name.rpartition(".")[2]
+        assert "`" not in flag.help and not re.search(r"\bjaxrl\.\w", flag.help), (place, flag)
+        assert "_" not in name or not re.search(rf"(?<![\w.:-]){name}(?![\w:.=])", flag.help), (place, flag)
+        mentioned = re.findall(r"(?<![\w-])--[a-z](?:[\w-]|\.(?=[\w*])|\*)*", flag.help)
+        assert {*mentioned} <= known, (place, flag)
 
 
 def test_help_begins_with_an_example_and_what_is_required(said):
@@ -93,7 +63,6 @@ def test_help_begins_with_an_example_and_what_is_required(said):
     assert places == sorted(places)
     required = printed[places[2] : places[3]]
     assert "--env TEXT" in required and "--total-steps N" in required and required.count("(required)") == 2
-    assert said("sweep", "ppo", "--help").index("required options") < said("sweep", "ppo", "--help").index("--grid")
     imitation = said("train", "bc", "--help")
     required = imitation[imitation.index("required options") : imitation.index("BC options")]
     assert "--dataset" in required and "--env" not in required
@@ -102,24 +71,16 @@ def test_help_begins_with_an_example_and_what_is_required(said):
 
 @pytest.mark.long
 @pytest.mark.parametrize("command", ["train", "compile", "sweep", "tune", "pbt"])
-def test_every_example_could_be_typed(command, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "60")
-    own = [name for name in table.algorithms(command) if name in table.load()["algorithms"]]
+def test_every_example_could_be_typed(said, command):
     presets = [name for name in PRESETS if command == "train" or not name.startswith("mixed")]
-    for name, preset in [(name, None) for name in own] + [
-        (table.preset(p).algorithm, table.preset(p)) for p in presets
-    ]:
-        run = runs.Group("run", [*runs._common_flags(preset), *runs._own_flags(command, preset)])
-        first, *lines = runs._example(command, name, preset, run).split("\n")
+    asked = [[name] for name in OWN_ALGORITHMS if name in table.algorithms(command)]
+    for words in asked + [["--preset", name] for name in presets]:
+        first, *lines = said(command, *words, "--help", columns=60).partition("\n\n")[0].split("\n")
         assert first == "For example:" and all(len(line) <= 60 for line in lines)
         program, typed, *words = shlex.split(" ".join(line.removesuffix("\\") for line in lines))
         assert (program, typed) == ("jaxrl", command)
-        if preset is None or preset.env.startswith("gymnax:"):  # the packages of others may not be installed
-            assert runs.read(command, words).algorithm == name
-
-
-def test_an_algorithm_of_ones_own_has_an_example(monkeypatch):
-    assert "--env SUITE:NAME" in runs._example("train", "mine", None, runs.Group("run", []))
+        if "--preset" not in words or table.preset(words[1])["defaults"]["env"].startswith("gymnax:"):
+            assert runs.read(command, words)  # the packages of other suites may not be installed
 
 
 @pytest.mark.parametrize("words", [[], ["train"], ["train", "ppo"], ["eval"], ["algos"], ["help"]])
@@ -144,9 +105,9 @@ def test_numbers_with_colons_between(text, meant):
 
 
 def test_a_number_in_the_place_of_a_name():
-    part = Part("cell", {"width": Kind("int"), "activation": Kind("text")}, jaxrl.PPO)
-    refused(lambda: values.read(Kind("part", (part,)), "cell:8:64"), "cell:width:activation")
-    assert values.read(Kind("part", (part,)), "cell:8:relu").arguments == {"width": 8, "activation": "relu"}
+    part = Kind("part", (Part("cell", {"width": Kind("int"), "activation": Kind("text")}, dict),))
+    refused(lambda: values.read(part, "cell:8:64"), "cell:width:activation")
+    assert values.build(values.read(part, "cell:8:relu")) == {"width": 8, "activation": "relu"}
 
 
 @pytest.mark.parametrize(
@@ -158,9 +119,3 @@ def test_a_run_that_is_misspelt_offers_the_close_one(words, tmp_path, capsys):
     command, *others = words
     assert main.main([command, str(tmp_path / "cartpol"), *others]) == 2
     assert f"did you mean {tmp_path}/cartpole?" in capsys.readouterr().err
-
-
-def test_algos_shortens_what_the_help_of_a_preset_says(said):
-    listed, whole = said("algos"), " ".join(said("train", "--preset", "cleanrl-sac", "--help").split())
-    assert "cleanrl/sac_continuous_action.py\n" in listed and "every other step" not in listed
-    assert "every other step" in whole

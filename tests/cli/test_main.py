@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import functools
 import gc
 import io
 import json
@@ -21,6 +22,7 @@ import jax
 import numpy as np
 import pytest
 from helpers.patience import PATIENCE
+from helpers.refused import refused
 from helpers.registered import OWN_ALGORITHMS
 from PIL import Image
 
@@ -58,6 +60,14 @@ def said(capsys, monkeypatch):
         return printed.out
 
     return run
+
+
+def read(words, algo=None):
+    """A command line of `jaxrl train`, and PPO with its flags."""
+    given = runs.read("train", words)
+    made, problems = flags.build_parts(given.values)
+    assert not problems
+    return given, flags.with_flags(algo or jaxrl.PPO(), made)
 
 
 # --- a run from end to end ---------------------------------------------------------------------------------------
@@ -218,12 +228,11 @@ def test_tune(said, tmp_path):
     assert (tmp_path / "best.svg").read_text().startswith("<?xml")
     command = shlex.split(best)
     assert command[:4] == ["best:", "jaxrl", "train", "ppo"] and "--run-dir" not in command and "--space" not in command
-    given = runs.read("train", command[3:])
-    algo = flags.with_flags(jaxrl.PPO(), flags.build_parts(given.groups, given.values)[0])
+    given, algo = read(command[3:])
     found = dict(zip(table[0].split(), table[1].split(), strict=True))["learning_rate"]
     assert f"{algo.learning_rate:.4g}" == found and algo.learning_rate != float(found)
     assert algo.clip_value is False and algo.gamma == 0.9 and algo.epochs == 1 and algo.network.torso == MLP((8,))
-    assert given.values["run"]["total_steps"] == 32 and given.values["run"]["num_envs"] == 2
+    assert given.run["total_steps"] == 32 and given.run["num_envs"] == 2
 
 
 @pytest.mark.long
@@ -245,23 +254,20 @@ def test_pbt(said, tmp_path):
     winner = int(lines[1].split()[0])
     assert f"winner: member {winner}, return " in lines[5] and "in 2 fresh episodes" in lines[5]
     command = shlex.split(lines[7].partition(": ")[2])
-    given = runs.read("train", command[2:])
-    algo = flags.with_flags(jaxrl.PPO(), flags.build_parts(given.groups, given.values)[0])
+    given, algo = read(command[2:])
     lineage = sweep_directory.read_lineage(tmp_path / "population")
     for name in ("learning_rate", "clip"):
         assert getattr(algo, name) == lineage.schedule(name)
         assert lineage.schedule(name).values[-1] == lineage.hyperparameters[name][-1, winner]
     assert (algo.gamma, algo.gae_lambda, algo.max_grad_norm, algo.entropy_cost) == (0.9, 0.9, 0.5, 0.0)
-    assert given.values["run"]["total_steps"] == 64 and "--population" not in command
+    assert given.run["total_steps"] == 64 and "--population" not in command
     assert (tmp_path / "lineage.svg").read_text().startswith("<?xml")
     assert "winner's policy" in lines[-1]
     assert "checkpoint at step 64" in said("eval", str(tmp_path / "population"), "--episodes", "2")
 
 
 def test_names_of_observations():
-    words = ["ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "9"]
-    given = runs.read("train", [*words, "--network.value-observation-keys", "state,privileged_state"])
-    algo = flags.with_flags(jaxrl.PPO(), flags.build_parts(given.groups, given.values)[0])
+    _, algo = read([*RUN, "--network.value-observation-keys", "state,privileged_state"])
     assert algo.network.value_observation_keys == ("state", "privileged_state")
     assert algo.network.policy_observation_keys is None
 
@@ -295,10 +301,6 @@ def test_overview_names_every_command(said):
         assert f"  {command} " in printed
 
 
-def test_help_of_train_without_an_algorithm(said):
-    assert "jaxrl train dqn --help" in said("train", "--help")
-
-
 @pytest.mark.parametrize("command", ["train", "sweep", "tune", "pbt"])
 def test_help_lists_the_algorithms_that_a_command_takes(command, said):
     listed = said(command, "--help").split()
@@ -309,16 +311,10 @@ def test_help_lists_the_algorithms_that_a_command_takes(command, said):
 
 @pytest.mark.parametrize("name", OWN_ALGORITHMS)
 def test_help_documents_every_field(said, name):
-    printed = " ".join(said("train", name, "--help-all").replace("│", " ").split())
-    algo = jaxrl.make_algorithm(name)
-    groups = fields.algorithm_groups(algo)
-    for group in groups:
-        for flag in group.flags:
-            assert group.option(flag) in printed
-            assert flag.help, f"{group.option(flag)} has no help"
-    for flag in ("--total-steps", "--run-dir", "--evaluate-every", "--devices", "--shards", "--wandb", "--env-params"):
-        assert flag in printed
-    assert "(required)" in printed
+    printed = said("train", name, "--help-all").split()
+    for flag in fields.algorithm_flags(jaxrl.make_algorithm(name))[0]:
+        assert flag.help and (flag.option in printed or f"{flag.option}," in printed), flag.name
+    assert {flag.option for flag in table.command_flags("train")} <= {word.strip(",") for word in printed}
 
 
 def test_help_begins_with_the_algorithms_own_settings_and_leaves_machines_to_help_all(said):
@@ -330,27 +326,6 @@ def test_help_begins_with_the_algorithms_own_settings_and_leaves_machines_to_hel
     assert not any(title in short for title in rare) and "--help-all" in short
     assert not any(flag in short for flag in ("--coordinator", "--error-buffer", "--queue"))
     assert said("eval", "--help-all") == said("eval", "--help")
-
-
-def test_the_source_of_experience_of_every_algorithm(said):
-    rows = dict(line.split()[:2] for line in said("algos").split("\n\n")[0].splitlines()[1:])
-    own = set(OWN_ALGORITHMS)
-    rows = {name: rows[name] for name in own}  # other tests register theirs
-    assert {name for name, source in rows.items() if source == "on-policy"} == {
-        "a2c",
-        "alphazero",
-        "impala",
-        "ppo",
-        "pqn",
-        "reppo",
-        "vmpo",
-    }
-    assert {name for name, source in rows.items() if source == "dataset"} == {"bc"}
-
-
-def test_help_shows_a_presets_values(said):
-    printed = said("train", "--preset", "purejaxrl-cartpole", "--help")
-    assert "linear:0.00025:0.0:1.0" in printed and "gymnax:CartPole-v1" in printed and "500000" in printed
 
 
 def test_envs(said):
@@ -450,26 +425,22 @@ def test_version(said):
 @pytest.mark.parametrize("name", OWN_ALGORITHMS)
 def test_every_default_is_read_back_from_its_text(name):
     algo = jaxrl.make_algorithm(name)
-    for group in fields.algorithm_groups(algo):
-        for flag in group.flags:
-            if flag.kind.name == "network":
-                assert flag.default is None  # of the user's own: jaxrl's is described by a group
-                continue
-            value = getattr(getattr(algo, group.title) if group.prefix else algo, flag.name)
-            assert values.build(values.read(flag.kind, fields.written(value))) == value
-            assert flag.default is value or flag.default == flags.DefaultText(fields.written(value))
+    for flag in fields.algorithm_flags(algo)[0]:
+        if flag.kind.name == "network":
+            assert flag.default == "None"  # of the user's own: jaxrl's is described by flags of its own
+            continue
+        value = functools.reduce(getattr, flag.name.split("."), algo)
+        assert values.build(flag.read(flag.default)) == value and flag.default == fields.written(value)
+
+
+RUN = ["ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "9"]
 
 
 def test_every_field_of_an_algorithm_can_be_set():
-    algo = jaxrl.PPO()
     given = ["--clip=linear:0.2:0.1", "--value-learning-rate", "1e-3", "--max-grad-norm", "none", "--epochs", "2"]
     given += ["--no-clip-value", "--whole-episodes", "8", "--objective", "kl", "--optimizer", "rmsprop:0.9:eps=1e-3"]
     given += ["--network.torso", "mlp:32,16:activation=relu", "--network.core", "gru:8", "--network.shared"]
-    groups = fields.algorithm_groups(algo)
-    found, problems = flags.parse("test", "", groups, given)
-    made, wrong = flags.build_parts(groups, found)
-    assert not problems and not wrong
-    changed = flags.with_flags(algo, made)
+    _, changed = read([*RUN, *given])
     assert changed == jaxrl.PPO(
         clip=Linear(0.2, 0.1),
         value_learning_rate=1e-3,
@@ -491,18 +462,21 @@ def test_every_field_of_an_algorithm_can_be_set():
         (["--no-normalize-observation", "--network.no-shared"], False, False),
         (["--network.shared", "none", "--normalize_observation", "False", "--epochs", "2"], False, None),
         (["--normalize_observation", "--network.no_shared"], True, False),
+        (["--normalize-observation", "true", "--network.shared=false"], True, False),
         ([], None, None),
     ],
 )
 def test_switches_that_may_be_left_open_need_no_value(words, normalized, shared):
     preset = PRESETS["purejaxrl-cartpole"].algorithm
     for algo in (jaxrl.PPO(), preset):
-        groups = fields.algorithm_groups(algo)
-        found, problems = flags.parse("test", "", groups, words)
-        changed = flags.with_flags(algo, flags.build_parts(groups, found)[0])
-        assert not problems
+        _, changed = read([*RUN, *words], algo)
         wanted = (normalized, shared) if words else (algo.normalize_observation, algo.network.shared)
         assert (changed.normalize_observation, changed.network.shared) == wanted
+
+
+@pytest.mark.parametrize("word", ["--no-clip-value=True", "--network.no-shared=True", "-clip-value"])
+def test_what_is_no_switch_is_an_unknown_flag(word):
+    refused(lambda: read([*RUN, word]), word.partition("=")[0])
 
 
 @pytest.mark.parametrize(
@@ -558,7 +532,7 @@ def test_a_terminal_that_lacks_characters_is_written_to(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["jaxrl", "show"])
     monkeypatch.setattr(main.atexit, "register", lambda function: None)
     monkeypatch.setattr(main.interrupts, "own", lambda: None)
-    monkeypatch.setitem(main.COMMANDS, "show", (lambda argv: print("50 ± 1 ██ ö") or 0, "shows"))
+    monkeypatch.setattr(main, "_run", lambda argv: print("50 ± 1 ██ ö") or 0)
     assert main.main() == 0 and held.getvalue() == rb"50 +- 1 ## \xf6" + os.linesep.encode()
 
 

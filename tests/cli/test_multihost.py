@@ -171,7 +171,7 @@ def test_an_evaluator_joins_nobody(monkeypatch):
     monkeypatch.setattr(place, "_own", [place.Place("127.0.0.1:1", 2, 2, evaluators=1)])
     words = ["ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "8", "--run-dir", "runs/none"]
     words += ["--launch", "processes:2:evaluators=1"]
-    assert multihost.join(runs.read("train", words).values["run"]) == 2 == launch.launch("processes:2:evaluators=1")
+    assert multihost.join(runs.read("train", words).run) == 2 == launch.launch("processes:2:evaluators=1")
 
 
 @pytest.mark.parametrize("command", ["train", "sweep", "compile"])
@@ -183,8 +183,8 @@ def test_the_same_command_is_started(command, monkeypatch):
     assert main.main([command, *words]) == 7
     again = ["--no-overwrite"]
     assert started == [([sys.executable, "-m", "jaxrl", command, *words], Processes(3, 2), again)]
-    assert runs.read(command, words).values["run"]["overwrite"] is True
-    assert runs.read(command, [*words, *again]).values["run"]["overwrite"] is False, "it would begin anew"
+    assert runs.read(command, words).run["overwrite"] is True
+    assert runs.read(command, [*words, *again]).run["overwrite"] is False, "it would begin anew"
 
 
 HOST = "impala --env gymnasium:CartPole-v1 --total-steps 8"

@@ -47,7 +47,7 @@ def said(capsys, monkeypatch):
         code: object = 0
         try:
             code = main.main(list(argv))
-        except SystemExit as stopped:  # how tyro leaves
+        except SystemExit as stopped:  # a flag without a value
             code = stopped.code
         except Began:
             code = "began"
@@ -195,7 +195,7 @@ def said(words):
 
 def numbers(words):
     text = said([*words, "--help-all" if len(words) > 1 else "--help"])[1]
-    return sorted(set(re.findall(r"(--[a-z][\w.-]*) N(?:UMBER)?[ |]", text)))
+    return sorted(set(re.findall(r"(--[a-z][\w.-]*) N(?:UMBER)?[\s|]", text)))
 
 
 FLAGS = {" ".join(words): numbers(words) for words in COMMANDS}

@@ -13,7 +13,6 @@ from jaxrl.cli import describe, fields, main, table
 from jaxrl.core import registry
 from jaxrl.core.types import EnvSpec
 from jaxrl.envs.registry import environments
-from jaxrl.networks import Core, DictEncoder, QHead, Torso
 
 
 def test_the_table_is_what_the_code_says():
@@ -72,22 +71,22 @@ def test_where_no_table_can_be_kept_it_is_made_each_time(setting, made, monkeypa
 
 @pytest.mark.parametrize("name", OWN_ALGORITHMS)
 def test_flags_from_the_table_are_those_of_the_class(name):
-    assert table.algorithm_groups(name) == fields.algorithm_groups(jaxrl.make_algorithm(name))
+    assert table.algorithm_flags(name) == fields.algorithm_flags(jaxrl.make_algorithm(name))
 
 
-@pytest.mark.parametrize("command", ["train", "sweep", "tune", "pbt"])
+@pytest.mark.parametrize("command", table.load()["commands"])
 def test_no_flag_of_a_command_has_the_name_of_a_field(command):
     """The command line would have two flags of one name, and the call in Python one argument."""
     own = {flag.name for flag in table.command_flags(command)}
     for name in table.algorithms():
-        assert not own & {flag.name for flag in table.algorithm_groups(name)[0].flags}, name
+        assert not own & {flag.name for flag in table.algorithm_flags(name)[0]}, name
 
 
 @pytest.mark.parametrize("field", ["sampler", "remover"])
 @pytest.mark.parametrize("name", OWN_ALGORITHMS)
 def test_the_help_offers_what_the_algorithm_takes(name, field):
     """Before, SAC's listed `prioritized`, and refused it."""
-    flags = {flag.name: flag for flag in table.algorithm_groups(name)[0].flags}
+    flags = {flag.name: flag for flag in table.algorithm_flags(name)[0]}
     if field not in flags:
         return
     algo = jaxrl.make_algorithm(name, storage="table", **({"prioritized": False} if "prioritized" in flags else {}))
@@ -101,17 +100,11 @@ def test_the_help_offers_what_the_algorithm_takes(name, field):
     assert sorted(part.name for part in flags[field].kind.parts) == sorted(taken)
 
 
-@pytest.mark.parametrize(("kind", "annotation"), [("torso", Torso), ("core", Core), ("head", QHead)])
-def test_every_part_of_a_network_can_be_typed(kind, annotation):
-    """A flag's value has no place for a torso of each entry, so `DictEncoder` is for Python alone."""
-    assert {*fields.PARTS[annotation]} == {*registry.registered(kind).values()} - {DictEncoder}
-
-
 def test_flags_of_a_preset_are_those_of_its_algorithm():
-    for name in table.load()["presets"]:
-        preset = table.preset(name)
-        made = fields.algorithm_groups(jaxrl.preset(name).algorithm)
-        assert table.algorithm_groups(preset.algorithm, preset) == made
+    for name, preset in table.load()["presets"].items():
+        flags, helps = table.algorithm_flags(preset["algorithm"])
+        changed = [dataclasses.replace(flag, default=preset["defaults"].get(flag.name, flag.default)) for flag in flags]
+        assert (changed, helps) == fields.algorithm_flags(jaxrl.preset(name).algorithm), name
 
 
 def test_environments_are_all():

@@ -300,7 +300,7 @@ def test_a_run_is_exported_and_looked_at_from_the_shell(tmp_path, capsys):
     assert main.main(["dataset", "info", str(run)]) == 2
     assert "is not a TFDS dataset" in capsys.readouterr().err
     assert main.main(["export-rlds"]) == 2
-    assert "no run directory" in capsys.readouterr().err
+    assert "RUN is missing" in capsys.readouterr().err
 
 
 def test_faults_are_an_exit_code(tmp_path, capsys):

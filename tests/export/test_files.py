@@ -168,8 +168,8 @@ def test_the_command_writes_each_format_or_says_why_not(tmp_path, capsys, monkey
     assert main.main(["export", "run", "--to", "numpy", "--out", "policy.npz"]) == 0
     np.testing.assert_array_equal(numpy_policy(tmp_path / "policy.npz")(seen)[0], policy(seen)[0])
     for words, problem in (
-        (["run"], "no output given"),
-        (["--out", "x"], "no run directory"),
+        (["run"], "--out PATH is missing"),
+        (["--out", "x"], "RUN is missing"),
         (["run", "--to", "onix", "--out", "x"], "onnx"),
         (["run", "--to", "numpy", "--out", "policy.txt"], "must end in .npz"),
         (["run", "--to", "numpy", "--out", "absent/policy.npz"], "there is no folder absent"),

@@ -160,7 +160,7 @@ OUTPUTS = {
     "policy.onnx": lambda out: export_policy(old_runs(), out, to="onnx"),
     "device.json": lambda out: doctor.describe_device(out),
     "trials.md": lambda out: tune.TuneResult([], "").save(out.parent),
-    "table.txt": lambda out: prepare("tune", runs.read("tune", [*WORDS, "--out", str(out)])),
+    "table.txt": lambda out: prepare(runs.read("tune", [*WORDS, "--out", str(out)])),
 }
 TWICE = ("a.png", "a.svg", "report.html", "rows.jsonl", "a.gif")
 

@@ -133,7 +133,7 @@ PLACES = [
     ("train", "an import", 'importing("jax._src.lib", press_for_ever)'),
     ("train", "a compile", 'instead("jaxrl.parallel.program", "Program.compile_chunk", press_in_c, True)'),
     ("train", "the report", 'instead("jaxrl.cli.training", "_report", press_for_ever, True)'),
-    ("train", "the table", 'instead("jaxrl.cli.table", "algorithm_groups", press_for_ever, True)'),
+    ("train", "the table", 'instead("jaxrl.cli.table", "algorithm_flags", press_for_ever, True)'),
     ("train", "the environment", 'instead("jaxrl.envs", "make", press_for_ever, True)'),
     ("train", "late imports", 'importing("orbax.checkpoint", press_for_ever)'),
     ("sweep", "a compile", 'instead("jaxrl.sweeps.vectorized", "VectorizedRuns.start", press_in_c, True)'),

@@ -90,7 +90,7 @@ def test_on_the_command_line(capsys):
     words = ["ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "8"]
     asked = "resources:learner=0-1,3:actors=2:worker_memory=1.5"
     given = runs.read("train", [*words, "--resources", asked])
-    values, problems = build_parts(given.groups, given.values)
-    assert problems == [] and values["run"]["resources"] == Resources("0-1,3", "2", worker_memory=1.5)
+    values, problems = build_parts(given.values)
+    assert problems == [] and values["resources"] == Resources("0-1,3", "2", worker_memory=1.5)
     assert main.main(["train", *words, "--resources", "resources:actors=0"]) == 2
     assert "actors='0': the run has none, in one program" in capsys.readouterr().err

@@ -367,7 +367,7 @@ def test_the_command_writes_a_report(tmp_path, capsys):
     assert main.main(["report"]) == 2
     assert main.main(["report", str(tmp_path / "none"), "--out", str(out)]) == 2
     said = capsys.readouterr().err
-    assert "no runs: jaxrl report" in said and "is not a run directory" in said
+    assert "RUNS is missing: jaxrl report" in said and "is not a run directory" in said
 
 
 def test_the_evaluation_of_another_process_is_the_score(tmp_path):
