@@ -19,7 +19,7 @@ from jaxrl.networks import Actor, Distribution, TanhGaussian, from_unit, to_unit
 
 
 class ActorCriticState(Protocol):
-    """The part of a learner's state that acting needs."""
+    """Subset of a learner's state that is needed for acting."""
 
     @property
     def policy(self) -> TrainState: ...
@@ -29,7 +29,7 @@ class ActorCriticState(Protocol):
     def updates(self) -> jax.Array: ...
 
 
-Noise = jax.Array | tuple[()]  # correlated and standard normal, [B, n]; () where each step draws its own
+Noise = jax.Array | tuple[()]  # correlated, standard normal, [B, n]; () if steps are independent
 
 
 class ActingCarry(struct.PyTreeNode):
@@ -37,14 +37,14 @@ class ActingCarry(struct.PyTreeNode):
 
     network: Carry  # the policy's recurrent state; () if feed-forward
     noise: Noise
-    noise_steps: jax.Array | tuple[()] = ()  # int32, for which the noise is still held; () where it never is
-    noise_scale: jax.Array | tuple[()] = ()  # float32, of the episode; () where all have the same
-    discounted_return: jax.Array | tuple[()] = ()  # float32, so far; () where nothing is scaled by it
+    noise_steps: jax.Array | tuple[()] = ()  # int32, steps left to hold the noise; () if it is never held
+    noise_scale: jax.Array | tuple[()] = ()  # float32, of the episode; () if all have the same
+    discounted_return: jax.Array | tuple[()] = ()  # float32, so far; () if rewards are not scaled by it
 
 
 @field_group
 class StochasticActing(NoiseFields, NormalizationFields, ActorCriticFields):
-    """Acting by samples from a stochastic policy, at random before the first update."""
+    """Acting by sampling from a stochastic policy, and randomly before the first update."""
 
     def actor(self, state: ActorCriticState) -> ActorState:
         return actor_state(state)
@@ -63,7 +63,7 @@ class StochasticActing(NoiseFields, NormalizationFields, ActorCriticFields):
 
 @field_group
 class DeterministicActing(ExplorationNoiseFields, NormalizationFields, ActorCriticFields):
-    """Acting by a deterministic policy with noise, at random before the first update."""
+    """Acting by a deterministic policy with noise, and randomly before the first update."""
 
     policy: Network = changed(Actor(stochastic=False))
 
@@ -86,7 +86,7 @@ class DeterministicActing(ExplorationNoiseFields, NormalizationFields, ActorCrit
 
 
 def actor_state(state: ActorCriticState, **exploration: Number) -> ActorState:
-    """Return the actor state; until the first update, which the replay's `min_size` steps precede, it acts randomly."""
+    """Return the actor state, which acts randomly until the first update (after the replay's `min_size` steps)."""
     values = {name: jnp.asarray(value, jnp.float32) for name, value in exploration.items()}
     return ActorState(
         params=state.policy.params,
@@ -112,7 +112,7 @@ def policy_output(
 def initial_noise(algo: NoiseFields, spec: EnvSpec) -> tuple[Noise, jax.Array | tuple[()]]:
     """Return an environment's noise [n] before its first step, and the steps for which it is held.
 
-    The noise is () if steps are independent, or actions discrete, the steps if it is held for one alone.
+    The noise is () if steps are independent or actions are discrete; the steps are () if noise is never held.
     """
     if not isinstance(spec.action_space, spaces.Box):
         return (), ()
@@ -124,13 +124,13 @@ def initial_noise(algo: NoiseFields, spec: EnvSpec) -> tuple[Noise, jax.Array | 
 def with_noise(
     algo: NoiseFields, actor: ActorState, carry: ActingCarry, timestep: TimeStep, key: jax.Array
 ) -> ActingCarry:
-    """Return the carry with the noise of a step: `next_noise`, or what it was for as long as it is held.
+    """Return the carry with a step's noise: `next_noise`, or the previous noise while it is held.
 
     Args:
-      algo: says how long at most, and how noises are correlated that follow one another.
-      actor: says whether it was updated.
-      carry: of the step before, [B, ...].
-      timestep: to act at, [B, ...].
+      algo: defines how long noise is held at most, and the correlation between steps.
+      actor: records whether it was updated.
+      carry: the previous step's, [B, ...].
+      timestep: the time step to act at, [B, ...].
       key: keys [B].
     """
     noise = next_noise(carry.noise, correlation(algo, actor), timestep, key)
@@ -143,9 +143,9 @@ def with_noise(
 
 
 def held_steps(key: jax.Array, most: int) -> jax.Array:
-    """Return for how many steps noise is held, int32 [B] from 1 to `most`, n with a probability ~ 1 / n^2; keys [B].
+    """Sample for how many steps noise is held, int32 [B] from 1 to `most`, n with probability ~ 1 / n^2; keys [B].
 
-    The zeta distribution of Dabney et al. (2021, arXiv:2006.01782), there of greedy exploration.
+    The zeta distribution of Dabney et al. (2021, arXiv:2006.01782), who use it for epsilon-greedy exploration.
     """
     mass = 1.0 / np.arange(1, most + 1) ** 2
     below = jnp.asarray(np.cumsum(mass)[:-1] / np.sum(mass), jnp.float32)
@@ -154,7 +154,7 @@ def held_steps(key: jax.Array, most: int) -> jax.Array:
 
 
 def correlation(algo: NoiseFields, actor: ActorState) -> Number:
-    """Return the correlation of noise between two steps: before the first update it may be another."""
+    """Return the correlation of noise between two steps, which may differ before the first update."""
     if algo.random_correlation is None:
         return algo.noise_correlation
     return jnp.where(actor.exploration["warm_up"], algo.random_correlation, algo.noise_correlation)
@@ -163,14 +163,14 @@ def correlation(algo: NoiseFields, actor: ActorState) -> Number:
 def next_noise(noise: Noise, correlation: Number, timestep: TimeStep, key: jax.Array) -> Noise:
     """Return the noise of a step, with autocorrelation `correlation` per step, drawn independently for each episode.
 
-    Each step's is standard normal, so each action alone has the same distribution as with independent noise. It
-    averages out more slowly, and so reaches more states (Eberhard et al., 2023,
+    The noise of each step is standard normal, so a single action has the same distribution as with independent noise.
+    Correlated noise averages out more slowly, and so reaches more states (Eberhard et al., 2023,
     https://openreview.net/forum?id=hQ9V5QN27eS).
 
     Args:
-      noise: of the step before; () stays ().
-      correlation: of two successive steps.
-      timestep: to act at, [B, ...].
+      noise: the previous step's; () stays ().
+      correlation: between successive steps.
+      timestep: the time step to act at, [B, ...].
       key: keys [B].
     """
     if isinstance(noise, tuple):
@@ -189,9 +189,9 @@ def sample_action(
     explore: bool,
     noise: Noise = (),
 ) -> jax.Array:
-    """Return a stochastic policy's mode [B, ...]; if exploring a sample, or random before the first update.
+    """Return a stochastic policy's mode [B, ...]; if exploring, a sample, or a random action before the first update.
 
-    With `noise` the sample is what the policy makes of it; only for the actions of a box.
+    With `noise`, the sample is computed from it; for box actions only.
     """
     if not explore:
         return distribution.mode()
@@ -204,9 +204,10 @@ def sample_action(
 
 
 def with_scale(actor: ActorState, carry: ActingCarry, timestep: TimeStep, key: jax.Array) -> ActingCarry:
-    """Return the carry with the noise's standard deviations [B] of the episodes, drawn uniformly where they begin.
+    """Return the carry with each episode's noise standard deviation [B], sampled uniformly when it begins.
 
-    Environments that explore more and less fill a replay better than all alike (Li et al., 2023, arXiv:2307.12983).
+    Different amounts of exploration per environment give better replay data than the same amount everywhere (Li et al.,
+    2023, arXiv:2307.12983).
     """
     if isinstance(carry.noise_scale, tuple):
         return carry
@@ -234,9 +235,9 @@ def random_at_first(
     mask: jax.Array | None = None,
     noise: Noise = (),
 ) -> jax.Array:
-    """Return the actions [B, ...], or before the first update ones drawn uniformly from those allowed, with keys [B].
+    """Return the actions [B, ...], or before the first update, allowed actions sampled uniformly with keys [B].
 
-    With `noise` they are uniform too, and correlated as it is.
+    With `noise`, they are uniform too, with its correlation.
     """
     key, warm_up = jax.vmap(lambda k: jax.random.fold_in(k, 1))(key), actor.exploration["warm_up"]
     if isinstance(space, spaces.Discrete):
@@ -255,9 +256,9 @@ def add_noise(
     Args:
       action: [B, n].
       key: keys [B].
-      std: of the noise, in units of half the box's range, a scalar or [B, 1].
+      std: standard deviation of the noise in units of half the box's range, a scalar or [B, 1].
       space: the box.
-      limit: the largest noise, in the same units; None: no limit.
+      limit: maximum absolute noise, in the same units; None: no limit.
     """
     noise = std * jax.vmap(lambda k: jax.random.normal(k, action.shape[1:], jnp.float32))(key)
     if limit is not None:

@@ -45,17 +45,17 @@ class Node(struct.PyTreeNode):
 
 @algorithm
 class AlphaZero(SearchFields, AdvantageFields, MinibatchFields, PolicyValueActing):
-    """AlphaZero: search in the environment itself, whose policy and outcomes are learned; one agent or two players."""
+    """AlphaZero: tree search with the environment as its model, for one agent or two players."""
 
     learning_rate: Scalar | None = changed(2e-3)
-    # Below 1, a loss that comes later is better, so that a player who has learned that all is lost still defends.
+    # Below 1, a later loss is better, so that a player in a lost position still defends.
     gamma: Scalar = changed(0.97)
     gae_lambda: Scalar = changed(
-        1.0, help="lambda of the returns that the value learns; 1: outcomes, 0: values one step later"
+        1.0, help="lambda of the value targets; 1: game outcomes, 0: one-step bootstrapped values"
     )
     epsilon: Scalar = changed(0.2)
     value_cost: Scalar = changed(1.0)
-    entropy_cost: Scalar | None = changed(0.0, help="weight of the entropy bonus; the search explores already")
+    entropy_cost: Scalar | None = changed(0.0, help="weight of the entropy bonus; the search already explores")
     max_grad_norm: Scalar | None = changed(1.0)
     rollout_length: int | None = changed(32)
     epochs: int | None = changed(2)
@@ -77,7 +77,7 @@ class AlphaZero(SearchFields, AdvantageFields, MinibatchFields, PolicyValueActin
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        return {"rollout": on_policy.source(self, max_policy_lag=None)}  # the search's policy is a target at any age
+        return {"rollout": on_policy.source(self, max_policy_lag=None)}  # the search's policy is a target at any lag
 
     def init(self, key: jax.Array, spec: EnvSpec) -> PolicyState:
         return on_policy.init(self, key, spec)
@@ -116,9 +116,9 @@ class AlphaZero(SearchFields, AdvantageFields, MinibatchFields, PolicyValueActin
         return (_log_probs(output)[0], output.value[0]), carry
 
     def _expand(self, actor, model, spec, node, action, key) -> Expansion:
-        """Take an action in the environment; an episode that is over stays where it ended, at the value it has there.
+        """Take an action in the environment; a finished episode stays in its last state, with that state's value.
 
-        A value after a time limit stands for what would have followed, and after a termination for nothing.
+        After a time limit, the value estimates the return that would have followed; after a termination it is 0.
         """
         state, after = model.env.step(node.state, action, key)
         after = after.replace(previous_action=action)

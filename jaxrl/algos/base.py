@@ -57,8 +57,8 @@ def number(default: Any, **limits) -> Any:
       default: a number, a schedule, or None.
       **limits: `low`, `high` (inclusive), `above`, `below` (exclusive), `help`, one line, and `only_with`: the setting
         without which the field does nothing, as "prioritized", "objective=kl" or "network.head=quantilevalues"; several
-        with "and" or "or" between. `options`: a field group, one of which the field may hold, else None. `before`: what
-        configurations mean that were written before the field existed, if that is not the default.
+        with "and" or "or" between. `options`: a field group whose instances the field may hold, or None. `before`: the
+        value for configurations written before the field existed, if not the default.
     """
     return _field(default, True, **limits)
 
@@ -66,31 +66,31 @@ def number(default: Any, **limits) -> Any:
 def static(default: Any, **limits) -> Any:
     """Declare a static, hashable field, which changes shapes or control flow.
 
-    Limits as in `number`, and `choices`. One that is declared as `int` or `int | None` takes whole numbers only.
+    Limits are those of `number`, and `choices`. A field declared as `int` or `int | None` accepts whole numbers only.
     """
     return _field(default, False, **limits)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Change:
-    """The default and metadata that a class restates for a field of its groups."""
+    """Default and metadata with which a class overrides a field of its groups."""
 
     default: Any
     metadata: dict[str, Any]
 
 
 def changed(default: Any, **metadata) -> Any:
-    """Restate a field of a group with another default, and optionally other `help`, `only_with` or limits.
+    """Override a group's field with another default, and optionally other `help`, `only_with` or limits.
 
     Args:
       default: as in `number` or `static`, whichever the group's field is.
-      **metadata: what differs; limits, if there are any, replace all of the group's.
+      **metadata: overridden metadata; limits, if any, replace all limits of the group's field.
     """
     return _Change(default, metadata)
 
 
 def _with_changes[T](cls: type[T]) -> type[T]:
-    """Replace what `changed` restates by complete fields."""
+    """Replace the overrides made by `changed` by complete fields."""
     inherited = {name: field for base in reversed(cls.__mro__) for name, field in _own_fields(base).items()}
     for name, change in [(name, value) for name, value in vars(cls).items() if isinstance(value, _Change)]:
         if name not in inherited:
@@ -102,7 +102,8 @@ def _with_changes[T](cls: type[T]) -> type[T]:
         setattr(cls, name, _field(change.default, metadata["pytree_node"], **settings))
     for name in inherited:
         first = next(base for base in cls.__mro__[1:] if name in vars(base).get("__annotations__", ()))
-        # Dataclasses take a field from the last base that has it, even by inheritance, not from the first to state it.
+        # Dataclasses take a field from the last base that has it, even by inheritance, not from the first base to
+        # declare it.
         if name not in vars(cls) and _own_fields(first)[name] is not inherited[name]:
             raise TypeError(f"{cls.__name__}: list {first.__name__}, which restates {name}, before other groups")
     return cls
@@ -113,7 +114,7 @@ def _own_fields(cls: type) -> dict[str, dataclasses.Field]:
 
 
 class StaticFunction(struct.PyTreeNode):
-    """A user's function in a traced field, such as an optimizer, held statically, as leaves have to be numbers."""
+    """A user's function in a traced field, such as an optimizer, stored statically because leaves must be numbers."""
 
     function: Callable[..., Any] = struct.field(pytree_node=False)
 
@@ -136,7 +137,7 @@ def _hold_functions(algo: "DataclassInstance") -> None:
 def field_group[T](cls: type[T]) -> type[T]:
     """Make a class a group of fields that algorithms share: a frozen, keyword-only dataclass, and a pytree.
 
-    Its `problems()`, if it has one, says why its own fields do not go together; `field_problems` asks every group.
+    Its optional method `problems()` explains conflicts between its fields; `field_problems` calls it for every group.
     """
     made: Any = _with_changes(cls)
     return cast("type[T]", struct.dataclass(made, kw_only=True))
@@ -180,10 +181,10 @@ def _check_names(cls: type["DataclassInstance"], fields: Iterable[str]) -> None:
 
 
 def as_algorithm(algo: Algorithm | str) -> Algorithm:
-    """Return an algorithm, made by its name if `algo` is one.
+    """Return `algo`, or create the algorithm of that name.
 
     Raises:
-      ConfigError: it is neither.
+      ConfigError: `algo` is neither.
     """
     if isinstance(algo, str):
         return make_algorithm(algo)
@@ -236,8 +237,8 @@ def network_problems(label: str, network: Readable, spec: EnvSpec, known: frozen
 
     Args:
       label: the field that holds it, such as `DQN.network`.
-      network: is not computed with.
-      spec: of the environment.
+      network: the network; it is not evaluated.
+      spec: the environment's spec.
       known: fields of `NetworkInputs`: `SEQUENCE_INPUTS`, or `TRANSITION_INPUTS` for a replay of single transitions.
     """
     missing = sorted(network.requires - known)
@@ -249,7 +250,7 @@ def network_problems(label: str, network: Readable, spec: EnvSpec, known: frozen
         ]
     try:
         jax.eval_shape(lambda key: network.init(key, spec), jax.random.key(0))
-    except ValueError as error:  # a ConfigError, or what a user's own module raises
+    except ValueError as error:  # a ConfigError, or an error of a user's module
         return [f"{label}: {error}"]
     return []
 
@@ -260,7 +261,7 @@ def unresolved(algo: Any, field: str) -> ConfigError:
 
 
 def field_problems(algo: "DataclassInstance") -> list[str]:
-    """Explain each value of a wrong type, out of its limits or without effect, and fields that do not go together."""
+    """Explain each value of a wrong type, out of its limits or without effect, and conflicts between fields."""
     problems = []
     for field in dataclasses.fields(algo):
         value, label = getattr(algo, field.name), f"{type(algo).__name__}.{field.name}"
@@ -286,7 +287,7 @@ def _value_problems(label: str, field: dataclasses.Field, value: Any) -> list[st
     whole = _is_whole(field) and not traced and not (value is None and _takes_none(field))
     if whole and (not isinstance(value, int) or isinstance(value, bool)):
         return [f"{label}={value!r} must be a whole number"]
-    if whole and abs(value) >= 2**31:  # as programs count
+    if whole and abs(value) >= 2**31:  # programs count in int32
         return [f"{label}={value} must be less than 2^31"]
     if callable(field.default) and traced and not is_schedule(field.default):
         return optimizer_problems(label, value)
@@ -304,14 +305,14 @@ def _value_problems(label: str, field: dataclasses.Field, value: Any) -> list[st
 
 def _is_whole(field: dataclasses.Field) -> bool:
     """Return whether a field is declared as `int` or `int | None`."""
-    if isinstance(field.type, str):  # of a user's module
+    if isinstance(field.type, str):  # in a user's module
         return isinstance(field.default, int)
     of_tuple = typing.get_origin(field.type) is tuple
     return field.type is int or (int in typing.get_args(field.type) and not of_tuple)
 
 
 def _takes_none(field: dataclasses.Field) -> bool:
-    if field.default is None or isinstance(field.type, str):  # annotations that are text are of a user's module
+    if field.default is None or isinstance(field.type, str):  # string annotations: a user's module
         return True
     return types.NoneType in typing.get_args(field.type)
 
@@ -330,14 +331,14 @@ def _holds(algo: "DataclassInstance", part: str) -> bool:
     path, equals, expected = part.partition("=")
     value: object = algo
     for attribute in path.split("."):
-        value = getattr(value, attribute, None)  # a network of a user's own need not have a head
+        value = getattr(value, attribute, None)  # a user's network may lack a head
     if not equals:
         return bool(value)
     return value == expected or (registry.name_of(type(value)) or "").partition(":")[2] == expected
 
 
 def _is_default(value, default):
-    """Return whether a field has its default; for a traced number, and for several that are swept, True."""
+    """Return whether a field has its default value; True for traced and swept numbers."""
     if jax.tree.structure(value) != jax.tree.structure(default):
         return False
     for one, other in zip(jax.tree.leaves(value), jax.tree.leaves(default), strict=True):
@@ -355,7 +356,7 @@ def _limit_problems(label: str, value: Any, limits: dict[str, float]) -> list[st
     if problems := schedule_problems(label, value):
         return problems
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-        return []  # checked when the numbers were still numbers
+        return []  # checked before the numbers were traced
     several = value is not None and not is_schedule(value) and not jax.tree_util.all_leaves([value])
     if several or any(isinstance(leaf, (bool, str)) for leaf in leaves):
         return [f"{label}={value!r} must be a number or a schedule"]

@@ -14,13 +14,13 @@ _PARTS = ("replay", "newest", "view")
 
 
 def combined_batch(batch: Mapping[str, Any], replicas: Replicas) -> Any:
-    """Return the batches of all parts as one; of one part as it is, also of sequences."""
+    """Join the batches of all parts; a single part, also of sequences, is returned unchanged."""
     parts = [batch[name] for name in _PARTS if name in batch]
     return concatenate_by_shard(*parts, replicas=replicas) if len(parts) > 1 else parts[0]
 
 
 def concatenate_by_shard(*batches: TransitionBatch, replicas: Replicas) -> TransitionBatch:
-    """Join batches, each logical shard's transitions side by side, so that devices make no difference."""
+    """Join batches shard by shard, so that the result does not depend on the number of devices."""
 
     def joined(*parts):
         parts = [x.reshape(replicas.shards, -1, *x.shape[1:]) for x in parts]
@@ -30,7 +30,7 @@ def concatenate_by_shard(*batches: TransitionBatch, replicas: Replicas) -> Trans
 
 
 def sources_by_priority(sources: Mapping[str, Source]) -> list[str]:
-    """Return the names of the replays that draw or remove by priorities, so that updates must give some."""
+    """Return the names of the replays that sample or remove by priority, for which updates must return priorities."""
     replays = {name: source for name, source in sources.items() if isinstance(source, Replay)}
     return [name for name, source in replays.items() if by_priority(source.sampler, source.remover)]
 
@@ -38,7 +38,7 @@ def sources_by_priority(sources: Mapping[str, Source]) -> list[str]:
 def priorities(
     x: jax.Array, sources: Mapping[str, Source], batch: Mapping[str, Any], replicas: Replicas
 ) -> dict[str, jax.Array]:
-    """Return the entries of x [items], of a combined batch, for each source that goes by priorities."""
+    """Return the entries of x [items], of a combined batch, for each source that uses priorities."""
     if not (needed := sources_by_priority(sources)):
         return {}
     names = [name for name in _PARTS if name in batch]

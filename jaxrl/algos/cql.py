@@ -28,7 +28,7 @@ from jaxrl.core.types import (
 )
 from jaxrl.networks import Critic
 
-MAX_COEFFICIENT = 1e6  # of a learned one, as in the authors' code
+MAX_COEFFICIENT = 1e6  # limit of a learned coefficient, as in the authors' code
 
 
 class CQLState(struct.PyTreeNode):
@@ -36,8 +36,8 @@ class CQLState(struct.PyTreeNode):
 
     policy: TrainState
     critic: TrainState
-    log_temperature: TrainState  # a float32 scalar; () throughout where the temperature is fixed
-    log_coefficient: TrainState  # a float32 scalar; () throughout where the coefficient is fixed
+    log_temperature: TrainState  # a float32 scalar; all () if the temperature is fixed
+    log_coefficient: TrainState  # a float32 scalar; all () if the coefficient is fixed
     statistics: Statistics
     updates: jax.Array  # int32
 
@@ -47,10 +47,18 @@ class CQL(StochasticActing, ReplayFields, NStepFields, TargetFields, Temperature
     """Conservative Q-learning, CQL(H): SAC whose critic loss penalizes out-of-distribution actions."""
 
     policy_learning_rate: Scalar | None = changed(3e-5)
-    coefficient: Scalar = number(5.0, low=0, help="weight of the penalty against the squared error; initial if learned")
-    lagrange_threshold: Scalar | None = number(None, help="learn the coefficient for this penalty; None: fixed")
-    cloning_updates: Scalar = number(0.0, low=0, help="first updates, in which the policy clones the data's actions")
-    samples: int = static(10, low=1, help="actions sampled from each of uniform, policy, next policy (Box)")
+    coefficient: Scalar = number(
+        5.0, low=0, help="weight of the penalty relative to the squared error; the initial weight if learned"
+    )
+    lagrange_threshold: Scalar | None = number(
+        None, help="target value of the penalty, by which the coefficient is learned; None: fixed"
+    )
+    cloning_updates: Scalar = number(
+        0.0, low=0, help="number of initial updates in which the policy clones the data's actions"
+    )
+    samples: int = static(
+        10, low=1, help="continuous actions: samples per proposal (uniform, policy, policy at the next observation)"
+    )
     entropy_in_target: bool = static(False, help="include the entropy of the next action in the critics' targets")
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
@@ -111,7 +119,7 @@ class CQL(StochasticActing, ReplayFields, NStepFields, TargetFields, Temperature
         def critic_loss(params):
             """Return half the authors' loss: squared errors, and coefficient times the gap over all actions.
 
-            Equation 4 halves the squared errors alone, and so would count the penalty twice at the same coefficient.
+            Equation 4 halves only the squared errors, which would double the penalty at the same coefficient.
             """
             variables = state.critic.variables.replace(params=params)
             loss, fit = off_policy.critic_loss(self.critic, variables, replay, target, spec, replicas)
@@ -126,11 +134,11 @@ class CQL(StochasticActing, ReplayFields, NStepFields, TargetFields, Temperature
         critic, _ = train_state.apply_gradients(state.critic, gradients, optimizer, replicas, fit.model_state)
         log_coefficient = state.log_coefficient
         if self.lagrange_threshold is not None:
-            slope = -0.5 * coefficient * (gap - self.lagrange_threshold)  # ascends what the critics descend
+            slope = -0.5 * coefficient * (gap - self.lagrange_threshold)  # ascends the loss that the critics descend
             log_coefficient = step_log(log_coefficient, slope, optimizer, replicas)
 
         def value_or_likelihood(distribution, value):
-            """Return the value, in the first updates the likelihood of the data's actions instead."""
+            """Return the value, or in the first updates the likelihood of the data's actions."""
             cloning = state.updates.astype(jnp.float32) < self.cloning_updates
             return jnp.where(cloning, regression.log_likelihood(distribution, replay.action), value)
 
@@ -148,10 +156,10 @@ class CQL(StochasticActing, ReplayFields, NStepFields, TargetFields, Temperature
 def proposals(
     network: Network, policy: Variables, batch: TransitionBatch, key: jax.Array, samples: int, spec: EnvSpec
 ) -> tuple[jax.Array, jax.Array]:
-    """Sample actions of a box to integrate over [K, batch, n], and their log-densities [K, batch]; keys [batch].
+    """Sample box actions [K, batch, n] for integration, with their log-densities [K, batch]; keys [batch].
 
-    As many drawn uniformly, from the policy at the observation, and from the policy at the next one (appendix F);
-    densities are in units where the box is [-1, 1].
+    Equal numbers are sampled uniformly, from the policy at the observation, and from the policy at the next observation
+    (appendix F). Densities are in units where the box is [-1, 1].
     """
 
     def draws(place):  # [samples, batch]
@@ -178,7 +186,7 @@ def soft_maximum(
     spec: EnvSpec,
 ) -> jax.Array:
     """Return log of the integral of exp Q over actions, [ensemble, batch], by importance sampling of `proposals`."""
-    # Mapped over the actions alone, so that an observation is encoded once.
+    # Mapped over the actions only, so that an observation is encoded once.
     each = jax.vmap(lambda x: off_policy.evaluate_critic(network, critic, batch.observation, x, spec)[..., 0])
     weighted = each(actions) - log_densities[:, None]
     return jax.nn.logsumexp(weighted, axis=0) - math.log(weighted.shape[0])

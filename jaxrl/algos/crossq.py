@@ -1,7 +1,7 @@
 """CrossQ (Bhatt et al., 2024, arXiv:1902.05605v4): soft actor-critic with batch normalization, without targets.
 
-Both ends of a transition pass through the critics as one batch, so that batch normalization sees the actions of the
-data and of the policy, which makes target networks unnecessary.
+Both observations of a transition pass through the critics in one batch, so that batch normalization sees the actions of
+the data and of the policy. This makes target networks unnecessary.
 """
 
 from jaxrl.algos.base import algorithm, changed
@@ -14,7 +14,7 @@ from jaxrl.networks import Actor, Critic
 
 @algorithm
 class CrossQ(SAC):
-    """SAC without target networks: wide critics with batch renormalization see both ends of a transition at once."""
+    """SAC without target networks: wide critics with batch renormalization over both observations of a transition."""
 
     learning_rate: Scalar = changed(1e-3)
     tau: Scalar | None = changed(None)

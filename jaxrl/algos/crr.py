@@ -42,14 +42,16 @@ class CRR(StochasticActing, PeriodicTargetFields, ReplayFields, NStepFields):
 
     critic: Critic = changed(Critic(ensemble=1))
     weighting: str = static(
-        "exp", choices=("exp", "indicator", "constant"), help="weight of an action by its advantage"
+        "exp", choices=("exp", "indicator", "constant"), help="weight of an action as a function of its advantage"
     )
-    baseline: str = static("mean", choices=("mean", "max"), help="baseline of the advantage, over the policy's values")
-    samples: int = static(4, low=1, help="continuous actions: samples of the policy in the baseline")
+    baseline: str = static(
+        "mean", choices=("mean", "max"), help="baseline of the advantage: mean or maximum value of the policy's actions"
+    )
+    samples: int = static(4, low=1, help="continuous actions: policy samples per baseline")
     temperature: Scalar = number(
-        1.0, above=0, only_with="weighting=exp", help="advantages are divided by this before exp"
+        1.0, above=0, only_with="weighting=exp", help="divisor of the advantages in the exponential weights"
     )
-    max_weight: Scalar = number(20.0, above=0, only_with="weighting=exp", help="largest weight of an action")
+    max_weight: Scalar = number(20.0, above=0, only_with="weighting=exp", help="maximum weight of an action")
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         return dataclasses.replace(
@@ -138,9 +140,9 @@ class CRR(StochasticActing, PeriodicTargetFields, ReplayFields, NStepFields):
         reduction: str,
         spec: EnvSpec,
     ) -> jax.Array:
-        """Return the mean or largest value [batch] of the policy's actions, by the smallest critic.
+        """Return the mean or maximum value [batch] of the policy's actions, by the smallest critic.
 
-        Of actions sampled with keys [batch] from a box; of all that are allowed where they are discrete.
+        Box actions are sampled with keys [batch]; discrete actions are all allowed ones.
         """
         distribution = off_policy.evaluate_policy(self.policy, policy, observation, spec, mask)
         if isinstance(spec.action_space, spaces.Discrete):
@@ -148,7 +150,7 @@ class CRR(StochasticActing, PeriodicTargetFields, ReplayFields, NStepFields):
             return jnp.max(values, axis=-1) if reduction == "max" else off_policy.expected_value(distribution, values)
         keys = jax.vmap(lambda k: jax.random.split(k, samples), out_axes=1)(key)
         actions = jax.vmap(distribution.sample)(keys)
-        # Mapped over the actions alone, so that an observation is encoded once.
+        # Mapped over the actions only, so that an observation is encoded once.
         each = jax.vmap(lambda x: off_policy.evaluate_critic(self.critic, critic, observation, x, spec))
         values = jnp.min(each(actions), axis=1)[..., 0]
         return jnp.max(values, axis=0) if reduction == "max" else jnp.mean(values, axis=0)

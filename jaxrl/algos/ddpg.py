@@ -47,7 +47,7 @@ class DDPGState(struct.PyTreeNode):
 class TD3State(DDPGState):
     """State of the learner."""
 
-    policy_loss: jax.Array  # at the policy's last step: most updates have none
+    policy_loss: jax.Array  # at the policy's last step; most updates have none
 
 
 @field_group
@@ -126,7 +126,7 @@ class DelayedLearner(DeterministicLearner, DelayedPolicyFields):
 
 @field_group
 class DeterministicSequenceLearner(SequenceFields, CombinedReplayFields, DeterministicLearner):
-    """A learner from single transitions, or if a network is recurrent from sequences."""
+    """Learner from single transitions, or from sequences if a network is recurrent."""
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         steps = self.steps_per_update_with_memory(num_envs)

@@ -45,15 +45,15 @@ class DQNState(struct.PyTreeNode):
 
 @algorithm
 class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningFields):
-    """Deep Q-learning with replay and a target network; expected or distributional by the network's head."""
+    """Deep Q-learning with replay and a target network; its head predicts expected values or distributions."""
 
     learning_rate: Scalar | None = number(
-        None, above=0, help="learning rate; None: from 1e-3 linearly to 0, for images 2.5e-4"
+        None, above=0, help="learning rate; None: linear decay from 1e-3 to 0, or 2.5e-4 for images"
     )
     n_step: int | None = static(
         None,
         low=1,
-        help="number of rewards summed before bootstrapping; None: 3; for images, munchausen or storage=flashbax 1",
+        help="number of rewards summed before bootstrapping; None: 3, or 1 for images, munchausen or storage=flashbax",
     )
     random_persistence: float = changed(0.0, before=0.0)
     capacity: int = changed(50_000)
@@ -63,19 +63,21 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
     priority_exponent: Scalar = changed(0.5)
     v_min: Scalar = changed(-10.0, only_with="network.head=categoricalvalues")
     v_max: Scalar = changed(10.0, only_with="network.head=categoricalvalues")
-    target_update: Scalar = number(1.0, above=0, high=1, help="fraction of new parameters at each target update")
+    target_update: Scalar = number(
+        1.0, above=0, high=1, help="soft update coefficient of the target network (Polyak averaging); 1: hard update"
+    )
     priority_eta: Scalar = number(
         0.9,
         low=0,
         high=1,
         only_with="prioritized and network.recurrent",
-        help="weight of the largest error in a sequence's priority; the rest is the mean",
+        help="weight of the maximum TD error in a sequence's priority; the mean has the remaining weight",
     )
     initial_priorities: Literal["max", "td_error"] = static(
         "max",
         choices=("max", "td_error"),
         only_with="prioritized",
-        help="priorities of new items: the largest so far, or by the actor's own TD errors",
+        help="priority of new items: the largest so far, or based on the actor's TD errors",
     )
     huber: Scalar | None = number(
         None,
@@ -87,36 +89,45 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
         1.0,
         above=0,
         only_with="network.head=quantilevalues or network.head=implicitquantilevalues",
-        help="Huber threshold, above which the loss is linear",
+        help="Huber threshold of the quantile loss, above which it is linear",
     )
     munchausen_scale: Scalar = number(
         0.9, low=0, high=1, only_with="munchausen", help="weight of the log-policy in the reward (alpha)"
     )
     munchausen_temperature: Scalar = number(0.03, above=0, only_with="munchausen", help="softmax temperature (tau)")
     munchausen_clip: Scalar = number(-1.0, high=0, only_with="munchausen", help="lower bound of the log-policy term")
-    target_period: int = static(100, low=1, help="updates between target updates")
+    target_period: int = static(100, low=1, help="gradient updates between target network updates")
     double: bool = static(True, help="double DQN: the online network selects the next action")
-    value_rescaling: bool = static(False, help="learn rescaled values, for returns of very different sizes")
-    munchausen: bool = static(False, help="Munchausen targets: soft values, and the log-policy in the reward")
+    value_rescaling: bool = static(False, help="learn rescaled values, for returns of very different magnitudes")
+    munchausen: bool = static(
+        False, help="Munchausen targets: soft values, and the scaled log-policy added to the reward"
+    )
     sequence_length: int = static(
         16,
         low=2,
         only_with="network.recurrent",
-        help="time steps per sequence, the last of which only bootstraps",
+        help="time steps per sequence; the last one is only used for bootstrapping",
     )
     burn_in: int = static(
-        0, low=0, only_with="network.recurrent", help="steps before each sequence that only warm up the recurrent state"
+        0,
+        low=0,
+        only_with="network.recurrent",
+        help="steps before each sequence, only used to warm up the recurrent state",
     )
     cross_episodes: bool = static(
-        True, only_with="network.recurrent", help="sequences run on into the next episode; else they end with theirs"
+        True,
+        only_with="network.recurrent",
+        help="let sequences continue into the next episode; False: they end with their episode",
     )
     time_reduction: Literal["mean", "sum"] = static(
         "mean",
         choices=("mean", "sum"),
         only_with="network.recurrent",
-        help="mean or sum of the loss over the time steps of a sequence",
+        help="reduction of the loss over the time steps of a sequence",
     )
-    frame_stack: FrameStack | None = static(None, help="how observations stack frames; each frame is stored once")
+    frame_stack: FrameStack | None = static(
+        None, help="frame stacking of the observations, so that each frame is stored once"
+    )
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         length = self.rollout_length
@@ -127,7 +138,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
         network = resolve_network(self.network, spec, MLP((120, 84), activation="relu", stretch=True))
         images, rate = has_images(spec.observation_space), self.learning_rate
         if rate is None:
-            # The rate that MountainCar needs; constant to the end, it costs score in CartPole (docs/algorithms/dqn.md).
+            # The rate that MountainCar needs; without decay, it lowers the score in CartPole (docs/algorithms/dqn.md).
             rate = 2.5e-4 if images else Linear(1e-3, 0.0)
         n_step = 1 if images and self.n_step is None else self._n_step
         return dataclasses.replace(self, network=network, rollout_length=length, learning_rate=rate, n_step=n_step)
@@ -204,7 +215,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
         return ActorOutput(action, carry)
 
     def rollout_extras(self, actor: ActorState, rollout: Rollout, *, spec: EnvSpec) -> dict[str, jax.Array]:
-        """Return each row's TD error in the rollout, by the acting parameters, as its priority (R2D2, section 2.3)."""
+        """Return each row's TD error under the acting parameters, as its initial priority (R2D2, section 2.3)."""
         if not self.prioritized or self.initial_priorities == "max":
             return {}
         view = q_views.of_rollout(rollout, self.network, spec, self._n_step)
@@ -296,7 +307,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
             bonus = q_learning.munchausen_bonus(
                 values, view.action, temperature, self.munchausen_scale, self.munchausen_clip
             )
-            # Of several steps the first alone: the replay knows no other action.
+            # Only for the first of several steps: the replay stores no other action.
             rewards = rewards.at[:, 0].add(bonus)
             next_returns = q_learning.soft_returns(next_output, next_values, temperature)
         else:

@@ -1,7 +1,7 @@
 """DreamerV3 (Hafner et al., 2025, arXiv:2301.04104): an actor-critic that learns in the imagination of a world model.
 
-Equations are the paper's; where the published code (github.com/danijar/dreamerv3) differs, it is followed, as in
-the optimizer, the critic's loss on replayed rewards, and which gradients reach the model.
+Equations are the paper's. Where they differ, we follow the published code (github.com/danijar/dreamerv3): in the
+optimizer, the critic's loss on replayed rewards, and the gradients that reach the model.
 """
 
 import dataclasses
@@ -67,7 +67,7 @@ class Imagined(struct.PyTreeNode):
     mask: PyTree | None  # [H, N, ...] of the actions that were allowed
     returns: jax.Array  # [H, N] lambda-returns
     values: jax.Array  # [H + 1, N]
-    weight: jax.Array  # [H, N], how likely the episode is not over yet, discounted
+    weight: jax.Array  # [H, N], discounted probability that the episode continues
 
 
 @algorithm
@@ -77,21 +77,25 @@ class Dreamer(ReplayFields, DiscountFields):
     learning_rate: Scalar = number(4e-5, above=0, help="learning rate")
     gamma: Scalar = changed(0.997)
     return_lambda: Scalar = number(0.95, low=0, high=1, help="lambda of the lambda-returns")
-    entropy_cost: Scalar = number(3e-4, low=0, help="weight of the policy's entropy")
-    free_nats: Scalar = number(1.0, low=0, help="divergence below which latents are not drawn together")
-    observation_scale: Scalar = number(1.0, low=0, help="weight of the loss of predicted observations")
-    dynamics_scale: Scalar = number(1.0, low=0, help="weight of the loss that makes latents predicted")
-    representation_scale: Scalar = number(0.1, low=0, help="weight of the loss that makes latents predictable")
-    replay_value_scale: Scalar = number(0.3, low=0, help="weight of the critic's loss on replayed rewards")
-    return_decay: Scalar = number(0.99, low=0, below=1, help="decay of the running percentiles of returns")
-    tau: Scalar = number(0.02, above=0, high=1, help="fraction of new parameters in the slow critic")
-    imagination_length: int = static(15, low=1, help="steps of imagined trajectories")
+    entropy_cost: Scalar = number(3e-4, low=0, help="weight of the policy's entropy bonus")
+    free_nats: Scalar = number(1.0, low=0, help="KL divergence below which the latents are not penalized")
+    observation_scale: Scalar = number(1.0, low=0, help="weight of the observation reconstruction loss")
+    dynamics_scale: Scalar = number(
+        1.0, low=0, help="weight of the dynamics loss, which trains the prior to predict the latents"
+    )
+    representation_scale: Scalar = number(
+        0.1, low=0, help="weight of the representation loss, which makes the latents predictable"
+    )
+    replay_value_scale: Scalar = number(0.3, low=0, help="weight of the critic loss on replayed sequences")
+    return_decay: Scalar = number(0.99, low=0, below=1, help="decay rate of the running percentiles of returns")
+    tau: Scalar = number(0.02, above=0, high=1, help="soft update coefficient of the slow critic")
+    imagination_length: int = static(15, low=1, help="number of steps of imagined trajectories")
     sequence_length: int = static(64, low=2, help="time steps per sequence")
-    burn_in: int = static(0, low=0, help="steps before each sequence that only warm up the recurrent state")
+    burn_in: int = static(0, low=0, help="steps before each sequence, only used to warm up the recurrent state")
     min_size: int = changed(1_024, help="transitions collected before the first update")
     batch_size: int = changed(16, help="sequences per update")
     rollout_length: int | None = changed(
-        None, help="steps of each environment per iteration; None: a quarter of a sequence"
+        None, help="steps per environment and iteration; None: a quarter of sequence_length"
     )
     replay_ratio: float | None = changed(0.03125)
     optimizer: Optimizer = number(LaProp(warm_up=1_000.0))
@@ -200,7 +204,7 @@ class Dreamer(ReplayFields, DiscountFields):
         losses |= {
             name: jnp.mean(imagined.weight * x, axis=0).reshape(count.shape) for name, x in imagined_losses.items()
         }
-        # What is imagined from a state is its value, so that replayed returns are of the newest policy too.
+        # A state's imagined return is its value, so that replayed returns follow the newest policy too.
         value, rows = imagined.returns[0].reshape(count.shape), jax.tree.map(lambda x: x[:-1], batch.rows)
         replayed = returns.lambda_returns(Segment.of_rows(rows, value[:-1], value[-1]), self.gamma, self.return_lambda)
         replay_loss = jnp.where(rows.weight, critic_loss(observed.states.features[:-1], replayed), 0.0)
@@ -220,10 +224,10 @@ class Dreamer(ReplayFields, DiscountFields):
         """Return trajectories of the policy in the model.
 
         Args:
-          params: as of the state, without a gradient.
-          start: states [N], of sequences one row after another.
-          keys: of the sequences.
-          spec: of the environment.
+          params: the state's parameters, without gradient.
+          start: states [N], the flattened rows of sequences.
+          keys: one per sequence.
+          spec: the environment's spec.
         """
         steps, rows = self.imagination_length, start.deter.shape[0] // keys.shape[0]
         latent_key, action_key = jax.vmap(jax.random.split, out_axes=1)(keys)
@@ -266,9 +270,9 @@ def observe(
 
     Args:
       network, params: the model, and its parameters.
-      batch: sequences with the states that acted before their first rows.
-      keys: [batch] to draw latents by.
-      spec: of the environment.
+      batch: sequences with the acting states before their first rows.
+      keys: [batch], for sampling latents.
+      spec: the environment's spec.
     """
     noise = latent_noise(keys, (batch.mask.shape[0], network.stoch))
 
@@ -288,17 +292,17 @@ def model_losses(
 ) -> Metrics:
     """Return the model's losses of each time step, [T, B] (equations 2 and 3).
 
-    A reward and an ending are predicted where they arrive, with the observation that follows the action: so an
-    episode's last observation counts as any other, and only a termination ends what is imagined. Of discounts of the
-    environment's own the size is predicted as a probability of going on, and the sign apart: it is negative where the
-    other of two players moves next.
+    Rewards and terminations are predicted from the observation that follows the action, so an episode's last
+    observation counts like any other, and only a termination ends an imagined trajectory. If the environment has its
+    own discounts, their magnitude is predicted as a continuation probability, and their sign separately: it is negative
+    if the other of two players moves next.
 
     Args:
       observed: the states of the time steps.
-      predicted: of these states.
+      predicted: predictions from these states.
       timesteps: [T, B].
-      space: of observations.
-      free_nats: the divergence from which on latents are not drawn together.
+      space: the observation space.
+      free_nats: KL divergence below which the latents are not penalized.
     """
     posterior, prior = observed.posterior, observed.prior
     fixed_posterior, fixed_prior = jax.lax.stop_gradient((posterior, prior))
@@ -351,7 +355,7 @@ def mask_loss(logits: jax.Array, mask: PyTree, space: spaces.Space) -> jax.Array
 
 
 def percentiles(x: jax.Array, replicas: Replicas) -> jax.Array:
-    """Return the 5th and 95th percentiles, [2], of the numbers of all devices."""
+    """Return the 5th and 95th percentiles, [2], of the values on all devices."""
     if replicas.devices > 1:
         device = replicas.first_shard // replicas.shards
         everywhere = jnp.zeros((replicas.devices, *x.shape), x.dtype)
@@ -360,5 +364,5 @@ def percentiles(x: jax.Array, replicas: Replicas) -> jax.Array:
 
 
 def return_scale(return_range: jax.Array) -> jax.Array:
-    """Return by what returns are divided: their range [2], but 1 at least, so that noise of small ones stays small."""
+    """Return the divisor of returns: the width of their range [2], at least 1, so that small noise stays small."""
     return jnp.maximum(return_range[1] - return_range[0], 1.0)

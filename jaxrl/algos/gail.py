@@ -36,7 +36,7 @@ from jaxrl.networks.torsos import to_float
 
 # The fields that SAC lacks; it has all others.
 _OF_THE_DISCRIMINATOR = ("discriminator_learning_rate", "gradient_penalty", "reward", "absorbing", "discriminator")
-_LEAST_NORM = 1e-6  # of a gradient: a norm has no slope at 0
+_LEAST_NORM = 1e-6  # of a gradient: a norm is not differentiable at 0
 
 
 class GAILState(SACState):
@@ -55,16 +55,18 @@ class GAIL(StochasticActing, ReplayFields, TargetFields, TemperatureFields):
     """Generative adversarial imitation: SAC whose rewards a discriminator learns from demonstrations."""
 
     gamma: Scalar = changed(0.99, low=0, below=1)
-    batch_size: int = changed(256, help="transitions per update, and as many demonstrations")
+    batch_size: int = changed(256, help="transitions per update, and equally many demonstrations")
     discriminator_learning_rate: Scalar | None = number(
-        None, above=0, help="learning rate of the discriminator; None: that of the critics"
+        None, above=0, help="learning rate of the discriminator; None: learning_rate"
     )
     gradient_penalty: Scalar = number(10.0, low=0, help="weight of the discriminator's gradient penalty")
     reward: Literal["airl", "gail"] = static(
-        "airl", choices=("airl", "gail"), help="log D - log(1 - D), of either sign, or -log(1 - D), never negative"
+        "airl",
+        choices=("airl", "gail"),
+        help="airl: log D - log(1 - D), of either sign; gail: -log(1 - D), nonnegative",
     )
     absorbing: bool = static(
-        True, help="a termination leads to an absorbing state with a learned reward; False: its value is 0"
+        True, help="terminations lead to an absorbing state with a learned reward; False: terminal states have value 0"
     )
     discriminator: Critic = static(Critic(widths=(100, 100), activation="tanh", ensemble=1))
 
@@ -97,7 +99,7 @@ class GAIL(StochasticActing, ReplayFields, TargetFields, TemperatureFields):
 
     @property
     def sac(self) -> SAC:
-        """Return the SAC that learns from the discriminator's rewards, with all settings but the discriminator's."""
+        """Return the SAC that learns from the discriminator's rewards, with all other settings."""
         names = [field.name for field in dataclasses.fields(self) if field.name not in _OF_THE_DISCRIMINATOR]
         return SAC(**{name: getattr(self, name) for name in names})
 
@@ -146,7 +148,7 @@ class GAIL(StochasticActing, ReplayFields, TargetFields, TemperatureFields):
         variables = Variables(discriminator.params["network"], discriminator.model_state)
         reward = self._reward(logits(self.discriminator, variables, own.observation, own.action, spec)[0])
         metrics["learned_reward"] = weighted_mean(reward, own.weight, replicas)
-        if self.absorbing:  # SAC's target ends at a termination, so what follows, the same for ever, is added here
+        if self.absorbing:  # SAC's target ends at a termination; the absorbing state's constant return is added here
             endless = self._reward(discriminator.params["absorbing"]) / (1.0 - self.gamma)
             reward = reward + jnp.where(own.bootstrap, 0.0, self.gamma * endless)
         replay = batch["replay"].replace(rewards=reward[:, None])
@@ -178,13 +180,13 @@ def gradient_penalty(
 ) -> jax.Array:
     """Return (|gradient of the logit| - 1)^2 [batch] at random points between pairs (Gulrajani et al., 2017, eq. 3).
 
-    By observations, images in [0, 1], and by continuous actions in units where their box is [-1, 1].
+    The gradient is with respect to observations, images in [0, 1], and continuous actions scaled to [-1, 1].
 
     Args:
       network, variables: the discriminator.
-      own, expert: the run's own transitions and demonstrations; pairs by their order.
+      own, expert: the run's own transitions and demonstrations, paired in order.
       key: keys [batch].
-      spec: of the environment.
+      spec: the environment's spec.
     """
     fraction = jax.vmap(jax.random.uniform)(key)
 
@@ -192,7 +194,7 @@ def gradient_penalty(
         if isinstance(space, spaces.Dict):
             return {name: between(x[name], y[name], child) for name, child in space.items}
         if not isinstance(space, spaces.Box):
-            return y  # a name
+            return y  # a category
         x, y, part = to_float(x, space), to_float(y, space), fraction.reshape(-1, *[1] * (x.ndim - 1))
         return (1.0 - part) * x + part * y
 

@@ -1,4 +1,4 @@
-"""Histories: inputs of a recurrent policy or critic up to a time step, in place of one observation.
+"""Histories: inputs of a recurrent policy or critic up to a time step, instead of one observation.
 
 A batch of sequences becomes a batch of the transitions within them, whose observations are histories. An update of
 transitions then also learns from sequences, without changes.
@@ -41,13 +41,13 @@ class History(struct.PyTreeNode):
 
     @property
     def selected(self) -> NetworkInputs:
-        """Return the inputs at the N time steps alone, [1, N, ...]."""
+        """Return only the inputs at the N time steps, [1, N, ...]."""
         return jax.tree.map(lambda x: self._taken(x)[None], self._part(slice(self.burn_in, None)))
 
     def policy(self, network: Network, policy: Variables, spec: EnvSpec, *, train: bool) -> tuple[PyTree, ModelState]:
         """Return the policy's output at the N time steps, leaves [N, ...], and its new model state.
 
-        Its recurrent state begins with the one that acted.
+        Its recurrent state starts from the acting one.
         """
         if not network.recurrent:
             output, _, model_state = network.apply(
@@ -78,7 +78,7 @@ class History(struct.PyTreeNode):
     ) -> tuple[PyTree, ModelState]:
         """Return the critics' output for actions [N, n] at the time steps, leaves [ensemble, N, actions, ...].
 
-        No actor has a critic's recurrent state: it begins as at an episode's beginning, and the burn-in has to do.
+        Actors do not store a critic's recurrent state, so it starts from the initial state and relies on the burn-in.
         """
         action, mask = (None if x is None else x[None] for x in (action, mask))
         if not network.recurrent:
@@ -92,7 +92,7 @@ class History(struct.PyTreeNode):
             inputs, model_state = self._part(time), critic.model_state
             return network.encode(critic.params, inputs, carry, spec=spec, model_state=model_state, train=train)
 
-        members = jax.tree.leaves(critic.params)[0].shape[0]  # all, or the first alone
+        members = jax.tree.leaves(critic.params)[0].shape[0]  # all, or only the first
         carry = jax.tree.map(
             lambda x: jnp.broadcast_to(x, (members, self.columns, *x.shape)), network.initial_carry(spec)
         )
@@ -114,9 +114,10 @@ class History(struct.PyTreeNode):
 
 
 def transitions(batch: TransitionBatch | SequenceBatch, n_step: int) -> TransitionBatch:
-    """Return a batch's transitions; of sequences the L * B that begin at the L rows after the burn-in of each.
+    """Return a batch's transitions; for sequences, the L * B that begin at the L rows after the burn-in of each.
 
-    Those of sequences are of up to `n_step` steps, and the last of each has a weight of 0: it only bootstraps.
+    Transitions of sequences have up to `n_step` steps; the last of each sequence has weight 0, since it only
+    bootstraps.
     """
     if not isinstance(batch, SequenceBatch):
         return batch

@@ -30,7 +30,7 @@ def rewarded(batch: Mapping[str, Any], replicas: Replicas) -> TransitionBatch:
     taken = jnp.arange(expert.rewards.shape[1], dtype=jnp.int32)[None] < expert.steps[:, None]
     own = own.replace(rewards=jnp.zeros_like(own.rewards))
     expert = expert.replace(rewards=taken.astype(expert.rewards.dtype))
-    # Statistics of the draws belong to each source alone.
+    # Sampling statistics are kept per source.
     return combined_replay.concatenate_by_shard(
         own.replace(sample_info=None), expert.replace(sample_info=None), replicas=replicas
     )

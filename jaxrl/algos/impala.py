@@ -33,20 +33,22 @@ class IMPALA(BonusFields, PolicyValueActing):
     rollout_length: int = changed(20)
     normalize_reward: bool | None = changed(
         None,
-        help="divide by the running standard deviation of the discounted return; None: unless rewards are clipped",
+        help="divide rewards by the running deviation of discounted returns; None: unless rewards are clipped",
     )
     optimizer: Optimizer = changed(RMSProp(eps=0.01))
     trace_lambda: Scalar = number(1.0, low=0, high=1, help="lambda of V-trace; 1 uses the whole rollout")
-    clip_rho: Scalar = number(1.0, above=0, help="V-trace rho-bar: largest importance weight of a TD error")
-    clip_c: Scalar = number(1.0, above=0, help="V-trace c-bar: largest trace coefficient")
-    clip_pg_rho: Scalar = number(1.0, above=0, help="largest importance weight in the policy gradient")
-    reduction: str = static("sum", choices=("sum", "mean"), help="sum or mean of the loss over the batch")
+    clip_rho: Scalar = number(1.0, above=0, help="V-trace rho-bar: maximum importance weight of a TD error")
+    clip_c: Scalar = number(1.0, above=0, help="V-trace c-bar: maximum trace coefficient")
+    clip_pg_rho: Scalar = number(1.0, above=0, help="maximum importance weight in the policy gradient")
+    reduction: str = static("sum", choices=("sum", "mean"), help="reduction of the loss over the batch")
     reward_clipping: str = static(
-        "none", choices=("none", "abs_one", "soft_asymmetric"), help="clips rewards before anything else uses them"
+        "none",
+        choices=("none", "abs_one", "soft_asymmetric"),
+        help="reward clipping, applied before any other use of the rewards",
     )
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        # A sum over the batch meets returns of their own scale: that saturates the critic.
+        # With a loss summed over the batch, unscaled returns saturate the critic.
         scaled = self.reward_clipping == "none" if self.normalize_reward is None else self.normalize_reward
         return dataclasses.replace(self, **on_policy.resolved(self, spec) | {"normalize_reward": scaled})
 
@@ -136,7 +138,7 @@ def clipped_reward(reward: jax.Array, how: str) -> jax.Array:
 
     Args:
       reward: any shape.
-      how: "none"; "abs_one", into [-1, 1]; "soft_asymmetric", 5 tanh(r / 5), and 0.3 of that where it is negative.
+      how: "none"; "abs_one", into [-1, 1]; "soft_asymmetric", 5 tanh(r / 5), times 0.3 where negative.
 
     Returns:
       The same shape.

@@ -45,10 +45,15 @@ class IQL(StochasticActing, TargetFields, ReplayFields, NStepFields):
 
     policy_learning_rate: Scalar | None = changed(Cosine(3e-4, 0.0))
     expectile: Scalar = number(
-        0.7, above=0, below=1, help="0.5: value of the data's policy; near 1: of its best actions"
+        0.7,
+        above=0,
+        below=1,
+        help="expectile of the value loss; 0.5: value of the data's policy, near 1: value of its best actions",
     )
-    inverse_temperature: Scalar = number(3.0, low=0, help="actions are weighted by exp(this times their advantage)")
-    max_weight: Scalar = number(100.0, above=0, help="largest weight of an action")
+    inverse_temperature: Scalar = number(
+        3.0, low=0, help="inverse temperature beta; actions have weight exp(beta * advantage)"
+    )
+    max_weight: Scalar = number(100.0, above=0, help="maximum weight of an action")
     value: Critic = static(Critic(ensemble=1))
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
@@ -129,7 +134,7 @@ def state_value(
 
 
 def without_choice(spec: EnvSpec) -> EnvSpec:
-    """Return the same task with a single action, of which a critic is a value function."""
+    """Return the same task with a single action, for which a critic is a value function."""
     return dataclasses.replace(spec, action_space=spaces.Discrete(1), masked=False)
 
 

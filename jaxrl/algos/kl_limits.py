@@ -9,7 +9,7 @@ from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import Replicas
 from jaxrl.networks.distributions import DiagonalGaussian
 
-LEAST_DUAL = -18.0  # before the softplus or the exponential, which make 1.5e-8 of it
+LEAST_DUAL = -18.0  # before the softplus or the exponential, which map it to 1.5e-8
 
 
 def inverse_softplus(x: Scalar) -> jax.Array:
@@ -19,7 +19,7 @@ def inverse_softplus(x: Scalar) -> jax.Array:
 
 
 def decoupled_kl(old: DiagonalGaussian, new: DiagonalGaussian) -> tuple[jax.Array, jax.Array]:
-    """Return KL(old || new) in nats by dimension, [..., n], of the mean alone and of the deviation alone."""
+    """Return KL(old || new) per dimension in nats, [..., n], from the mean only and from the deviation only."""
     mean, std, new_mean, new_std = (x[..., None] for x in (old.mean, old.log_std, new.mean, new.log_std))
     before = DiagonalGaussian(mean, std)
     return before.kl(DiagonalGaussian(new_mean, std)), before.kl(DiagonalGaussian(mean, new_std))
@@ -28,7 +28,7 @@ def decoupled_kl(old: DiagonalGaussian, new: DiagonalGaussian) -> tuple[jax.Arra
 def lagrangian_loss(kl: jax.Array, alpha: jax.Array, epsilon: Scalar) -> jax.Array:
     """Return the Lagrangian of kl <= epsilon: alpha kl for the policy, alpha (epsilon - kl) for alpha; kl, alpha [k].
 
-    Going down its gradient, the policy lowers what it pays for, and alpha rises where kl is more than epsilon.
+    Descending its gradient lowers the policy's weighted KL, and raises alpha where kl exceeds epsilon.
     """
     return jax.lax.stop_gradient(alpha) * kl + alpha * (epsilon - jax.lax.stop_gradient(kl))
 
@@ -38,7 +38,7 @@ def step_log(
 ) -> TrainState:
     """Take a gradient step of a multiplier's logarithm, which stays within [-18, 18].
 
-    Far beyond, the multiplier would be 0 or infinite in float32, and take as many steps back as it took there.
+    Far outside, the multiplier would be 0 or infinite in float32, and would need as many steps to return.
     """
     log, _ = apply_gradients(log, gradient, optimizer, replicas)
     return log.replace(params=jnp.clip(log.params, LEAST_DUAL, -LEAST_DUAL))

@@ -1,4 +1,4 @@
-"""Minibatches independent of the number of devices, drawn without a sort.
+"""Minibatches independent of the number of devices, shuffled without a sort.
 
 Environments are grouped in a fixed number of logical shards. Each shard shuffles its rows with a separate key,
 and minibatch m takes the m-th portion of every shard; so the devices together see the same rows in minibatch m,
@@ -33,7 +33,7 @@ def permutation(key: jax.Array, n: int) -> jax.Array:
 
     Args:
       key: a typed key.
-      n: how many indices, at least 1 and below 2^31, static.
+      n: number of indices, at least 1 and below 2^31, static.
 
     Returns:
       int32, shape (n,).
@@ -51,7 +51,7 @@ def permutation(key: jax.Array, n: int) -> jax.Array:
         else:
             right = _add_modulo(right, _scaled_hash(left, keys[i], b), b)
     # Whatever uses the indices must not be fused into the rounds: XLA then computes them several times over on CPU,
-    # 495 us for 125 us for four epochs of 8192 rows in 8 shards.
+    # 495 us instead of 125 us for four epochs of 8192 rows in 8 shards.
     shuffled = jax.lax.optimization_barrier((left * jnp.uint32(b) + right).astype(jnp.int32))
     return shuffled if a * b == n else shuffled[jnp.nonzero(shuffled < n, size=n)[0]]
 
@@ -89,18 +89,18 @@ def minibatch_indices(
       key: a typed key, the same on every device.
       rows: T, rows of each environment, static.
       num_envs: environments on this device, the shards' side by side, static.
-      count: minibatches an epoch, static; None is an algorithm's that was not resolved.
+      count: minibatches per epoch, static; None if the algorithm was not resolved.
       replicas: which logical shards this device holds.
-      by: "row" draws single rows; "environment" draws environments with all their rows, for recurrent networks.
-      epochs: passes over the data, each with another permutation, static.
+      by: "row" selects single rows; "environment" selects environments with all their rows, for recurrent networks.
+      epochs: passes over the data, each with a different permutation, static.
 
     Returns:
       int32, shape (epochs * count, size): into the axis [T * num_envs] of `flatten_rows` for "row" (see `take_rows`),
-      into the environment axis for "environment" (see `take_environments`). In an epoch every index comes once.
+      into the environment axis for "environment" (see `take_environments`). Every index occurs once per epoch.
 
     Raises:
       ConfigError: the algorithm was not resolved.
-      ValueError: what `minibatch_problems` would have said.
+      ValueError: the batch cannot be divided (see `minibatch_problems`).
     """
     if count is None or epochs is None:
         raise ConfigError("epochs or minibatches is not set; call algo.resolve(spec, num_envs) first")
@@ -145,13 +145,13 @@ def take_environments(tree: PyTree, indices: jax.Array, axis: int = 1) -> PyTree
 
 
 def minibatch_problems(*, rows: int | None, num_envs: int, shards: int, count: int | None, by: By = "row") -> list[str]:
-    """Explain why `count` equal minibatches cannot be drawn; empty if they can.
+    """Explain why a batch cannot be divided into `count` equal minibatches; empty if it can.
 
     Args:
-      rows: T, rows of each environment; None, like `count` of None, is open, and no problem.
+      rows: T, rows of each environment; None, like `count=None`, is unresolved and not checked.
       num_envs: environments, of one device with its `shards`, or of all devices with all shards.
       shards: logical shards that hold them.
-      count: minibatches an epoch.
+      count: minibatches per epoch.
       by: "row" or "environment", as in `minibatch_indices`.
     """
     if by not in ("row", "environment"):
@@ -241,7 +241,7 @@ def steps_over_minibatches[State, Index](
     """Take a gradient step for each minibatch in turn, and return the means of their metrics.
 
     Args:
-      step: from the state and a minibatch's indices to the next state and metrics, scalars by name.
+      step: function from the state and a minibatch's indices to the next state and metrics, scalars by name.
       state: before the first step.
       indices: [minibatches, size], or a pytree whose leaves begin with that axis.
     """
@@ -250,7 +250,7 @@ def steps_over_minibatches[State, Index](
     def packed(state, index):
         state, metrics = step(state, index)
         names[:] = sorted(metrics)
-        # In one array, because the loop would write each metric by a kernel of its own.
+        # In one array, because the loop would write each metric with a separate kernel.
         return state, jnp.stack([metrics[name].astype(jnp.float32) for name in names])
 
     state, metrics = jax.lax.scan(packed, state, indices)

@@ -76,14 +76,13 @@ class SampledActions(struct.PyTreeNode):
     distribution: TanhGaussian  # the policy's
     points: jax.Array  # [K, batch, n] sampled from it, before the tanh
     values: jax.Array  # [batch, K]
-    returns: jax.Array | tuple[()]  # as of `AllActions`
+    returns: jax.Array | tuple[()]  # as in `AllActions`
     log_prior: jax.Array  # [batch, K] -log K of each sample
 
     def fit(self, new: TanhGaussian, weights: jax.Array) -> jax.Array:
         """Fit the mean and the deviation of a Gaussian, each with the other from the old policy.
 
-        Both policies are squashed alike, so that likelihoods before the tanh differ from those after it by no more
-        than a constant.
+        Both policies use the same tanh, so likelihoods before and after it differ only by a constant.
         """
 
         def likelihood(gaussian: DiagonalGaussian) -> jax.Array:
@@ -95,7 +94,7 @@ class SampledActions(struct.PyTreeNode):
         )
 
     def divergences(self, new: TanhGaussian) -> dict[str, jax.Array]:
-        """Return the divergences of mean and deviation, of each dimension."""
+        """Return the divergences of mean and deviation, per dimension."""
         mean, std = decoupled_kl(self.distribution.base, new.base)
         return {"mean": mean, "std": std}
 
@@ -106,8 +105,10 @@ class MPO(
 ):
     """Maximum a posteriori policy optimization: KL-constrained regression on Q-weighted actions; uniform replay."""
 
-    samples: int = static(20, low=1, help="continuous actions: samples of the policy per observation")
-    per_dimension: bool = static(True, help="continuous actions: limit the KL of each action dimension, not their sum")
+    samples: int = static(20, low=1, help="continuous actions: policy samples per observation")
+    per_dimension: bool = static(
+        True, help="continuous actions: limit the KL divergence per action dimension instead of in total"
+    )
     critic: Critic = changed(Critic(ensemble=1))
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
@@ -199,7 +200,7 @@ class MPO(
     ) -> AllActions | SampledActions:
         """Return candidate actions of the target policy at observations [batch], with the smallest target values.
 
-        All actions of a discrete space; actions sampled with keys [batch] from a box.
+        These are all actions of a discrete space, or actions sampled from a box with keys [batch].
         """
         policy, critic = state.policy.target_variables, state.critic.target_variables
         distribution = off_policy.evaluate_policy(self.policy, policy, observation, spec, mask)
@@ -212,7 +213,7 @@ class MPO(
         keys = jax.vmap(lambda k: jax.random.split(k, self.samples), out_axes=1)(key)
         points = jax.vmap(distribution.base.sample)(keys)
         actions = from_unit(jnp.tanh(points), spaces.expect(spec.action_space, spaces.Box))
-        # Mapped over the actions alone, so that an observation is encoded once.
+        # Mapped over the actions only, so that an observation is encoded once.
         each = jax.vmap(lambda x: off_policy.evaluate_critic(self.critic, critic, observation, x, spec), out_axes=2)
         output = jax.tree.map(lambda x: x[:, :, :, 0], each(actions))
         values, returns = least(output, self.v_min, self.v_max)
@@ -233,11 +234,11 @@ def least(output: Any, v_min: Scalar, v_max: Scalar) -> tuple[jax.Array, jax.Arr
     """Return the smallest critic's entry for each action.
 
     Args:
-      output: the critics', [ensemble, batch, K] or `CategoricalReturns` of it.
-      v_min, v_max: the ends of the support of the second.
+      output: the critics' output, [ensemble, batch, K], or `CategoricalReturns` of that shape.
+      v_min, v_max: the ends of the support of `CategoricalReturns`.
 
     Returns:
-      Expected returns [batch, K], and probabilities [batch, K, atoms] of the support's atoms, () where it has none.
+      Expected returns [batch, K], and probabilities [batch, K, atoms] of the support's atoms, () without a support.
     """
     values = q_learning.action_values(output, v_min, v_max)
     if not isinstance(output, CategoricalReturns):
@@ -268,7 +269,7 @@ def temperature_loss(values: jax.Array, log_prior: jax.Array, temperature: Scala
     """Return eta epsilon + eta log sum pi exp(Q / eta), whose minimum over eta is where KL(q || pi) is epsilon.
 
     Args:
-      values, log_prior, temperature: as of `improved`.
+      values, log_prior, temperature: as in `improved`.
       epsilon: in nats.
 
     Returns:

@@ -49,9 +49,9 @@ class MuZero(SearchFields, ReplayFields, NStepFields, SupportFields, DiscountFie
     learning_rate: Scalar = number(Linear(2e-3, 0.0), above=0, help="learning rate")
     max_grad_norm: Scalar | None = number(5.0, above=0, help="clip gradients to this global norm; None: no clipping")
     value_cost: Scalar = number(0.25, low=0, help="weight of the value loss")
-    v_min: Scalar = changed(-300.0, only_with=None, help="lower end of the support of values and rewards")
-    v_max: Scalar = changed(300.0, only_with=None, help="upper end of the support of values and rewards")
-    unroll_steps: int = static(5, low=1, help="steps that the model is unrolled over in an update")
+    v_min: Scalar = changed(-300.0, only_with=None, help="minimum of the categorical support of values and rewards")
+    v_max: Scalar = changed(300.0, only_with=None, help="maximum of the categorical support of values and rewards")
+    unroll_steps: int = static(5, low=1, help="number of steps for which the model is unrolled in an update")
     n_step: int = changed(10)
     simulations: int = changed(16)
     capacity: int = changed(50_000)
@@ -160,7 +160,7 @@ class MuZero(SearchFields, ReplayFields, NStepFields, SupportFields, DiscountFie
     def _targets(self, drawn: SequenceBatch, key, spec, replicas) -> "Targets":
         """Return the targets of each unrolled step, from the sequence and what the search found in acting.
 
-        After a termination nothing follows, whatever is done: actions are random there, all numbers 0.
+        After a termination, all targets are 0 and actions are random.
         """
         rows, count = drawn.rows, self.unroll_steps + 1
         length, columns = drawn.mask.shape
@@ -168,7 +168,7 @@ class MuZero(SearchFields, ReplayFields, NStepFields, SupportFields, DiscountFie
         lead = jnp.arange(length * columns, dtype=jnp.int32) + steps.steps * columns
         value = rows.extras["search_value"].reshape(-1)[jnp.minimum(lead, length * columns - 1)]
         returns = q_learning.n_step_target(steps.rewards, steps.steps, steps.bootstrap, value, self.gamma)
-        # The row after an episode's end has weight 0, so what follows it is no part of the same episode.
+        # The row after an episode's end has weight 0, so the rows after it are not part of the same episode.
         real = jnp.cumprod(steps.weight.reshape(length, columns)[:count].astype(jnp.int32), axis=0) > 0
         returns = jnp.where(real, returns.reshape(length, columns)[:count], 0.0)
         ended = jnp.cumsum((real & rows.terminated[:count]).astype(jnp.int32), axis=0) > 0
@@ -216,9 +216,9 @@ class Targets(struct.PyTreeNode):
     policy: jax.Array
     value: jax.Array  # probabilities of atoms
     reward: jax.Array  # likewise
-    discount: jax.Array | None  # the environment's own; None: it has none
-    real: jax.Array  # float32: there was such a step, in the same episode
-    known: jax.Array  # float32: or the episode terminated before
+    discount: jax.Array | None  # the environment's own discounts; None: it has none
+    real: jax.Array  # float32: 1 if the step exists in the same episode
+    known: jax.Array  # float32: 1 if real, or if the episode terminated before
     returns: jax.Array  # [batch] at the first step
 
 

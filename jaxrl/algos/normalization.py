@@ -17,7 +17,7 @@ from jaxrl.core.types import Counter, PyTree, Replicas, TimeStep
 from jaxrl.core.variation import varies
 
 _EPSILON = 1e-8  # added to the variance, as in Gymnasium's and SB3's normalizers
-_MOST_EPSILON = 1e-4  # of the variance, so that small units are normalized as well
+_MOST_EPSILON = 1e-4  # as a fraction of the variance, so that small units are normalized as well
 
 
 class Moments(struct.PyTreeNode):
@@ -25,7 +25,7 @@ class Moments(struct.PyTreeNode):
 
     mean: jax.Array
     variance: jax.Array
-    mean_rest: jax.Array  # Kahan's rest of the additions to `mean`
+    mean_rest: jax.Array  # Kahan compensation of the additions to `mean`
     variance_rest: jax.Array
 
 
@@ -45,8 +45,8 @@ def init(example: Any, *, integers: bool = False) -> RunningStatistics:
 
     Args:
       example: a space, or a tree of arrays without batch axes.
-      integers: include integer boxes and arrays too (pixels, which networks otherwise scale themselves). `Discrete`
-        and `MultiDiscrete` spaces and booleans never are: their numbers are names.
+      integers: include integer boxes and arrays too (pixels, which networks otherwise scale themselves). `Discrete` and
+        `MultiDiscrete` spaces and booleans never are: their numbers are categories.
     """
     kinds = (jnp.floating, jnp.integer) if integers else (jnp.floating,)
     if isinstance(example, spaces.Space):
@@ -108,10 +108,10 @@ def normalize(statistics: RunningStatistics, x: PyTree, clip: float | jax.Array 
     Entries that hardly varied (see `varies`) become 0, whatever their value now.
 
     Args:
-      statistics: frozen; those that the rows were acted with, in a loss. Their leaves may have a batch axis, of rows
-        that were acted with different ones.
+      statistics: frozen; in a loss, those used for acting. Their leaves may have a batch axis, for rows that were acted
+        with different statistics.
       x: a tree like the example, leaves with any leading axes, of which the last is the batch.
-      clip: largest absolute value that comes out.
+      clip: maximum absolute value of the result.
 
     Returns:
       The same tree; normalized leaves keep their floating type, integers become float32.
@@ -135,14 +135,14 @@ def normalize(statistics: RunningStatistics, x: PyTree, clip: float | jax.Array 
 def scale_reward(statistics: RunningStatistics, reward: jax.Array, clip: float | jax.Array = 10.0) -> jax.Array:
     """Divide rewards by the standard deviation of the running discounted return, limited to [-clip, clip].
 
-    The mean is not subtracted: that would change which policy is best. The identity before two returns were seen, and
-    while returns hardly vary (see `varies`).
+    The mean is not subtracted, which would change the optimal policy. Rewards stay unchanged before two returns were
+    seen, and while returns hardly vary (see `varies`).
 
     Args:
       statistics: of the running discounted return, an `init` of a scalar; see `discounted_return`. Their leaves may
         have a batch axis.
       reward: any shape.
-      clip: largest absolute value that comes out.
+      clip: maximum absolute value of the result.
     """
     (moments,) = statistics.moments.values()
     scaled = jnp.clip(reward * _with_axes(_inverse_std(moments, 1.0), reward.ndim), -clip, clip)
@@ -153,11 +153,11 @@ def discounted_return(previous: jax.Array, timestep: TimeStep, gamma: float | ja
     """Return the running discounted return R <- gamma R + r, whose deviation scales rewards (Engstrom et al., 2020).
 
     Args:
-      previous: that of the time step before, [...].
-      timestep: whose reward arrived; [...]. Where an episode begins it is 0.
+      previous: the previous time step's, [...].
+      timestep: the time step with the reward, [...]; at an episode's beginning, the return is 0.
       gamma: discount, times the environment's own.
     """
-    if timestep.discount is not None:  # at an end nothing follows that it could be of
+    if timestep.discount is not None:  # at an episode's end, there is no later reward to discount
         gamma = gamma * jnp.where(timestep.terminated, 1.0, timestep.discount)
     return jnp.where(timestep.first, 0.0, gamma * previous + timestep.reward)
 
@@ -172,7 +172,7 @@ def _with_axes(x, rank):
 
 
 def _is_known(statistics: RunningStatistics) -> jax.Array:
-    """Return whether two entries were seen, enough to normalize with; bool, of the count's shape."""
+    """Return whether at least two entries were seen, as normalization needs; bool, of the count's shape."""
     return (statistics.count.high > 0) | (statistics.count.low >= 2)
 
 

@@ -38,7 +38,7 @@ from jaxrl.networks import (
     QuantileValues,
 )
 
-Statistics = RunningStatistics | tuple[()]  # of observations; () where they are not normalized
+Statistics = RunningStatistics | tuple[()]  # of observations; () if they are not normalized
 
 
 def problems(
@@ -56,14 +56,14 @@ def problems(
     """Explain why an algorithm's networks do not suit it or the environment, one line each; empty if they do.
 
     Args:
-      name: of the algorithm.
+      name: the algorithm's name.
       policy, critic: its networks.
-      spec: of the environment.
+      spec: the environment's spec.
       stochastic: the kind of policy that it needs.
       discrete: whether it can choose among discrete actions.
-      heads: the heads that its critics may have; none: expected values, and where policies are deterministic any.
+      heads: the heads that its critics may have; empty: expected values, or any head if policies are deterministic.
       memory: whether its networks may be recurrent.
-      dropout: whether its critics may drop outputs of their dense layers.
+      dropout: whether its critics may have dropout.
     """
     found, space, head = [], spec.action_space, critic.head
     bounded = isinstance(space, spaces.Box) and len(space.shape) == 1 and space.bounded
@@ -93,7 +93,7 @@ def problems(
 
 
 def dropout_problems(label: str, critic: Critic) -> list[str]:
-    """Explain that a network, the value of the field `label`, drops nothing here; empty if it has no dropout."""
+    """Explain that dropout has no effect in the network of the field `label`; empty if it has no dropout."""
     if not critic.dropout:
         return []
     what = "only the critics of SAC, CrossQ and GAIL support dropout"
@@ -104,7 +104,7 @@ def dropout_problems(label: str, critic: Critic) -> list[str]:
 
 
 def init_statistics(spec: EnvSpec, normalize_observation: bool) -> Statistics:
-    """Return empty statistics of observations; () where they are not normalized."""
+    """Return empty statistics of observations; () if they are not normalized."""
     return normalization.init(spec.observation_space) if normalize_observation else ()
 
 
@@ -129,11 +129,11 @@ def learning_batch(
     """Return the running statistics with an update's batch merged in, and its transitions, normalized.
 
     Args:
-      algo: says whether and how observations are normalized.
-      statistics: of the observations that were learned from before.
-      batch: as passed to `update`; the newest transitions join those that were drawn.
+      algo: defines whether and how observations are normalized.
+      statistics: of the observations of previous updates.
+      batch: as passed to `update`; all its parts are joined.
       replicas: as passed to `update`.
-      n_step: rewards of the transitions that are made of sequences.
+      n_step: maximum steps of transitions taken from sequences.
     """
     transitions = histories.transitions(combined_replay.combined_batch(batch, replicas), n_step)
     return normalize_batch(statistics, transitions, algo.observation_clip, replicas)
@@ -144,8 +144,9 @@ def normalize_batch(
 ) -> tuple[Statistics, TransitionBatch]:
     """Return the statistics with the batch's observations merged in, and the batch normalized with them.
 
-    A learner sees what its replay draws, not what was just collected: a transition counts as often as it is drawn,
-    which weighs the data as the losses do. Both ends of a transition are normalized with the same, newest statistics.
+    A learner sees the transitions sampled from its replay, not those just collected: a transition counts as often as it
+    is sampled, which weights the data as the losses do. Both observations of a transition are normalized with the same,
+    newest statistics.
     """
     if not isinstance(statistics, RunningStatistics):
         return statistics, batch
@@ -203,10 +204,10 @@ def evaluate_critic(
       network: the ensemble.
       critic: its variables.
       observation: [batch, ...].
-      action: [batch, n] of a box, whose output is of 1 action; None where actions are discrete.
-      spec: of the environment.
-      mask: [batch, actions] where actions are discrete and some forbidden.
-      key: keys [batch] of dropout; None: nothing is dropped.
+      action: [batch, n] for a box, whose output has 1 action; None for discrete actions.
+      spec: the environment's spec.
+      mask: [batch, actions], if actions are discrete and some forbidden.
+      key: keys [batch] for dropout; None: no dropout.
     """
     return train_critic(network, critic, observation, action, spec, mask, key, train=False)[0]
 
@@ -278,15 +279,15 @@ def smallest_target(
 ) -> Returns:
     """Return the critics' target for each transition if `next_action` [batch, n] follows; no gradient.
 
-    The rewards of its steps, and unless the task terminated there the returns that follow: those that the critic
-    expecting least has for the next action (Fujimoto et al., 2018, equation 10).
+    The target is the rewards plus, unless the task terminated, the next action's returns under the critic with the
+    smallest expectation (Fujimoto et al., 2018, equation 10).
 
     Args:
       network, critic: the ensemble and the variables of its target.
       batch: transitions.
       next_action: actions of the box.
       gamma: discount.
-      spec: of the environment.
+      spec: the environment's spec.
       v_min, v_max: the ends of the support of a categorical head.
     """
     output = evaluate_critic(network, critic, batch.next_observation, next_action, spec)
@@ -304,7 +305,7 @@ class CriticLoss(struct.PyTreeNode):
     """Auxiliary outputs of the critics' loss."""
 
     metrics: Metrics  # this device's share
-    error: jax.Array  # [batch], how wrong the members were on average
+    error: jax.Array  # [batch], mean error of the members
     values: jax.Array  # [ensemble, batch, actions], expected
     taken: jax.Array  # [ensemble, batch], of the actions that were taken
     model_state: ModelState
@@ -347,14 +348,14 @@ def output_loss(
     """Return the loss of the critics' outputs: this device's share, summed over the members.
 
     Args:
-      output: of `train_critic`, leaves [ensemble, batch, actions, ...].
-      model_state: of the ensemble after it.
+      output: output of `train_critic`, leaves [ensemble, batch, actions, ...].
+      model_state: the ensemble's model state after it.
       batch: transitions.
-      target: of each.
+      target: target of each transition.
       spec, replicas: as passed to `update`.
       importance: weights [batch] of a prioritized sample, or None.
       v_min, v_max: the ends of the support of a categorical head.
-      quantile_huber: of a quantile head, the error from which the loss is linear.
+      quantile_huber: Huber threshold of a quantile head.
     """
     discrete = isinstance(spec.action_space, spaces.Discrete)
     action = batch.action if discrete else jnp.zeros(batch.weight.shape, jnp.int32)
@@ -362,7 +363,7 @@ def output_loss(
     if importance is not None:
         losses = losses * importance[None]
     each = jax.vmap(lambda x: weighted_mean(x, batch.weight, replicas))
-    loss = jnp.sum(each(losses))  # a sum over the members: each learns as if it were alone
+    loss = jnp.sum(each(losses))  # a sum over the members: each learns independently
     values = q_learning.action_values(output, v_min, v_max)
     taken = jnp.take_along_axis(values, action[None, :, None], axis=-1)[..., 0]
     metrics = {"critic_loss": loss, "q_value": jnp.mean(each(taken)), "td_error": jnp.mean(each(errors))}
@@ -380,7 +381,7 @@ def critic_step(
     replicas: Replicas,
     **options: Any,
 ) -> tuple[TrainState, CriticLoss]:
-    """Take a step of every member of the ensemble towards the targets; the arguments of `critic_loss`."""
+    """Take a step of every member of the ensemble towards the targets; arguments as in `critic_loss`."""
 
     def loss(params):
         variables = critic.variables.replace(params=params)
@@ -428,7 +429,7 @@ def dpg_step(
       transformation: the policy's optimizer at its learning rate.
       critic_network, critic: the critics, and their training state.
       batch: transitions, normalized.
-      spec: of the environment.
+      spec: the environment's spec.
       replicas: as passed to `update`.
       support: `v_min` and `v_max` of critics over a fixed support.
 
@@ -455,14 +456,13 @@ def delayed_step(
     tau: Number,
     replicas: Replicas,
 ) -> tuple[TrainState, TrainState, jax.Array]:
-    """Take a step of the policy and of both targets where it is due (Fujimoto et al., 2018, section 5.2).
+    """Take a step of the policy and of both targets if it is due (Fujimoto et al., 2018, section 5.2).
 
     Args:
-      step: from the policy to the policy after a step, and this device's loss before it.
+      step: function from the policy to the policy after a step and this device's loss before it.
       policy, critic: their training states.
-      last_loss: of the last step, over all devices.
-      due: whether the step is due, a scalar bool, the same on all devices. Over mapped runs this becomes a choice
-        between both results.
+      last_loss: loss of the last step, over all devices.
+      due: whether the step is due, a scalar bool, the same on all devices. In vmapped runs, both results are computed.
       tau: fraction of new parameters in the targets.
       replicas: as passed to `update`.
 

@@ -50,12 +50,12 @@ class PolicyState(struct.PyTreeNode):
     network: TrainState
     statistics: Statistics
     updates: jax.Array  # int32, the version of the actor state
-    bonus: PyTree = ()  # of `exploration_bonus`; () where there is none
-    penalty: PyTree = ()  # PPO's adaptive weight of the divergence; () where there is none
+    bonus: PyTree = ()  # of `exploration_bonus`; () without one
+    penalty: PyTree = ()  # PPO's adaptive weight of the divergence; () without one
 
 
 class ActingState(Protocol):
-    """The part of a learner's state that acting needs."""
+    """Subset of a learner's state that is needed for acting."""
 
     @property
     def network(self) -> TrainState: ...
@@ -71,11 +71,11 @@ class PolicyCarry(struct.PyTreeNode):
 
 
 def resolved(algo: OnPolicyFields, spec: EnvSpec, *, discrete_entropy: float = 0.01) -> dict[str, Any]:
-    """Return the fields that an algorithm leaves open, by name, with defaults for the environment.
+    """Return an algorithm's unset fields by name, with defaults for the environment.
 
-    For continuous actions: observations and rewards are normalized, and entropy has no bonus. For discrete ones:
-    neither is normalized, and the bonus is `discrete_entropy`. Both are the field's usage, as is a bonus of 0.01. Of
-    several parts one `Box` makes them continuous.
+    For continuous actions, observations and rewards are normalized, and there is no entropy bonus. For discrete
+    actions, neither is normalized, and the bonus is `discrete_entropy`. These are common defaults, as is a bonus of
+    0.01. Composite actions with a `Box` count as continuous.
     """
     continuous = spaces.is_continuous(spec.action_space)
     entropy_cost = algo.entropy_cost
@@ -89,7 +89,7 @@ def resolved(algo: OnPolicyFields, spec: EnvSpec, *, discrete_entropy: float = 0
 
 
 def problems(algo: OnPolicyFields, spec: EnvSpec) -> list[str]:
-    """Explain what is wrong with the fields, and which networks do not fit the environment."""
+    """Explain wrong fields, and networks that do not fit the environment."""
     found = field_problems(algo)
     if not found and isinstance(algo, BonusFields) and isinstance(algo.exploration_bonus, RND):
         found += algo.exploration_bonus.network_problems(spec)
@@ -130,7 +130,7 @@ def initial_carry(algo: RolloutFields, network: Network, spec: EnvSpec) -> Polic
 
 
 def discounted_return(algo: RolloutFields, timestep: TimeStep, carry: PolicyCarry) -> PyTree:
-    """Return the discounted returns [B] with the rewards that came with a time step; () if they are not normalized."""
+    """Return the discounted returns [B] including a time step's rewards; () if rewards are not normalized."""
     if not algo.normalize_reward:
         return ()
     return normalization.discounted_return(carry.discounted_return, timestep, algo.gamma)
@@ -147,7 +147,7 @@ def network_inputs(algo: RolloutFields, timesteps: TimeStep, statistics: Statist
 
 @field_group
 class PolicyValueActing(OnPolicyFields):
-    """Acting by samples from a policy whose network also returns the value."""
+    """Acting by sampling from a policy whose network also returns the value."""
 
     def preprocess(self, timesteps: TimeStep) -> TimeStep:
         """Return time steps as the networks and the update read them."""
@@ -202,13 +202,14 @@ def bootstrap_value(algo: OnPolicyFields, network: Variables, batch: Rollout, ca
 def update_statistics(algo: RolloutFields, statistics: Statistics, batch: Rollout, replicas: Replicas) -> Statistics:
     """Return the statistics with this batch merged in over all replicas; the next actor state will use them.
 
-    A batch is learned from with the statistics that it was acted with, the first one as it is; REPPO alone scales its
-    rewards with the merged ones. To normalize the first observations by their own moments makes probability ratios
-    between two different inputs: in brax's inverted pendulum, 1M steps, that took PPO from 992 to 930 (5 and 6 seeds).
+    An update uses the statistics that the batch was acted with, so the first batch is not normalized; only REPPO scales
+    its rewards with the merged ones. Normalizing the first observations by their own moments would make probability
+    ratios between two different inputs: in brax's inverted pendulum, 1M steps, it lowered PPO's score from 992 to 930
+    (5 and 6 seeds).
     """
     timesteps = batch.timesteps[:-1]
-    # Last observations are real ones too; but what follows a whole episode is not part of the batch: neither after its
-    # end, nor after its environment broke and was rebuilt.
+    # Last observations count too, but rows after a whole episode are not part of the batch: neither after its end, nor
+    # after its environment failed and was rebuilt.
     real = jnp.ones_like(timesteps.first)
     if algo.whole_episodes:
         timesteps = batch.timesteps
@@ -220,10 +221,10 @@ def update_statistics(algo: RolloutFields, statistics: Statistics, batch: Rollou
         merged = merged.replace(observation=seen)
     if algo.normalize_reward:
         arrived = batch.extras["discounted_return"]
-        if algo.whole_episodes:  # also what arrived with the time step after the last row
+        if algo.whole_episodes:  # also the reward of the time step after the last row
             final = normalization.discounted_return(arrived[-1], batch.final, algo.gamma)
             arrived = jnp.concatenate([arrived, final[None]])
-        counts = real & ~timesteps.first  # nothing arrived with an episode's first observation
+        counts = real & ~timesteps.first  # an episode's first observation has no reward
         merged = merged.replace(reward=normalization.update(statistics.reward, arrived, counts, replicas))
     return merged
 
@@ -233,7 +234,7 @@ def advantages(
 ) -> tuple[jax.Array, jax.Array]:
     """Return generalized advantages and value targets, each [T, B], from the values recorded while acting."""
     rows, carry = batch.rows, batch.carry.network
-    if algo.network.recurrent:  # the carry that these parameters come to: the actors' may be of older ones
+    if algo.network.recurrent:  # the carry of these parameters; the actors' may be from older ones
         _, carry, _ = unroll(algo, network, batch_inputs(algo, batch), carry, spec, train=False)
     values = segment(algo, batch, rows.extras["value"], bootstrap_value(algo, network, batch, carry, spec))
     estimates = returns.gae(values, algo.gamma, gae_lambda)
@@ -245,11 +246,11 @@ def explore(
 ) -> tuple[PyTree, jax.Array | None, Metrics]:
     """Return the next state of `exploration_bonus`, its advantages [T, B], and metrics; (), None and {} without one.
 
-    It learns from as many minibatches as the algorithm does.
+    The bonus learns from as many minibatches as the algorithm.
     """
     if algo.exploration_bonus is None:
         return bonus, None, {}
-    # An algorithm without such fields takes one step on the whole batch.
+    # An algorithm without these fields takes one step on the whole batch.
     epochs, count = (getattr(algo, name, None) or 1 for name in ("epochs", "minibatches"))
     return algo.exploration_bonus.update(
         bonus, batch, spec=spec, key=_bonus_key(key), replicas=replicas, epochs=epochs, count=count
@@ -295,11 +296,11 @@ def unroll(
 
 
 def acting(weight: jax.Array, active: jax.Array | None) -> jax.Array:
-    """Return the rows that the policy is learned from: those with weight whose agent could act (`Rollout.active`).
+    """Return the rows from which the policy learns: those with weight whose agent could act (`Rollout.active`).
 
-    Values are learned from all rows with weight: returns of earlier rows bootstrap from those of an agent that is out.
-    So do MAPPO's authors (github.com/marlbenchmark/on-policy at de66d7a: `active_masks` with the options of
-    train_smac_scripts).
+    Values are learned from all rows with weight, because returns of earlier rows bootstrap from the values of inactive
+    agents. MAPPO's authors do the same (github.com/marlbenchmark/on-policy at de66d7a: `active_masks` with the options
+    of train_smac_scripts).
     """
     return weight if active is None else weight & active
 
@@ -321,7 +322,8 @@ def explained_variance(targets: jax.Array, values: jax.Array, weight: jax.Array,
 def standardized(x: jax.Array, weight: jax.Array, replicas: Replicas) -> jax.Array:
     """Standardize `x` to mean 0 and standard deviation 1 over the entries that count, on all replicas together.
 
-    All 0 where they hardly vary beside their mean (see `normalization.varies`): what rounding leaves has no sign.
+    All are 0 if they hardly vary compared with their mean (see `normalization.varies`): rounding errors have no
+    meaning.
     """
     weight = weight.astype(x.dtype)
     moments = replicas.sum(jnp.stack([jnp.sum(weight), jnp.sum(x * weight)]))
@@ -343,10 +345,10 @@ def total_loss(algo: OnPolicyFields, policy_loss: jax.Array, value_loss: jax.Arr
 
 
 def transformation(algo: OnPolicyFields) -> optax.GradientTransformation:
-    """Return the clipped optimizer at the learning rate, for the parameters "value" at the value's own if it has one.
+    """Return the clipped optimizer; the parameters "value" have the value's learning rate if there is one.
 
-    Separate networks are clipped each by its own norm: the gradient of a value far from its targets is hundreds of
-    times the policy's, which one norm of both would scale down to nothing.
+    Separate networks are clipped by their own norms: the gradient of a value far from its targets is hundreds of times
+    the policy's, so clipping by the joint norm would almost stop the policy from learning.
     """
     if algo.learning_rate is None:
         raise unresolved(algo, "learning_rate")
@@ -360,7 +362,7 @@ def transformation(algo: OnPolicyFields) -> optax.GradientTransformation:
 
 
 def _partition(policy, value, label) -> optax.GradientTransformation:
-    """Apply `value` to the entries of the parameters that `label` calls "value", `policy` to the others."""
+    """Apply `value` to the entries of the parameters that `label` marks as "value", and `policy` to the others."""
     parts: dict[Hashable, optax.GradientTransformation] = {"policy": policy, "value": value}
     return optax.partition(parts, label)
 
@@ -380,8 +382,8 @@ def apply_gradients(
     """Apply gradients with `transformation`, and return their norms as metrics.
 
     Returns:
-      The state after the step; the gradient's global norm, of separate networks also the norm of each; and the factor
-      that clipping scaled each norm by, 1 where it did nothing.
+      The state after the step; the gradient's global norm, and for separate networks the norm of each; and the factor
+      by which each norm was clipped, 1 if it was not.
     """
     gradients = replicas.mean(gradients)
     labels = _separate_networks(gradients)
@@ -414,9 +416,9 @@ def minibatch_problems(algo: Any, num_envs: int, shards: int, by: minibatches.By
     if not episodes:
         return minibatches.minibatch_problems(rows=algo.rollout_length, num_envs=num_envs, **sizes)
     if any(type(number) is not int or number < 1 for number in (episodes, count)):
-        return []  # the fields' own limits tell of it
+        return []  # reported by the fields' own limits
     if episodes % shards:
-        return []  # for all algorithms the buffer of the episodes tells of it
+        return []  # reported by the episode buffer, for all algorithms
     found = minibatches.minibatch_problems(rows=count, num_envs=episodes, **sizes)  # batches have a multiple of it
     return [line.replace("num_envs", "whole_episodes").replace("environments", "episodes") for line in found]
 

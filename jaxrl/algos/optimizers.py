@@ -37,7 +37,7 @@ class Adam(struct.PyTreeNode):
 
     Args:
       b1, b2: decay of the running means of gradients and of their squares.
-      eps: added to the root of the second, so that nothing is divided by 0.
+      eps: added to the root of the second, to avoid division by 0.
     """
 
     b1: float = 0.9
@@ -53,8 +53,8 @@ class AdamW(struct.PyTreeNode):
 
     Args:
       b1, b2: decay of the running means of gradients and of their squares.
-      eps: added to the root of the second, so that nothing is divided by 0.
-      weight_decay: of every parameter, times the learning rate.
+      eps: added to the root of the second, to avoid division by 0.
+      weight_decay: decay of every parameter, multiplied by the learning rate.
     """
 
     b1: float = 0.9
@@ -70,8 +70,8 @@ class RMSProp(struct.PyTreeNode):
     """RMSProp, gradients divided by the root of a running mean of their squares.
 
     Args:
-      decay: of the running mean.
-      eps: so that nothing is divided by 0.
+      decay: decay of the running mean.
+      eps: added to avoid division by 0.
       eps_in_root: add `eps` inside the square root, as the published actor-critics do, or outside, as torch does.
     """
 
@@ -88,7 +88,7 @@ class RAdam(struct.PyTreeNode):
 
     Args:
       b1, b2: decay of the running means of gradients and of their squares.
-      eps: added to the root of the second, so that nothing is divided by 0.
+      eps: added to the root of the second, to avoid division by 0.
     """
 
     b1: float = 0.9
@@ -106,11 +106,11 @@ class Muon(struct.PyTreeNode):
 
     Args:
       beta: decay of the momentum.
-      eps: so that nothing is divided by 0.
-      weight_decay: of the kernels, times the learning rate.
+      eps: added to avoid division by 0.
+      weight_decay: decay of the kernels, multiplied by the learning rate.
       consistent_rms: root mean square of every step; None: Muon's own scale.
-      adam_b1, adam_b2: of Adam, for the other parameters.
-      steps: of the Newton-Schulz iteration.
+      adam_b1, adam_b2: decay rates of Adam, for the other parameters.
+      steps: number of Newton-Schulz iterations.
     """
 
     beta: float = 0.95
@@ -142,8 +142,8 @@ class LaProp(struct.PyTreeNode):
 
     Args:
       b1, b2: decay of the running means of normalized gradients and of squares.
-      eps: added to the root of the mean square, so that nothing is divided by 0.
-      clip: largest norm of an array's gradient as a fraction of the array's own norm (`clip_by_array_norm`); None: no
+      eps: added to the root of the mean square, to avoid division by 0.
+      clip: maximum norm of an array's gradient as a fraction of the array's own norm (`clip_by_array_norm`); None: no
         clipping.
       warm_up: updates over which the learning rate grows linearly from 0.
     """
@@ -166,7 +166,7 @@ class LaProp(struct.PyTreeNode):
         )
 
 
-_SMALL = 2**14  # elements; to copy as many takes no longer than to start a kernel
+_SMALL = 2**14  # elements; copying this many takes no longer than starting a kernel
 
 OPTIMIZERS = (Adam, AdamW, RMSProp, RAdam, Muon, LaProp)
 registry.add("optimizer", *OPTIMIZERS)
@@ -182,9 +182,9 @@ def clipped(transformation: optax.GradientTransformation, max_grad_norm: Number 
 def clip_by_norm(max_norm: Number) -> optax.GradientTransformation:
     """Scale gradients down to a global norm of at most `max_norm`, as `optax.clip_by_global_norm` does.
 
-    By one factor for all leaves. optax divides every leaf where the norm is too large, and XLA gives each of these
-    divisions a kernel of its own: 12 of the 148 in a minibatch of PPO, which are 5 percent of its time on a CPU where
-    minibatches are small. A product becomes a part of the optimizer's kernels.
+    All leaves are multiplied by one factor. optax divides every leaf if the norm is too large, and XLA compiles each
+    division to a separate kernel: 12 of the 148 in a minibatch of PPO, or 5 percent of its time on a CPU if minibatches
+    are small. A multiplication is fused into the optimizer's kernels.
     """
 
     def update(updates, state, params=None):
@@ -195,10 +195,10 @@ def clip_by_norm(max_norm: Number) -> optax.GradientTransformation:
 
 
 def clip_by_array_norm(fraction: Number, least: float = 1e-3) -> optax.GradientTransformation:
-    """Scale each array's gradient down to a norm of `fraction` times the array's own, which counts as `least` at least.
+    """Clip each array's gradient to a norm of `fraction` times the array's own norm, which counts as at least `least`.
 
-    Adaptive gradient clipping (Brock et al., 2021, arXiv:2102.06171, equation 3) of whole arrays, as DreamerV3 has it;
-    `optax.adaptive_grad_clip` takes the norms of each output of a layer.
+    Adaptive gradient clipping (Brock et al., 2021, arXiv:2102.06171, equation 3) of whole arrays, as in DreamerV3;
+    `optax.adaptive_grad_clip` uses the norms of each output of a layer.
     """
 
     def update(updates, state, params=None):
@@ -214,7 +214,7 @@ def clip_by_array_norm(fraction: Number, least: float = 1e-3) -> optax.GradientT
 def global_norm(tree: Params) -> jax.Array:
     """Return the root of the sum of all squares, as `optax.tree.norm` does.
 
-    Small leaves are summed as one vector: each of them alone would take two kernels.
+    Small leaves are summed as one vector: separately, each would take two kernels.
     """
     small, large = [], []
     for leaf in jax.tree.leaves(tree):
@@ -224,7 +224,7 @@ def global_norm(tree: Params) -> jax.Array:
 
 
 def clip_factor(norm: jax.Array, max_norm: Number) -> jax.Array:
-    """Return the scalar factor of clipping gradients of a global norm; 1 where it is small enough."""
+    """Return the scalar factor that clips gradients with this global norm; 1 if it is small enough."""
     return jnp.minimum(1.0, max_norm / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
 
 

@@ -43,8 +43,8 @@ class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
 
     learning_rate: Scalar | None = changed(
         None,
-        help="learning rate (of the policy, if value_learning_rate is set); None: falls to 0, from 3e-4 for continuous "
-        "actions, from 5e-3 for grids of 10 x 10 (MinAtar), from 2.5e-4 for several agents, else from 5e-4",
+        help="learning rate (of the policy, if value_learning_rate is set); None: linear decay to 0, from 3e-4 for "
+        "continuous actions, 5e-3 for 10 x 10 grids (MinAtar), 2.5e-4 for several agents, otherwise 5e-4",
     )
     clip: Scalar = number(
         0.2, above=0, only_with="objective=clip or clip_value", help="clip range of the probability ratio around 1"
@@ -53,11 +53,10 @@ class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
         None,
         above=0,
         only_with="objective=clip",
-        help="stop the gradient steps on a batch where a minibatch's approximate KL divergence exceeds 1.5 times this; "
-        "None: never",
+        help="stop a batch's gradient steps once a minibatch's approximate KL exceeds 1.5 times this; None: never",
     )
     kl_target: Scalar = number(
-        0.01, above=0, only_with="objective=kl", help="KL divergence that the weight of its penalty is adapted to"
+        0.01, above=0, only_with="objective=kl", help="target KL divergence, to which the penalty's weight is adapted"
     )
     kl_cutoff_cost: Scalar = number(
         1000.0, low=0, only_with="objective=kl", help="weight of max(0, KL - 2 kl_target)^2"
@@ -67,12 +66,12 @@ class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
     policy_loss: PolicyLoss | None = static(
         None,
         only_with="objective=clip",
-        help="a function of yours in the place of the clipped probability ratio: (log_ratio, advantage, clip) -> loss",
+        help="custom function to replace the clipped probability ratio: (log_ratio, advantage, clip) -> loss",
     )
     epochs: int | None = changed(
         None, help="passes over each batch; None: 4 for discrete actions, 10 for continuous ones"
     )
-    clip_value: bool = static(True, help="clip the change of value predictions too, by the same range")
+    clip_value: bool = static(True, help="also clip changes of the value predictions, by the same range")
     normalize_advantage: bool = static(True, help="standardize advantages per minibatch")
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
@@ -96,7 +95,7 @@ class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        # The ratio is to the policy that acted: an update of age is like one more epoch.
+        # The ratio is relative to the acting policy: a lag of one update is like one more epoch.
         return {"rollout": on_policy.source(self, max_policy_lag=1)}
 
     def init(self, key: jax.Array, spec: EnvSpec) -> PolicyState:
@@ -167,7 +166,7 @@ class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
             advantage = on_policy.standardized(advantage, acting, replicas)
 
         value_clip = self.clip if self.clip_value else None
-        stopped = jax.lax.stop_gradient(log_ratio)  # else metrics could add 0 times infinity to the gradient
+        stopped = jax.lax.stop_gradient(log_ratio)  # otherwise, metrics could add 0 times infinity to the gradient
         values = {
             "value_loss": squared_value_error(output.value, old["value"], minibatch["target"], value_clip),
             "entropy": output.distribution.entropy(),
@@ -232,10 +231,11 @@ def kl_penalty(divergence: jax.Array, penalty: jax.Array, target: Scalar, cutoff
 
 
 def adapted_penalty(penalty: jax.Array, divergence: jax.Array, target: Scalar, initial: Scalar = 1.0) -> jax.Array:
-    """Return the next batch's penalty: times 1.5 above 1.3 times the target, divided by 1.5 below 0.7 times it.
+    """Return the next batch's penalty: multiplied by 1.5 if the KL is above 1.3 targets, divided by 1.5 below 0.7.
 
-    It stays within 1,000 times and a thousandth of `initial`, from where 18 batches lead back: unlimited, it would be 0
-    for good after 216 quiet batches in float32. TF-Agents limits it too, to at least 1e-15 (85 batches).
+    It stays between a thousandth of `initial` and 1,000 times it, from where it recovers in 18 batches. Without limits,
+    it would underflow to 0 for good after 216 batches of low KL in float32. TF-Agents limits it too, to at least 1e-15
+    (85 batches).
     """
     raised = jnp.where(divergence > 1.3 * target, penalty * 1.5, penalty)
     adapted = jnp.where(divergence < 0.7 * target, penalty / 1.5, raised)

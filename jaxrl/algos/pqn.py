@@ -37,8 +37,8 @@ from jaxrl.networks.torsos import has_images
 
 # The default torso for vectors; images get the usual CNN, with layer normalization too.
 _VECTORS = MLP((128, 128), activation="relu", normalization="layer")
-# Observations whose values are computed at once for the targets, or one step of all environments if that is more: of
-# 32,768 images a convolution takes 130 MB.
+# Number of observations evaluated at once for the targets, or one step of all environments if that is more: a
+# convolution over 32,768 images takes 130 MB.
 _AT_ONCE = 1024
 
 
@@ -57,7 +57,7 @@ class PQN(MinibatchFields, QLearningFields):
     random_persistence: float | None = changed(
         None,
         before=0.0,
-        help="probability that a random action is repeated at the next step; None: 0.95, for images 0",
+        help="probability that a random action is repeated at the next step; None: 0.95, or 0 for images",
     )
     learning_rate: Scalar = number(Linear(4e-4, 0.0), above=0, help="learning rate")
     return_lambda: Scalar = number(0.65, low=0, high=1, help="lambda of Q(lambda); 0 gives one-step targets")
@@ -87,7 +87,8 @@ class PQN(MinibatchFields, QLearningFields):
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        # Targets are the learner's own; actions of an update before are as exploratory, and lambda is not corrected.
+        # Targets are computed by the learner; actions from one update earlier are as exploratory, and lambda is not
+        # corrected.
         return {"rollout": Rollouts(self.rollout_length, max_policy_lag=1)}
 
     @property
@@ -191,7 +192,7 @@ class PQN(MinibatchFields, QLearningFields):
         steps = max(n for n in range(1, length + 1) if length % n == 0 and (n == 1 or n * envs <= _AT_ONCE))
         slices = jax.tree.map(lambda x: x.reshape(length // steps, steps, *x.shape[1:]), rollout.timesteps[:-1])
         carry, values = jax.lax.scan(best_values, rollout.carry.network, slices)
-        # Not the actors' final carry, which may be of older parameters.
+        # Not the actors' final carry, which may be from older parameters.
         _, bootstrap_values = best_values(carry, rollout.final[None])
         segment = returns.Segment.of_rows(rollout.rows, values.reshape(length, envs), bootstrap_values[0])
         return returns.lambda_returns(segment, self.gamma, self.return_lambda)

@@ -1,7 +1,7 @@
 """Functions of the Q-learning algorithms: exploration, distributions of returns, targets and losses.
 
-A *return distribution* is atoms and their probabilities, `[batch, K]` each. An expected value is one atom, C51's are
-K fixed ones, QR-DQN's K equally likely ones; so a target is computed once for all three.
+A *return distribution* consists of atoms and their probabilities, `[batch, K]` each. An expected value is one atom, C51
+has K fixed atoms and QR-DQN K equally likely ones, so the same code computes targets for all three.
 """
 
 import functools
@@ -19,7 +19,7 @@ from jaxrl.core.types import ActorState, Carry, EnvSpec, Metrics, Network, Repli
 from jaxrl.networks.heads import mask_values
 from jaxrl.networks.q_heads import CategoricalReturns, QuantileReturns
 
-LEAST_PRIORITY = 1e-6  # added to every priority, so that nothing is never drawn again
+LEAST_PRIORITY = 1e-6  # added to priorities so that every item stays reachable
 
 
 class QCarry(struct.PyTreeNode):
@@ -27,7 +27,7 @@ class QCarry(struct.PyTreeNode):
 
     network: Carry
     ladder_position: jax.Array  # float32 in [0, 1]: 0 explores most
-    random_action: jax.Array | tuple[()] = ()  # int32, -1 while acting greedily; () where none is repeated
+    random_action: jax.Array | tuple[()] = ()  # int32, -1 while acting greedily; () if they are not repeated
 
 
 class Returns(struct.PyTreeNode):
@@ -43,14 +43,14 @@ class Returns(struct.PyTreeNode):
 def epsilon_greedy(
     key: jax.Array, greedy: jax.Array, mask: jax.Array | None, epsilon: jax.Array, actions: int
 ) -> jax.Array:
-    """Return a uniformly drawn allowed action with probability epsilon, else the greedy one.
+    """Return a uniformly random allowed action with probability epsilon, otherwise the greedy one.
 
     Args:
       key: keys [B].
       greedy: int32 [B].
       mask: bool [B, actions] or None.
       epsilon: a scalar, or [B].
-      actions: how many there are.
+      actions: number of actions.
 
     Returns:
       int32 [B].
@@ -70,18 +70,18 @@ def persistent_epsilon_greedy(
     first: jax.Array,
     persistence: float,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return `epsilon_greedy` actions whose random ones persist: each is repeated with a probability at the next step.
+    """Return `epsilon_greedy` actions whose random ones are repeated at the next step with a given probability.
 
-    Independently drawn actions cancel one another out; repeated ones go somewhere (temporally extended
-    epsilon-greedy, Dabney et al., 2021, arXiv:2006.01782, with geometric durations of mean 1 / (1 - persistence)).
-    Every step is random with probability epsilon, as without persistence: an episode begins with a random action with
-    that probability; later, where none goes on, one begins with epsilon (1 - persistence) / (1 - epsilon persistence).
-    Where the action that would go on is forbidden, another random one takes its place.
+    Independent random actions cancel out; repeated ones reach more distant states (temporally extended epsilon-greedy,
+    Dabney et al., 2021, arXiv:2006.01782, with geometric durations of mean 1 / (1 - persistence)). Every step is random
+    with probability epsilon, as without persistence: an episode begins with a random action with that probability;
+    later, if none is repeated, one begins with epsilon (1 - persistence) / (1 - epsilon persistence). If the action to
+    repeat is forbidden, another random one replaces it.
 
     Args:
       key, greedy, mask, epsilon, actions: as in `epsilon_greedy`.
-      previous: the random action of the step before, int32 [B]; -1 if that was greedy.
-      first: bool [B], at an episode's first step, where nothing goes on.
+      previous: the random action of the previous step, int32 [B]; -1 if that was greedy.
+      first: bool [B], True at an episode's first step, where nothing is repeated.
       persistence: in [0, 1).
 
     Returns:
@@ -122,15 +122,15 @@ def epsilon_ladder(epsilon: Scalar, position: jax.Array, exponent: Scalar) -> ja
     """Return epsilon^(1 + exponent i / (N - 1)) (Horgan et al., 2018, arXiv:1803.00933, section 4.1).
 
     Args:
-      epsilon: of the first environment.
-      position: i / (N - 1), as of `ladder_position`.
-      exponent: how far epsilons fall; the last environment has epsilon^(1 + exponent).
+      epsilon: epsilon of the first environment.
+      position: i / (N - 1), as returned by `ladder_position`.
+      exponent: the last environment has epsilon^(1 + exponent).
     """
     return jnp.power(epsilon, 1.0 + exponent * position)
 
 
 def actor(network: TrainState, epsilon: Scalar, ladder_exponent: Scalar | None) -> ActorState:
-    """Return the actor state; `ladder_exponent` is None where all environments have the same epsilon."""
+    """Return the actor state; `ladder_exponent` is None if all environments have the same epsilon."""
     values = {"epsilon": epsilon} | ({} if ladder_exponent is None else {"ladder_exponent": ladder_exponent})
     exploration = {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
     return ActorState(network.params, model_state=network.model_state, exploration=exploration)
@@ -149,7 +149,7 @@ def explore(
     """Return `epsilon_greedy` actions [B], persistent ones if the carry holds them, with epsilons on a ladder.
 
     Returns:
-      The actions, and the carry with what the next step must know of them.
+      The actions, and the carry for the next step.
     """
     actions = spaces.expect(spec.action_space, spaces.Discrete).n
     epsilon = actor.exploration["epsilon"]
@@ -204,7 +204,7 @@ def action_values(output: Any, low: Scalar, high: Scalar) -> jax.Array:
     """
     if isinstance(output, CategoricalReturns):
         probabilities = jax.nn.softmax(output.logits, axis=-1)
-        # In float32 on every device: TF32 and bfloat16 would round the values that actions are chosen by.
+        # In float32 on every device: TF32 and bfloat16 would round the values that select actions.
         atoms = support(low, high, probabilities.shape[-1])
         return mask_values(jnp.matmul(probabilities, atoms, precision=jax.lax.Precision.HIGHEST), output.mask)
     if isinstance(output, QuantileReturns):
@@ -242,9 +242,9 @@ def n_step_target(
 
     Args:
       rewards: [batch, n], 0 after an ending.
-      steps: [batch] how many were taken, 1..n.
+      steps: [batch] number of steps taken, 1..n.
       bootstrap: [batch] bool, False where the task terminated; float32 with discounts, as in `TransitionBatch`.
-      value: [batch] of the observation that `steps` lead to.
+      value: [batch] of the observation after `steps` steps.
       gamma: discount.
     """
     powers = jnp.power(jnp.asarray(gamma, jnp.float32), jnp.arange(rewards.shape[-1], dtype=jnp.float32))
@@ -300,7 +300,7 @@ def munchausen_bonus(
     """Return Munchausen's bonus to the reward: alpha [tau log pi(a|o)] clipped to [clip, 0] (its equation 5).
 
     Args:
-      values: the target network's, where the action was taken, [batch, actions].
+      values: the target network's values of the action's observation, [batch, actions].
       action: int32 [batch].
       temperature, scale, clip: tau, alpha and l_0 of the paper.
     """
@@ -312,14 +312,14 @@ def soft_returns(output: Any, values: jax.Array, temperature: Scalar) -> Returns
     """Return sum_a pi(a) (Z(a) - tau log pi(a)), atom by atom, of values or of quantiles (Vieillard et al., 2020).
 
     Args:
-      output: the target network's, of the next observation; values or `QuantileReturns`.
+      output: the target network's output for the next observation; values or `QuantileReturns`.
       values: its expected returns [batch, actions].
       temperature: tau.
     """
     log_policy = scaled_log_policy(values, temperature)
     policy = jnp.exp(log_policy / temperature)
     atoms = output.quantiles if isinstance(output, QuantileReturns) else values[..., None]
-    # `where` and not the product alone: a forbidden action has probability 0 and an infinite logarithm.
+    # `where`, not just the product: a forbidden action has probability 0 and an infinite logarithm.
     each = jnp.where(policy[..., None] > 0.0, policy[..., None] * (atoms - log_policy[..., None]), 0.0)
     atoms = jnp.sum(each, axis=1)
     return Returns(atoms, jnp.full_like(atoms, 1.0 / atoms.shape[-1]))
@@ -345,7 +345,7 @@ def td_loss(
       target: the target distribution of returns.
       low, high: the ends of C51's support.
       quantile_huber: kappa, where QR-DQN's loss becomes linear.
-      huber: the error of values from which their loss is linear; None: it is square throughout.
+      huber: Huber threshold of expected values; None: squared error.
 
     Returns:
       The loss [batch], half the squared error or Huber's, the cross-entropy or the quantile loss; and the priority
@@ -389,12 +389,12 @@ def categorical_projection(
     """Project `returns` on C51's support as probabilities (Bellemare et al., 2017, arXiv:1707.06887, equation 7).
 
     Args:
-      returns: K atoms anywhere; those outside the support count at its end.
+      returns: K atoms; those outside the support are clipped to its ends.
       low, high: the ends of the support.
-      atoms: how many it has.
-      smoothing: HL-Gauss's standard deviation in distances of atoms: each return is a normal distribution, of which an
-        atom takes what lies within half a distance of it (Farebrother et al., 2024, arXiv:2403.03950, equation 4); 0:
-        a return is shared out over its two neighbors.
+      atoms: number of atoms of the support.
+      smoothing: HL-Gauss's standard deviation in units of the atom spacing: each return becomes a normal distribution,
+        and each atom gets the mass within half a spacing of it (Farebrother et al., 2024, arXiv:2403.03950, equation
+        4); 0: each return is split between its two neighbors.
 
     Returns:
       [batch, atoms], no gradient.
@@ -406,21 +406,21 @@ def categorical_projection(
         shares = (below[:, 1:] - below[:, :-1]) / (below[:, -1:] - below[:, :1])
         return jax.lax.stop_gradient(jnp.sum(shares * returns.probabilities[:, None, :], axis=-1))
     # K x K products, or on CPUs a scatter: 256 x 101 x 101 take 1 ms instead of 11, and a whole update of TD3 with
-    # small networks two thirds of the time. A GPU's scatter would add in any order.
+    # small networks two thirds of the time. A GPU's scatter would add in a nondeterministic order.
     scattered, nearby = (functools.partial(share_out, atoms=atoms) for share_out in (_scattered, _nearby))
     shared = jax.lax.platform_dependent(places, returns.probabilities, cpu=scattered, default=nearby)
     return jax.lax.stop_gradient(shared)
 
 
 def _nearby(places: jax.Array, probabilities: jax.Array, atoms: int) -> jax.Array:
-    """Share every return [batch, K] out over its two neighbors: a triangle one spacing wide around each atom."""
+    """Split every return [batch, K] between its two neighbors: a triangle one spacing wide around each atom."""
     distance = jnp.abs(places[:, None, :] - jnp.arange(atoms, dtype=jnp.float32)[None, :, None])
     return jnp.sum(jnp.maximum(1.0 - distance, 0.0) * probabilities[:, None, :], axis=-1)
 
 
 def _scattered(places: jax.Array, probabilities: jax.Array, atoms: int) -> jax.Array:
-    """Return the same by adding each return's two shares."""
-    # What is not a number stays one, at the first atom.
+    """Return the same as `_nearby`, by scattering each return's two shares."""
+    # NaN stays NaN, at the first atom.
     lower = jnp.clip(jnp.floor(jnp.nan_to_num(places)), 0, max(atoms - 2, 0))
     share = places - lower
 
@@ -436,8 +436,8 @@ def support_metrics(
 ) -> Metrics:
     """Return metrics of how well the targets fit C51's support, empty for other heads; this device's share.
 
-    `support_edge_mass` is the probability that lies on the two ends after the projection, `support_clipped_mass` that
-    of returns beyond them. Mass at an end is fine where returns can be no more extreme than it; clipped mass is not.
+    `support_edge_mass` is the probability of the two end atoms after the projection, `support_clipped_mass` that of
+    returns outside the support. Mass at an end is fine if returns cannot be more extreme; clipped mass is not.
 
     Args:
       output: the learning network's.
@@ -449,7 +449,7 @@ def support_metrics(
     if not isinstance(output, CategoricalReturns):
         return {}
     projected = categorical_projection(target, low, high, output.logits.shape[-1], output.smoothing)
-    slack = 1e-3 * (high - low)  # what rounding moves, and what does not matter
+    slack = 1e-3 * (high - low)  # tolerance for rounding
     beyond = (target.atoms < low - slack) | (target.atoms > high + slack)
     clipped = jnp.sum(jnp.where(beyond, target.probabilities, 0.0), axis=-1)
     masses = {"support_edge_mass": projected[:, 0] + projected[:, -1], "support_clipped_mass": clipped}

@@ -31,20 +31,20 @@ class Transitions(struct.PyTreeNode):
     action: jax.Array  # int32 [N]
     rewards: jax.Array  # [N, n], not discounted, 0 after an ending
     steps: jax.Array  # int32 [N], number of steps taken
-    bootstrap: jax.Array  # as of `TransitionBatch`, [N]
-    weight: jax.Array  # bool [N], False where there is nothing to learn from
+    bootstrap: jax.Array  # as in `TransitionBatch`, [N]
+    weight: jax.Array  # bool [N], False for rows to ignore in learning
     importance: jax.Array  # float32 [N]
     network: Network = struct.field(pytree_node=False)
     spec: EnvSpec = struct.field(pytree_node=False)
 
     @classmethod
     def of(cls, batch: TransitionBatch, network: Network, spec: EnvSpec, n_step: int) -> "Transitions":
-        """Return the view of a batch, whose rewards are of `n_step` steps."""
+        """Return the view of a batch with rewards of `n_step` steps."""
         parts = (batch.action, batch.rewards, batch.steps, batch.bootstrap, batch.weight, batch.importance)
         return cls(batch, *parts, network, spec)
 
     def output(self, network: Variables, key: jax.Array | None, *, train: bool) -> tuple[PyTree, ModelState]:
-        """Return the output for `current` and `next`, and the new model state; `key` [N] is of noisy layers."""
+        """Return the output for `current` and `next`, and the new model state; `key` [N] is for noisy layers."""
         return self._apply(network, self.batch.observation, self.batch.action_mask, key, train=train)
 
     def current(self, output: PyTree) -> PyTree:
@@ -52,7 +52,7 @@ class Transitions(struct.PyTreeNode):
         return output
 
     def next(self, output: PyTree, network: Variables, key: jax.Array | None) -> PyTree:
-        """Return the network's output at the next observations, [N, ...]; `key` [N] is of noisy layers."""
+        """Return the network's output at the next observations, [N, ...]; `key` [N] is for noisy layers."""
         return self._apply(network, self.batch.next_observation, self.batch.next_action_mask, key, train=False)[0]
 
     def loss(self, losses: jax.Array, reduction: str, replicas: Replicas) -> jax.Array:
@@ -81,7 +81,7 @@ class Sequences(struct.PyTreeNode):
     """
 
     batch: SequenceBatch
-    action: jax.Array  # as of `Transitions`
+    action: jax.Array  # as in `Transitions`
     rewards: jax.Array
     steps: jax.Array
     bootstrap: jax.Array
@@ -98,9 +98,9 @@ class Sequences(struct.PyTreeNode):
         return cls(batch, of.action, of.rewards, of.steps, of.bootstrap, of.weight, importance, network, spec)
 
     def output(self, network: Variables, key: jax.Array | None, *, train: bool) -> tuple[PyTree, ModelState]:
-        """Unroll the network over the rows after the burn-in, [L, batch, ...]; one noise a sequence, of the first keys.
+        """Unroll the network over the rows after the burn-in, [L, batch, ...]; one noise per sequence, by first key.
 
-        The burn-in only warms up the recurrent state: no gradient goes there.
+        The burn-in only warms up the recurrent state, without gradient.
         """
         burn_in, carry = self.batch.burn_in, self.batch.carry.network
         key = None if key is None else key[: self.batch.mask.shape[1]]
@@ -150,7 +150,7 @@ class StepsWithin(struct.PyTreeNode):
     """The transitions of up to n steps that begin at the rows of sequences, N = L * batch."""
 
     action: PyTree  # [N, ...]
-    rewards: jax.Array  # as of `Transitions`
+    rewards: jax.Array  # as in `Transitions`
     steps: jax.Array
     bootstrap: jax.Array
     weight: jax.Array

@@ -33,7 +33,7 @@ class R2D2(DQN):
     min_size: int = changed(50_000)
     batch_size: int = changed(64, help="sequences per update")
     rollout_length: int | None = changed(
-        40, help="steps of each environment per iteration; None: a quarter of a sequence"
+        40, help="steps per environment and iteration; None: a quarter of sequence_length"
     )
     replay_ratio: float | None = changed(0.003125)
     optimizer: Optimizer = changed(Adam(eps=1e-3))

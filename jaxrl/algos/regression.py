@@ -11,16 +11,16 @@ from jaxrl.core import spaces
 from jaxrl.core.types import EnvSpec, Metrics, Network, Replicas, TransitionBatch
 from jaxrl.networks import Critic, Distribution, TanhGaussian, to_unit
 
-EDGE = 1e-3  # of half the box's range: closer to a bound, actions are treated as at the bound
+EDGE = 1e-3  # in units of half the box's range; actions closer to a bound count as at the bound
 
 
 def log_likelihood(distribution: Distribution, action: jax.Array) -> jax.Array:
-    """Return the log-likelihood [batch] of a dataset's actions, finite and with a gradient wherever they lie.
+    """Return the log-likelihood [batch] of a dataset's actions, finite and with a gradient everywhere.
 
-    A squashed Gaussian gives actions at a bound no density: they would be infinitely far out before the tanh. Within
-    `EDGE` of a bound only that is taken as known, and the density is the mean one there, P(within EDGE) / EDGE: what a
-    censored observation says, and what Acme's does from 0.999 on. So it draws the policy towards the bound, and no
-    longer once it is there. Densities are over actions in [-1, 1]: units should not matter.
+    A squashed Gaussian has no density at a bound, which is infinitely far out before the tanh. An action within `EDGE`
+    of a bound is therefore a censored observation: its density is the mean density there, P(within EDGE) / EDGE, as in
+    Acme from 0.999 on. This moves the policy to the bound, but not beyond it. Densities are over actions in [-1, 1], so
+    that units do not matter.
 
     Args:
       distribution: over actions, leaves [batch, ...].
@@ -67,10 +67,10 @@ def policy_step(
     """Take a step of the policy up the weighted log-likelihood of the actions that were taken.
 
     Args:
-      network, policy: as they are.
+      network, policy: the policy's network and training state.
       transformation: the optimizer at its learning rate.
       batch: transitions.
-      weights: of the transitions, [batch]; no gradient.
+      weights: weights of the transitions, [batch], without gradient.
       spec, replicas: as passed to `update`.
 
     Returns:

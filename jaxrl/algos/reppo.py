@@ -1,8 +1,8 @@
 """Relative entropy pathwise policy optimization (Voelcker et al., 2025, arXiv:2507.11019).
 
-On rollouts of the newest policy it learns a critic of actions by lambda-returns with entropy, and moves the policy up
-that critic's gradient, as long as its divergence from the policy before the update is within a limit. Where actions are
-discrete, expectations over them are exact.
+It learns an action-value critic from lambda-returns with entropy, on rollouts of the newest policy, and moves the
+policy up that critic's gradient while its KL divergence from the policy before the update is within a limit. For
+discrete actions, expectations over them are exact.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ from jaxrl.core.types import (
 from jaxrl.networks import ActionValues, Actor, CategoricalValues, Critic, SelfPredictiveValues
 
 _HEADS = (SelfPredictiveValues, CategoricalValues, ActionValues)
-# Time steps whose values are computed at once for the targets, or one of all environments if that is more.
+# Number of time steps evaluated at once for the targets, or one step of all environments if that is more.
 _AT_ONCE = 1024
 
 
@@ -47,8 +47,8 @@ class REPPOState(struct.PyTreeNode):
 
     policy: TrainState
     critic: TrainState
-    log_temperature: TrainState  # a float32 scalar; () throughout where the temperature is fixed
-    log_penalty: TrainState  # a float32 scalar, of the divergence
+    log_temperature: TrainState  # a float32 scalar; all () if the temperature is fixed
+    log_penalty: TrainState  # a float32 scalar: log of the divergence's weight
     statistics: Statistics
     updates: jax.Array  # int32, the version of the actor state
 
@@ -63,13 +63,15 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
     v_min: Scalar = changed(-20.0)
     v_max: Scalar = changed(20.0)
     return_lambda: Scalar = number(0.95, low=0, high=1, help="lambda of the returns; 0 gives one-step targets")
-    kl_limit: Scalar = number(0.1, above=0, help="KL limit of the policy from the one before the update, in nats")
-    initial_penalty: Scalar = number(0.01, above=0, help="initial weight of the KL divergence beyond the limit")
+    kl_limit: Scalar = number(
+        0.1, above=0, help="limit of the KL divergence from the policy before the update, in nats"
+    )
+    initial_penalty: Scalar = number(0.01, above=0, help="initial weight of the KL divergence above the limit")
     prediction_cost: Scalar = number(
         1.0,
         low=0,
         only_with="critic.head=selfpredictivevalues",
-        help="weight of the critic's prediction of the reward and of the features that follow",
+        help="weight of the critic's auxiliary loss of predicting rewards and next features",
     )
     epochs: int = changed(8)
     policy: Network = changed(Actor(widths=(256, 256), activation="silu", normalization="layer"))
@@ -88,7 +90,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        # The limit is to the policy that the update begins with: returns of an update before are a little old.
+        # The limit is relative to the policy before the update; returns from one update earlier are slightly stale.
         return {"rollout": on_policy.source(self, max_policy_lag=1)}
 
     def init(self, key: jax.Array, spec: EnvSpec) -> REPPOState:
@@ -131,7 +133,8 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
     ) -> tuple[REPPOState, UpdateInfo]:
         rollout: Rollout = batch["rollout"]
         statistics = on_policy.update_statistics(self, state.statistics, rollout, replicas)
-        # Rewards by statistics that include this batch: unscaled, the first one's would lie outside the support.
+        # Rewards are scaled by statistics that include this batch: unscaled, the first batch would be outside the
+        # support.
         rollout = rollout.replace(statistics=rollout.statistics.replace(reward=statistics.reward))
         value_key, shuffle_key, step_key = jax.random.split(key, 3)
         data = self._data(state, rollout, value_key, spec, replicas)
@@ -151,7 +154,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
         return REPPOState(*learned, statistics, state.updates + 1), UpdateInfo(replicas.mean(metrics))
 
     def _data(self, state, rollout, key, spec, replicas) -> TransitionBatch:
-        """Return the rows [T, B] with targets and next features, by the networks before the update."""
+        """Return the rows [T, B] with targets and next features, computed by the networks before the update."""
         rows = rollout.rows
         inputs = on_policy.network_inputs(self, rollout.timesteps, rollout.statistics)
         policy, critic = state.policy.variables, state.critic.variables
@@ -169,7 +172,8 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
         temperature = soft_policies.temperature_of(self, state.log_temperature)
         moments = jnp.arange(length + 1, dtype=jnp.int32), inputs.observation, inputs.action_mask
         distribution, values, features = jax.lax.map(of_timestep, moments, batch_size=max(1, _AT_ONCE // envs))
-        # With the entropy of each row's own action: the return of its observation, less that, is that of the action.
+        # With the entropy of each row's own action: subtracting it from the observation's return gives the action's
+        # return.
         bonus = -temperature * rows.extras["log_prob"]
         segment = on_policy.segment(self, rollout, values[:-1], values[-1], bonus)
         target = returns.lambda_returns(segment, self.gamma, self.return_lambda) - bonus
@@ -221,7 +225,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
             distribution, model_state = off_policy.train_policy(self.policy, variables, observation, spec, mask)
             value, log_prob, _ = self._value(critic.variables, distribution, observation, mask, key, spec)
             divergence = rows.extras["policy"].kl(distribution)
-            # Beyond the limit a row only draws the policy back.
+            # Above the limit, a row only pulls the policy back.
             loss = mean(jnp.where(divergence < self.kl_limit, temperature * log_prob - value, penalty * divergence))
             return loss, (loss, log_prob, divergence, model_state)
 
@@ -229,7 +233,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
         optimizer = self._clipped(self.policy_optimizer)
         policy, _ = train_state.apply_gradients(policy, gradients, optimizer, replicas, model_state)
         log_temperature = soft_policies.temperature_step(self, log_temperature, rows, log_prob, spec, replicas)
-        # The loss is log(penalty) times how far the divergence is below its limit.
+        # The loss is log(penalty) times (limit - divergence).
         slack = self.kl_limit - mean(divergence)
         log_penalty = step_log(log_penalty, slack, self.temperature_optimizer, replicas)
         metrics |= fit.metrics | {"policy_loss": loss, "entropy": mean(-log_prob), "kl": mean(divergence)}

@@ -1,10 +1,10 @@
 """Returns and advantages, one function for each equation; batched, time-major `[T, B]`, aware of truncation.
 
-By the row convention (`jaxrl.core.types`) the last observation of an episode is a row of its own, so the value of the
+By the row convention (`jaxrl.core.types`) the last observation of an episode is a separate row, so the value of the
 observation after row t is always the value of row t + 1, and `bootstrap_value` after the last row. Hence
-  - bootstrapping stops only at `terminated`: where an episode is truncated, or the rollout ends, the value of the
-    true next observation stands for the rest;
-  - what is summed over time is cut at `terminated | truncated`, so nothing leaks from one episode into another;
+  - bootstrapping stops only at `terminated`: where an episode is truncated, or the rollout ends, the value of the true
+    next observation estimates the rest;
+  - sums over time are cut at `terminated | truncated`, so nothing leaks from one episode into another;
   - the return of a row of weight 0 is its own value and its advantage is 0. A row before one therefore bootstraps
     from it, whatever the reason for the weight.
 Values of rows that no return depends on may be anything, NaN and infinities included.
@@ -27,13 +27,13 @@ Scalar = float | jax.Array
 class Segment(struct.PyTreeNode):
     """Consecutive rows of B environments with their values, from which every return is computed."""
 
-    rewards: jax.Array  # [T, B] what followed the action of each row
+    rewards: jax.Array  # [T, B] reward after each row's action
     values: jax.Array  # [T, B] V(o_t)
     bootstrap_value: jax.Array  # [B] V of the observation after the last row
-    terminated: jax.Array  # [T, B] bool, followed the action
-    truncated: jax.Array  # [T, B] bool, followed the action
+    terminated: jax.Array  # [T, B] bool, after the action
+    truncated: jax.Array  # [T, B] bool, after the action
     weight: jax.Array  # [T, B] bool, False at last observations and masked rows
-    discount: jax.Array | None = None  # [T, B] the environment's own, followed the action; None: 1
+    discount: jax.Array | None = None  # [T, B] the environment's own, after the action; None: 1
 
     @classmethod
     def of_rows(cls, rows: Trajectory, values: jax.Array, bootstrap_value: jax.Array) -> "Segment":
@@ -46,7 +46,7 @@ class Segment(struct.PyTreeNode):
 
     @property
     def continues(self) -> jax.Array:
-        """Return whether a row counts and its episode goes on at the next row; bool [T, B]."""
+        """Return whether a row counts and its episode continues at the next row; bool [T, B]."""
         return self.weight & ~(self.terminated | self.truncated)
 
     @property
@@ -68,14 +68,14 @@ class VTrace(struct.PyTreeNode):
 
 
 def gae(segment: Segment, gamma: Scalar, gae_lambda: Scalar) -> jax.Array:
-    """Generalized advantage estimation (Schulman et al., 2016, arXiv:1506.02438, equation 16).
+    """Return generalized advantage estimates (Schulman et al., 2016, arXiv:1506.02438, equation 16).
 
     A_t = delta_t + gamma lambda A_{t+1},  delta_t = r_t + gamma V(o_{t+1}) - V(o_t).
 
     Args:
       segment: rows and values, [T, B].
       gamma: discount, a scalar in [0, 1], may be traced.
-      gae_lambda: lambda, a scalar in [0, 1]: 0 is the one-step error, 1 the Monte-Carlo return less the value.
+      gae_lambda: lambda, a scalar in [0, 1]: 0 is the one-step error, 1 the Monte-Carlo return minus the value.
 
     Returns:
       Advantages, shape (T, B); 0 where weight is False. `advantages + values` are the lambda-returns.
@@ -86,11 +86,11 @@ def gae(segment: Segment, gamma: Scalar, gae_lambda: Scalar) -> jax.Array:
 
 
 def lambda_returns(segment: Segment, gamma: Scalar, return_lambda: Scalar) -> jax.Array:
-    """Lambda-returns (Sutton and Barto, 2018, equation 12.20 in state-value form).
+    """Return lambda-returns (Sutton and Barto, 2018, equation 12.20 in state-value form).
 
     G_t = r_t + gamma ((1 - lambda) V(o_{t+1}) + lambda G_{t+1}).
 
-    Of values max_a Q(o_t, a) this is Peng's Q(lambda) (Peng and Williams, 1996), which PQN learns.
+    With values max_a Q(o_t, a), this is Peng's Q(lambda) (Peng and Williams, 1996), as used by PQN.
 
     Args:
       segment: rows and values, [T, B].
@@ -119,7 +119,7 @@ def vtrace(
     clip_c: Scalar = 1.0,
     clip_pg_rho: Scalar = 1.0,
 ) -> VTrace:
-    """V-trace targets and policy-gradient advantages (Espeholt et al., 2018, arXiv:1802.01561, equation 1).
+    """Return V-trace targets and policy-gradient advantages (Espeholt et al., 2018, arXiv:1802.01561, equation 1).
 
     v_s = V(o_s) + sum_{t >= s} gamma^{t-s} (prod_{s <= i < t} c_i) rho_t (r_t + gamma V(o_{t+1}) - V(o_t)),
     with rho_t = min(clip_rho, pi/mu) and c_i = lambda min(clip_c, pi/mu); the policy gradient's advantage is

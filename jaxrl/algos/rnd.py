@@ -1,4 +1,4 @@
-"""Random network distillation (Burda et al., 2018, arXiv:1810.12894): a bonus for observations that are new.
+"""Random network distillation (Burda et al., 2018, arXiv:1810.12894): a bonus for novel observations.
 
 A network learns to predict the output of a fixed random network. Its error, the *intrinsic reward*, is large for
 observations unlike any seen before. It has its own discount and value function, and its returns continue over the ends
@@ -38,23 +38,25 @@ class RNDState(struct.PyTreeNode):
 
 @field_group
 class RND:
-    """Random network distillation: a reward for observations that a network cannot predict yet."""
+    """Random network distillation: an intrinsic reward for observations that a network cannot predict yet."""
 
     learning_rate: Scalar = number(1e-3, above=0, help="learning rate of the predictor and the intrinsic value")
     gamma: Scalar = number(0.99, low=0, high=1, help="discount factor of intrinsic rewards")
     gae_lambda: Scalar = number(0.95, low=0, high=1, help="lambda of the advantages of intrinsic rewards")
     extrinsic_weight: Scalar = number(2.0, low=0, help="weight of the advantages of the environment's rewards")
     intrinsic_weight: Scalar = number(1.0, low=0, help="weight of the advantages of intrinsic rewards")
-    observation_clip: Scalar = number(5.0, above=0, help="clip of normalized observations")
+    observation_clip: Scalar = number(5.0, above=0, help="maximum absolute value of normalized observations")
     predictor_fraction: Scalar = number(
-        1.0, above=0, high=1, help="fraction of each batch that the predictor learns from"
+        1.0, above=0, high=1, help="fraction of each batch that the predictor is trained on"
     )
-    features: int = static(512, low=1, help="outputs of the random network and its predictor")
-    widths: tuple[int, ...] = static((512, 512), help="widths of the dense layers that only the predictor has")
-    torso: Torso | None = static(None, help="torso of each of the three networks; None: by the observations")
+    features: int = static(512, low=1, help="number of outputs of the random network and its predictor")
+    widths: tuple[int, ...] = static((512, 512), help="widths of the predictor's additional dense layers")
+    torso: Torso | None = static(
+        None, help="torso of each of the three networks; None: depends on the observation space"
+    )
 
     def resolve(self, spec: EnvSpec) -> Self:
-        """Return the same with a torso."""
+        """Return the bonus with a torso for the observations."""
         return dataclasses.replace(self, torso=self.torso or default_torso(spec.observation_space))
 
     def network_problems(self, spec: EnvSpec) -> list[str]:
@@ -67,7 +69,7 @@ class RND:
         return []
 
     def init(self, key: jax.Array, spec: EnvSpec) -> RNDState:
-        """Return the state before anything was seen.
+        """Return the initial state.
 
         Raises:
           ConfigError: the torso does not fit the observations.
@@ -100,19 +102,19 @@ class RND:
         """Learn from a rollout of T steps of B environments.
 
         Args:
-          state: as it is.
-          rollout: that the algorithm learns from.
-          spec: of the environment.
+          state: the current state.
+          rollout: the algorithm's rollout.
+          spec: the environment's spec.
           key: a typed key, the same on every device.
           replicas: as passed to an algorithm's `update`.
-          epochs, count: passes over the rollout, and minibatches of each.
+          epochs, count: passes over the rollout, and minibatches per pass.
 
         Returns:
           The next state; the advantages [T, B] of intrinsic rewards, by the parameters before; and metrics.
         """
         timesteps, weight = rollout.timesteps, rollout.rows.weight
-        # Observations are one stream: a reset is a step like others, which leads to what may be new. Only what follows
-        # a whole episode is of another stream.
+        # Observations form one stream: a reset is a step like any other, and may lead to novel observations. Only rows
+        # after a whole episode belong to another stream.
         counts = weight if rollout.whole_episodes else jnp.ones_like(weight)
         seen = normalization.update(state.observation, timesteps[1:].observation, counts, replicas)
 
@@ -147,7 +149,7 @@ class RND:
             now, following = (minibatches.take_rows(observation, i) for i in (indices, indices + envs))
             predicted, predictor_state = apply("predictor", parts["predictor"], following, train=True)
             value, value_state = apply("value", parts["value"], now, train=True)
-            # Each pass takes other rows, and all take each row equally often.
+            # Each pass takes different rows, and every row is taken equally often.
             chosen = rows["counts"] & ((rows["chance"] + turn) % 1.0 < self.predictor_fraction)
             errors = jnp.mean(jnp.square(predicted - rows["embedding"]), axis=-1)
             predictor_loss = weighted_mean(errors, chosen, replicas)
@@ -174,10 +176,11 @@ class RND:
     def _normalized(
         self, state: RNDState, error: jax.Array, counts: jax.Array, replicas: Replicas
     ) -> tuple[jax.Array, tuple[RunningStatistics, jax.Array, jax.Array]]:
-        """Return errors [T, B] over the running deviation of their discounted sums, and what the next rollout needs.
+        """Return errors [T, B] over the running deviation of their discounted sums, and the state for the next rollout.
 
-        The sum of each environment goes on from rollout to rollout (section 2.4). Of the one before, two moments over
-        environments are known: a sum begins at the mean, and counts as two, one deviation above and one below.
+        Each environment's sum continues from rollout to rollout (section 2.4). Of the previous rollout, only two
+        moments over environments are known: a sum begins at the mean and counts as two, one deviation above and one
+        below.
         """
 
         def add(total, row):
@@ -208,7 +211,7 @@ class RND:
 
 
 def _parts(params: Params, model_state: Any) -> dict[str, Variables]:
-    """Return the variables of each network that learns."""
+    """Return the variables of each trained network."""
     return {name: Variables(params[name], model_state[name]) for name in params}
 
 

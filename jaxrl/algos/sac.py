@@ -1,7 +1,7 @@
 """Soft actor-critic (Haarnoja et al., 2018, arXiv:1812.05905), with a learned or a fixed temperature.
 
-Where actions are discrete, expectations over them are exact (Christodoulou, 2019, arXiv:1910.07207). From
-demonstrations without rewards it is SQIL (Reddy et al., 2019, arXiv:1905.11108).
+For discrete actions, expectations over them are exact (Christodoulou, 2019, arXiv:1910.07207). Trained on
+demonstrations without rewards, it is SQIL (Reddy et al., 2019, arXiv:1905.11108).
 """
 
 import dataclasses
@@ -39,11 +39,11 @@ class SACState(struct.PyTreeNode):
 
     policy: TrainState
     critic: TrainState
-    log_temperature: TrainState  # a float32 scalar; () throughout where the temperature is fixed
+    log_temperature: TrainState  # a float32 scalar; all () if the temperature is fixed
     statistics: Statistics
     updates: jax.Array  # int32
-    return_scale: ReturnScale | tuple[()]  # () where rewards are not scaled
-    policy_metrics: Metrics | tuple[()]  # of the policy's last step; () where it takes one at every update
+    return_scale: ReturnScale | tuple[()]  # () if rewards are not scaled
+    policy_metrics: Metrics | tuple[()]  # of the policy's last step; () if it takes one at every update
 
 
 @algorithm
@@ -52,7 +52,7 @@ class SAC(ScaledRewardActing, SequenceFields, CombinedReplayFields, ResetFields,
 
     random_correlation: float | None = changed(0.9, before=None)
     imitate: bool = static(
-        False, help="SQIL: a dataset's demonstrations are half of each batch, with reward 1, and others 0"
+        False, help="SQIL: half of each batch is demonstrations with reward 1; all other transitions have reward 0"
     )
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:

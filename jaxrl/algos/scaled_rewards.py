@@ -1,7 +1,7 @@
-"""Scaling of a replay's rewards by the deviation of returns, so that a fixed support of values fits any task.
+"""Scaling of a replay's rewards by the standard deviation of returns, so that a fixed value support fits any task.
 
 Acting stores the discounted return so far with each row. The learner updates statistics of the returns in its batches,
-as it does for observations, and divides the rewards of a batch by the newest ones.
+as it does for observations, and divides a batch's rewards by the newest standard deviation.
 """
 
 from typing import Any
@@ -17,11 +17,11 @@ from jaxrl.algos.normalization import RunningStatistics
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import ActorOutput, ActorState, EnvSpec, Replicas, TimeStep, TransitionBatch
 
-RETURN = "discounted_return"  # the extra of a row: of the rewards up to its observation
+RETURN = "discounted_return"  # extra of each row: of the rewards up to its observation
 
 
 class ReturnScale(struct.PyTreeNode):
-    """The statistics of discounted returns and their largest absolute value."""
+    """Statistics of discounted returns, and their largest absolute value."""
 
     statistics: RunningStatistics
     largest: jax.Array  # float32, of absolute values
@@ -31,12 +31,12 @@ class ReturnScale(struct.PyTreeNode):
 class ScaledRewardActing(StochasticActing):
     """Acting as `StochasticActing`, with discounted returns stored if rewards are scaled."""
 
-    normalize_reward: bool = static(False, help="divide rewards by the standard deviation of discounted returns")
+    normalize_reward: bool = static(False, help="divide rewards by the running deviation of discounted returns")
     largest_return: Scalar | None = number(
         5.0,
         above=0,
         only_with="normalize_reward",
-        help="divide by more where the largest discounted return would stay above this; None: never",
+        help="maximum absolute value of scaled discounted returns, enforced by a larger divisor; None: no limit",
     )
 
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> ActingCarry:
@@ -54,7 +54,7 @@ class ScaledRewardActing(StochasticActing):
         return output.replace(carry=carry, extras={RETURN: discounted})
 
     def initial_scale(self) -> ReturnScale | tuple[()]:
-        """Return the scale before the first update; () where rewards stay as they are."""
+        """Return the scale before the first update; () if rewards are not scaled."""
         empty = ReturnScale(normalization.init(jnp.zeros((), jnp.float32)), jnp.float32(0.0))
         return empty if self.normalize_reward else ()
 
@@ -63,9 +63,9 @@ class ScaledRewardActing(StochasticActing):
     ) -> tuple[Any, TransitionBatch]:
         """Return the scale with a batch's returns merged in, and the batch with rewards divided by it.
 
-        By the deviation of the returns, and at least by their largest over `largest_return` (FlashSAC,
-        arXiv:2604.04539; Lee et al., 2025, arXiv:2502.15280, section 4.3). Before two returns were seen, and while they
-        hardly vary, the deviation counts as 1.
+        Rewards are divided by the deviation of the returns, and at least by the largest return over `largest_return`
+        (FlashSAC, arXiv:2604.04539; Lee et al., 2025, arXiv:2502.15280, section 4.3). Before two returns were seen, and
+        while they hardly vary, the deviation counts as 1.
         """
         if not isinstance(scale, ReturnScale):
             return scale, batch

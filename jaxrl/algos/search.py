@@ -20,14 +20,14 @@ class Expansion(struct.PyTreeNode):
     value: jax.Array
     node: PyTree  # the node's state, from which its children are expanded
     reward: jax.Array | float = 0.0  # of the action that led to it
-    discount: jax.Array | float = 1.0  # of its value, seen from where that action was taken; may be negative
+    discount: jax.Array | float = 1.0  # of its value, from the parent's perspective; may be negative
 
 
 class Plan(struct.PyTreeNode):
     """Outcome of a search, `[B, ...]`."""
 
     action: jax.Array  # int32
-    policy: jax.Array  # [B, actions] probabilities that the search found better than the prior's
+    policy: jax.Array  # [B, actions] probabilities, improved over the prior's
     value: jax.Array  # of the root under that policy
 
 
@@ -47,21 +47,22 @@ def search(
     mask: jax.Array | None,
     explore: bool,
 ) -> Plan:
-    """Search from each of B roots, each with its own key, so that a plan depends on nothing else in its batch.
+    """Search from each of B roots, each with its own key, so that a plan does not depend on the rest of its batch.
 
     Args:
-      algo: says how to search, and how often.
+      algo: settings of the search.
       root: the nodes to act at, [B, ...].
-      expand: from one node, an action (an int32 scalar) and a key to what it leads to, without batch axes.
-      keys: [B]; None, where nothing is drawn, only without exploring.
+      expand: function from one node, an action (an int32 scalar) and a key to the child's `Expansion`, without batch
+        axes.
+      keys: [B]; None only without exploring, if nothing is sampled.
       mask: bool [B, actions], True where allowed at the root; None allows all.
-      explore: with the noise of training, else the best action.
+      explore: search with the noise of training; otherwise return the best action.
     """
     import mctx  # an extra
 
     if keys is None:
         keys = jax.random.split(jax.random.key(0), root.value.shape[0])
-    # Not by fold_in, whose 1 is the second key of a split: that which mctx draws its noise by.
+    # Not fold_in: folding in 1 gives the second key of a split, which mctx uses for its noise.
     keys, of_chance = jnp.unstack(jax.vmap(jax.random.split)(keys), axis=1)
     options: dict[str, Any] = {"num_simulations": algo.simulations}
     if algo.tree_search == "gumbel":
@@ -99,14 +100,14 @@ def search(
 
 
 def _action_values(tree) -> jax.Array:
-    """Return what each action is worth at the root [actions]; one that was not visited as much as the root was before.
+    """Return the value of each action at the root [actions]; for an unvisited action, the mixed value of the root.
 
-    The latter is the mixed value of Danihelka et al. (2022, appendix D). The mean over all visits, mctx's value of the
-    root, is no value of the policy: sequential halving visits bad actions too, about as often as good ones.
+    The mixed value is defined by Danihelka et al. (2022, appendix D). The mean over all visits, mctx's value of the
+    root, is not the policy's value: sequential halving visits bad actions about as often as good ones.
     """
     import mctx
 
-    visits = jnp.max(tree.children_visits[tree.ROOT_INDEX])  # by which mctx multiplies
+    visits = jnp.max(tree.children_visits[tree.ROOT_INDEX])  # mctx multiplies by it
     values = mctx.qtransform_completed_by_mix_value(
         tree, tree.ROOT_INDEX, value_scale=1.0, maxvisit_init=0.0, rescale_values=False
     )
@@ -118,5 +119,5 @@ def cross_entropy(policy: jax.Array, log_prob: jax.Array) -> jax.Array:
 
     Actions of probability 0 add nothing, whatever their logarithm.
     """
-    # The inner `where` keeps the gradient of what is left out from being 0 times infinity.
+    # The inner `where` avoids 0 times infinity in the gradient of excluded actions.
     return -jnp.sum(policy * jnp.where(policy > 0.0, log_prob, 0.0), axis=-1)

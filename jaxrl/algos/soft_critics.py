@@ -20,10 +20,10 @@ from jaxrl.networks import Categorical, CategoricalReturns, Critic, QuantileRetu
 
 
 def both_ends(here: PyTree, there: PyTree) -> PyTree:
-    """Return trees of arrays [batch, ...] and histories as one of [2 * batch, ...]."""
+    """Concatenate trees of arrays [batch, ...] or histories to [2 * batch, ...]."""
 
     def joined(a, b):
-        if isinstance(a, History):  # the same rows, of which others are selected
+        if isinstance(a, History):  # the same rows, with different ones selected
             return a.replace(index=jnp.concatenate([a.index, b.index]))
         return jnp.concatenate([a, b])
 
@@ -31,7 +31,7 @@ def both_ends(here: PyTree, there: PyTree) -> PyTree:
 
 
 def rows_that_count(batch: TransitionBatch, ends: int = 1) -> contextlib.AbstractContextManager[None]:
-    """Declare to layers that normalize over a batch which of its rows count, `ends` times; all rows of histories do."""
+    """Declare which rows of a batch count in layers that normalize over it, `ends` times; all rows of histories do."""
     if isinstance(batch.observation, History):
         return contextlib.nullcontext()
     return weighted_rows(jnp.concatenate([batch.weight] * ends))
@@ -41,7 +41,7 @@ class NextActions(NamedTuple):
     """The policy's actions at the next observations of transitions."""
 
     policy: Any  # its distributions
-    action: jax.Array | None  # [batch, n] of a box; None where actions are discrete, which all count
+    action: jax.Array | None  # [batch, n] for a box; None for discrete actions, which all count
     log_prob: jax.Array  # [batch]; the negative entropy of discrete actions
 
 
@@ -56,19 +56,19 @@ def critic_step(
     spec: EnvSpec,
     replicas: Replicas,
 ) -> tuple[TrainState, CriticLoss]:
-    """Take a step of the critics towards what follows, by their targets or by their own pass over both ends.
+    """Take a step of the critics, with target networks or with one forward pass over both observations.
 
     Equations 5 and 6 of Haarnoja et al. (2018).
 
     Args:
-      algo: gives the ensemble, its optimizer, and what its targets are made of.
+      algo: defines the ensemble, its optimizer and its targets.
       critic: its training state.
       batch: transitions, normalized.
-      following: what the policy does at their ends.
+      following: the policy's actions at the next observations.
       temperature: weight of the entropy.
-      key: draws the members that give the targets.
-      drop: keys [batch] of dropout, in the targets and in the loss; None: nothing is dropped.
-      spec: of the environment.
+      key: samples the members that compute the targets.
+      drop: keys [batch] for dropout, in the targets and in the loss; None: no dropout.
+      spec: the environment's spec.
       replicas: as passed to `update`.
     """
     drawn = drawn_critics(algo, critic.variables, key)
@@ -81,7 +81,7 @@ def critic_step(
         outputs = joint_outputs(algo.critic, slow, batch, following.action, spec, drop[0])[1]
 
     def loss(params):
-        """Return the loss of the critics, without gradient through what follows."""
+        """Return the loss of the critics, without gradient through the targets."""
         variables, there = critic.variables.replace(params=params), outputs
         if algo.joint_batch:
             output, own, model_state = joint_outputs(algo.critic, variables, batch, following.action, spec, drop[1])
@@ -113,14 +113,14 @@ def joint_outputs(
     spec: EnvSpec,
     key: jax.Array | None = None,
 ) -> tuple[Any, Any, ModelState]:
-    """Return the critics' outputs at both ends of transitions, of one pass in training mode, and their model state.
+    """Return the critics' outputs at both observations, from one pass in training mode, and their model state.
 
     Args:
       network, critic: the ensemble and its variables.
       batch: transitions.
-      next_action: [batch, n] of a box; None where actions are discrete, whose outputs are of all actions.
-      spec: of the environment.
-      key: keys [batch] of dropout; None: nothing is dropped.
+      next_action: [batch, n] for a box; None for discrete actions, where the outputs are of all actions.
+      spec: the environment's spec.
+      key: keys [batch] for dropout; None: no dropout.
     """
     if key is not None:
         key = jnp.concatenate([key, jax.vmap(lambda k: jax.random.fold_in(k, 1))(key)])
@@ -138,7 +138,7 @@ def joint_outputs(
 def dropout_keys(
     network: Critic, key: jax.Array, batch: TransitionBatch, replicas: Replicas
 ) -> tuple[jax.Array | None, ...]:
-    """Return keys [batch] of dropout in the critics' targets, their loss and the policy's; None where there is none."""
+    """Return keys [batch] for dropout in the critics' targets, their loss and the policy's; None without dropout."""
     if not network.dropout:
         return None, None, None
     keys = jax.random.split(jax.random.fold_in(key, 3), 3)
@@ -146,7 +146,7 @@ def dropout_keys(
 
 
 def drawn_critics(algo: SoftCriticFields, critic: Variables, key: jax.Array) -> jax.Array | None:
-    """Return which members give the targets of an update, int32 [target_critics]; None: all (Chen et al., 2021)."""
+    """Sample the members that compute an update's targets, int32 [target_critics]; None: all (Chen et al., 2021)."""
     if algo.target_critics is None:
         return None
     members = jax.tree.leaves(critic.params)[0].shape[0]
@@ -154,7 +154,7 @@ def drawn_critics(algo: SoftCriticFields, critic: Variables, key: jax.Array) -> 
 
 
 def mean_member(output: Any) -> Any:
-    """Return an ensemble's output as of one member, the mean of all: of values, probabilities or quantiles."""
+    """Return the mean output of an ensemble as one member: of values, probabilities or quantiles."""
     first = jax.tree.map(lambda x: x[:1], output)
     if isinstance(output, CategoricalReturns):
         log_probs = jax.nn.log_softmax(output.logits, axis=-1)
@@ -167,13 +167,13 @@ def mean_member(output: Any) -> Any:
 def pessimistic_returns(output: Any, v_min: Number, v_max: Number, dropped: int = 0) -> Returns:
     """Return an ensemble's returns of each action, atoms and probabilities [batch, actions, K].
 
-    Of values the smallest; of categorical distributions that of the member that expects least; of quantiles those of
-    all members, but for the largest (Kuznetsov et al., 2020, arXiv:2005.04269, equation 3).
+    For values, the smallest; for categorical distributions, that of the member with the smallest expectation; for
+    quantiles, those of all members except the largest (Kuznetsov et al., 2020, arXiv:2005.04269, equation 3).
 
     Args:
-      output: of the critics, leaves [ensemble, batch, actions, ...].
+      output: the critics' output, leaves [ensemble, batch, actions, ...].
       v_min, v_max: the ends of the support of a categorical head.
-      dropped: quantiles to leave out, times the number of members.
+      dropped: number of largest quantiles to drop, per member.
     """
     if isinstance(output, QuantileReturns):
         members, size, actions, quantiles = output.quantiles.shape
@@ -198,8 +198,8 @@ def soft_target(
     Args:
       batch: transitions.
       following: the returns of each action at the next observation, [batch, actions, K].
-      policy: its distribution there. Where actions are discrete the target is the expected return alone.
-      log_prob: [batch], of what the policy does there.
+      policy: the policy's distribution there. For discrete actions, the target is only the expected return.
+      log_prob: [batch], of the policy's action there.
       temperature: weight of the entropy.
       gamma: discount.
     """

@@ -1,6 +1,6 @@
 """Policies of soft actor-critics: their gradient step on value and entropy, and the temperature that weighs the two.
 
-Equations of Haarnoja et al. (2018, arXiv:1812.05905). Where actions are discrete, expectations over them are exact
+Equations of Haarnoja et al. (2018, arXiv:1812.05905). For discrete actions, expectations over them are exact
 (Christodoulou, 2019, arXiv:1910.07207).
 """
 
@@ -25,9 +25,10 @@ from jaxrl.networks import Categorical, Critic, TanhGaussian
 def action_and_log_prob(
     distribution: Categorical | TanhGaussian, key: jax.Array, spec: EnvSpec
 ) -> tuple[jax.Array | None, jax.Array]:
-    """Return actions of a box [batch, n], drawn with keys [batch], and their log-densities [batch] where it is [-1, 1].
+    """Sample box actions [batch, n] with keys [batch], and return their log-densities [batch] over [-1, 1] too.
 
-    Units should not matter. Of discrete actions return None, as all count, and the negative entropy.
+    Scaling the box to [-1, 1] removes the units. For discrete actions, return None, as all count, and the negative
+    entropy.
     """
     if isinstance(distribution, Categorical):
         return None, -distribution.entropy()
@@ -38,7 +39,7 @@ def action_and_log_prob(
 def next_actions(
     network: Network, policy: Variables, batch: TransitionBatch, key: jax.Array, spec: EnvSpec
 ) -> NextActions:
-    """Return what a policy does at the next observations of transitions, drawn with keys [batch]."""
+    """Return a policy's actions at the next observations of transitions, sampled with keys [batch]."""
     seen = batch.next_observation, spec, batch.next_action_mask
     distribution = off_policy.evaluate_policy(network, policy, *seen)
     return NextActions(distribution, *action_and_log_prob(distribution, key, spec))
@@ -60,9 +61,9 @@ def value_and_log_prob(
 ) -> tuple[jax.Array, jax.Array, Any]:
     """Return the smallest critic's value of the policy's action, its log-probability, and the critics' output.
 
-    Both are [batch], of an action sampled with keys [batch] from a box; expectations over all actions where they are
-    discrete. `v_min` and `v_max` are the ends of the support of a categorical head; `over_critics` takes the place of
-    the minimum over axis 0; `drop` are keys [batch] of the critics' dropout.
+    Both are [batch], of an action sampled with keys [batch] from a box, or expectations over all discrete actions.
+    `v_min` and `v_max` are the ends of the support of a categorical head; `over_critics` takes the place of the minimum
+    over axis 0; `drop` are keys [batch] of the critics' dropout.
     """
     action, log_prob = action_and_log_prob(distribution, key, spec)
     output = off_policy.evaluate_critic(network, critic, observation, action, spec, mask, drop)
@@ -89,19 +90,19 @@ def policy_step(
     """Take a step of the policy up the smallest critic's value and its own entropy (equation 9).
 
     Args:
-      algo: gives the networks and the optimizer.
+      algo: defines the networks and the optimizer.
       policy, critic: their training states.
       batch: transitions, normalized.
       temperature: weight of the entropy.
       key: keys [batch].
-      spec: of the environment.
+      spec: the environment's spec.
       replicas: as passed to `update`.
       value_of: replaces the values [batch], from the policy's distributions and those values.
-      joint: pass both ends of the transitions through the policy as one batch, of which the first half is learned from.
+      joint: pass both observations through the policy as one batch, and learn from the first half.
       options: keyword arguments of `value_and_log_prob`.
 
     Returns:
-      The policy after the step, this device's loss before it, and the log-probabilities [batch] of what it does.
+      The policy after the step, this device's loss before it, and the log-probabilities [batch] of its actions.
     """
     observation, mask = seen = batch.observation, batch.action_mask
     if joint:
@@ -125,7 +126,7 @@ def policy_step(
 
 
 def initial_temperature(algo: TemperatureFields) -> TrainState:
-    """Return the initial log(alpha), a float32 scalar; () where the temperature is fixed."""
+    """Return the initial log(alpha), a float32 scalar; () if the temperature is fixed."""
     log_temperature = jnp.log(jnp.asarray(algo.temperature, jnp.float32)) if algo.learn_temperature else ()
     return train_state.create(log_temperature, (), algo.temperature_optimizer)
 
@@ -146,11 +147,11 @@ def temperature_step(
     """Take a step of log(alpha), if it is learned, towards the target entropy (equation 18).
 
     Args:
-      algo: gives the target and the optimizer.
-      log_temperature: as it is.
+      algo: defines the target and the optimizer.
+      log_temperature: the current training state of log(alpha).
       batch: transitions.
       log_prob: [batch], of the policy's actions there.
-      spec: of the environment.
+      spec: the environment's spec.
       replicas: as passed to `update`.
     """
     if not algo.learn_temperature:
@@ -166,9 +167,9 @@ def target_entropy(batch: TransitionBatch, per_dimension: Number, fraction: Numb
 
     Args:
       batch: transitions.
-      per_dimension: of a box in [-1, 1], in nats.
-      fraction: of the largest entropy over the discrete actions that are allowed.
-      spec: of the environment.
+      per_dimension: target per dimension of a box in [-1, 1], in nats.
+      fraction: target as a fraction of the maximum entropy over allowed discrete actions.
+      spec: the environment's spec.
     """
     if isinstance(spec.action_space, spaces.Box):
         return jnp.full_like(batch.weight, per_dimension * spec.action_space.shape[0], jnp.float32)

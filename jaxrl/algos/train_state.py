@@ -25,7 +25,7 @@ class TrainState(struct.PyTreeNode):
     params: Params
     model_state: ModelState
     optimizer_state: PyTree
-    target_params: Params = ()  # () where nothing is bootstrapped from them
+    target_params: Params = ()  # () without a target network
     target_model_state: ModelState = ()
 
     @property
@@ -49,7 +49,7 @@ def create(
     """Return the state before the first step, optionally with a target in its own arrays.
 
     Args:
-      params, model_state: fresh ones, as from `Network.init`; `()` for no model state.
+      params, model_state: initial ones, as from `Network.init`; `()` for no model state.
       transformation: an optimizer at any learning rate, as for `apply_gradients`.
       target: whether there is a target.
     """
@@ -69,11 +69,11 @@ def apply_gradients(
     """Take a step down the gradient, averaged over replicas.
 
     Args:
-      state: as it is.
-      gradients: this device's, of the structure of `state.params`; of a loss of `weighted_mean`s.
+      state: the current state.
+      gradients: this device's, with the structure of `state.params`, of a loss made of `weighted_mean`s.
       transformation: an optimizer at its learning rate, with clipping if any.
       replicas: as passed to `update`; gradients are averaged over them, never losses.
-      model_state: this device's after the forward pass of the loss, averaged over replicas too; None: it stays.
+      model_state: this device's after the forward pass of the loss, averaged over replicas too; None: unchanged.
 
     Returns:
       The state after the step, and the global norm of the averaged gradient before clipping.
@@ -89,7 +89,7 @@ def apply_averaged(
     replicas: Replicas,
     model_state: ModelState | None = None,
 ) -> TrainState:
-    """Take a step down gradients that were averaged over replicas already; what has unit norm keeps it."""
+    """Take a step down gradients already averaged over replicas; arrays of unit norm keep it."""
     with jax.numpy_dtype_promotion("standard"):  # optax mixes weak and strong types
         updates, optimizer_state = transformation.update(gradients, state.optimizer_state, state.params)
         params = project(optax.apply_updates(state.params, updates))
@@ -127,7 +127,7 @@ def weighted_mean(x: jax.Array, weight: jax.Array, replicas: Replicas) -> jax.Ar
       weight: bool or float, the same shape.
       replicas: as passed to `update`.
     """
-    # `where` and not the product alone: what does not count may be infinite, as the error of a forbidden action is.
+    # `where`, not just the product: excluded entries may be infinite, such as the error of a forbidden action.
     weight = weight.astype(x.dtype)
     return jnp.sum(jnp.where(weight != 0.0, x * weight, 0.0)) / jnp.maximum(replicas.mean(jnp.sum(weight)), 1e-8)
 

@@ -39,7 +39,7 @@ class VMPOState(struct.PyTreeNode):
     duals: TrainState  # float32 scalars: "temperature", "mean" and for boxes "std", before the softplus
     statistics: Statistics
     updates: jax.Array  # int32, batches
-    bonus: PyTree = ()  # of `exploration_bonus`; () where there is none
+    bonus: PyTree = ()  # of `exploration_bonus`; () without one
 
 
 @algorithm
@@ -49,7 +49,7 @@ class VMPO(BonusFields, KLFields, AdvantageFields, MinibatchFields, PolicyValueA
     learning_rate: Scalar = changed(Linear(1e-3, 0.0))
     value_cost: Scalar = changed(1.0)
     entropy_cost: Scalar | None = changed(
-        None, help="weight of the entropy bonus; None: 0.15 for discrete actions from images, else 0"
+        None, help="weight of the entropy bonus; None: 0.15 for discrete actions from images, otherwise 0"
     )
     rollout_length: int | None = changed(
         None,
@@ -58,11 +58,10 @@ class VMPO(BonusFields, KLFields, AdvantageFields, MinibatchFields, PolicyValueA
     epsilon_mean: Scalar = changed(1e-2)
     epsilon_std: Scalar = changed(1e-3)
     alpha_std: Scalar = changed(1.0)
-    target_period: int = static(1, low=1, help="batches between copies of the network to the policy that acts")
+    target_period: int = static(1, low=1, help="batches between updates of the acting policy, a copy of the network")
     minibatches: int | None = changed(
         None,
-        help="gradient steps per pass; each takes the better half of its own rows; None: 4, or 8 where "
-        "rollout_length is 128 by itself",
+        help="gradient steps per pass, each on the better half; None: 4, or 8 if rollout_length is 128 by default",
     )
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
@@ -73,7 +72,7 @@ class VMPO(BonusFields, KLFields, AdvantageFields, MinibatchFields, PolicyValueA
         if self.rollout_length is None:
             found["rollout_length"] = 128 if longer else 64
         if self.minibatches is None:
-            # Eight belong to the longer rollouts: in shorter ones they cost score.
+            # Eight suit the longer rollouts; with shorter ones they lower the score.
             found["minibatches"] = 8 if longer and self.rollout_length is None else 4
         return dataclasses.replace(self, **found)
 
@@ -84,7 +83,7 @@ class VMPO(BonusFields, KLFields, AdvantageFields, MinibatchFields, PolicyValueA
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        # The limits are to the policy that acted, which is up to `target_period` batches old anyway.
+        # The limits are relative to the acting policy, which is up to `target_period` batches old anyway.
         return {"rollout": on_policy.source(self, max_policy_lag=1)}
 
     def init(self, key: jax.Array, spec: EnvSpec) -> VMPOState:
@@ -114,7 +113,7 @@ class VMPO(BonusFields, KLFields, AdvantageFields, MinibatchFields, PolicyValueA
             self, state.bonus, rollout, spec=spec, key=key, replicas=replicas
         )
         rows, inputs, network = rollout.rows, on_policy.batch_inputs(self, rollout), state.network.variables
-        # The learner's own values, where those recorded are the target's.
+        # The learner's own values, because the recorded ones are the target's.
         output, carry, _ = on_policy.unroll(self, network, inputs, rollout.carry.network, spec, train=False)
         bootstrap_value = on_policy.bootstrap_value(self, network, rollout, carry, spec)
         segment = on_policy.segment(self, rollout, output.value, bootstrap_value)
@@ -171,7 +170,7 @@ class VMPO(BonusFields, KLFields, AdvantageFields, MinibatchFields, PolicyValueA
         fixed = jax.lax.stop_gradient(duals["temperature"])
         weights, divergence = advantage_weights(minibatch["advantage"], chosen, fixed, replicas)
         policy_loss = weighted_mean(-output.distribution.log_prob(minibatch["action"]), weights, replicas)
-        temperature = duals["temperature"] * (self.epsilon - divergence)  # of the slope of equation 4
+        temperature = duals["temperature"] * (self.epsilon - divergence)  # its gradient is that of equation 4
         limits = {"mean": self.epsilon_mean, "std": self.epsilon_std}
         moved = {name: mean(x) for name, x in divergences(minibatch["old"], output.distribution).items()}
         bounds = sum(lagrangian_loss(x, duals[name], limits[name]) for name, x in moved.items())
@@ -186,7 +185,7 @@ class VMPO(BonusFields, KLFields, AdvantageFields, MinibatchFields, PolicyValueA
 def better_half(advantages: jax.Array, weight: jax.Array, replicas: Replicas) -> jax.Array:
     """Select the rows with the larger half of advantages, over all devices (section 4.1); bool, the same shape.
 
-    Those at least as large as the median: of an odd number the smaller half is left, and of equals none is.
+    They are at least as large as the median. The smaller half of an odd number is dropped; equal entries are all kept.
 
     Args:
       advantages: float32, any shape.
@@ -194,7 +193,7 @@ def better_half(advantages: jax.Array, weight: jax.Array, replicas: Replicas) ->
       replicas: as passed to `update`.
     """
     bits = jax.lax.bitcast_convert_type(advantages, jnp.uint32)
-    order = jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))  # as the numbers are ordered
+    order = jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))  # in the order of the numbers
     half = (replicas.sum(jnp.sum(weight, dtype=jnp.int32)) + 1) // 2
     digits, median = jnp.arange(16, dtype=jnp.uint32), jnp.uint32(0)
     for shift in range(28, -1, -4):  # the largest number that `half` of them reach, digit by digit
@@ -217,8 +216,8 @@ def advantage_weights(
       replicas: as passed to `update`.
 
     Returns:
-      The weights [...], 0 where not chosen, and KL(psi || uniform over the chosen), a scalar. The slope of equation 4,
-      eta epsilon + eta log mean exp(A / eta), is epsilon less this.
+      The weights [...], 0 where not chosen, and KL(psi || uniform over the chosen), a scalar. The gradient of equation
+      4, eta epsilon + eta log mean exp(A / eta), is epsilon minus this.
     """
     scaled = jnp.where(chosen, advantages / temperature, -jnp.inf)
     largest = replicas.max(jnp.max(scaled))
@@ -232,9 +231,9 @@ def advantage_weights(
 
 
 def divergences(old: Distribution, new: Any) -> dict[str, jax.Array]:
-    """Return KL(old || new) [...] by the name of its limit; of Gaussians for mean and deviation apart (section 4.2).
+    """Return KL(old || new) [...] by the name of its limit; for Gaussians, mean and deviation apart (section 4.2).
 
-    Both are of one kind; of several parts, the sums.
+    Both have the same type; several parts are summed.
     """
     if isinstance(old, Joint):
         each = [divergences(before, now) for before, now in zip(old.leaves, new.leaves, strict=True)]

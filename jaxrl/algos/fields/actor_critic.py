@@ -17,7 +17,7 @@ from jaxrl.networks import Actor, CategoricalValues, Critic, SelfPredictiveValue
 
 @field_group
 class ActorCriticFields(DiscountFields):
-    """Policy, critics, and how both are optimized."""
+    """Policy, critics and their optimizers."""
 
     learning_rate: Scalar = number(3e-4, above=0, help="learning rate of the critics and values")
     policy_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the policy; None: learning_rate")
@@ -26,7 +26,7 @@ class ActorCriticFields(DiscountFields):
     critic: Critic = static(Critic())
 
     def resolved_networks(self, spec: EnvSpec) -> dict[str, Any]:
-        """Return `policy` and `critic` with default torsos for the observations, where they leave these open."""
+        """Return `policy` and `critic`, with unset torsos replaced by defaults for the observations."""
         return {"policy": resolve_network(self.policy, spec), "critic": resolve_network(self.critic, spec)}
 
     @property
@@ -45,23 +45,26 @@ class ActorCriticFields(DiscountFields):
 class TargetFields:
     """Target networks that follow the networks by Polyak averaging."""
 
-    tau: Scalar = number(0.005, above=0, high=1, help="Polyak fraction of new parameters at each target update")
+    tau: Scalar = number(
+        0.005, above=0, high=1, help="soft update coefficient of the target networks (Polyak averaging)"
+    )
 
 
-# Where networks begin again.
+# Kept when the networks are reset.
 _UNCHANGED = ("statistics", "updates", "return_scale", "policy_loss", "policy_metrics")
 
 
 @field_group
 class ResetFields:
-    """Resets of the networks, since those trained early on little data learn worse later."""
+    """Resets of the networks, because networks trained early on little data learn worse later."""
 
     reset_at: tuple[int, ...] = static(
-        (), help="updates after which all that is learned begins again; replay and statistics stay (Nikishin, 2022)"
+        (),
+        help="update counts at which networks and optimizers are reset; replay and statistics stay (Nikishin, 2022)",
     )
 
     def problems(self) -> list[str]:
-        """Explain why these are not numbers of updates, one line."""
+        """Explain why `reset_at` is invalid, one line."""
         updates, name = self.reset_at, type(self).__name__
         whole = isinstance(updates, tuple) and all(isinstance(x, int) and not isinstance(x, bool) for x in updates)
         if whole and all(0 < x < 2**31 for x in updates):
@@ -69,9 +72,9 @@ class ResetFields:
         return [f"{name}.reset_at={updates!r:.80} must be a tuple of update counts, such as (15_000, 50_000)"]
 
     def after_reset[State: Any](self: Any, state: State, key: jax.Array, spec: EnvSpec) -> State:
-        """Return a state after an update, or where `reset_at` says so a new one with its statistics and counts.
+        """Return the state after an update, reinitialized except for statistics and counts if `reset_at` contains it.
 
-        Nothing is made where no reset is due; over mapped runs this becomes a choice between both.
+        The new state is computed only if a reset is due; in vmapped runs, it is always computed.
         """
         if not self.reset_at:
             return state
@@ -81,7 +84,7 @@ class ResetFields:
             return self.init(key, spec).replace(**unchanged)
 
         due = jnp.isin(state.updates, jnp.asarray(self.reset_at, state.updates.dtype))
-        # A number that is none of the shards, which others fold into the same key.
+        # Not the number of a shard, which others fold into the same key.
         key = jax.random.fold_in(key, 2**31 - 1)
         return jax.lax.cond(due, again, lambda same, _: same, state, key)
 
@@ -91,17 +94,19 @@ class PeriodicTargetFields(TargetFields):
     """Target networks that are replaced every `target_period` updates."""
 
     tau: Scalar = changed(1.0)
-    target_period: int = static(100, low=1, help="updates between target updates")
+    target_period: int = static(100, low=1, help="gradient updates between target network updates")
 
 
 @field_group
 class TemperatureFields(ActorCriticFields):
-    """The weight of a policy's entropy, fixed or learned."""
+    """Weight of a policy's entropy, fixed or learned."""
 
     temperature_learning_rate: Scalar | None = number(
-        None, above=0, only_with="learn_temperature", help="learning rate of the temperature; None: that of the critics"
+        None, above=0, only_with="learn_temperature", help="learning rate of the temperature; None: learning_rate"
     )
-    temperature: Scalar = number(1.0, above=0, help="weight of the entropy; the initial weight if it is learned")
+    temperature: Scalar = number(
+        1.0, above=0, help="weight of the entropy (alpha); the initial weight if it is learned"
+    )
     learn_temperature: bool = static(True, help="adapt the temperature to the target entropy")
     target_entropy: Scalar = number(
         -1.0,
@@ -129,18 +134,18 @@ _SUPPORT = "critic.head=categoricalvalues or critic.head=selfpredictivevalues"
 
 @field_group
 class SupportFields:
-    """The support of categorical values."""
+    """Support of categorical values."""
 
-    v_min: Scalar = number(-150.0, only_with=_SUPPORT, help="lower end of the support")
-    v_max: Scalar = number(150.0, only_with=_SUPPORT, help="upper end of the support")
+    v_min: Scalar = number(-150.0, only_with=_SUPPORT, help="minimum of the categorical support")
+    v_max: Scalar = number(150.0, only_with=_SUPPORT, help="maximum of the categorical support")
 
     @property
     def support(self) -> dict[str, Any]:
-        """Return the ends of the support, by name, as losses and targets take them."""
+        """Return the ends of the support as keyword arguments of losses and targets."""
         return {"v_min": self.v_min, "v_max": self.v_max}
 
     def problems(self) -> list[str]:
-        """Explain why the ends are not those of an interval, where a head has a support."""
+        """Explain why the ends do not form an interval, if a head has a support."""
         network = getattr(self, "critic", None) or getattr(self, "network", None)
         if not isinstance(getattr(network, "head", None), CategoricalValues | SelfPredictiveValues):
             return []
@@ -149,10 +154,13 @@ class SupportFields:
 
 @field_group
 class QuantileFields:
-    """The loss of quantiles."""
+    """Loss of quantile heads."""
 
     quantile_huber: Scalar = number(
-        1.0, above=0, only_with="critic.head=quantilevalues", help="Huber threshold, above which the loss is linear"
+        1.0,
+        above=0,
+        only_with="critic.head=quantilevalues",
+        help="Huber threshold of the quantile loss, above which it is linear",
     )
 
 
@@ -162,7 +170,10 @@ class NormalizationFields:
 
     normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
     observation_clip: Scalar | None = number(
-        10.0, above=0, only_with="normalize_observation", help="clip of normalized observations; None: no clipping"
+        10.0,
+        above=0,
+        only_with="normalize_observation",
+        help="maximum absolute value of normalized observations; None: no clipping",
     )
 
 
@@ -171,18 +182,21 @@ class NoiseFields:
     """Correlation of exploration noise in time."""
 
     noise_correlation: float = static(
-        0.0, low=0, below=1, help="continuous actions: correlation of exploration noise between steps; 0: independent"
+        0.0,
+        low=0,
+        below=1,
+        help="continuous actions: correlation of exploration noise between consecutive steps; 0: independent",
     )
     random_correlation: float | None = static(
         None,
         low=0,
         below=1,
-        help="continuous actions: the same of the random actions before the first update; None: noise_correlation",
+        help="continuous actions: correlation of random actions before the first update; None: noise_correlation",
     )
     noise_hold: int = static(
         1,
         low=1,
-        help="continuous actions: exploration noise is held for n steps, at most so many, with probability ~ 1 / n^2",
+        help="continuous actions: maximum steps of holding exploration noise; n steps have probability ~ 1 / n^2",
     )
 
 
@@ -190,15 +204,17 @@ class NoiseFields:
 class ExplorationNoiseFields(NoiseFields):
     """Exploration noise of deterministic policies."""
 
-    exploration_noise: Scalar = number(0.1, low=0, help="noise standard deviation, in units of half the action range")
+    exploration_noise: Scalar = number(
+        0.1, low=0, help="standard deviation of the exploration noise, in units of half the action range"
+    )
     least_noise: Scalar | None = number(
         None,
         low=0,
-        help="each episode's standard deviation is drawn between this and exploration_noise; None: exploration_noise",
+        help="minimum noise standard deviation, sampled per episode up to exploration_noise; None: exploration_noise",
     )
 
     def problems(self) -> list[str]:
-        """Explain why the least noise cannot be, one line."""
+        """Explain why `least_noise` is invalid, one line."""
         low, high = self.least_noise, self.exploration_noise
         if isinstance(low, int | float) and isinstance(high, int | float) and low > high:
             return [f"{type(self).__name__}.least_noise={low:g} must be at most exploration_noise={high:g}"]
@@ -209,6 +225,10 @@ class ExplorationNoiseFields(NoiseFields):
 class DelayedPolicyFields:
     """Delayed updates of a deterministic policy, and smoothed target actions (TD3)."""
 
-    target_noise: Scalar = number(0.2, low=0, help="target noise standard deviation, in units of half the action range")
-    target_noise_clip: Scalar = number(0.5, low=0, help="clip of the target policy's noise, in the same units")
+    target_noise: Scalar = number(
+        0.2, low=0, help="standard deviation of the target policy's noise, in units of half the action range"
+    )
+    target_noise_clip: Scalar = number(
+        0.5, low=0, help="maximum absolute value of the target policy's noise, in the same units"
+    )
     policy_delay: int = static(2, low=1, help="critic updates per update of the policy and the targets")

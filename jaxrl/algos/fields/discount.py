@@ -1,4 +1,4 @@
-"""The discount field of all algorithms with returns."""
+"""Discount field of all algorithms with returns."""
 
 from jaxrl.algos.base import field_group, number
 from jaxrl.core.schedules import Scalar

@@ -15,27 +15,29 @@ class RolloutFields(DiscountFields):
 
     max_grad_norm: Scalar | None = number(0.5, above=0, help="clip gradients to this norm; None: no clipping")
     observation_clip: Scalar = number(
-        10.0, above=0, only_with="normalize_observation", help="clip of normalized observations"
+        10.0, above=0, only_with="normalize_observation", help="maximum absolute value of normalized observations"
     )
-    reward_clip: Scalar = number(10.0, above=0, only_with="normalize_reward", help="clip of normalized rewards")
+    reward_clip: Scalar = number(
+        10.0, above=0, only_with="normalize_reward", help="maximum absolute value of normalized rewards"
+    )
     rollout_length: int | None = static(
         128,
         low=1,
-        help="steps per environment and batch; whole_episodes: between looks at how many episodes have ended",
+        help="steps per environment and batch; with whole_episodes: between checks for finished episodes",
     )
     normalize_observation: bool | None = static(
         None,
         choices=(None, True, False),
-        help="normalize observations by running mean and standard deviation; None: for continuous actions",
+        help="normalize observations by running mean and standard deviation; None: only for continuous actions",
     )
     normalize_reward: bool | None = static(
         None,
         choices=(None, True, False),
-        help="divide by the running standard deviation of the discounted return; None: for continuous actions",
+        help="divide rewards by the running deviation of discounted returns; None: only for continuous actions",
     )
-    whole_episodes: int = static(0, low=0, help="complete episodes of a batch; 0: batches are rollouts")
+    whole_episodes: int = static(0, low=0, help="number of complete episodes per batch; 0: batches are rollouts")
     max_episode_length: int = static(
-        1000, low=1, only_with="whole_episodes", help="transitions of an episode that are learned from, at most"
+        1000, low=1, only_with="whole_episodes", help="maximum number of transitions per episode to learn from"
     )
     bootstrap_truncated: bool = static(True, help="bootstrap at time limits; False treats them as terminations")
 
@@ -45,7 +47,7 @@ class AdvantageFields:
     """Generalized advantage estimation."""
 
     gae_lambda: Scalar = number(
-        0.95, low=0, high=1, help="lambda of GAE; 0: one-step errors, 1: returns of the whole rollout"
+        0.95, low=0, high=1, help="lambda of GAE; 0: one-step TD errors, 1: returns of the whole rollout"
     )
 
 
@@ -61,12 +63,14 @@ class MinibatchFields:
 class BonusFields:
     """A bonus added to the rewards, for policies that learn from advantages."""
 
-    exploration_bonus: RND | None = number(None, options=RND, help="bonus for observations that are new; None: none")
+    exploration_bonus: RND | None = number(
+        None, options=RND, help="intrinsic reward for novel observations; None: no bonus"
+    )
 
 
 @field_group
 class OnPolicyFields(RolloutFields):
-    """Policy and value, and how both are optimized."""
+    """Policy, value and their optimizer."""
 
     learning_rate: Scalar | None = number(
         None, above=0, help="learning rate (of the policy, if value_learning_rate is set)"
@@ -77,7 +81,8 @@ class OnPolicyFields(RolloutFields):
         None, low=0, help="weight of the entropy bonus; None: 0.01 for discrete actions, 0 for continuous ones"
     )
     joint_grad_norm: bool = static(
-        False, help="clip policy and value by one norm even where their networks are separate; False: each by its own"
+        False,
+        help="clip policy and value gradients by their joint norm; False: separate networks by their own norms",
     )
     optimizer: Optimizer = number(Adam(eps=1e-5))
     network: ValueNetwork = static(ActorCritic())

@@ -10,11 +10,16 @@ from jaxrl.networks import QNetwork
 
 @field_group
 class QLearningFields(DiscountFields):
-    """A network of values, how it is optimized, and epsilon-greedy exploration."""
+    """Q-network, its optimizer, and epsilon-greedy exploration."""
 
     max_grad_norm: Scalar | None = number(10.0, above=0, help="clip gradients to this global norm; None: no clipping")
     epsilon: Scalar = number(Linear(1.0, 0.05, 0.1), low=0, high=1, help="probability of a random action")
-    ladder_exponent: Scalar = number(7.0, low=0, only_with="ladder", help="last environment uses epsilon^(1 + this)")
+    ladder_exponent: Scalar = number(
+        7.0,
+        low=0,
+        only_with="ladder",
+        help="exponent alpha of the ladder; the last environment uses epsilon^(1 + alpha)",
+    )
     random_persistence: float | None = static(
         0.0, low=0, below=1, help="probability that a random action is repeated at the next step"
     )

@@ -28,33 +28,39 @@ from jaxrl.core.types import Replay
 class StorageFields:
     """Storage and sampling of a replay."""
 
-    capacity: int = static(1_000_000, low=1, help="transitions that the replay buffer holds, over all environments")
+    capacity: int = static(1_000_000, low=1, help="size of the replay buffer, in transitions of all environments")
     min_size: int = static(
-        1_000, low=1, help="transitions collected before the first update; actor-critics act at random meanwhile"
+        1_000, low=1, help="transitions collected before the first update; actor-critics act randomly until then"
     )
-    batch_size: int = static(256, low=1, help="transitions per update; of sequences as many as are whole")
+    batch_size: int = static(256, low=1, help="transitions per update; for sequences, rounded down to whole ones")
     rollout_length: int | None = static(
         None,
         low=1,
-        help="steps of each environment per iteration; None: those of one update, or a quarter of a sequence",
+        help="steps per environment and iteration; None: one update's worth, or a quarter of sequence_length",
     )
     replay_ratio: float | None = static(1.0, above=0, help="gradient updates per environment step")
     samples_per_insert: float | None = static(
-        None, above=0, help="transitions drawn per transition stored, in place of replay_ratio"
+        None, above=0, help="transitions sampled per transition inserted, instead of replay_ratio"
     )
     storage: Literal["ring", "table", "flashbax"] = static(
-        "ring", choices=("ring", "table", "flashbax"), help="ring of rows, table of items, or flashbax (one-step only)"
+        "ring",
+        choices=("ring", "table", "flashbax"),
+        help="ring buffer of rows, table of items, or flashbax (one-step only)",
     )
     replay_memory: Literal["device", "host"] = static(
-        "device", choices=("device", "host"), help="memory that holds the ring's observations and recurrent states"
+        "device", choices=("device", "host"), help="memory in which the ring stores observations and recurrent states"
     )
-    sampler: Sampler | None = static(None, help="which item is drawn; None: uniformly")
-    remover: Remover | None = static(None, help="which item leaves a full table; None: the oldest")
-    max_times_sampled: int = static(0, low=0, help="draws after which an item is removed; 0: no limit")
+    sampler: Sampler | None = static(None, help="selection rule for sampling items; None: uniform")
+    remover: Remover | None = static(
+        None, help="selection rule for removing items from a full table; None: oldest first"
+    )
+    max_times_sampled: int = static(
+        0, low=0, help="number of times an item is sampled before it is removed; 0: no limit"
+    )
 
     @property
     def recurrent(self) -> bool:
-        """Return whether the policy, the critics or the network have a memory."""
+        """Return whether the policy, the critics or the network are recurrent."""
         # Values that are not networks are refused later.
         networks = (getattr(self, name, None) for name in ("policy", "critic", "network"))
         return any(getattr(network, "recurrent", False) for network in networks)
@@ -71,10 +77,10 @@ class StorageFields:
         """Return the replay that these fields describe.
 
         Args:
-          sampler: where the field `sampler` is None; None: uniform.
-          sequence: items are sequences instead of transitions.
-          batch_size: items of a batch; None: the field `batch_size`.
-          frame_stack: how observations stack frames.
+          sampler: used if the field `sampler` is None; None: uniform.
+          sequence: makes items sequences instead of transitions.
+          batch_size: items per batch; None: the field `batch_size`.
+          frame_stack: frame stacking of the observations.
           n_step: rewards summed before bootstrapping.
         """
         items = self.batch_size if batch_size is None else batch_size
@@ -95,19 +101,19 @@ class StorageFields:
         )
 
     def steps_per_update(self, num_envs: int) -> int:
-        """Return `rollout_length`, or as many steps of each of `num_envs` environments as make one update."""
+        """Return `rollout_length`, or the steps per environment that amount to one update."""
         if self.rollout_length is not None:
             return self.rollout_length
         return steps_per_update(self._updates_per_step(self.batch_size), num_envs)
 
     def _updates_per_step(self, transitions: int) -> float:
-        """Return gradient updates per environment step, where an update draws so many transitions."""
+        """Return gradient updates per environment step if an update samples `transitions` transitions."""
         if self.samples_per_insert is not None:
             return self.samples_per_insert / max(transitions, 1)
-        return 1.0 if self.replay_ratio is None else self.replay_ratio  # both None: a problem
+        return 1.0 if self.replay_ratio is None else self.replay_ratio  # both None: see `problems`
 
     def problems(self) -> list[str]:
-        """Explain which fields do not go together, one line each."""
+        """Explain conflicts between the fields, one line each."""
         name, found = type(self).__name__, []
         by_priorities = isinstance(self, PrioritizedFields)
         for field, rules, plain in (("sampler", Sampler, PlainSampler), ("remover", Remover, PlainRemover)):
@@ -138,7 +144,7 @@ class StorageFields:
 
 @field_group
 class ReplayFields(StorageFields):
-    """A replay without priorities."""
+    """Replay without priorities."""
 
     sampler: PlainSampler | None = changed(None)
     remover: PlainRemover | None = changed(None)
@@ -146,7 +152,7 @@ class ReplayFields(StorageFields):
 
 @field_group
 class NStepFields:
-    """Rewards of several steps before bootstrapping."""
+    """Multi-step returns."""
 
     n_step: int = static(1, low=1, help="number of rewards summed before bootstrapping")
 
@@ -157,13 +163,13 @@ class PrioritizedFields(StorageFields):
 
     priority_exponent: Scalar = number(0.6, low=0, only_with="prioritized", help="exponent of the priorities (alpha)")
     importance_exponent: Scalar = number(
-        Linear(0.4, 1.0), low=0, high=1, only_with="prioritized", help="importance exponent (beta)"
+        Linear(0.4, 1.0), low=0, high=1, only_with="prioritized", help="exponent of the importance weights (beta)"
     )
-    prioritized: bool = static(True, help="prioritized replay: sample by the last error")
-    sampler: Sampler | None = changed(None, help="which item is drawn; None: by prioritized")
+    prioritized: bool = static(True, help="prioritized experience replay: sample by the last TD error")
+    sampler: Sampler | None = changed(None, help="selection rule for sampling items; None: set by prioritized")
 
     def problems(self) -> list[str]:
-        """Explain which fields do not go together, one line each."""
+        """Explain conflicts between the fields, one line each."""
         if not self.prioritized or self.sampler is None:
             return []
         return [
@@ -174,33 +180,33 @@ class PrioritizedFields(StorageFields):
 
 @field_group
 class SequenceFields(ReplayFields, NStepFields):
-    """Sequences in place of transitions, for recurrent policies or critics."""
+    """Sequences instead of transitions, for recurrent policies or critics."""
 
     sequence_length: int = static(
         17,
         low=2,
         only_with="policy.recurrent or critic.recurrent",
-        help="time steps per sequence, the last of which only bootstraps",
+        help="time steps per sequence; the last one is only used for bootstrapping",
     )
     burn_in: int = static(
         8,
         low=0,
         only_with="policy.recurrent or critic.recurrent",
-        help="steps before each sequence that only warm up recurrent states",
+        help="steps before each sequence, only used to warm up the recurrent states",
     )
 
     def source_with_memory(self) -> Replay:
-        """Return the replay of transitions, or if anything is recurrent of sequences, about as many transitions."""
+        """Return the replay of transitions, or if recurrent, of sequences with about as many transitions."""
         if not self.recurrent:
             return self.source(n_step=self.n_step)
         length = 1 if self.rollout_length is None else self.rollout_length
         sequence = Sequence(self.sequence_length, length, "continue", self.burn_in, stored_carry=True)
-        # Not as many sequences: an update would cost their length times as much as one of transitions.
+        # Not `batch_size` sequences, which would make an update more expensive by their length.
         whole = max(self.batch_size // max(self.sequence_length - 1, 1), 1)
         return self.source(sequence=sequence, batch_size=whole, n_step=self.n_step)
 
     def steps_per_update_with_memory(self, num_envs: int) -> int:
-        """Return `steps_per_update`, but if anything is recurrent a quarter of a sequence: each rollout begins one."""
+        """Return `steps_per_update`, or if a network is recurrent, a quarter of a sequence: each rollout begins one."""
         if self.rollout_length is None and self.recurrent:
             return max(self.sequence_length // 4, 1)
         return self.steps_per_update(num_envs)
@@ -210,28 +216,27 @@ class SequenceFields(ReplayFields, NStepFields):
 class CombinedReplayFields(StorageFields):
     """Batches of several parts, each sampled from a separate view of one storage.
 
-    New transitions are sampled late from a large replay. In combined experience replay (Zhang and Sutton, 2017,
+    In a large replay, new transitions are sampled late. In combined experience replay (Zhang and Sutton, 2017,
     arXiv:1712.01275) the newest transitions are a part of each batch, and the rest is sampled as usual. `view` defines
     another part, with its own sampler and items.
     """
 
-    newest: int = static(
-        0, low=0, help="of each batch, so many are the newest transitions (combined experience replay)"
-    )
+    newest: int = static(0, low=0, help="number of newest transitions in each batch (combined experience replay)")
 
     view: View | None = static(
-        None, help="another part of each batch, from a view of the same rows with its own sampler and remover"
+        None,
+        help="additional part of each batch, sampled from a view of the same rows with its own sampler and remover",
     )
 
     @property
     def _views(self) -> dict[str, View]:
-        # Drawn as the newest once, so that several of them, or several updates in one iteration, have different ones.
+        # Sampled as newest only once, so that several updates in one iteration get different transitions.
         newest = {"newest": View(self.newest, Lifo(), max_times_sampled=1)} if self.newest else {}
         # Values that are not views, and views that cannot be, are refused later.
         return newest | ({"view": self.view} if isinstance(self.view, View) and not self.view.problems() else {})
 
     def combined_sources(self, replay: Replay) -> dict[str, Source]:
-        """Return the replay, which gives all of a batch but the parts of `newest` and `view`, and their sources."""
+        """Return the replay for the rest of each batch, and the sources of `newest` and `view`."""
         views = self._views
         own = dataclasses.replace(replay, batch_size=replay.batch_size - sum(view.items for view in views.values()))
         return {"replay": own, **{name: view.of("replay", replay) for name, view in views.items()}}

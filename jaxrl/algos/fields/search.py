@@ -11,33 +11,36 @@ from jaxrl.core.schedules import Scalar
 class SearchFields:
     """Search by a model before each action."""
 
-    simulations: int = static(32, low=1, help="simulations of a search, each of which visits one new node")
+    simulations: int = static(32, low=1, help="number of simulations per search; each visits one new node")
     tree_search: str = static(
         "gumbel",
         choices=("gumbel", "puct"),
-        help="Gumbel search with sequential halving, or PUCT with noise at the root and actions drawn by visits",
+        help="Gumbel search with sequential halving, or PUCT with root noise and actions sampled by visit count",
     )
     epsilon: Scalar = number(
-        0.0, low=0, high=1, help="probability of a random action in training, for positions that no search would reach"
+        0.0, low=0, high=1, help="probability of a random action in training, to reach positions that the search avoids"
     )
     considered_actions: int = static(
-        16, low=1, only_with="tree_search=gumbel", help="actions that are tried at the root, at most"
+        16, low=1, only_with="tree_search=gumbel", help="maximum number of actions considered at the root"
     )
     noise_fraction: Scalar = number(
-        0.25, low=0, high=1, only_with="tree_search=puct", help="part of Dirichlet noise in the prior at the root"
+        0.25, low=0, high=1, only_with="tree_search=puct", help="fraction of Dirichlet noise in the prior at the root"
     )
     noise_concentration: Scalar = number(
         0.3, above=0, only_with="tree_search=puct", help="concentration of the Dirichlet noise (alpha)"
     )
     visit_temperature: Scalar = number(
-        1.0, low=0, only_with="tree_search=puct", help="actions are drawn by visits^(1 / this); 0: the most visited"
+        1.0,
+        low=0,
+        only_with="tree_search=puct",
+        help="temperature T of sampling actions by visits^(1 / T); 0: the most visited action",
     )
 
     def problems(self) -> list[str]:
-        """Explain which fields do not go together; none.
+        """Return no problems, after checking that mctx is installed.
 
         Raises:
-          MissingExtraError: mctx, which searches, is not installed.
+          MissingExtraError: mctx is not installed.
         """
         if importlib.util.find_spec("mctx") is None:
             raise MissingExtraError(type(self).__name__, "search")

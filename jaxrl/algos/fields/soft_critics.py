@@ -12,33 +12,37 @@ class SoftCriticFields(SupportFields, QuantileFields, ActorCriticFields):
     """The targets of the critics, and the schedule and values of the policy's updates."""
 
     tau: Scalar | None = number(
-        0.005, above=0, high=1, help="Polyak fraction of new parameters at each target update; None: no target networks"
+        0.005,
+        above=0,
+        high=1,
+        help="soft update coefficient of the target networks (Polyak averaging); None: no target networks",
     )
     joint_batch: bool = static(
-        False, help="critics and their targets see both ends of the transitions as one batch, in training mode"
+        False,
+        help="one batch of observations and next observations for critics and targets, in training mode",
     )
-    joint_policy: bool = static(False, help="the policy too sees both ends as one batch where it learns")
+    joint_policy: bool = static(False, help="use one such batch also in the policy's loss")
     target_critics: int | None = static(
-        None, low=1, help="critics that are drawn at each update to give its targets; None: all"
+        None, low=1, help="number of critics sampled at each update to compute the targets; None: all"
     )
     target_value: Literal["min", "mean"] = static(
         "min",
         choices=("min", "mean"),
-        help="which of the critics' values targets are made of; min pools the quantiles of all critics",
+        help="reduction over the critics' values in the targets; min pools the quantiles of all critics",
     )
     dropped_quantiles: int = static(
         0,
         low=0,
         only_with="critic.head=quantilevalues",
-        help="largest quantiles that targets leave out, times the number of critics (TQC)",
+        help="number of largest quantiles dropped from the targets, per critic (TQC)",
     )
     policy_delay: int = static(1, low=1, help="critic updates per update of the policy and the temperature")
     policy_value: Literal["min", "mean"] = static(
-        "min", choices=("min", "mean"), help="which of the critics' values the policy learns from"
+        "min", choices=("min", "mean"), help="reduction over the critics' values in the policy's loss"
     )
 
     def problems(self) -> list[str]:
-        """Explain why the critics are too few, one line each."""
+        """Explain why there are too few critics, one line each."""
         name, found = type(self).__name__, []
         members, head = (getattr(self.critic, part, None) for part in ("ensemble", "head"))
         quantiles = getattr(head, "quantiles", None)
