@@ -37,8 +37,8 @@ def deliver(batch: Batch, mine: jax.Array, replicas: Replicas) -> Batch:
     """Return this device's part of a batch that was sampled from all devices.
 
     Args:
-      batch: leaves with one entry per draw; entries of items that other devices have are ignored.
-      mine: bool [draws], which of the items this device has.
+      batch: leaves with one entry per draw; entries of items on other devices are ignored.
+      mine: bool [draws], whether this device has the item.
       replicas: the devices.
     """
     if replicas.devices == 1:
@@ -73,7 +73,7 @@ def _summed(replicas: Replicas, x: jax.Array) -> jax.Array:
 
 
 class Counted(Protocol):
-    """An object that counts the rows stored and the items sampled, as every index does."""
+    """Counts of stored rows and sampled items, as in every index."""
 
     @property
     def inserted(self) -> Counter: ...

@@ -1,9 +1,9 @@
-"""Tournament trees of a few wide levels, to find the best of many items without a pass over all.
+"""Tournament trees of a few wide levels, to find the best of many items without scanning all.
 
-Each entry of the lowest level is the position of the best of `FAN` items, each entry of the next level that of the
-best of `FAN` entries below. Items are not copied: `ranks` reads their sort keys from arrays that the caller holds. A
-write recomputes the blocks that it changed, from the lowest level up. Only the order matters, so ranks may be ages
-that grow with a clock.
+Each entry of the lowest level is the position of the best of `FAN` items, each entry of the next level that of the best
+of `FAN` entries below. Items are not copied: `ranks` reads their sort keys from the caller's arrays. A write recomputes
+the blocks that it changed, from the lowest level up. Only the order matters, so ranks may be ages that grow with a
+clock.
 
 There is one tree per shard, all over the same number of positions; levels are `[trees, width]`.
 """
@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 
 FAN = 16
-TOP = 32  # the largest width of the last level, which is searched whole; so are the items if there are no levels
+TOP = 32  # maximum width of the last level, which is scanned completely; so are the items if there are no levels
 
 Levels = tuple[jax.Array, ...]
-# From trees and positions, int32 of one shape, to a float32 rank, the larger the better, and an int32 to break ties.
+# Maps trees and positions, int32 of the same shape, to a float32 rank, larger is better, and an int32 to break ties.
 Ranks = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 
 
@@ -32,7 +32,7 @@ def init(trees: int, size: int) -> Levels:
 
 
 def best(levels: Levels, trees: int, size: int, ranks: Ranks) -> jax.Array:
-    """Return the position of the best item of each tree, int32 [trees]; among equals the lowest position."""
+    """Return the position of the best item of each tree, int32 [trees]; the lowest of ties."""
     everyone = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32)[None], (trees, size))
     tree = jnp.arange(trees, dtype=jnp.int32)
     return _winner(tree, levels[-1] if levels else everyone, ranks)
@@ -42,10 +42,10 @@ def put(levels: Levels, tree: jax.Array, position: jax.Array, size: int, ranks: 
     """Update the levels after the items at some positions have changed.
 
     Args:
-      levels: of all trees.
+      levels: levels of all trees.
       tree: int32 [k].
       position: int32 [k] in these trees; `sum_tree.NOWHERE` is dropped.
-      size: items of each tree, static.
+      size: number of items per tree, static.
       ranks: the ranks after the change.
     """
     changed: list[jax.Array] = []
@@ -60,10 +60,10 @@ def put_range(levels: Levels, start: jax.Array, count: int, size: int, ranks: Ra
     """Update the levels after the items at `start`, `start + 1`, ... modulo `size` have changed in every tree.
 
     Args:
-      levels: of all trees.
+      levels: levels of all trees.
       start: int32, in [0, size).
       count: number of changed items, static; at most `size`.
-      size: items of each tree, static.
+      size: number of items per tree, static.
       ranks: the ranks after the change.
     """
     changed: list[jax.Array] = []

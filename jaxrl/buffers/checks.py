@@ -15,7 +15,7 @@ def source_problems(sources: Mapping[str, Replay], num_envs: int, rollout: int, 
     Args:
       sources: replay sources by name.
       num_envs: environments over all devices.
-      rollout: rows of every environment that one iteration collects.
+      rollout: rows per environment and iteration.
       shards: logical shards over all devices.
     """
     found = []
@@ -65,7 +65,7 @@ def _problems(sources, name, num_envs, rollout, shards):
             f"remover={source.remover!r} needs storage='table', or a view (over=); with storage={source.storage!r} the "
             "oldest rows are removed"
         )
-    # Besides the rollout that is written, the ring must hold the rows of one item; slots are whole rollouts.
+    # In addition to the rollout being written, the ring must hold the rows of one item; slots are whole rollouts.
     rows = replay.lookahead(source) + replay.lookback(source, stored) + 1 + rollout
     least = -(-rows // rollout) * rollout * num_envs
     if num_envs * ring.slots(stored.capacity, num_envs, rollout) < least:

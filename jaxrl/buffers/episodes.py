@@ -1,8 +1,8 @@
 """A buffer of whole episodes: environments keep running, and a batch is complete once enough episodes have ended.
 
-Every environment writes its episode into a separate slot, rollout by rollout. A slot whose episode has ended waits
-for a batch, and the environment's next episode begins in a free slot. So nothing waits for the longest episode, and
-everything collected is learned from, except episodes that are still running.
+Every environment writes its episode into a separate slot, rollout by rollout. A slot whose episode has ended waits for
+a batch, and the environment's next episode begins in a free slot. Nothing therefore waits for the longest episode, and
+all collected data is used, except episodes that are still running.
 """
 
 import dataclasses
@@ -36,11 +36,11 @@ class EpisodeBuffer:
     """An `Episodes` source bound to its rules; pure functions over a `ReplayState`, whose ring holds the slots.
 
     Args:
-      source: the number of episodes in a batch and their largest length.
+      source: defines the number of episodes in a batch and their maximum length.
       num_envs: environments over all devices.
       shards: logical shards over all devices; each contributes an equal part of every batch.
       replicas: the devices, with the shards of this one.
-      initial_carry: of one environment.
+      initial_carry: the initial carry of one environment.
     """
 
     source: Episodes
@@ -51,14 +51,14 @@ class EpisodeBuffer:
 
     @property
     def episodes(self) -> int:
-        """The number of episodes that each shard contributes to a batch."""
+        """Return the number of episodes that each shard contributes to a batch."""
         return self.source.count // self.shards
 
     @property
     def slots(self) -> int:
-        """The number of slots of a shard: for episodes that run, that wait for a batch, and that end in a rollout.
+        """Return the number of slots of a shard: for running, waiting, and newly finished episodes.
 
-        The number that end in a rollout assumes at least `_SHORT` rows each; of shorter ones some are dropped. Some
+        The number that finish in a rollout assumes at least `_SHORT` rows each; some shorter ones are dropped. Episodes
         are also dropped if shards differ: a batch waits for the shard with the longest episodes, and the slots of the
         other shards fill up.
         """
@@ -66,7 +66,7 @@ class EpisodeBuffer:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The lengths in rows that batches are cut to, ascending: few, since the update is compiled for each."""
+        """Return the possible lengths of batches in rows, ascending: few, since the update is compiled for each."""
         most, unit = self.source.max_length, self.source.unit
         return tuple(sorted({-(-most // (part * unit)) * unit for part in _PARTS}))
 
@@ -80,7 +80,7 @@ class EpisodeBuffer:
         return []
 
     def init(self, rollout: Rollout) -> ReplayState:
-        """Return a state without episodes, over all devices; `rollout` is one of all environments, or its shapes."""
+        """Return a state without episodes, over all devices; `rollout` has all environments, or their shapes."""
         rows, slots = self.source.max_length + 1, self.shards * self.slots
 
         def room(x):
@@ -146,8 +146,8 @@ class EpisodeBuffer:
         """Remove the episodes that ended first from this device's shards and return them as a batch.
 
         Args:
-          state: with a complete batch.
-          rollout: the last one, whose statistics and version the batch gets.
+          state: a state with a complete batch.
+          rollout: the last rollout, whose statistics and version are used for the batch.
 
         Returns:
           The state without the episodes, and the batch: `T` is the largest of `lengths`; after an episode's end its
@@ -171,7 +171,7 @@ class EpisodeBuffer:
             final_carry=carry,
             whole_episodes=True,
         )
-        # Ranks restart from 1 with the episodes that still wait, so that they never overflow.
+        # Ranks restart from 1 with the waiting episodes, so that they never overflow.
         taken = jnp.take_along_axis(index.order, slot, axis=1)[:, -1:]
         order = jnp.maximum(index.order - taken, 0)
         index = index.replace(order=order, ended=index.ended - taken[:, 0])

@@ -20,7 +20,7 @@ _ROOM = 2**31 - 1  # rows: no limit
 
 
 def source_of(source: Replay | Dataset) -> Replay:
-    """Return a source of the same items over rows without insertion priorities and recurrent states.
+    """Return a source with the same items for rows without insertion priorities and recurrent states.
 
     Items are sampled by priority or uniformly. A sampler by insertion order or by a heap would return the same item
     every time, as none is ever added or removed.
@@ -46,7 +46,7 @@ def source_of(source: Replay | Dataset) -> Replay:
 
 
 def margins(sources: Mapping[str, Replay]) -> tuple[int, int]:
-    """Return the numbers of extra rows that a column needs before and after its own, so that items may begin at any."""
+    """Return the numbers of extra rows that a column needs before and after its own, so items may begin at each."""
     before = max(replay.lookback(source, replay.storage(sources, name)) for name, source in sources.items())
     return before, max(replay.lookahead(source) for source in sources.values())
 
@@ -56,7 +56,7 @@ def rings(sources: Mapping[str, Replay], rows: Trajectory, step: np.ndarray, par
 
     Args:
       sources: by name; see `source_of`.
-      rows: leaves [columns, slots, ...], the margins included.
+      rows: leaves [columns, slots, ...], including the margins.
       step: int32 [columns, slots], the number of each row in its episode.
       parts: the division of the transitions over the columns.
     """
@@ -65,7 +65,7 @@ def rings(sources: Mapping[str, Replay], rows: Trajectory, step: np.ndarray, par
     for name, source in sources.items():
         if source.over is None:
             stored = replay.storage(sources, name)
-            # NumPy, as the caller decides on which devices the rows are placed.
+            # NumPy, because the caller decides on which devices the rows are placed.
             numbered: PyTree = step if stored.episode_steps else None
             counts: PyTree = np.int32(0), np.int32(slots), np.uint32(slots)
             made[name] = Ring(stored.select(rows), (), numbered, *counts, parts)
@@ -82,7 +82,7 @@ def index_of(buffer: ReplayBuffer, ring: Ring) -> Index:
 
     Args:
       buffer: of a source returned by `source_of`.
-      ring: with the columns of all devices, one per shard.
+      ring: the ring, with the columns of all devices, one per shard.
     """
     source, shards, parts = buffer.source, buffer.shards, ring.parts
     assert parts is not None and ring.columns == shards

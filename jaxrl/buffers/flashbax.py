@@ -1,7 +1,7 @@
 """Flashbax's buffers as a replay: its storage and sampling, with jaxrl's rows and batches.
 
-For comparison, and for users of flashbax: `Replay(..., storage="flashbax")`. Flashbax does not report priorities, ages
-and times sampled, so these are constants. A priority for a row that was overwritten is not dropped.
+This is for comparison, and for users of flashbax: `Replay(..., storage="flashbax")`. Flashbax does not report
+priorities, ages and times sampled, so these are constants. A priority for a row that was overwritten is not dropped.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from jaxrl.core.types import Counter, Metrics, PyTree, Replicas, SampleInfo, Tra
 
 
 class FlashbaxIndex(struct.PyTreeNode):
-    """The part of a replay's state that sampling and new priorities change."""
+    """Part of a replay's state changed by sampling and new priorities."""
 
     sums: PyTree  # flashbax's tree of sums, leaves [shards, ...]; () without priorities
     sampled: Counter  # items drawn so far, over all devices
@@ -36,16 +36,16 @@ class FlashbaxIndex(struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class FlashbaxReplay:
-    """A replay of one-step transitions in `flashbax.make_flat_buffer`, or its prioritized form; a buffer per shard.
+    """Replay of one-step transitions in `flashbax.make_flat_buffer`, or its prioritized form; one buffer per shard.
 
     A `jaxrl.buffers.replay.Buffer`. Rows are stored unchanged; a row and the next one form a transition, of weight 0 at
     an episode's last observation.
 
     Args:
-      name: of the source.
+      name: the source's name.
       source: only its capacity, batch size and sampler are used; see `problems` for what flashbax does not support.
       num_envs: environments over all devices.
-      rollout_length: rows of every environment that each `add` stores.
+      rollout_length: rows per environment stored by each `add`.
       shards: logical shards over all devices.
       replicas: the devices, with the shards of this one.
     """
@@ -59,7 +59,7 @@ class FlashbaxReplay:
 
     @property
     def _flashbax(self) -> PyTree:
-        """The flashbax buffer of one shard."""
+        """Return the flashbax buffer of one shard."""
         columns, capacity = self.num_envs // self.shards, self.source.capacity // self.shards
         settings = {
             "max_length": capacity,
@@ -221,7 +221,7 @@ def as_ring(state: ReplayState) -> Ring:
 
 
 def template(rows: Trajectory, number: PyTree) -> ReplayState:
-    """Return a state with the parts that `as_ring` reads, whose leaves are like these."""
+    """Return a state with the parts that `as_ring` reads, with leaves like these."""
     with foreign() as flashbax:
         read = flashbax.buffers.trajectory_buffer.TrajectoryBufferState(
             experience=rows, current_index=number, is_full=number

@@ -27,12 +27,12 @@ def observation(ring: Ring, slot: jax.Array, column: jax.Array, stack: FrameStac
     Args:
       ring: the rows.
       slot, column: int32 [...].
-      stack: how frames are stacked; None: observations are stored whole.
+      stack: frame stacking; None: observations are stored whole.
     """
     stored = ring.rows.observation
     if stack is None:
         return ring.take(stored, slot, column)
-    # Backwards from the newest; the episode's first frame repeats.
+    # Backwards from the newest; the episode's first frame is repeated.
     slots, before = [slot], jnp.zeros(slot.shape, bool)
     absent = [before]
     for _ in range(stack.frames - 1):
@@ -54,12 +54,12 @@ def observation(ring: Ring, slot: jax.Array, column: jax.Array, stack: FrameStac
 
 
 def lookback(stack: FrameStack | None) -> int:
-    """Return the number of earlier rows that an observation is rebuilt from."""
+    """Return the number of earlier rows needed to rebuild an observation."""
     return 0 if stack is None else stack.frames - 1
 
 
 def problems(observation: PyTree, stack: FrameStack | None) -> list[str]:
-    """Return why observations `[T, B, ...]` are not such stacks, one line per leaf; empty if they are."""
+    """Return why observations `[T, B, ...]` do not match the frame stack, one line per leaf; empty if they do."""
     if stack is None:
         return []
     found = []

@@ -1,9 +1,8 @@
 """Indices over the rows of a ring: which rows begin an item, and the items' priorities and sampling counts.
 
-Every logical shard of environments has a separate index, so that a batch does not depend on how many devices hold the
-shards. Random samplers draw items over all shards at once, in proportion to their weights (`draw_over_all`); other
-samplers draw an equal part of the batch from each shard. An item's position within its shard is
-`slot * columns + column`.
+Every logical shard of environments has a separate index, so that a batch does not depend on the number of devices.
+Random samplers draw items over all shards at once, in proportion to their weights (`draw_over_all`); other samplers
+draw an equal part of the batch from each shard. An item's position within its shard is `slot * columns + column`.
 """
 
 import jax
@@ -22,13 +21,13 @@ _TINY = 1e-37
 class Index(struct.PyTreeNode):
     """A sampler's view of a ring; leaves have a leading shard axis unless noted."""
 
-    priority: jax.Array | None  # [shards, positions] float32, -1 where no item; None: rows equal, checked when drawn
-    levels: sum_tree.Levels | best_tree.Levels  # [shards, ...] see `_put`; () if rows equal
+    priority: jax.Array | None  # [shards, positions] float32, -1 without item; None: equal rows, checked when drawn
+    levels: sum_tree.Levels | best_tree.Levels  # [shards, ...] see `_put`; () if rows are equal
     removal: best_tree.Levels  # [shards, ...] in the order of the remover; () without one
     touched: jax.Array | None  # [shards, positions] int32, `updates` when the priority was last set; None if unused
     times_sampled: jax.Array  # [shards, positions] int32
     drawable: jax.Array  # [shards] int32, number of items
-    largest: jax.Array  # [shards] float32, the largest priority ever given
+    largest: jax.Array  # [shards] float32, the largest priority so far
     refused: jax.Array  # [shards] int32, priorities that were NaN, infinite or negative
     stamps: jax.Array  # [slots] int32: `updates` when the slot was written; no shard axis
     end: jax.Array | None  # int32, the slot after the last write, for a remover; no shard axis
@@ -44,7 +43,7 @@ def dense(source: Replay) -> bool:
 
 
 def bounded(source: Replay) -> bool:
-    """Return whether a source is a view with a limited number of items, in excess of which a remover evicts."""
+    """Return whether a source is a view with a limited number of items and a remover."""
     return source.over is not None and source.remover is not None
 
 
@@ -70,7 +69,7 @@ def over_all(source: Replay) -> bool:
 
 
 def init(source: Replay, shards: int, slots: int, columns: int) -> Index:
-    """Return the index of an empty ring with `shards` shards of `columns` environments each."""
+    """Return the index of an empty ring with `shards` shards of `columns` environments."""
     positions = slots * columns
     every = lambda x: jnp.broadcast_to(x[None], (shards, *x.shape)).copy()  # noqa: E731
     levels, heaps = (), any(isinstance(rule, MinHeap | MaxHeap) for rule in _rules(source))
@@ -113,11 +112,11 @@ def write(index: Index, source: Replay, start: jax.Array, priority: jax.Array, l
     """Set the items that the rows in a range of slots begin.
 
     Args:
-      index: of all shards here.
-      source: its sampler and remover apply.
+      index: index of all shards here.
+      source: the source that defines the sampler and remover.
       start: int32, the first slot, modulo the number of slots.
       priority: float32 [count, B], negative where a row begins no item.
-      limit: the most items of a shard in a bounded view, static.
+      limit: maximum number of items of a shard in a bounded view, static.
     """
     assert index.priority is not None, "a dense index is read-only"
     shards, positions = index.priority.shape
@@ -216,8 +215,8 @@ def draw(
     """Draw `count` items from every shard, one after another, and count the draws.
 
     Args:
-      index: not a dense one.
-      source: its sampler and `max_times_sampled` apply.
+      index: an index that is not dense.
+      source: the source that defines the sampler and `max_times_sampled`.
       key: for all devices.
       shard: int32 [shards], the numbers of the logical shards here.
       count: static.
@@ -244,7 +243,7 @@ def _draw_in_order(index, source, count, newest):
     rank = rank + (number if isinstance(source.sampler, Fifo) else items - 1 - number)
     rank = (rank % jnp.maximum(items, 1)).reshape(-1)
     position = sum_tree.find(index.levels, tree.reshape(-1), rank).reshape(tree.shape)
-    # The number of draws that each item has left, and the draws of the batch that it gets.
+    # The number of draws that each item has left, and the number it gets in this batch.
     room = most - index.times_sampled[tree, position] if most else jnp.full(tree.shape, count, jnp.int32)
     room = jnp.where(number < items, room, 0)
     ends = jnp.cumsum(room, axis=1, dtype=jnp.int32)
@@ -320,7 +319,7 @@ def draw_over_all(
     device makes all draws, and looks up the items of its own shards.
 
     Args:
-      index: of the shards here, for a source that satisfies `over_all`.
+      index: index of the shards here, for a source that satisfies `over_all`.
       key: for all devices.
       count: number of draws, static.
       shards: over all devices, static.
@@ -385,14 +384,14 @@ def count_draws(index: Index, position: jax.Array, held: jax.Array) -> Index:
 def update(
     index: Index, source: Replay, shard: jax.Array, position: jax.Array, priority: jax.Array, drawn: jax.Array
 ) -> Index:
-    """Set the priorities of items; of two priorities for one item, the larger applies.
+    """Set the priorities of items; the larger of two priorities for one item applies.
 
     Args:
-      index: not a dense one.
-      source: its sampler and remover apply.
+      index: an index that is not dense.
+      source: the source that defines the sampler and remover.
       shard: int32 [k], among those here; out of range for a shard of another device.
       position: int32 [k].
-      priority: float32 [k]; NaN, infinite and negative ones are refused and counted.
+      priority: float32 [k]; NaN, infinite and negative ones are rejected and counted.
       drawn: bool [k]; False drops the priority, as the item's row was overwritten or nothing was drawn.
     """
     shards = index.drawable.shape[0]

@@ -26,14 +26,14 @@ Sources = Mapping[str, Replay]
 
 
 class ReplayState(struct.PyTreeNode):
-    """The state of a replay: the part that sampling only reads, and the part that it changes."""
+    """State of a replay: the part that sampling only reads, and the part that it changes."""
 
-    ring: PyTree  # a `Ring`; None if the source draws from another's rows
+    ring: PyTree  # a `Ring`; None if the source samples from another's rows
     index: PyTree  # an `Index`
 
 
 class Buffer(Protocol):
-    """The interface of replays for the training program; `ReplayBuffer` documents the methods."""
+    """Interface of replays for the training program; `ReplayBuffer` documents the methods."""
 
     @property
     def name(self) -> str: ...
@@ -52,7 +52,7 @@ class Buffer(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Storage:
-    """The stored parts of rows, for all sources that draw from them."""
+    """Stored parts of rows, for all sources that sample from them."""
 
     capacity: int  # rows over all environments
     frame_stack: FrameStack | None
@@ -68,7 +68,7 @@ class Storage:
 
 
 def storage(sources: Sources, name: str) -> Storage:
-    """Return the storage of the rows that the source `name` draws from."""
+    """Return the storage of the rows that the source `name` samples from."""
     owner = sources[name].over or name
     users = [source for other, source in sources.items() if (source.over or other) == owner]
     stretches = [source.sequence for source in users if source.sequence is not None]
@@ -89,7 +89,7 @@ def lookahead(source: Replay) -> int:
 
 
 def least_size(source: Replay, num_envs: int) -> int:
-    """Return the rows over all environments before the first update: `min_size`, or more for one item of each."""
+    """Return the rows over all environments before the first update: at least `min_size`, and one item of each."""
     return max(source.min_size, (lookahead(source) + 1) * num_envs)
 
 
@@ -104,7 +104,7 @@ def _insertion(source: Replay) -> str | None:
 
 
 def _eta(source: Replay) -> float:
-    """Return the weight of a sequence's largest priority in its own; the mean has the rest."""
+    """Return the weight of the maximum in a sequence's priority; the mean has the remaining weight."""
     return source.sampler.eta if isinstance(source.sampler, Prioritized) else 0.0
 
 
@@ -113,20 +113,20 @@ def _eta(source: Replay) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class ReplayBuffer:
-    """A replay source bound to its rules; pure functions over a `ReplayState`.
+    """Replay source bound to its rules; pure functions over a `ReplayState`.
 
-    A source that draws from another's rows (`Replay.over`) has a separate index and no ring: it receives a state with
+    A source that samples from another's rows (`Replay.over`) has a separate index and no ring: it receives a state with
     the other's ring, and the module's `add` writes for all sources at once.
 
     Args:
-      name: of the source, for errors.
+      name: the source's name, for errors.
       source: defines the items and their sampler.
       storage: the stored parts of the rows.
       num_envs: environments over all devices.
-      rollout_length: rows of every environment that each `add` stores.
+      rollout_length: rows per environment stored by each `add`.
       shards: logical shards over all devices.
       replicas: the devices, with the shards of this one.
-      initial_carry: of one environment, for sequences without a stored one.
+      initial_carry: the initial carry of one environment, for sequences without a stored one.
     """
 
     name: str
@@ -140,25 +140,25 @@ class ReplayBuffer:
 
     @property
     def lookahead(self) -> int:
-        """The number of rows after its first that an item reads."""
+        """Return the number of rows after its first that an item reads."""
         return lookahead(self.source)
 
     @property
     def lookback(self) -> int:
-        """The number of rows before its first that an item reads."""
+        """Return the number of rows before its first that an item reads."""
         return lookback(self.source, self.storage)
 
     @property
     def slots(self) -> int:
-        """The number of rows of one environment."""
+        """Return the number of rows of one environment."""
         return ring.slots(self.storage.capacity, self.num_envs, self.rollout_length)
 
     def init(self, rows: Trajectory, carry: PyTree) -> ReplayState:
         """Return an empty replay over all devices.
 
         Args:
-          rows: with leaves `[T, num_envs, ...]`, or their shapes, extras included.
-          carry: `[num_envs, ...]` or its shapes.
+          rows: rows with leaves `[T, num_envs, ...]`, or their shapes, including extras.
+          carry: carry `[num_envs, ...]`, or its shapes.
 
         Raises:
           ConfigError: rows lack a leaf that the source needs, or it has the wrong type; the message names it.
@@ -190,10 +190,10 @@ class ReplayBuffer:
         Weighted items and sequences are drawn over all shards at once, in proportion to their weights; items of other
         devices' shards are copied from there. Unweighted transitions are drawn shard by shard, an equal part of the
         batch from each, so that all rows of nonzero weight in a shard are equally likely. (All shards of a dataset have
-        the same number of transitions.) Items that are drawn one after another also come equally from every shard.
+        the same number of transitions.) Items drawn one after another also come from every shard equally.
 
         Args:
-          state: with the ring to draw from.
+          state: a state with the ring to sample from.
           key: for all devices.
 
         Returns:
@@ -264,10 +264,10 @@ class ReplayBuffer:
         """Set the priorities of a batch's items, for a source that has priorities.
 
         Args:
-          state: with the ring that the batch was sampled from.
+          state: a state with the ring from which the batch was sampled.
           info: the batch's `sample_info`.
-          priorities: float32 [batch], in the order of `info`. NaN, infinite and negative ones are refused and counted;
-            those for rows overwritten since are dropped; of two for one item, the larger applies.
+          priorities: float32 [batch], in the order of `info`. NaN, infinite and negative ones are rejected and counted;
+            those for overwritten rows are dropped; the larger of two for one item applies.
         """
         chex.assert_equal_shape([info.position, priorities])
         update = (info.position, info.step, priorities.astype(jnp.float32), info.probability)
@@ -292,7 +292,7 @@ class ReplayBuffer:
         }
 
     def _chance_ratio(self, state: ReplayState) -> jax.Array:
-        """Return the largest ratio between two items' probabilities to be drawn; 1 if all are equal.
+        """Return the largest ratio between the sampling probabilities of two items; 1 if all are equal.
 
         It follows from the shards' numbers of items, not from a batch: a maximum over a batch costs SAC 7 % on two
         cores.
@@ -354,14 +354,14 @@ class ReplayBuffer:
             ),
             inserted=idx.inserted.add(length * self.num_envs),
         )
-        # The rows whose items are complete now: they follow those that became complete at the last write.
+        # The rows whose items are now complete: they follow those that became complete at the last write.
         start = after.cursor - length - ahead
         exists = (length + ahead - jnp.arange(length, dtype=jnp.int32) <= after.filled)[:, None]
         if index.dense(self.source):
             begun = _transitions_begun(after, start, length) & exists
             return fresh.replace(drawable=idx.drawable + _per_shard(begun, shards) - expired)
         begun, priority = self.beginnings(idx.largest, after, start, length)
-        # No item begins at the newest rows yet, nor at the oldest, whose lookback rows the write took.
+        # No item begins yet at the newest rows, nor at the oldest, whose lookback rows were overwritten.
         blank = jnp.full((ahead + back, after.columns), samplers.ABSENT, jnp.float32)
         priority = jnp.where(begun & exists, priority, samplers.ABSENT)
         limit = self.source.capacity // self.shards
@@ -414,7 +414,7 @@ def add(
     """Store one rollout in the rings of buffers, and update every index over them.
 
     Args:
-      buffers: by name, including those whose rows others draw from.
+      buffers: buffers by name, including those from whose rows others sample.
       states: of the buffers, by name.
       rows: `[T, B, ...]` with their extras; T is `rollout_length`.
       carry: `[B, ...]` at the first row.
@@ -429,7 +429,7 @@ def add(
     rings: dict[str, Ring] = {}
     expired = {name: buffer._expiring(states[name].index, states[owner[name]].ring) for name, buffer in buffers.items()}
     # Rows are read before they are overwritten: otherwise XLA copies whole arrays to read them afterwards.
-    # Observations are not in the barrier: they may be part of a larger array, which it would copy.
+    # Observations are not in the barrier, which would copy the larger array that they may be part of.
     rest, expired = jax.lax.optimization_barrier((rows.replace(observation=()), expired))
     rows = rest.replace(observation=rows.observation)
     for name, buffer in buffers.items():

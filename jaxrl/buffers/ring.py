@@ -1,4 +1,4 @@
-"""Storage: a ring of raw rows, with a column per environment and a slot per step.
+"""Storage of raw rows: a ring with one column per environment and one slot per step.
 
 A column's rows are contiguous in memory, so that rows that are sampled together, such as an observation and the next
 one, are read together.
@@ -17,28 +17,28 @@ from jaxrl.core.types import PyTree, Trajectory
 
 @dataclasses.dataclass(frozen=True)
 class HostMemory:
-    """A partition spec of arrays that are stored in the memory of the devices' hosts."""
+    """Partition spec of arrays that are stored in the memory of the devices' hosts."""
 
     spec: PartitionSpec
 
 
 class Parts(struct.PyTreeNode):
-    """The division of a dataset's N transitions over C columns, N / C each, so that all are equally likely.
+    """Division of a dataset's N transitions over C columns, N / C each, so that all are equally likely.
 
-    Concatenated, column j has those from j N / C to (j + 1) N / C. A transition at a border is stored in both columns,
-    and each draws it in proportion to its fraction of the transition.
+    Column j has the transitions from j N / C to (j + 1) N / C. A transition at a border is stored in both columns, and
+    each samples it in proportion to its fraction of the transition.
     """
 
     slot: jax.Array  # [column, ...] int32: where its transitions begin, in order
-    offset: jax.Array  # [column] int32: j N modulo C, the fraction of its first one that is not its own, in C-ths
-    own: jax.Array  # [column, 2] int32: the range of slots, end excluded, whose rows are counted in this column only
+    offset: jax.Array  # [column] int32: j N modulo C, the previous column's share of its first transition, in C-ths
+    own: jax.Array  # [column, 2] int32: range of slots, end excluded, whose rows are counted only in this column
     total: jax.Array  # int32: N
 
 
 class Ring(struct.PyTreeNode):
-    """The stored rows and the slot of the next. A row's step is its number among all rows of its environment.
+    """Stored rows, and the slot of the next row. A row's step is its number among all rows of its environment.
 
-    Observations and recurrent states, which take most of the memory, may be in the host's: see `is_on_host`.
+    Observations and recurrent states, which use most of the memory, may be in the host's memory: see `is_on_host`.
     """
 
     rows: Trajectory  # [environment, slots, ...]
@@ -90,9 +90,9 @@ def init(example: Trajectory, carry: PyTree, slots: int, rollout: int, keep_step
     """Return an empty ring.
 
     Args:
-      example: rows with leaves `[T, B, ...]`, or their shapes; only the shapes of one row are read.
-      carry: `[B, ...]` or its shapes; () keeps none.
-      slots: a multiple of `rollout`, the length of every write.
+      example: rows with leaves `[T, B, ...]`, or their shapes; only the shapes of one row are used.
+      carry: carry `[B, ...]`, or its shapes; () to store none.
+      slots: number of slots, a multiple of `rollout`, the length of every write.
       keep_steps: whether to number the rows of each episode.
       on_host: whether observations and recurrent states are stored in the host's memory.
     """
@@ -135,8 +135,8 @@ def partition(axis: str, episode_steps: bool, parts: bool = False, on_host: bool
 def add(ring: Ring, rows: Trajectory, carry: PyTree) -> Ring:
     """Store one rollout `[T, B, ...]`, T being `init`'s `rollout`, and the carry `[B, ...]` at its first row.
 
-    If a row of nonzero weight is followed by the first row of an episode, its next observation is lost (for example
-    because the run was resumed with new host environments): it is stored with weight 0.
+    If a row of nonzero weight is followed by the first row of an episode, its next observation is missing (for example
+    because the run was resumed with new host environments), and the row is stored with weight 0.
     """
     length, size = rows.reward.shape[0], ring.slots
     rows = rows.replace(weight=rows.weight & jnp.concatenate([~rows.first[1:], jnp.ones_like(rows.first[:1])]))
@@ -167,7 +167,7 @@ def add(ring: Ring, rows: Trajectory, carry: PyTree) -> Ring:
 
 
 def is_on_host(leaves: PyTree) -> bool:
-    """Return whether arrays, all in the same memory, are in the host's."""
+    """Return whether arrays, all in the same memory, are in the host's memory."""
     return any(jax.typeof(x).memory_space is jax.memory.Space.Host for x in jax.tree.leaves(leaves))
 
 

@@ -1,8 +1,8 @@
 """Implementations of the samplers and removers of `jaxrl.core.sources`.
 
 Items are described by arrays over their positions: a priority (negative where there is no item) and ages. Random
-samplers also have sums over weights (`sum_tree`), all others a tournament tree (`best_tree`), so that no choice passes
-over all items. Weights depend only on the sampler and the priorities.
+samplers also have sums over weights (`sum_tree`), all others a tournament tree (`best_tree`), so that no choice scans
+all items. Weights depend only on the sampler and the priorities.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ _LARGEST_WEIGHT = 1e30  # so that the sum over a hundred million items stays fin
 
 
 def by_chance(sampler: Sampler) -> bool:
-    """Return whether the sampler draws at random, and so needs sums over weights."""
+    """Return whether the sampler is random, and therefore needs sums over weights."""
     return isinstance(sampler, Uniform | Prioritized)
 
 
@@ -43,7 +43,7 @@ def draw(
     """Draw an item from one of several trees at random.
 
     Args:
-      key: for this draw.
+      key: key of this draw.
       priority: float32 [trees, n], negative where there is no item.
       levels: over `weight(sampler, priority)`.
       tree: int32 [1], the tree.
@@ -79,8 +79,8 @@ def rank(rule: Sampler, priority: jax.Array, inserted: jax.Array, touched: jax.A
       touched: the time since each item was inserted or its priority set, likewise; not read by `Fifo` and `Lifo`.
 
     Returns:
-      A float32, -inf where there is no item, and an int32: the item with the largest float32 is first, and among equals
-      the one with the largest int32.
+      A float32, -inf where there is no item, and an int32: the item with the largest float32 is first, with ties broken
+      by the largest int32.
     """
     present = priority >= 0.0
     if isinstance(rule, Fifo | Lifo):
@@ -89,10 +89,10 @@ def rank(rule: Sampler, priority: jax.Array, inserted: jax.Array, touched: jax.A
 
 
 def usual_or[Drawn](fits: jax.Array, usual: Callable[[], Drawn], rare: Callable[[], Drawn]) -> Drawn:
-    """Return `usual()` if the scalar `fits` holds, otherwise `rare()`, which passes over every position.
+    """Return `usual()` if the scalar `fits` is true, otherwise `rare()`, which scans every position.
 
-    This is a loop of at most one iteration rather than a branch: under `vmap`, as in a sweep, a branch computes both
-    for every run, and the loop computes `rare` only if some run needs it.
+    This is a loop of at most one iteration instead of a branch: under `vmap`, as in a sweep, a branch computes both for
+    every run, but the loop computes `rare` only if some run needs it.
     """
     found = fits, usual()
     return jax.lax.while_loop(lambda held: ~held[0], lambda held: (jnp.ones_like(held[0]), rare()), found)[1]

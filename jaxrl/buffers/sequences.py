@@ -1,4 +1,4 @@
-"""A view of sequences of rows, by Reverb's rules for their starts and for the ends of episodes."""
+"""View of sequences of rows, with Reverb's rules for their starts and for episode ends."""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ def lengths(first: jax.Array, longest: int) -> jax.Array:
 
 
 def eligible(ring: Ring, slot: jax.Array, sequence: Sequence, rollout: int) -> jax.Array:
-    """Return at which rows a sequence begins.
+    """Return the rows at which a sequence begins.
 
     Args:
       ring: the rows.
@@ -52,7 +52,7 @@ def eligible(ring: Ring, slot: jax.Array, sequence: Sequence, rollout: int) -> j
         length = lengths(ring.take_all(ring.rows.first, slot), longest)
         full = length == longest
         if sequence.stored_carry and rollout > 1:
-            # Wherever a recurrent state is known: a stored one, or the initial one where an episode begins.
+            # Wherever a recurrent state is known: a stored one, or the initial one at an episode's beginning.
             grid = (start % rollout == 0)[:, None] | ring.take_all(ring.rows.first, start)
             short = (step < sequence.period) | (length > longest - sequence.period)
             return grid & (full | (short & (length > sequence.burn_in + 1)))  # at least a transition
@@ -74,15 +74,15 @@ def mixed_priority(
 ) -> jax.Array:
     """Return the sequences' priorities, eta * max + (1 - eta) * mean over rows (Kapturowski et al., 2019, section 2.3).
 
-    The rows are those that are learned from: of nonzero weight, after the burn-in and before the last row, which is
-    only bootstrapped from.
+    The rows are those used for learning: of nonzero weight, after the burn-in and before the last row, which is only
+    used for bootstrapping.
 
     Args:
       per_row: priorities of consecutive rows, float32 [T, B].
       weight: bool [T, B].
       length: int32 [T - rows + 1, B], number of rows of each sequence that belong to its episode.
       sequence: the rules.
-      eta: the weight of the largest priority.
+      eta: weight of the maximum priority.
 
     Returns:
       float32 [T - rows + 1, B].
@@ -109,10 +109,10 @@ def gather(
     Args:
       ring: the rows.
       slot, column: of the first rows, int32 [batch].
-      info: the batch's sampling statistics, [batch]; a probability of 0 where nothing was drawn.
+      info: the batch's sampling statistics, [batch]; the probability is 0 where nothing was drawn.
       initial: the carry [batch, ...] if none is stored.
       sequence: the rules.
-      frame_stack: how frames are stacked; None: observations are stored whole.
+      frame_stack: frame stacking; None: observations are stored whole.
 
     Returns:
       A batch with leaves `[sequence.rows, batch, ...]`.

@@ -14,7 +14,7 @@ def problems(expected: PyTree, actual: PyTree, leading: int = 0) -> list[str]:
     Args:
       expected: arrays or their shapes.
       actual: likewise.
-      leading: axes at the front whose lengths may differ.
+      leading: number of leading axes whose lengths may differ.
     """
     required, found = _by_path(expected), _by_path(actual)
     lines = []
@@ -38,7 +38,7 @@ def check(expected: PyTree, actual: PyTree, what: str, leading: int = 0) -> None
       what: name of `actual` in the error.
 
     Raises:
-      ConfigError: with every leaf that differs.
+      ConfigError: the trees differ; the message lists every leaf that does.
     """
     lines = problems(expected, actual, leading)
     if lines:

@@ -1,9 +1,9 @@
-"""Sum trees of a few wide levels, to draw items with probability proportional to their weights.
+"""Sum trees of a few wide levels, for sampling items with probability proportional to their weights.
 
 Level 0 holds the weights, and each entry of the next level is the sum of `FAN` entries below. A write recomputes the
 sums of the blocks that it changed from the level below, so float32 errors do not accumulate over many writes. A draw
-uses a new uniform number on each level: a single number of 24 bits is too coarse for a million items. With counts in
-place of weights, the tree finds an item by its rank.
+uses a new uniform number on each level: a single number of 24 bits is too coarse for a million items. With counts
+instead of weights, the tree finds an item by its rank.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 FAN = 16  # measured on CPU: 16 is faster than 32, 64 and 128
-TOP = 32  # the largest width of the last level, which is searched whole
+TOP = 32  # maximum width of the last level, which is scanned completely
 NOWHERE = 2**31 - 1  # a position out of range on every level: writes to it are dropped
 
 Levels = tuple[jax.Array, ...]
@@ -41,7 +41,7 @@ def put(levels: Levels, position: jax.Array, weight: jax.Array) -> Levels:
     """Set weights at any positions.
 
     Args:
-      levels: of one tree.
+      levels: levels of one tree.
       position: int32 [k]; equal positions must have equal weights; `NOWHERE` is dropped.
       weight: float32 [k], finite and >= 0.
     """
@@ -57,7 +57,7 @@ def put_range(levels: Levels, start: jax.Array, weight: jax.Array, size: int) ->
     """Set the weights at `start`, `start + 1`, ... modulo `size`; cheaper than `put` for a range.
 
     Args:
-      levels: of one tree over `size` weights.
+      levels: levels of one tree over `size` weights.
       start: int32, in [0, size).
       weight: float32 [k], k <= size.
       size: static.
@@ -102,7 +102,7 @@ def draw(levels: Levels, uniform: jax.Array) -> jax.Array:
     """Draw positions with probability proportional to their weights; never one of weight 0 unless all weights are 0.
 
     Args:
-      levels: of one tree.
+      levels: levels of one tree.
       uniform: float32 [len(levels), k] in [0, 1); the last row chooses on the last level, so stratifying it spreads
         the draws evenly over the tree.
 

@@ -1,7 +1,7 @@
-"""A table of whole items with Reverb's semantics: any sampler, any remover, and a limit of draws per item.
+"""Table of whole items with Reverb's semantics: any sampler, any remover, and a maximum number of draws per item.
 
-It is for items that outlive the ring of their rows: the best episodes so far, demonstrations, a queue between stages.
-Items are inserted and drawn one by one, each in a time that hardly depends on the capacity; a replay of raw rows
+It is for items that are kept longer than a ring's rows: the best episodes so far, demonstrations, a queue between
+stages. Items are inserted and drawn one by one, in a time nearly independent of the capacity; a replay of raw rows
 (`jaxrl.buffers.replay`) is cheaper if removing the oldest first is acceptable.
 """
 
@@ -18,14 +18,14 @@ from jaxrl.core.types import PyTree
 
 
 class Key(struct.PyTreeNode):
-    """The key of an item: its position and the insertion that filled it, which a later item there does not share."""
+    """Key of an item: its position and the insertion that filled it, which differs for later items there."""
 
     position: jax.Array  # int32
     generation: jax.Array  # int32
 
 
 class TableState(struct.PyTreeNode):
-    """The items and their bookkeeping. The extra position holds the newest item until another is removed."""
+    """Items and their bookkeeping. The extra position holds the newest item until another is removed."""
 
     items: PyTree  # [capacity + 1, ...]
     priority: jax.Array  # [capacity + 1] float32, -1 where there is no item
@@ -39,25 +39,25 @@ class TableState(struct.PyTreeNode):
 
 
 class TableSample(struct.PyTreeNode):
-    """The sampled items, `[count]`; `held` is False where the table was empty."""
+    """Sampled items, `[count]`; `held` is False where the table was empty."""
 
     items: PyTree
     key: Key
     held: jax.Array  # bool
     probability: jax.Array  # float32
     priority: jax.Array  # float32, when drawn
-    times_sampled: jax.Array  # int32, this time included
+    times_sampled: jax.Array  # int32, including this time
     size: jax.Array  # int32, items in the table when drawn
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """The rules of a table; its functions are pure over a `TableState`.
+    """Rules of a table; its functions are pure over a `TableState`.
 
     Args:
-      capacity: items.
-      sampler: chooses the item that is drawn.
-      remover: chooses the item that is removed if there are more than `capacity`, possibly the newest; not random.
+      capacity: maximum number of items.
+      sampler: rule for sampling items.
+      remover: rule for removing an item if there are more than `capacity`, possibly the newest; not random.
       max_times_sampled: number of draws after which an item is removed; 0: no limit.
 
     Raises:
@@ -93,7 +93,7 @@ class Table:
         )
 
     def insert(self, state: TableState, items: PyTree, priorities: jax.Array) -> tuple[TableState, Key]:
-        """Insert items in turn; while the table is full, each insertion removes the item that the remover chooses.
+        """Insert items in turn; if the table is full, each insertion removes the item chosen by the remover.
 
         Args:
           state: the table.
@@ -142,7 +142,7 @@ class Table:
             where = jnp.where(held, position, sum_tree.NOWHERE)
             times = state.times_sampled.at[where].add(1, mode="drop")
             drawn = TableSample(
-                items=(),  # no draw changes them
+                items=(),  # not changed by draws
                 key=Key(position, jnp.where(held, state.generation[position], 0)),
                 held=held,
                 probability=chance,
@@ -178,7 +178,7 @@ class Table:
 
     @property
     def _rules(self):
-        """The rules that are not random, by name."""
+        """Return the rules that are not random, by name."""
         return {type(rule).__name__: rule for rule in (self.sampler, self.remover) if not samplers.by_chance(rule)}
 
     def _put(self, state, where, priority, changed):

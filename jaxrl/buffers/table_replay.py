@@ -1,8 +1,8 @@
-"""A replay of whole items, n-step transitions or sequences, with Reverb's samplers and removers.
+"""Replay of whole items, n-step transitions or sequences, with Reverb's samplers and removers.
 
 Rows of the last rollouts wait in a short ring until the rows after them arrive; then each begins an item, which is
-stored separately. So the remover, not the age of the rows, decides which items are removed. This costs memory (an
-observation is stored in every item that contains it) and time, as items are inserted and drawn one by one. A ring has
+stored separately. The remover, not the age of the rows, decides which items are removed. This costs memory (an
+observation is stored in every item that contains it) and time (items are inserted and drawn one by one). A ring has
 neither cost.
 """
 
@@ -24,9 +24,9 @@ from jaxrl.core.types import Counter, Metrics, PyTree, SampleInfo, Trajectory, T
 
 
 class Item(struct.PyTreeNode):
-    """The table's items, `[items, ...]`."""
+    """Items of the table, `[items, ...]`."""
 
-    batch: PyTree  # a batch with leading axes of items; without `sample_info`, and with weights as without burn-in
+    batch: PyTree  # a batch with leading axes of items, without `sample_info`, and with weights as without burn-in
     column: jax.Array  # int32, its environment
     step: jax.Array  # uint32, the step of its first row in its environment
     truncated: jax.Array  # bool, whether the episode was truncated at the end of the transition
@@ -34,17 +34,17 @@ class Item(struct.PyTreeNode):
 
 
 class TableRows(struct.PyTreeNode):
-    """The part of a replay's state that sampling only reads."""
+    """Part of a replay's state that sampling only reads."""
 
-    recent: Ring  # the rows of the next items
+    recent: Ring  # rows of the next items
     items: Item  # [shards, positions, ...]
 
 
 class TableIndex(struct.PyTreeNode):
-    """The part of a replay's state that sampling and new priorities change."""
+    """Part of a replay's state changed by sampling and new priorities."""
 
     tables: TableState  # [shards, ...], without the items
-    largest: jax.Array  # [shards] float32, the largest priority ever given
+    largest: jax.Array  # [shards] float32, the largest priority so far
     refused: jax.Array  # [shards] int32, priorities that were NaN, infinite or negative
     updates: jax.Array  # int32, batches drawn so far
     sampled: Counter  # items drawn so far, over all devices
@@ -53,30 +53,30 @@ class TableIndex(struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class TableReplay:
-    """A `jaxrl.buffers.replay.Buffer` that stores a source's items in one `Table` per shard.
+    """`jaxrl.buffers.replay.Buffer` that stores a source's items in one `Table` per shard.
 
     Every shard contributes an equal part of a batch, regardless of its priorities, and has an equal part of the
     capacity.
 
     Args:
-      rules: the source's `ReplayBuffer`, which defines the items and where they begin.
+      rules: the source's `ReplayBuffer`, which defines the items and their first rows.
     """
 
     rules: ReplayBuffer
 
     @property
     def name(self) -> str:
-        """The name of the source."""
+        """Return the name of the source."""
         return self.rules.name
 
     @property
     def source(self) -> Replay:
-        """The source: what is stored, and how it is sampled."""
+        """Return the source, which defines the stored items and their sampling."""
         return self.rules.source
 
     @property
     def _table(self) -> Table:
-        """The table of one shard."""
+        """Return the table of one shard."""
         source = self.source
         remover = source.remover or Fifo()
         return Table(source.capacity // self.rules.shards, source.sampler, remover, source.max_times_sampled)
@@ -84,7 +84,7 @@ class TableReplay:
     def init(self, rows: Trajectory, carry: PyTree) -> ReplayState:
         rules, length, shards = self.rules, self.rules.rollout_length, self.rules.shards
         slots = -(-(rules.lookback + length + rules.lookahead) // length) * length
-        # A ring that holds only the rows of the next items.
+        # A ring with only the rows of the next items.
         short = dataclasses.replace(rules.storage, capacity=slots * rules.num_envs)
         recent = dataclasses.replace(rules, storage=short).init(rows, carry).ring
         item = jax.eval_shape(lambda rows: self._made(rows, jnp.int32(0), jnp.zeros((1, 1), jnp.int32))[0], recent)
@@ -195,9 +195,9 @@ class TableReplay:
         return ReplayState(rows, idx), batch.replace(sample_info=info)
 
     def update_priorities(self, state: ReplayState, info: SampleInfo, priorities: jax.Array) -> ReplayState:
-        """Set the priorities [batch] of sampled items in turn; of two for one item, the last applies.
+        """Set the priorities [batch] of sampled items in turn; the last of two for one item applies.
 
-        Those for items that were removed are dropped.
+        Priorities of removed items are dropped.
         """
         idx, shards = state.index, self.rules.replicas.shards
         key = Key(info.position % (self._table.capacity + 1), info.step.astype(jnp.int32))

@@ -1,4 +1,4 @@
-"""A view of n-step transitions over the rows of a ring, correct at terminations and truncations."""
+"""View of n-step transitions over the rows of a ring, correct at terminations and truncations."""
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +22,8 @@ def gather(
     Args:
       ring: the rows.
       slot, column: of the first rows, int32 [batch]; the n following slots hold rows.
-      n_step: n, the largest number of rewards of a transition.
-      frame_stack: how frames are stacked; None: observations are stored whole.
+      n_step: n, the maximum number of rewards of a transition.
+      frame_stack: frame stacking; None: observations are stored whole.
 
     Returns:
       A batch with leaves `[batch, ...]`, whose `sample_info` is None.

@@ -14,9 +14,9 @@ def draw(
 ) -> tuple[jax.Array, jax.Array]:
     """Draw rows at which a transition may begin, `count` from every shard.
 
-    All transitions of a dataset are equally likely, over all shards. Of a run's own rows, those of a shard are equally
+    All transitions of a dataset are equally likely, over all shards. In a run's own rows, those of a shard are equally
     likely: a draw of a row of weight 0, such as an episode's last observation, is repeated up to three times, and then
-    returns a row that is not learned from.
+    returns a row that is ignored in learning.
 
     Args:
       ring: the rows, whose environments are ordered by shard.
@@ -51,7 +51,7 @@ def draw(
 
 
 def bits(key: jax.Array, shard: jax.Array, count: int) -> jax.Array:
-    """Return random bits for each shard, which do not depend on the other shards here; one call of the generator.
+    """Return random bits for each shard, independent of the other shards here; one call of the generator.
 
     Args:
       key: for all devices.

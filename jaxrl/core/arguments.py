@@ -36,7 +36,7 @@ def whole_arguments[**P, R](function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         positional = [whole(x) if name in counts else x for name, x in zip(order, args, strict=False)]
         named = {name: whole(x) if name in counts else x for name, x in kwargs.items()}
-        # The arguments have the function's own names, in its own order.
+        # The arguments have the function's names, in its order.
         return function(*positional, *args[len(positional) :], **named)  # ty: ignore[invalid-argument-type]
 
     return call

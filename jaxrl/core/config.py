@@ -77,7 +77,7 @@ def decode(value: Any) -> Any:
     """Return the value that `encode` wrote; lists come back as tuples.
 
     Raises:
-      ConfigError: a name is not registered, a value does not fit, or a part could not be written as JSON.
+      ConfigError: a name is not registered, a value does not fit its field, or a part could not be written as JSON.
     """
     try:
         return _decode(value)
@@ -89,15 +89,15 @@ def decode_fields(cls: Any, fields: Mapping[str, Any], **overrides: Any) -> Any:
     """Build an instance of the dataclass `cls` from the output of `encode_fields`, with some fields overridden.
 
     Raises:
-      ConfigError: it has no such field, or a value does not fit it.
+      ConfigError: the class has no such field, or a value does not fit it.
     """
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         raise ConfigError(f"{registry.name_of(cls) or cls!r} is not a dataclass, so it cannot be created from a file")
     known = {field.name for field in dataclasses.fields(cls)}
     older = {field.name: field.metadata[BEFORE] for field in dataclasses.fields(cls) if BEFORE in field.metadata}
-    # A field of an earlier version that was not set, and is null, changes nothing.
+    # A null field of an earlier version has no effect.
     values = {name: decode(item) for name, item in fields.items() if name in known or item is not None}
-    # Nor does a number that was a switch in an earlier version, and was off, if 0 is what it is by default.
+    # Neither has a number that was a switch in an earlier version and was off, if its default is 0.
     off = {field.name for field in dataclasses.fields(cls) if type(field.default) is int and field.default == 0}
     values = {name: 0 if item is False and name in off else item for name, item in values.items()}
     return build(cls, older | values | overrides)
@@ -107,7 +107,7 @@ def build(cls: Any, values: Mapping[str, Any]) -> Any:
     """Build an instance of the dataclass `cls`, after checking each value against its field's annotation.
 
     Raises:
-      ConfigError: it has no such field, or a value does not fit it.
+      ConfigError: the class has no such field, or a value does not fit it.
     """
     name = registry.name_of(cls) or cls.__name__
     known = {field.name for field in dataclasses.fields(cls)}
@@ -117,7 +117,7 @@ def build(cls: Any, values: Mapping[str, Any]) -> Any:
     for field, item in values.items():
         if not _fits(item, hints.get(field, Any)):
             raise ConfigError(f"{name} cannot have {field}={_short_repr(item)}")
-    if not cls.__dataclass_params__.init:  # its __init__ takes other arguments than its fields
+    if not cls.__dataclass_params__.init:  # its __init__ does not take its fields
         if lacking := sorted(known - set(values)):
             raise ConfigError(f"{name} lacks {', '.join(lacking)}")
         bare = cls.__new__(cls)
@@ -136,7 +136,7 @@ def check_sizes(config: Any) -> None:
     """Check that the arrays and spaces of a configuration have at most 2^28 numbers together, before any is made.
 
     Raises:
-      ValueError: they have more.
+      ValueError: they have more numbers.
     """
     total, waiting = 0, [config]
     while waiting:
@@ -144,7 +144,7 @@ def check_sizes(config: Any) -> None:
         if isinstance(value, dict):
             shape = value.get("shape")
             if isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape):
-                total += math.prod(shape) if is_bounded_shape(shape) else 0  # larger shapes are refused on their own
+                total += math.prod(shape) if is_bounded_shape(shape) else 0  # larger shapes are refused elsewhere
             waiting += value.values()
         elif isinstance(value, list):
             waiting += (item for item in value if isinstance(item, list | dict))
@@ -166,7 +166,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _encode_array(array):
     flat = array.ravel()
     if flat.size > 1 and (flat.view(np.uint8).reshape(flat.size, -1) == flat[:1].view(np.uint8)).all():
-        flat = flat[:1]  # the bounds of images, mostly
+        flat = flat[:1]  # mostly the bounds of images
     return {"array": [encode(x) for x in flat.tolist()], "shape": list(array.shape), "dtype": array.dtype.name}
 
 
@@ -175,7 +175,7 @@ def _decode(value):
         return tuple(_decode(item) for item in value)
     if not isinstance(value, dict):
         return value
-    if isinstance(name := value.get("type"), str):  # first: a class may have fields of the names below
+    if isinstance(name := value.get("type"), str):  # first, because a class may have fields with the names below
         return decode_fields(registry.find(name), {field: item for field, item in value.items() if field != "type"})
     if set(value) <= {"array", "shape", "dtype"} and "array" in value:
         return _decode_array(**{"shape": None, "dtype": None} | value)
@@ -214,7 +214,7 @@ def _decode_array(array, shape, dtype):
         raise ConfigError(f"an array in a configuration with shape {_short_repr(shape)} has {many} values")
     try:
         values = np.asarray([_decode(item) for item in array], kind)
-        return np.broadcast_to(values, (size,)).reshape(shape)  # of one number no more memory than that
+        return np.broadcast_to(values, (size,)).reshape(shape)  # a single number is not expanded in memory
     except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"an array in a configuration cannot be read: {error}") from error
 
@@ -232,7 +232,7 @@ def _dtype(name):
 def _hints(cls):
     try:
         return typing.get_type_hints(cls)
-    except NameError:  # a user's class may name types that are imported for checkers only
+    except NameError:  # a user's class may use types that are imported only for type checkers
         return {}
 
 
@@ -267,7 +267,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _supports_isinstance(hint):
-    """Return whether `isinstance` accepts a type, which it does not for protocols without `runtime_checkable`."""
+    """Return whether `isinstance` accepts a type; protocols without `runtime_checkable` are not accepted."""
     try:
         isinstance(None, hint)
     except TypeError:

@@ -6,10 +6,10 @@ import jax
 
 
 def device_problem() -> str | None:
-    """Return why JAX has no device, in a line; None if it has one. Starts JAX if it has not started yet."""
+    """Return why JAX has no device, in one line, or None if it has one. Start JAX if necessary."""
     try:
         jax.devices()
-    except Exception as error:  # an AssertionError without a word, where JAX_PLATFORMS names what is not installed
+    except Exception as error:  # an empty AssertionError if JAX_PLATFORMS is a platform that is not installed
         platforms = os.environ.get("JAX_PLATFORMS") or jax.config.jax_platforms
         said = " ".join(str(error).split())
         return (

@@ -1,7 +1,7 @@
-"""Reductions over an episode of what its environment reports at every step (`TimeStep.info`), selected by name.
+"""Reductions over an episode of an environment's reports at every step (`TimeStep.info`), selected by name.
 
 "distance" is averaged over the episode's steps. "distance:last", "distance:max", "distance:min" and "distance:sum" are
-the last, the largest, the smallest of them, and their sum: several of the same report are several names.
+its last value, maximum, minimum and sum; each reduction of a report has its own name.
 """
 
 from collections.abc import Iterable
@@ -25,11 +25,11 @@ def fold(name: str, so_far: Any, value: Any, steps: Any, xp: Any) -> Any:
     """Update the running value of an episode after a step.
 
     Args:
-      name: with its reduction.
+      name: name with its reduction.
       so_far: the running value before this step; ignored at the first step, except by sums and means.
-      value: of this step.
-      steps: of the episode so far, with this one.
-      xp: numpy or jax.numpy, of which these are arrays of one shape.
+      value: the value at this step.
+      steps: steps of the episode so far, including this one.
+      xp: numpy or jax.numpy, the module of these arrays, which have the same shape.
     """
     reduction = parts(name)[1]
     if reduction == "last":

@@ -7,11 +7,11 @@ from typing import Any
 
 
 class JaxrlError(Exception):
-    """The base class of every error that jaxrl raises on purpose."""
+    """Base class of all errors that jaxrl raises on purpose."""
 
 
 class ConfigError(JaxrlError, ValueError):
-    """An error for one or several invalid settings, raised before anything is compiled.
+    """Error for one or several invalid settings, raised before anything is compiled.
 
     Attributes:
       problems: all problems found, one line per problem.
@@ -23,11 +23,11 @@ class ConfigError(JaxrlError, ValueError):
 
 
 class EnvironmentContractError(JaxrlError):
-    """An error for an environment that breaks the protocol `jaxrl.core.types.Environment`; it names the leaf."""
+    """Error for an environment that breaks the protocol `jaxrl.core.types.Environment`; it names the leaf."""
 
 
 class EnvironmentFailedError(JaxrlError):
-    """An error for a host environment that raised, hung or lost its process; it has its traceback, if there is one.
+    """Error for a host environment that raised, hung or lost its process; it contains the traceback, if any.
 
     Attributes:
       index: index of the environment among all of the run; None: a whole group.
@@ -41,7 +41,7 @@ class EnvironmentFailedError(JaxrlError):
 
 
 class MissingExtraError(JaxrlError, ImportError):
-    """An error for an optional dependency that is not installed; it names the extra to install."""
+    """Error for an optional dependency that is not installed; it names the extra to install."""
 
     def __init__(self, what: str, extra: str, hint: str = ""):
         how = f"pip install 'jaxrl[{extra}]'" + (f" ({hint})" if hint else "")
@@ -49,38 +49,38 @@ class MissingExtraError(JaxrlError, ImportError):
 
 
 class CheckpointError(JaxrlError):
-    """An error if no checkpoint can be restored; it lists those that were tried and why each failed."""
+    """Error if no checkpoint can be restored; it lists the attempted checkpoints and why each failed."""
 
 
 class RunDirectoryError(JaxrlError):
-    """An error for a run directory that is in use or belongs to another configuration."""
+    """Error for a run directory that is in use or belongs to another configuration."""
 
 
 class DatasetError(JaxrlError):
-    """An error for a dataset that is damaged or breaks the rules of its format; it names the episode and the field."""
+    """Error for a dataset that is damaged or breaks the rules of its format; it names the episode and the field."""
 
 
 class NoDatasetError(DatasetError, ConfigError):
-    """An error for a name or path without a dataset."""
+    """Error for a name or path without a dataset."""
 
 
 class RecordingError(JaxrlError):
-    """An error for trajectories of a run that could not be written; it has the path and the reason."""
+    """Error for trajectories of a run that could not be written; it has the path and the reason."""
 
 
 class PeerError(JaxrlError):
-    """An error for another process of the run that ended, failed, or does not answer."""
+    """Error for another process of the run that ended, failed, or does not respond."""
 
 
 class RunStoppedWarning(RuntimeWarning):
-    """A warning that a run ended early because of a failure; its result is the state before that."""
+    """Warning that a run ended early because of a failure; its result is the state before the failure."""
 
 
 class NonFiniteError(JaxrlError):
-    """An error for NaN or Inf in training; it names the leaf and the step."""
+    """Error for NaN or Inf in training; it names the leaf and the step."""
 
 
-# Names in Stable-Baselines3, CleanRL and purejaxrl of settings that have another name here.
+# Names of settings in Stable-Baselines3, CleanRL and purejaxrl that differ from jaxrl's.
 _ELSEWHERE = {
     "anneal_lr": "learning_rate",
     "buffer_size": "capacity",
@@ -125,11 +125,11 @@ def unknown(kind: str, name: str, known: Iterable[str], listing: str = "") -> Co
       kind: the kind of name, in words ("environment", "algorithm", "field of PPO").
       name: the name that was looked up.
       known: every name that exists.
-      listing: where to see them all, a short clause, may be empty.
+      listing: where all names are listed, a short clause, may be empty.
     """
     known = sorted(known)
     lowered = {k.lower(): k for k in known}
-    # First those of which it is a whole part: "entropy" of "update/entropy".
+    # First names that contain it as a whole part: "entropy" in "update/entropy".
     within = [k for k in known if name and re.search(rf"[/:._-]{re.escape(name)}$", k, re.IGNORECASE)]
     similar = [lowered[c] for c in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.5)]
     close = list(dict.fromkeys(sorted(within, key=len) + similar))[:3]

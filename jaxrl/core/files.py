@@ -14,9 +14,9 @@ from typing import IO, Any
 
 from jaxrl.core.errors import ConfigError
 
-LARGEST = 1 << 26  # bytes of a file that is read as a whole
-CACHE = "JAXRL_CACHE"  # the environment variable of the folder of what is kept between processes
-DEEPEST = 200  # objects and lists within one another
+LARGEST = 1 << 26  # maximum bytes of a file that is read as a whole
+CACHE = "JAXRL_CACHE"  # the environment variable with the cache folder
+DEEPEST = 200  # maximum nesting of objects and lists
 
 
 def expand(path: str | os.PathLike) -> Path:
@@ -34,12 +34,12 @@ def expand(path: str | os.PathLike) -> Path:
     if expanded.startswith("~"):
         user = expanded.partition("/")[0]
         raise ConfigError(f"path={written!r}: {user} has no home directory; write ./{user} for a folder of that name")
-    found = Path(expanded)  # of "./~" it makes "~", which is not to be expanded later
+    found = Path(expanded)  # "./~" becomes "~", which must not be expanded later
     return found.absolute() if str(found).startswith("~") else found
 
 
 def cache_folder() -> Path | None:
-    """Return the folder that `CACHE` names, otherwise `jaxrl` in the user's cache folder; None: it is switched off.
+    """Return the folder set by `CACHE`, otherwise `jaxrl` in the user's cache folder; None if caching is off.
 
     Raises:
       ConfigError: JAXRL_CACHE is a path that `expand` refuses.
@@ -48,7 +48,7 @@ def cache_folder() -> Path | None:
     if setting := os.environ.get(CACHE, ""):
         return None if setting.lower() in ("off", "0", "no", "false") else expand(setting)
     folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not folder.is_absolute():  # as its specification asks; an empty value counts as unset
+    if not folder.is_absolute():  # as the specification requires; an empty value counts as unset
         folder = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
     return folder / "jaxrl"
 
@@ -57,7 +57,7 @@ def open_to_read(path: str | os.PathLike) -> IO[bytes]:
     """Open a regular file for reading; pipes and devices, which could block, are refused.
 
     Raises:
-      OSError: it cannot be read.
+      OSError: the file cannot be read.
     """
     return _regular(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", path)
 
@@ -66,14 +66,14 @@ def open_to_append(path: str | os.PathLike) -> IO[str]:
     """Open a regular file for appending; links, which could redirect the writes, are refused.
 
     Raises:
-      OSError: it cannot be written to.
+      OSError: the file cannot be written to.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     return _regular(os.open(path, flags, 0o666), "a", path)
 
 
 def check_regular(directory: str | os.PathLike) -> None:
-    """Check that all files below a directory are regular: a library that reads them would block on a pipe.
+    """Check that all files below a directory are regular, because a library that reads a pipe would block.
 
     Raises:
       OSError: one is a pipe, a device, or a link to one; or a folder is a link, which is not followed.
@@ -91,8 +91,8 @@ def read_json(path: str | os.PathLike) -> Any:
     """Return the content of a JSON file.
 
     Raises:
-      OSError: it cannot be read, or is not a regular file.
-      ValueError: it is too large, nested too deeply, or not JSON.
+      OSError: the file cannot be read, or is not a regular file.
+      ValueError: the file is too large, nested too deeply, or not JSON.
     """
     with open_to_read(path) as file:
         data = file.read(LARGEST + 1)
@@ -105,7 +105,7 @@ def parse_json(text: str | bytes) -> Any:
     """Parse JSON text.
 
     Raises:
-      ValueError: it is nested too deeply, or not JSON.
+      ValueError: the text is nested too deeply, or not JSON.
     """
     try:
         value = json.loads(text)
@@ -129,10 +129,10 @@ def replacing(path: str | os.PathLike, mode: str = "w") -> Generator[IO[Any]]:
     """Open a temporary file that atomically replaces the one at `path` on exit.
 
     Raises:
-      OSError: it cannot be written.
+      OSError: the file cannot be written.
     """
     path = Path(path)
-    # A new file under a random name: an existing entry of the directory may be a link to elsewhere.
+    # A new file under a random name, because an existing entry may be a link to another location.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     as_text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
     try:
@@ -148,7 +148,7 @@ def replacing(path: str | os.PathLike, mode: str = "w") -> Generator[IO[Any]]:
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """Return `value` as strict JSON (RFC 8259), the only form that jaxrl writes; NaN and infinities become null.
+    """Return `value` as strict JSON (RFC 8259), the only form written by jaxrl; NaN and infinities become null.
 
     Raises:
       TypeError: `value` holds something other than JSON values and tuples.

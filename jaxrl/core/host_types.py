@@ -9,7 +9,7 @@ from jaxrl.core.types import Environment, HostEnvironment, HostRecipe, PyTree, T
 
 @runtime_checkable
 class WatchedEnvironment(HostEnvironment, Protocol):
-    """A host environment that a watchdog can ask, from another thread, what it is waiting for."""
+    """Host environment whose pending calls a watchdog can query from another thread."""
 
     name: str
 
@@ -20,15 +20,15 @@ class WatchedEnvironment(HostEnvironment, Protocol):
 
     @property
     def doing(self) -> str:
-        """Return in words which environments it is waiting for, and in what call; empty when it is not."""
+        """Describe the environments and the call that it is waiting for; empty if it is not waiting."""
         ...
 
 
 @runtime_checkable
 class AsyncEnvironment(HostEnvironment, Protocol):
-    """A host environment that returns the `batch_size` of its environments that are ready first.
+    """Host environment that returns the first `batch_size` of its environments that are ready.
 
-    `async_reset` begins all episodes; then `recv` and `send` are called in turn, from one thread. Where `batch_size` is
+    `async_reset` begins all episodes; then `recv` and `send` are called in turn, from one thread. If `batch_size` is
     `num_envs`, `reset` and `step` do both in one call.
     """
 
@@ -39,14 +39,14 @@ class AsyncEnvironment(HostEnvironment, Protocol):
     def send(self, actions: PyTree, env_ids: np.ndarray) -> None:
         """Send actions `[B, ...]` to the environments `env_ids` [B], which `recv` returned and which await an action.
 
-        Returns at once. The actions are never written to again.
+        It returns immediately. The actions are not modified afterwards.
         """
         ...
 
     def recv(self) -> tuple[np.ndarray, TimeStep[np.ndarray]]:
         """Wait for `batch_size` environments; return their indices, int32 `[batch_size]`, in any order, and time steps.
 
-        At least as many must have been reset or sent actions, and not received yet.
+        At least `batch_size` environments must have been reset or sent actions and not yet received.
         """
         ...
 
@@ -58,17 +58,17 @@ class RenderedEnvironment(HostEnvironment, Protocol):
 
     @property
     def frames_per_second(self) -> float:
-        """Return the frame rate at which an episode looks natural, with a frame a step."""
+        """Return the frame rate at which an episode looks natural, with one frame per step."""
         ...
 
     def render(self) -> np.ndarray | None:
-        """Render the first environment, uint8 [height, width, 3]; None where it draws nothing."""
+        """Render the first environment, uint8 [height, width, 3]; None if it renders nothing."""
         ...
 
 
 @runtime_checkable
 class RenderedRecipe(HostRecipe, Protocol):
-    """A recipe whose environments can be rendered."""
+    """Recipe whose environments can be rendered."""
 
     def build_rendered(self, seed: int) -> RenderedEnvironment:
         """Build one environment, as `build` does, that can be rendered."""
@@ -77,20 +77,20 @@ class RenderedRecipe(HostRecipe, Protocol):
 
 @runtime_checkable
 class AsyncRecipe(HostRecipe, Protocol):
-    """A recipe whose environments can be asynchronous too."""
+    """Recipe whose environments can also be asynchronous."""
 
     def build_async(self, num_envs: int, batch_size: int, seed: int, first_env: int = 0) -> AsyncEnvironment:
-        """Build the environments of `build`, of which every `recv` returns `batch_size`."""
+        """Build the environments of `build`, with `batch_size` of them returned by every `recv`."""
         ...
 
 
 @runtime_checkable
 class InstanceRecipe(HostRecipe, Protocol):
-    """A recipe that may have no more than one environment, an instance of the user's."""
+    """Recipe that may be limited to one environment, a user's instance."""
 
     @property
     def instance(self) -> Any | None:
-        """Return the only environment; None where others can be made."""
+        """Return the only environment; None if others can be created."""
         ...
 
 

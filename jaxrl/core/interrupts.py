@@ -1,13 +1,13 @@
-"""Ctrl-C, SIGTERM and a terminal that closes: one owner acts on them, from a process's first line to its last.
+"""Handling of Ctrl-C, SIGTERM and a closing terminal: one owner, from a process's first line to its last.
 
-An exception that a signal's handler raises lands wherever the main thread happens to be: within an import, whose lock
+An exception raised by a signal handler is raised wherever the main thread happens to be: within an import, whose lock
 then stays held; within a weak reference's callback, where it is lost; and never while C code runs, as XLA does for
-minutes. So in the process of a command (`own`) no handler raises. A thread reads which signals came, which Python
-writes down even while the main thread is in C, and ends the process, or passes the signal to a handler with something
-to save (`receiving`). Signals are handled at every moment.
+minutes. In the process of a command (`own`), no handler raises. A thread reads the received signals, which Python
+records even while the main thread runs C code, and ends the process, or passes the signal to a handler with something
+to save (`receiving`). Signals are handled at any time.
 
 In a process that jaxrl does not own, such as a notebook, Ctrl-C remains a KeyboardInterrupt in the main thread:
-`interruptible` has it raised outside of imports, and not lost. Nothing here imports JAX.
+`interruptible` ensures that it is raised outside of imports, and not lost. This module does not import JAX.
 """
 
 import _thread
@@ -25,25 +25,25 @@ from types import FrameType
 from typing import Any, NoReturn
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_FAREWELL = 3.0  # seconds for what is cleaned up before the process leaves
-_LAST = 5.0  # seconds that an interrupted command has, once it has returned, for threads and libraries to end
+_FAREWELL = 3.0  # seconds for clean-up before the process ends
+_LAST = 5.0  # seconds for threads and libraries to end after an interrupted command has returned
 _AGAIN = 0.05  # seconds until an interrupt is tried again
 _IMPORTS = "<frozen importlib"
 
-_pipe: list[int] = []  # its ends for reading and for writing, once the signals of this process are owned
+_pipe: list[int] = []  # read and write ends, once the signals of this process are owned
 _acting = threading.RLock()  # held while a signal is acted on
-_receivers: list[Callable[[int], None]] = []  # the innermost one last
+_receivers: list[Callable[[int], None]] = []  # innermost last
 _cleanups: list[Callable[[], object]] = []
 _received: list[int] = []  # the signals so far
-_exit_codes: list[int] = []  # of the command, once it has returned
-_UNFLUSHED = 120  # what Python itself exits with where its output cannot be written
+_exit_codes: list[int] = []  # of the command, after it has returned
+_UNFLUSHED = 120  # Python's exit code if its output cannot be written
 
 
 # --- the process of a command ------------------------------------------------------------------------------------
 
 
 def own() -> None:
-    """Act on this process's signals from here on; the main thread calls it first, or again after a library did so.
+    """Take over this process's signals; the main thread calls it first, and again after a library took them.
 
     SIGHUP stays ignored under `nohup`.
     """
@@ -66,13 +66,13 @@ def owned() -> bool:
 
 
 def unblock() -> None:
-    """Let SIGINT through, which a process that was started with `blocked` holds back until it can act on it."""
+    """Unblock SIGINT in a process that was started with `blocked`, once it can handle it."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 @contextlib.contextmanager
 def blocked() -> Generator[None]:
-    """Start processes within it whose SIGINT waits until they call `own` or `unblock`."""
+    """Block SIGINT in processes started within the context until they call `own` or `unblock`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -86,13 +86,13 @@ def receiving(receive: Callable[[int], None]) -> Generator[None]:
 
     Args:
       receive: called with the number of each signal: in a separate thread if this process is owned, even while the main
-        thread is busy; otherwise in the handler of the main thread. It may call `leave`. It is never called after the
+        thread is busy; otherwise in the handler of the main thread. It may call `leave`. It is not called after the
         block.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
     elif owned():
-        own()  # a library may have taken a signal since
+        own()  # a library may have taken a signal in the meantime
         with _acting:
             _receivers.append(receive)
         try:
@@ -109,13 +109,13 @@ def receiving(receive: Callable[[int], None]) -> Generator[None]:
             yield
         finally:
             for number, handler in before.items():
-                if handler is not None:  # None: not from Python, and cannot be put back
+                if handler is not None:  # None: not from Python, and cannot be restored
                     signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def cleaning_up(clean: Callable[[], object]) -> Generator[None]:
-    """Call `clean`, within seconds, should this process leave at a signal while entered."""
+    """Call `clean`, with a limit of seconds, if a signal ends this process within the context."""
     _cleanups.append(clean)
     try:
         yield
@@ -124,35 +124,35 @@ def cleaning_up(clean: Callable[[], object]) -> Generator[None]:
 
 
 def leave(number: int) -> None:
-    """Leave at once: end the process of a command; elsewhere raise KeyboardInterrupt, after an import if there is one.
+    """Leave immediately: end the process of a command; elsewhere raise KeyboardInterrupt, after any running import.
 
-    Processes that this one has started notice it and end.
+    Child processes detect it and end.
 
     Args:
-      number: of the signal.
+      number: the signal's number.
     """
     if not owned():
         _interrupt()
         return
-    with contextlib.suppress(RuntimeError):  # at the interpreter's end there are no new threads
+    with contextlib.suppress(RuntimeError):  # no new threads can be started when the interpreter ends
         _exit_after(_FAREWELL, 128 + number)
     for clean in _cleanups[::-1]:
         with contextlib.suppress(Exception):
             clean()
     with contextlib.suppress(Exception):
-        if select.select([], [2], [], 0)[1]:  # a terminal may be stopped, and a pipe full
+        if select.select([], [2], [], 0)[1]:  # a terminal may be stopped, or a pipe full
             os.write(2, b"interrupted\n")
     _exit(128 + number)
 
 
 def returned(code: int) -> int:
-    """Return the exit code of the process of a command that has returned; after a signal it ends within seconds.
+    """Return the process's exit code after a command has returned; after a signal, end within seconds.
 
-    The process leaves after its exit hooks, without dismantling the interpreter: a daemon thread that waits for JAX
-    would be ended within C++ there, and abort the process.
+    The process ends after its exit hooks, without finalizing the interpreter, which would end a daemon thread that
+    waits for JAX within C++, and abort the process.
 
     Args:
-      code: of the command. One that came to its end although a signal said to leave has the signal's.
+      code: the command's exit code. It is replaced by the signal's if the command finished despite a signal.
     """
     if owned():
         code = code or (128 + _received[-1] if _received else 0)
@@ -165,7 +165,7 @@ def returned(code: int) -> int:
 
 def _note(number: int, _: FrameType | None) -> None:
     """Handle a signal in the main thread: only wake the thread of `_act`."""
-    if (other := signal.set_wakeup_fd(_pipe[1], warn_on_full_buffer=False)) != _pipe[1]:  # of an event loop
+    if (other := signal.set_wakeup_fd(_pipe[1], warn_on_full_buffer=False)) != _pipe[1]:  # an event loop's
         signal.set_wakeup_fd(other)
         os.write(_pipe[1], bytes([number]))
 
@@ -183,7 +183,7 @@ def _act(pipe: int) -> None:
 
 
 def _disown() -> None:
-    """Give a forked child the handlers of a new process: its signals are not its parent's."""
+    """Reset a forked child's handlers to those of a new process, because its signals are not its parent's."""
     signal.set_wakeup_fd(-1)
     for number in ENDING:
         if signal.getsignal(number) is _note:
@@ -205,7 +205,7 @@ def _flush() -> bool:
     flushed = True
     for stream in (sys.stdout, sys.stderr):
         try:
-            if stream is not None and not stream.closed:  # None: it was closed when the process began
+            if stream is not None and not stream.closed:  # None: closed when the process started
                 stream.flush()
         except Exception:
             flushed = False
@@ -213,7 +213,7 @@ def _flush() -> bool:
 
 
 def _end() -> None:
-    """End the rest of the process, when no thread acts on signals any more."""
+    """End the rest of the process, when no thread handles signals anymore."""
     if _exit_codes:
         _exit(_exit_codes[-1])
     for number in ENDING:
@@ -225,9 +225,9 @@ def _end() -> None:
 
 
 def interruptible[**P, R](function: Callable[P, R]) -> Callable[P, R]:
-    """Have Ctrl-C raise KeyboardInterrupt in `function` outside of imports, and again if it was lost.
+    """Make Ctrl-C raise KeyboardInterrupt in `function` outside of imports, and again if it was lost.
 
-    Change nothing if Python's own handler is not installed, as in the process of a command.
+    This has no effect if Python's own handler is not installed, as in the process of a command.
     """
 
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -256,7 +256,7 @@ _tries: list[object] = []  # the next try of an interrupt, if there is one
 
 
 def _interrupt() -> None:
-    """Raise KeyboardInterrupt in the main thread; from its handler, unless it imports, then a moment later."""
+    """Raise KeyboardInterrupt in the main thread: from its handler, or shortly later if it is importing."""
     if _is_importing(sys._getframe()):
         _interrupt_again()
     else:
@@ -276,7 +276,7 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 
 def _lost(hook: Callable[[Any], object], unraisable: Any) -> None:
-    """Interrupt again if the exception was raised in a weak reference's callback or a finalizer, which lose it."""
+    """Interrupt again if the exception was raised in a weak reference's callback or a finalizer and lost."""
     if unraisable.exc_type is KeyboardInterrupt:
         _interrupt_again()
     else:
@@ -286,7 +286,7 @@ def _lost(hook: Callable[[Any], object], unraisable: Any) -> None:
 def _interrupt_again() -> None:
     if not _tries:
         _tries.append(object())
-        _thread.start_new_thread(_try, (_tries[0],))  # `threading` has a lock, which the interrupted code may hold
+        _thread.start_new_thread(_try, (_tries[0],))  # `threading` has a lock that the interrupted code may hold
 
 
 def _try(this: object) -> None:
@@ -297,7 +297,7 @@ def _try(this: object) -> None:
 
 
 def _stop_trying() -> bool:
-    """Return whether an interrupt was to be tried again, which it is not any more."""
+    """Cancel a pending retry of an interrupt; return whether there was one."""
     trying = bool(_tries)
     _tries.clear()
     return trying

@@ -1,7 +1,7 @@
 """Derivation of a run's random keys from its one root key.
 
-The root is folded with a number for each stream, with the global index of an environment, never with its device, and
-with the tick of a time step. So the same seed is the same run on any number of devices and in any topology.
+The root is folded with a number for each stream, with the global index of an environment (never its device) and with
+the tick of a time step. The same seed therefore gives the same run on any number of devices and in any topology.
 """
 
 from typing import Any
@@ -19,24 +19,24 @@ _INIT, _ENVIRONMENT, _POLICY, _UPDATE, _SAMPLE, _EVALUATE, _HELD_OUT, _POPULATIO
 def root_key(seed: int) -> jax.Array:
     """Return a run's root key, of the kind that generates numbers without a loop.
 
-    It is `jax.random.key(seed)` with 64-bit integers enabled, bit for bit, whether they are or not: its words are
-    `(seed >> 32, seed mod 2^32)`. JAX's default would ignore the first.
+    It equals `jax.random.key(seed)` with 64-bit integers enabled, bit for bit, even if they are not: its words are
+    `(seed >> 32, seed mod 2^32)`. By default, JAX would ignore the first.
 
     Raises:
       ConfigError: the seed is not a whole number from 0 to 2^63 - 1.
     """
     high, low = divmod(checked_seed("seed", seed), 1 << 32)
     key = jax.random.key(low)
-    if high:  # every algorithm's key is these two words, or has them twice
+    if high:  # every algorithm's key has these two words, once or twice
         words = jax.random.key_data(key).reshape(-1, 2).at[:, 0].set(np.uint32(high))
         key = jax.random.wrap_key_data(words.reshape(-1), impl=jax.random.key_impl(key))
     return unrolled(key)
 
 
 def unrolled(key: jax.Array) -> jax.Array:
-    """Return keys that draw the same numbers as `key` without a loop; keys of another algorithm are unchanged.
+    """Return keys that generate the same numbers as `key` without a loop; keys of another algorithm are unchanged.
 
-    They are a type of their own: JAX refuses, say, a `where` between them and keys of `jax.random.key`.
+    They have their own type: JAX rejects, for example, a `where` between them and keys of `jax.random.key`.
     """
     default = kind(key) == threefry.NAME and jax.config.jax_threefry_partitionable
     return jax.random.wrap_key_data(jax.random.key_data(key), impl=threefry.KEYS) if default else key
@@ -85,7 +85,7 @@ def episode_keys(env_keys: jax.Array) -> jax.Array:
 
 
 def tick_keys(roots: jax.Array, first_tick: jax.Array, length: int) -> jax.Array:
-    """Return the keys [length, B] of the ticks that follow `first_tick` (uint32), all in one call."""
+    """Return the keys [length, B] of the ticks after `first_tick` (uint32), all in one call."""
     steps_per_env = first_tick + jnp.arange(1, length + 1, dtype=jnp.uint32)  # tick 0 is the first reset's
     return jax.vmap(lambda tick: jax.vmap(lambda root: jax.random.fold_in(root, tick))(roots))(steps_per_env)
 
@@ -96,12 +96,12 @@ def update_key(key: jax.Array, tick: jax.Array) -> jax.Array:
 
 
 def sample_key(key: jax.Array, tick: jax.Array) -> jax.Array:
-    """Return the key for the replay draws of the iteration that begins at `tick`."""
+    """Return the key for replay sampling in the iteration that begins at `tick`."""
     return jax.random.fold_in(jax.random.fold_in(key, _SAMPLE), tick)
 
 
 def evaluation_key(key: jax.Array) -> jax.Array:
-    """Return the key for evaluations, which never disturb training."""
+    """Return the key for evaluations, independent of training."""
     return jax.random.fold_in(key, _EVALUATE)
 
 
@@ -116,12 +116,12 @@ def member_seed(seed: int, member: int) -> int:
 
 
 def evaluation_seed(seed: int) -> int:
-    """Return the seed in [0, 2^31) for host environments of evaluations, other than that of training."""
+    """Return the seed in [0, 2^31) for host environments of evaluations, different from that of training."""
     return _derived_seed(seed, _EVALUATE)
 
 
 def held_out_seed(seed: int) -> int:
-    """Return the seed in [0, 2^31) for a final evaluation on episodes that a run's evaluations did not play."""
+    """Return the seed in [0, 2^31) for a final evaluation on episodes not used by a run's evaluations."""
     return _derived_seed(seed, _HELD_OUT)
 
 

@@ -7,10 +7,13 @@ from typing import Any
 
 from jaxrl.core.errors import ConfigError
 
-_SMALLEST, _TOO_LARGE = 2.0**-126, 2.0**128 - 2.0**103  # in size: XLA takes smaller ones for 0, larger ones for inf
+_SMALLEST, _TOO_LARGE = (
+    2.0**-126,
+    2.0**128 - 2.0**103,
+)  # magnitudes; XLA treats smaller ones as 0, larger ones as inf
 WORDS = {"low": "at least", "above": "more than", "high": "at most", "below": "less than"}
 
-# The least values of a training's counts, in Python and on the command line.
+# Minimum values of a training's counts, in Python and on the command line.
 LEAST = {
     "total_steps": 1,
     "num_envs": 1,
@@ -34,14 +37,14 @@ def problem(number: Any, limits: Mapping[str, float] | None = None) -> str | Non
 
     Args:
       number: anything; numbers are scalars, also of NumPy and JAX.
-      limits: as `describe` takes them.
+      limits: as for `describe`.
     """
     limits = limits or {}
     if getattr(number, "ndim", 0):
         return f"must be one number, not an array of shape {number.shape}"
     try:
         number = math.nan if isinstance(number, str | bytes | bool) else float(number)
-    except (OverflowError, TypeError, ValueError):  # the first: a whole number that no float can hold
+    except (OverflowError, TypeError, ValueError):  # OverflowError: an integer too large for a float
         number = math.nan
     if not (
         math.isfinite(number)
@@ -70,13 +73,13 @@ def whole(value: Any) -> Any:
     if isinstance(value, bool | int):
         return value
     try:
-        if value.is_integer():  # of Python's and numpy's floats
+        if value.is_integer():  # for Python and NumPy floats
             return int(value)
     except (AttributeError, TypeError):
         pass
     try:
         return operator.index(value)
-    except (TypeError, ValueError):  # the second: an array of several
+    except (TypeError, ValueError):  # ValueError: an array of several
         return value
 
 
@@ -112,14 +115,14 @@ def seed_problems(name: str, seed: object) -> list[str]:
 
 
 def checked_seed(name: str, seed: Any) -> int:
-    """Return a seed as a Python integer; every seed from 0 to 2^63 - 1 gives other random numbers.
+    """Return a seed as a Python integer; every seed from 0 to 2^63 - 1 gives different random numbers.
 
     Args:
       name: the argument's name, for the message.
       seed: an integer of Python, NumPy or JAX.
 
     Raises:
-      ConfigError: it is not an integer, or out of this range.
+      ConfigError: the seed is not an integer, or out of this range.
     """
     if not isinstance(seed, bool):
         try:

@@ -1,4 +1,4 @@
-"""Compare the spaces of two things that must fit: environments, policies, runs."""
+"""Comparison of the spaces of environments, policies and runs that must match."""
 
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
@@ -8,8 +8,8 @@ from jaxrl.core.types import HasSpaces
 def space_problems(here: HasSpaces, there: HasSpaces, said: str) -> list[str]:
     """Return a line for each space whose elements differ in shape, dtype, names or number of actions.
 
-    Bounds of boxes may differ, since physical parameters and time limits move them; a policy's output does not depend
-    on them.
+    Bounds of boxes may differ, since they depend on physical parameters and time limits, and a policy's output does not
+    depend on them.
 
     Args:
       here: the spaces to check.
@@ -25,10 +25,10 @@ def space_problems(here: HasSpaces, there: HasSpaces, said: str) -> list[str]:
 
 
 def check_spaces(spec: HasSpaces, env: HasSpaces) -> None:
-    """Refuse an environment that a policy trained on `spec` cannot play in; bounds of boxes may differ.
+    """Reject an environment in which a policy trained on `spec` cannot act; bounds of boxes may differ.
 
     Raises:
-      ConfigError: spaces differ; the message has both.
+      ConfigError: the spaces differ; the message contains both.
     """
     if problems := space_problems(env, spec, "the policy was trained on"):
         raise ConfigError(problems)

@@ -1,6 +1,6 @@
 """Native spaces of environments outside JAX, and conversion of their elements to and from ours.
 
-An environment outside JAX may count from another number than 0, or have types that JAX lacks. Its spaces are stored as
+An environment outside JAX may count from a number other than 0, or have types that JAX lacks. Its spaces are stored as
 one `Box` or `Integers` for every array, in the order of the leaves of our space, which gives the structure.
 """
 
@@ -16,7 +16,7 @@ from jaxrl.core.errors import ConfigError, EnvironmentContractError
 
 @dataclasses.dataclass(frozen=True)
 class Integers:
-    """The integers `first` .. `last`, one at a time, as `gymnasium.spaces.Discrete` has them."""
+    """The integers `first` .. `last`, one at a time, as in `gymnasium.spaces.Discrete`."""
 
     first: int
     last: int
@@ -35,8 +35,8 @@ class NativeSpaces:
     """The spaces of an environment outside JAX, array by array.
 
     Attributes:
-      observation: of the leaves of the observation space.
-      action: of the leaves of the action space.
+      observation: spaces of the observation's leaves.
+      action: spaces of the action's leaves.
     """
 
     observation: tuple[Native, ...]
@@ -60,19 +60,19 @@ def writer(space: spaces.Space, native: Sequence[Native]) -> Callable[[Any], Any
 
     Args:
       space: our action space.
-      native: the environment's own, one for every leaf.
+      native: the environment's native spaces, one for every leaf.
     """
     return _over_parts(space, list(native), _leaf_writer)
 
 
 def reader(space: spaces.Space, native: Sequence[Native], where: str) -> Callable[[Any], Any]:
-    """Return a function from the environment's own observations, one or a batch, to numpy of our space's types.
+    """Return a function from native observations, one or a batch, to numpy arrays of our space's types.
 
-    It raises an EnvironmentContractError for what our space cannot hold.
+    It raises an EnvironmentContractError for values outside our space's types.
 
     Args:
       space: our observation space.
-      native: the environment's own, one for every leaf.
+      native: the environment's native spaces, one for every leaf.
       where: the environment's name, for errors.
     """
     read = _over_parts(space, list(native), lambda leaf, own: _leaf_reader(leaf, own, where))
@@ -80,7 +80,7 @@ def reader(space: spaces.Space, native: Sequence[Native], where: str) -> Callabl
 
 
 def differs(space: spaces.Space, native: Sequence[Native]) -> bool:
-    """Return whether native elements differ from ours, because they count from another number."""
+    """Return whether native elements differ from ours because they count from another number."""
     return any(
         own.dtype != leaf.dtype if leaf.dtype == np.bool_ else not isinstance(leaf, spaces.Box) and np.any(_first(own))
         for leaf, own in zip(spaces.leaves(space), native, strict=True)
@@ -88,7 +88,7 @@ def differs(space: spaces.Space, native: Sequence[Native]) -> bool:
 
 
 def named_parts(space: spaces.Space, x: Any) -> Any:
-    """Return an element of a space, with tuples in place of dictionaries as dictionaries: by position, "0", "1"."""
+    """Return an element of a space, with tuples for dictionaries converted to dictionaries by position, "0", "1"."""
     if not isinstance(space, spaces.Composite) or not isinstance(x, Mapping | tuple | list):
         return x
     if isinstance(space, spaces.Dict) and not isinstance(x, Mapping):
@@ -119,7 +119,7 @@ def _first(native: Native) -> Any:
 def _leaf_writer(space, native):
     dtype = native.dtype
     if not isinstance(space, spaces.Box):
-        first = np.asarray(_first(native)).astype(np.int64)  # modulo 2^64, as the sum is
+        first = np.asarray(_first(native)).astype(np.int64)  # modulo 2^64, like the sum
         if not first.any():
             return lambda x: np.asarray(x).astype(dtype)
         return lambda x: (np.asarray(x).astype(np.int64) + first).astype(dtype)
@@ -129,7 +129,7 @@ def _leaf_writer(space, native):
 
     def clipped(x):
         with np.errstate(over="ignore"):
-            # Not np.clip, whose checks cost more than the work where batches are small.
+            # Not np.clip, whose checks cost more than the work if batches are small.
             return np.minimum(np.maximum(np.asarray(x, dtype), low), high)
 
     return clipped
@@ -146,7 +146,7 @@ def _leaf_reader(space, native, where):
 
 
 def _floats(x: Any, dtype: np.dtype, where: str) -> np.ndarray:
-    """Convert to a floating-point dtype; numbers that are not finite stay so, and the run reports them."""
+    """Convert to a floating-point dtype; non-finite numbers stay non-finite, and the run reports them."""
     x = np.asarray(x)
     if x.dtype == dtype:
         return x
@@ -165,10 +165,10 @@ def _integers(x: Any, dtype: Any, start: Any, low: Any, high: Any, where: str) -
     x, dtype = np.asarray(x), np.dtype(dtype)
     shape = np.shape(high)
     if x.dtype == dtype == np.uint8 or (shape and x.shape[-len(shape) :] != shape):
-        return x  # an image, whose bounds are the type's but for a few; or of a shape that others complain of
+        return x  # an image, whose bounds are nearly always the dtype's; or a shape that is reported elsewhere
     _check_kind(x, where)
     counted = x - start if np.any(start) else x
-    within = (counted >= low) & (counted <= high)  # NaN is not
+    within = (counted >= low) & (counted <= high)  # False for NaN
     if not within.all() or (x.dtype.kind == "f" and (counted % 1).any()):
         raise EnvironmentContractError(
             f"{where} returns the observation {np.array2string(x, threshold=8)}, outside its space or not whole"

@@ -10,14 +10,14 @@ from typing import Any
 from jaxrl.core import files
 from jaxrl.core.errors import ConfigError, RunDirectoryError
 
-MARK = "written by jaxrl"  # in files whose format does not show who wrote them
+MARK = "written by jaxrl"  # in files whose format does not identify the writer
 
 _TABLE = (
     rb"[^\n]*\b(?:IQM\W+mean\W+std\W+min\W+max\W+(?:training\W+)?failed|score\W+copies\W+failed|"
     rb"return\W+evaluations\W+ended)\b"
 )
-# How files of each kind begin. Those that are appended to may be empty. The pictures and episodes of versions that did
-# not mark them are known by their sizes, resolution, palette and last delay. Every other kind has the mark.
+# First bytes of files of each kind. Appended files may be empty. Pictures and episodes of versions without the mark are
+# recognized by their sizes, resolution, palette and last delay. All other kinds have the mark.
 _KINDS = {
     "brax": rb"\s*<.*(?:written by jaxrl|brax)",
     "config": rb'\s*\{(?=.*"(?:format": ?\d|type": ?"algorithm:))(?=.*"(?:algorithm|sweep|tune)": ?\{)',
@@ -48,7 +48,7 @@ _KINDS = {
     "table of metrics": rb"step(?:,seconds\b|,[^,/\n]+/|\r?\n)",
     "wandb": rb'\{\s*"id": "[\w-]+"',
 }
-# What a run, a search or a program of a sweep writes and deletes in its directory, the first one last.
+# Files that a run, a search or a sweep's program writes and deletes in its directory, the first one last.
 OF_RUNS = {
     "config.json": "config",
     ".lock": "lock",
@@ -88,11 +88,11 @@ _SWEEPS = ("a sweep", "a population")
 
 
 def is_own(path: Path, kind: str) -> bool:
-    """Return whether jaxrl wrote the file at `path`; False for links, and for what is missing or cannot be read.
+    """Return whether jaxrl wrote the file at `path`; False for links, and for missing or unreadable files.
 
     Args:
-      path: of the file.
-      kind: a key of `_KINDS`; any other kind has the mark. Of directories "folder", and "step" for a checkpoint.
+      path: path of the file.
+      kind: a key of `_KINDS`; any other kind has the mark. For directories "folder", and "step" for a checkpoint.
     """
     if path.is_symlink():
         return False
@@ -115,7 +115,7 @@ def check_output(path: Path, kind: str) -> None:
       kind: see `is_own`.
 
     Raises:
-      ConfigError: the path holds something else.
+      ConfigError: the path contains something else.
     """
     if os.path.lexists(path) and not is_own(path, kind):
         raise ConfigError(
@@ -132,15 +132,15 @@ def check_folder(path: Path, kind: str) -> None:
         search".
 
     Raises:
-      RunDirectoryError: it holds another kind, or a file that jaxrl did not write under a name that jaxrl uses.
+      RunDirectoryError: the folder contains another kind, or a foreign file with a name that jaxrl uses.
     """
     found = folder_kind(path)
     if found not in (None, kind):
         raise RunDirectoryError(f"{path} contains {found}, but {kind} needs its own directory; use another --run-dir")
-    # Event files of others cannot collide: ours have new names.
+    # Foreign event files cannot collide, because ours have new names.
     named = [(one, what) for one, what in _named(path, kind) if what != "events"]
     others = [one for one, what in named if not is_own(one, what)]
-    if not found and kind not in _SWEEPS:  # without its configuration nothing can be resumed
+    if not found and kind not in _SWEEPS:  # without its configuration, it cannot be resumed
         others += [one for one, what in named if what not in ("folder", "lock")]
     if others:
         raise RunDirectoryError(
@@ -184,7 +184,7 @@ def config_kind(config: Mapping[str, Any]) -> str:
 
 
 def _named(path: Path, kind: str) -> list[tuple[Path, str]]:
-    """Return the files in a directory that have names of this kind's, with the kind of each."""
+    """Return the files in a directory with names used by this kind, with the kind of each file."""
     names = OF_SWEEPS if kind in _SWEEPS else OF_RUNS
     return [(found, what) for pattern, what in names.items() for found in path.glob(pattern)]
 
@@ -197,7 +197,7 @@ def _is_step(path: Path) -> bool:
 
 
 def _read(path: Path, kind: str) -> dict[str, Any]:
-    """Return the JSON object in a file; empty unless jaxrl wrote it."""
+    """Return the JSON object in a file; empty if not written by jaxrl."""
     try:
         found = files.read_json(path) if is_own(path, kind) else {}
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Packing scalars into few arrays: a loop starts a kernel for every array that it carries or stores."""
+"""Packing of scalars into few arrays, because a loop starts a kernel for every array that it carries or stores."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,21 +10,21 @@ import jax.numpy as jnp
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import PyTree
 
-_TYPES = {32: jnp.uint32, 8: jnp.uint8}  # by the bits of an element
+_TYPES = {32: jnp.uint32, 8: jnp.uint8}  # by the number of bits of an element
 
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
-    """The layout of a tree's leaves `[B]` in arrays `[K, B]`, one of 32-bit elements and one of 8-bit elements.
+    """Layout of a tree's leaves `[B]` in arrays `[K, B]`, one of 32-bit elements and one of 8-bit elements.
 
-    Elements keep their bits, so packing cannot be differentiated. Other leaves stay as they are: those of another
-    shape (packing observations made PPO on CPUs slower: their products read them transposed), of 16 or 64 bits, of
-    random keys, and of weak types, which a loop may promote.
+    Elements keep their bits, so packing cannot be differentiated. Other leaves are unchanged: those of another shape
+    (packing observations made PPO slower on CPUs, because products read them transposed), of 16 or 64 bits, of random
+    keys, and of weak types, which a loop may promote.
 
     Args:
       structure: the structure of the tree.
-      avals: shapes and types of its leaves, by their paths.
-      groups: the leaves of each array, in this order, by the bits of an element.
+      avals: shapes and types of the leaves, by path.
+      groups: leaves of each array in order, by the number of bits of an element.
     """
 
     structure: jax.tree_util.PyTreeDef
@@ -33,7 +33,7 @@ class Packing:
 
     @classmethod
     def of(cls, tree: PyTree, batch: int) -> Self:
-        """Return the packing of trees with leaves of the shapes and types of these, where B is `batch`."""
+        """Return the packing for trees with the leaf shapes and types of `tree`, where B is `batch`."""
         groups: dict[int, list[int]] = {}
         avals = []
         for number, (path, leaf) in enumerate(jax.tree.leaves_with_path(tree)):
@@ -46,10 +46,10 @@ class Packing:
         return cls(jax.tree.structure(tree), tuple(avals), groups)
 
     def pack(self, tree: PyTree) -> list[jax.Array]:
-        """Return the packed arrays `[K, B]`, then the leaves that stay as they are.
+        """Return the packed arrays `[K, B]`, followed by the unchanged leaves.
 
         Raises:
-          ConfigError: a leaf has another shape or type than the packing has; names each.
+          ConfigError: leaves differ from the packing in shape or type; each is named.
         """
         leaves = self.structure.flatten_up_to(tree)
         packed = {number for numbers in self.groups.values() for number in numbers}

@@ -12,13 +12,13 @@ from jaxrl.core.types import PyTree
 def named_leaves(tree: PyTree, separator: str = "/", root: str = "") -> dict[str, Any]:
     """Return the leaves of a tree, in order, each with its own name: "camera/depth".
 
-    Keys are joined by `separator`. Leaves whose keys would join equally, as in {"a/b": x, "a": {"b": y}}, are named by
-    their paths as JAX prints them, "['a/b']" and "['a']['b']"; all others by the short name that old files have.
+    Keys are joined by `separator`. Leaves with equal joined names, as in {"a/b": x, "a": {"b": y}}, are named by their
+    paths as printed by JAX, "['a/b']" and "['a']['b']"; all others have the short name, as in older files.
 
     Args:
       tree: any tree.
-      separator: between keys.
-      root: name of the leaf of a tree that is one leaf.
+      separator: separator between keys.
+      root: name of the leaf if the tree is a single leaf.
 
     Raises:
       ConfigError: two names are still equal, because a key is spelled like a printed path.

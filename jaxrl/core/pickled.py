@@ -1,4 +1,4 @@
-"""Pickling for multiprocessing and joblib, with an error that names a remedy if it is not possible."""
+"""Pickling for multiprocessing and joblib, with an error that suggests a remedy if it fails."""
 
 import pickle
 from typing import Any
@@ -12,7 +12,7 @@ from jaxrl.core.errors import ConfigError
 
 
 class _Key:
-    """A typed key: its numbers, and the name of the algorithm that draws with it."""
+    """Typed key: its data, and the name of its random number algorithm."""
 
     def __init__(self, key: jax.Array):
         self.data, self.algorithm = np.asarray(jax.random.key_data(key)), keys.algorithm(key)
@@ -24,19 +24,19 @@ class _Key:
 
 
 def dumped(what: str, parts: Any, instead: str) -> bytes:
-    """Return `parts` pickled, arrays as numpy.
+    """Pickle `parts`, with arrays as numpy.
 
     Args:
       what: name of the value, for the message.
       parts: a pytree, or anything else that Python pickles.
-      instead: what to do where it cannot be pickled.
+      instead: remedy if it cannot be pickled.
 
     Raises:
       ConfigError: a part cannot be pickled.
     """
     try:
         return pickle.dumps(jax.tree.map(_packed, parts))
-    except Exception as error:  # any error of a user's own class
+    except Exception as error:  # any error of a user's class
         raise ConfigError(f"{what} cannot be pickled: {error!s:.300}; {instead}") from error
 
 

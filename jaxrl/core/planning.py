@@ -9,7 +9,7 @@ from jaxrl.core.types import ActorOutput, ActorState, Carry, Environment, EnvSpe
 
 
 class Model(struct.PyTreeNode):
-    """The environments as a model of themselves: their current states, and the transitions of any action."""
+    """The environments as their own model: their current states, and transitions for any action."""
 
     env: Environment  # one environment
     state: PyTree  # [B, ...]
@@ -17,10 +17,10 @@ class Model(struct.PyTreeNode):
 
 @runtime_checkable
 class Planner(Protocol):
-    """An algorithm that acts by planning in the environment itself if its states are available.
+    """Algorithm that acts by planning in the environment itself if its states are available.
 
-    They are available in JAX environments: in training, evaluations, exports and drawings. Otherwise it acts by `act`:
-    for a loaded policy, host environments, environments of several agents, and games against another policy.
+    They are available in JAX environments, in training, evaluations, exports and renderings. Otherwise it uses `act`:
+    for loaded policies, host environments, environments of several agents, and games against another policy.
     """
 
     def plan(

@@ -1,4 +1,4 @@
-"""The environments of a run that are recorded, and how many of their rows leave the devices at once."""
+"""Selection of the recorded environments of a run, and of the rows transferred from the devices at once."""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,21 +8,21 @@ import numpy as np
 
 from jaxrl.core.types import Trajectory
 
-CHUNK_BYTES = 1 << 26  # of rows that a chunk gives
+CHUNK_BYTES = 1 << 26  # of rows per chunk
 
-# Gives the rows of a chunk on the host, numpy `[T, E, ...]` of the environments `Recorded.here`, and the version of the
-# policy that acted at each, `[T]`: how many iterations it had learned from. May be called in any thread.
+# Returns the rows of a chunk on the host, numpy `[T, E, ...]` for the environments `Recorded.here`, and the version of
+# the acting policy at each, `[T]`: the number of iterations it had learned from. It may be called in any thread.
 Fetch = Callable[[], tuple[Trajectory, np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-    """The environments whose rows leave the devices with every chunk. Static: a key of the compilation cache.
+    """Environments whose rows are transferred from the devices with every chunk; a static compilation key.
 
     Attributes:
-      num_envs: over all devices and processes.
-      env_index: those that are recorded, ascending.
-      iterations: that a chunk has at most, so that its rows take bounded memory.
+      num_envs: environments over all devices and processes.
+      env_index: indices of the recorded environments, ascending.
+      iterations: maximum iterations per chunk, to bound the memory of its rows.
     """
 
     num_envs: int
@@ -31,12 +31,12 @@ class Recorded:
 
     @classmethod
     def every(cls, every: int, num_envs: int, iteration_bytes: int) -> "Recorded":
-        """Select about one in `every` environments, evenly spaced, at least one a process; all if there are fewer.
+        """Select about one in `every` environments, evenly spaced, at least one per process; all if there are fewer.
 
         Args:
-          every: one in how many episodes is recorded.
-          num_envs: over all devices and processes.
-          iteration_bytes: that the rows of one environment take in one iteration.
+          every: record one in `every` episodes.
+          num_envs: environments over all devices and processes.
+          iteration_bytes: bytes of one environment's rows in one iteration.
         """
         count = max(jax.process_count(), round(num_envs / every)) if num_envs >= every else num_envs
         env_index = tuple(number * num_envs // count for number in range(count))

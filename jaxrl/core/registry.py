@@ -1,8 +1,8 @@
-"""Registered names of classes and functions in files and on the command line, in one table by kind.
+"""Registry of the names of classes and functions in files and on the command line, by kind.
 
-jaxrl's own classes are entered by the package that defines them (`add`), those of users by `jaxrl.register`. A file
-names things as "kind:name", never by module, so it outlives every move of code, and reading it can make nothing that
-is not in this table.
+jaxrl's classes are registered by the package that defines them (`add`), those of users by `jaxrl.register`. A file
+refers to them as "kind:name", never by module, so it stays valid when code moves, and reading it can only create
+registered objects.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from typing import Any, overload
 from jaxrl.core import settings, suite_modules
 from jaxrl.core.errors import ConfigError, unknown
 
-# The modules that enter the names of each kind; they are imported when a name of the kind is first looked up.
+# Modules that register the names of each kind; they are imported when a name of the kind is first looked up.
 _HOMES: dict[str, tuple[str, ...]] = {
     "algorithm": ("jaxrl.algos",),
     "core": ("jaxrl.networks",),
@@ -39,10 +39,10 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "torso": ("jaxrl.networks",),
     "wrapper": ("jaxrl.envs.wrappers", "jaxrl.envs.host.jax_host"),
 }
-USER = "user"  # the kind of what users register, but for environments
+USER = "user"  # the kind of everything that users register except environments
 
 _TABLE: dict[str, dict[str, Any]] = {kind: {} for kind in (*_HOMES, "environment", "suite", USER)}
-_NAMES: dict[Any, str] = {}  # "kind:name" of what is in the table; of several names the first
+_NAMES: dict[Any, str] = {}  # "kind:name" of everything registered; the first of several names
 
 _WORD = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"
 _HOW = (
@@ -52,10 +52,10 @@ _HOW = (
 
 
 def add(kind: str, *classes: type, **named: type) -> None:
-    """Enter classes of jaxrl's own, under their lower-case names or keywords, and finish them (`core.settings`).
+    """Register jaxrl's own classes under their lower-case names or keywords, and finish them (`core.settings`).
 
     Raises:
-      ConfigError: a name is taken.
+      ConfigError: a name is already registered.
     """
     for name, thing in ({cls.__name__.lower(): cls for cls in classes} | named).items():
         _enter(kind, name, thing)
@@ -78,17 +78,17 @@ def register(name, thing=None, /):
 
         jaxrl.register("warmup_adam", warmup_adam)      # a function, such as an optimizer of optax
 
-    Algorithms are registered by `jaxrl.algos.base.algorithm`. The same definition may be registered again, as when a
-    cell of a notebook is run twice.
+    Algorithms are registered by `jaxrl.algos.base.algorithm`. The same definition may be registered repeatedly, for
+    example when a notebook cell is run twice.
 
     Args:
-      name: "suite:name" for an environment; else a word. A class or function without it is registered by its own.
-      thing: for an environment, a class, or a function of its parameters, that makes an `Environment` or a
-        `HostRecipe`; to load a run, it is called again with the parameters that `jaxrl.make` was given. Otherwise a
-        dataclass or a function.
+      name: "suite:name" for an environment; otherwise a word. The default is the class's or function's own name.
+      thing: for an environment, a class, or a function of its parameters, that creates an `Environment` or a
+        `HostRecipe`; to load a run, it is called again with the parameters of `jaxrl.make`. Otherwise a dataclass or a
+        function.
 
     Returns:
-      `thing`; without it a decorator.
+      `thing`; a decorator if `thing` is omitted.
 
     Raises:
       ConfigError: the name is taken or invalid.
@@ -105,7 +105,7 @@ def register(name, thing=None, /):
     if not re.fullmatch(_WORD, name):
         raise ConfigError(f"{name!r} is not a valid name to register; use letters, digits, '_', '-' and '.'")
     if (name_of(thing) or USER).partition(":")[0] != USER:
-        return thing  # an algorithm, which its decorator registered
+        return thing  # an algorithm, registered by its decorator
     if isinstance(thing, type) and not dataclasses.is_dataclass(thing):
         raise ConfigError(
             f"class {thing.__qualname__} is not a dataclass, so its fields cannot be saved; make it a dataclass"
@@ -130,7 +130,7 @@ def find(name: str) -> Any:
     """Return the class or function registered as "kind:name".
 
     Raises:
-      ConfigError: nothing is registered under it; says how to register it, and the close names.
+      ConfigError: nothing is registered under the name; the message explains how to register it and lists close names.
     """
     kind, colon, rest = name.partition(":")
     if not colon or kind not in _TABLE:

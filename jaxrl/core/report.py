@@ -14,8 +14,8 @@ from jaxrl.core.types import Metrics, PyTree, Replicas, TimeStep
 class EpisodeSums(struct.PyTreeNode):
     """Sums over the episodes that ended, so that they can be added over iterations, devices and chunks.
 
-    The sum of squares is of deviations from the mean, and is merged as such (Chan, Golub and LeVeque, 1979): of float32
-    squares of large returns the variance would be what rounding leaves.
+    The sum of squares is of deviations from the mean, and is merged accordingly (Chan, Golub and LeVeque, 1979):
+    computed from float32 squares of large returns, the variance would be mostly rounding error.
     """
 
     count: jax.Array
@@ -23,9 +23,9 @@ class EpisodeSums(struct.PyTreeNode):
     squares: jax.Array  # of the returns' deviations from their mean
     length: jax.Array
     steps: jax.Array  # real environment steps: rows that count
-    lost: jax.Array  # rows that do not, though no episode ended: host environments broke there
-    lives: "EpisodeSums | None" = None  # the same over lives, where a game has several
-    info: dict[str, jax.Array] | None = None  # of each episode's number of what the environment reported
+    lost: jax.Array  # rows that do not, although no episode ended: failures of host environments
+    lives: "EpisodeSums | None" = None  # the same over lives, if a game has several
+    info: dict[str, jax.Array] | None = None  # of each episode's values of the environment's reports
 
     @classmethod
     def zero(cls) -> "EpisodeSums":
@@ -49,7 +49,7 @@ class EpisodeSums(struct.PyTreeNode):
         return self.returns / jnp.maximum(self.count, 1.0)
 
     def metrics(self) -> Metrics:
-        """Return means over completed episodes, NaN if there are none; where a game has lives, also over lives."""
+        """Return means over completed episodes, NaN if there are none; if a game has lives, also over lives."""
         lives = {} if self.lives is None else {f"life_{name}": x for name, x in self.lives.means().items()}
         lives |= {} if self.lives is None else {"lives": self.lives.count}
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -58,7 +58,7 @@ class EpisodeSums(struct.PyTreeNode):
 
     def means(self) -> Metrics:
         """Return the means of returns and lengths, and the returns' standard deviation."""
-        with np.errstate(divide="ignore", invalid="ignore"):  # numpy arrays come here too, and warn of 0 / 0
+        with np.errstate(divide="ignore", invalid="ignore"):  # may be numpy arrays, which warn of 0 / 0
             mean = self.returns / self.count
             variance = self.squares / self.count
             length = self.length / self.count
@@ -70,14 +70,14 @@ class Report(struct.PyTreeNode):
 
     episodes: EpisodeSums
     updates: Metrics  # summed over the iterations that had an update
-    iterations: jax.Array  # that had an update, float32
+    iterations: jax.Array  # iterations that had an update, float32
     made: jax.Array  # updates of the learner, float32
-    # At the first iteration in which something was not finite, int32 by name: 0 where it was; 1 for a metric; for what
-    # was collected, larger the earlier it came (`jaxrl.parallel.iteration.store`).
+    # At the first iteration with non-finite values, int32 by name: 0 if finite; 1 for a metric; for collected values,
+    # larger the earlier they appeared (`jaxrl.parallel.iteration.store`).
     broken: dict[str, jax.Array]
     failed_at: jax.Array  # int32: the number of that iteration within the chunk, or -1
     actors: Metrics = struct.field(default_factory=dict)  # of host actors, over the chunk
-    learned: jax.Array | None = None  # transitions of whole episodes that were learned from, float32
+    learned: jax.Array | None = None  # transitions of whole episodes used for learning, float32
 
     @classmethod
     def zeros_like(cls, shapes: "Report") -> "Report":
@@ -99,7 +99,7 @@ class Report(struct.PyTreeNode):
         )
 
     def with_updates(self, updates: "Report", last: int) -> "Report":
-        """Merge the report of updates into that of the rollouts stored meanwhile, the last of number `last`."""
+        """Merge the report of updates into that of the rollouts stored meanwhile, up to iteration `last`."""
         here, there = self.failed_at, jnp.minimum(updates.failed_at, last)
         both = (here >= 0) & (there >= 0)
         return updates.replace(
@@ -109,7 +109,7 @@ class Report(struct.PyTreeNode):
         )
 
     def all_reduce(self, replicas: Replicas) -> "Report":
-        """Reduce over all devices; updates are reduced already."""
+        """Reduce over all devices; updates are already reduced."""
         return self.replace(
             episodes=self.episodes.merged(replicas.sum),
             broken=jax.tree.map(replicas.max, self.broken),
@@ -119,10 +119,10 @@ class Report(struct.PyTreeNode):
     def with_state(self, state: RunState, last: jax.Array) -> "Report":
         """Mark iteration `last` as failed unless all of `state`, which it returned, is finite.
 
-        The metrics of an iteration are of the parameters before its last update, so they cannot vouch for the state.
+        The metrics of an iteration depend on the parameters before its last update, so they do not verify the state.
         """
-        shape = self.failed_at.shape  # of the runs, if this is of many
-        # One vector of each type: a reduction for each leaf was a sixth of the kernels of a chunk.
+        shape = self.failed_at.shape  # one per run, if there are many
+        # One vector per dtype: a reduction for each leaf was a sixth of the kernels of a chunk.
         by_type: dict[jnp.dtype, list[jax.Array]] = {}
         for x in jax.tree.leaves(persistent_state(state)):
             if jnp.issubdtype(x.dtype, jnp.inexact):
@@ -145,15 +145,15 @@ class Report(struct.PyTreeNode):
 
 
 def joined(parts: Sequence[tuple[Report, int]]) -> Report:
-    """Join the reports of consecutive chunks, none of which failed, into one; numpy in, numpy out.
+    """Join the reports of consecutive chunks without failures into one; numpy in, numpy out.
 
     Args:
-      parts: each report, its leaves on the host, and how many iterations it is of.
+      parts: each report, with its leaves on the host, and its number of iterations.
     """
     if len(parts) == 1:
         return parts[0][0]
     reports, lengths = zip(*parts, strict=True)
-    # Not every chunk has updates: a learner that draws while actors insert may do nothing but store in one.
+    # Not every chunk has updates: a learner that samples while actors insert may only store in a chunk.
     names = sorted({name for one in reports for name in one.updates})
     updates = {name: np.sum([one.updates[name] for one in reports if name in one.updates], axis=0) for name in names}
     whole = _summed([one.replace(broken={}, updates={}) for one in reports]).replace(updates=updates)
@@ -167,7 +167,7 @@ def _summed(trees):
 
 
 def _joined_figure(name, values, lengths):
-    """Return what several chunks say of their actors: seconds and failures add up, other figures are means."""
+    """Combine the actor metrics of several chunks: seconds and failures are summed, others averaged."""
     if name.endswith("_max"):
         return np.max(values)
     if name.endswith("seconds") or name == "failures":
@@ -186,7 +186,7 @@ def _joined_episodes(parts):
 
 
 def persistent_state(state: RunState) -> dict[str, PyTree]:
-    """Return the parts of a state that must be finite; environments may hold infinities; rows are checked apart."""
+    """Return the parts of a state that must be finite; environments may have infinities; rows are checked apart."""
     parts = {"learner": state.learner, "carry": state.carry}
     if isinstance(state.timestep, TimeStep):
         parts["timestep"] = {"observation": state.timestep.observation, "reward": state.timestep.reward}
@@ -197,10 +197,10 @@ def make_report(episodes: EpisodeSums, metrics: Metrics, made: jax.Array, collec
     """Return the report of one iteration on this device.
 
     Args:
-      episodes: that ended.
+      episodes: sums over the episodes that ended.
       metrics: means over the updates.
-      made: updates, float32.
-      collected: of what was collected, the entries of `Report.broken`.
+      made: number of updates, float32.
+      collected: the entries of `Report.broken` for collected values.
     """
     broken = collected | {name: (~jnp.isfinite(value)).astype(jnp.int32) for name, value in metrics.items()}
     fine = jnp.max(jnp.stack(list(broken.values()))) == 0
@@ -212,9 +212,9 @@ def make_report(episodes: EpisodeSums, metrics: Metrics, made: jax.Array, collec
 
 @jax.jit
 def accumulate(total: Report, report: Report, number: jax.Array, begins: jax.Array) -> Report:
-    """Add iteration `number`'s report to `total`, or to an empty sum where `begins` (a bool).
+    """Add iteration `number`'s report to `total`, or to an empty sum if `begins` (a bool).
 
-    So one program serves a chunk's first report and all others.
+    One program thus handles a chunk's first report and all others.
     """
     nothing = Report.zeros_like(report)
     return jax.tree.map(lambda old, none: jnp.where(begins, none, old), total, nothing).add(report, number)

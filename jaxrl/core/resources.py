@@ -1,7 +1,7 @@
 """Limits on the processor cores of the parts of a run, and on the memory of its worker processes.
 
-Linux has both: a mask of cores for each thread, which the threads and processes that it starts inherit, and limits of a
-process. What is in force is known in one place, `applied`; every part is started within `on`.
+Linux provides both: a core mask for each thread, inherited by threads and processes that it starts, and limits per
+process. The settings in force are stored in one place by `applied`; every part is started within `on`.
 """
 
 import contextlib
@@ -24,20 +24,20 @@ _GIB = 2**30
 class Resources:
     """Processor cores of the parts of a run, and memory of worker processes, on Linux.
 
-    Cores are written as "0-3,8". They count those that this process may use, from 0 on: where several processes share a
-    machine, by `jaxrl.launch` or by Slurm, each counts its own; with `own_cores` those.
+    Cores are written as "0-3,8". They are numbered from 0 among the cores that this process may use: if several
+    processes share a machine, by `jaxrl.launch` or Slurm, each numbers its own; with `own_cores`, those.
 
     Args:
-      learner: cores of this process with all its threads, but for those below. On a CPU that includes the threads of
+      learner: cores of this process with all its threads, except those below. On a CPU, this includes the threads of
         XLA, which all parts share. None: all.
       actors: cores of the actor threads. None: the learner's.
-      environments: cores of EnvPool's threads, and of worker processes. None: those of the thread that makes them.
-      evaluator: cores of the thread that evaluates (`async_evaluation`). None: the learner's.
-      worker_memory: GiB of data that each worker process may hold; allocating more is a `MemoryError` there, which
-        ends the run. None: no limit.
-      own_cores: how many cores the run takes for itself, until it ends, of those that no other run with `own_cores` of
-        this user and this folder of temporary files (TMPDIR) has on this machine: experiments of a sweep, say, or
-        several commands. None: it shares all.
+      environments: cores of EnvPool's threads, and of worker processes. None: those of the thread that creates them.
+      evaluator: cores of the evaluation thread (`async_evaluation`). None: the learner's.
+      worker_memory: maximum GiB of data per worker process; allocating more raises a `MemoryError` there, which ends
+        the run. None: no limit.
+      own_cores: number of cores reserved for the run until it ends, not used by other runs with `own_cores` of this
+        user and temporary folder (TMPDIR) on this machine, such as experiments of a sweep or several commands. None:
+        all are shared.
     """
 
     learner: str | None = None
@@ -53,7 +53,7 @@ registry.add("topology", Resources)
 
 @dataclasses.dataclass(frozen=True)
 class _Applied:
-    """The machine's cores by part, and the memory limit of a worker in bytes."""
+    """Cores of the machine by part, and the memory limit of a worker in bytes."""
 
     cores: Mapping[str, Set[int]]
     worker_bytes: int | None
@@ -67,8 +67,8 @@ def problems(resources: Resources, absent: dict[str, str], workers: int) -> list
 
     Args:
       resources: the settings to check.
-      absent: parts that the run does not have, and why.
-      workers: how many worker processes the run has.
+      absent: parts that the run lacks, with the reason.
+      workers: number of worker processes of the run.
     """
     settings = {field.name: getattr(resources, field.name) for field in dataclasses.fields(resources)}
     settings = {name: value for name, value in settings.items() if value is not None}
@@ -107,10 +107,10 @@ def applied(resources: Resources | None) -> Generator[None]:
     All existing threads of this process get the learner's cores, and their earlier cores afterwards.
 
     Args:
-      resources: valid by `problems`; None: nothing is changed.
+      resources: valid according to `problems`; None: no changes.
 
     Raises:
-      ConfigError: other runs own so many cores that fewer than `own_cores` are left.
+      ConfigError: fewer than `own_cores` cores are left by other runs.
     """
     if resources is None:
         yield
@@ -129,13 +129,13 @@ def applied(resources: Resources | None) -> Generator[None]:
 
 @contextlib.contextmanager
 def _owned(cores: Sequence[int], count: int) -> Generator[list[int]]:
-    """Lock `count` of `cores` that no other run owns; released after the block, or by the system with the process."""
+    """Lock `count` of `cores` not owned by other runs, until the block or the process ends."""
     folder = Path(tempfile.gettempdir()) / f"jaxrl-cores-{os.getuid()}-{platform.node()}"
     with contextlib.ExitStack() as stack:
         owned = []
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
-            with _locked(folder / "choosing", wait=True):  # of two that choose at once, one finds enough cores
+            with _locked(folder / "choosing", wait=True):  # of two that choose simultaneously, one finds enough cores
                 for core in cores:
                     if len(owned) < count and stack.enter_context(_locked(folder / str(core), wait=False)):
                         owned.append(core)
@@ -155,7 +155,7 @@ def _owned(cores: Sequence[int], count: int) -> Generator[list[int]]:
 @contextlib.contextmanager
 def _locked(path: Path, *, wait: bool) -> Generator[bool]:
     """Hold the lock of a file; yield whether it was free."""
-    import fcntl  # there is none on Windows
+    import fcntl  # not available on Windows
 
     with files.open_to_append(path) as file:
         try:
@@ -166,7 +166,7 @@ def _locked(path: Path, *, wait: bool) -> Generator[bool]:
         try:
             yield True
         finally:
-            fcntl.flock(file, fcntl.LOCK_UN)  # a process that was forked has the file too
+            fcntl.flock(file, fcntl.LOCK_UN)  # a forked process has the file too
 
 
 @contextlib.contextmanager
@@ -191,7 +191,7 @@ def _in_force(applies: _Applied, here: Set[int]) -> Generator[None]:
 
 @contextlib.contextmanager
 def on(part: str) -> Generator[None]:
-    """Give threads and processes that the caller's thread starts within the cores of `part`, permanently.
+    """Assign the cores of `part` permanently to threads and processes started by the caller's thread within the block.
 
     Args:
       part: one of `PARTS`.
@@ -202,7 +202,7 @@ def on(part: str) -> Generator[None]:
 
 @contextlib.contextmanager
 def on_cores(cores: Collection[int] | None) -> Generator[None]:
-    """Give threads and processes that the caller's thread starts within these cores; none: those it has."""
+    """Assign these cores to threads and processes started by the caller's thread within the block; None: unchanged."""
     if not cores:
         yield
         return
@@ -218,9 +218,9 @@ def limit_worker(process: int) -> None:
     """Limit the memory of a worker process, by its process id, to the applied `worker_memory`."""
     limit = _applied.worker_bytes
     if limit is not None:
-        import resource  # there is none on Windows
+        import resource  # not available on Windows
 
-        with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+        with contextlib.suppress(ProcessLookupError):  # it has already ended
             resource.prlimit(process, resource.RLIMIT_DATA, (limit, limit))
 
 

@@ -1,4 +1,4 @@
-"""The state of a run between two iterations."""
+"""State of a run between two iterations."""
 
 from typing import Any
 
@@ -11,12 +11,12 @@ from jaxrl.core.types import Counter, PyTree, TimeStep
 
 
 class RunState(struct.PyTreeNode):
-    """The complete state of a run, all of which a checkpoint holds."""
+    """Complete state of a run, as saved in checkpoints."""
 
     # First: JAX reuses donated memory for the first results of its shape, regardless of their memory kind.
     buffers: dict[str, PyTree]
     learner: PyTree
-    env_state: PyTree  # [B, ...]; () where environments are on the host
+    env_state: PyTree  # [B, ...]; () if environments are on the host
     timestep: TimeStep  # [B, ...] the time step to act at
     carry: PyTree  # [B, ...]
     key: jax.Array  # the run's root key, constant

@@ -11,14 +11,14 @@ USAGE = {
     "exponential": "exponential:START:END[:UNTIL]",
     "piecewise": "piecewise:VALUE:BOUNDARY:VALUE[:BOUNDARY:VALUE ...]",
 }
-# The fewest and the most numbers of each; a test holds them to the classes of `jaxrl.core.schedules`.
+# Minimum and maximum count of numbers of each; a test compares them with the classes of `jaxrl.core.schedules`.
 COUNTS = {"constant": (1, 1), "linear": (2, 3), "cosine": (2, 3), "exponential": (2, 3)}
 
 
 def split(text: str) -> float | tuple[str, tuple[float, ...]]:
-    """Return a number, or the name of a schedule and its numbers in the order in which they are written.
+    """Parse a number, or the name of a schedule and its numbers in the given order.
 
-    Whether the numbers make a schedule, rising boundaries for instance, is for its class to say.
+    The schedule's class checks whether the numbers are valid, for example increasing boundaries.
 
     Raises:
       ConfigError: what is wrong and what is allowed.

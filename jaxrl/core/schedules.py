@@ -1,7 +1,7 @@
 """Schedules: numbers that change over a run. Frozen pytrees whose own numbers are leaves, so they can be swept too.
 
-A schedule is a function of progress, the fraction of a run's total steps that is done. It takes the place of a number
-in an algorithm's field, and `resolve_schedules` puts the number of the moment back before the algorithm is called.
+A schedule is a function of progress, the completed fraction of a run's total steps. It replaces a number in an
+algorithm's field, and `resolve_schedules` substitutes its current value before the algorithm is called.
 """
 
 import dataclasses
@@ -19,7 +19,8 @@ from jaxrl.core.errors import ConfigError
 Number = float | jax.Array
 
 
-# An algorithm's methods only get numbers, since `resolve_schedules` precedes them: for type checkers a schedule is one.
+# An algorithm's methods only see numbers, since `resolve_schedules` precedes them: type checkers treat schedules as
+# such.
 _StandsForANumber = jax.Array if TYPE_CHECKING else object
 
 
@@ -33,13 +34,13 @@ class Schedule(_StandsForANumber):
 
 if TYPE_CHECKING:
     Scalar = float | jax.Array
-else:  # types of a field's value, for reading files and flags
+else:  # types of a field's values, for reading files and flags
     Scalar = float | jax.Array | Schedule
 
 
 @struct.dataclass
 class Constant(Schedule):
-    """A constant `value`, equivalent to the number itself."""
+    """Constant `value`, equivalent to the number itself."""
 
     value: Number
 
@@ -49,7 +50,7 @@ class Constant(Schedule):
 
 @struct.dataclass
 class Linear(Schedule):
-    """A straight line from `start` to `end`, reached at progress `until`; then `end`."""
+    """Linear interpolation from `start` to `end`, reached at progress `until`; then `end`."""
 
     start: Number
     end: Number
@@ -62,7 +63,7 @@ class Linear(Schedule):
 
 @struct.dataclass
 class Cosine(Schedule):
-    """Half a cosine from `start` to `end`, reached at progress `until`; then `end` (arXiv:1608.03983)."""
+    """Half-cosine decay from `start` to `end`, reached at progress `until`; then `end` (arXiv:1608.03983)."""
 
     start: Number
     end: Number
@@ -88,11 +89,11 @@ class Exponential(Schedule):
 
 @struct.dataclass
 class PiecewiseConstant(Schedule):
-    """`values[0]` up to progress `boundaries[0]`, `values[1]` from there on, and so forth.
+    """Piecewise constant: `values[0]` up to progress `boundaries[0]`, then `values[1]`, and so on.
 
     Args:
-      values: one more than there are boundaries.
-      boundaries: rising, within (0, 1).
+      values: one more than the number of boundaries.
+      boundaries: increasing, within (0, 1).
     """
 
     values: tuple[Number, ...]
@@ -105,7 +106,7 @@ class PiecewiseConstant(Schedule):
         return value
 
 
-SCHEDULES: dict[str, Any] = {  # classes of dataclasses, which no type says
+SCHEDULES: dict[str, Any] = {  # dataclasses, which types cannot express
     "constant": Constant,
     "linear": Linear,
     "cosine": Cosine,
@@ -120,11 +121,11 @@ def is_schedule(value: Any) -> bool:
 
 
 def resolve_schedules[T](algorithm: T, progress: Number) -> T:
-    """Return the algorithm at `progress`, with every number and schedule a float32 scalar.
+    """Return the algorithm at `progress`, with every number and schedule resolved to a float32 scalar.
 
     Args:
       algorithm: a pytree whose leaves are numbers, with schedules in place of some.
-      progress: the fraction of the run that is done, a scalar in [0, 1], may be traced.
+      progress: the completed fraction of the run, a scalar in [0, 1], may be traced.
 
     Returns:
       A copy without schedules; arrays of numbers keep their shape.

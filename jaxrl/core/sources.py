@@ -1,6 +1,6 @@
 """Sources of experience for algorithms: rollouts, whole episodes, and replay in its many forms.
 
-These are descriptions, and plain data. A replay source defines the stored data, the items (n-step transitions or
+Sources are descriptions, as plain data. A replay source defines the stored data, the items (n-step transitions or
 sequences) and the sampler; `jaxrl.buffers` implements it.
 """
 
@@ -9,17 +9,17 @@ from typing import Any, Literal
 
 from jaxrl.core import registry
 
-_LONGEST_ROLLOUT = 128  # steps of every environment, unless `rollout_length` says otherwise
+_LONGEST_ROLLOUT = 128  # steps per environment, unless `rollout_length` is set
 
 
 @dataclasses.dataclass(frozen=True)
 class Rollouts:
-    """An on-policy source: the last `length` steps of every environment, as a `jaxrl.core.types.Rollout`.
+    """On-policy source: the last `length` steps of every environment, as a `jaxrl.core.types.Rollout`.
 
     Args:
-      length: steps of every environment.
-      max_policy_lag: how many updates older than the learner's the acting parameters may be, where the topology has the
-        choice: 0 for data of the learner's own policy, 1 to act while it updates, None for whatever is newest.
+      length: steps per environment.
+      max_policy_lag: maximum number of updates by which the acting parameters lag behind the learner's, if the topology
+        has a choice: 0 for data of the learner's own policy, 1 to act during updates, None for the newest available.
     """
 
     length: int
@@ -28,18 +28,18 @@ class Rollouts:
 
 @dataclasses.dataclass(frozen=True)
 class Episodes:
-    """An on-policy source of whole episodes: a batch is the `count` of them that ended first since the batch before.
+    """On-policy source of whole episodes: a batch has the first `count` episodes that ended since the previous batch.
 
-    Environments continue meanwhile, so that an episode may begin under one version of the policy and end under another;
-    each row has the probability of its action. In a batch, a `jaxrl.core.types.Rollout` `[T, count]`, an episode
-    has a column, and rows after its end have weight 0.
+    Environments continue meanwhile, so an episode may begin under one version of the policy and end under another; each
+    row has the probability of its action. In a batch, a `jaxrl.core.types.Rollout` `[T, count]`, each episode is a
+    column, and rows after its end have weight 0.
 
     Args:
-      count: episodes of a batch, over all devices.
-      max_length: transitions of an episode that are learned from. One that is longer is cut, and its next observation
-        is still bootstrapped from; what follows is left out.
-      length: steps of every environment between two looks at how many episodes have ended.
-      max_policy_lag: as of `Rollouts`.
+      count: episodes per batch, over all devices.
+      max_length: maximum number of transitions per episode to learn from. A longer episode is cut and bootstrapped from
+        its next observation; the rest is dropped.
+      length: steps per environment between checks for finished episodes.
+      max_policy_lag: as in `Rollouts`.
       unit: T is a multiple of this, and at most the multiple above `max_length`.
     """
 
@@ -55,9 +55,9 @@ class Episodes:
 
 @dataclasses.dataclass(frozen=True)
 class Uniform:
-    """Uniform sampling: of sequences, and of the transitions of a dataset, among all.
+    """Uniform sampling. Sequences, and the transitions of a dataset, are sampled among all.
 
-    Of the transitions of a run's own rows, each logical shard of environments contributes an equal part of the batch,
+    For transitions of a run's own rows, each logical shard of environments contributes an equal part of the batch,
     sampled uniformly within the shard.
     """
 
@@ -68,19 +68,19 @@ class Prioritized:
 
     An item of priority p is sampled with a probability proportional to p^exponent, among all items of all devices (with
     `max_times_sampled` or `storage="flashbax"`: among those of its logical shard, each of which contributes an equal
-    part of the batch). Items of priority 0 are never sampled, for any exponent, unless all have 0: then uniformly.
-    Priorities that are NaN, infinite or negative are refused and counted.
+    part of the batch). Items of priority 0 are never sampled, for any exponent, unless all have priority 0: then
+    sampling is uniform. Priorities that are NaN, infinite or negative are rejected and counted.
 
     Args:
-      exponent: alpha; a number, may be traced. It acts when a priority is written, so a schedule moves an item's
-        chance when the item's priority is next updated.
+      exponent: alpha; a number, may be traced. It is applied when a priority is written, so a schedule changes an
+        item's probability when its priority is next updated.
       beta: exponent of the importance weights (N P)^-beta; a number, may be traced.
       normalize: "batch": importance weights are divided by the largest in the batch (over all devices), so that they
-        only ever scale an update down; "none": they are as they are.
-      insertion: the name of an entry of the rows' `extras`, float32 `[T, B]`, that holds each row's priority when it
-        is stored; None: the largest priority so far, 1 at first.
-      eta: with `insertion` and sequences, a sequence begins with eta * max + (1 - eta) * mean of its rows' entries
-        (Kapturowski et al., 2019).
+        only scale updates down; "none": they are not normalized.
+      insertion: name of an entry of the rows' `extras`, float32 `[T, B]`, with each row's priority when it is stored;
+        None: the largest priority so far, initially 1.
+      eta: with `insertion` and sequences, a sequence's initial priority is eta * max + (1 - eta) * mean of its rows'
+        entries (Kapturowski et al., 2019).
     """
 
     exponent: float | Any = 0.6
@@ -90,7 +90,7 @@ class Prioritized:
     eta: float | Any = 0.9
 
     def problems(self) -> list[str]:
-        """Return why it cannot be a field's value as it is, one line each."""
+        """Return why it cannot be a field's value, one line each."""
         if all(isinstance(x, int | float) and x >= 0 for x in (self.exponent, self.beta)):
             return []
         return [
@@ -111,17 +111,17 @@ class Lifo:
 
 @dataclasses.dataclass(frozen=True)
 class MinHeap:
-    """The item of the lowest priority; among equals the one inserted or updated longest ago."""
+    """The item with the lowest priority; ties go to the one inserted or updated longest ago."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MaxHeap:
-    """The item of the highest priority; among equals the one inserted or updated longest ago."""
+    """The item with the highest priority; ties go to the one inserted or updated longest ago."""
 
 
 Sampler = Uniform | Prioritized | Fifo | Lifo | MinHeap | MaxHeap
 Remover = Fifo | Lifo | MinHeap | MaxHeap
-# The rules that do not depend on priorities, for algorithms that return none.
+# Rules that do not depend on priorities, for algorithms that return none.
 PlainSampler = Uniform | Fifo | Lifo
 PlainRemover = Fifo | Lifo
 
@@ -136,22 +136,22 @@ def by_priority(*rules: Sampler | None) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Sequence:
-    """Sequences of rows as items, and how they treat the ends of episodes (as Reverb's adders).
+    """Sequences of rows as items, and their treatment of episode ends (as in Reverb's adders).
 
-    A sequence is `burn_in + length` rows. Episodes have a row more than transitions: the last observation's.
+    A sequence has `burn_in + length` rows. Episodes have one row more than transitions, for the last observation.
 
     Args:
-      length: rows that are learned from, the bootstrap rows at the end included.
+      length: rows to learn from, including the bootstrap rows at the end.
       period: rows between the starts of two sequences, counted from the episode's first row (with
         `end="continue"`: from the environment's first row).
-      end: "write": sequences lie within an episode, and one more ends exactly at its end; shorter episodes are
+      end: "write": sequences stay within an episode, and one more ends exactly at its end; shorter episodes are
         dropped. "truncate": a sequence may end early with the episode; its rows after that are zero and not in `mask`.
-        "zero_pad": the same rows, but the zeros count as rows (of weight 0). "continue": sequences run on into the
-        next episode; a network's carry resets there by itself.
-      burn_in: rows before those, only to warm up a recurrent state.
-      stored_carry: keep the recurrent state that acted at the first row of every rollout, and begin sequences only
-        there, or, unless `end="continue"`, at the first row of an episode, where it is the initial one; a sequence that
-        ends early has a transition after its burn-in. Else a batch's carry is the initial one.
+        "zero_pad": the same rows, but the zeros count as rows (of weight 0). "continue": sequences continue into the
+        next episode, where a network's carry is reset.
+      burn_in: additional rows before those, only used to warm up a recurrent state.
+      stored_carry: store the acting recurrent state at the first row of every rollout, and begin sequences only there,
+        or, unless `end="continue"`, at the first row of an episode, where it is the initial one; a sequence that ends
+        early has a transition after its burn-in. Otherwise a batch's carry is the initial one.
     """
 
     length: int
@@ -171,9 +171,9 @@ class FrameStack:
     """Frame stacking at sampling: each frame is stored once, and observations stack the last `frames` frames.
 
     Args:
-      frames: how many a stack holds.
-      axis: of one observation, along which the frames lie one after another, the newest last.
-      fill: the frames before an episode's first: that frame again, or zeros.
+      frames: number of frames in a stack.
+      axis: axis of one observation along which frames are stacked, the newest last.
+      fill: frames before an episode's first: copies of that frame, or zeros.
     """
 
     frames: int
@@ -182,11 +182,11 @@ class FrameStack:
 
 
 def steps_per_update(replay_ratio: float, num_envs: int) -> int:
-    """Return the steps of every environment per update, from 1 to 128, so that updates do not come in bursts.
+    """Return the steps per environment and update, from 1 to 128, so that updates do not come in bursts.
 
     Args:
       replay_ratio: gradient updates per environment step. The result is 1 for invalid values, which are refused later.
-      num_envs: 0 where nothing acts.
+      num_envs: number of environments; 0 if nothing acts.
     """
     if not isinstance(replay_ratio, int | float) or not replay_ratio > 0:
         return 1
@@ -195,31 +195,32 @@ def steps_per_update(replay_ratio: float, num_envs: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """An off-policy source: transitions, or sequences if `sequence` is set, drawn from stored experience.
+    """Off-policy source: transitions, or sequences if `sequence` is set, sampled from stored experience.
 
     Args:
       capacity: rows over all environments; with `storage="table"`, or with `over` and a remover, items.
-      batch_size: items of one update, over all devices.
-      min_size: rows before the first update, which also waits until every environment has those of one item.
-      rollout_length: steps of every environment between two rounds of updates.
+      batch_size: items per update, over all devices.
+      min_size: rows before the first update, which also waits until every environment has enough for one item.
+      rollout_length: steps per environment between two rounds of updates.
       replay_ratio: gradient updates per environment step, over all environments; held exactly.
-      n_step: rewards of a transition.
-      sequence: items are sequences instead.
-      sampler: by which items are drawn.
-      max_times_sampled: an item is gone once it was drawn so often; 0: never. Draws are then made one by one, but for
-        Fifo and Lifo.
+      n_step: number of rewards per transition.
+      sequence: makes items sequences instead.
+      sampler: rule for sampling items.
+      max_times_sampled: number of times an item is sampled before it is removed; 0: no limit. With a limit, items are
+        sampled one by one, except with Fifo and Lifo.
       extras: names of the entries of `ActorOutput.extras` to store with the rows.
       frame_stack: store each frame once.
-      over: the name of another replay source: draw from its rows, and store none. Its `extras`, `frame_stack` and
-        `replay_memory` count then, and of rows its `capacity`. What it overwrites is gone from here too.
-      storage: "ring": rows as they are, which everything above works with; "table": whole items, each stored by
-        itself, as Reverb's tables have them: slower, and takes a `remover`; "flashbax": flashbax's flat buffers, for
-        one-step transitions drawn uniformly or by priority.
-      remover: which item leaves a full table; None: the oldest. With `over`, this source holds `capacity` items at most
-        and this one leaves; None: it holds all that begin in the rows. A ring's oldest rows are overwritten.
-      replay_memory: where a ring's observations and recurrent states lie: "device", or "host": in the memory of the
-        devices' host, for a replay that no device holds. What is drawn is gathered there. Everything else, by which
-        items are drawn, stays on the devices, and the run is bit for bit the same.
+      over: name of another replay source whose rows are sampled; no rows are stored. Its `extras`, `frame_stack` and
+        `replay_memory` then apply, and its `capacity` in rows. Rows that it overwrites are removed here too.
+      storage: "ring": rows, which supports everything above; "table": whole items, each stored separately, as in
+        Reverb's tables: slower, and supports a `remover`; "flashbax": flashbax's flat buffers, for one-step transitions
+        sampled uniformly or by priority.
+      remover: rule for removing items from a full table; None: oldest first. With `over`, this source holds at most
+        `capacity` items and removes others by this rule; None: it holds all items that begin in the rows. A ring's
+        oldest rows are overwritten.
+      replay_memory: memory that stores a ring's observations and recurrent states: "device", or "host", the memory of
+        the devices' host, for a replay too large for a device. Samples are gathered there. All data used for sampling
+        stays on the devices, and the run is bit for bit the same.
     """
 
     capacity: int
@@ -246,14 +247,14 @@ class Replay:
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """Another view of the rows of a replay, which gives a part of every batch (`Replay(over=...)`).
+    """Another view of the rows of a replay, which provides a part of every batch (`Replay(over=...)`).
 
     Args:
-      items: how many of each batch.
-      sampler: by which they are drawn.
-      capacity: how many items it holds at most, over all environments; None: all that begin in the rows.
-      remover: with `capacity`, which item leaves when there are more.
-      max_times_sampled: an item is gone from it once it was drawn so often; 0: never.
+      items: number of items per batch.
+      sampler: rule for sampling them.
+      capacity: maximum number of items, over all environments; None: all that begin in the rows.
+      remover: with `capacity`, rule for removing items when there are more.
+      max_times_sampled: number of times an item is sampled before it is removed; 0: no limit.
     """
 
     items: int
@@ -263,7 +264,7 @@ class View:
     max_times_sampled: int = 0
 
     def problems(self) -> list[str]:
-        """Return why it cannot be, one line each."""
+        """Return why the view is invalid, one line each."""
         least = {"items": 1, "max_times_sampled": 0} | ({} if self.capacity is None else {"capacity": 1})
         found = [
             f"{field}={value!r} must be a whole number of at least {number}"
@@ -296,14 +297,14 @@ class View:
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """A source that only a dataset can serve: items drawn uniformly from existing rows.
+    """Source that only a dataset can provide: items sampled uniformly from existing rows.
 
-    Algorithms that also learn from their own experience declare a `Replay`, which a dataset can serve as well.
+    Algorithms that also learn from their own experience declare a `Replay`, which a dataset can provide as well.
 
     Args:
-      batch_size: items of one update, over all devices.
-      n_step: rewards of a transition.
-      sequence: items are sequences instead.
+      batch_size: items per update, over all devices.
+      n_step: number of rewards per transition.
+      sequence: makes items sequences instead.
     """
 
     batch_size: int

@@ -13,7 +13,7 @@ from jaxrl.core import public, registry
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import whole
 
-MOST_NUMBERS = 1 << 26  # of an element
+MOST_NUMBERS = 1 << 26  # per element
 _MOST_DIMENSIONS = 32
 
 
@@ -30,12 +30,12 @@ class Box:
     """Arrays within bounds.
 
     Args:
-      low, high: bounds, scalars or arrays that broadcast to `shape`; floats may have none, `-inf` and `inf`.
+      low, high: bounds, scalars or arrays that broadcast to `shape`; floats may be unbounded, `-inf` and `inf`.
       shape: shape of one element.
-      dtype: its dtype: bool, or integers or floats of at most 8 bytes.
+      dtype: dtype of the elements: bool, or integers or floats of at most 8 bytes.
 
     Raises:
-      ConfigError: a dtype that is not of numbers, more than 2^26 of them, a bound that the dtype cannot hold, or a
+      ConfigError: a dtype that is not numeric, more than 2^26 numbers, a bound that the dtype cannot represent, or a
         lower bound above the upper one.
     """
 
@@ -64,7 +64,7 @@ class Box:
         return self is other or (isinstance(other, Box) and self._key() == other._key())
 
     def __hash__(self):
-        # Only the first bounds: a compiled function with a space as argument hashes it at every call.
+        # Only the first bounds, because a compiled function with a space as argument hashes it at every call.
         return hash((self.shape, self.dtype.str, self.low.flat[:1].tobytes(), self.high.flat[:1].tobytes()))
 
     def __repr__(self):
@@ -87,9 +87,9 @@ class Box:
             return bool(np.isfinite(self.high.astype(kind) - self.low.astype(kind)).all())
 
     def sample(self, key: jax.Array) -> jax.Array:
-        """Return one element: uniform where bounded on both sides, standard normal shifted to the bound elsewhere.
+        """Sample one element: uniform where bounded on both sides, standard normal shifted to the bound elsewhere.
 
-        It is of the space's dtype, or of what JAX has in its place: without `jax_enable_x64` at most 4 bytes a number.
+        It has the space's dtype, or JAX's replacement: without `jax_enable_x64`, at most 4 bytes per number.
 
         Raises:
           ConfigError: no number of that dtype lies within the bounds.
@@ -105,7 +105,7 @@ class Box:
         return _sample_integers(key, low, high) if dtype.kind in "iu" else _sample_floats(key, low, high)
 
     def contains(self, x: Any) -> jax.Array:
-        """Return whether `x` is of shape `shape` and lies within the bounds, with any dtype; a scalar bool."""
+        """Return whether `x` has shape `shape` and is within the bounds, with any dtype; a scalar bool."""
         return _contains(x, self.low, self.high)
 
 
@@ -114,7 +114,7 @@ class Discrete:
     """The integers 0 .. n-1.
 
     Raises:
-      ConfigError: `n` is not from 1 to 2^31 - 1, or the dtype is not of integers or cannot hold n - 1.
+      ConfigError: `n` is not from 1 to 2^31 - 1, or the dtype is not an integer type or cannot represent n - 1.
     """
 
     n: int
@@ -132,7 +132,7 @@ class Discrete:
         return jax.random.randint(key, (), 0, self.n, self.dtype)
 
     def contains(self, x: Any) -> jax.Array:
-        """Return whether `x` is one of them, as a scalar of any dtype; a scalar bool."""
+        """Return whether `x` is an element of this space, as a scalar of any dtype; a scalar bool."""
         return _contains(x, np.asarray(0, np.int64), np.asarray(self.n - 1, np.int64))
 
 
@@ -141,8 +141,8 @@ class MultiDiscrete:
     """Several integers at once, the i-th of 0 .. nvec[i]-1.
 
     Raises:
-      ConfigError: `nvec` is not a vector, a number of it is not from 1 to 2^31 - 1, or the dtype is not of integers or
-        cannot hold them.
+      ConfigError: `nvec` is not a vector, one of its numbers is not from 1 to 2^31 - 1, or the dtype is not an integer
+        type or cannot represent them.
     """
 
     nvec: tuple[int, ...]
@@ -166,7 +166,7 @@ class MultiDiscrete:
         return jax.random.randint(key, self.shape, 0, np.asarray(self.nvec), self.dtype)
 
     def contains(self, x: Any) -> jax.Array:
-        """Return whether `x` is a vector of them, of any dtype; a scalar bool."""
+        """Return whether `x` is an element of this space, a vector of any dtype; a scalar bool."""
         return _contains(x, np.zeros(self.shape, np.int64), np.asarray(self.nvec, np.int64) - 1)
 
 
@@ -193,7 +193,7 @@ class Dict:
         return {name: space.sample(keys[i]) for i, (name, space) in enumerate(self.items)}
 
     def contains(self, x: Any) -> jax.Array:
-        """Return whether `x` is a mapping with these names whose parts lie within their spaces; a scalar bool."""
+        """Return whether `x` is a mapping with these names whose parts are in their spaces; a scalar bool."""
         return _contains_parts(self, x if isinstance(x, Mapping) and set(x) == set(self.spaces) else None)
 
 
@@ -212,7 +212,7 @@ class Tuple:
 
     @property
     def items(self) -> tuple[tuple[int, "Space"], ...]:
-        """Return pairs of position and space, as `Dict.items` has name and space."""
+        """Return pairs of position and space, like `Dict.items` with name and space."""
         return tuple(enumerate(self.spaces))
 
     def sample(self, key: jax.Array) -> tuple[Any, ...]:
@@ -220,7 +220,7 @@ class Tuple:
         return tuple(space.sample(keys[i]) for i, space in self.items)
 
     def contains(self, x: Any) -> jax.Array:
-        """Return whether `x` is a tuple or list whose parts lie within their spaces; a scalar bool."""
+        """Return whether `x` is a tuple or list whose parts are in their spaces; a scalar bool."""
         return _contains_parts(self, x if isinstance(x, tuple | list) and len(x) == len(self.spaces) else None)
 
 
@@ -267,9 +267,9 @@ def _count(kind: str, name: str, n: Any, dtype: np.dtype) -> int:
 
 
 def _bound(name: str, bound: Any, dtype: np.dtype) -> np.ndarray:
-    """Return a bound as a new array of `dtype`, of one number where all are the same array element."""
+    """Return a bound as a new array of `dtype`, with a single number if all are the same array element."""
     if isinstance(bound, np.ndarray) and bound.size and not any(bound.strides):
-        bound = bound.flat[0]  # one number everywhere, which a conversion would write out
+        bound = bound.flat[0]  # one broadcast number, which a conversion would expand
     found = np.asarray(bound)
     if dtype.kind == "f" and found.dtype.kind == "O" and all(isinstance(x, int) for x in found.flat):  # beyond 64 bits
         found = np.asarray(bound, np.float64)
@@ -280,7 +280,7 @@ def _bound(name: str, bound: Any, dtype: np.dtype) -> np.ndarray:
         if dtype.kind != "f":
             lost = cast != found
         else:
-            least = np.finfo(dtype).tiny if dtype == np.float32 else 0.0  # XLA takes smaller ones for 0
+            least = np.finfo(dtype).tiny if dtype == np.float32 else 0.0  # XLA treats smaller numbers as 0
             lost = np.isnan(found) | (np.isinf(cast) & np.isfinite(found)) | ((found != 0) & (np.abs(cast) < least))
             lost |= (cast == 0) & (found != 0) | (cast == (np.inf if name == "low" else -np.inf))
     if lost.any():
@@ -290,13 +290,13 @@ def _bound(name: str, bound: Any, dtype: np.dtype) -> np.ndarray:
         else:
             allowed = "0 and 1" if dtype.kind == "b" else f"{np.iinfo(dtype).min} to {np.iinfo(dtype).max}"
         raise ConfigError(f"a Box of {dtype.name} has {name}={found[lost][0]}; it can have {allowed}")
-    return cast + 0 if dtype.kind == "f" else cast  # no -0.0, which is equal to 0 and has other bytes
+    return cast + 0 if dtype.kind == "f" else cast  # no -0.0, which equals 0 but has other bytes
 
 
 def _bounds_in(dtype: np.dtype, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the least and the greatest numbers of `dtype` within bounds; the first is above the second if none is.
+    """Return the smallest and largest numbers of `dtype` within bounds; the first is above the second if there is none.
 
-    Of float32, numbers so small that XLA takes them for 0 are none.
+    For float32, numbers that XLA treats as 0 do not count.
     """
     if low.dtype == dtype:
         return low, high
@@ -322,7 +322,7 @@ def _bounds_in(dtype: np.dtype, low: np.ndarray, high: np.ndarray) -> tuple[np.n
 
 
 def _contains(x: Any, low: np.ndarray, high: np.ndarray) -> jax.Array:
-    """Return whether `x` has the shape of the bounds and lies within them; whole, if they are whole numbers."""
+    """Return whether `x` has the shape of the bounds and is within them, and whole if they are whole numbers."""
     whole = low.dtype.kind != "f"
     if not isinstance(x, jax.Array):
         try:
@@ -332,7 +332,7 @@ def _contains(x: Any, low: np.ndarray, high: np.ndarray) -> jax.Array:
     real = jnp.issubdtype(x.dtype, jnp.floating)
     if x.shape != low.shape or not (real or jnp.issubdtype(x.dtype, jnp.integer) or x.dtype == bool):
         return jnp.asarray(False)
-    if isinstance(x, jax.Array):  # compared in its own dtype; NumPy's comparisons of two dtypes are exact
+    if isinstance(x, jax.Array):  # compared in its own dtype; NumPy compares two dtypes exactly
         if x.dtype == bool:
             x = x.astype(jnp.uint8)
         if not (whole or real) or x.dtype == jnp.bfloat16:
@@ -345,15 +345,15 @@ def _contains(x: Any, low: np.ndarray, high: np.ndarray) -> jax.Array:
 
 
 def _sample_integers(key: jax.Array, low: np.ndarray, high: np.ndarray) -> jax.Array:
-    """Return whole numbers, uniform from `low` to `high`, both included, of their dtype."""
-    # Modulo 2^32, or 2^64, in which neither the number of values nor the sum can overflow.
+    """Sample whole numbers uniformly from `low` to `high`, both included, in their dtype."""
+    # Modulo 2^32, or 2^64, so that neither the number of values nor the sum can overflow.
     word = np.dtype(np.uint64 if low.dtype.itemsize == 8 else np.uint32)
     steps = high.astype(word) - low.astype(word)
-    if steps.max(initial=0) < 1 << 23:  # as many as float32 can represent
+    if steps.max(initial=0) < 1 << 23:  # exactly representable in float32
         span = steps.astype(np.float32) + np.float32(1)
         offset = jnp.floor(jax.random.uniform(key, low.shape) * span).astype(word)
     else:
-        every = steps == np.iinfo(word).max  # whose number of values `word` cannot hold
+        every = steps == np.iinfo(word).max  # whose number of values overflows `word`
         counts = np.where(every, steps, steps + np.asarray(1, word))
         offset = jax.random.randint(key, low.shape, np.zeros(low.shape, word), counts, word)
         offset = jnp.where(every, jax.random.bits(key, low.shape, word), offset)
@@ -361,7 +361,7 @@ def _sample_integers(key: jax.Array, low: np.ndarray, high: np.ndarray) -> jax.A
 
 
 def _sample_floats(key: jax.Array, low: np.ndarray, high: np.ndarray) -> jax.Array:
-    """Return numbers as `Box.sample` has them, of the dtype of the bounds."""
+    """Sample numbers as in `Box.sample`, in the dtype of the bounds."""
     dtype, largest = low.dtype, np.finfo(low.dtype).max
     below, above = low > -largest, high < largest
     start, stop = np.where(below, low, np.zeros_like(low)), np.where(above, high, np.zeros_like(high))
@@ -374,7 +374,7 @@ def _sample_floats(key: jax.Array, low: np.ndarray, high: np.ndarray) -> jax.Arr
     normal = jax.random.normal(key, low.shape, dtype)
     one_sided = jnp.where(below, start + jnp.abs(normal), jnp.where(above, stop - jnp.abs(normal), normal))
     found = jnp.where(below & above, uniform, one_sided)
-    return jnp.clip(found, np.maximum(low, -largest), np.minimum(high, largest))  # where rounding went beyond
+    return jnp.clip(found, np.maximum(low, -largest), np.minimum(high, largest))  # rounding may go beyond
 
 
 def _check_parts(space: "Composite", items: Sequence[tuple[Any, Any]]) -> None:
@@ -386,17 +386,17 @@ def _check_parts(space: "Composite", items: Sequence[tuple[Any, Any]]) -> None:
 
 
 def _contains_parts(space: "Composite", x: Any) -> jax.Array:
-    """Return whether every part lies within its space; `x` is None where it has other parts."""
+    """Return whether every part is in its space; `x` is None if it has other parts."""
     if x is None:
         return jnp.asarray(False)
     return jnp.all(jnp.asarray([part.contains(x[name]) for name, part in space.items], bool))
 
 
 def expect[Kind: Space](space: Space, *kinds: type[Kind]) -> Kind:
-    """Return `space` if it is of one of these kinds.
+    """Return `space` if it is an instance of one of these kinds.
 
     Raises:
-      ConfigError: it is of another kind.
+      ConfigError: `space` is of another kind.
     """
     if not isinstance(space, kinds):
         allowed = " or ".join(kind.__name__ for kind in kinds)
@@ -415,8 +415,8 @@ def leaves_with_path(space: Space, *trees: Any, path: str = "") -> Iterator[tupl
     """Yield (path, array space, *parts) of every space of single arrays, in the order of an element's leaves.
 
     Args:
-      space: gives the structure.
-      trees: as of `tree_map`.
+      space: defines the structure.
+      trees: as in `tree_map`.
       path: prefix of every path; paths are as `jax.tree_util.keystr` writes them: `['legs'][0]`.
     """
     if not isinstance(space, Composite):
@@ -432,10 +432,10 @@ def is_continuous(space: Space) -> bool:
 
 
 def optional_parts(space: Composite, tree: Any) -> dict[Any, Any]:
-    """Return the part of a tree for each key of `space`: None where it is None, or left out of a dictionary.
+    """Return the part of a tree for each key of `space`: None if it is None or missing in a dictionary.
 
     Raises:
-      ConfigError: it is not a dictionary or tuple, or has parts that `space` lacks.
+      ConfigError: `tree` is not a dictionary or tuple, or has parts that `space` lacks.
     """
     keys = [key for key, _ in space.items]
     if tree is None:
@@ -455,12 +455,12 @@ def optional_parts(space: Composite, tree: Any) -> dict[Any, Any]:
 
 
 def tree_map(function: Callable[..., Any], space: Space, *trees: Any) -> Any:
-    """Return `function(array_space, *parts)` of every space of single arrays, as a tree like the space's elements.
+    """Apply `function(array_space, *parts)` to every array space; return a tree like the space's elements.
 
     Args:
-      function: of a space and of the corresponding part of each of `trees`.
-      space: gives the structure.
-      trees: of this structure, down to where `function` takes over: a part may be a tree itself.
+      function: function of an array space and the corresponding part of each of `trees`.
+      space: defines the structure.
+      trees: trees with this structure at the top; a part passed to `function` may be a tree itself.
     """
     if isinstance(space, Dict):
         return {name: tree_map(function, child, *(x[name] for x in trees)) for name, child in space.items}
@@ -470,7 +470,7 @@ def tree_map(function: Callable[..., Any], space: Space, *trees: Any) -> Any:
 
 
 def form(space: Space) -> Any:
-    """Return a space without the bounds of boxes, equal for spaces that fit the same network or policy."""
+    """Return a space without the bounds of boxes; it is equal for spaces that fit the same network or policy."""
     return tree_map(lambda part: ("Box", part.shape, part.dtype) if isinstance(part, Box) else part, space)
 
 
@@ -500,7 +500,7 @@ def size(space: Space) -> int:
 
 
 def named(x: Any) -> Any:
-    """Return elements with tuples as dictionaries, as datasets have them; names are "0", "1", ..."""
+    """Return elements with tuples as dictionaries, as in datasets; names are "0", "1", ..."""
     if isinstance(x, tuple):
         return {str(i): named(part) for i, part in enumerate(x)}
     return {name: named(part) for name, part in x.items()} if isinstance(x, Mapping) else x

@@ -1,11 +1,11 @@
-"""The modules of suites of environments: jaxrl's own, and those that installed distributions declare.
+"""Modules of environment suites: jaxrl's own, and those declared by installed distributions.
 
 A distribution declares a suite as an entry point, in its `pyproject.toml`:
 
     [project.entry-points."jaxrl.suites"]
     mine = "package.module"
 
-Its module is imported when an environment of the suite is first looked up, and has what `Suite` lists.
+Its module is imported when an environment of the suite is first looked up, and has the members of `Suite`.
 """
 
 import importlib
@@ -24,12 +24,12 @@ GROUP = "jaxrl.suites"
 
 
 class Own(NamedTuple):
-    """A suite of jaxrl's own.
+    """One of jaxrl's own suites.
 
     Attributes:
-      module: its adapter.
-      package: what may not be installed, as it is imported; the extra that brings it has the suite's name.
-      hint: what else its installation may need.
+      module: the module of its adapter.
+      package: import name of a package that may not be installed; the extra that installs it has the suite's name.
+      hint: further installation requirements.
     """
 
     module: str
@@ -55,32 +55,32 @@ SUITES = {
     "probe": Own("jaxrl.envs.probes"),
     "xminigrid": Own("jaxrl.envs.suites.xminigrid", "xminigrid"),
 }
-# Beginnings of names that mean something else: what users register, and passed environments of dm_env.
+# Prefixes with another meaning: names registered by users, and passed dm_env environments.
 _RESERVED = ("dm_env", "user")
 
 
 class Suite(Protocol):
-    """The module of a suite; it also registers the class of its environments, `registry.add("suite", NAME=CLASS)`."""
+    """Module of a suite; it also registers the class of its environments, `registry.add("suite", NAME=CLASS)`."""
 
     def names(self) -> Sequence[str]:
-        """Return the names of its environments, without the suite's before them."""
+        """Return the names of its environments, without the suite's prefix."""
         ...
 
     def make(self, name: str, **parameters: Any) -> Any:
         """Return the raw, episodic `Environment` of this name, or a `HostRecipe`.
 
         Raises:
-          ConfigError: unknown name, or parameters that are unknown, do not fit or change nothing.
+          ConfigError: unknown name, or parameters that are unknown, invalid or without effect.
         """
         ...
 
 
 def declared() -> dict[str, list["EntryPoint"]]:
-    """Return the suites that installed distributions declare, by name; imports none of them.
+    """Return the suites declared by installed distributions, by name, without importing them.
 
-    Warns of names that are jaxrl's own or cannot be a suite's, and leaves these out.
+    Names that are jaxrl's own or invalid are skipped with a warning.
     """
-    from importlib import metadata  # takes time, and is not needed for jaxrl's own suites
+    from importlib import metadata  # slow to import, and not needed for jaxrl's own suites
 
     found: dict[str, list[EntryPoint]] = {}
     for entry in metadata.entry_points(group=GROUP):

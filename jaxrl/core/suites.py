@@ -1,4 +1,4 @@
-"""Lookup of environment names in lists of them, with the same errors whether suites are imported or not."""
+"""Lookup of environment names, with the same errors whether suites are imported or not."""
 
 import importlib.util
 import warnings
@@ -8,7 +8,7 @@ from jaxrl.core import registry, suite_modules
 from jaxrl.core.errors import ConfigError, MissingExtraError, unknown
 
 _REGISTERED = registry.registered("environment")
-# Suites that list their names without long imports; a name without a suite is looked up in these and in users' own.
+# Suites that list their names without long imports; a name without a suite is looked up in these and in users' suites.
 _QUICK = ("brax", "envpool", "gymnasium", "gymnax", "probe")
 _YOURS = (
     "install a package that declares your suite (entry point jaxrl.suites), or register a single environment with "
@@ -18,12 +18,12 @@ _YOURS = (
 
 def installed(suite: str) -> bool:
     """Return whether the package of a suite is installed."""
-    own = suite_modules.SUITES.get(suite)  # what another distribution declares is installed
+    own = suite_modules.SUITES.get(suite)  # suites declared by other distributions are installed
     return own is None or own.package is None or importlib.util.find_spec(own.package) is not None
 
 
 def environments(names: Callable[[str], Iterable[str]]) -> list[str]:
-    """Return every environment as "suite:name", sorted; suites that are not installed are left out.
+    """Return every environment as "suite:name", sorted, except those of suites that are not installed.
 
     Args:
       names: returns the environments of a suite.
@@ -41,8 +41,8 @@ def environments_of(suite: str, names: Callable[[str], Iterable[str]]) -> list[s
     """Return the environments of one suite as "suite:name", sorted.
 
     Args:
-      suite: jaxrl's own, an installed one, or what stands before the colon of registered names.
-      names: returns the environments of a suite; called for this one alone.
+      suite: jaxrl's own, an installed one, or the prefix of registered names before the colon.
+      names: returns the environments of a suite; called only for this one.
 
     Raises:
       ConfigError: there is no such suite, or it cannot be imported.
@@ -67,11 +67,11 @@ def _need(suite, what):
 
 
 def suite_of(name: str, names: Callable[[str], Iterable[str]]) -> tuple[str, str] | None:
-    """Return the suite and the name within it, of jaxrl's own and installed suites; None of a registered environment.
+    """Return the suite and the name within it for jaxrl's own and installed suites; None for a registered environment.
 
     Args:
       name: "suite:name".
-      names: returns the environments of a suite; called for a few suites, where `name` has none.
+      names: returns the environments of a suite; called for a few suites if `name` has none.
 
     Raises:
       ConfigError: there is no such suite, or the name has none.
@@ -114,7 +114,7 @@ def gymnasium_names() -> Sequence[str]:
     newest: dict[str, gymnasium.envs.registration.EnvSpec] = {}
     for spec in gymnasium.registry.values():
         if spec.entry_point is None or "shimmy" in str(spec.entry_point):
-            continue  # made for batches only; the adapters of other libraries
+            continue  # only for batches, or adapters of other libraries
         key = f"{spec.namespace}/{spec.name}"
         if key not in newest or (spec.version or 0) > (newest[key].version or 0):
             newest[key] = spec
@@ -123,7 +123,7 @@ def gymnasium_names() -> Sequence[str]:
 
 def dm_control_names() -> Sequence[str]:
     """Return the tasks of dm_control's suite, "domain-task"."""
-    with warnings.catch_warnings(action="ignore"):  # of glfw's, where there is no display
+    with warnings.catch_warnings(action="ignore"):  # glfw's, without a display
         from dm_control import suite
 
     return tuple(f"{domain}-{task}" for domain, task in suite.ALL_TASKS)

@@ -1,9 +1,9 @@
-"""Threefry-2x32, JAX's own random numbers bit for bit, written without a loop.
+"""Threefry-2x32 without a loop, equal to JAX's random numbers bit for bit.
 
-On CPU, JAX draws in a rolled loop of five iterations, each of which starts 17 kernels of a few numbers each. In small
-programs these are most of the kernels: 170 of 248 in a step of PPO in four CartPoles. Without the loop, XLA fuses the
-generation into its consumers and compiles the program faster, and the numbers are the same. On GPU and TPU, JAX does
-this itself.
+On CPU, JAX generates random numbers in a rolled loop of five iterations, each of which starts 17 kernels of a few
+numbers each. In small programs, these are most of the kernels: 170 of 248 in a step of PPO in four CartPoles. Without
+the loop, XLA fuses the generation into its consumers and compiles the program faster, and the numbers are the same. On
+GPU and TPU, JAX already does this.
 
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), and JAX's partitionable counters.
 """
@@ -26,8 +26,8 @@ _DTYPES = {8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32}
 
 def _hash(key: jax.Array, high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return the hash of each 64-bit counter as two words, under the key [2]."""
-    # XLA would compute the key again in each of the many places that use it, and there again its own inputs:
-    # compiling random numbers from a key that is itself random would not end.
+    # XLA would recompute the key in each of the many places that use it, and there again its inputs: compiling random
+    # numbers from a key that is itself random would not end.
     key = jax.lax.optimization_barrier(key)
     schedule = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
     first, second = high + schedule[0], low + schedule[1]

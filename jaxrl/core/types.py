@@ -1,9 +1,9 @@
 """Data types and protocols that packages share.
 
-Everything is time-major, `[time, environment, ...]`. A *row* is an observation, the action taken there, and the
-reward and ending that followed. The last observation of an episode is a row of its own: its action is ignored, its
-`weight` is False, and the next row is the first of the next episode, where recurrent carries reset. Hence the value
-of the true last observation falls out of the same forward pass as every other.
+Everything is time-major, `[time, environment, ...]`. A *row* is an observation, the action taken there, and the reward
+and ending that followed. The last observation of an episode is a separate row: its action is ignored, its `weight` is
+False, and the next row is the first of the next episode, where recurrent carries reset. The value of the true last
+observation is therefore computed in the same forward pass as every other.
 """
 
 import dataclasses
@@ -27,8 +27,8 @@ from jaxrl.core.sources import Source as Source
 if TYPE_CHECKING:
     import typing_extensions
 
-# The type of leaves: JAX arrays by default; `TimeStep[np.ndarray]` is in the host's memory. Bracketed
-# type parameters (UP046) have defaults from Python 3.13 on only.
+# The type of leaves: JAX arrays by default; `TimeStep[np.ndarray]` is in the host's memory. Bracketed type parameters
+# (UP046) have defaults only from Python 3.13 on.
 if not TYPE_CHECKING:
     Array = TypeVar("Array")
 else:
@@ -42,16 +42,16 @@ Metrics = dict[str, jax.Array]
 
 
 class Episode(Generic[Array], struct.PyTreeNode):  # noqa: UP046
-    """The running episode's true statistics, unaffected by wrappers of the reward.
+    """True statistics of the running episode, unaffected by reward wrappers.
 
     If an episode is only part of a game (one life), they are the game's, and `complete` marks its end.
     """
 
     returns: Array  # sum of unmodified rewards so far, float32
     length: Array  # transitions so far, int32
-    complete: Array | None = None  # bool; None: wherever `TimeStep.last`
+    complete: Array | None = None  # bool; None: as `TimeStep.last`
     life: "Episode[Array] | None" = None  # return and length of only this part; None: an episode is the whole game
-    info: dict[str, Array] | None = None  # of `TimeStep.info` so far (`jaxrl.core.episode_info`), float32; None as that
+    info: dict[str, Array] | None = None  # float32, of `TimeStep.info` so far (`jaxrl.core.episode_info`), or None
 
 
 class TimeStep(Generic[Array], struct.PyTreeNode):  # noqa: UP046
@@ -62,16 +62,17 @@ class TimeStep(Generic[Array], struct.PyTreeNode):  # noqa: UP046
     terminated: Array  # bool: the task ended here, nothing follows
     truncated: Array  # bool: cut off here (time limit), the task would continue
     first: Array  # bool: an episode begins here
-    # Bool, True where allowed, shape (n,); None: everything is. A tree like the action where that has parts.
+    # Bool, True where allowed, shape (n,); None: everything is allowed. A tree like the action if that has parts.
     action_mask: PyTree | None = None
     previous_action: PyTree | None = None  # filled in by the acting loop; zeros where first
     episode: Episode[Array] | None = None
     info: dict[str, Array] | None = None  # further reports: float32 scalars by name; 0 where first
-    # Float32 in [-1, 1], the environment's own in addition to gamma, for everything after this observation; 1 where
-    # first, 0 where terminated, less than 0 where the other of two players moves next. None: 1 until the task ends.
+    # Float32 in [-1, 1], the environment's own discount in addition to gamma, for everything after this observation; 1
+    # where first, 0 where terminated, negative where the other of two players moves next. None: 1 until the task ends.
     discount: Array | None = None
-    # Bool: the agent can act; False for one that is out, as a unit that died, but is paid until its team's episode is
-    # over. Returns include such rows and values are learned there, but on-policy algorithms do not train its policy.
+    # Bool: the agent can act; False for an inactive one, such as a dead unit that is still rewarded until its team's
+    # episode ends. Returns include such rows and values are learned there, but on-policy algorithms do not train its
+    # policy.
     active: Array | None = None  # None: it can always act
 
     @property
@@ -96,7 +97,7 @@ class Trajectory(Generic[Array], struct.PyTreeNode):  # noqa: UP046
     weight: Array  # bool: False at last observations (and masked rows), which are never learned from
     action_mask: PyTree | None = None
     extras: dict[str, PyTree] = struct.field(default_factory=dict)  # stored by the algorithm: log_prob, value, ...
-    discount: Array | None = None  # float32, followed the action: see `discounts`, which it is where None
+    discount: Array | None = None  # float32, followed the action; None: see `discounts`
 
     @property
     def discounts(self) -> Array:
@@ -108,21 +109,21 @@ class Trajectory(Generic[Array], struct.PyTreeNode):  # noqa: UP046
 class Rollout(struct.PyTreeNode):
     """Batch of a `Rollouts` or `Episodes` source: T + 1 time steps of B environments, and T actions.
 
-    Observations are stored once, in `timesteps`; rows are derived from them. Slices and rows cost nothing within a
-    compiled program: XLA reads them from the time steps.
+    Observations are stored once, in `timesteps`; rows are derived from them. Slices and rows are free within a compiled
+    program, because XLA reads them from the time steps.
 
     A recurrent network can be unrolled again from `carry` over `timesteps[:-1]`, where the actions were taken, and on
     to `final`, the time step to bootstrap from.
     """
 
     timesteps: TimeStep  # [T + 1, B, ...]
-    action: PyTree  # [T, B, ...] of the algorithm; environments received it clipped to the bounds of their boxes
+    action: PyTree  # [T, B, ...] from the algorithm; environments received it clipped to the bounds of their boxes
     extras: dict[str, PyTree]  # [T, B, ...] stored by the algorithm: log_prob, value, ...
     carry: Carry  # [B, ...] at the first time step
     final_carry: Carry  # [B, ...] at the last one
-    statistics: PyTree = ()  # the frozen normalizer statistics that were acted with; [B, ...] where they differ
-    version: jax.Array | None = None  # of the actor state that acted, int32
-    # Each column is one episode from its first row on, and what follows its end has weight 0.
+    statistics: PyTree = ()  # frozen normalizer statistics used for acting; [B, ...] if they differ
+    version: jax.Array | None = None  # of the acting actor state, int32
+    # Each column is one episode from its first row on, and rows after its end have weight 0.
     whole_episodes: bool = struct.field(pytree_node=False, default=False)
 
     @property
@@ -139,7 +140,7 @@ class Rollout(struct.PyTreeNode):
     def rows(self) -> Trajectory:
         """Return the rows [T, B, ...]: each time step with its action, and the reward and ending that followed."""
         now, following = self.timesteps[:-1], self.timesteps.replace(observation=(), action_mask=None)[1:]
-        # A first time step where the one before was not the last: the environment broke, and was built again.
+        # A first time step after one that was not the last: the environment failed and was rebuilt.
         weight = ~now.last & ~following.first
         if self.whole_episodes:
             weight = jnp.cumsum((~weight).astype(jnp.int32), axis=0, dtype=jnp.int32) == 0
@@ -168,16 +169,16 @@ class EnvSpec:
     observation_space: spaces.Space
     action_space: spaces.Space
     masked: bool = False  # whether time steps carry an action mask
-    native: NativeSpaces | None = None  # of an environment outside JAX, its own spaces
-    num_agents: int = 1  # neighboring rows of a batch that are the agents of one environment
-    discounted: bool = False  # whether time steps carry a discount of the environment's own; recipes may say so
+    native: NativeSpaces | None = None  # native spaces of an environment outside JAX
+    num_agents: int = 1  # number of neighboring batch rows that are the agents of one environment
+    discounted: bool = False  # whether time steps have the environment's own discount; recipes may declare it
 
 
 # --- environments ------------------------------------------------------------------------------------------------
 
 
 class HasSpaces(Protocol):
-    """An environment, a recipe of host environments, or an `EnvSpec`."""
+    """Environment, recipe of host environments, or `EnvSpec`."""
 
     @property
     def name(self) -> str: ...
@@ -189,11 +190,11 @@ class HasSpaces(Protocol):
 
 @runtime_checkable
 class Environment(HasSpaces, Protocol):
-    """One environment in JAX, as pure functions; `jax.vmap` makes it many.
+    """One environment in JAX, as pure functions; `jax.vmap` batches it.
 
     It is itself a pytree whose leaves are its physical parameters. `step` past the end of an episode (the row whose
-    time step was `last`) ignores the action and begins the next episode, if `resets` is True; what
-    `jaxrl.make` returns does, and topologies wrap what does not.
+    time step was `last`) ignores the action and begins the next episode, if `resets` is True, as for environments from
+    `jaxrl.make`; topologies wrap others.
 
     An environment of several agents has their number as `num_agents`. Its spaces are one agent's; its actions and the
     leaves of its time steps begin with an axis of agents, and topologies make them rows of the batch
@@ -212,8 +213,8 @@ class Environment(HasSpaces, Protocol):
 class HostEnvironment(Protocol):
     """A batch of environments outside JAX: the same fields as batched numpy, the same row convention, closable.
 
-    What it returned is never written to again. An environment that failed may be built again: its row is then `first`
-    though the one before was not `last`, and that one's reward and ending are unknown.
+    Returned arrays are not modified afterwards. An environment that failed may be rebuilt: its row is then `first`
+    although the previous one was not `last`, and the previous row's reward and ending are unknown.
     """
 
     num_envs: int
@@ -226,31 +227,31 @@ class HostEnvironment(Protocol):
 class HostRecipe(HasSpaces, Protocol):
     """Recipe for building a `HostEnvironment`; `jaxrl.make` returns one for suites that are not JAX.
 
-    One whose time steps carry a discount of the environment's own may say so by an attribute `discounted`, `True`; to
-    learn from negative ones Dreamer must know.
+    A recipe whose time steps have the environment's own discount may declare it with an attribute `discounted`, `True`;
+    Dreamer needs this to learn from negative discounts.
     """
 
     def build(self, num_envs: int, seed: int, first_env: int = 0) -> HostEnvironment:
-        """Build `num_envs` environments, each seeded with `seed` and its index: `first_env` and those that follow.
+        """Build `num_envs` environments, each seeded with `seed` and its index, starting at `first_env`.
 
-        So the environments of a run are the same however they are grouped.
+        The environments of a run are thus the same for any grouping.
         """
         ...
 
 
 @runtime_checkable
 class NativeRecipe(HostRecipe, Protocol):
-    """A recipe that knows the environment's own spaces, from which ours may differ in types and first integers."""
+    """Recipe with the environment's native spaces, from which ours may differ in types and first integers."""
 
     @property
     def native(self) -> NativeSpaces | None:
-        """Return the spaces; None where a file lacks them."""
+        """Return the native spaces; None if a file lacks them."""
         ...
 
 
 def env_spec(env: Environment | HostRecipe) -> EnvSpec:
     """Return the `EnvSpec` of an environment or recipe."""
-    masked, discounted = False, bool(getattr(env, "discounted", False))  # a recipe may say so
+    masked, discounted = False, bool(getattr(env, "discounted", False))  # a recipe may declare it
     native = env.native if isinstance(env, NativeRecipe) else None
     if isinstance(env, Environment):
         timestep = jax.eval_shape(lambda key: env.reset(key)[1], jax.random.key(0))
@@ -259,7 +260,7 @@ def env_spec(env: Environment | HostRecipe) -> EnvSpec:
 
 
 def num_agents(env: Any) -> int:
-    """Return how many rows of a batch share an episode of an environment (`jaxrl.envs.agents`); of most it is 1."""
+    """Return how many rows of a batch share an environment's episode (`jaxrl.envs.agents`); usually 1."""
     while isinstance(env, Environment) and not hasattr(env, "num_agents"):
         env = getattr(env, "env", None)
     return getattr(env, "num_agents", 1) if isinstance(env, Environment) else 1
@@ -275,11 +276,11 @@ class NetworkInputs(struct.PyTreeNode):
     first: jax.Array | None = None  # bool [T, B]: an episode begins here
     previous_action: PyTree | None = None  # zeros where first
     previous_reward: jax.Array | None = None  # float32 [T, B], arrived with the observation
-    action_mask: PyTree | None = None  # None where every action is allowed too
+    action_mask: PyTree | None = None  # None also if every action is allowed
 
     @classmethod
     def of_timesteps(cls, timesteps: TimeStep) -> "NetworkInputs":
-        """Return the inputs of time steps `[T, B, ...]`, as in acting, rollouts and sequences: everything is known."""
+        """Return the inputs of time steps `[T, B, ...]`, as in acting, rollouts and sequences; all are known."""
         return cls(
             observation=timesteps.observation,
             first=timesteps.first,
@@ -290,9 +291,9 @@ class NetworkInputs(struct.PyTreeNode):
 
     @classmethod
     def of_transitions(cls, observation: PyTree, action_mask: PyTree | None = None) -> "NetworkInputs":
-        """Return the inputs of one end of a replay's transitions, `[batch, ...]`, with a time axis of 1 before it.
+        """Return the inputs of one observation of a replay's transitions, `[batch, ...]`, with a time axis of 1.
 
-        A replay of single transitions holds nothing of what came before; see `TRANSITION_INPUTS`.
+        A replay of single transitions does not store previous steps; see `TRANSITION_INPUTS`.
         """
         observation, action_mask = jax.tree.map(lambda x: x[None], (observation, action_mask))
         return cls(observation=observation, action_mask=action_mask)
@@ -304,10 +305,10 @@ TRANSITION_INPUTS = frozenset({"observation", "action_mask"})
 
 @runtime_checkable
 class Network(Protocol):
-    """A network as a pair of pure functions over a parameter tree; frozen and hashable itself.
+    """Network as a pair of pure functions over a parameter tree; frozen and hashable itself.
 
-    Its state besides parameters, such as the running statistics of batch normalization, is its `model_state`, a
-    pytree of arrays; `()` for most networks. Replicas average its floats.
+    State other than parameters, such as the running statistics of batch normalization, is its `model_state`, a pytree
+    of arrays; `()` for most networks. Its floats are averaged over replicas.
     """
 
     @property
@@ -321,10 +322,10 @@ class Network(Protocol):
         ...
 
     def init(self, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
-        """Return fresh parameters and model state.
+        """Initialize and return parameters and model state.
 
         Raises:
-          ConfigError: if the network does not fit the spaces.
+          ConfigError: the network does not fit the spaces.
         """
         ...
 
@@ -349,10 +350,10 @@ class Network(Protocol):
           params: as from `init`.
           inputs: leaves `[T, B, ...]`.
           carry: `[B, ...]` at the first time step; reset to `initial_carry` wherever `inputs.first`, before the step.
-          spec: of the environment.
+          spec: the environment's spec.
           model_state: as from `init`.
-          train: whether batches are normalized with their own statistics, which then move those of `model_state`;
-            else with those, which stay.
+          train: whether batches are normalized with their own statistics, which then update those of `model_state`;
+            otherwise the latter are used unchanged.
           key: keys `[B]` for noisy layers; None: no noise.
 
         Returns:
@@ -363,7 +364,7 @@ class Network(Protocol):
 
 @runtime_checkable
 class ValueNetwork(Network, Protocol):
-    """A network of the actor-critics on a policy's own data: its output is a `PolicyValue`."""
+    """Network of the on-policy actor-critics: its output is a `PolicyValue`."""
 
     def value(
         self, params: Params, inputs: NetworkInputs, carry: Carry, *, spec: EnvSpec, model_state: ModelState
@@ -378,18 +379,18 @@ class ValueNetwork(Network, Protocol):
 class SampleInfo(struct.PyTreeNode):
     """Sampling statistics of a replay's items, `[batch]`; an algorithm returns new priorities in this order.
 
-    `position` and `step` name an item: where it was stored, and the row that was there. Once the row is overwritten, a
-    new priority for it is dropped.
+    `position` and `step` identify an item by its storage position and its row. Once the row is overwritten, a new
+    priority for it is dropped.
     """
 
-    position: jax.Array  # int32, over all logical shards, one after another
+    position: jax.Array  # int32, over all logical shards, concatenated
     step: jax.Array  # uint32, of its environment
-    probability: jax.Array  # float32, the chance of each draw to be this item, over all shards; 0: nothing to draw
-    importance: jax.Array  # float32, (N P)^-beta as the sampler normalizes it; 1 without priorities
+    probability: jax.Array  # float32, probability of sampling this item, over all shards; 0: nothing to sample
+    importance: jax.Array  # float32, (N P)^-beta, normalized by the sampler; 1 without priorities
     priority: jax.Array  # float32
-    age_steps: jax.Array  # int32, rows of its environment since
-    age_updates: jax.Array  # int32, draws from this source since it was stored
-    times_sampled: jax.Array  # int32, this time included
+    age_steps: jax.Array  # int32, rows of its environment since then
+    age_updates: jax.Array  # int32, batches sampled from this source since it was stored
+    times_sampled: jax.Array  # int32, including this time
 
 
 class TransitionBatch(Generic[Array], struct.PyTreeNode):  # noqa: UP046
@@ -398,37 +399,37 @@ class TransitionBatch(Generic[Array], struct.PyTreeNode):  # noqa: UP046
     `rewards[:, k]` belongs to the k-th step: rewards after an ending are 0, and `bootstrap` is False where the episode
     terminated within the n steps. gamma is applied by the update (`q_learning.n_step_target`), so it stays traced.
 
-    Discounts of the environment's own are in both already: a reward is times those of the steps before it, and
-    `bootstrap` is float32, the product of those of all steps, 0 where the episode terminated.
+    The environment's own discounts are already included in both: a reward is multiplied by those of the steps before
+    it, and `bootstrap` is float32, the product over all steps, 0 where the episode terminated.
     """
 
     observation: PyTree
     action: PyTree
     rewards: Array  # [batch, n]
-    steps: Array  # [batch] how many steps the transition really spans, 1..n
+    steps: Array  # [batch] actual number of steps of the transition, 1..n
     bootstrap: Array  # [batch] bool, or float32 with discounts
     next_observation: PyTree
-    weight: Array  # [batch] bool: False where there is nothing to learn from
+    weight: Array  # [batch] bool: False for items to ignore in learning
     action_mask: PyTree | None = None
     next_action_mask: PyTree | None = None
     extras: dict[str, PyTree] = struct.field(default_factory=dict)  # at the transition's first row
     sample_info: SampleInfo | None = None
 
     def with_discounts(self) -> Self:
-        """Return the same transitions as of an environment with discounts, which are 1 where this batch has none."""
+        """Return the same transitions with discounts, which are 1 if this batch has none."""
         return self.replace(bootstrap=self.bootstrap.astype(np.float32))
 
     @property
     def importance(self) -> jax.Array:
-        """Return importance weights [batch] of the draws; 1 where there is no `sample_info`."""
+        """Return importance weights [batch] of the samples; 1 without `sample_info`."""
         return jnp.ones(self.weight.shape, jnp.float32) if self.sample_info is None else self.sample_info.importance
 
 
 class SequenceBatch(Generic[Array], struct.PyTreeNode):  # noqa: UP046
     """Batch of a `Replay` source with a `sequence`: sequences of rows, leaves `[length, batch, ...]`.
 
-    `timesteps` are those at which the actions were taken, so that a recurrent network can be unrolled from
-    `carry`. The first `burn_in` rows are there for that only: their weight is False.
+    `timesteps` are those at which the actions were taken, so that a recurrent network can be unrolled from `carry`. The
+    first `burn_in` rows serve only that purpose: their weight is False.
     """
 
     rows: Trajectory[Array]  # [L, batch, ...]; zeros where not in the mask
@@ -439,7 +440,7 @@ class SequenceBatch(Generic[Array], struct.PyTreeNode):  # noqa: UP046
     burn_in: int = struct.field(pytree_node=False, default=0)
 
     def with_discounts(self) -> Self:
-        """Return the same sequences with discounts, which are 1 where the rows have none."""
+        """Return the same sequences with discounts, which are 1 if the rows have none."""
         discount: Any = ~self.timesteps.terminated if self.timesteps.discount is None else self.timesteps.discount
         timesteps = self.timesteps.replace(discount=discount.astype(np.float32))
         return self.replace(rows=self.rows.replace(discount=self.rows.discounts), timesteps=timesteps)
@@ -453,11 +454,11 @@ class SequenceBatch(Generic[Array], struct.PyTreeNode):  # noqa: UP046
 
 
 class ActorState(struct.PyTreeNode):
-    """The part of a learner's state that acting needs; it is published to actors and versioned."""
+    """Subset of a learner's state needed for acting, published to actors and versioned."""
 
     params: Params
     statistics: PyTree = ()  # frozen normalizer statistics
-    model_state: ModelState = ()  # of the network that acts
+    model_state: ModelState = ()  # of the acting network
     exploration: dict[str, jax.Array] = struct.field(default_factory=dict)  # epsilon, ...
 
 
@@ -466,7 +467,7 @@ class ActorOutput(struct.PyTreeNode):
 
     action: PyTree
     carry: Carry
-    extras: dict[str, PyTree] = struct.field(default_factory=dict)  # for `update`, of this time step
+    extras: dict[str, PyTree] = struct.field(default_factory=dict)  # for `update`, at this time step
 
 
 class UpdateInfo(struct.PyTreeNode):
@@ -479,9 +480,9 @@ class UpdateInfo(struct.PyTreeNode):
 class Replicas(Protocol):
     """Reductions over devices that a topology passes to `update`; the identity on one device.
 
-    A *shard* is one of a fixed number of logical groups of environments; minibatches are drawn within shards, so
-    their content does not depend on how many devices there are. This device holds `shards` of them, numbered
-    `first_shard, first_shard + 1, ...` over all devices.
+    A *shard* is one of a fixed number of logical groups of environments; minibatches are formed within shards, so their
+    content does not depend on the number of devices. This device holds `shards` of them, numbered `first_shard,
+    first_shard + 1, ...` over all devices.
     """
 
     @property
@@ -512,16 +513,16 @@ class Replicas(Protocol):
 class Algorithm(Protocol):
     """Losses, targets and exploration, as pure functions; a frozen pytree whose leaves are its numbers.
 
-    Schedules are resolved before any of these is called (`jaxrl.schedules.resolve_schedules`): an algorithm sees
+    Schedules are resolved before any method is called (`jaxrl.schedules.resolve_schedules`): an algorithm sees only
     numbers.
     """
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # it is a dataclass
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        """Return the algorithm with every default that depends on the environment; called once, before anything else.
+        """Return the algorithm with all environment-dependent defaults filled in; called once, before anything else.
 
-        A field whose default depends on the environment is None until then. `num_envs` is 0 where nothing acts.
+        A field whose default depends on the environment is None until then. `num_envs` is 0 if nothing acts.
         """
         ...
 
@@ -543,7 +544,7 @@ class Algorithm(Protocol):
     ) -> ActorOutput:
         """Return one action for each environment: time step and carry `[B, ...]`, keys `[B]`.
 
-        Without exploring nothing is sampled, so that a policy can be exported: there `key` is None.
+        Without exploring, nothing is sampled, so that a policy can be exported; `key` is then None.
         """
         ...
 
@@ -554,15 +555,15 @@ class Algorithm(Protocol):
 
 @runtime_checkable
 class RolloutExtras(Protocol):
-    """An algorithm that adds extras to complete rollouts, such as priorities at insertion."""
+    """Algorithm that adds extras to complete rollouts, such as priorities at insertion."""
 
     def rollout_extras(self, actor: ActorState, rollout: Rollout, *, spec: EnvSpec) -> dict[str, jax.Array]:
-        """Return more entries `[T, B]` of the rows' `extras`, besides those of `act`; pure, the same in every topology.
+        """Return additional entries `[T, B]` of the rows' `extras`; pure, the same in every topology.
 
         Args:
-          actor: the state that acted in the rollout.
-          rollout: of training, with the time step after its last row to bootstrap from.
-          spec: of the environment.
+          actor: the acting state of the rollout.
+          rollout: a rollout of training, with the time step after its last row to bootstrap from.
+          spec: the environment's spec.
         """
         ...
 
@@ -571,7 +572,7 @@ class RolloutExtras(Protocol):
 
 
 class Counter(struct.PyTreeNode):
-    """A step counter exact beyond 2^31: two uint32 words."""
+    """Step counter, exact beyond 2^31: two uint32 words."""
 
     high: jax.Array
     low: jax.Array

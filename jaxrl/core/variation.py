@@ -1,4 +1,4 @@
-"""The threshold of variation for normalization by a mean and a standard deviation."""
+"""Threshold of variation for normalization by a mean and a standard deviation."""
 
 from typing import Any
 
@@ -9,12 +9,11 @@ LEAST_RELATIVE_STD = 2.0**-19  # of the mean's magnitude: 16 to 32 steps between
 def varies(mean: Any, std: Any, least: float = LEAST_STD) -> Any:
     """Return whether values with these moments vary by more than rounding, elementwise.
 
-    Dividing values that hardly vary by their deviation would turn the rounding of another simulator, or of the
-    environment that a dataset comes from, into many deviations. A pressure of 101325 +- 3 Pa varies by 400 steps of
-    float32.
+    Dividing values that hardly vary by their deviation would turn rounding differences of another simulator, or of the
+    environment behind a dataset, into many deviations. A pressure of 101325 +- 3 Pa varies by 400 steps of float32.
 
     Args:
       mean, std: NumPy or JAX arrays of the same shape.
-      least: standard deviation up to which values do not vary, for any mean.
+      least: standard deviation up to which values count as constant, for any mean.
     """
     return (std > least) & (std > LEAST_RELATIVE_STD * abs(mean))

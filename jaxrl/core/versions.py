@@ -5,12 +5,12 @@ from importlib import metadata
 
 
 def own_version() -> str:
-    """Return the version of the jaxrl that runs, installed or not."""
+    """Return the version of the running jaxrl, installed or not."""
     return sys.modules[__name__.partition(".")[0]].__version__
 
 
 def installed_version(package: str) -> str | None:
-    """Return the version of an installed package, or None: jaxrl also runs from a folder that was never installed."""
+    """Return the version of an installed package, or None; jaxrl also runs without being installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

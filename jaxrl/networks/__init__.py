@@ -1,4 +1,4 @@
-"""Networks: descriptions of torsos, recurrent cores and heads, and the distributions they end in."""
+"""Networks: descriptions of torsos, recurrent cores and heads, and their output distributions."""
 
 import dataclasses
 from functools import partial
@@ -108,11 +108,11 @@ def __dir__() -> list[str]:
 
 
 def resolve_network(network: Any, spec: EnvSpec, vectors: MLP = MLP()) -> Any:  # noqa: B008  frozen
-    """Return `network` with its open settings chosen for the observation space, if it is one of jaxrl's.
+    """Return `network` with its unset fields chosen for the observation space, if it is one of jaxrl's.
 
-    The torso is `default_torso`, with `vectors` for vectors; those of `Actor` and `Critic` choose otherwise. A network
-    that reads some keys of the observation keeps None: its torso suits those entries, which may differ by body. Policy
-    and value of an `ActorCritic` share one only for images.
+    The torso is `default_torso`, with `vectors` for vectors; `Actor` and `Critic` have other defaults. A network that
+    reads only some keys of the observation keeps None: its torso depends on those entries, which may differ by body.
+    Policy and value of an `ActorCritic` share one only for images.
     """
     if isinstance(network, ActorCritic):
         keys = network.policy_observation_keys or network.value_observation_keys

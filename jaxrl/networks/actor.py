@@ -20,25 +20,26 @@ from jaxrl.networks.torsos import Torso
 
 @dataclasses.dataclass(frozen=True)
 class Actor(Network):
-    """A policy over a bounded `Box` of shape (n,), squashed by tanh into its bounds, or over a `Discrete` space.
+    """Policy over a bounded `Box` of shape (n,), squashed by tanh into its bounds, or over a `Discrete` space.
 
     Args:
-      torso: from observations to features; None: a CNN for images, and vectors as they are.
+      torso: module that maps observations to features; None: a CNN for images, the identity for vectors.
       widths: widths of the dense layers over the features.
       activation: function after each dense layer, by name.
-      normalization: before each activation, "layer", "rms", "batch" or "batch_renorm"; None: none.
-      normalize_inputs: normalize what each dense layer and the outputs read instead, after the activations.
+      normalization: normalization before each activation, "layer", "rms", "batch" or "batch_renorm"; None: none.
+      normalize_inputs: normalize the inputs of each dense layer and of the outputs instead, after the activations.
       stochastic: whether the output is a distribution: a `TanhGaussian` whose mean and deviation depend on the
-        observation (Haarnoja et al., 2018), or a `Categorical`; else an action `[..., n]` (Lillicrap et al., 2016).
-      gain: gain of the outputs' orthogonal initialization; small, so that no action is at its bounds at first, and none
+        observation (Haarnoja et al., 2018), or a `Categorical`; otherwise it is an action `[..., n]` (Lillicrap et al.,
+        2016).
+      gain: gain of the outputs' orthogonal initialization; small, so that initially no action is at its bounds or
         preferred. None: outputs of unit norm, also while training (`unit.UnitDense`).
-      initial_log_std: logarithm of the Gaussian's deviation at the start, in units of half the box's range; with a
-        range what is added before tanh, so that 0 is its middle.
-      log_std_range: the lowest and highest logarithm, between which tanh squashes it; None: clipped to -20 to 2.
-      observation_keys: the keys of a dictionary observation that it reads; None: all.
+      initial_log_std: initial logarithm of the Gaussian's standard deviation, in units of half the box's range; with
+        a range, an offset before tanh, so that 0 is the middle of the range.
+      log_std_range: minimum and maximum of the logarithm, squashed by tanh; None: clipped to -20 to 2.
+      observation_keys: keys of a dictionary observation to read; None: all.
       core: recurrent core between torso and dense layers, or None.
-      previous_action, previous_reward: append it to what the core reads.
-      dtype: compute dtype of the dense layers, "float32" or "bfloat16", as of `MLP`; a torso has its own.
+      previous_action, previous_reward: append it to the core's inputs.
+      dtype: compute dtype of the dense layers, "float32" or "bfloat16", as in `MLP`; a torso has its own.
     """
 
     torso: Torso | None = None

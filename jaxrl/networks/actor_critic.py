@@ -1,4 +1,4 @@
-"""The network of the actor-critics: a distribution over actions, and a value."""
+"""Network of the actor-critics: a distribution over actions, and a value."""
 
 import dataclasses
 import functools
@@ -27,24 +27,24 @@ class PolicyValue(struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class ActorCritic(Network):
-    """A policy and a value, each with its own body or on a shared one, feed-forward or recurrent.
+    """Policy and value, each with its own body or on a shared one, feed-forward or recurrent.
 
     Parameters are a dict with the keys "policy" and "value", and "torso" for a shared body (torso and core).
 
     Args:
-      torso: from observations to features; None takes the one that suits the observation space.
+      torso: module that maps observations to features; None: the default for the observation space.
       core: recurrent core after the torso, or None.
-      shared: whether policy and value share torso and core; None: where observations are images.
+      shared: whether policy and value share torso and core; None: only if observations are images.
       previous_action, previous_reward: append it to the features.
-      continuous: over boxes, "gaussian" (unbounded), "tanh" (squashed into the bounds) or "tanh_mean" (a Gaussian whose
-        mean alone is).
-      initial_log_std: logarithm of the Gaussian's standard deviation at the start.
-      state_dependent_std: the standard deviation is an output of the network, not a parameter for each dimension.
-      policy_gain, value_gain: gain of this head's orthogonal initialization.
-      policy_observation_keys, value_observation_keys: of a dictionary observation, what each reads, so that the value
-        may know more than the policy will (Pinto et al., 2018, arXiv:1710.06542); None: everything.
-      core_of: which of policy and value have the core: "both", "policy" or "value". A value that reads the whole state
-        of the environment needs no memory where the policy does.
+      continuous: over boxes, "gaussian" (unbounded), "tanh" (squashed into the bounds) or "tanh_mean" (a Gaussian, of
+        which only the mean is squashed).
+      initial_log_std: initial logarithm of the Gaussian's standard deviation.
+      state_dependent_std: make the standard deviation an output of the network instead of one parameter per dimension.
+      policy_gain, value_gain: gains of the heads' orthogonal initialization.
+      policy_observation_keys, value_observation_keys: keys of a dictionary observation that each reads, so that the
+        value may see more than the policy (Pinto et al., 2018, arXiv:1710.06542); None: all.
+      core_of: which of policy and value have the core: "both", "policy" or "value". A value that reads the full state
+        of the environment needs no memory, even if the policy does.
       head_widths: dense layers of policy and value after the core, each followed by a ReLU, before the output.
     """
 
@@ -105,7 +105,7 @@ def _body(network: ActorCritic, name: str, spec: EnvSpec, rngs: nnx.Rngs) -> Bod
 
 
 class _DeepHead(nnx.Module):
-    """Dense layers before the head itself."""
+    """Dense layers followed by the head."""
 
     def __init__(self, hidden: DenseStack, output: nnx.Module):
         self.hidden = hidden

@@ -1,7 +1,7 @@
-"""The encoder before every head: a torso, optionally the previous action and reward, and a core if recurrent.
+"""Encoder before every head: a torso, optionally the previous action and reward, and a core if recurrent.
 
-Also turns a network's modules into pure functions: parameters and model state are plain nested dicts, and the
-structure around them is rebuilt without computing anything, once for each network and spec.
+This module also turns a network's modules into pure functions: parameters and model state are plain nested dicts, and
+the module structure is rebuilt abstractly, once for each network and spec.
 """
 
 import functools
@@ -20,14 +20,14 @@ from jaxrl.networks.torsos import Torso, default_torso, flat_size, flatten
 
 
 class Buildable(Protocol):
-    """A frozen, hashable description of a whole network."""
+    """Frozen, hashable description of a whole network."""
 
     def __hash__(self) -> int: ...
     def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module: ...
 
 
 class Encoder:
-    """The description of a network that encodes observations by a `Body`, under a head of its own.
+    """Description of a network that encodes observations by a `Body`, with a head defined by the subclass.
 
     A subclass is a frozen dataclass that may have the fields `torso`, `core`, `previous_action` and `previous_reward`.
     """
@@ -62,14 +62,14 @@ class Encoder:
 
 
 class Network(Encoder):
-    """An encoder whose module maps inputs `[T, B, ...]`, a carry and keys `[B]`, or None, to output and next carry."""
+    """Encoder whose module maps inputs `[T, B, ...]`, a carry and keys `[B]`, or None, to output and next carry."""
 
     def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
-        """Return the module, with fresh parameters."""
+        """Return the module with newly initialized parameters."""
         raise NotImplementedError
 
     def init(self, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
-        """Return fresh parameters and model state; see `types.Network`.
+        """Initialize and return parameters and model state; see `types.Network`.
 
         Raises:
           ConfigError: the network does not fit the spaces.
@@ -96,7 +96,7 @@ class Network(Encoder):
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
 def init_variables(network: Buildable, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
-    """Return fresh parameters and model state: nested dicts of arrays with string keys; `()` for no model state."""
+    """Initialize and return parameters and model state: nested dicts of arrays; `()` for no model state."""
     return _split(network, key, spec)[1:]
 
 
@@ -133,7 +133,7 @@ def _structure(network: Buildable, spec: EnvSpec) -> Any:
         found.append(structure)
         return variables
 
-    jax.eval_shape(build, jax.eval_shape(lambda: jax.random.key(0)))  # by its shape: no part of what a caller traces
+    jax.eval_shape(build, jax.eval_shape(lambda: jax.random.key(0)))  # by its shape, to stay out of a caller's trace
     return found[0]
 
 
@@ -167,8 +167,8 @@ def select_observation(observation: PyTree, keys: tuple[str, ...] | None) -> PyT
 class Body(nnx.Module):
     """Map inputs `[T, B, ...]` and a carry `[B, ...]` to features `[T, B, features]` and the next carry.
 
-    The previous action (one-hot where discrete, zeros where an episode begins) and the reward that arrived with the
-    observation join the torso's features before the core, as in IMPALA and R2D2.
+    The previous action (one-hot if discrete, zeros at an episode's beginning) and the reward that arrived with the
+    observation are appended to the torso's features before the core, as in IMPALA and R2D2.
     """
 
     def __init__(

@@ -1,11 +1,12 @@
 """Convolutions that are fast on a CPU: their gradients within loops, and many images in slices.
 
-XLA's CPU backend brings convolutions into the one form that its fast kernels know, and those within loops it leaves as
-they are. A network learns within a scan, where the gradient of the kernel is of another form and ran 17 times slower
-(JAX 0.11.2). So on a CPU gradients are written in that form here; elsewhere they are JAX's.
+XLA's CPU backend rewrites convolutions into the form of its fast kernels, but not within loops. Networks are trained
+within a scan, where the gradient of the kernel has another form and ran 17 times slower (JAX 0.11.2). On a CPU,
+gradients are therefore written in the fast form here; elsewhere they are JAX's.
 
-It computes a convolution as a product with the patches of all images, which it writes down first. Beyond 32 MB the C
-library gives that memory back to the system each time, and getting it again, page by page, costs more than the product.
+XLA computes a convolution as a product with the patches of all images, which it first stores in memory. Beyond 32 MB,
+the C library returns that memory to the system each time, and allocating it again, page by page, costs more than the
+product.
 """
 
 import math
@@ -18,8 +19,8 @@ from jax import lax
 FORM = ("NHWC", "HWIO", "NHWC")
 Pads = tuple[tuple[int, int], ...]
 _MANY_BYTES = 32 * 2**20  # of patches; glibc always requests blocks of this size from the system (mallopt(3))
-_SLICE_BYTES = 8 * 2**20  # 16 MB are up to a seventh faster, and more that no prediction counts
-_FEWEST = 8  # images of a slice
+_SLICE_BYTES = 8 * 2**20  # 16 MB are up to a seventh faster, but use memory that no estimate includes
+_FEWEST = 8  # images per slice
 
 
 def convolution(x: jax.Array, kernel: jax.Array, strides: tuple[int, ...], padding: str | Pads) -> jax.Array:
@@ -72,7 +73,7 @@ _convolution.defvjp(_forward, _backward)
 
 
 def _by_x(strides, padding, x, kernel, gradient):
-    """Dilate the gradient by the strides, and convolve it with the kernel turned around."""
+    """Dilate the gradient by the strides, and convolve it with the flipped kernel."""
     turned = _as_it_is(kernel[::-1, ::-1].swapaxes(2, 3))
     pads = []
     for size, width, steps, stride, (before, _) in _axes(x, kernel, gradient, strides, padding):
@@ -103,32 +104,32 @@ def patch_bytes(height: int, width: int, kernel: int, channels: int) -> int:
     """Return the bytes of the patches that a convolution of stride 1 or more reads from an image.
 
     Args:
-      height, width: of its output.
-      kernel: height and width of its kernel.
-      channels: that it reads.
+      height, width: of the convolution's output.
+      kernel: height and width of the kernel.
+      channels: number of input channels.
     """
     return 4 * height * width * kernel * kernel * channels
 
 
 def in_slices(function: Callable[[jax.Array], jax.Array], images: jax.Array, most_patch_bytes: int) -> jax.Array:
-    """Return `function(images)`, computed in slices of the images on a CPU where their patches are too large.
+    """Return `function(images)`, computed in slices of the images on a CPU if their patches are too large.
 
-    Its gradient computes each slice again, which costs less than to keep what all slices computed.
+    Its gradient recomputes each slice, which costs less than storing the intermediate values of all slices.
 
     Args:
-      function: treats every image by itself.
+      function: a function that processes every image independently.
       images: [N, ...].
-      most_patch_bytes: of an image, in the largest convolution.
+      most_patch_bytes: patch bytes per image in the largest convolution.
 
     Returns:
       [N, features].
     """
     count = images.shape[0]
-    if not isinstance(count, int) or count * most_patch_bytes <= _MANY_BYTES:  # or for any count, exported
+    if not isinstance(count, int) or count * most_patch_bytes <= _MANY_BYTES:  # or exported for any count
         return function(images)
     most = max(_SLICE_BYTES // most_patch_bytes, _FEWEST)
     size = max(n for n in range(1, most + 1) if count % n == 0)
-    if 4 * size < most:  # of a number without a fitting divisor
+    if 4 * size < most:  # the number of images has no suitable divisor
         return function(images)
 
     def sliced(images):

@@ -1,6 +1,6 @@
 """Recurrent cores, unrolled over time with the carry reset inside the unroll wherever an episode begins.
 
-A core is a frozen, hashable description; `build(inputs, rngs)` makes a `flax.nnx` module that maps inputs
+A core is a frozen, hashable description; `build(inputs, rngs)` creates a `flax.nnx` module that maps inputs
 `[T, B, inputs]`, first flags `[T, B]` and a carry `[B, ...]` to features `[T, B, width]` and the carry after the last.
 """
 
@@ -17,7 +17,7 @@ from jaxrl.networks.layers import check_positive, dense
 
 
 class Core(Protocol):
-    """A recurrent core; frozen and hashable."""
+    """Recurrent core; frozen and hashable."""
 
     @property
     def width(self) -> int: ...
@@ -30,12 +30,12 @@ class Core(Protocol):
 
 
 def gates(count: int) -> nnx.Initializer:
-    """Return the kernels of `count` gates side by side, each orthogonal by itself."""
+    """Return an initializer of `count` gates' kernels side by side, each orthogonal."""
     orthogonal = nnx.initializers.orthogonal()
 
     def init(key, shape, dtype=jnp.float32):
         inputs, outputs = shape
-        # Mapped rather than one after the other: a third of the compile time.
+        # Mapped instead of one after the other, for a third of the compile time.
         draw = jax.vmap(lambda k: orthogonal(k, (inputs, outputs // count), dtype), out_axes=1)
         return draw(jax.random.split(key, count)).reshape(shape)
 
@@ -43,12 +43,12 @@ def gates(count: int) -> nnx.Initializer:
 
 
 def entry(inputs: int, width: int, rngs: nnx.Rngs) -> nnx.Module | None:
-    """Return what brings `inputs` features to the `width` that residual layers need: a dense layer, or None."""
+    """Return the dense layer that maps `inputs` features to the `width` of residual layers, or None."""
     return None if inputs == width else dense(inputs, width, 1.0, rngs)
 
 
 class Product(nnx.Module):
-    """A linear map of the last axis without a bias, `[..., inputs]` to `[..., outputs]`."""
+    """Linear map of the last axis without a bias, `[..., inputs]` to `[..., outputs]`."""
 
     def __init__(self, inputs: int, outputs: int, kernel_init: nnx.Initializer, rngs: nnx.Rngs):
         self.kernel = nnx.Param(kernel_init(rngs.params(), (inputs, outputs), jnp.float32))
@@ -64,14 +64,14 @@ def unroll(
     first: jax.Array,
     initial: Carry,
 ) -> tuple[PyTree, Carry]:
-    """Scan a core over time, with the carry reset wherever an episode begins.
+    """Scan a core over time, resetting the carry wherever an episode begins.
 
     Args:
-      step: from a carry and one time step's inputs to the next carry and this step's outputs, all `[B, ...]`.
-      carry: before the first time step, `[B, ...]`.
-      inputs: of every time step, `[T, B, ...]`.
+      step: function from a carry and one time step's inputs to the next carry and this step's outputs, all `[B, ...]`.
+      carry: carry before the first time step, `[B, ...]`.
+      inputs: inputs of every time step, `[T, B, ...]`.
       first: bool, `[T, B]`: the carry is reset before the step.
-      initial: the carry of an episode's beginning, no batch axis.
+      initial: carry at the beginning of an episode, without a batch axis.
 
     Returns:
       Outputs `[T, B, ...]` and the carry after the last time step.
@@ -88,7 +88,7 @@ def scan_time[State](
     step: Callable[[State, PyTree], tuple[State, PyTree]], carried: State, inputs: PyTree
 ) -> tuple[PyTree, State]:
     """Apply `jax.lax.scan` to inputs `[T, ...]`: return outputs `[T, ...]` and the last carry."""
-    if jax.tree.leaves(inputs)[0].shape[0] == 1:  # acting: a scan of one step would only cost
+    if jax.tree.leaves(inputs)[0].shape[0] == 1:  # acting: a scan of one step is only slower
         carried, output = step(carried, jax.tree.map(lambda x: x[0], inputs))
         return jax.tree.map(lambda x: x[None], output), carried
     carried, outputs = jax.lax.scan(step, carried, inputs)
@@ -129,7 +129,7 @@ class GRU:
     r, z = sigmoid(W x + U h + b);  n = tanh(W x + b + r (U h + c));  h' = (1 - z) n + z h
 
     Args:
-      width: of the hidden state, which is also the output.
+      width: size of the hidden state, which is also the output.
     """
 
     width: int = 128
@@ -172,13 +172,13 @@ class LSTM:
     i, o, f = sigmoid(W x + U h + b);  c' = f c + i tanh(W x + U h + b);  h' = o tanh(c')
 
     Args:
-      width: of the hidden state and the cell; the hidden state is the output.
+      width: size of the hidden state and of the cell; the hidden state is the output.
     """
 
     width: int = 128
 
     def initial_carry(self) -> Carry:
-        # Two arrays, not one twice: a carry is donated, and a buffer cannot be donated twice.
+        # Two arrays instead of one used twice: a carry is donated, and a buffer cannot be donated twice.
         return {name: jnp.zeros((self.width,), jnp.float32) for name in ("cell", "hidden")}
 
     def build(self, inputs: int, rngs: nnx.Rngs) -> nnx.Module:

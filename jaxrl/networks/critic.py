@@ -28,7 +28,7 @@ def encoder(space: spaces.Space) -> Torso:
 def encoding_body(
     network: Encoder, torso: Torso | None, observation_keys: tuple[str, ...] | None, spec: EnvSpec, rngs: nnx.Rngs
 ) -> Body:
-    """Return the body of a network with `torso`, or `encoder`'s where it is None."""
+    """Return the body of a network with `torso`, or with `encoder`'s default if it is None."""
     if torso is None:
         torso = encoder(select_space(spec.observation_space, observation_keys))
     return network.body(spec, rngs, observation_keys, torso=torso)
@@ -38,7 +38,7 @@ def bounded_size(space: spaces.Space) -> int:
     """Return the n of a bounded `Box` of shape (n,).
 
     Raises:
-      ConfigError: it is another space.
+      ConfigError: the space is of another kind.
     """
     if not isinstance(space, spaces.Box):
         raise ConfigError(f"continuous critics and bounded policies need a Box of actions, not {space}; use a QNetwork")
@@ -59,29 +59,28 @@ def from_unit(action: jax.Array, space: spaces.Box) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Critic(Encoder):
-    """An ensemble of critics of (observation, action) pairs, or of all actions of a `Discrete` space at once.
+    """Ensemble of critics of (observation, action) pairs, or of all actions of a `Discrete` space at once.
 
-    Each member encodes the observation, or with a core all of them up to now, joins the action of a bounded `Box` of
-    shape (n,) in units of half its range, and ends in dense layers and a head. Members differ in their initial
-    parameters only; they are one program over a leading axis.
+    Each member encodes the observation (with a core, all observations so far), appends the action of a bounded `Box` of
+    shape (n,) in units of half its range, and ends in dense layers and a head. Members differ only in their initial
+    parameters; they are vmapped over a leading axis.
 
     Args:
-      torso: from observations to features; None: a CNN for images, and vectors as they are.
-      trunk: layers over features and action together, before the dense layers: a torso of vectors, as
+      torso: module that maps observations to features; None: a CNN for images, the identity for vectors.
+      trunk: layers over features and action together, before the dense layers: a torso of vectors, such as
         `InvertedResidual()`; None: none.
       widths: widths of the dense layers over features and action.
       activation: function after each dense layer, by name.
-      normalization: before each activation, "layer", "rms", "batch" or "batch_renorm"; None: none.
-      normalize_inputs: normalize what each dense layer and the head read instead, after the activations.
-      ensemble: how many members.
-      head: what the features become: values, or `CategoricalValues()` and `QuantileValues()` for distributions of
-        returns; without noise.
-      observation_keys: the keys of a dictionary observation that it reads; None: all.
+      normalization: normalization before each activation, "layer", "rms", "batch" or "batch_renorm"; None: none.
+      normalize_inputs: normalize the inputs of each dense layer and of the head instead, after the activations.
+      ensemble: number of members.
+      head: output head: values, or `CategoricalValues()` and `QuantileValues()` for distributions of returns; without
+        noise.
+      observation_keys: keys of a dictionary observation to read; None: all.
       core: recurrent core between torso and dense layers, or None.
-      previous_action, previous_reward: append it to what the core reads.
-      dtype: compute dtype of the dense layers, "float32" or "bfloat16", as of `MLP`; a torso has its own.
-      dropout: probability that an output of one of the dense layers is dropped while SAC learns, before its
-        normalization.
+      previous_action, previous_reward: append it to the core's inputs.
+      dtype: compute dtype of the dense layers, "float32" or "bfloat16", as in `MLP`; a torso has its own.
+      dropout: dropout rate of the dense layers' outputs in SAC's updates, before their normalization.
     """
 
     torso: Torso | None = None
@@ -114,10 +113,10 @@ class Critic(Encoder):
         return _Member(self, spec, rngs)
 
     def init(self, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
-        """Return fresh parameters and model state, every leaf with a leading axis of `ensemble`.
+        """Initialize and return parameters and model state, every leaf with a leading axis of `ensemble`.
 
         Raises:
-          ConfigError: if the network does not fit the spaces.
+          ConfigError: the network does not fit the spaces.
         """
         return jax.vmap(lambda member: init_variables(self, member, spec))(jax.random.split(key, self.ensemble))
 
@@ -134,10 +133,10 @@ class Critic(Encoder):
     ) -> tuple[Any, ModelState]:
         """Return the head's output, leaves `[ensemble, T, B, actions, ...]`, for inputs `[T, B, ...]`, and model state.
 
-        Of a box it is that of the actions `[T, B, n]` taken there, and `actions` is 1; of a discrete space that of
-        all actions, and `action` None. Values of actions that the mask forbids are the most negative finite number.
-        `model_state` and `train` are as in `types.Network`; keys [B] are for dropout, None: nothing is dropped. Not for
-        a critic with a core, which takes two steps: `encode` and `evaluate`.
+        For a box, it is the output for the actions `[T, B, n]` taken there, and `actions` is 1; for a discrete space,
+        that for all actions, and `action` is None. Values of actions that the mask forbids are the most negative finite
+        number. `model_state` and `train` are as in `types.Network`; keys [B] are for dropout, None: no dropout. A
+        critic with a core needs `encode` and `evaluate` instead.
         """
 
         def member(params, model_state, key):
@@ -192,7 +191,7 @@ class Critic(Encoder):
 
 
 def _keys_of_members(params: Params, key: jax.Array | None) -> jax.Array | None:
-    """Return keys [ensemble, B] from keys [B]; None if there are none."""
+    """Return keys [ensemble, B] from keys [B], or None for None."""
     if key is None:
         return None
     members = jnp.arange(jax.tree.leaves(params)[0].shape[0], dtype=jnp.uint32)

@@ -1,7 +1,7 @@
 """Distributions over actions: frozen pytrees, batched over any leading axes.
 
 Every leaf carries the leading axes, so a distribution may be indexed, stacked and stored like any other tree.
-Sampling takes one typed key for each element, hence a sample does not depend on how environments are grouped.
+Sampling takes one typed key for each element, so a sample does not depend on how environments are grouped.
 """
 
 import functools
@@ -17,13 +17,13 @@ from flax import struct
 from jaxrl.core.types import PyTree
 
 # The logit of a forbidden action. Its probability is exactly 0 in float32, yet sums and differences of a
-# few such numbers stay finite, which those of the most negative float do not.
+# few such numbers stay finite, unlike those of the most negative float.
 FORBIDDEN = -1e30
 
 _LOG_2 = math.log(2.0)
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
-# Up to here the inverse of the cumulative distribution is written out class by class: it fuses into one kernel, where
-# XLA's cumulative sum is many (64 classes, 2048 environments, 2 CPU cores: 0.3 instead of 1.0 ms).
+# Up to this number of classes, the inverse of the cumulative distribution is unrolled: it fuses into one kernel, while
+# XLA's cumulative sum takes many (64 classes, 2048 environments, 2 CPU cores: 0.3 instead of 1.0 ms).
 _UNROLLED_CLASSES = 128
 
 
@@ -36,8 +36,8 @@ def _per_key(draw, keys: jax.Array) -> jax.Array:
 def _inverse_cdf(logits: jax.Array, uniform: jax.Array) -> jax.Array:
     """Return the index [...] that `uniform` [...] in [0, 1) selects, never one of zero probability; logits [..., n].
 
-    Rounding could leave `uniform * total` at or beyond the last partial sum, or the partial sums uneven where they
-    are computed in another order; so a class is only ever chosen if its own weight is positive.
+    Because of rounding, `uniform * total` may reach the last partial sum, or partial sums may not increase evenly if
+    they are computed in another order; so a class is only chosen if its own weight is positive.
     """
     if logits.shape[-1] > _UNROLLED_CLASSES:
         weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
@@ -51,7 +51,7 @@ def _inverse_cdf(logits: jax.Array, uniform: jax.Array) -> jax.Array:
     target = uniform * functools.reduce(jnp.add, weights)
     partial = jnp.zeros_like(target)
     chosen = jnp.zeros(target.shape, jnp.int32)
-    passed = jnp.ones(target.shape, bool)  # whether every class so far was passed over
+    passed = jnp.ones(target.shape, bool)  # whether every class so far was skipped
     for i, weight in enumerate(weights):
         chosen = jnp.where(passed & (weight > 0.0), jnp.int32(i), chosen)
         partial = partial + weight
@@ -64,7 +64,7 @@ def _total(parts: list[jax.Array]) -> jax.Array:
 
 
 class Categorical(struct.PyTreeNode):
-    """One of n classes; actions int32 `[...]`.
+    """Categorical distribution over n classes; actions int32 `[...]`.
 
     Attributes:
       logits: unnormalized log-probabilities, `[..., n]`, finite.
@@ -77,12 +77,12 @@ class Categorical(struct.PyTreeNode):
         """Return the distribution of `logits` over the classes where `mask` `[..., n]` is True; None allows all.
 
         Forbidden classes have probability exactly 0, are never sampled, and add 0 to the entropy and to gradients.
-        Where a mask forbids everything, all classes are equally likely, so that nothing becomes NaN.
+        If a mask forbids everything, all classes are equally likely, to avoid NaNs.
         """
         return cls(logits if mask is None else jnp.where(mask, logits, jnp.asarray(FORBIDDEN, logits.dtype)))
 
     def sample(self, keys: jax.Array) -> jax.Array:
-        """Return actions `[...]`, from one uniform number each; keys `[...]`."""
+        """Sample actions `[...]`, from one uniform number each; keys `[...]`."""
         return self.of_uniform(_per_key(lambda key: jax.random.uniform(key, (), self.logits.dtype), keys))
 
     def of_uniform(self, uniform: jax.Array) -> jax.Array:
@@ -90,17 +90,17 @@ class Categorical(struct.PyTreeNode):
         return _inverse_cdf(self.logits, uniform)
 
     def mixed(self, fraction: float | jax.Array) -> "Categorical":
-        """Return the mixture of a uniform distribution, of weight `fraction`, and this one."""
+        """Return the mixture of this distribution and a uniform one of weight `fraction`."""
         probability = (1.0 - fraction) * jax.nn.softmax(self.logits, axis=-1) + fraction / self.logits.shape[-1]
         return Categorical(jnp.log(probability))
 
     def sample_and_log_prob(self, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return actions `[...]` and their log-probabilities `[...]`; keys `[...]`."""
+        """Sample actions `[...]` with their log-probabilities `[...]`; keys `[...]`."""
         action = self.sample(keys)
         return action, self.log_prob(action)
 
     def mode(self) -> jax.Array:
-        """Return the most likely class `[...]`, the first of several."""
+        """Return the most likely class `[...]`, the first one of ties."""
         return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
 
     def log_probs(self) -> jax.Array:
@@ -109,7 +109,7 @@ class Categorical(struct.PyTreeNode):
 
     def log_prob(self, action: jax.Array) -> jax.Array:
         """Return the log-probability `[...]` of classes `[...]`."""
-        # A comparison and a sum rather than a gather, whose gradient is a scatter: several times slower on CPU.
+        # A comparison and a sum instead of a gather, whose gradient is a scatter: several times slower on CPU.
         classes = jnp.arange(self.logits.shape[-1], dtype=jnp.int32)
         chosen = jnp.expand_dims(action.astype(jnp.int32), -1) == jnp.expand_dims(classes, range(action.ndim))
         return jnp.sum(jnp.where(chosen, self.log_probs(), 0.0), axis=-1)
@@ -126,11 +126,11 @@ class Categorical(struct.PyTreeNode):
 
 
 class MultiCategorical(struct.PyTreeNode):
-    """Several independent categoricals; actions int32 `[..., len(nvec)]`.
+    """Independent categorical distributions; actions int32 `[..., len(nvec)]`.
 
     Attributes:
-      logits: those of all components one after the other, `[..., sum(nvec)]`.
-      nvec: how many classes each component has; static.
+      logits: concatenated logits of all components, `[..., sum(nvec)]`.
+      nvec: number of classes of each component; static.
     """
 
     logits: jax.Array
@@ -148,7 +148,7 @@ class MultiCategorical(struct.PyTreeNode):
         return [Categorical(part) for part in jnp.split(self.logits, ends, axis=-1)]
 
     def sample(self, keys: jax.Array) -> jax.Array:
-        """Return actions `[..., k]`, from one uniform number for each component; keys `[...]`."""
+        """Sample actions `[..., k]`, from one uniform number for each component; keys `[...]`."""
         uniform = _per_key(lambda key: jax.random.uniform(key, (len(self.nvec),), self.logits.dtype), keys)
         drawn = [_inverse_cdf(part.logits, uniform[..., i]) for i, part in enumerate(self.components)]
         return jnp.stack(drawn, axis=-1)
@@ -181,7 +181,7 @@ class DiagonalGaussian(struct.PyTreeNode):
     log_std: jax.Array
 
     def sample(self, keys: jax.Array) -> jax.Array:
-        """Return actions `[..., n]`; keys `[...]`."""
+        """Sample actions `[..., n]`; keys `[...]`."""
         noise = _per_key(lambda key: jax.random.normal(key, self.mean.shape[-1:], self.mean.dtype), keys)
         return self.mean + jnp.exp(self.log_std) * noise
 
@@ -190,7 +190,7 @@ class DiagonalGaussian(struct.PyTreeNode):
         return self.mean
 
     def log_prob(self, action: jax.Array) -> jax.Array:
-        """Log-density `[...]` of actions `[..., n]`."""
+        """Return the log-density `[...]` of actions `[..., n]`."""
         scaled = (action - self.mean) * jnp.exp(-self.log_std)
         return -jnp.sum(0.5 * jnp.square(scaled) + self.log_std + _LOG_SQRT_2PI, axis=-1)
 
@@ -251,7 +251,7 @@ class TanhGaussian(struct.PyTreeNode):
         return self.base.log_prob(x) - jnp.sum(_log_tanh_slope(x), axis=-1) - self._log_scale()
 
     def sample(self, keys: jax.Array) -> jax.Array:
-        """Return actions `[..., n]` within the bounds; keys `[...]`."""
+        """Sample actions `[..., n]` within the bounds; keys `[...]`."""
         return self._squash(self.base.sample(keys))
 
     def of_noise(self, noise: jax.Array) -> jax.Array:
@@ -259,16 +259,16 @@ class TanhGaussian(struct.PyTreeNode):
         return self._squash(self.mean + jnp.exp(self.log_std) * noise)
 
     def sample_and_log_prob(self, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return actions `[..., n]` and their exact log-density `[...]`, both differentiable; keys `[...]`."""
+        """Sample actions `[..., n]` with their exact log-density `[...]`, both differentiable; keys `[...]`."""
         x = self.base.sample(keys)
         return self._squash(x), self._log_prob_of(x)
 
     def mode(self) -> jax.Array:
-        """Return the squashed mean of the Gaussian, `[..., n]`: the median, by which evaluation conventionally acts."""
+        """Return the squashed mean of the Gaussian, `[..., n]`: the median, conventionally used in evaluation."""
         return self._squash(self.mean)
 
     def log_prob(self, action: jax.Array) -> jax.Array:
-        """Log-density `[...]` of actions `[..., n]`.
+        """Return the log-density `[...]` of actions `[..., n]`.
 
         The inverse of tanh is clipped one float away from the bounds (at |x| = 8.3): exact inside, finite on and
         beyond them, where the action no longer determines x; `sample_and_log_prob` is exact everywhere.
@@ -282,8 +282,8 @@ class TanhGaussian(struct.PyTreeNode):
         """Return the differential entropy `[...]` in nats, by quadrature, as it has no closed form.
 
         It is the Gaussian's entropy plus E[log |d action / d x|], each dimension's expectation by 8 Gauss-Hermite
-        nodes: within 1e-3 nats for a standard deviation up to 1, 0.03 at 2, 0.2 at 4. Deterministic and
-        differentiable, while the usual estimates take one sample, or only the mean.
+        nodes: within 1e-3 nats for a standard deviation up to 1, 0.03 at 2, 0.2 at 4. It is deterministic and
+        differentiable, while the usual estimates use one sample, or only the mean.
         """
         std = jnp.exp(self.log_std)
         slope = sum(weight * _log_tanh_slope(self.mean + std * node) for node, weight in _QUADRATURE)
@@ -297,7 +297,7 @@ class TanhGaussian(struct.PyTreeNode):
 class Joint(struct.PyTreeNode):
     """Independent distributions of the parts of an action that is a dictionary or a tuple.
 
-    Its log-probability, entropy and KL are the sums of theirs.
+    Its log-probability, entropy and KL are the sums over its parts.
 
     Attributes:
       parts: a distribution for each part, by name or by position; a part may be a `Joint` itself.
@@ -320,7 +320,7 @@ class Joint(struct.PyTreeNode):
         return found if isinstance(self.parts, dict) else tuple(found.values())
 
     def sample(self, keys: jax.Array) -> PyTree:
-        """Return actions `[..., *shape]`, each part with its own key; keys `[...]`."""
+        """Sample actions `[..., *shape]`, each part with its own key; keys `[...]`."""
         each = _per_key(lambda key: jax.random.split(key, len(self.parts)), keys)
         return self._tree(lambda number, part: part.sample(each[..., number]))
 
@@ -329,7 +329,7 @@ class Joint(struct.PyTreeNode):
         return self._tree(lambda _, part: part.mode())
 
     def log_prob(self, action: PyTree) -> jax.Array:
-        """Return the log-probability `[...]` of actions, the sum over parts; a density where some are continuous."""
+        """Return the log-probability `[...]` of actions, the sum over parts; a density if some are continuous."""
         return _total([part.log_prob(action[key]) for key, part in self._each()])
 
     def entropy(self) -> jax.Array:

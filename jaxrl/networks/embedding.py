@@ -1,4 +1,4 @@
-"""Vectors of observations: a torso, dense layers and an affine output."""
+"""Embeddings of observations: a torso, dense layers and an affine output."""
 
 import dataclasses
 
@@ -15,12 +15,12 @@ from jaxrl.networks.torsos import Torso
 @finish
 @dataclasses.dataclass(frozen=True)
 class Embedding:
-    """A feed-forward network from observations to vectors.
+    """Feed-forward network from observations to vectors.
 
     Args:
-      torso: from observations to features; None takes the one that suits the observation space.
-      widths: of ReLU layers after it.
-      size: of the vectors.
+      torso: module that maps observations to features; None: the default for the observation space.
+      widths: widths of the ReLU layers after the torso.
+      size: size of the output vectors.
     """
 
     torso: Torso | None = None
@@ -34,10 +34,10 @@ class Embedding:
         return _Embedding(self, spec, rngs)
 
     def init(self, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
-        """Return fresh parameters and model state.
+        """Initialize and return parameters and model state.
 
         Raises:
-          ConfigError: if the network does not fit the observation space.
+          ConfigError: the network does not fit the observation space.
         """
         return init_variables(self, key, spec)
 

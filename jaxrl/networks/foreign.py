@@ -1,21 +1,21 @@
-"""A user's own network, in Flax NNX, Flax Linen or Equinox, as the pure functions that algorithms call.
+"""User-defined networks, in Flax NNX, Flax Linen or Equinox, as the pure functions that algorithms call.
 
-The user's module knows nothing of time or of distributions. Feed-forward, it maps a batch of observations
-`[N, *shape]` (Equinox: one observation, as is the custom there) to its outputs; recurrent, it maps observations and a
+The user's module has no time axis and returns no distributions. If feed-forward, it maps a batch of observations `[N,
+*shape]` (Equinox: one observation, as is the custom there) to its outputs; if recurrent, it maps observations and a
 carry `[N, ...]` to outputs and the next carry, and the adapter unrolls it and resets the carry where episodes begin.
 
-Outputs are action values `[N, n]` with `outputs="q"`, else a pair of what the policy needs and the value `[N]`
-or `[N, 1]`. The policy needs logits for discrete actions, `[N, n]`, or `[N, sum(nvec)]`; for boxes a pair of mean
-`[N, n]` and logarithm of the standard deviation, `[N, n]` or `[n]`; for dictionaries and tuples of actions a
-dictionary or tuple with what each part needs.
+Outputs are action values `[N, n]` with `outputs="q"`, otherwise a pair of the policy's parameters and the value `[N]`
+or `[N, 1]`. The policy's parameters are logits for discrete actions, `[N, n]`, or `[N, sum(nvec)]`; for boxes a pair of
+mean `[N, n]` and logarithm of the standard deviation, `[N, n]` or `[n]`; for dictionaries and tuples of actions a
+dictionary or tuple with the parameters of each part.
 
-State besides parameters, which batch normalization has, is the network's model state: batch statistics of
-NNX, every collection but `params` of Linen, `equinox.nn.State`. A Linen module that has any takes the argument `train`;
-NNX modules are put into training or evaluation mode by `train()` and `eval()`, Equinox's by `inference_mode`. Random
-state, such as dropout's, is refused.
+State other than parameters, such as batch normalization's, is the network's model state: batch statistics of NNX, every
+collection except `params` of Linen, `equinox.nn.State`. A Linen module with such state takes the argument `train`; NNX
+modules are put into training or evaluation mode by `train()` and `eval()`, Equinox's by `inference_mode`. Random state,
+such as dropout's, is refused.
 
-Observations arrive as the environment gives them: uint8 pixels are not scaled. Foreign code runs under JAX's standard
-promotion rules.
+Observations are passed as the environment returns them: uint8 pixels are not scaled. Foreign code runs under JAX's
+standard promotion rules.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ OUTPUTS = ("actor_critic", "q")
 
 
 class Library(Protocol):
-    """The interface to one library: making parameters, and calling a module with them; frozen and hashable."""
+    """Interface to one library: initializing parameters, and calling a module with them; frozen and hashable."""
 
     def init(self, key: jax.Array, spec: EnvSpec, example: tuple) -> tuple[PyTree, ModelState]: ...
     def call(
@@ -53,16 +53,17 @@ class Library(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ForeignNetwork(Encoder):
-    """A network of a user's own module; made by `from_nnx`, `from_linen` and `from_equinox`.
+    """Network of a user's module, created by `from_nnx`, `from_linen` and `from_equinox`.
 
-    Parameters are a dict with the one key "policy", whatever the module computes with them.
+    Parameters are a dict with the single key "policy", regardless of what the module computes.
 
     Args:
-      library: how to make and call the module.
+      library: interface for creating and calling the module.
       outputs: kind of its outputs, "actor_critic" or "q".
-      carry: for recurrent modules, a function of no arguments that gives the initial carry, no batch axis; or None.
-      continuous: over boxes, "gaussian" (unbounded), "tanh" (squashed into the bounds) or "tanh_mean" (a Gaussian whose
-        mean alone is).
+      carry: for recurrent modules, a function without arguments that returns the initial carry without a batch axis; or
+        None.
+      continuous: over boxes, "gaussian" (unbounded), "tanh" (squashed into the bounds) or "tanh_mean" (a Gaussian, of
+        which only the mean is squashed).
     """
 
     library: Library
@@ -76,10 +77,10 @@ class ForeignNetwork(Encoder):
         return self.carry is not None
 
     def init(self, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
-        """Return fresh parameters and model state.
+        """Initialize and return parameters and model state.
 
         Raises:
-          ConfigError: if the module's outputs do not fit the action space, or it holds state that is random.
+          ConfigError: the module's outputs do not fit the action space, or it has random state.
         """
         if self.outputs not in OUTPUTS:
             raise unknown("kind of output", str(self.outputs), OUTPUTS)
@@ -125,7 +126,7 @@ class ForeignNetwork(Encoder):
         initial = self.initial_carry(spec)
 
         def step(carried, time_step):
-            # An episode's beginning resets the carry, and leaves the model state as it is.
+            # An episode's beginning resets the carry, but not the model state.
             (carry, model_state), (observation, mask, first) = carried, time_step
             carry = where_first(first, initial, carry)
             output, *carried = self._outputs(params, model_state, observation, carry, mask, spec, train=train)
@@ -155,7 +156,7 @@ class ForeignNetwork(Encoder):
         return PolicyValue(distribution, value.reshape(batch)), carry, model_state
 
     def _distribution(self, what, space, policy, mask):
-        """Return the distribution over an action space from the module's output; `what` names that output in errors."""
+        """Return the distribution over an action space from the module's output, which errors call `what`."""
         if isinstance(space, spaces.Composite):
             keys = [key for key, _ in space.items]
             kind = dict if isinstance(space, spaces.Dict) else tuple
@@ -174,33 +175,33 @@ class ForeignNetwork(Encoder):
 
 
 def from_nnx(build: Callable[[EnvSpec, nnx.Rngs], nnx.Module], **options: Any) -> ForeignNetwork:
-    """Return a network of a Flax NNX module.
+    """Wrap a Flax NNX module as a network.
 
     Args:
-      build: makes the module, called with a batch of observations, and of carries if recurrent.
+      build: creates the module, which is called with a batch of observations, and of carries if recurrent.
       **options: `outputs`, `carry`, `continuous`, see `ForeignNetwork`.
     """
     return ForeignNetwork(_NNX(build), **options)
 
 
 def from_linen(module: Any, **options: Any) -> ForeignNetwork:
-    """Return a network of a Flax Linen module.
+    """Wrap a Flax Linen module as a network.
 
     Args:
-      module: called with a batch of observations, and of carries if recurrent; with `train=` too if it has state
-        besides parameters.
+      module: the module, called with a batch of observations, and of carries if recurrent; also with `train=` if it has
+        state other than parameters.
       **options: `outputs`, `carry`, `continuous`, see `ForeignNetwork`.
     """
     return ForeignNetwork(_Linen(module), **options)
 
 
 def from_equinox(build: Callable[[EnvSpec, jax.Array], Any], **options: Any) -> ForeignNetwork:
-    """Return a network of an Equinox module, whose floating-point arrays are the parameters.
+    """Wrap an Equinox module as a network, with its floating-point arrays as the parameters.
 
     Args:
-      build: makes the module from the spec and a key; it is called with one observation, and one carry if recurrent.
-        With state, `build` returns what `equinox.nn.make_with_state` does, and the module is called with the state
-        last and returns a pair of its output and the new state; batches are mapped over the axis "batch".
+      build: creates the module from the spec and a key; it is called with one observation, and one carry if recurrent.
+        With state, `build` returns the pair of `equinox.nn.make_with_state`; the module is then called with the state
+        last and returns a pair of its output and the new state. Batches are mapped over the axis "batch".
       **options: `outputs`, `carry`, `continuous`, see `ForeignNetwork`.
     """
     return ForeignNetwork(_Equinox(build), **options)
@@ -278,10 +279,10 @@ class _Equinox:
     build: Callable
 
     def init(self, key, spec, example):
-        import equinox as eqx  # not a dependency: only users of such modules need it
+        import equinox as eqx  # an optional dependency
 
         module, state = _equinox_parts(self.build(spec, key))
-        state = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), state)  # its counter is of a weak type
+        state = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), state)  # its counter has a weak type
         return named_leaves(eqx.filter(module, eqx.is_inexact_array)), named_leaves(state) or ()
 
     def call(self, params, model_state, spec, arguments, *, train):

@@ -1,4 +1,4 @@
-"""Heads: from features to a distribution over actions, and to values; of action values see `q_heads`."""
+"""Heads: from features to a distribution over actions, and to values; for action values see `q_heads`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ from jaxrl.networks.distributions import (
 from jaxrl.networks.layers import dense
 
 CONTINUOUS = ("gaussian", "tanh", "tanh_mean")
-_LOG_STD_RANGE = (-20.0, 2.0)  # of standard deviations that depend on the state, as in Haarnoja et al.'s code
+_LOG_STD_RANGE = (-20.0, 2.0)  # of state-dependent standard deviations, as in Haarnoja et al.'s code
 
 
 # --- policies ------------------------------------------------------------------------------------------------------
@@ -32,11 +32,11 @@ def action_size(space: spaces.Space, continuous: str = "gaussian") -> int:
     """Return the number of logits or means of a distribution over `space`, summed over all parts.
 
     Args:
-      space: of actions.
+      space: the action space.
       continuous: "gaussian", "tanh" or "tanh_mean", for boxes.
 
     Raises:
-      ConfigError: if there is no such distribution over `space`.
+      ConfigError: there is no such distribution over `space`.
     """
     if continuous not in CONTINUOUS:
         raise unknown("continuous policy", str(continuous), CONTINUOUS)
@@ -68,16 +68,16 @@ def to_distribution(
     """Return the distribution over `space` parametrized by a policy's outputs.
 
     Args:
-      space: of actions, as `action_size` accepts it.
-      location: logits or means, `[..., action_size(space)]`; of a `Dict` or `Tuple` one such array for each part.
-      log_std: `[..., n]` or `[n]`, for boxes; by part as well.
-      mask: bool, True where allowed, `[..., action_size(space)]`, or None; for integers, and by part as well, where
-        what is None or left out of a dictionary allows everything.
+      space: an action space that `action_size` accepts.
+      location: logits or means, `[..., action_size(space)]`; for a `Dict` or `Tuple`, one such array per part.
+      log_std: `[..., n]` or `[n]`, for boxes; also per part.
+      mask: bool, True where allowed, `[..., action_size(space)]`, or None; for discrete actions, and also per part,
+        where None or a missing dictionary entry allows everything.
       continuous: for boxes, "gaussian" (unbounded), "tanh" (squashed into the bounds) or "tanh_mean" (a Gaussian whose
-        mean is squashed into the bounds; samples may lie beyond them).
+        mean is squashed into the bounds; samples may exceed them).
 
     Raises:
-      ConfigError: a mask that is not like the action, or no `log_std` for a box.
+      ConfigError: the mask does not have the action's structure, or `log_std` is missing for a box.
     """
     if isinstance(space, spaces.Composite):
         log_stds, masks = spaces.optional_parts(space, log_std), masks_of_parts(space, mask)
@@ -116,7 +116,7 @@ def masks_of_parts(space: spaces.Composite, mask: PyTree | None) -> dict[Any, Py
     """Return the mask of each part of a composite space, None where everything is allowed.
 
     Raises:
-      ConfigError: it is not like the action.
+      ConfigError: the mask does not have the action's structure.
     """
     try:
         return spaces.optional_parts(space, mask)
@@ -127,7 +127,7 @@ def masks_of_parts(space: spaces.Composite, mask: PyTree | None) -> dict[Any, Py
 class PolicyHead(nnx.Module):
     """Map features `[..., inputs]` and a mask to a distribution over the action space.
 
-    For boxes the log standard deviation is a parameter of each dimension, or an output next to the mean. Each part of a
+    For boxes, the log standard deviation is a parameter per dimension, or an output next to the mean. Each part of a
     `Dict` or `Tuple` has its own head.
     """
 

@@ -1,4 +1,4 @@
-"""Layers shared by all networks: dense and convolutional, orthogonally initialized, with activations by name."""
+"""Layers shared by all networks: orthogonally initialized dense and convolutional layers, and activations by name."""
 
 import math
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def activation(name: str) -> Callable[[jax.Array], jax.Array]:
     """Return an activation by name.
 
     Raises:
-      ConfigError: there is no activation of that name; it suggests close ones.
+      ConfigError: there is no activation of that name; close names are suggested.
     """
     if name not in _ACTIVATIONS:
         raise unknown("activation", str(name), _ACTIVATIONS)
@@ -42,10 +42,10 @@ def activation(name: str) -> Callable[[jax.Array], jax.Array]:
 
 
 def freeze(description: Any, field: str) -> None:
-    """Convert a field to a tuple, so that a description made with a list or an array is hashable.
+    """Convert a field to a tuple, so that a description created with a list or an array is hashable.
 
     Raises:
-      ConfigError: the value is not a sequence, and None only where that is the default.
+      ConfigError: the value is not a sequence, nor None if that is the default.
     """
     value, name = getattr(description, field), f"{type(description).__name__}.{field}"
     if value is None and getattr(type(description), field) is None:
@@ -69,7 +69,7 @@ def check_finite(label: str, number: float) -> None:
 
 
 def check_range(label: str, ends: tuple[float, ...]) -> None:
-    """Raise a ConfigError unless these are two finite numbers, the smaller one first."""
+    """Raise a ConfigError unless `ends` are two finite numbers, the smaller one first."""
     numbers = all(isinstance(end, int | float) and math.isfinite(end) for end in ends)
     if len(ends) != 2 or not numbers or ends[0] >= ends[1]:
         raise ConfigError(
@@ -84,7 +84,7 @@ def compute_dtype(name: str) -> jnp.dtype:
     """Return a layer's compute dtype by name; parameters are always float32.
 
     Raises:
-      ConfigError: it is not one of `DTYPES`.
+      ConfigError: the name is not one of `DTYPES`.
     """
     if name not in DTYPES:
         raise unknown("dtype", str(name), DTYPES)
@@ -92,7 +92,7 @@ def compute_dtype(name: str) -> jnp.dtype:
 
 
 class Dense(nnx.Module):
-    """An affine map of the last axis, `[..., inputs]` to `[..., outputs]`, computed and returned in `dtype`."""
+    """Affine map of the last axis, `[..., inputs]` to `[..., outputs]`, computed and returned in `dtype`."""
 
     def __init__(self, inputs: int, outputs: int, gain: float, rngs: nnx.Rngs, dtype: str = "float32"):
         self.dtype = compute_dtype(dtype)
@@ -101,8 +101,8 @@ class Dense(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((outputs,), jnp.float32))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        # As one product of two matrices: with more leading axes, if only of size 1, the gradient of the kernel
-        # contracts over several axes, which XLA does 1.7 times slower on a CPU.
+        # As one product of two matrices: with more leading axes, even of size 1, the gradient of the kernel contracts
+        # over several axes, which is 1.7 times slower with XLA on a CPU.
         rows, kernel, bias = (a.astype(self.dtype) for a in (x, self.kernel[...], self.bias[...]))
         return (rows.reshape((-1, x.shape[-1])) @ kernel + bias[None]).reshape((*x.shape[:-1], -1))
 
@@ -110,7 +110,7 @@ class Dense(nnx.Module):
 def dense(inputs: int, outputs: int, gain: float | None, rngs: nnx.Rngs, dtype: str = "float32") -> Dense | UnitDense:
     """Return a dense layer with an orthogonal kernel of gain `gain` (Saxe et al., 2014) and zero bias.
 
-    With a gain of None the columns of the kernel have unit norm, also while training (`UnitDense`), in float32.
+    With `gain=None`, the columns of the kernel have unit norm, also while training (`UnitDense`), in float32.
     """
     return UnitDense(inputs, outputs, rngs, bias=True) if gain is None else Dense(inputs, outputs, gain, rngs, dtype)
 
@@ -135,10 +135,10 @@ def conv(
 
 
 class SpectralConv(nnx.Module):
-    """A `conv` of stride 1 and equal size, its kernel over its largest singular value (Miyato et al., 2018).
+    """Convolution of stride 1 and equal size, its kernel divided by its largest singular value (Miyato et al., 2018).
 
-    The kernel counts as a matrix of the outputs by all other axes, and a step of the power iteration is made at each
-    application in training (arXiv:1802.05957, algorithm 1); the vector that it continues from is the model state.
+    The kernel is treated as a matrix of the outputs by all other axes, and each application in training makes one step
+    of the power iteration (arXiv:1802.05957, algorithm 1), whose current vector is the model state.
     """
 
     def __init__(self, features: int, kernel: int, rngs: nnx.Rngs, dtype: str = "float32"):
@@ -147,7 +147,7 @@ class SpectralConv(nnx.Module):
         self.kernel = nnx.Param(initial(rngs.params(), shape, jnp.float32))
         self.bias = nnx.Param(jnp.zeros((features,), jnp.float32))
         self.dtype = compute_dtype(dtype)
-        self.use_running_average = False  # which `eval()` of a module sets
+        self.use_running_average = False  # set by `eval()` of a module
         direction = jax.random.normal(rngs.params(), (features,), jnp.float32)
         self.left = nnx.BatchStat(direction / jnp.linalg.norm(direction))
 
@@ -168,7 +168,7 @@ def _unit(x: jax.Array) -> jax.Array:
 
 
 def _convolve(x, kernel, strides, padding, **others):
-    """Adapt `convolution` to the signature that `nnx.Conv` calls; `others` are arguments that `conv` fixes anyway."""
+    """Adapt `convolution` to the signature that `nnx.Conv` calls; `others` are arguments that `conv` fixes."""
     return convolution(x, kernel, strides, padding)
 
 
@@ -180,11 +180,11 @@ def normalization(name: str, features: int, rngs: nnx.Rngs) -> nnx.Module:
     """Return a normalization of the last axis, with a learned scale and offset.
 
     Args:
-      name: "layer" (Ba et al., 2016), of each vector by itself; "rms" (Zhang and Sennrich, 2019), the same without
-        mean and offset; "batch" (Ioffe and Szegedy, 2015), of each feature over all leading axes while training, and
-        by running statistics otherwise; "batch_renorm": `BatchRenorm`. A batch's statistics are of its rows that count,
-        on all devices.
-      features: how many there are.
+      name: "layer" (Ba et al., 2016), of each vector separately; "rms" (Zhang and Sennrich, 2019), the same without
+        mean and offset; "batch" (Ioffe and Szegedy, 2015), of each feature over all leading axes in training, and with
+        running statistics otherwise; "batch_renorm": `BatchRenorm`. Batch statistics are computed from the rows that
+        count, on all devices.
+      features: number of features.
       rngs: for the initial parameters.
 
     Raises:
@@ -202,18 +202,18 @@ def normalization(name: str, features: int, rngs: nnx.Rngs) -> nnx.Module:
 
 
 class BatchNorm(nnx.Module):
-    """Batch normalization of the last axis over the rows that count, of all devices that share a batch.
+    """Batch normalization of the last axis over the rows that count, on all devices that share a batch.
 
     Args:
       features: size of the last axis.
       epsilon: added to variances.
-      momentum: share of the running statistics that a batch leaves.
+      momentum: decay rate of the running statistics.
       unit: whether scale and bias have unit norm.
     """
 
     def __init__(self, features: int, *, epsilon: float, momentum: float = 0.99, unit: bool = False):
         self.epsilon, self.momentum, self.prefix = epsilon, momentum, "unit_" if unit else ""
-        self.use_running_average = False  # which `eval()` of a module sets
+        self.use_running_average = False  # set by `eval()` of a module
         setattr(self, f"{self.prefix}scale", nnx.Param(jnp.ones((features,), jnp.float32)))
         setattr(self, f"{self.prefix}bias", nnx.Param(jnp.zeros((features,), jnp.float32)))
         self.mean = nnx.BatchStat(jnp.zeros((features,), jnp.float32))
@@ -237,17 +237,18 @@ class BatchNorm(nnx.Module):
 class BatchRenorm(nnx.Module):
     """Batch renormalization (Ioffe, 2017, arXiv:1702.03275) of the last axis, with a learned scale and offset.
 
-    A feature is normalized in training by the batch's mean and deviation, then moved to where the running ones would
-    have put it, within limits; otherwise by the running ones. Running statistics move with each batch of training.
-    There is no correction in the first `warm_up` batches, whose running statistics are still close to the initial ones.
+    In training, a feature is normalized by the batch's mean and deviation, then corrected towards the result with
+    running statistics, within limits; otherwise it is normalized by the running statistics. Training batches update the
+    running statistics. There is no correction in the first `warm_up` batches, when the running statistics are still
+    close to their initial values.
 
     Args:
       features: size of the last axis.
-      momentum: share of the running statistics that a batch leaves.
+      momentum: decay rate of the running statistics.
       epsilon: added to variances.
-      r_max: largest ratio of the batch's deviation to the running one that is corrected; its inverse is the smallest.
-      d_max: largest distance between the means that is corrected, in running deviations.
-      warm_up: batches of training before the correction begins.
+      r_max: maximum correction of the ratio of the batch's deviation to the running one; the minimum is its inverse.
+      d_max: maximum correction of the distance between the means, in running deviations.
+      warm_up: number of training batches before the correction begins.
     """
 
     def __init__(
@@ -261,7 +262,7 @@ class BatchRenorm(nnx.Module):
         warm_up: int = 100_000,
     ):
         self.momentum, self.epsilon, self.r_max, self.d_max, self.warm_up = momentum, epsilon, r_max, d_max, warm_up
-        self.use_running_average = False  # which `eval()` of a module sets
+        self.use_running_average = False  # set by `eval()` of a module
         self.scale = nnx.Param(jnp.ones((features,), jnp.float32))
         self.bias = nnx.Param(jnp.zeros((features,), jnp.float32))
         self.mean = nnx.BatchStat(jnp.zeros((features,), jnp.float32))
@@ -288,9 +289,9 @@ class BatchRenorm(nnx.Module):
 
 
 def dropped(x: jax.Array, rate: float, key: jax.Array) -> jax.Array:
-    """Return `[..., B, features]` with each feature 0 at a probability of `rate`, others divided by 1 - rate.
+    """Apply dropout to `[..., B, features]`: each feature is 0 with probability `rate`, others are divided by 1 - rate.
 
-    Keys [B] make it independent of which device holds which row (Srivastava et al., 2014).
+    Keys [B] make it independent of the assignment of rows to devices (Srivastava et al., 2014).
     """
     shape = (*x.shape[:-2], x.shape[-1])
     mask = jax.vmap(lambda k: jax.random.bernoulli(k, 1.0 - rate, shape), out_axes=x.ndim - 2)(key)
@@ -300,10 +301,10 @@ def dropped(x: jax.Array, rate: float, key: jax.Array) -> jax.Array:
 class DenseStack(nnx.Module):
     """Dense layers, each followed by a normalization if it has one, and the activation.
 
-    Maps `[..., inputs]` to `[..., features]`. Layers and activations compute in `dtype`; what normalizations give, and
-    the features, are float32. With `normalize_inputs` the normalizations are of what each layer reads and of the
-    features instead: of the inputs, and after each activation. With `dropout` a layer's outputs are dropped before all
-    of these where keys are passed, as DroQ's critics do.
+    Maps `[..., inputs]` to `[..., features]`. Layers and activations compute in `dtype`; the outputs of normalizations,
+    and the features, are float32. With `normalize_inputs`, the inputs of each layer and the features are normalized
+    instead: the inputs, and after each activation. With `dropout`, a layer's outputs are dropped before all of these if
+    keys are passed, as in DroQ's critics.
     """
 
     def __init__(

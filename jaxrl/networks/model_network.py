@@ -1,4 +1,4 @@
-"""The network of MuZero: a learned model, with a policy and a value at each of its states."""
+"""Network of MuZero: a learned model, with a policy and a value at each of its states."""
 
 import dataclasses
 from typing import Any
@@ -14,33 +14,33 @@ from jaxrl.networks.body import Network, run_module
 from jaxrl.networks.layers import DenseStack, check_positive, dense, freeze
 from jaxrl.networks.torsos import Torso
 
-_SMALL_GAIN = 0.01  # of the last layers: at first every value is 0 and every action as likely
+_SMALL_GAIN = 0.01  # of the last layers: initially, values are near 0 and actions equally likely
 
 
 class ModelOutput(struct.PyTreeNode):
-    """A state of the model, and what the network says of it; leaves [..., n]."""
+    """State of the model, and the network's predictions for it; leaves [..., n]."""
 
     latent: jax.Array
     logits: jax.Array  # of the policy, [..., actions]
     value: jax.Array  # logits of a categorical value, [..., atoms]
     reward: jax.Array  # logits of a categorical reward for the action that led here, [..., atoms]
-    discount: jax.Array  # the environment's own, of what follows here; without such it means nothing, [...]
+    discount: jax.Array  # [...], the environment's own; unused if it has none
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelNetwork(Network):
-    """A model of an environment with discrete actions, learned for what values and policies need of it.
+    """Model of an environment with discrete actions, learned to predict rewards, values and policies.
 
-    The state of an observation is its torso's features, through a dense layer; an action's next state is the state plus
-    what dense layers make of both. States are scaled into [0, 1] (Schrittwieser et al., 2020, arXiv:1911.08265,
+    The state of an observation is the torso's features after a dense layer; the next state is the state plus the output
+    of dense layers on state and action. States are scaled to [0, 1] (Schrittwieser et al., 2020, arXiv:1911.08265,
     appendix G).
 
     Args:
-      torso: from observations to features; None takes the one that suits the observation space.
-      width: size of a state.
+      torso: module that maps observations to features; None: the default for the observation space.
+      width: size of the state.
       widths: hidden layers of the dynamics, and of the policy, the value, the reward and the discount.
       activation: function after each hidden layer, by name.
-      atoms: numbers of the support of categorical values and rewards.
+      atoms: number of atoms of categorical values and rewards.
     """
 
     torso: Torso | None = None
@@ -61,7 +61,7 @@ class ModelNetwork(Network):
     def step(
         self, params: Params, latent: jax.Array, action: jax.Array, *, spec: EnvSpec, model_state: ModelState
     ) -> ModelOutput:
-        """Return what actions [...] make of states [..., width]."""
+        """Return the outputs after actions [...] in states [..., width]."""
         return run_module(self, params, model_state, spec, lambda m: m.follow(latent, action), train=False)[0]
 
 

@@ -1,7 +1,7 @@
-"""Heads of the DQN family: from features to action values, or to distributions of returns; dueling and noisy by choice.
+"""Heads of the DQN family: from features to action values or distributions of returns, optionally dueling and noisy.
 
-Noise is factorized and sampled for each element of a batch, which costs two more products but no memory: with the
-noise of a kernel an outer product, x (S * (e_in e_out^T)) = ((x * e_in) S) * e_out.
+Noise is factorized and sampled for each element of a batch, which costs two more products but no memory: since the
+noise of a kernel is an outer product, x (S * (e_in e_out^T)) = ((x * e_in) S) * e_out.
 """
 
 import dataclasses
@@ -19,17 +19,17 @@ from jaxrl.networks.layers import HIDDEN_GAIN, DenseStack, check_positive, dense
 
 
 class CategoricalReturns(struct.PyTreeNode):
-    """A distribution of returns over fixed atoms for every action; the algorithm defines the atoms' values."""
+    """Distribution of returns over fixed atoms for every action; the algorithm defines the atoms' values."""
 
     logits: jax.Array  # [..., actions, atoms]
     mask: jax.Array | None = None  # [..., actions] bool, False where an action is forbidden
     smoothing: float = struct.field(pytree_node=False, default=0.0)  # of the targets, as in `CategoricalValues`
-    features: jax.Array | None = None  # [..., features] that the head read, where it is self-predictive
-    prediction: jax.Array | None = None  # [..., actions, 1 + features]: the reward, and the features that follow
+    features: jax.Array | None = None  # [..., features], input of a self-predictive head
+    prediction: jax.Array | None = None  # [..., actions, 1 + features]: reward and next features
 
 
 class QuantileReturns(struct.PyTreeNode):
-    """The quantiles of the returns of every action, at (2 i + 1) / 2 N for i = 0 .. N-1 or at sampled fractions."""
+    """Quantiles of the returns of every action, at (2 i + 1) / 2 N for i = 0 .. N-1 or at sampled fractions."""
 
     quantiles: jax.Array  # [..., actions, N]
     mask: jax.Array | None = None  # [..., actions] bool, False where an action is forbidden
@@ -37,7 +37,7 @@ class QuantileReturns(struct.PyTreeNode):
 
 
 class QHead(Protocol):
-    """The head of a Q-network; frozen and hashable."""
+    """Head of a Q-network; frozen and hashable."""
 
     @property
     def noisy(self) -> bool:
@@ -51,14 +51,14 @@ class QHead(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ActionValues:
-    """The expected return of each action, `[..., actions]`.
+    """Expected return of each action, `[..., actions]`.
 
     Args:
-      dueling: whether they are V + A - mean A, with an output each (Wang et al., 2016, equation 9).
-      widths: of ReLU layers before each output, of its own (512 in the dueling paper).
+      dueling: whether values are V + A - mean A, with separate outputs (Wang et al., 2016, equation 9).
+      widths: widths of separate ReLU layers before each output (512 in the dueling paper).
       gain: gain of the outputs' orthogonal initialization; None: outputs of unit norm (`unit.UnitDense`).
-      noisy: whether these layers' parameters have noise that is learned (Fortunato et al., 2018, arXiv:1706.10295).
-      sigma: its first scale, sigma_0 of the paper.
+      noisy: whether these layers' parameters have learned noise (Fortunato et al., 2018, arXiv:1706.10295).
+      sigma: initial scale of the noise, sigma_0 in the paper.
     """
 
     dueling: bool = False
@@ -79,11 +79,11 @@ class CategoricalValues:
     """C51: probabilities of fixed returns for each action, `CategoricalReturns` (Bellemare et al., 2017).
 
     Args:
-      atoms: how many returns; where they lie is the algorithm's to say.
-      dueling, widths, gain, noisy, sigma: as of `ActionValues`; dueling is of the logits (Hessel et al., 2018).
-      smoothing: standard deviation of a normal distribution in place of each return of a target, in distances of atoms:
-        HL-Gauss (Imani and White, 2018; Farebrother et al., 2024, arXiv:2403.03950) with 0.75; 0: a return counts for
-        its two neighbors.
+      atoms: number of returns; the algorithm defines their support.
+      dueling, widths, gain, noisy, sigma: as in `ActionValues`; dueling applies to the logits (Hessel et al., 2018).
+      smoothing: standard deviation of the normal distribution that replaces each return of a target, in units of the
+        atom spacing: HL-Gauss (Imani and White, 2018; Farebrother et al., 2024, arXiv:2403.03950) with 0.75; 0: a
+        return is split between its two neighbors.
     """
 
     atoms: int = 51
@@ -105,15 +105,15 @@ class CategoricalValues:
 
 @dataclasses.dataclass(frozen=True)
 class SelfPredictiveValues:
-    """`CategoricalValues`, and a prediction of the reward and of the features that follow (REPPO's auxiliary task).
+    """`CategoricalValues`, and a prediction of the reward and the next features (REPPO's auxiliary task).
 
-    Both read the features of the network through dense layers of their own. `CategoricalReturns` hold the prediction.
+    Both read the features of the network through separate dense layers. `CategoricalReturns` contains the prediction.
 
     Args:
-      atoms, gain, smoothing: as of `CategoricalValues`.
+      atoms, gain, smoothing: as in `CategoricalValues`.
       widths: widths of the dense layers before each output.
       activation: function after each dense layer, by name.
-      normalization: before each activation, "layer", "rms", "batch" or "batch_renorm"; None: none.
+      normalization: normalization before each activation, "layer", "rms", "batch" or "batch_renorm"; None: none.
     """
 
     atoms: int = 151
@@ -141,8 +141,8 @@ class QuantileValues:
     """QR-DQN: quantiles of the return of each action, `QuantileReturns` (Dabney et al., 2018, arXiv:1710.10044).
 
     Args:
-      quantiles: how many.
-      dueling, widths, gain, noisy, sigma: as of `ActionValues`; dueling is of each quantile.
+      quantiles: number of quantiles.
+      dueling, widths, gain, noisy, sigma: as in `ActionValues`; dueling applies to each quantile.
     """
 
     quantiles: int = 51
@@ -164,13 +164,14 @@ class QuantileValues:
 class ImplicitQuantileValues:
     """IQN: quantiles of the return of each action at sampled fractions (Dabney et al., 2018, arXiv:1806.06923).
 
-    Features are times an embedding of each fraction. With keys every element of a batch has its own fractions; without
-    they are the midpoints of `quantiles` equal parts.
+    Features are multiplied by an embedding of each fraction. With keys, every element of a batch has its own fractions;
+    without keys, they are the midpoints of `quantiles` equal parts.
 
     Args:
-      quantiles: how many fractions, for acting, learning and targets alike.
-      cosines: cos(pi i fraction), i = 0 .. cosines - 1, which the embedding is a dense ReLU layer of (equation 4).
-      dueling, widths, gain, noisy, sigma: as of `ActionValues`; dueling is of each quantile.
+      quantiles: number of fractions, for acting, learning and targets.
+      cosines: number of inputs cos(pi i fraction), i = 0 .. cosines - 1, of the embedding, a dense ReLU layer (equation
+        4).
+      dueling, widths, gain, noisy, sigma: as in `ActionValues`; dueling applies to each quantile.
     """
 
     quantiles: int = 8
@@ -194,10 +195,10 @@ class ImplicitQuantileValues:
 
 
 class NoisyDense(nnx.Module):
-    """An affine map of the last axis whose parameters are noisy: factorized Gaussian noise (Fortunato et al., 2018).
+    """Affine map of the last axis with factorized Gaussian noise on its parameters (Fortunato et al., 2018).
 
-    Maps features `[T, B, inputs]` and keys `[B]`, or None for no noise, to `[T, B, outputs]`. The means begin
-    orthogonal, as in the dense layers here, and the scales at sigma / sqrt(inputs), equation 11's.
+    Maps features `[T, B, inputs]` and keys `[B]`, or None for no noise, to `[T, B, outputs]`. The means are initialized
+    orthogonally, as in the other dense layers, and the scales to sigma / sqrt(inputs) (equation 11).
     """
 
     def __init__(self, inputs: int, outputs: int, gain: float | None, sigma: float, rngs: nnx.Rngs):
@@ -218,7 +219,7 @@ class NoisyDense(nnx.Module):
 
 
 class _Stream(nnx.Module):
-    """ReLU layers and an output."""
+    """ReLU layers and an output layer."""
 
     def __init__(self, head: Any, inputs: int, outputs: int, rngs: nnx.Rngs):
         check_positive("widths", head.widths)
@@ -243,7 +244,7 @@ def _layer(head, inputs, outputs, gain, rngs):
 
 
 class _HeadModule(nnx.Module):
-    """Module with `size` numbers for every action, each V + A - mean A if dueling; `finish` makes them the output."""
+    """Module with `size` numbers for every action, each V + A - mean A if dueling; `finish` builds the output."""
 
     def __init__(self, head: Any, inputs: int, actions: int, size: int, finish: Callable, rngs: nnx.Rngs):
         self.dueling = head.dueling
@@ -280,7 +281,7 @@ class _ImplicitModule(nnx.Module):
             levels = draw(_folded(key, 2))
         angles = jnp.pi * levels[..., None] * jnp.expand_dims(jnp.arange(self.cosines, dtype=jnp.float32), (0, 1))
         joined = features[:, None] * jax.nn.relu(self.embedding(jnp.cos(angles)))[None]
-        # Quantiles join the time, so that an element of the batch has one noise for all.
+        # Quantiles are merged into the time axis, so that each element of the batch has one noise for all of them.
         values = self.values(joined.reshape(-1, batch, features.shape[-1]), None, key)
         values = jnp.moveaxis(values.reshape(time, self.quantiles, batch, -1), 1, 3)
         return QuantileReturns(values, mask, jnp.broadcast_to(levels.T[None], (time, batch, self.quantiles)))

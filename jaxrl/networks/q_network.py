@@ -1,4 +1,4 @@
-"""The network of the DQN family: a value for each action, or the output of another head."""
+"""Network of the DQN family: a value for each action, or the output of another head."""
 
 import dataclasses
 from typing import Any
@@ -20,17 +20,17 @@ from jaxrl.networks.torsos import Torso
 class QNetwork(Network):
     """Action values of a discrete action space, feed-forward or recurrent.
 
-    Of `ActionValues` the output is values `[T, B, n]`, the most negative finite number where the action mask forbids.
-    Keys `[B]` are of noisy heads: one noise for each element of the batch at all time steps; None: no noise. Parameters
-    are a dict with the keys "torso" (torso and core) and "head".
+    With `ActionValues`, the output is values `[T, B, n]`, the most negative finite number where the action mask
+    forbids. Keys `[B]` are for noisy heads: one noise sample for each element of the batch at all time steps; None: no
+    noise. Parameters are a dict with the keys "torso" (torso and core) and "head".
 
     Args:
-      torso: from observations to features; None takes the one that suits the observation space.
+      torso: module that maps observations to features; None: the default for the observation space.
       core: recurrent core after the torso, or None.
-      head: what the features become: `ActionValues(dueling=True)` for a dueling network, `CategoricalValues()` and
+      head: output head: `ActionValues(dueling=True)` for a dueling network, `CategoricalValues()` and
         `QuantileValues()` for distributions of returns; each may be noisy.
       previous_action, previous_reward: append it to the features.
-      observation_keys: the keys of a dictionary observation that it reads; None: all.
+      observation_keys: keys of a dictionary observation to read; None: all.
     """
 
     torso: Torso | None = None

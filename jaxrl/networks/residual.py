@@ -1,6 +1,6 @@
-"""Torsos of normalized and residual dense layers, which keep large networks learning from a replay.
+"""Torsos of normalized and residual dense layers, for stable learning of large networks from a replay.
 
-Over vectors: of observations as a torso, or of observations and actions together as the trunk of a `Critic`.
+Their inputs are vectors: observations as a torso, or observations and actions together as the trunk of a `Critic`.
 """
 
 import dataclasses
@@ -18,12 +18,12 @@ from jaxrl.networks.unit import UnitDense, UnitRMSNorm, unit_vectors
 
 @dataclasses.dataclass(frozen=True)
 class UnitMLP:
-    """Batch normalization, and dense layers of unit norm, each batch-normalized before its ReLU.
+    """Batch normalization, then dense layers of unit norm, each batch-normalized before its ReLU.
 
     XQC's network (Palenicek et al., 2025, arXiv:2509.25174).
 
     Args:
-      widths: of the layers.
+      widths: widths of the layers.
     """
 
     widths: tuple[int, ...] = (512, 512, 512, 512)
@@ -61,9 +61,9 @@ class InvertedResidual:
     one back, each batch-normalized before its ReLU, and a root-mean-square normalization.
 
     Args:
-      width: of the features between blocks.
-      blocks: how many.
-      expansion: how many times as wide the inner layer of a block is.
+      width: number of features between blocks.
+      blocks: number of blocks.
+      expansion: width of a block's inner layer, as a multiple of `width`.
     """
 
     width: int = 256
@@ -102,13 +102,13 @@ class _InvertedResidual(nnx.Module):
 class SimBa:
     """Residual blocks with layer normalization before each (Lee et al., 2024, arXiv:2410.09754).
 
-    A dense layer, then blocks x + dense(ReLU(dense(norm(x)))), and a layer normalization at the end. Observations are
-    to be normalized (`normalize_observation=True`).
+    A dense layer, then blocks x + dense(ReLU(dense(norm(x)))), and a layer normalization at the end. Observations
+    should be normalized (`normalize_observation=True`).
 
     Args:
-      width: of the features between blocks.
-      blocks: how many.
-      expansion: how many times as wide the inner layer of a block is.
+      width: number of features between blocks.
+      blocks: number of blocks.
+      expansion: width of a block's inner layer, as a multiple of `width`.
     """
 
     width: int = 512
@@ -145,8 +145,8 @@ class BroNet:
     ReLU(norm(dense(x))), then blocks x + norm(dense(ReLU(norm(dense(x))))).
 
     Args:
-      width: of all features.
-      blocks: how many.
+      width: width of all layers.
+      blocks: number of blocks.
     """
 
     width: int = 512
@@ -178,15 +178,16 @@ class _BroNet(nnx.Module):
 class SimBaV2:
     """Blocks on the unit sphere, with all weights of unit norm (Lee et al., 2025, arXiv:2502.15280).
 
-    The inputs and a constant, divided by their norm, go through a scaled dense layer to the sphere; each block moves
-    from there towards what its two dense layers make of it, and back to the sphere. The last layer is a dense one,
-    which there is the first of each head. Observations are to be normalized (`normalize_observation=True`).
+    The inputs and a constant, divided by their norm, are mapped to the sphere by a scaled dense layer; each block moves
+    the features towards the output of its two dense layers, and back to the sphere. The last layer is a dense layer,
+    which in the paper is the first layer of each head. Observations should be normalized
+    (`normalize_observation=True`).
 
     Args:
-      width: of the features.
-      blocks: how many.
-      expansion: how many times as wide the inner layer of a block is.
-      shift: the constant beside the inputs.
+      width: number of features.
+      blocks: number of blocks.
+      expansion: width of a block's inner layer, as a multiple of `width`.
+      shift: constant appended to the inputs.
     """
 
     width: int = 512
@@ -199,7 +200,7 @@ class SimBaV2:
 
 
 class _Scaler(nnx.Module):
-    """A factor for each feature, `initial` at first, of a parameter that is `scale` at first (its section 4.2)."""
+    """Factor per feature, initially `initial`, of a parameter with initial value `scale` (section 4.2)."""
 
     def __init__(self, features: int, initial: float, scale: float):
         self.factor = nnx.Param(jnp.full((features,), scale, jnp.float32))

@@ -1,11 +1,12 @@
-"""Recurrent cores whose recurrence is linear, unrolled over time by a parallel scan: MinGRU and the LRU.
+"""Recurrent cores with a linear recurrence, unrolled over time by a parallel scan: MinGRU and the LRU.
 
 h_t = a_t h_{t-1} + b_t, element by element, where neither a nor b depends on h. Such steps are affine maps, which
-compose associatively: `jax.lax.associative_scan` gives the states of all T time steps in log T rounds (Blelloch, 1990).
-Where an episode begins, a_t is 0, so that no earlier state gets past it. A single time step is computed directly.
+compose associatively: `jax.lax.associative_scan` computes the states of all T time steps in log T rounds (Blelloch,
+1990). At an episode's beginning, a_t is 0, so that no earlier state passes it. A single time step is computed
+directly.
 
-On CPUs, which have few threads to share the rounds, a loop over the steps takes a fifth of their time: each step is one
-multiplication and addition, for all that is expensive, the products, comes before the scan.
+On CPUs, which have few threads for the rounds, a loop over the steps takes a fifth of the time: each step is one
+multiplication and addition, because the expensive products are computed before the scan.
 """
 
 import dataclasses
@@ -44,7 +45,7 @@ def linear_scan(decay: jax.Array, update: jax.Array, first: jax.Array, carry: ja
 
 @jax.custom_vjp
 def _states(decay: jax.Array, update: jax.Array) -> jax.Array:
-    """Return h_t = decay_t h_{t-1} + update_t of h = 0 before the first, `[T, ...]`."""
+    """Return h_t = decay_t h_{t-1} + update_t, starting from h = 0, `[T, ...]`."""
     return _scan(decay, update)
 
 
@@ -54,8 +55,8 @@ def _states_forward(decay, update):
 
 
 def _states_backward(saved, gradient):
-    # The gradient with respect to h_t is the same recurrence, backwards: one scan more, where a gradient of the scan's
-    # own rounds would keep every one of them.
+    # The gradient with respect to h_t is the same recurrence, backwards: one more scan, while a gradient through the
+    # scan's rounds would store every one of them.
     decay, hidden = saved
     zero = jnp.zeros_like(hidden[:1])
     gradient = _scan(jnp.concatenate([decay[1:], zero]), gradient, reverse=True)
@@ -122,15 +123,15 @@ class MinGRU:
 
     z, s = sigmoid(W x);  n = g(W x);  h' = (1 - z) h + z n;  y = s h' + (1 - s) x
 
-    Each has its own kernel. g(v) = v + 0.5 where v is positive, otherwise sigmoid(v), keeps h positive (the paper's
-    appendix B.3). The highway (Srivastava et al., 2015, arXiv:1505.00387), by which layers can be stacked, and the lack
-    of other biases are as in PufferLib since version 4. The gates do not read h: that is what the parallel scan costs.
+    Each W is a separate kernel. g(v) = v + 0.5 where v is positive, otherwise sigmoid(v), keeps h positive (the paper's
+    appendix B.3). The highway (Srivastava et al., 2015, arXiv:1505.00387), which allows stacking layers, and the lack
+    of other biases follow PufferLib since version 4. The parallel scan requires that the gates do not read h.
 
     Args:
-      width: of the hidden state of each layer, and of the output.
-      layers: how many, one on the other. A linear layer before them brings inputs of another size to `width`.
-      update_bias: initial value of the learned bias of z; None: no bias, as in PufferLib. At -4 half of a state is left
-        after 38 steps at first, at 0 and without a bias after one.
+      width: size of the hidden state of each layer, and of the output.
+      layers: number of stacked layers. A linear layer before them maps inputs of another size to `width`.
+      update_bias: initial value of the learned bias of z; None: no bias, as in PufferLib. Initially, half of a state is
+        left after 38 steps at -4, and after one step at 0 or without a bias.
     """
 
     width: int = 128
@@ -177,11 +178,11 @@ class _LRULayer(nnx.Module):
 
 
 def _complex_scan(decay, update, first, carry):
-    """Return what `linear_scan` does of complex numbers, each a pair of real and imaginary part."""
+    """Return the result of `linear_scan` for complex numbers, as pairs of real and imaginary parts."""
     if len(update[0]) > 1:
         hidden, last = linear_scan(jax.lax.complex(*decay), jax.lax.complex(*update), first, jax.lax.complex(*carry))
         return [hidden.real, hidden.imag], [last.real, last.imag]
-    # Acting: without a complex number, which ONNX has none of.
+    # Acting: without complex numbers, which ONNX does not support.
     real, imaginary = (jnp.where(first[..., None], jnp.zeros_like(part)[None], part[None]) for part in carry)
     hidden = [
         decay[0] * real - decay[1] * imaginary + update[0],
@@ -221,15 +222,15 @@ class LRU:
     u = layer_norm(x);  h' = lambda h + gamma B u;  v = gelu(Re(C h') + D u);  y = x + (W v + b) sigmoid(V v + c)
 
     lambda = exp(-exp(nu) + i exp(theta)) is within the unit circle for all parameters, so that h stays bounded. gamma
-    begins as sqrt(1 - |lambda|^2), with which h has the size of its inputs however long it remembers; it is learned by
-    its logarithm, as nu and theta are.
+    is initially sqrt(1 - |lambda|^2), which gives h the scale of its inputs for any memory length; its logarithm is
+    learned, like nu and theta.
 
     Args:
-      width: of the output, and the number of complex states of each layer.
-      layers: how many, one on the other. A linear layer before them brings inputs of another size to `width`.
-      min_radius, max_radius: |lambda| at the start is in this ring: a state of radius r halves in log(0.5) / log(r)
-        steps, 7 at 0.9 and 693 at 0.999. The paper's first experiments use 0 and 1.
-      max_phase: largest angle of lambda at the start, in radians. Small ones remember sums, large ones oscillations.
+      width: size of the output, and number of complex states of each layer.
+      layers: number of stacked layers. A linear layer before them maps inputs of another size to `width`.
+      min_radius, max_radius: range of the initial |lambda|: a state of radius r halves in log(0.5) / log(r) steps, 7 at
+        0.9 and 693 at 0.999. The paper's first experiments use 0 and 1.
+      max_phase: maximum initial angle of lambda, in radians. Small angles remember sums, large ones oscillations.
     """
 
     width: int = 128

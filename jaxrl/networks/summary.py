@@ -15,11 +15,11 @@ _SIDE_BY_SIDE = ("policy", "value", "advantage", "state_value")  # modules that 
 def summary(network: Any, spec: EnvSpec) -> str:
     """Return a line such as "ActorCritic, layers policy 64, 64, 2; value 64, 64, 1; 9,155 parameters".
 
-    The numbers are the sizes of the layers in order, "conv 16" of a convolution; "2 x" precedes an ensemble.
+    The numbers are the sizes of the layers in order, "conv 16" for a convolution; "2 x" precedes an ensemble.
 
     Args:
-      network: of `jaxrl.networks`, or another of the protocol, of which only the parameters are counted.
-      spec: of the environment.
+      network: a network of `jaxrl.networks`, or a foreign one, of which only the parameters are counted.
+      spec: the environment's spec.
     """
     params, _ = jax.eval_shape(lambda key: network.init(key, spec), jax.random.key(0))
     count = f"{sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)):,} parameters"
@@ -31,7 +31,7 @@ def summary(network: Any, spec: EnvSpec) -> str:
 
 def _layers_of(network: Any, spec: EnvSpec) -> str:
     if not hasattr(network, "torso"):
-        return ""  # a user's own module, whose parts have other names
+        return ""  # a user's module, whose parts have other names
     found = []
     jax.eval_shape(lambda key: found.append(_text(network.build(spec, nnx.Rngs(params=key)))), jax.random.key(0))
     return found[0]
@@ -47,11 +47,11 @@ def _text(module: nnx.Module) -> str:
 
 
 def _layers(module: nnx.Module) -> tuple[list[str], list[str]]:
-    """Return the layers of a module in the order in which it made and calls them, and named groups side by side."""
+    """Return the layers of a module in the order of creation, with named parallel groups."""
     if isinstance(module, nnx.Conv):
         return [f"conv {module.out_features}"], []
     core = getattr(module, "core", None)
-    if hasattr(core, "width"):  # what a recurrent one was made from
+    if hasattr(core, "width"):  # of a recurrent network
         return [f"{type(core).__name__} {core.width}"] * getattr(core, "layers", 1), []
     kernel = vars(module).get("kernel", vars(module).get("unit_kernel"))
     if kernel is not None:

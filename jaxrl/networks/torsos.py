@@ -1,8 +1,8 @@
 """Torsos: descriptions of modules that map observations to features.
 
-A torso is a frozen, hashable description. `build(space, rngs)` makes a `flax.nnx` module that maps observations with
-any number of leading axes to features `[..., features]`, whose number is its attribute `features`.
-Observations become float32 inside: uint8 scaled to [0, 1], categorical integers one-hot, everything else cast.
+A torso is a frozen, hashable description. `build(space, rngs)` creates a `flax.nnx` module that maps observations with
+any number of leading axes to features `[..., features]`; its attribute `features` is their number. Observations become
+float32 inside: uint8 scaled to [0, 1], categorical integers one-hot, everything else cast.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from jaxrl.networks.two_hot import symlog
 
 
 class Encoder(Protocol):
-    """The module that a torso builds: maps observations `[..., *shape]` to `[..., features]`."""
+    """Module built by a torso: maps observations `[..., *shape]` to `[..., features]`."""
 
     @property
     def features(self) -> int: ...
@@ -47,7 +47,7 @@ class Torso(Protocol):
         """Return a `flax.nnx` module.
 
         Raises:
-          ConfigError: if the torso does not fit the space.
+          ConfigError: the torso does not fit the space.
         """
         ...
 
@@ -56,9 +56,9 @@ class Torso(Protocol):
 
 
 def to_float(x: jax.Array, space: spaces.Box) -> jax.Array:
-    """Convert to float32, with uint8 divided by the space's largest bound (255 for pixels), so that it lies in [0, 1].
+    """Convert to float32, with uint8 divided by the space's largest bound (255 for pixels), to the range [0, 1].
 
-    What arrives as another dtype than the space's uint8 was normalized already, and is only cast.
+    Values of another dtype than the space's uint8 are already normalized, and are only cast.
     """
     if x.dtype == jnp.uint8:
         return x.astype(jnp.float32) * jnp.float32(1.0 / max(int(space.high.max(initial=1)), 1))
@@ -79,7 +79,7 @@ def flat_size(space: spaces.Space) -> int:
 def flatten(x: Any, space: spaces.Space) -> jax.Array:
     """Return elements `[..., *shape]` as float32 vectors `[..., n]`: boxes flattened, categories one-hot.
 
-    The parts of a dictionary or a tuple come one after the other.
+    The parts of a dictionary or a tuple are concatenated.
     """
     if isinstance(space, spaces.Composite):
         return jnp.concatenate([flatten(x[key], child) for key, child in space.items], axis=-1)
@@ -94,7 +94,7 @@ def flatten(x: Any, space: spaces.Space) -> jax.Array:
 
 
 def stretched(x: jax.Array, space: spaces.Space) -> jax.Array:
-    """Divide each number of a box whose bounds lie within (-1, 1) by the larger of them; return others unchanged."""
+    """Divide each number of a box with bounds within (-1, 1) by the larger bound; return others unchanged."""
     if not isinstance(space, spaces.Box) or space.dtype.kind != "f" or not space.bounded:
         return x
     largest = np.maximum(np.abs(space.low), np.abs(space.high)).astype(np.float32)
@@ -109,7 +109,7 @@ def stretched(x: jax.Array, space: spaces.Space) -> jax.Array:
 
 
 class FlatTorso(nnx.Module):
-    """Observations as vectors `[..., n]` through `layers`, which have an attribute `features`.
+    """Module that passes observations as vectors `[..., n]` through `layers`, which have an attribute `features`.
 
     `stretch` and `symlog` are as in `MLP`, in this order.
     """
@@ -132,7 +132,7 @@ def vector_size(torso: Torso, space: spaces.Space) -> int:
     """Return the size of the vectors that a torso of dense layers reads.
 
     Raises:
-      ConfigError: it cannot read the space.
+      ConfigError: the torso cannot read the space.
     """
     name = type(torso).__name__
     if isinstance(space, spaces.Dict):
@@ -154,15 +154,15 @@ class MLP:
     """Dense layers; the observation is flattened first.
 
     Args:
-      widths: of the layers; none makes the features the observation itself.
-      activation: by name, after every layer.
-      normalization: before every activation, "layer", "rms", "batch" or "batch_renorm"; None: none.
+      widths: widths of the layers; without layers, the features are the observation itself.
+      activation: function after every layer, by name.
+      normalization: normalization before every activation, "layer", "rms", "batch" or "batch_renorm"; None: none.
       dtype: compute dtype of layers and activations, "float32" or "bfloat16"; parameters, normalizations and features
-        are float32 in either.
-      stretch: whether numbers of a bounded box that never reach 1 in size are divided by the largest that they can be:
-        of small ones a new layer sees little. Not for observations that are normalized.
-      symlog: whether the layers read sign(x) ln(1 + |x|) of each number x, so that large ones do not saturate them, as
-        Dreamer's do (Hafner et al., 2023, arXiv:2301.04104). It needs no statistics, unlike `normalize_observation`.
+        are always float32.
+      stretch: whether numbers of a bounded box whose magnitude stays below 1 are divided by their maximum magnitude,
+        since a new layer responds little to small inputs. Not for normalized observations.
+      symlog: whether each input x is replaced by sign(x) ln(1 + |x|), so that large inputs do not saturate the layers,
+        as in Dreamer (Hafner et al., 2023, arXiv:2301.04104). It needs no statistics, unlike `normalize_observation`.
     """
 
     widths: tuple[int, ...] = (64, 64)
@@ -185,14 +185,14 @@ class MLP:
 
 
 def has_images(space: spaces.Space) -> bool:
-    """Return whether a space is of images (height, width, channels), or a dictionary with some."""
+    """Return whether a space contains images (height, width, channels), also in a dictionary."""
     if isinstance(space, spaces.Dict):
         return any(has_images(child) for _, child in space.items)
     return isinstance(space, spaces.Box) and len(space.shape) == 3
 
 
 def has_grids(space: spaces.Space) -> bool:
-    """Return whether a space is of images of 10 x 10, as in MinAtar's games."""
+    """Return whether a space contains 10 x 10 images, as in MinAtar's games."""
     return isinstance(space, spaces.Box) and len(space.shape) == 3 and space.shape[:2] == (10, 10)
 
 
@@ -210,7 +210,7 @@ def image_space(name: str, space: spaces.Space) -> tuple[spaces.Box, tuple[int, 
 
 
 class _ImageTorso(nnx.Module):
-    """Images as float32 `[N, H, W, C]` through `trunk`, then flattened and through dense layers."""
+    """Module that passes images as float32 `[N, H, W, C]` through `trunk`, then flattened through dense layers."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class _ImageTorso(nnx.Module):
         normalization_name: str | None,
         spectral: bool = False,
     ):
-        # What is normalized over a batch needs all of it, and a kernel's singular value is computed once.
+        # Batch normalization needs the whole batch, and a kernel's singular value is computed once.
         self.whole = normalization_name in OVER_BATCH or spectral
         self.space = space
         self.channels_first = channels_first
@@ -259,7 +259,7 @@ class _ConvStack(nnx.Module):
         height, width, inputs = shape
         self.activation = activation(activation_name)
         self.depth = len(layers)
-        self.patch_bytes = 0  # of an image, in the largest convolution
+        self.patch_bytes = 0  # per image, in the largest convolution
         self.normalized = normalization_name is not None
         for i, (outputs, kernel, stride) in enumerate(layers):
             check_positive(f"{name}'s kernel", kernel)
@@ -303,12 +303,12 @@ class MinAtarCNN:
     """One small convolution and a dense layer, for 10 x 10 images (Young and Tian, 2019, arXiv:1903.03176).
 
     Args:
-      filters, kernel: of the convolution, of stride 1.
-      width: of the dense layer.
-      activation: by name, after both.
-      normalization: before every activation, "layer" (of each pixel's channels, and of the dense layer), "batch" or
-        "batch_renorm"; None: none.
-      dtype: as of `MLP`.
+      filters, kernel: number of filters and kernel size of the convolution, of stride 1.
+      width: width of the dense layer.
+      activation: function after both layers, by name.
+      normalization: normalization before every activation, "layer" (over each pixel's channels, and over the dense
+        layer), "batch" or "batch_renorm"; None: none.
+      dtype: as in `MLP`.
     """
 
     filters: int = 16
@@ -325,14 +325,14 @@ class MinAtarCNN:
 
 @dataclasses.dataclass(frozen=True)
 class NatureCNN:
-    """The three convolutions and dense layer of Mnih et al. (2015), for 84 x 84 images, channels first or last.
+    """Three convolutions and a dense layer (Mnih et al., 2015), for 84 x 84 images, channels first or last.
 
     Args:
-      filters: of the convolutions, whose kernels are 8, 4, 3 and strides 4, 2, 1.
-      width: of the dense layer.
-      activation: by name, after every layer.
-      normalization: as of `MinAtarCNN`.
-      dtype: as of `MLP`.
+      filters: number of filters of the convolutions, whose kernels are 8, 4, 3 and strides 4, 2, 1.
+      width: width of the dense layer.
+      activation: function after every layer, by name.
+      normalization: as in `MinAtarCNN`.
+      dtype: as in `MLP`.
     """
 
     filters: tuple[int, int, int] = (32, 64, 64)
@@ -353,14 +353,14 @@ class NatureCNN:
 
 @dataclasses.dataclass(frozen=True)
 class ImpalaCNN:
-    """The shallow network of IMPALA (Espeholt et al., 2018, figure 3 left), which is also that of Mnih et al. (2013).
+    """Shallow network of IMPALA (Espeholt et al., 2018, figure 3 left), as in Mnih et al. (2013).
 
     Args:
-      filters: of the convolutions, whose kernels are 8, 4 and strides 4, 2.
-      width: of the dense layer.
-      activation: by name, after every layer.
-      normalization: as of `MinAtarCNN`.
-      dtype: as of `MLP`.
+      filters: number of filters of the convolutions, whose kernels are 8, 4 and strides 4, 2.
+      width: width of the dense layer.
+      activation: function after every layer, by name.
+      normalization: as in `MinAtarCNN`.
+      dtype: as in `MLP`.
     """
 
     filters: tuple[int, int] = (16, 32)
@@ -380,7 +380,7 @@ class ImpalaCNN:
 
 
 class _ResidualStack(nnx.Module):
-    """A convolution, a pooling that halves the image, and two residual blocks, for each entry of `channels`."""
+    """Convolution, pooling that halves the image, and two residual blocks, for each entry of `channels`."""
 
     def __init__(self, torso: "ImpalaResNet", shape: tuple[int, int, int], rngs: nnx.Rngs):
         height, width, inputs = shape
@@ -422,9 +422,9 @@ class _ResidualStack(nnx.Module):
 
 
 def adaptive_max_pool(x: jax.Array, size: int) -> jax.Array:
-    """Return the largest values of `size` x `size` parts of images [N, H, W, C], which overlap by a pixel at most.
+    """Return the maxima of `size` x `size` parts of images [N, H, W, C], which overlap by at most one pixel.
 
-    Part i is of the pixels from floor(i H / size) to ceil((i + 1) H / size); of smaller images pixels are repeated.
+    Part i contains the pixels from floor(i H / size) to ceil((i + 1) H / size); pixels of smaller images are repeated.
     """
     for axis in (1, 2):
         length = x.shape[axis]
@@ -436,15 +436,15 @@ def adaptive_max_pool(x: jax.Array, size: int) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class ImpalaResNet:
-    """The deep residual network of IMPALA (Espeholt et al., 2018, figure 3 right), ReLU throughout.
+    """Deep residual network of IMPALA (Espeholt et al., 2018, figure 3 right), with ReLU activations.
 
     Args:
-      channels: of each section, which halves the image.
-      width: of the dense layer; None: none, features are the pixels.
-      normalization: as of `MinAtarCNN`; of the residual blocks before the activations that they begin with.
-      dtype: as of `MLP`.
+      channels: number of channels of each section, which halves the image.
+      width: width of the dense layer; None: no dense layer, the features are the flattened pixels.
+      normalization: as in `MinAtarCNN`; in residual blocks, before their first activations.
+      dtype: as in `MLP`.
       spectral: whether the kernels of residual blocks have a largest singular value of 1 (Miyato et al., 2018).
-      pool: height and width that images are brought to at the end, by the largest of each part; None: they stay.
+      pool: final height and width of the images, by adaptive max pooling; None: no pooling.
     """
 
     channels: tuple[int, ...] = (16, 32, 32)
@@ -482,10 +482,10 @@ class _DictModule(nnx.Module):
 
 @dataclasses.dataclass(frozen=True, init=False)
 class DictEncoder:
-    """One encoder for each key of a dictionary observation, their features one after the other in sorted order.
+    """One encoder for each key of a dictionary observation, with their features concatenated in sorted order.
 
     Args:
-      encoders: a torso for every key of the space, or None for a key that is not to be read; stored as sorted `items`.
+      encoders: a torso for every key of the space, or None for a key to ignore; stored as sorted `items`.
     """
 
     items: tuple[tuple[str, Torso | None], ...]
@@ -524,8 +524,8 @@ class DictEncoder:
 def default_torso(space: spaces.Space, vectors: MLP = MLP()) -> Torso:  # noqa: B008  frozen
     """Return the default torso of a space: `vectors` for vectors, a CNN for images by size, a `DictEncoder` of these.
 
-    Images of 36 x 36 and more get `NatureCNN()`, which fits no smaller ones, and those of 3 x 3 and more
-    `MinAtarCNN()`, both with the normalization of `vectors`. Empty entries of a dictionary are left out.
+    Images of at least 36 x 36, its minimum, get `NatureCNN()`, and those of at least 3 x 3 `MinAtarCNN()`, both with
+    the normalization of `vectors`. Empty entries of a dictionary are ignored.
     """
     if isinstance(space, spaces.Dict):
         return DictEncoder(

@@ -1,4 +1,4 @@
-"""GTrXL, the gated Transformer-XL: attention to the steps before, with a memory of fixed size as its carry."""
+"""GTrXL, the gated Transformer-XL: attention to previous steps, with a memory of fixed size as its carry."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ _KERNEL = nnx.initializers.lecun_normal()
 
 
 def _positions(memory: int, width: int) -> np.ndarray:
-    """Return the sinusoids of the distances from `memory` steps down to 0, `[memory + 1, width]`."""
+    """Return sinusoidal embeddings of the distances from `memory` steps down to 0, `[memory + 1, width]`."""
     distance = np.arange(memory, -1, -1, dtype=np.float64)[:, None]
     frequency = 10_000.0 ** (-np.arange(0, width, 2) / width)
     return np.concatenate([np.sin(distance * frequency), np.cos(distance * frequency)], axis=-1).astype(np.float32)
@@ -28,7 +28,7 @@ def _filled(x: jax.Array, rows: int) -> jax.Array:
 
 
 class _Attention(nnx.Module):
-    """Each step attends to itself and to the `memory` steps before it, those of its own episode."""
+    """Attention of each step to itself and to the `memory` steps before it within its episode."""
 
     def __init__(self, core: "GTrXL", rngs: nnx.Rngs):
         width = core.width
@@ -44,15 +44,16 @@ class _Attention(nnx.Module):
         """Return outputs `[T, B, width]`.
 
         Args:
-          context: of the memory and of the T time steps, `[memory + T, B, width]`.
+          context: the memory and the T time steps, `[memory + T, B, width]`.
           earliest: the first row of the context that a time step may attend to, int32, `[T, B]`.
         """
         memory, (length, batch) = self.core.memory, earliest.shape
         query = self.query(context[memory:])
         positions = self._heads(self.position(jnp.asarray(_positions(memory, self.core.width))))
         key, value = jnp.split(self.key_value(context), 2, axis=-1)
-        # A long sequence in blocks as long as the memory, each of which sees itself and the block before. So scores are
-        # computed of 2 * memory rows for each step, not of all T. Steps that fill the last block are cut off.
+        # A long sequence is divided into blocks as long as the memory, each of which attends to itself and the previous
+        # block. Scores are then computed for 2 * memory rows per step instead of all T. Padding of the last block is
+        # cut off.
         block = min(length, memory)
         blocks = -(-length // block)
         query, key, value, earliest = (_filled(x, blocks * block - length) for x in (query, key, value, earliest))
@@ -74,7 +75,7 @@ class _Attention(nnx.Module):
         return jnp.concatenate([x[:-1], x[1:]], axis=1)
 
     def _attend(self, query, key, value, positions, earliest, first_row):
-        """Return what the S steps of a block read from the K = memory + S rows of its window, `[S, B, heads, size]`."""
+        """Attend from the S steps of a block to the K = memory + S rows of its window, `[S, B, heads, size]`."""
         steps, width, rows = query.shape[0], query.shape[-1], key.shape[0]
         content, position = (
             self._heads(query + bias[...][None, None]) for bias in (self.content_bias, self.position_bias)
@@ -84,7 +85,7 @@ class _Attention(nnx.Module):
         # From distances to rows: step s is `memory` rows after row s, so its distances move by s to the right.
         shape = by_distance.shape[:2]
         filled = jnp.concatenate([by_distance, jnp.zeros((*shape, steps, steps), by_distance.dtype)], axis=-1)
-        # Not by an index, which is a gather where the batch has no size yet.
+        # Not by indexing, which becomes a gather if the batch size is symbolic.
         by_row = jax.lax.slice_in_dim(filled.reshape((*shape, -1)), 0, steps * rows, axis=2)
         by_row = by_row.reshape((*shape, steps, rows))
         row, step = jnp.arange(rows, dtype=jnp.int32)[None], jnp.arange(steps, dtype=jnp.int32)[:, None]
@@ -96,7 +97,7 @@ class _Attention(nnx.Module):
 
 
 class _Gate(nnx.Module):
-    """Gate of a residual connection, as a GRU's: x where it is closed, which it is at the start for the most part."""
+    """Gate of a residual connection, like a GRU's: x if it is closed, as it mostly is initially."""
 
     def __init__(self, core: "GTrXL", rngs: nnx.Rngs):
         width = core.width
@@ -154,7 +155,7 @@ class _GTrXLModule(nnx.Module):
     def __call__(self, x: jax.Array, first: jax.Array, carry: Carry) -> tuple[jax.Array, Carry]:
         size, memories = self.core.memory, []
         stored = jnp.moveaxis(jax.lax.stop_gradient(carry["memory"]), 0, 2)  # [layers, memory, B, width]
-        # Rows of the context: the memory, then the time steps. Rows before an episode's beginning are masked.
+        # Rows of the context are the memory, then the time steps. Rows before an episode's beginning are masked.
         row = size + jnp.arange(x.shape[0], dtype=jnp.int32)[:, None]
         begins = jnp.where(first, row, 0)
         begins = begins if x.shape[0] == 1 else jax.lax.cummax(begins, axis=0)
@@ -174,18 +175,18 @@ class GTrXL:
     y = gate(x, relu(attention(layer_norm([memory, x]))));  x' = gate(y, relu(mlp(layer_norm(y))))
     gate(x, y) = (1 - z) x + z tanh(W y + U (r x));  r = sigmoid(W y + U x);  z = sigmoid(W y + U x - bias)
 
-    Attention has the relative positions of Transformer-XL (Dai et al., 2019, arXiv:1901.02860). The carry is the
-    memory: what each layer read at the last `memory` steps, and how many of them are of the episode. No gradient goes
-    through it. Within an unroll, gradients go back as far as attention does, `memory` steps in each layer. The mlp is
-    of two dense layers with a ReLU between.
+    Attention uses the relative positions of Transformer-XL (Dai et al., 2019, arXiv:1901.02860). The carry is the
+    memory: each layer's inputs at the last `memory` steps, and how many of them belong to the episode. No gradient
+    passes through it. Within an unroll, gradients reach as far back as attention, `memory` steps in each layer. The mlp
+    has two dense layers with a ReLU between them.
 
     Args:
-      width: of every layer and of the output; even, and a multiple of `heads`.
-      layers: how many, one on the other. A linear layer before them brings inputs of another size to `width`.
-      heads: of the attention, each of size width / heads.
-      memory: steps before its own that a step attends to.
-      mlp_width: of the hidden layer of the mlp; None: `width`.
-      gate_bias: of the gates at the start: above 0 a layer begins close to the identity.
+      width: width of every layer and of the output; even, and a multiple of `heads`.
+      layers: number of stacked layers. A linear layer before them maps inputs of another size to `width`.
+      heads: number of attention heads, each of size width / heads.
+      memory: number of previous steps that a step attends to.
+      mlp_width: width of the hidden layer of the mlp; None: `width`.
+      gate_bias: initial bias of the gates; above 0, layers are initially close to the identity.
     """
 
     width: int = 128

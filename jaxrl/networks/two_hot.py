@@ -1,4 +1,4 @@
-"""Numbers of any size as categories: symlog and two-hot bins (Hafner et al., 2025, arXiv:2301.04104)."""
+"""Categorical encoding of numbers of any magnitude: symlog and two-hot bins (Hafner et al., 2025, arXiv:2301.04104)."""
 
 import jax
 import jax.numpy as jnp
@@ -6,12 +6,12 @@ import numpy as np
 from flax import struct
 
 _LARGEST = 20.0  # symlog of the last bin
-_VECTOR = 128  # a multiple of the numbers that a processor's instructions take at once
+_VECTOR = 128  # a multiple of the processor's vector width, in numbers
 
 
 def symlog(x: jax.Array) -> jax.Array:
-    """Return sign(x) log(1 + |x|): about x where it is small, and the logarithm of what is large."""
-    # Of both halves, whose gradients at 0 add up to 1; those of sign(x) and |x| are 0 there.
+    """Return sign(x) log(1 + |x|): about x for small x, logarithmic for large x."""
+    # As a sum of both halves, whose gradients at 0 add up to 1; those of sign(x) and |x| are 0 there.
     return jnp.log1p(jnp.maximum(x, 0.0)) - jnp.log1p(jnp.maximum(-x, 0.0))
 
 
@@ -21,15 +21,15 @@ def symexp(x: jax.Array) -> jax.Array:
 
 
 def bins(count: int) -> jax.Array:
-    """Return `count` numbers from -symexp(20) to symexp(20), an odd number, evenly apart under `symlog`."""
+    """Return `count` numbers (odd) from -symexp(20) to symexp(20), evenly spaced under `symlog`."""
     half = -np.expm1(np.linspace(_LARGEST, 0.0, count // 2 + 1)).astype(np.float32)
     return jnp.asarray(np.concatenate([half, -half[:-1][::-1]]))
 
 
 def two_hot(x: jax.Array, count: int) -> jax.Array:
-    """Return the probabilities [..., count] of the two bins next to each number [...], whose mean is the number.
+    """Return probabilities [..., count] of the two bins next to each number [...], whose mean is that number.
 
-    A number beyond the last bin has only that one.
+    A number beyond the last bin is assigned to that bin.
     """
     at = bins(count)
     x = jnp.clip(x, at[0], at[-1])
@@ -41,7 +41,7 @@ def two_hot(x: jax.Array, count: int) -> jax.Array:
 
 
 class TwoHot(struct.PyTreeNode):
-    """A distribution over `bins`; what it predicts is its mean.
+    """Distribution over `bins`; its prediction is the mean.
 
     Attributes:
       logits: unnormalized log-probabilities, `[..., bins]`, an odd number.
@@ -50,11 +50,11 @@ class TwoHot(struct.PyTreeNode):
     logits: jax.Array
 
     def mean(self) -> jax.Array:
-        """Return the mean `[...]`; exactly 0 where all bins are equal."""
+        """Return the mean `[...]`; exactly 0 if all bins are equally likely."""
         count, top = self.logits.shape[-1], jnp.max(self.logits, axis=-1, keepdims=True)
         middle = count // 2
-        # The last bins are 5e8: those of both signs only cancel where equal logits give equal probabilities. So both
-        # ends are in rows of whole vectors, whose exponentials the same instructions compute.
+        # The last bins are 5e8: both signs only cancel if equal logits give equal probabilities. So both ends are in
+        # rows of whole vectors, whose exponentials are computed by the same instructions.
         ends = jnp.stack([self.logits[..., :middle][..., ::-1], self.logits[..., middle + 1 :]], axis=-2)
         fill = [(0, 0)] * (ends.ndim - 1) + [(0, -middle % _VECTOR)]
         odds = jnp.exp(jnp.pad(ends - top[..., None], fill, constant_values=-jnp.inf))

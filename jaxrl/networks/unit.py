@@ -1,8 +1,8 @@
-"""Layers whose weights have unit norm: at first, and again after each gradient step, which ends by `project`.
+"""Layers whose weights have unit norm: initially, and after each gradient step, which ends with `project`.
 
 Only the direction of a weight is learned, so a step turns it by an angle that does not shrink as training continues
 (Lyle et al., 2024, arXiv:2407.01800; Lee et al., 2025, arXiv:2502.15280). A layer declares such parameters by the names
-`unit_kernel`, and `unit_scale` with `unit_bias`; code that takes a gradient step need not know of them.
+`unit_kernel`, and `unit_scale` with `unit_bias`; code that takes a gradient step needs no special case for them.
 """
 
 import math
@@ -13,14 +13,14 @@ from flax import nnx
 
 from jaxrl.core.types import Params
 
-_LEAST = 1e-8  # of a norm, so that nothing is divided by 0
+_LEAST = 1e-8  # of a norm, to avoid division by 0
 
 
 def project(params: Params) -> Params:
-    """Return parameters with those of layers of unit norm scaled back to it; others stay as they are.
+    """Return parameters with those of unit-norm layers rescaled to unit norm; others are unchanged.
 
     Each column of a `unit_kernel` has norm 1. A `unit_scale` of d features has norm sqrt(d), together with `unit_bias`
-    where there is one.
+    if there is one.
     """
     if not isinstance(params, dict):
         return params
@@ -40,7 +40,7 @@ def _of_norm(norm: float, axis: int, *arrays: jax.Array) -> list[jax.Array]:
 
 
 class UnitDense(nnx.Module):
-    """A linear map of the last axis whose columns have unit norm, `[..., inputs]` to `[..., outputs]`."""
+    """Linear map of the last axis whose columns have unit norm, `[..., inputs]` to `[..., outputs]`."""
 
     def __init__(self, inputs: int, outputs: int, rngs: nnx.Rngs, *, bias: bool = False):
         kernel = nnx.initializers.orthogonal()(rngs.params(), (inputs, outputs), jnp.float32)
@@ -56,7 +56,7 @@ class UnitDense(nnx.Module):
 
 
 class UnitRMSNorm(nnx.Module):
-    """Root-mean-square normalization of the last axis (Zhang and Sennrich, 2019, arXiv:1910.07467), its scale unit."""
+    """RMS normalization of the last axis (Zhang and Sennrich, 2019, arXiv:1910.07467) with a scale of unit norm."""
 
     def __init__(self, features: int, *, epsilon: float = 1e-6):
         self.epsilon = epsilon

@@ -1,9 +1,9 @@
-"""Networks of DreamerV3 (Hafner et al., 2025, arXiv:2301.04104): a recurrent state-space model, and its heads.
+"""Networks of DreamerV3 (Hafner et al., 2025, arXiv:2301.04104): a recurrent state-space model and its heads.
 
 Sizes, layers and initialization are those of the published code (github.com/danijar/dreamerv3). A latent state has a
-deterministic part, of a gated recurrent unit with block-diagonal weights, and a stochastic one, sampled
-categorical variables. `WorldModel` acts: encoder, dynamics and policy. The parts that only learning needs are separate:
-`WorldModel.predictions` of observations, rewards and continuation, and `WorldModel.critic`.
+deterministic part, from a gated recurrent unit with block-diagonal weights, and a stochastic part of sampled
+categorical variables. `WorldModel` contains the parts for acting: encoder, dynamics and policy. Parts used only in
+learning are separate: `WorldModel.predictions` of observations, rewards and continuation, and `WorldModel.critic`.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ BINS = 255  # of rewards and values
 
 
 class LatentState(struct.PyTreeNode):
-    """A state of the model, with any leading axes."""
+    """State of the model, with any leading axes."""
 
     deter: jax.Array  # [..., deter]
     stoch: jax.Array  # [..., stoch, classes], one-hot; 0 before an episode
@@ -43,14 +43,14 @@ class LatentState(struct.PyTreeNode):
 
 
 class LatentCarry(struct.PyTreeNode):
-    """A latent state between time steps, small enough to be stored in a replay."""
+    """Latent state between time steps, small enough to be stored in a replay."""
 
     deter: jax.Array  # [..., deter]
     classes: jax.Array  # int32 [..., stoch]; -1 before an episode
 
 
 class Observed(struct.PyTreeNode):
-    """The states of time steps `[T, B]`, with the distributions of their stochastic parts."""
+    """States of time steps `[T, B]`, with the distributions of their stochastic parts."""
 
     states: LatentState
     posterior: Categorical  # [T, B, stoch], given the observation
@@ -58,11 +58,11 @@ class Observed(struct.PyTreeNode):
 
 
 class Outcome(struct.PyTreeNode):
-    """The reward and the continuation of a state; with any leading axes."""
+    """Reward and continuation of a state, with any leading axes."""
 
     reward: TwoHot
     continues: jax.Array  # logits of continuation
-    negative: jax.Array | None  # logits of a negative discount; None where the environment has none of its own
+    negative: jax.Array | None  # logits of a negative discount; None if the environment has no discounts
 
     @property
     def discount(self) -> jax.Array:
@@ -72,9 +72,9 @@ class Outcome(struct.PyTreeNode):
 
 
 class Predictions(struct.PyTreeNode):
-    """The predictions of a state's time step; with any leading axes."""
+    """Predictions of a state's time step, with any leading axes."""
 
-    observation: list[jax.Array]  # of each array of an observation: its image, or symlog of its flat vector, or logits
+    observation: list[jax.Array]  # per array of an observation: an image, symlog of the flat vector, or logits
     outcome: Outcome
 
 
@@ -82,7 +82,7 @@ class Predictions(struct.PyTreeNode):
 class WorldModel(Network):
     """Encoder, recurrent state-space model, and a policy that reads its states.
 
-    The defaults are the published model of 1M parameters, which two CPU cores carry.
+    The defaults are the published model of 1M parameters, small enough for two CPU cores.
 
     Args:
       deter: width of the recurrent unit, the deterministic part of a state.
@@ -90,14 +90,14 @@ class WorldModel(Network):
       classes: values that each of these variables can take.
       hidden: width of the layers within the dynamics.
       units: width of the layers of encoder, decoder and heads.
-      depth: channels of images, before each layer multiplies them.
-      blocks: into which the recurrent unit's weights are divided; 1: it is dense.
-      layers: number of layers of encoder, decoder, policy and critic; heads of rewards and continuation have one.
-      multipliers: times the channels, for each halving of an image, until it is no larger than 4.
+      depth: base number of channels for images.
+      blocks: number of diagonal blocks of the recurrent unit's weights; 1: dense.
+      layers: number of layers of encoder, decoder, policy and critic; reward and continuation heads have one.
+      multipliers: multipliers of the channels after each halving of an image, until its size is at most 4.
       kernel: height and width of convolutions.
-      uniform: fraction of a uniform distribution in those of latents and of discrete actions.
-      min_std: least deviation of continuous actions, in units of half their range.
-      max_std: largest deviation of continuous actions, in the same units.
+      uniform: fraction of a uniform distribution mixed into the latents and discrete actions.
+      min_std: minimum standard deviation of continuous actions, in units of half their range.
+      max_std: maximum standard deviation of continuous actions, in the same units.
     """
 
     deter: int = 512
@@ -139,11 +139,11 @@ class WorldModel(Network):
         return ModelModule(self, spec, rngs)
 
     def initial_carry(self, spec: EnvSpec) -> LatentCarry:
-        """Return the state before an episode."""
+        """Return the initial state of an episode."""
         return LatentCarry(jnp.zeros((self.deter,), jnp.float32), jnp.full((self.stoch,), -1, jnp.int32))
 
     def call[Output](self, params: Params, spec: EnvSpec, function: Callable[["ModelModule"], Output]) -> Output:
-        """Return `function` of the module with these parameters."""
+        """Call `function` with the module with these parameters, and return its result."""
         return run_module(self, params, (), spec, function, train=True)[0]
 
     def apply(
@@ -173,7 +173,7 @@ class WorldModel(Network):
 
 @dataclasses.dataclass(frozen=True)
 class ModelPart:
-    """A part of the model that is not needed to act."""
+    """Part of the model that is not needed for acting."""
 
     network: WorldModel
     module: Callable[[WorldModel, EnvSpec, nnx.Rngs], nnx.Module]
@@ -182,16 +182,16 @@ class ModelPart:
         return self.module(self.network, spec, rngs)
 
     def init(self, key: jax.Array, spec: EnvSpec) -> Params:
-        """Return fresh parameters."""
+        """Initialize and return parameters."""
         return init_variables(self, key, spec)[0]
 
     def call[Output](self, params: Params, spec: EnvSpec, function: Callable[[Any], Output]) -> Output:
-        """Return `function` of the module with these parameters."""
+        """Call `function` with the module with these parameters, and return its result."""
         return run_module(self, params, (), spec, function, train=True)[0]
 
 
 def latent_noise(keys: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Return uniform numbers `[shape[0], ..., B, shape[-1]]` of keys `[B]`, for sampling latents."""
+    """Sample uniform numbers `[shape[0], ..., B, shape[-1]]` with keys `[B]`, for sampling latents."""
     return jax.vmap(lambda key: jax.random.uniform(key, shape, jnp.float32), out_axes=-2)(keys)
 
 
@@ -248,7 +248,7 @@ class ModelModule(nnx.Module):
         return list(spaces.leaves(self.spec.action_space))
 
     def encode(self, observation: PyTree) -> jax.Array:
-        """Return what the posterior reads of observations `[..., *shape]`."""
+        """Return the posterior's inputs from observations `[..., *shape]`."""
         leaves = spaces.leaves(self.spec.observation_space)
         pairs = list(zip(jax.tree.leaves(observation), leaves, strict=True))
         encoded = [getattr(self, f"image_{i}")(x) for i, (x, leaf) in enumerate(pairs) if is_image(leaf)]
@@ -263,8 +263,8 @@ class ModelModule(nnx.Module):
 
         Args:
           inputs: leaves `[T, B, ...]`.
-          carry: `[B, ...]` before the first; reset where an episode begins.
-          noise: uniform numbers `[T, B, stoch]` to draw latents by; None: the most likely.
+          carry: `[B, ...]` before the first step; reset at episode beginnings.
+          noise: uniform numbers `[T, B, stoch]` for sampling latents; None: the most likely latents.
 
         Returns:
           The states, and the carry after the last time step.
@@ -289,7 +289,7 @@ class ModelModule(nnx.Module):
         return Observed(states, posterior, self.prior(states.deter)), after
 
     def imagine(self, state: LatentState, action: PyTree, noise: jax.Array) -> LatentState:
-        """Return the states `[N]` that follow states and actions `[N, ...]`, sampled with `noise` `[N, stoch]`."""
+        """Return the next states `[N]` after states and actions `[N, ...]`, sampled with `noise` `[N, stoch]`."""
         deter = self._recur(state, action_vector(action, self.spec.action_space))
         return LatentState(deter, self._draw(self.prior(deter), noise))
 
@@ -298,7 +298,7 @@ class ModelModule(nnx.Module):
         return self._latents(self.prior_head(deter))
 
     def policy(self, features: jax.Array, mask: PyTree | None) -> Distribution:
-        """Return the distribution of actions, for features `[..., n]` and masks of those that are allowed."""
+        """Return the distribution of actions, for features `[..., n]` and masks of allowed actions."""
         low, high, uniform = self.network.min_std, self.network.max_std, self.network.uniform
         outputs, start = self.action(self.actor(features)), 0
 
@@ -322,11 +322,11 @@ class ModelModule(nnx.Module):
         return to_distribution(space, location, log_std, mask, continuous="tanh_mean")
 
     def legal_logits(self, features: jax.Array) -> jax.Array | None:
-        """Return for each discrete action `[..., n]` the logit of being allowed; None where everything is."""
+        """Return the logit `[..., n]` of each discrete action being allowed; None if all are."""
         return None if self.legal is None else self.legal(features)
 
     def likely_mask(self, features: jax.Array) -> PyTree | None:
-        """Return the mask of the actions that are probably allowed, like an action; None where everything is."""
+        """Return the mask of probably allowed actions, with an action's structure; None if all are allowed."""
         logits, start = self.legal_logits(features), 0
         if logits is None:
             return None
@@ -340,7 +340,7 @@ class ModelModule(nnx.Module):
         return spaces.tree_map(part, self.spec.action_space)
 
     def _recur(self, state: LatentState, action: jax.Array) -> jax.Array:
-        """Return the next deterministic part `[B, deter]`: every block reads its own, and all of the rest."""
+        """Return the next deterministic part `[B, deter]`: every block reads its own part, and all other inputs."""
         blocks, (rows, width) = self.network.blocks, state.deter.shape
         stoch = state.stoch.reshape((rows, -1))
         shared = jnp.concatenate([self.of_deter(state.deter), self.of_stoch(stoch), self.of_action(action)], axis=-1)
@@ -357,7 +357,7 @@ class ModelModule(nnx.Module):
         return Categorical(logits.reshape(shape)).mixed(self.network.uniform)
 
     def _draw(self, latents: Categorical, noise: jax.Array | None) -> jax.Array:
-        """Return one-hot classes `[..., stoch, classes]`, whose gradient is that of their probabilities."""
+        """Sample one-hot classes `[..., stoch, classes]`, with the gradient of their probabilities."""
         classes = latents.mode() if noise is None else latents.of_uniform(noise)
         probability = jnp.exp(latents.log_probs())
         one_hot = jax.nn.one_hot(classes, self.network.classes, dtype=probability.dtype)
@@ -365,7 +365,7 @@ class ModelModule(nnx.Module):
 
 
 class PredictionModule(nnx.Module):
-    """Decoder, and the heads of rewards and continuation."""
+    """Decoder, and the reward and continuation heads."""
 
     def __init__(self, network: WorldModel, spec: EnvSpec, rngs: nnx.Rngs):
         self.leaves = tuple(spaces.leaves(spec.observation_space))
@@ -394,7 +394,7 @@ class PredictionModule(nnx.Module):
         return Predictions(observation, self.outcome(states.features))
 
     def outcome(self, features: jax.Array) -> Outcome:
-        """Return the reward that came with a state, and the logits of going on from there."""
+        """Return the reward that arrived with a state, and the logits of continuing from there."""
         negative = None if self.negative is None else self.negative(features)[..., 0]
         return Outcome(TwoHot(self.reward(features)), self.continues(features)[..., 0], negative)
 

@@ -1,6 +1,6 @@
-"""Layers of world models: with root-mean-square normalization and SiLU, block-diagonal, and of images.
+"""Layers of world models: dense and block-diagonal layers with RMS normalization and SiLU, and image layers.
 
-As in the published code of DreamerV3 (github.com/danijar/dreamerv3), but for the orthogonal initialization of
+They follow the published code of DreamerV3 (github.com/danijar/dreamerv3), except for the orthogonal initialization of
 convolutions.
 """
 
@@ -16,11 +16,11 @@ from jaxrl.networks.layers import conv
 from jaxrl.networks.torsos import image_space, to_float
 
 _EPSILON = 1e-4  # of normalizations
-_SMALLEST = 4  # height and width of an image from which it is not halved any more
+_SMALLEST = 4  # height and width at which images are no longer halved
 
 
 def is_image(space: spaces.Space) -> TypeGuard[spaces.Box]:
-    """Return whether an array of an observation goes through convolutions: three axes, and numbers from 0 to 1."""
+    """Return whether an observation array is processed by convolutions: three axes, and bounds within 0 and 1."""
     if not isinstance(space, spaces.Box) or len(space.shape) != 3:
         return False
     return space.dtype.kind in "ub" or bool(space.bounded and (space.low >= 0).all() and (space.high <= 1).all())
@@ -32,7 +32,7 @@ def image(x: jax.Array, space: spaces.Box) -> jax.Array:
 
 
 class Layer(nnx.Module):
-    """An affine map of the last axis, block-diagonal if `blocks`; a hidden one with RMS normalization and SiLU."""
+    """Affine map of the last axis, block-diagonal with `blocks`; hidden layers have RMS normalization and SiLU."""
 
     def __init__(
         self, inputs: int, outputs: int, rngs: nnx.Rngs, *, blocks: int = 1, scale: float = 1.0, hidden: bool = True
@@ -54,7 +54,7 @@ class Layer(nnx.Module):
 
 
 class Stack(nnx.Module):
-    """Hidden layers, and an output if it has a size, whose initial weights are times `scale`."""
+    """Hidden layers, and an output layer if it has a size, with initial weights multiplied by `scale`."""
 
     def __init__(self, inputs: int, units: int, depth: int, outputs: int | None, rngs: nnx.Rngs, scale: float = 1.0):
         self.depth = depth
@@ -70,7 +70,7 @@ class Stack(nnx.Module):
 
 
 def _shapes(space: spaces.Box, depths: tuple[int, ...]) -> list[tuple[int, int, int]]:
-    """Return height, width and channels of an image, and after each halving, whose channels are `depths`."""
+    """Return height, width and channels of an image, initially and after each halving to `depths` channels."""
     shapes = [image_space("WorldModel", space)[1]]
     for depth in depths:
         height, width, _ = shapes[-1]
@@ -80,10 +80,10 @@ def _shapes(space: spaces.Box, depths: tuple[int, ...]) -> list[tuple[int, int, 
 
 
 class ImageEncoder(nnx.Module):
-    """Convolutions, each of which halves an image by its largest values; to features `[..., features]`.
+    """Convolutions, each followed by max pooling that halves the image, to features `[..., features]`.
 
     Args:
-      space: of images.
+      space: the image space.
       depths: channels after each halving.
       kernel: height and width of convolutions.
       rngs: for the initial parameters.
@@ -107,13 +107,13 @@ class ImageEncoder(nnx.Module):
 
 
 class ImageDecoder(nnx.Module):
-    """The encoder's mirror, from both parts of a state to images `[..., height, width, channels]` in [0, 1].
+    """Mirror of the encoder, from both parts of a state to images `[..., height, width, channels]` in [0, 1].
 
     Args:
       deter, latents: sizes of a state's parts.
       units: half the width of the layer that reads the latents.
-      blocks: into which the weights that read the deterministic part are divided, if channels are.
-      space, depths, kernel, rngs: as of `ImageEncoder`.
+      blocks: number of blocks of the weights that read the deterministic part, if the channels are divisible.
+      space, depths, kernel, rngs: as in `ImageEncoder`.
     """
 
     def __init__(
