@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from jaxrl.parallel.anakin import Anakin
     from jaxrl.parallel.multihost.launch import Processes, RayProcesses, launch
     from jaxrl.parallel.offline import Offline
-    from jaxrl.parallel.ray.remote import Remote
+    from jaxrl.parallel.ray.actors import Remote
     from jaxrl.parallel.sebulba.topology import Sebulba
     from jaxrl.run.callbacks import Decision, FunctionCallback
     from jaxrl.run.evaluation import Evaluation, evaluate
@@ -110,7 +110,7 @@ _PUBLIC = {
     "Processes": "parallel.multihost.launch",
     "RayProcesses": "parallel.multihost.launch",
     "Record": "run.recorder",
-    "Remote": "parallel.ray.remote",
+    "Remote": "parallel.ray.actors",
     "Resources": "core.resources",
     "Result": "run.result",
     "Sebulba": "parallel.sebulba.topology",

@@ -21,7 +21,7 @@ from jaxrl.core.settings import field_help
 from jaxrl.core.sources import FrameStack, View
 from jaxrl.core.types import Algorithm
 from jaxrl.networks import Core, DictEncoder, QHead, Torso
-from jaxrl.parallel.ray.remote import Remote
+from jaxrl.parallel.ray.actors import Remote
 
 _OWN_NETWORK = "a network that you registered, in place of what --{}.* say"
 # Classes allowed in fields of these annotations. A user's own part, and a torso for each entry, are given in Python.

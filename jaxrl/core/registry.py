@@ -33,7 +33,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "jaxrl.core.resources",
         "jaxrl.parallel.anakin",
         "jaxrl.parallel.offline",
-        "jaxrl.parallel.ray.remote",
+        "jaxrl.parallel.ray.actors",
         "jaxrl.parallel.sebulba.topology",
     ),
     "torso": ("jaxrl.networks",),

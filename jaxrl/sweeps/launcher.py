@@ -26,7 +26,7 @@ from jaxrl.core.resources import Resources
 from jaxrl.core.types import Algorithm, env_spec, num_agents
 from jaxrl.envs.registry import EnvironmentLike
 from jaxrl.parallel.multihost.place import check_no_evaluator
-from jaxrl.parallel.ray.remote import connect, room
+from jaxrl.parallel.ray.cluster import connect, room
 from jaxrl.parallel.topology import Topology, choose
 from jaxrl.run import sweep_directory
 from jaxrl.run.directory import check_below, check_no_pattern, difference, read_config, with_new_fields

@@ -1,6 +1,5 @@
 """Concurrent trials of a search, each trained by a Ray actor; the search itself stays in this process."""
 
-import contextlib
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator
@@ -11,7 +10,7 @@ import jax
 from jaxrl.core.errors import ConfigError, NonFiniteError, PeerError
 from jaxrl.core.limits import amount_problems, count_problems
 from jaxrl.parallel.mesh import use_cpu_devices
-from jaxrl.parallel.ray.remote import START_TIMEOUT, connect, room
+from jaxrl.parallel.ray.cluster import START_TIMEOUT, actor_class, connect, kill, room
 from jaxrl.run.compile_cache import keep_compiled_programs
 
 if TYPE_CHECKING:
@@ -80,8 +79,7 @@ def side_by_side(
       PeerError: no actor could be started.
     """
     ray = connect(how.address)
-    options = {"num_cpus": how.cpus_per_run, "num_gpus": how.gpus_per_run}
-    cls = ray.remote(TrialActor).options(**options, max_restarts=0, scheduling_strategy="SPREAD")
+    cls = actor_class(ray, TrialActor, how.cpus_per_run, how.gpus_per_run)
     # In a list, so that it is not read before the actor's own first line: reading arrays starts JAX.
     arguments = [ray.put(evaluations)], devices, how.gpus_per_run > 0
     actors: list[Any] = []
@@ -105,9 +103,12 @@ def side_by_side(
                     continue
                 report(under_way.number, ended)
             if isinstance(outcome, PeerError):
-                _kill(ray, actor)
+                kill(ray, actor)
                 if under_way is None:
-                    _go_on_without(outcome, pending)
+                    if not pending:
+                        raise PeerError(f"no process could be started for the trials: {outcome.__cause__ or outcome}")
+                    what = f"a process could not be started for the trials: {outcome}"
+                    warnings.warn(what, RuntimeWarning, stacklevel=3)
                 elif study.begun < trials:
                     start()
             elif study.begun < trials:
@@ -115,7 +116,7 @@ def side_by_side(
                 pending[actor.evaluate.remote(under_way.settings)] = actor, under_way
     finally:
         for actor in actors:
-            _kill(ray, actor)
+            kill(ray, actor)
 
 
 class TrialActor:
@@ -172,19 +173,3 @@ def _outcome(ray, reference):
         lost = PeerError(f"its process was lost: {str(error).splitlines()[0]}")
         lost.__cause__ = error
         return lost
-
-
-def _go_on_without(lost, pending):
-    """Warn that an actor could not be started.
-
-    Raises:
-      PeerError: there are no other actors.
-    """
-    if not pending:
-        raise PeerError(f"no process could be started for the trials: {lost.__cause__ or lost}")
-    warnings.warn(f"a process could not be started for the trials: {lost}", RuntimeWarning, stacklevel=4)
-
-
-def _kill(ray, actor):
-    with contextlib.suppress(Exception):
-        ray.kill(actor, no_restart=True)

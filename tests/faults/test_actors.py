@@ -17,7 +17,7 @@ from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import env_spec
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel.host_rollout import HostSteps
-from jaxrl.parallel.ray import policy as remote_policy
+from jaxrl.parallel.ray import actors as ray_actors
 from jaxrl.parallel.sebulba import loop as sebulba
 from jaxrl.parallel.sebulba.actors import ActorThreads
 from jaxrl.parallel.sebulba.collector import Published
@@ -169,12 +169,12 @@ def test_an_actor_elsewhere_that_has_the_policy_has_a_limit_on_each_step(monkeyp
         def cancel_dump_traceback_later(self):
             armed.clear()
 
-    monkeypatch.setattr(remote_policy, "faulthandler", Clock())
+    monkeypatch.setattr(ray_actors, "faulthandler", Clock())
     seen = []
     env = Spoiled(ENV, at=3, then=lambda host: seen.append(list(armed)))
     spec, algo = env_spec(env), resolve_schedules(PPO, np.float32(0.0))
     steps = HostSteps(spec, NUM_ENVS, NUM_ENVS, 8)
-    actor = remote_policy.RolloutActor(NUM_ENVS, 0, 0, env, steps, 0, 7.0)
+    actor = ray_actors.RolloutActor(NUM_ENVS, 0, 0, env, steps, 0, 7.0)
     actor.rollout(Published(algo, algo.actor(algo.init(jax.random.key(0), spec)), np.int32(0)), 0)
     assert seen == [[(7.0, True)]] and armed == []
 

@@ -158,7 +158,7 @@ import jax, numpy as np
 from helpers.spoiled import Spoiled
 from jaxrl.parallel.sebulba.collector import Published
 from jaxrl.parallel.host_rollout import HostSteps
-from jaxrl.parallel.ray.policy import RolloutActor
+from jaxrl.parallel.ray.actors import RolloutActor
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import env_spec
 from helpers.programs import ENV, NUM_ENVS, PPO

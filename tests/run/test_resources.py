@@ -13,7 +13,7 @@ from jaxrl.cli import main, runs
 from jaxrl.cli.flags import build_parts
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.resources import Resources
-from jaxrl.parallel.ray.remote import Remote
+from jaxrl.parallel.ray.actors import Remote
 from jaxrl.run.async_evaluation import Evaluator
 from jaxrl.run.callbacks import FunctionCallback
 

@@ -159,7 +159,7 @@ def run_processes(command: Sequence[str], how: Several, again: Sequence[str] = (
     if found := problems(how):
         raise ConfigError(found)
     if isinstance(how, RayProcesses):
-        from jaxrl.parallel.ray.remote import connect
+        from jaxrl.parallel.ray.cluster import connect
 
         connect()  # before our signal handlers: Ray installs one for SIGTERM
     with _Signals() as signals:

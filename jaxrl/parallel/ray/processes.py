@@ -19,7 +19,7 @@ from jaxrl.core.errors import ConfigError, JaxrlError
 from jaxrl.parallel.multihost.local import ON_PROCESSORS, Local, Started, free_port, places
 from jaxrl.parallel.multihost.place import Place
 from jaxrl.parallel.multihost.ways import RayProcesses
-from jaxrl.parallel.ray.remote import START_TIMEOUT, connect
+from jaxrl.parallel.ray.cluster import START_TIMEOUT, connect, kill
 
 # Prefixes of the environment variables that are passed on to the processes.
 _PASSED_ON = ("JAX", "XLA", "PYTHONPATH", "OMP_NUM_THREADS")
@@ -30,29 +30,32 @@ _LOST = 1  # the exit code of a process that was lost
 
 
 class Holder:
-    """The actor that holds one process of its machine."""
+    """The actor that holds one process of its machine.
 
-    def __init__(self):
-        self._files: list[Any] = []
-        self._process: Local | None = None
+    Args:
+      command: the command; this machine's Python takes the place of its first word.
+      place: the place of the process; without a coordinator, that is at a free port of this machine.
+      variables: environment variables, besides those of the actor.
+      directory: the working directory.
+    """
 
-    def address(self) -> str:
-        """Return HOST:PORT with a free port, as the coordinator's address for process 0."""
+    def __init__(self, command: Sequence[str], place: Place, variables: Mapping[str, str], directory: str):
         from ray.util import get_node_ip_address
 
-        return f"{get_node_ip_address()}:{free_port('')}"
-
-    def start(self, command: Sequence[str], place: Place, variables: Mapping[str, str], directory: str) -> None:
-        """Start the command, with this machine's Python in place of the first word."""
+        self._coordinator = place.coordinator or f"{get_node_ip_address()}:{free_port('')}"
+        place = dataclasses.replace(place, coordinator=self._coordinator)
         self._files = [tempfile.TemporaryFile(prefix="jaxrl-launch-") for _ in ("stdout", "stderr")]
         environment = dict(os.environ)
         environment.pop("OMP_NUM_THREADS", None)  # Ray's: as many as the CPUs that it keeps
         command = [sys.executable, *command[1:]]
         self._process = Local(command, place, {**environment, **variables}, *self._files, directory=directory)
 
+    def coordinator(self) -> str:
+        """Return the coordinator's address, HOST:PORT."""
+        return self._coordinator
+
     def look(self, since: tuple[int, int]) -> tuple[int | None, tuple[bytes, bytes]]:
         """Return the exit code or None, and the bytes written to stdout and stderr after the offsets `since`."""
-        assert self._process is not None
         code = self._process.poll()  # before the files are read, so that they contain the last output
         # The process shares the files' offsets, so `pread` leaves them unchanged.
         new = [
@@ -62,16 +65,13 @@ class Holder:
         return code, (new[0], new[1])
 
     def send_signal(self, number: int) -> None:
-        assert self._process is not None
         self._process.send_signal(number)
 
     def notify_training_finished(self) -> None:
-        assert self._process is not None
         self._process.notify_training_finished()
 
     def kill(self, since: tuple[int, int]) -> tuple[int | None, tuple[bytes, bytes]]:
         """Kill the process, and return what `look` returns."""
-        assert self._process is not None
         self._process.kill()
         return self.look(since)
 
@@ -133,8 +133,7 @@ class _Held:
             with contextlib.suppress(Exception):
                 self._code = self._taken(self._ray.get(self._actor.kill.remote(tuple(self._read)), timeout=_TO_KILL))
             self._code = 128 + signal.SIGKILL if self._code is None else self._code
-        with contextlib.suppress(Exception):
-            self._ray.kill(self._actor, no_restart=True)
+        kill(self._ray, self._actor)
 
     def stderr_tail(self) -> str:
         return self._said.decode(errors="replace")
@@ -165,12 +164,17 @@ def start(
     share = {"CPU": how.cpus} | ({"GPU": how.gpus} if how.gpus else {})
     group = placement_group([share] * how.count + [{"CPU": how.cpus}] * how.evaluators, strategy="SPREAD")
     stack.callback(remove_placement_group, group)
-    until = time.monotonic() + START_TIMEOUT
-    while not group.wait(1):
+
+    def waited(is_done):
+        """Wait until `is_done`; return False if a signal arrives first, or after the timeout."""
+        until = time.monotonic() + START_TIMEOUT
+        while not (done := is_done()) and not stopped() and time.monotonic() < until:
+            pass
+        return bool(done)
+
+    if not waited(lambda: group.wait(1)):
         if stopped():
             return
-        if time.monotonic() < until:
-            continue
         free = ", ".join(f"{ray.available_resources().get(name, 0):g} {name}s" for name in share)
         each = " and ".join(f"{number} {name}{'s' * (number > 1)}" for name, number in share.items()) + " each"
         each += f" and an evaluator of {how.cpus} CPU{'s' * (how.cpus > 1)}" * how.evaluators
@@ -179,31 +183,19 @@ def start(
             "free. Ask for less, or add machines"
         )
     variables = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
-
-    def answered(reference):
-        """Wait for an actor's answer; return False if a signal arrives first, or after the timeout."""
-        until = time.monotonic() + START_TIMEOUT
-        while not (found := ray.wait([reference], timeout=1.0)[0]) and not stopped() and time.monotonic() < until:
-            pass
-        return bool(found)
-
     coordinator = ""
     for index, place in enumerate(places(how)):
         there = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
         gpus = how.gpus if place.role == "learner" else 0
         options = {"num_cpus": how.cpus, "num_gpus": gpus, "max_restarts": 0, "scheduling_strategy": there}
-        actor = ray.remote(Holder).options(**options).remote()
+        place = dataclasses.replace(place, coordinator=coordinator)
+        own = variables if gpus else variables | ON_PROCESSORS
+        actor = ray.remote(Holder).options(**options).remote(list(command), place, own, os.getcwd())
+        begun = actor.coordinator.remote()
+        if not waited(lambda begun=begun: ray.wait([begun], timeout=1.0)[0]) and stopped():
+            return
         try:
-            address = actor.address.remote()
-            if not answered(address) and stopped():
-                return
-            coordinator = coordinator or ray.get(address, timeout=0)
-            place = dataclasses.replace(place, coordinator=coordinator)
-            own = variables if gpus else variables | ON_PROCESSORS
-            begun = actor.start.remote(list(command), place, own, os.getcwd())
-            if not answered(begun) and stopped():
-                return
-            ray.get(begun, timeout=0)
+            coordinator = ray.get(begun, timeout=0)
         except ray.exceptions.RayError as error:
             raise JaxrlError(f"process {index} could not be started on its machine:\n{error}") from error
         yield _Held(ray, actor, index)

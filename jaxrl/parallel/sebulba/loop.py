@@ -2,7 +2,7 @@
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +22,7 @@ from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.host_rollout import HostSteps
 from jaxrl.parallel.layout import Layout
 from jaxrl.parallel.multihost import distributed
-from jaxrl.parallel.ray.environments import RemoteRecipe
-from jaxrl.parallel.ray.policy import ParameterStore, RemoteCollector
+from jaxrl.parallel.ray.actors import ActorPool, EnvironmentActor, ParameterStore, RemoteCollector
 from jaxrl.parallel.recorded import from_rollouts
 from jaxrl.parallel.sebulba import rate_limit
 from jaxrl.parallel.sebulba.actors import ActorThreads
@@ -84,11 +83,7 @@ class SebulbaLoop:
         first_env = jax.process_index() * groups * size
         steps = HostSteps(self.layout.spec, self._num_envs, size, ro.rollout_length(algo))
         devices = [device for device in self._actor_devices() for _ in range(self.topology.groups)]
-        store = None
-        if remote is not None and remote.policy:
-            store = ParameterStore(remote)
-        elif remote is not None:
-            env = RemoteRecipe(env, remote, remote.actors // groups)
+        store = ParameterStore(remote) if remote is not None and remote.policy else None
         try:
             with distributed.collective_errors("building environments"):
                 for number, device in enumerate(devices):
@@ -104,8 +99,12 @@ class SebulbaLoop:
 
     def _collector(self, env, seed, env_offset, group):
         ready, size, timeout = self.topology.ready, group.steps.group, self.topology.step_timeout
+        remote, groups = self.topology.remote, self.topology.threads * self.topology.groups
         with warn_if_slow(env.name, "building the environments"):
-            if ready is not None:
+            if remote is not None:
+                host: Any = ActorPool(EnvironmentActor, env, remote, remote.actors // groups, size, seed, env_offset)
+                host.wait()
+            elif ready is not None:
                 host = env.build_async(size, ready, seed, env_offset)
             else:
                 host = env.build(size, seed, env_offset)

@@ -23,7 +23,7 @@ from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.layout import Layout
 from jaxrl.parallel.program import Program
-from jaxrl.parallel.ray.remote import Remote
+from jaxrl.parallel.ray.actors import Remote
 from jaxrl.parallel.sebulba import checks, rate_limit
 from jaxrl.parallel.sebulba.learning import HostRollouts
 from jaxrl.parallel.sebulba.loop import SebulbaLoop

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from helpers import clusters
 from helpers.launching import scripts, until_asked
-from helpers.patience import PATIENCE, within
+from helpers.patience import PATIENCE
 
 from jaxrl.core.errors import ConfigError, JaxrlError
 from jaxrl.parallel.multihost import launch, place
@@ -24,19 +24,14 @@ pytestmark = pytest.mark.long
 LAUNCHED = Path(__file__).parents[1] / "multihost" / "launched.py"
 
 
-@pytest.fixture(scope="module")
-def started():
-    with clusters.cluster() as ray:
-        yield ray
+started, cluster = clusters.fixtures()
 
 
 @pytest.fixture
-def program(started, tmp_path, monkeypatch):
+def program(cluster, tmp_path, monkeypatch):
     """The command that runs a script which knows its place."""
     monkeypatch.chdir(tmp_path)
-
-    with within(PATIENCE):
-        yield scripts(tmp_path)
+    return scripts(tmp_path)
 
 
 def test_each_finds_its_place_and_the_first_alone_is_heard(program, tmp_path, capfd, monkeypatch):

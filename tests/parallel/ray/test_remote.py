@@ -11,8 +11,7 @@ import jaxrl
 from jaxrl.cli import fields, values
 from jaxrl.core.errors import EnvironmentFailedError
 from jaxrl.envs.host.episodes import environment_seeds
-from jaxrl.parallel.ray.environments import RemoteRecipe
-from jaxrl.parallel.ray.remote import Remote
+from jaxrl.parallel.ray.actors import ActorPool, EnvironmentActor, Remote
 
 COUNTING = "gymnasium:host_probes:Counting-v0"
 HALF = Remote(actors=2, cpus=0.5)
@@ -30,9 +29,11 @@ def played(env, steps):
         env.close()
 
 
-def counting(remote=None, **options):
-    recipe = jaxrl.make(COUNTING, **options)
-    return recipe if remote is None else RemoteRecipe(recipe, remote, remote.actors)
+def pool(remote, seed, first_env=0, **options):
+    """Four environments over the actors of `remote`."""
+    env = ActorPool(EnvironmentActor, jaxrl.make(COUNTING, **options), remote, remote.actors, 4, seed, first_env)
+    env.wait()
+    return env
 
 
 def lethal(fault, seed=7):
@@ -42,14 +43,14 @@ def lethal(fault, seed=7):
 
 @pytest.mark.long
 def test_the_rows_are_those_of_this_process(cluster):
-    here, there = (played(counting(remote).build(4, 7, 2), 8) for remote in (None, HALF))
-    for one, other in zip(here, there, strict=True):
+    here, there = jaxrl.make(COUNTING).build(4, 7, 2), pool(HALF, 7, 2)
+    for one, other in zip(played(here, 8), played(there, 8), strict=True):
         assert_equal(one, other)
 
 
 def assert_replaced(remote, fault, words):
     """That the actor of the last two environments is, and that these begin an episode then."""
-    env = counting(remote, **lethal(fault)).build(4, 7)
+    env = pool(remote, 7, **lethal(fault))
     with pytest.warns(RuntimeWarning, match=f"2 to 3 {words}.*restarts=3"):
         rows = played(env, 6)
     assert env.failures == 1
@@ -81,10 +82,10 @@ def test_an_actor_behind_a_cut_link_is_replaced_as_one_that_died(cluster, fault,
 @pytest.mark.parametrize("policy", [False, True])
 def test_a_slow_actor_is_waited_for_and_changes_nothing(cluster, policy):
     """Each of its 16 steps takes 0.4 s, which is well below what a step may take; all together take longer."""
-    slow = counting(pause=0.2, seeds=environment_seeds(7, 4)[2:])  # two, both of one actor
+    slow = jaxrl.make(COUNTING, pause=0.2, seeds=environment_seeds(7, 4)[2:])  # two, both of one actor
     remote, found = Remote(actors=2, policy=policy, cpus=0.5, step_timeout=6.0), []
     here, there = ({"actors": 2}, {}) if policy else ({"groups": 2}, {"groups": 2})
-    for env, layout in (counting(), here), (slow, {**there, "remote": remote}):
+    for env, layout in (jaxrl.make(COUNTING), here), (slow, {**there, "remote": remote}):
         program = jaxrl.Sebulba(num_envs=4, shards=4, lockstep=True, lag=int(policy), **layout).bind(PPO, env)
         try:
             state, report = program.chunk(PPO, env, program.start(PPO, env, 7), 2, 100)
@@ -111,7 +112,7 @@ def test_a_slow_actor_is_waited_for_and_changes_nothing(cluster, policy):
     ],
 )
 def test_what_cannot_be_replaced_is_a_clear_stop(cluster, fault, remote, words):
-    env = counting(remote, **lethal(fault)).build(4, 7)
+    env = pool(remote, 7, **lethal(fault))
     with pytest.raises(EnvironmentFailedError, match=f"(?s){words}") as caught:
         played(env, 6)
     if fault == "raise":
@@ -143,7 +144,7 @@ def test_a_run_is_the_same_where_actors_have_the_policy(cluster):
 @pytest.mark.long
 @pytest.mark.faults
 def test_an_actor_with_the_policy_that_dies_is_replaced(cluster):
-    env = counting(fault="kill", at=(1, 1), seeds=environment_seeds(7, 4)[2:])
+    env = jaxrl.make(COUNTING, fault="kill", at=(1, 1), seeds=environment_seeds(7, 4)[2:])
     there = Remote(actors=2, policy=True, cpus=0.5)
     program = jaxrl.Sebulba(num_envs=4, shards=4, remote=there).bind(PPO, env)
     try:

@@ -1,0 +1,350 @@
+"""Actors on CPU machines for a learner elsewhere, with Ray (Moritz et al., 2018, arXiv:1712.05889).
+
+Ray actors hold host environments, and only step them (`ActorPool`) or also act, with a copy of the policy
+(`RemoteCollector`): parameters go out, rollouts come back. Actors are lost with their process, their machine or its
+connection; then others replace them, at most `restarts` times, and lost steps are masked as for worker processes.
+"""
+
+import dataclasses
+import faulthandler
+import importlib.util
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl.core import keys, registry
+from jaxrl.core.errors import EnvironmentFailedError, MissingExtraError
+from jaxrl.core.limits import number_problems
+from jaxrl.core.types import HostRecipe, PyTree, TimeStep
+from jaxrl.envs.host.watchdog import Stepper
+from jaxrl.parallel.host_rollout import HostSteps, complete
+from jaxrl.parallel.ray.cluster import START_TIMEOUT, actor_class, connect, kill
+from jaxrl.parallel.sebulba.collector import Collected, Group, Published, StepCollector, Stepping
+
+
+@dataclasses.dataclass(frozen=True)
+class Remote:
+    """Ray actors that hold the environments of a run.
+
+    Args:
+      actors: number of Ray actors per process; the environments are divided over them.
+      policy: whether they also act, each for its own environments: whole rollouts come back, and parameters are sent
+        out. Without it they only step, and this process acts.
+      restarts: how many failed actors of one group are replaced.
+      step_timeout: seconds for one step; an actor that takes longer counts as failed.
+      cpus: CPUs that Ray reserves for each actor.
+      address: of the Ray cluster; None: RAY_ADDRESS if set, else a cluster on this machine.
+    """
+
+    actors: int = 2
+    policy: bool = False
+    restarts: int = 3
+    step_timeout: float = 30.0
+    cpus: float = 1.0
+    address: str | None = None
+
+    @property
+    def patience(self) -> float:
+        """Time limit in seconds for giving up an actor and replacing it."""
+        return self.step_timeout + START_TIMEOUT
+
+    def problems(self, groups: int, group: int) -> list[str]:
+        """Return the errors in these settings for `groups` groups of `group` environments in this process.
+
+        Raises:
+          MissingExtraError: Ray is not installed.
+        """
+        if importlib.util.find_spec("ray") is None:
+            raise MissingExtraError("a topology with remote actors", "ray")
+        found = []
+        if self.actors < 1 or self.actors % groups:
+            found.append(f"remote.actors={self.actors} must be a multiple of the {groups} groups (actors * groups)")
+        elif group % (self.actors // groups):
+            found.append(f"remote.actors={self.actors} do not divide the {groups * group} environments of this process")
+        for name, limits in (("restarts", {"low": 0}), ("step_timeout", {"above": 0}), ("cpus", {"low": 0})):
+            found += number_problems(f"remote.{name}", getattr(self, name), limits)
+        return found
+
+
+registry.add("topology", Remote)
+
+
+class EnvironmentActor:
+    """The class of Ray actors that hold host environments, themselves a `HostEnvironment`."""
+
+    def __init__(self, num_envs: int, seed: int, first_env: int, recipe: HostRecipe):
+        jax.config.update("jax_platforms", "cpu")  # otherwise environments in JAX would use an accelerator
+        self.num_envs, self._host = num_envs, recipe.build(num_envs, seed, first_env)
+
+    def reset(self) -> TimeStep[np.ndarray]:
+        return self._host.reset()
+
+    def step(self, actions: PyTree) -> TimeStep[np.ndarray]:
+        return self._host.step(actions)
+
+    def close(self) -> None:
+        self._host.close()
+
+
+class RolloutActor(EnvironmentActor):
+    """The class of Ray actors that hold environments and act in them.
+
+    An actor ends its process if a step of its environments takes longer than `step_timeout`. It is lost then, rather
+    than at the timeout of its whole rollout.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        seed: int,
+        first_env: int,
+        recipe: HostRecipe,
+        steps: HostSteps,
+        run_seed: int,
+        step_timeout: float,
+    ):
+        super().__init__(num_envs, seed, first_env, recipe)
+        self._step_timeout = step_timeout
+        self._collector = StepCollector(Group(steps, keys.root_key(run_seed), first_env, jax.devices()[0]), self)
+
+    def step(self, actions: PyTree) -> TimeStep[np.ndarray]:
+        # The timer runs in C, and ends the process even if Python is blocked.
+        faulthandler.dump_traceback_later(self._step_timeout, exit=True, file=sys.__stderr__ or sys.stderr)
+        try:
+            return super().step(actions)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+    def first_timestep(self) -> TimeStep[np.ndarray]:
+        return self._collector.first_timestep()
+
+    def rollout(self, published: Published, steps_per_env: int) -> tuple[Collected, float]:
+        """Return one rollout, as numpy, and the seconds that the environments have taken so far."""
+        self._collector.begin_at(steps_per_env)
+        collected = complete(self._collector.collect(published, None))
+        return jax.device_get(collected), self._collector.stepping.seconds
+
+
+class ActorPool:
+    """A `HostEnvironment` of Ray actors of one class, each with its share of the environments.
+
+    Args:
+      cls: the actors' class; called with the number of environments, their seed, the first one's index, `recipe` and
+        `arguments`.
+      recipe: the recipe of the environments.
+      remote: the settings of the actors.
+      actors, num_envs: numbers of this group.
+      seed, first_env: the seed and first index of its environments.
+      *arguments: further arguments of `cls`.
+
+    Attributes:
+      name: the environment's name.
+      failures: number of actors that were lost and replaced.
+      patience: seconds that a step may take longer if an actor is given up and replaced.
+    """
+
+    def __init__(
+        self,
+        cls: type[EnvironmentActor],
+        recipe: HostRecipe,
+        remote: Remote,
+        actors: int,
+        num_envs: int,
+        seed: int,
+        first_env: int,
+        *arguments: Any,
+    ):
+        self.name, self.num_envs, self.failures, self.patience = recipe.name, num_envs, 0, remote.patience
+        each = num_envs // actors
+        self._shares = [slice(start, start + each) for start in range(0, num_envs, each)]
+        self._ray = connect(remote.address)
+        self._remote, self._arguments, self._seed, self._first_env = remote, (recipe, *arguments), seed, first_env
+        self._class = actor_class(self._ray, cls, remote.cpus)
+        self._waiting: list[int] = []
+        self._closed = False
+        self._pending: Any = None
+        self._actors = [self._started(place, seed) for place in range(actors)]
+
+    def wait(self) -> None:
+        """Wait until every actor is ready.
+
+        Raises:
+          EnvironmentFailedError: an actor could not be started, or could not make its environments.
+        """
+        for place, actor in enumerate(self._actors):
+            try:
+                self._ray.get(actor.__ray_ready__.remote(), timeout=START_TIMEOUT)
+            except self._ray.exceptions.GetTimeoutError:
+                free = self._ray.available_resources().get("CPU", 0)
+                self._stop(place, f"did not start within {START_TIMEOUT:g} s; Ray has {free:g} CPUs free")
+            except self._ray.exceptions.RayError as error:
+                self._stop(place, f"could not be started:\n{error}", error)
+
+    @property
+    def doing(self) -> str:
+        # A replacement changes this text, so that the watchdog gives the next actor its full time.
+        after = f", after {self.failures} that were lost" if self.failures else ""
+        return "; ".join(f"their step, in {self._described(place)}{after}" for place in list(self._waiting))
+
+    def reset(self) -> TimeStep[np.ndarray]:
+        return _joined(self.answers("reset"))
+
+    def step(self, actions: PyTree) -> TimeStep[np.ndarray]:
+        self.begin("step", [(jax.tree.map(lambda x, share=share: x[share], actions),) for share in self._shares])
+        return _joined(self.finish(again="reset"))
+
+    def answers(self, method: str) -> list[Any]:
+        """Call `method` of each actor without arguments, and return the results."""
+        self.begin(method, [()] * len(self._shares))
+        return self.finish(again=method)
+
+    def begin(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> None:
+        """Call `method` of each actor with its arguments, without waiting."""
+        references = [getattr(actor, method).remote(*mine) for actor, mine in zip(self._actors, arguments, strict=True)]
+        self._pending = method, arguments, references, time.monotonic()
+        self._waiting = list(range(len(references)))
+
+    def finish(self, *, again: str, steps: int = 1) -> list[Any]:
+        """Wait for the method of each actor, and return the results.
+
+        Args:
+          again: the method to call in an actor that replaces another; with the same arguments if it is the same method,
+            otherwise without.
+          steps: number of environment steps that the method takes.
+
+        Raises:
+          EnvironmentFailedError: environments raised, or an actor was lost once more than `restarts` allows.
+        """
+        method, arguments, references, since = self._pending
+        until, answers = since + steps * self._remote.step_timeout, []
+        for place, reference in enumerate(references):
+            answer, lost = self._answer(place, reference, until - time.monotonic())
+            while lost:
+                actor = self._replaced(place, lost)
+                mine = arguments[place] if again == method else ()
+                patience = START_TIMEOUT + steps * self._remote.step_timeout
+                answer, lost = self._answer(place, getattr(actor, again).remote(*mine), patience)
+            answers.append(answer)
+            self._waiting.remove(place)
+        return answers
+
+    def close(self) -> None:
+        """End the actors; may be called twice, and while another thread waits for them."""
+        self._closed = True
+        for actor in self._actors:
+            kill(self._ray, actor)
+
+    def _started(self, place, seed):
+        share = self._shares[place]
+        return self._class.remote(share.stop - share.start, seed, self._first_env + share.start, *self._arguments)
+
+    def _answer(self, place, reference, patience):
+        """Return the answer, and how the actor was lost ("" if it was not)."""
+        try:
+            return self._ray.get(reference, timeout=max(patience, 0.0)), ""
+        except self._ray.exceptions.GetTimeoutError:
+            return None, f"did not answer within {max(patience, 0.0):.0f} s"
+        except self._ray.exceptions.RayActorError as error:
+            cut = isinstance(error, self._ray.exceptions.ActorUnavailableError)
+            return None, f"{'could not be reached' if cut else 'died'} ({str(error).splitlines()[0]})"
+        except self._ray.exceptions.RayTaskError as error:
+            self._stop(place, f"raised:\n{error}", error.cause)
+
+    def _replaced(self, place, how):
+        kill(self._ray, self._actors[place])
+        if self._closed:
+            self._stop(place, "was closed")
+        if self.failures == self._remote.restarts:
+            self._stop(place, f"{how}, and restarts={self._remote.restarts} is used up")
+        self.failures += 1
+        warnings.warn(
+            f"{self._described(place)} {how}; it is replaced ({self.failures} of restarts={self._remote.restarts})",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+        # Another seed: the same one would repeat the same episodes.
+        sequence = np.random.SeedSequence(self._seed, spawn_key=(self.failures, self._first_env))
+        self._actors[place] = self._started(place, int(sequence.generate_state(1)[0] >> np.uint32(1)))
+        return self._actors[place]
+
+    def _described(self, place):
+        share = self._shares[place]
+        first, last = self._first_env + share.start, self._first_env + share.stop - 1
+        return f"{self.name}: the Ray actor of environments {first} to {last}"
+
+    def _stop(self, place, what, cause=None):
+        self.close()
+        index, seed, action = (getattr(cause, name, None) for name in ("index", "seed", "action"))
+        raise EnvironmentFailedError(f"{self._described(place)} {what}", index, seed, action) from cause
+
+
+def _joined(parts: Sequence[TimeStep[np.ndarray]]) -> TimeStep[np.ndarray]:
+    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *x: np.concatenate(x), *parts)
+
+
+class ParameterStore:
+    """The newest published parameters in Ray's object store: sent once per machine, not once per actor."""
+
+    def __init__(self, remote: Remote):
+        self._ray, self._lock = connect(remote.address), threading.Lock()
+        self._version, self._reference = -1, None
+
+    def put(self, published: Published) -> Any:
+        with self._lock:
+            version = int(published.version)
+            if version != self._version:
+                self._version, self._reference = version, self._ray.put(jax.device_get(published))
+            return self._reference
+
+
+class RemoteCollector:
+    """A `Collector` whose environments and copy of the policy a Ray actor holds.
+
+    An actor that replaces a lost one begins its rollout with new episodes; the lost rollout is discarded.
+
+    Args:
+      recipe: the recipe of the environments.
+      remote: the settings of the actors.
+      steps: the compiled pieces.
+      shelf: the parameters, shared by all groups.
+      seed: the seed of the environments and of the run.
+      first_env: the index of the first environment among all.
+      device: the device to put rollouts on.
+    """
+
+    def __init__(
+        self,
+        recipe: HostRecipe,
+        remote: Remote,
+        steps: HostSteps,
+        shelf: ParameterStore,
+        seed: int,
+        first_env: int,
+        device: jax.Device,
+    ):
+        self.stepping = Stepping()  # never running: the pool has its own timeout for answers
+        self._steps, self._shelf, self._device, self._steps_per_env = steps, shelf, device, 0
+        own = steps, seed, remote.step_timeout
+        self.host = ActorPool(RolloutActor, recipe, remote, 1, steps.group, seed, first_env, *own)
+
+    def begin_at(self, steps_per_env: int) -> None:
+        self._steps_per_env = steps_per_env
+
+    def first_timestep(self) -> TimeStep[np.ndarray]:
+        """Return the time step at which the run begins, numpy `[group, ...]`; wait until the actor is ready."""
+        self.host.wait()
+        return self.host.answers("first_timestep")[0]
+
+    def collect(self, published: Published, stepper: Stepper | None) -> Generator[None, None, Collected]:
+        """Collect one rollout. The actor steps its environments, so `stepper` is not used."""
+        self.host.begin("rollout", [(self._shelf.put(published), self._steps_per_env)])
+        yield
+        [(collected, self.stepping.seconds)] = self.host.finish(again="rollout", steps=self._steps.length)
+        self._steps_per_env += self._steps.length
+        return jax.device_put(collected, self._device)

@@ -1,0 +1,62 @@
+"""A Ray cluster (Moritz et al., 2018, arXiv:1712.05889): connection, room, and the actors' common options; no JAX."""
+
+import contextlib
+import logging
+import os
+from typing import Any
+
+from jaxrl.core import interrupts
+from jaxrl.core.errors import ConfigError, MissingExtraError
+
+START_TIMEOUT = 120.0  # seconds for an actor to find its place, import what it needs and make its environments
+
+
+def connect(address: str | None = None) -> Any:
+    """Connect to a Ray cluster, and return the module `ray`.
+
+    Args:
+      address: the cluster's address; None: RAY_ADDRESS if set, otherwise a cluster of only this machine.
+
+    Raises:
+      MissingExtraError: Ray is not installed.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise MissingExtraError("Ray", "ray") from None
+    if not ray.is_initialized():
+        if address or os.environ.get("RAY_ADDRESS"):
+            ray.init(address=address, logging_level=logging.ERROR)
+        else:
+            ray.init(include_dashboard=False, logging_level=logging.ERROR)
+        if interrupts.owned():
+            interrupts.own()  # Ray installs its own handler for SIGTERM
+    return ray
+
+
+def room(ray: Any, cpus_per_run: float, gpus_per_run: float) -> int:
+    """Return the number of runs with these CPUs and GPUs that fit on the cluster if it is otherwise idle.
+
+    Raises:
+      ConfigError: not even one fits; Ray would wait forever for more machines.
+    """
+    shares = {"CPU": cpus_per_run, "GPU": gpus_per_run}
+    there = {name: ray.cluster_resources().get(name, 0) for name in shares}
+    most = min((int(there[name] // share) for name, share in shares.items() if share), default=1)
+    if most < 1:
+        raise ConfigError(
+            f"cpus_per_run={cpus_per_run:g} and gpus_per_run={gpus_per_run:g}: the Ray cluster has "
+            f"{there['CPU']:g} CPUs and {there['GPU']:g} GPUs. Ask for less, or add machines"
+        )
+    return most
+
+
+def actor_class(ray: Any, cls: type, cpus: float, gpus: float = 0.0) -> Any:
+    """Return `cls` as a class of Ray actors, which are spread over the machines and never restarted by Ray."""
+    return ray.remote(cls).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0, scheduling_strategy="SPREAD")
+
+
+def kill(ray: Any, actor: Any) -> None:
+    """End an actor, which may have ended already."""
+    with contextlib.suppress(Exception):
+        ray.kill(actor, no_restart=True)
