@@ -116,19 +116,16 @@ def plot_lineage(lineage: Lineage, out: str | os.PathLike | None = None, *, titl
     lines: dict[tuple[str, float], str] = {("ended", 0.8): "#BBBBBB", ("to a last member", 1.0): chart.COLORS[5]}
     best = "to the winner"
     handles: dict[str, Any] = {}
-    for axes, values, drawn in zip(
-        panels,
-        [lineage.scores, *(lineage.hyperparameters[name] for name in names)],
-        [_scores, *[_values] * len(names)],
-        strict=True,
-    ):
-        segments, winners = drawn(lineage, values, alive)
+    drawn = [lineage.scores, *(lineage.hyperparameters[name] for name in names)]
+    for axes, values in zip(panels, drawn, strict=True):
+        constant = values is not lineage.scores  # hyperparameters, in each interval
+        segments, winners = _lines(lineage, values, alive, constant)
         for (label, width), color in lines.items():
             collection = LineCollection(segments[label == "to a last member"], colors=color, linewidths=width)
             handles.setdefault(label, axes.add_collection(collection))
         handles[best] = axes.add_collection(LineCollection(winners, colors=chart.COLORS[4], linewidths=2.2))
         finite = values[np.isfinite(values)]
-        if drawn is _values and len(finite) and finite.min() > 0 and finite.max() >= _LOGARITHMIC * finite.min():
+        if constant and len(finite) and finite.min() > 0 and finite.max() >= _LOGARITHMIC * finite.min():
             axes.set_yscale("log")
         axes.autoscale_view()
     caption = "A member that copies another continues its line; a replaced line ends."
@@ -145,32 +142,18 @@ def _with_descendants(lineage):
     return alive
 
 
-def _scores(lineage, values, alive):
-    """Return lines from each parent's score at a point to its copy's at the next: {alive: lines}, and the winner's."""
-    found, best = {True: [], False: []}, lineage.ancestors()
-    winners = []
-    for point in range(1, len(values)):
-        for member in range(values.shape[1]):
-            before = lineage.parents[point - 1, member]
-            line = [
-                (lineage.steps[point - 1], values[point - 1, before]),
-                (lineage.steps[point], values[point, member]),
-            ]
-            if np.isfinite([y for _, y in line]).all():
+def _lines(lineage, values, alive, constant):
+    """Return lines from each parent's value at a point to its copy's at the next: {alive: lines}, and the winner's.
+
+    With `constant`, the copy has its value from the beginning of the interval on.
+    """
+    found, winners, best = {True: [], False: []}, [], lineage.ancestors()
+    begins = [0, *lineage.steps[:-1]]
+    for point, (begin, end) in enumerate(zip(begins, lineage.steps, strict=True)):
+        for member, value in enumerate(values[point]):
+            before = [(begin, values[point - 1, lineage.parents[point - 1, member]])] if point else []
+            line = [*before, *[(begin, value)] * constant, (end, value)]
+            if len(line) > 1 and np.isfinite([y for _, y in line]).all():
                 found[bool(alive[point, member])].append(line)
                 winners += [line] if best[point] == member else []
-    return found, winners
-
-
-def _values(lineage, values, alive):
-    """Return lines of each member's value over each interval, from its parent's value before: as in `_scores`."""
-    found, best = {True: [], False: []}, lineage.ancestors()
-    winners, begins = [], [0, *lineage.steps[:-1]]
-    for point, (begin, end) in enumerate(zip(begins, lineage.steps, strict=True)):
-        for member in range(values.shape[1]):
-            line = [(begin, values[point, member]), (end, values[point, member])]
-            if point:
-                line.insert(0, (begin, values[point - 1, lineage.parents[point - 1, member]]))
-            found[bool(alive[point, member])].append(line)
-            winners += [line] if best[point] == member else []
     return found, winners
