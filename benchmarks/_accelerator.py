@@ -564,10 +564,10 @@ def memory(asked: TrainRequest) -> list[Task]:
         return stats
 
     def many(seeds, num_envs):
-        from jaxrl.sweeps.vectorized import _chunk_many
+        from jaxrl.sweeps.vectorized import chunk_many
 
         run = Sweep(CARTPOLE, num_envs, seeds)
-        stats = _chunk_many.lower(run.runs, run.algos, run.env, run.states, jax.numpy.int32(1), jax.numpy.float32(1))
+        stats = chunk_many.lower(run.runs, run.algos, run.env, run.states, jax.numpy.int32(1), jax.numpy.float32(1))
         stats = stats.compile().memory_analysis()
         run(2)
         return stats

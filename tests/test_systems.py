@@ -102,7 +102,7 @@ def begun(folder, monkeypatch):
 
     monkeypatch.setattr(Loop, "train", begin)  # after all that is checked before the first compile
     monkeypatch.setattr("jaxrl.sweeps.sweep.train_many", begin)
-    monkeypatch.setattr("jaxrl.sweeps.tune._evaluations", begin)
+    monkeypatch.setattr("jaxrl.sweeps.tune._Training", begin)
     monkeypatch.setattr("jaxrl.sweeps.pbt.train_many", begin)
     monkeypatch.setattr("jaxrl.sweeps.tune.side_by_side", begin)
     monkeypatch.setattr(sweep, "launch", begin)

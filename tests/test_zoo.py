@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from helpers import shortest, zoo_tables
 
-from jaxrl.sweeps import sweep_checkpoints
+from jaxrl.sweeps import loop
 
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -220,7 +220,7 @@ def test_a_row_that_fails_leaves_the_others_their_turn(table, monkeypatch):
 @pytest.mark.long
 def test_a_row_that_is_stopped_is_gone_on_with(table, monkeypatch, capsys):
     """By the signal that ends a budget, after six of ten points."""
-    points, add = [], sweep_checkpoints.Progress.add
+    points, add = [], loop.Progress.add
 
     def counted(progress, *arguments):
         points.append(1)
@@ -228,7 +228,7 @@ def test_a_row_that_is_stopped_is_gone_on_with(table, monkeypatch, capsys):
             os.kill(os.getpid(), signal.SIGTERM)
         add(progress, *arguments)
 
-    monkeypatch.setattr(sweep_checkpoints.Progress, "add", counted)
+    monkeypatch.setattr(loop.Progress, "add", counted)
     monkeypatch.setattr(sys, "argv", ["zoo.py", "--row", "tiny", "--zoo", str(table)])
     with pytest.raises(SystemExit, match="143"):
         zoo.main()
@@ -248,15 +248,15 @@ DIES = """if True:
     import os, signal, sys
     sys.path.insert(0, "benchmarks")
     import zoo
-    from jaxrl.sweeps import sweep_checkpoints
-    add, points, moment = sweep_checkpoints.Progress.add, [], int(sys.argv.pop())
+    from jaxrl.sweeps import loop
+    add, points, moment = loop.Progress.add, [], int(sys.argv.pop())
     def dies(progress, *arguments):
         add(progress, *arguments)
         points.append(1)
         if len(points) == moment:
             progress._checkpointer.wait()
             os.kill(os.getpid(), signal.SIGKILL)
-    sweep_checkpoints.Progress.add = dies
+    loop.Progress.add = dies
     code = zoo.main()
     print("points:", len(points))
     sys.exit(code)

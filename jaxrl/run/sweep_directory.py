@@ -212,18 +212,21 @@ def is_search(path: str | os.PathLike) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class SavedTrial:
-    """A trial of a search, as recorded in its journal.
+class Trial:
+    """A trial of a search that ended, and its result.
 
     Attributes:
-      settings: the searched settings.
-      returns: the mean over seeds at each evaluation; NaN where it was NaN.
-      ended: "finished", "pruned" or "failed".
+      settings: the fields of the algorithm that were searched or fixed; of a saved trial only those searched.
+      returns: the mean return over seeds at each evaluation; NaN where it was NaN.
+      ended: "finished", "pruned", or "failed": a value was not finite, the settings are incompatible, or the process
+        was lost.
+      problem: the reason, if it failed.
     """
 
     settings: dict[str, Any]
     returns: list[float]
     ended: str
+    problem: str | None = None
 
     @property
     def score(self) -> float:
@@ -231,7 +234,7 @@ class SavedTrial:
         return self.returns[-1] if self.ended == "finished" and self.returns else math.nan
 
 
-def read_trials(path: str | os.PathLike) -> tuple[dict[str, Any], list[SavedTrial]]:
+def read_trials(path: str | os.PathLike) -> tuple[dict[str, Any], list[Trial]]:
     """Return the configuration of a search and its trials, in the order of their numbers.
 
     Raises:
@@ -239,13 +242,13 @@ def read_trials(path: str | os.PathLike) -> tuple[dict[str, Any], list[SavedTria
     """
     path = files.expand(path)
     config = read_config(path).get("tune")
-    trials: dict[int, SavedTrial] = {}
+    trials: dict[int, Trial] = {}
     try:
         with files.open_to_read(path / JOURNAL) as file:
             for line in file.read(files.LARGEST).splitlines():
                 trial = files.parse_json(line)
                 returns = [float(value) if is_number(value) else math.nan for value in trial["returns"]]
-                found = SavedTrial(dict(trial["settings"]), returns, str(trial["ended"]))
+                found = Trial(dict(trial["settings"]), returns, str(trial["ended"]))
                 trials[int(trial.get("number", len(trials)))] = found
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise RunDirectoryError(f"{path / JOURNAL} cannot be read: {error!r:.200}") from error

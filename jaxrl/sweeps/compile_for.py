@@ -22,7 +22,7 @@ from jaxrl.run.evaluation import compile_evaluation
 from jaxrl.run.result import policy_at
 from jaxrl.run.settings import RunSettings
 from jaxrl.run.target_report import TargetReport, compiled_for
-from jaxrl.sweeps.vectorized import VectorizedRuns
+from jaxrl.sweeps.vectorized import VectorizedRuns, chunk_many, evaluate_many, played
 
 
 @whole_arguments
@@ -121,14 +121,15 @@ def _sweep(target, settings, many):
     run_keys = jax.ShapeDtypeStruct((padded, *root.shape), root.dtype, sharding=over_runs)
     env = described(settings.env, everywhere)
     many.check_memory(stacked, settings.env, run_keys, {"host": None, "device": target.memory})
-    start = many.lower_start(algos, env, run_keys)
+    start = VectorizedRuns.start.lower(many, algos, env, run_keys)
     states = described(start.out_info, over_runs)
     numbers = described((jnp.int32(1), jnp.float32(1.0)), everywhere)
     compiled = partial(compiled_for, target)
+    playing = many, algos, states.learner, env, run_keys
     programs = [
         compiled("start", start.compile),
-        compiled("chunk", lambda: many.lower_chunk(algos, env, states, *numbers).compile()),
-        compiled("evaluation", lambda: many.lower_evaluation(algos, states.learner, env, run_keys, settings).compile()),
+        compiled("chunk", lambda: chunk_many.lower(many, algos, env, states, *numbers).compile()),
+        compiled("evaluation", lambda: evaluate_many.lower(*playing, **played(settings)).compile()),
     ]
     steps = many.program.steps_per_iteration(settings.algo) * many.runs
     return _report(target, many.devices, steps, programs)

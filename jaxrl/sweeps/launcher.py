@@ -1,5 +1,6 @@
 """A sweep of separate runs, each in its own process and directory, on the resources of a Ray cluster."""
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -150,7 +151,10 @@ def launch(
         run.replace(algo=replace(algo, **setting).resolve(env_spec(env), topology.batch_envs or 0))
         for setting in settings
     ]
-    shards = [topology.bind(one.algo, env).layout.shards for one in runs]
+    configs = []  # as `train` will write them
+    for one in runs:
+        resolved = dataclasses.replace(topology.resolve(one.algo), shards=topology.bind(one.algo, env).layout.shards)
+        configs.append(one.replace(topology=resolved).config() | {"seed": None})
     root = files.expand(run.run_dir).absolute()
     check_no_pattern(root)
     ownership.check_folder(root, "a sweep")
@@ -161,23 +165,16 @@ def launch(
         for path in paths:
             check_below(root, path)
             ownership.check_folder(path, "a run")
-
-    def config(place, seed):
-        """Return the configuration that `train` will write."""
-        resolved = dataclasses.replace(topology.resolve(runs[place].algo), shards=shards[place])
-        return runs[place].replace(topology=resolved).config() | {"seed": seed}
-
     began = time.monotonic()
     unfinished = {
         (place, index): runs[place].replace(seed=seed, run_dir=run_dirs[place][index])
         for place in range(len(runs))
         for index, seed in enumerate(seeds)
-        if not _ended(run_dirs[place][index], config(place, seed))
+        if not _ended(run_dirs[place][index], configs[place] | {"seed": seed})
     }
     errors = _run(unfinished, cpus_per_run, gpus_per_run, restarts, address, len(settings) * len(seeds), progress)
     wall = time.monotonic() - began
     rate = sum(read_result(one.run_dir).get("total_steps", 0) for one in unfinished.values()) / max(wall, 1e-9)
-    configs = [config(place, None) for place in range(len(settings))]
     result = _gathered(settings, seeds, run_dirs, errors, run.total_steps, points, rate, wall, configs)
     return leave(result, root, trained=bool(unfinished))
 
@@ -188,38 +185,36 @@ def launch(
 def _run(unfinished, cpus, gpus, restarts, address, count, progress) -> dict[tuple[int, int], str]:
     """Run the unfinished runs; return the errors, by run."""
     errors: dict[tuple[int, int], str] = {}
-    display = ProgressBar(unit="runs") if progress else None
-    if display is not None:
-        display.start(count, count - len(unfinished))
-    try:
-        if unfinished:
-            ray = connect(address)
-            room(ray, cpus, gpus)
-            # One process per run: nothing stays in the process or on the accelerator when the next run begins.
-            options = {"num_cpus": cpus, "num_gpus": gpus, "max_retries": restarts, "max_calls": 1}
-            task = ray.remote(**options)(_experiment)
-            pending = {task.remote(settings, gpus > 0): run for run, settings in unfinished.items()}
-            try:
-                while pending:
-                    [reference], _ = ray.wait(list(pending), num_returns=1)
-                    run = pending.pop(reference)
-                    try:
-                        error = ray.get(reference)
-                    except ray.exceptions.RayError as lost:
-                        error = f"its process was lost more than restarts={restarts} times: {lost}"
-                    if error is not None:
-                        errors[run] = error
-                        if display is not None:
-                            display.note(f"{unfinished[run].run_dir} failed: {error.strip().splitlines()[-1]}")
-                    if display is not None:
-                        display.update(count - len(pending), {})
-            except BaseException:
-                for reference in pending:
-                    ray.cancel(reference, force=True)
-                raise
-    finally:
+    with contextlib.ExitStack() as stack:
+        display = stack.enter_context(ProgressBar(unit="runs")) if progress else None
         if display is not None:
-            display.close()
+            display.start(count, count - len(unfinished))
+        if not unfinished:
+            return errors
+        ray = connect(address)
+        room(ray, cpus, gpus)
+        # One process per run: nothing stays in the process or on the accelerator when the next run begins.
+        options = {"num_cpus": cpus, "num_gpus": gpus, "max_retries": restarts, "max_calls": 1}
+        task = ray.remote(**options)(_experiment)
+        pending = {task.remote(settings, gpus > 0): run for run, settings in unfinished.items()}
+        try:
+            while pending:
+                [reference], _ = ray.wait(list(pending), num_returns=1)
+                run = pending.pop(reference)
+                try:
+                    error = ray.get(reference)
+                except ray.exceptions.RayError as lost:
+                    error = f"its process was lost more than restarts={restarts} times: {lost}"
+                if error is not None:
+                    errors[run] = error
+                if display is not None:
+                    if error is not None:
+                        display.note(f"{unfinished[run].run_dir} failed: {error.strip().splitlines()[-1]}")
+                    display.update(count - len(pending))
+        except BaseException:
+            for reference in pending:
+                ray.cancel(reference, force=True)
+            raise
     return errors
 
 
@@ -270,9 +265,7 @@ def _gathered(settings, seeds, run_dirs, errors, total_steps, points, rate, wall
     records = [[read_result(path) for path in paths] for paths in run_dirs]
     rows = [[read_metrics(path / "metrics.jsonl") for path in paths] for paths in run_dirs]
     names = sorted({name for some in rows for those in some for row in those for name in row} - {"step", "seconds"})
-    metrics = {
-        name: np.stack([np.stack([_curve(those, name, steps) for those in some]) for some in rows]) for name in names
-    }
+    metrics = {name: np.asarray([[_curve(those, name, steps) for those in some] for some in rows]) for name in names}
     means = [[record.get("evaluation", {}).get("return_mean", np.nan) for record in some] for some in records]
     failed = [
         [(place, index) in errors or record.get("stopped") not in _ENDED for index, record in enumerate(some)]
@@ -297,8 +290,5 @@ def _gathered(settings, seeds, run_dirs, errors, total_steps, points, rate, wall
 def _curve(rows, name, steps) -> np.ndarray:
     """Return the last value at or before each of `steps`; NaN if there was none."""
     known = [(row["step"], row[name]) for row in rows if name in row]
-    if not known:
-        return np.full(len(steps), np.nan, np.float32)
-    at, values = np.asarray(known, np.float64).T
-    place = np.searchsorted(at, steps, side="right") - 1
-    return np.where(place >= 0, values[place], np.nan).astype(np.float32)
+    at, values = np.asarray([(-np.inf, np.nan), *known], np.float64).T
+    return values[np.searchsorted(at, steps, side="right") - 1].astype(np.float32)

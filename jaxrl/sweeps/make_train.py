@@ -93,6 +93,10 @@ class CompiledRun:
     def total_steps_per_env(self) -> int:
         return self.iterations * rollout_length(self.algo)
 
+    def steps(self, points: int) -> list[int]:
+        """Return the environment steps at `points` points, evenly over the iterations."""
+        return [self.rows * (self.iterations * point // points) for point in range(1, points + 1)]
+
     def config(self, seed: int | None) -> dict[str, Any]:
         """Return the contents of `config.json` for the run with this seed; None: for any seed."""
         topology = dataclasses.replace(self.settings.topology, shards=self.program.layout.shards)

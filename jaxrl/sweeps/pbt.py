@@ -1,40 +1,32 @@
 """`jaxrl.pbt`: population-based training (Jaderberg et al., 2017, arXiv:1711.09846) in one program."""
 
-import contextlib
 import dataclasses
-import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from jaxrl.algos.base import as_algorithm, replace
-from jaxrl.core import files, keys, ownership
+from jaxrl.core import keys
 from jaxrl.core.arguments import whole_arguments
 from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.interrupts import interruptible
-from jaxrl.core.limits import checked_seed, count_problems, seed_problems, training_problems
+from jaxrl.core.limits import checked_seed, count_problems, seed_problems
 from jaxrl.core.schedules import PiecewiseConstant, is_schedule
 from jaxrl.core.types import Algorithm, Environment
 from jaxrl.envs.configs import to_config
 from jaxrl.parallel.anakin import Anakin
-from jaxrl.parallel.multihost import distributed
-from jaxrl.parallel.multihost.place import check_no_evaluator
 from jaxrl.plots.lineage import Lineage, plot_lineage
-from jaxrl.run import sweep_directory
-from jaxrl.run.compile_cache import keep_compiled_programs
 from jaxrl.run.loggers import write_csv
-from jaxrl.run.progress import ProgressBar
 from jaxrl.run.settings import RunSettings
-from jaxrl.sweeps.loop import directory_problems, gathered, train_many
+from jaxrl.sweeps.loop import gathered, opened_session, settings_problems, train_many
 from jaxrl.sweeps.make_train import CompiledRun, bind_run
 from jaxrl.sweeps.population import Population, Score, Selection
 from jaxrl.sweeps.results import SweepResult, leave
-from jaxrl.sweeps.spaces import Range, search_space
-from jaxrl.sweeps.sweep_checkpoints import open_checkpointers
+from jaxrl.sweeps.spaces import Range, ends, search_space
 from jaxrl.sweeps.vectorized import VectorizedRuns, devices_and_mapping
 
 if TYPE_CHECKING:
@@ -191,19 +183,10 @@ def pbt(
         under a name that jaxrl uses.
       KeyboardInterrupt, SystemExit: Ctrl-C; SIGTERM or a closed terminal; once what there is was saved in `run_dir`.
     """
-    check_no_evaluator("a population")
-    keep_compiled_programs()
     devices, mapping = devices_and_mapping(devices, mapping)
-    run, selection = RunSettings.of(locals()), Selection(fraction, factor, resample, exploit_from)
-    problems = count_problems(exploit_every=(exploit_every, 1), checkpoint_every=(run.checkpoint_every, 1))
-    problems += training_problems(total_steps=run.total_steps, evaluation_episodes=run.evaluation_episodes)
-    problems += selection.problems(population) + seed_problems("seed", seed) + directory_problems(run)
-    if score not in get_args(Score):
-        problems.append(f"score={score!r} is not one of {', '.join(map(repr, get_args(Score)))}")
-    if not isinstance(copy_replay, bool):
-        problems.append(f"copy_replay={copy_replay!r:.80} must be True or False")
-    if "dataset" in space:
-        problems.append("dataset=: a population has no dataset; call jaxrl.train(dataset=...) for each run")
+    run, selection = RunSettings.of(locals()), Selection(fraction, factor, resample, exploit_from, score, copy_replay)
+    problems = count_problems(exploit_every=(exploit_every, 1)) + settings_problems("a population", run, space)
+    problems += selection.problems(population) + seed_problems("seed", seed)
     if problems:
         raise ConfigError(problems)
     seed = checked_seed("seed", seed)
@@ -222,43 +205,22 @@ def pbt(
     identity = {"algorithm": encode(first.algo), "topology": encode(first.settings.topology), "seed": seed}
     identity["environment"] = to_config(first.env)
     identity |= {"mapping": mapping, "total_steps": run.total_steps, "points": points, "population": population}
-    identity |= dataclasses.asdict(selection) | {"score": score, "copy_replay": copy_replay}
-    identity |= {"space": {name: repr(values) for name, values in ranges.items()}}
-    if jax.process_count() > 1:
-        distributed.check_same(identity | run.logging)
-    run_dir = None if run.run_dir is None else files.expand(run.run_dir)
-    if run_dir is not None:
-        other = run.overwrite or (run_dir / "program-0").exists()  # without checkpoints it cannot be this population
-        sweep_directory.check(run_dir, "a population", [], [seed], overwrite=other)
-
-    began, processes = time.monotonic(), jax.process_count()
-    members = VectorizedRuns(first.program, devices, mapping, -(-population // processes))
-    how = {"members": population, "seed": seed, "points": points, "copy_replay": copy_replay}
-    evolution = Population(members, first.algo, ranges, selection, score=score, settings=first.settings, **how)
+    identity |= dataclasses.asdict(selection) | {"space": {name: repr(values) for name, values in ranges.items()}}
+    members = VectorizedRuns(first.program, devices, mapping, -(-population // jax.process_count()))
+    evolution = Population(members, first, ranges, selection, members=population, seed=seed, points=points)
     seeds = [keys.member_seed(seed, member) for member in range(population)]
-    algos, roots = evolution.algos(0), members.stack([keys.root_key(seeds[member]) for member in evolution.mine()])
-    with contextlib.ExitStack() as stack:
-        config = {"sweep": identity | {"devices": devices}, "logging": run.logging}
-        [checkpointer] = stack.enter_context(open_checkpointers(run_dir, [config], overwrite=run.overwrite))
-        if run_dir is not None and run.overwrite:
-            ownership.remove(run_dir, "a population")
-        display = stack.enter_context(ProgressBar()) if run.progress and distributed.is_leader() else None
-        if display is not None:
-            display.note(f"evolving: {', '.join(ranges)}")
-            display.start(first.iterations * first.rows * members.runs, timed=True, phase="compiling")
-        part, timed, _ = train_many(members, algos, first, roots, points, display, 0, checkpointer, evolution)
+    algos, roots = evolution.algos(0), members.stack([keys.root_key(seeds[member]) for member in evolution.mine])
+    total = first.iterations * first.rows * members.runs
+    with opened_session(run, "a population", identity, [{"devices": devices}], total, [], [seed]) as session:
+        if session.display is not None:
+            session.display.note(f"evolving: {', '.join(ranges)}")
+        part = train_many(session, 0, members, algos, first, roots, points, evolution)
         last = evolution.algos(points - 1)
-        part["returns"], part["fresh"] = (
-            evolution.evaluate(last, part["learner"], point) for point in (points, points + 1)
-        )
-        if processes > 1:
-            part = gathered(part, members.runs)
-        rate = sum(rows for _, rows in timed) / max(sum(seconds for seconds, _ in timed), 1e-9)
-        rate = sum(distributed.exchange("steps a second", rate))
-        result = _result(part, first, evolution, seed, seeds, rate, time.monotonic() - began)
-        if run_dir is not None:
-            result = leave(result, run_dir, trained=bool(timed))
-    return result
+        for point, name in ((points, "returns"), (points + 1, "fresh")):
+            part[name] = evolution.evaluate(last, part["learner"], point)
+        part = gathered(part, members.runs)
+        result = _result(part, first, evolution, seed, seeds, session.figures())
+        return leave(result, session.run_dir, trained=bool(session.timed))
 
 
 def _bound(run: RunSettings, space: Mapping[str, Any]) -> tuple[CompiledRun, dict[str, Range]]:
@@ -272,7 +234,10 @@ def _bound(run: RunSettings, space: Mapping[str, Any]) -> tuple[CompiledRun, dic
         f"{name}: static fields change the program, which all members share; set one value, or try several with "
         f"jaxrl.sweep({name}=[...])"
         for name, values in space.items()
-        if name in fields and not fields[name].metadata.get("pytree_node", True) and _is_range(values)
+        if name in fields
+        and not fields[name].metadata.get("pytree_node", True)
+        and not isinstance(values, bool | int | float | str | None)
+        and not is_schedule(values)
     ]
     if problems:
         raise ConfigError(problems)
@@ -280,7 +245,7 @@ def _bound(run: RunSettings, space: Mapping[str, Any]) -> tuple[CompiledRun, dic
     run = run.replace(algo=replace(run.algo, **fixed))
     first, kinds = None, {}
     for name, values in ranges.items():
-        for value in values if isinstance(values, list | tuple) else [values.low, values.high]:
+        for value in ends(values):
             first = bind_run(run.replace(algo=replace(run.algo, **{name: value})))
             kinds.setdefault(name, set()).add((jax.tree.structure(first.algo), first.program))
     if problems := [
@@ -293,13 +258,10 @@ def _bound(run: RunSettings, space: Mapping[str, Any]) -> tuple[CompiledRun, dic
     return first, ranges
 
 
-def _is_range(values: Any) -> bool:
-    return not isinstance(values, bool | int | float | str | None) and not is_schedule(values)
-
-
-def _result(part, first, population, seed, seeds, rate, wall) -> PBTResult:
+def _result(part, first, population, seed, seeds, figures) -> PBTResult:
     """Return the result of a population, with all its members."""
-    members, record, steps = population.members, population.record, part["steps"]
+    members, record = population.members, population.record
+    steps = np.asarray(first.steps(len(record["parents"])))
     middles = (steps + np.asarray([0, *steps[:-1]])) / (2 * steps[-1])
     values = {
         one.name: np.asarray(
@@ -322,9 +284,8 @@ def _result(part, first, population, seed, seeds, rate, wall) -> PBTResult:
         returns=part["returns"][:members, None],
         failed=part["failed"][:members, -1:],  # members that failed earlier have copied others since
         learners=[jax.tree.map(lambda x, member=member: x[member][None], learners) for member in range(members)],
-        steps_per_second=rate,
-        wall_seconds=wall,
         configs=configs,
+        **figures,
         lineage=lineage,
         fresh_returns=part["fresh"][0],
         member_seeds=seeds,

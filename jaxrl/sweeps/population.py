@@ -7,7 +7,7 @@ copied on the devices.
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import numpy as np
@@ -18,12 +18,11 @@ from jaxrl.core.limits import count_problems, number_problems
 from jaxrl.core.report import Report
 from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import is_schedule
-from jaxrl.core.types import Algorithm
 from jaxrl.parallel.multihost import distributed
-from jaxrl.run.settings import RunSettings
-from jaxrl.sweeps.search import LogUniform, Uniform
+from jaxrl.sweeps.make_train import CompiledRun
+from jaxrl.sweeps.search import Distribution, LogUniform, Uniform
 from jaxrl.sweeps.spaces import Range
-from jaxrl.sweeps.vectorized import VectorizedRuns
+from jaxrl.sweeps.vectorized import VectorizedRuns, share
 
 Score = Literal["training", "evaluation"]
 
@@ -37,12 +36,16 @@ class Selection:
       factor: a copied hyperparameter is multiplied or divided by it.
       resample: probability that a copied hyperparameter is sampled from its range instead.
       exploit_from: part of the run before which only failed members copy: early returns say little about settings.
+      score: the score that members are compared by.
+      copy_replay: whether a copy includes the replay.
     """
 
     fraction: float
     factor: float
     resample: float
     exploit_from: float = 0.0
+    score: Score = "training"
+    copy_replay: bool = False
 
     def problems(self, population: int) -> list[str]:
         """Explain which settings are out of range, one line each."""
@@ -51,6 +54,10 @@ class Selection:
         problems += number_problems("factor", self.factor, {"above": 1})
         problems += number_problems("resample", self.resample, {"low": 0, "high": 1})
         problems += number_problems("exploit_from", self.exploit_from, {"low": 0, "below": 1})
+        if self.score not in get_args(Score):
+            problems.append(f"score={self.score!r} is not one of {', '.join(map(repr, get_args(Score)))}")
+        if not isinstance(self.copy_replay, bool):
+            problems.append(f"copy_replay={self.copy_replay!r:.80} must be True or False")
         return problems
 
     def truncated(self, members: int) -> int:
@@ -105,7 +112,7 @@ class Hyperparameter:
 
     def drawn(self, rng: np.random.Generator) -> float:
         """Return a sample from the range's distribution."""
-        if isinstance(self.values, Uniform | LogUniform):
+        if isinstance(self.values, Distribution):
             return self.values.draw(rng)
         return float(rng.integers(len(self.values)))
 
@@ -124,7 +131,7 @@ class Hyperparameter:
 
     def setting(self, value: float) -> Any:
         """Return the field's setting for this value."""
-        return value if isinstance(self.values, Uniform | LogUniform) else self.values[int(value)]
+        return value if isinstance(self.values, Distribution) else self.values[int(value)]
 
     def number(self, value: float, progress: float) -> float:
         """Return the field's number for this value; for a schedule, its number at `progress`."""
@@ -137,17 +144,15 @@ class Population:
 
     Args:
       many: the compiled program of this process's members.
-      algo: as it was bound, without the hyperparameters.
+      run: the run of any member, without the hyperparameters.
       space: the range of each hyperparameter, by field.
       selection: chooses the copies, and explores their hyperparameters.
       members: number of members over all processes.
       seed: the population's seed.
       points: number of points; at each except the last, members may copy others.
-      score: the score that members are compared by.
-      settings: settings of the evaluations.
-      copy_replay: whether a copy includes the replay.
 
     Attributes:
+      mine: the members of this process, the same number on every process, so the last ones may repeat.
       record: "values" (points, hyperparameters, population) in the interval before each point; "scores" (points,
         population) at its end; and "parents" (points, population), the member that each member then copied, or itself.
     """
@@ -155,20 +160,17 @@ class Population:
     def __init__(
         self,
         many: VectorizedRuns,
-        algo: Algorithm,
+        run: CompiledRun,
         space: Mapping[str, Range],
         selection: Selection,
         *,
         members: int,
         seed: int,
         points: int,
-        score: Score,
-        settings: RunSettings,
-        copy_replay: bool,
     ):
         self.hyperparameters = [Hyperparameter(name, values) for name, values in space.items()]
-        self._many, self._algo, self._selection, self._score = many, algo, selection, score
-        self._root, self._settings, self._copy_replay = keys.root_key(seed), settings, copy_replay
+        self._many, self._run, self._selection, self._root = many, run, selection, keys.root_key(seed)
+        self.mine = share(list(range(members)))
         rng = self._rng(0)
         drawn = [[one.drawn(rng) for one in self.hyperparameters] for _ in range(members)]
         self.record = {
@@ -189,13 +191,7 @@ class Population:
 
     def algos(self, point: int) -> Any:
         """Return the algorithms of this process's members in the interval before a point, stacked."""
-        mine = [replace(self._algo, **self.settings(point, member)) for member in self.mine()]
-        return self._many.stack(mine)
-
-    def mine(self) -> list[int]:
-        """Return the members of this process, the same number on every process, so the last one may be repeated."""
-        first = jax.process_index() * self._many.runs
-        return [min(member, self.members - 1) for member in range(first, first + self._many.runs)]
+        return self._many.stack([replace(self._run.algo, **self.settings(point, member)) for member in self.mine])
 
     def step(self, point: int, algos: Any, states: RunState, report: Report) -> RunState:
         """Let the worst members copy the best ones, and explore their hyperparameters: exploit and explore.
@@ -222,7 +218,7 @@ class Population:
             record["values"][point + 1, :, member] = self._selection.explored(rng, self.hyperparameters, values)
         # In a failed member, the environments and the replay may hold values that are not finite, too.
         whole = [(member, parent) for member, parent in copies if failed[member]]
-        part = {"learner": states.learner} | ({"buffers": states.buffers} if self._copy_replay else {})
+        part = {"learner": states.learner} | ({"buffers": states.buffers} if self._selection.copy_replay else {})
         states = states.replace(**self._many.copied(part, [copy for copy in copies if copy not in whole]))
         if not whole:
             return states
@@ -231,7 +227,7 @@ class Population:
     def evaluate(self, algos: Any, learners: Any, point: int) -> np.ndarray:
         """Return the returns (members, episodes) of this process's members in a point's episodes, the same for all."""
         key = keys.population_key(self._root, point)
-        return self._many.evaluate(algos, learners, self._many.stack([key] * self._many.runs), self._settings)
+        return self._many.evaluate(algos, learners, self._many.stack([key] * self._many.runs), self._run.settings)
 
     def _rng(self, point: int) -> np.random.Generator:
         words = np.asarray(jax.random.key_data(keys.population_key(self._root, point)))
@@ -240,7 +236,7 @@ class Population:
     def _scores(self, point, algos, states, report):
         """Return the score of every member, and whether it failed."""
         runs = self._many.runs
-        if self._score == "evaluation":
+        if self._selection.score == "evaluation":
             returns = self.evaluate(algos, states.learner, point)
             counts, totals = np.sum(~np.isnan(returns), axis=-1), np.nansum(returns, axis=-1)
         else:

@@ -12,9 +12,10 @@ from jaxrl.core.limits import amount_problems, count_problems
 from jaxrl.parallel.mesh import use_cpu_devices
 from jaxrl.parallel.ray.cluster import START_TIMEOUT, actor_class, connect, kill, room
 from jaxrl.run.compile_cache import keep_compiled_programs
+from jaxrl.run.sweep_directory import Trial
 
 if TYPE_CHECKING:
-    from jaxrl.sweeps.study import Study, Trial, UnderWay
+    from jaxrl.sweeps.study import Study, UnderWay
 
 Evaluations = Callable[[dict[str, Any]], Iterator[tuple[float, bool]]]
 
@@ -60,7 +61,7 @@ def side_by_side(
     trials: int,
     how: Actors,
     devices: int,
-    report: "Callable[[int, Trial], None]",
+    report: Callable[[int, Trial], None],
 ) -> None:
     """Run trials until the study has `trials` of them, several at once.
 

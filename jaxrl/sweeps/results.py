@@ -17,10 +17,10 @@ from jaxrl.core.types import PyTree
 from jaxrl.plots.curves import EVALUATION, TRAINING, Run, interquartile_mean, plot_runs
 from jaxrl.plots.importance import importance, plot_parallel
 from jaxrl.run import sweep_directory
-from jaxrl.run.loggers import JSONLLogger, write_csv
+from jaxrl.run.loggers import JSONLLogger
 from jaxrl.run.plotting import as_run
 from jaxrl.run.result import opened, origin
-from jaxrl.sweeps.tables import aligned, data_frame, markdown, short, significant
+from jaxrl.sweeps.tables import aligned, cells, data_frame, short, write_tables
 
 if TYPE_CHECKING:
     import pandas
@@ -60,7 +60,7 @@ class SweepResult:
     learners: list[Any]
     steps_per_second: float
     wall_seconds: float
-    configs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    configs: list[dict[str, Any]]
     origin: dict[str, Any] = dataclasses.field(default_factory=origin)
 
     _kind: ClassVar = "a sweep"
@@ -91,14 +91,14 @@ class SweepResult:
 
     @property
     def best(self) -> dict[str, Any]:
-        """The configuration with the highest interquartile mean.
+        """The configuration with the highest interquartile mean, of those with a score.
 
         Raises:
           NonFiniteError: no run has a score.
         """
-        if not np.isfinite(self.scores).any():
+        if (found := self._best_run()) is None:
             raise NonFiniteError("no configuration is the best: every run met NaN or Inf, or finished no episode")
-        return self.configurations[int(np.nanargmax(self.interquartile_means))]
+        return self.configurations[found[0]]
 
     def plot(self, path: str | Path | None = None, *, metric: str = TRAINING) -> "Chart":
         """Draw the interquartile mean over the seeds of each configuration, with its bootstrap interval.
@@ -122,9 +122,8 @@ class SweepResult:
         """
         rows = []
         for at, (number, run) in enumerate(self._runs(list(self.metrics))):
-            place = at % len(self.seeds)
             row = {"configuration": number, **self._settings(number), "seed": run.seed}
-            row |= {"steps": int(self.steps[number, -1]), "failed": bool(self.failed[number, place])}
+            row |= {"steps": int(self.steps[number, -1]), "failed": bool(self.failed.flat[at])}
             rows.append(row | {EVALUATION: np.nan} | run.final_metrics())
         return data_frame(rows)
 
@@ -170,25 +169,18 @@ class SweepResult:
           CheckpointError: the policy could not be saved.
         """
         path = files.expand(path)
-        sweep_directory.check(path, self._kind, self._configs(), self.seeds, overwrite=overwrite)
+        sweep_directory.check(path, self._kind, self.configs, self.seeds, overwrite=overwrite)
         try:
             path.mkdir(parents=True, exist_ok=True)
             ownership.remove(path, self._kind)
-            best = self._best_run()
-            record: dict[str, Any] = {
-                "configurations": encode(self.configurations),
-                "configs": self._configs(),
-                "seeds": self.seeds,
-            }
-            record |= {"scores": self.scores.tolist(), "origin": self.origin, "best": None}
+            best = None
+            if found := self._best_run():
+                number, place = found
+                best = {"configuration": number, "seed": self.seeds[place], "run": self._save_best(path, number, place)}
+            record = {"configurations": encode(self.configurations), "configs": self.configs, "seeds": self.seeds}
+            record |= {"scores": self.scores.tolist(), "origin": self.origin, "best": best}
             record |= {name: getattr(self, name) for name in sweep_directory.OF_THE_CALL}
-            if best is not None:
-                number, place = best
-                where = self._save_best(path, number, place)
-                record["best"] = {"configuration": number, "seed": self.seeds[place], "run": where}
-            write_csv(path / "table.csv", self._rows())
-            with files.replacing(path / "table.md") as file:
-                file.write(markdown(self._cells()) + "\n")
+            write_tables(path / "table", self._rows(), self._cells())
             record |= self._draw(path)
             runs = self._runs(list(self.metrics))
             rows = [{"configuration": number, "seed": run.seed, **row} for number, run in runs for row in run.rows]
@@ -206,29 +198,26 @@ class SweepResult:
         return {}
 
     def _best_run(self) -> tuple[int, int] | None:
-        """Return the best configuration and the index of its best seed, or None."""
-        if not np.isfinite(self.scores).any():
+        """Return the best configuration and the index of its best seed; None if no run has a score."""
+        has_score = np.isfinite(self.scores)
+        if not has_score.any():
             return None
-        number = int(np.nanargmax(self.interquartile_means))
-        scores = self.scores[number]
-        return (number, int(np.nanargmax(scores))) if np.isfinite(scores).any() else None
+        number = int(np.nanargmax(np.where(has_score.any(axis=1), self.interquartile_means, -np.inf)))
+        return number, int(np.nanargmax(self.scores[number]))
 
     def _save_best(self, path: Path, number: int, place: int) -> str:
         """Write the run directory of a run, and return its name in `path`."""
         seed = self.seeds[place]
         _, run = list(self._runs(list(self.metrics)))[number * len(self.seeds) + place]
-        config = self._configs()[number] | {"seed": seed, "sweep": {"configuration": number}}
+        config = self.configs[number] | {"seed": seed, "sweep": {"configuration": number}}
         learner = jax.tree.map(lambda x: x[place], self.learners[number])
         save_policy(path, config, learner, run.rows, float(self.scores[number, place]))
         return sweep_directory.BEST
 
-    def _configs(self) -> list[dict[str, Any]]:
-        return self.configs or [{"algorithm": encode(setting)} for setting in self.configurations]
-
     def _runs(self, metrics: Sequence[str]) -> Iterator[tuple[int, Run]]:
         """Yield every run with its curves of these metrics and its score, and the number of its configuration."""
         scores = self.scores
-        for number, config in enumerate(self._configs()):
+        for number, config in enumerate(self.configs):
             for place, seed in enumerate(self.seeds):
                 curves = {name: self.metrics[name][number, place] for name in metrics}
                 rows = [
@@ -267,15 +256,8 @@ class SweepResult:
 
     def _cells(self) -> list[list[str]]:
         """Return the table as text, the header first."""
-        rows = self._rows()
-        columns = {
-            name: significant([row[name] for row in rows])
-            if name in _STATISTICS
-            else [short(row[name]) for row in rows]
-            for name in rows[0]
-            if not name.startswith("seed ")
-        }
-        return [list(columns), *map(list, zip(*columns.values(), strict=True))]
+        rows = [{name: x for name, x in row.items() if not name.startswith("seed ")} for row in self._rows()]
+        return cells(rows, _STATISTICS)
 
 
 def save_policy(
@@ -304,21 +286,23 @@ def save_policy(
         checkpointer.wait(last=True)
 
 
-def leave[Result: SweepResult](result: Result, path: str | Path, *, trained: bool) -> Result:
+def leave[Result: SweepResult](result: Result, path: Path | None, *, trained: bool) -> Result:
     """Save a result in the directory of its sweep; warn if that fails, for example on a full disk.
 
     Args:
       result: the result of this call.
-      path: the directory.
+      path: the directory; None: nothing is saved.
       trained: whether this call trained any of the runs. If all had ended before, the record of the call that trained
         them is kept.
 
     Returns:
       The result as it was saved.
     """
+    if path is None:
+        return result
     if not trained:
         with contextlib.suppress(RunDirectoryError):  # it is of another sweep, or damaged
-            sweep_directory.check_same(path, result._configs(), result.seeds)
+            sweep_directory.check_same(path, result.configs, result.seeds)
             result = dataclasses.replace(result, **sweep_directory.read_call(path))
     try:
         result.save(path, overwrite=True)

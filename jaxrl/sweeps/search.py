@@ -36,6 +36,8 @@ class LogUniform:
         return float(math.exp(rng.uniform(math.log(self.low), math.log(self.high))))
 
 
+Distribution = Uniform | LogUniform
+_LISTS = (list, tuple, np.ndarray, range)
 _MOST_SEEDS = 1 << 16
 
 
@@ -61,7 +63,7 @@ def checked_seeds(seeds: int | Sequence[int]) -> list[int]:
 
 def range_problems(name: str, values: Any) -> list[str]:
     """Explain why a distribution cannot be sampled, or a list has no values; empty if there is no problem."""
-    if isinstance(values, Uniform | LogUniform):
+    if isinstance(values, Distribution):
         logarithmic = isinstance(values, LogUniform)
         ends = [end for end in (values.low, values.high) if not number_problems(name, end)]
         if len(ends) == 2 and (0.0 if logarithmic else -math.inf) < values.low < values.high < math.inf:
@@ -88,15 +90,18 @@ def configurations(num_samples: int | None, space: Mapping[str, Any], search_see
       ConfigError: a distribution without `num_samples` or with wrong ends, an empty list, or a setting that would be
         tried twice.
     """
-    choices = {name: list(v) if isinstance(v, (list, tuple, np.ndarray, range)) else v for name, v in space.items()}
+    choices = {
+        name: v if isinstance(v, Distribution) else list(v) if isinstance(v, _LISTS) else [v]
+        for name, v in space.items()
+    }
+    drawn = [name for name, v in choices.items() if isinstance(v, Distribution)]
     problems = [problem for name, v in choices.items() for problem in range_problems(name, v)]
-    problems += [problem for name, v in choices.items() if isinstance(v, list) for problem in _repeated(name, v)]
+    problems += [problem for name, v in choices.items() if name not in drawn for problem in _repeated(name, v)]
     problems += count_problems(num_samples=(num_samples, 1)) + seed_problems("search_seed", search_seed)
     if num_samples is None:
-        drawn = [name for name, v in choices.items() if isinstance(v, (Uniform, LogUniform))]
         problems += [f"{name} is a distribution; set the number of draws, such as num_samples=32" for name in drawn]
-    elif not problems and not any(isinstance(v, (Uniform, LogUniform)) for v in choices.values()):
-        different = math.prod(len(v) for v in choices.values() if isinstance(v, list))
+    elif not problems and not drawn:
+        different = math.prod(map(len, choices.values()))
         if num_samples > different:
             problems.append(
                 f"num_samples={num_samples} of {different} different settings would try some twice; leave num_samples "
@@ -105,13 +110,10 @@ def configurations(num_samples: int | None, space: Mapping[str, Any], search_see
     if problems:
         raise ConfigError(problems)
     if num_samples is None:
-        lists = [v if isinstance(v, list) else [v] for v in choices.values()]
-        return [dict(zip(choices, values, strict=True)) for values in itertools.product(*lists)]
+        return [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
     rng = np.random.default_rng(checked_seed("search_seed", search_seed))
 
     def draw(v):
-        if isinstance(v, (Uniform, LogUniform)):
-            return v.draw(rng)
-        return v[int(rng.integers(len(v)))] if isinstance(v, list) else v
+        return v.draw(rng) if isinstance(v, Distribution) else v[int(rng.integers(len(v)))]
 
     return [{name: draw(v) for name, v in choices.items()} for _ in range(num_samples)]

@@ -11,23 +11,20 @@ from jaxrl.algos.fields import ActorCriticFields, TargetFields, TemperatureField
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import is_schedule
 from jaxrl.core.types import Algorithm
-from jaxrl.sweeps.search import LogUniform, Uniform, range_problems
+from jaxrl.sweeps.search import Distribution, LogUniform, Uniform, range_problems
 
-Range = Uniform | LogUniform | list[Any] | tuple[Any, ...]
+Range = Distribution | list[Any] | tuple[Any, ...]
 
 _RATE = LogUniform(1e-5, 1e-2)
 _GAMMA = (0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 _TAU = LogUniform(1e-3, 5e-2)
-_POLICY_GRADIENT: dict[str, Range] = {
-    "learning_rate": _RATE,
-    "gamma": _GAMMA,
-    "entropy_cost": LogUniform(1e-8, 0.1),
-    "value_cost": Uniform(0.2, 1.0),
-}
-_ACTOR_CRITIC: dict[str, Range] = {"learning_rate": _RATE, "policy_learning_rate": _RATE, "gamma": _GAMMA, "tau": _TAU}
+_LEARNER: dict[str, Range] = {"learning_rate": _RATE, "gamma": _GAMMA}
+_POLICY_GRADIENT = _LEARNER | {"entropy_cost": LogUniform(1e-8, 0.1), "value_cost": Uniform(0.2, 1.0)}
+_ACTOR_AND_CRITIC: dict[str, Range] = {"learning_rate": _RATE, "policy_learning_rate": _RATE, "gamma": _GAMMA}
+_ACTOR_CRITIC = _ACTOR_AND_CRITIC | {"tau": _TAU}
 # For algorithms without an entry below: the ranges of their groups of fields.
 _GROUPS: dict[type, dict[str, Range]] = {
-    ActorCriticFields: {"learning_rate": _RATE, "policy_learning_rate": _RATE, "gamma": _GAMMA},
+    ActorCriticFields: _ACTOR_AND_CRITIC,
     TargetFields: {"tau": _TAU},
     TemperatureFields: {"temperature_learning_rate": _RATE},
 }
@@ -37,24 +34,13 @@ _SMOOTHING = Uniform(0.05, 0.4)  # standard deviation of the target policy's noi
 # By algorithm and field. Algorithms that need a dataset (BC, GAIL) are missing, as a search takes none.
 SPACES: dict[str, dict[str, Range]] = {
     "a2c": _POLICY_GRADIENT | {"gae_lambda": Uniform(0.8, 1.0), "max_grad_norm": LogUniform(0.3, 5.0)},
-    "alphazero": {
-        "learning_rate": _RATE,
-        "gamma": _GAMMA,
-        "value_cost": Uniform(0.2, 1.0),
-        "epsilon": Uniform(0.0, 0.5),
-    },
+    "alphazero": _LEARNER | {"value_cost": Uniform(0.2, 1.0), "epsilon": Uniform(0.0, 0.5)},
     "cql": _ACTOR_CRITIC | {"coefficient": LogUniform(0.1, 10.0)},
-    "crr": {
-        "learning_rate": _RATE,
-        "policy_learning_rate": _RATE,
-        "gamma": _GAMMA,
-        "temperature": LogUniform(0.1, 10.0),
-    },
+    "crr": _ACTOR_AND_CRITIC | {"temperature": LogUniform(0.1, 10.0)},
     "d4pg": _ACTOR_CRITIC | {"exploration_noise": _NOISE, "priority_exponent": Uniform(0.0, 1.0)},
     "ddpg": _ACTOR_CRITIC | {"exploration_noise": _NOISE},
-    "dqn": {
-        "learning_rate": _RATE,
-        "gamma": _GAMMA,
+    "dqn": _LEARNER
+    | {
         "target_update": LogUniform(0.01, 1.0),
         "max_grad_norm": LogUniform(1.0, 100.0),
         "priority_exponent": Uniform(0.2, 1.0),
@@ -74,23 +60,12 @@ SPACES: dict[str, dict[str, Range]] = {
         "epsilon": LogUniform(0.02, 0.5),
         "epsilon_mean": LogUniform(5e-4, 5e-2),
     },
-    "muzero": {
-        "learning_rate": _RATE,
-        "gamma": _GAMMA,
-        "value_cost": Uniform(0.1, 1.0),
-        "max_grad_norm": LogUniform(0.5, 50.0),
-    },
+    "muzero": _LEARNER | {"value_cost": Uniform(0.1, 1.0), "max_grad_norm": LogUniform(0.5, 50.0)},
     "ppo": _POLICY_GRADIENT
     | {"gae_lambda": Uniform(0.8, 1.0), "clip": Uniform(0.1, 0.4), "max_grad_norm": LogUniform(0.3, 5.0)},
-    "pqn": {
-        "learning_rate": _RATE,
-        "gamma": _GAMMA,
-        "return_lambda": Uniform(0.0, 1.0),
-        "max_grad_norm": LogUniform(1.0, 100.0),
-    },
-    "r2d2": {
-        "learning_rate": _RATE,
-        "gamma": _GAMMA,
+    "pqn": _LEARNER | {"return_lambda": Uniform(0.0, 1.0), "max_grad_norm": LogUniform(1.0, 100.0)},
+    "r2d2": _LEARNER
+    | {
         "epsilon": Uniform(0.05, 0.6),
         "max_grad_norm": LogUniform(1.0, 100.0),
         "priority_exponent": Uniform(0.2, 1.0),
@@ -139,14 +114,21 @@ def search_space(
         if has_effect(algo, name) and getattr(algo, name) == getattr(default, name)
     }
     space = table | {name: list(values) if isinstance(values, range) else values for name, values in overrides.items()}
-    fixed = {name: value for name, value in space.items() if not isinstance(value, Uniform | LogUniform | list | tuple)}
+    fixed = {name: value for name, value in space.items() if not isinstance(value, Distribution | list | tuple)}
     ranges = {name: values for name, values in space.items() if name not in fixed}
     problems = field_problems(replace(algo, **fixed))
     for name, values in ranges.items():
-        problems += _range_problems(name, values, schedules)
-        tried = list(values) if isinstance(values, list | tuple) else [values.low, values.high]
-        if isinstance(values, Uniform | LogUniform) and not problems:
-            tried.append(values.low + 0.3 * (values.high - values.low))  # fields of whole numbers accept only the ends
+        problems += range_problems(name, values)
+        tried = ends(values)
+        if isinstance(values, Distribution):
+            if not problems:  # fields of whole numbers accept only the ends
+                tried.append(values.low + 0.3 * (values.high - values.low))
+        else:
+            problems += [
+                f"{name}={value!r:.80}: a study keeps numbers, text, True, False and None only"
+                for value in values
+                if not isinstance(value, bool | int | float | str | None) and not (schedules and is_schedule(value))
+            ]
         for value in tried:
             problems += field_problems(replace(algo, **fixed | {name: value}))
     if not ranges:
@@ -159,10 +141,6 @@ def search_space(
     return fixed, ranges
 
 
-def _range_problems(name: str, values: Range, schedules: bool) -> list[str]:
-    """Return why a search cannot sample from these values, for any field; one line each."""
-    if isinstance(values, Uniform | LogUniform) or not values:
-        return range_problems(name, values)
-    values = [value for value in values if not (schedules and is_schedule(value))]
-    strange = [value for value in values if not isinstance(value, bool | int | float | str | None)]
-    return [f"{name}={value!r:.80}: a study keeps numbers, text, True, False and None only" for value in strange]
+def ends(values: Range) -> list[Any]:
+    """Return the values of a list, or the two ends of a distribution."""
+    return [values.low, values.high] if isinstance(values, Distribution) else list(values)

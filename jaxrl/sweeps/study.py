@@ -21,7 +21,8 @@ from optuna.trial import FrozenTrial, TrialState
 from jaxrl.core import files
 from jaxrl.core.errors import ConfigError, JaxrlError, NonFiniteError, RunDirectoryError
 from jaxrl.run.run_status import is_number
-from jaxrl.sweeps.search import LogUniform, Uniform
+from jaxrl.run.sweep_directory import Trial
+from jaxrl.sweeps.search import Distribution, LogUniform
 from jaxrl.sweeps.spaces import Range
 
 MOST_TRIALS = 20_000  # trials of a search; limited by the file size and by the time that Optuna takes to choose
@@ -35,29 +36,6 @@ PRUNERS: dict[str, Callable[[], optuna.pruners.BasePruner]] = {
     "median": optuna.pruners.MedianPruner,
     "none": optuna.pruners.NopPruner,
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Trial:
-    """The settings of a trial that ended, and its result.
-
-    Attributes:
-      settings: the fields of the algorithm.
-      returns: the mean return over seeds at each evaluation.
-      ended: "finished", "pruned", or "failed": a value was not finite, the settings are incompatible, or the process
-        was lost.
-      problem: the reason, if it failed.
-    """
-
-    settings: dict[str, Any]
-    returns: list[float]
-    ended: str
-    problem: str | None = None
-
-    @property
-    def score(self) -> float:
-        """The last mean return; NaN for a trial that did not finish."""
-        return self.returns[-1] if self.ended == "finished" else math.nan
 
 
 @dataclasses.dataclass
@@ -187,24 +165,21 @@ class Study:
           The trial if it has ended; None: its training continues.
         """
         under_way.rung += 1
-        trial, score, pruned, problem = under_way.trial, math.nan, False, None
-        if isinstance(outcome, NonFiniteError):
-            trial.report(math.nan, under_way.rung)  # for the sampler, the worst of all trials with this evaluation
-            problem = str(outcome)
-        elif isinstance(outcome, JaxrlError):
-            problem = "; ".join(outcome.problems) if isinstance(outcome, ConfigError) else str(outcome)
+        trial = under_way.trial
+        if isinstance(outcome, JaxrlError):
+            trial.set_user_attr("problem", "; ".join(getattr(outcome, "problems", [str(outcome)])))
+            if isinstance(outcome, NonFiniteError):
+                trial.report(math.nan, under_way.rung)  # for the sampler, the worst of all trials with this evaluation
+            frozen = self._study.tell(trial, state=TrialState.PRUNED)
         else:
             score, last = outcome
             trial.report(score, under_way.rung)
-            pruned = not last and trial.should_prune()
-            if not last and not pruned:
+            if last:
+                frozen = self._study.tell(trial, score)
+            elif trial.should_prune():
+                frozen = self._study.tell(trial, state=TrialState.PRUNED)
+            else:
                 return None
-        if problem is not None:
-            trial.set_user_attr("problem", problem)
-        if pruned or problem is not None:
-            frozen = self._study.tell(trial, state=TrialState.PRUNED)
-        else:
-            frozen = self._study.tell(trial, score)
         self._trials[under_way.number] = self._trial(frozen)
         if self._path is not None:
             self._keep(self._path, under_way.number, frozen)
@@ -235,13 +210,7 @@ class Study:
         return Trial(self._fixed | frozen.params, returns, ended, problem)
 
     def _keep(self, path: Path, number: int, frozen: FrozenTrial) -> None:
-        trial = self._trials[number]
-        record: dict[str, Any] = {
-            "settings": frozen.params,
-            "returns": trial.returns,
-            "ended": trial.ended,
-            "problem": trial.problem,
-        }
+        record = dataclasses.asdict(self._trials[number]) | {"settings": frozen.params}
         if number != len(self._trials) - 1:  # otherwise its line implies it
             record["number"] = number
         self._unsaved.append((files.to_json(record) + "\n").encode())
@@ -316,6 +285,6 @@ def _append(path: Path, data: bytes) -> None:
 
 
 def _distribution(values: Range) -> BaseDistribution:
-    if isinstance(values, Uniform | LogUniform):
+    if isinstance(values, Distribution):
         return FloatDistribution(values.low, values.high, log=isinstance(values, LogUniform))
     return CategoricalDistribution(list(values))

@@ -1,7 +1,5 @@
 """A sweep of seeds times settings, trained in one program."""
 
-import contextlib
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,28 +8,22 @@ import jax
 import numpy as np
 
 from jaxrl.algos.base import as_algorithm, replace
-from jaxrl.core import files, keys, ownership
+from jaxrl.core import keys
 from jaxrl.core.arguments import whole_arguments
 from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.interrupts import interruptible
-from jaxrl.core.limits import count_problems, training_problems, whole
+from jaxrl.core.limits import count_problems, whole
 from jaxrl.core.types import Algorithm, Environment
 from jaxrl.envs.configs import to_config
 from jaxrl.parallel.anakin import Anakin
-from jaxrl.parallel.multihost import distributed
-from jaxrl.parallel.multihost.place import check_no_evaluator
-from jaxrl.run import sweep_directory
-from jaxrl.run.compile_cache import keep_compiled_programs
 from jaxrl.run.evaluation import EPISODES
-from jaxrl.run.progress import ProgressBar
 from jaxrl.run.settings import RunSettings
-from jaxrl.sweeps.loop import directory_problems, gathered, share, train_many
+from jaxrl.sweeps.loop import gathered, opened_session, settings_problems, train_many
 from jaxrl.sweeps.make_train import bind_run
 from jaxrl.sweeps.results import SweepResult, leave
 from jaxrl.sweeps.search import checked_seeds, configurations
-from jaxrl.sweeps.sweep_checkpoints import open_checkpointers
-from jaxrl.sweeps.vectorized import VectorizedRuns, devices_and_mapping
+from jaxrl.sweeps.vectorized import VectorizedRuns, devices_and_mapping, share
 
 
 @interruptible
@@ -91,101 +83,55 @@ def sweep(
         name that jaxrl uses.
       KeyboardInterrupt, SystemExit: Ctrl-C; SIGTERM or a closed terminal; once what there is was saved in `run_dir`.
     """
-    check_no_evaluator("a sweep")
-    keep_compiled_programs()
     devices, mapping = devices_and_mapping(devices, mapping)
     run = RunSettings.of(locals())
     if run.evaluation_episodes is None:
         run = run.replace(evaluation_episodes=EPISODES)
-    processes, leader = jax.process_count(), distributed.is_leader()
-    problems = count_problems(points=(points, 1), checkpoint_every=(run.checkpoint_every, 1))
-    problems += training_problems(total_steps=run.total_steps, evaluation_episodes=run.evaluation_episodes)
-    problems += directory_problems(run)
-    if problems:
+    if problems := count_problems(points=(points, 1)) + settings_problems("a sweep", run, space):
         raise ConfigError(problems)
     seeds = checked_seeds(seeds)
     run = run.replace(algo=as_algorithm(run.algo))
     settings = _settings(run, num_samples, search_seed, space)
     runs = [_bound(run, setting) for setting in settings]
-    identity = {}
-    if processes > 1 or run.run_dir is not None:
-        identity = {"algorithm": encode(run.algo)}
-        identity["environment"] = run.env if isinstance(run.env, str) else to_config(run.env)
-        identity |= {"topology": encode(run.topology), "num_envs": encode(run.num_envs), "settings": encode(settings)}
-        identity |= {"seeds": seeds, "mapping": mapping, "total_steps": run.total_steps, "points": points}
-    if processes > 1:
-        distributed.check_same(identity | run.logging)
+    identity = {"algorithm": encode(run.algo)}
+    identity["environment"] = run.env if isinstance(run.env, str) else to_config(run.env)
+    identity |= {"topology": encode(run.topology), "num_envs": encode(run.num_envs), "settings": encode(settings)}
+    identity |= {"seeds": seeds, "mapping": mapping, "total_steps": run.total_steps, "points": points}
     groups: dict[Any, list[int]] = {}
     for index, one in enumerate(runs):
         groups.setdefault((jax.tree.structure(one.algo), one.program), []).append(index)
     points = min(points, *(one.iterations for one in runs))
-    # The number of the program and of its devices belong to the configuration of the checkpoints.
-    configs = [
-        {"sweep": identity | {"program": number, "devices": devices}, "logging": run.logging}
-        for number in range(len(groups))
-    ]
-
-    run_configs = [one.config(None) for one in runs]
-    run_dir = None if run.run_dir is None else files.expand(run.run_dir)
-    if run_dir is not None:
-        other = run.overwrite or (run_dir / "program-0").exists()  # the check of checkpoints names the differences
-        sweep_directory.check(run_dir, "a sweep", run_configs, seeds, overwrite=other)
-    display = ProgressBar() if run.progress and leader else None
-    began = time.monotonic()
+    programs = [{"program": number, "devices": devices} for number in range(len(groups))]
+    total = sum(one.iterations * one.rows for one in runs) * len(seeds) // jax.process_count()
+    configs = [one.config(None) for one in runs]
     parts: dict[int, dict[str, Any]] = {}
-    done, timed = 0, []
-    with contextlib.ExitStack() as stack:
-        checkpointers = stack.enter_context(open_checkpointers(run_dir, configs, overwrite=run.overwrite))
-        if run_dir is not None and run.overwrite:
-            ownership.remove(run_dir, "a sweep")
-        if display is not None:
-            stack.callback(display.close)
-            total = sum(one.iterations * one.rows for one in runs) * len(seeds) // processes
-            display.start(total, timed=True, phase="compiling")
-        for members, checkpointer in zip(groups.values(), checkpointers, strict=True):
+    with opened_session(run, "a sweep", identity, programs, total, configs, seeds) as session:
+        for number, members in enumerate(groups.values()):
             first = runs[members[0]]
             mine = share([(runs[index].algo, seed) for index in members for seed in seeds])
             many = VectorizedRuns(first.program, devices, mapping, len(mine))
             algos = many.stack([variant for variant, _ in mine])
             roots = many.stack([keys.root_key(seed) for _, seed in mine])
-            part, parts_timed, done = train_many(many, algos, first, roots, points, display, done, checkpointer)
-            timed += parts_timed
+            part = train_many(session, number, many, algos, first, roots, points)
             part["returns"] = many.evaluate(algos, part["learner"], roots, first.settings)
-            if processes > 1:
-                part = gathered(part, len(mine))
+            part = gathered(part, len(mine))
             for position, index in enumerate(members):
                 rows = slice(position * len(seeds), (position + 1) * len(seeds))
-                parts[index] = {
-                    "steps": part["steps"],
-                    "metrics": {name: curve[rows] for name, curve in part["metrics"].items()},
-                    "failed": part["failed"][rows].any(axis=-1),
-                    "learner": jax.tree.map(lambda x, rows=rows: x[rows], part["learner"]),
-                    "returns": part["returns"][rows],
-                }
+                parts[index] = jax.tree.map(lambda x, rows=rows: x[rows], part)
         ordered = [parts[index] for index in range(len(settings))]
         names = set.intersection(*(set(part["metrics"]) for part in ordered))
-        rate = sum(rows for _, rows in timed) / max(sum(seconds for seconds, _ in timed), 1e-9)
         result = SweepResult(
             configurations=settings,
             seeds=seeds,
-            steps=np.stack([part["steps"] for part in ordered]),
+            steps=np.asarray([one.steps(points) for one in runs]),
             metrics={name: np.stack([part["metrics"][name] for part in ordered]) for name in sorted(names)},
             returns=np.stack([part["returns"] for part in ordered]),
-            failed=np.stack([part["failed"] for part in ordered]),
+            failed=np.stack([part["failed"].any(axis=-1) for part in ordered]),
             learners=[part["learner"] for part in ordered],
-            steps_per_second=sum(distributed.exchange("steps a second", rate)),
-            wall_seconds=time.monotonic() - began,
-            configs=run_configs,
+            configs=configs,
+            **session.figures(),
         )
-        if run_dir is not None:
-            result = leave(result, run_dir, trained=bool(timed))
-    return result
-
-
-# Arguments of `train` that a sweep does not have, and the alternatives.
-_ELSEWHERE = {
-    "dataset": "a sweep in one program has no dataset; call jaxrl.train(dataset=...) for each run",
-}
+        return leave(result, session.run_dir, trained=bool(session.timed))
 
 
 def _settings(run, num_samples, search_seed, space) -> list[dict[str, Any]]:
@@ -194,27 +140,18 @@ def _settings(run, num_samples, search_seed, space) -> list[dict[str, Any]]:
     Raises:
       ConfigError: all invalid settings.
     """
-    problems = [f"{name}=: {what}" for name, what in _ELSEWHERE.items() if name in space]
     num_envs = run.num_envs
-    several = num_envs is not None and not isinstance(num_envs, int)
-    if several and run.topology is not None:
-        problems.append(
-            f"num_envs={num_envs} and topology={run.topology}: set num_envs in the topology, or no topology"
-        )
-    if problems:
-        raise ConfigError(problems)
-    if several:
+    if num_envs is not None and not isinstance(num_envs, int):
+        if run.topology is not None:
+            raise ConfigError(
+                f"num_envs={num_envs} and topology={run.topology}: set num_envs in the topology, or no topology"
+            )
         space = {"num_envs": list(map(whole, num_envs)) if isinstance(num_envs, Iterable) else num_envs} | space
-    settings = configurations(num_samples, space, search_seed)
-    problems = [problem for setting in settings for problem in training_problems(num_envs=setting.get("num_envs"))]
-    if problems:
-        raise ConfigError(list(dict.fromkeys(problems)))
-    return settings
+    return configurations(num_samples, space, search_seed)
 
 
 def _bound(run, setting):
     """Return the run of a configuration."""
     fields = dict(setting)
     num_envs = fields.pop("num_envs", run.num_envs)
-    num_envs = None if num_envs is None else int(num_envs)
     return bind_run(run.replace(algo=replace(run.algo, **fields), num_envs=num_envs))

@@ -1,12 +1,15 @@
 """Results formatted as text tables."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxrl.core import files
 from jaxrl.core.errors import MissingExtraError
+from jaxrl.run.loggers import write_csv
 
 if TYPE_CHECKING:
     import pandas
@@ -56,6 +59,22 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
     """Return rows of cells, the header first, as a Markdown table."""
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     return "\n".join([lines[0], "|" + " ---: |" * len(rows[0]), *lines[1:]])
+
+
+def cells(rows: Sequence[Mapping[str, Any]], compared: Collection[str]) -> list[list[str]]:
+    """Return rows as cells of text, the header first; the numbers of the columns `compared` can be compared."""
+    columns = {
+        name: significant([row[name] for row in rows]) if name in compared else [short(row[name]) for row in rows]
+        for name in rows[0]
+    }
+    return [list(columns), *map(list, zip(*columns.values(), strict=True))]
+
+
+def write_tables(path: Path, rows: Sequence[Mapping[str, Any]], cells: Sequence[Sequence[str]]) -> None:
+    """Write rows as `path`.csv, and cells as `path`.md."""
+    write_csv(path.with_suffix(".csv"), rows)
+    with files.replacing(path.with_suffix(".md")) as file:
+        file.write(markdown(cells) + "\n")
 
 
 def data_frame(rows: Sequence[Mapping[str, Any]]) -> "pandas.DataFrame":

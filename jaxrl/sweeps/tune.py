@@ -20,33 +20,31 @@ from jaxrl.core.arguments import whole_arguments
 from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError, JaxrlError, MissingExtraError, NonFiniteError, RunDirectoryError
 from jaxrl.core.interrupts import interruptible
-from jaxrl.core.limits import checked_seed, count_problems, seed_problems, training_problems
+from jaxrl.core.limits import checked_seed, count_problems, seed_problems
 from jaxrl.core.sources import Dataset
 from jaxrl.core.types import Algorithm, Environment
 from jaxrl.envs.configs import to_config
 from jaxrl.parallel.anakin import Anakin
-from jaxrl.parallel.multihost.place import check_no_evaluator
 from jaxrl.plots.curves import EVALUATION, plot_trials
 from jaxrl.plots.importance import importance, plot_parallel
 from jaxrl.run import sweep_directory
-from jaxrl.run.compile_cache import keep_compiled_programs
 from jaxrl.run.directory import RunDirectory
-from jaxrl.run.loggers import write_csv
 from jaxrl.run.progress import ProgressBar
 from jaxrl.run.settings import RunSettings
-from jaxrl.sweeps.make_train import CompiledRun, bind_run
+from jaxrl.run.sweep_directory import Trial
+from jaxrl.sweeps.loop import settings_problems
+from jaxrl.sweeps.make_train import bind_run
 from jaxrl.sweeps.ray_trials import Actors, side_by_side
 from jaxrl.sweeps.results import save_policy
 from jaxrl.sweeps.search import checked_seeds
-from jaxrl.sweeps.spaces import search_space
-from jaxrl.sweeps.tables import aligned, data_frame, markdown, short, significant
+from jaxrl.sweeps.spaces import ends, search_space
+from jaxrl.sweeps.tables import aligned, cells, data_frame, short, write_tables
 from jaxrl.sweeps.vectorized import VectorizedRuns, devices_and_mapping
 
 if TYPE_CHECKING:
     import pandas
 
     from jaxrl.plots.chart import Chart
-    from jaxrl.sweeps.study import Trial
 
 Search = Literal["tpe", "random"]
 Pruner = Literal["median", "none"]
@@ -64,7 +62,7 @@ class TuneResult:
       title: the algorithm and the environment.
     """
 
-    trials: "list[Trial]"
+    trials: list[Trial]
     title: str
 
     def __repr__(self) -> str:
@@ -73,7 +71,7 @@ class TuneResult:
         return f"TuneResult({self.title}: {len(self.trials)} trials, {finished} finished; best: {found[:200]})"
 
     @property
-    def best_trial(self) -> "Trial":
+    def best_trial(self) -> Trial:
         """The trial with the highest final mean return; the first of equals.
 
         Raises:
@@ -95,8 +93,7 @@ class TuneResult:
         Raises:
           MissingExtraError: pandas is not installed.
         """
-        rows = sorted(self._rows(), key=lambda row: row["trial"])
-        return data_frame([row | {"problem": self.trials[row["trial"]].problem} for row in rows])
+        return data_frame(sorted(self._rows(), key=lambda row: row["trial"]))
 
     def importance(self) -> dict[str, float]:
         """Return the share of the variance of scores that each setting explains (`jaxrl.plots.importance`).
@@ -144,31 +141,26 @@ class TuneResult:
             ownership.check_output(path / name, "table")
         try:
             path.mkdir(parents=True, exist_ok=True)
-            write_csv(
-                path / "trials.csv", [row | {"problem": self.trials[row["trial"]].problem} for row in self._rows()]
-            )
-            with files.replacing(path / "trials.md") as file:
-                file.write(markdown(self._cells()) + "\n")
+            write_tables(path / "trials", self._rows(), self._cells())
             self.plot(path / "trials.png")
         except OSError as error:
             raise RunDirectoryError(f"the trials cannot be written to {path}: {error}") from error
 
     def _rows(self) -> list[dict[str, Any]]:
         """Return a row for each trial, the best first, then those that did not finish."""
-        order = sorted(range(len(self.trials)), key=lambda place: -np.nan_to_num(self.trials[place].score, nan=-np.inf))
-        found = [(place, self.trials[place]) for place in order]
+        ranked = sorted(enumerate(self.trials), key=lambda found: -np.nan_to_num(found[1].score, nan=-np.inf))
         return [
             {"trial": place, **trial.settings, "return": trial.returns[-1] if trial.returns else math.nan}
-            | {"evaluations": len(trial.returns), "ended": trial.ended}
-            for place, trial in found
+            | {"evaluations": len(trial.returns), "ended": trial.ended, "problem": trial.problem}
+            for place, trial in ranked
         ]
 
     def _cells(self) -> list[list[str]]:
         """Return the table as text, the header first."""
         rows = self._rows()
-        columns = {name: [short(row[name]) for row in rows] for name in rows[0]}
-        columns["return"] = significant([row["return"] for row in rows])
-        return [list(columns), *(list(cells) for cells in zip(*columns.values(), strict=True))]
+        for row in rows:
+            del row["problem"]
+        return cells(rows, ["return"])
 
 
 @interruptible
@@ -255,11 +247,8 @@ def tune(
 
     if backend == "ray" and importlib.util.find_spec("ray") is None:
         raise MissingExtraError("backend='ray'", "ray")
-    check_no_evaluator("a search")
-    keep_compiled_programs()
     run = RunSettings.of(locals())
-    problems = count_problems(trials=(trials, 1), evaluate_every=(run.evaluate_every, 1))
-    problems += training_problems(total_steps=run.total_steps, evaluation_episodes=run.evaluation_episodes)
+    problems = count_problems(trials=(trials, 1)) + settings_problems("a search", run, space)
     problems += seed_problems("search_seed", search_seed)
     if isinstance(trials, int) and trials > MOST_TRIALS:
         problems.append(f"trials={trials} must be at most {MOST_TRIALS:,}")
@@ -270,8 +259,6 @@ def tune(
     ):
         if value not in known:
             problems.append(f"{name}={value!r} is not one of {', '.join(map(repr, known))}")
-    if "dataset" in space:
-        problems.append("dataset=: a search takes no dataset; call jaxrl.train(dataset=...) for each setting")
     how = Actors(cpus_per_run, gpus_per_run, max_concurrent, address)
     if backend == "ray":
         problems += how.problems(devices)
@@ -280,8 +267,6 @@ def tune(
         problems += [f"{f.name}={getattr(how, f.name)!r} has no meaning without backend='ray'" for f in unused]
     if run.topology is not None and run.num_envs is not None:
         problems.append(f"num_envs={run.num_envs} and topology={run.topology}: set num_envs in the topology")
-    if run.run_dir is None and run.overwrite:
-        problems.append("overwrite has no meaning without run_dir=, which keeps the study")
     if jax.process_count() > 1:
         problems.append(f"a search runs in one process, and these are {jax.process_count()}")
     if problems:
@@ -293,8 +278,6 @@ def tune(
         devices, mapping = devices_and_mapping(devices, mapping)
     seeds, search_seed = checked_seeds(seeds), checked_seed("search_seed", search_seed)
     algo, made = as_algorithm(run.algo), envs.as_environment(run.env)
-    if not isinstance(made, Environment):
-        raise ConfigError(f"{made.name} is stepped on the host, and a search is a compiled program; use jaxrl.train")
     if any(isinstance(source, Dataset) for source in algo.experience.values()):
         raise ConfigError(
             f"{type(algo).__name__} with these settings learns from a dataset, and a search takes none; call "
@@ -305,10 +288,9 @@ def tune(
     layout = run.topology or Anakin(run.num_envs, devices=1)
     run = run.replace(algo=algo, env=made, topology=layout, evaluate_every=every)
     for name, values in ranges.items():
-        for value in values if isinstance(values, list | tuple) else [values.low]:
+        for value in ends(values):
             bind_run(run.replace(algo=replace(algo, **fixed | {name: value})))
 
-    training = _Training(run, seeds, devices, mapping)
     identity = {"algorithm": encode(algo), "environment": to_config(made), "topology": encode(layout), "seeds": seeds}
     identity |= {"total_steps": run.total_steps, "search": search, "pruner": pruner, "search_seed": search_seed}
     identity |= {"mapping": mapping, "space": {name: repr(values) for name, values in (fixed | ranges).items()}}
@@ -323,10 +305,11 @@ def tune(
             if not directory.resumed:
                 ownership.remove(path.parent / sweep_directory.BEST, "the best policy of a sweep or a search")
         study = Study(path, ranges, fixed, search, pruner, search_seed)
-        if path is not None and backend == "jax":
-            training = dataclasses.replace(training, keep=partial(_keep_best, study, path.parent))
+        keep = None
         if path is not None:
+            keep = partial(_keep_best, study, path.parent) if backend == "jax" else None
             stack.callback(_leave, study, title, path.parent)
+        training = _Training(run, seeds, devices, mapping, keep)
         display = stack.enter_context(ProgressBar(unit="trials")) if run.progress else None
         if display is not None:
             display.note(f"searched: {', '.join(ranges)}")
@@ -383,40 +366,34 @@ class _Training:
     keep: Callable | None = None  # called with seeds, run, final states and returns of every trial that finishes
 
     def __call__(self, settings: dict[str, Any]) -> Iterator[tuple[float, bool]]:
-        """Train a trial; yield the mean score of every evaluation, and whether it is the last one."""
-        run = bind_run(self.run.replace(algo=replace(self.run.algo, **settings)))
-        many = VectorizedRuns(run.program, min(self.devices, len(self.seeds)), self.mapping, len(self.seeds))
-        yield from _evaluations(run, many, self.seeds, self.keep)
+        """Train the runs of all seeds; yield the mean return of each evaluation, and whether it is the last.
+
+        Raises:
+          NonFiniteError: in a run of one of the seeds a value was not finite, or no episode ended.
+        """
+        run, seeds = bind_run(self.run.replace(algo=replace(self.run.algo, **settings))), self.seeds
+        many = VectorizedRuns(run.program, min(self.devices, len(seeds)), self.mapping, len(seeds))
+        algos, roots = many.stack([run.algo] * len(seeds)), many.stack([keys.root_key(seed) for seed in seeds])
+        many.check_memory(algos, run.env, roots)
+        each, done = max(1, round((run.settings.evaluate_every or 0) / run.rows)), 0
+        states = many.start(algos, run.env, roots)
+        while done < run.iterations:
+            length = min(each, run.iterations - done)
+            states, report = many.chunk(algos, run.env, states, length, run.total_steps_per_env)
+            done += length
+            returns = many.evaluate(algos, states.learner, roots, run.settings)
+            failed = (np.asarray(report.failed_at)[: many.runs] >= 0) | np.isinf(returns).any(-1)
+            wrong = failed | np.isnan(returns).all(-1)
+            if wrong.any():
+                what = "a value was not finite" if failed.any() else "no episode of the evaluation ended"
+                those = ", ".join(str(seed) for seed, bad in zip(seeds, wrong, strict=True) if bad)
+                raise NonFiniteError(f"{what} before step {done * run.rows}, seed {those}")
+            if self.keep is not None and done == run.iterations:
+                self.keep(seeds, run, states, returns)
+            yield float(np.nanmean(returns, axis=-1).mean()), done == run.iterations
 
 
-def _evaluations(run: CompiledRun, many: VectorizedRuns, seeds, keep=None) -> Iterator[tuple[float, bool]]:
-    """Train the runs of all seeds; yield the mean return of each evaluation, and whether it is the last.
-
-    Raises:
-      NonFiniteError: in a run of one of the seeds a value was not finite, or no episode ended.
-    """
-    env, rows, iterations = run.env, run.rows, run.iterations
-    algos, roots = many.stack([run.algo] * len(seeds)), many.stack([keys.root_key(seed) for seed in seeds])
-    many.check_memory(algos, env, roots)
-    each, done = max(1, round((run.settings.evaluate_every or 0) / rows)), 0
-    states = many.start(algos, env, roots)
-    while done < iterations:
-        length = min(each, iterations - done)
-        states, report = many.chunk(algos, env, states, length, run.total_steps_per_env)
-        done += length
-        returns = many.evaluate(algos, states.learner, roots, run.settings)
-        failed = (np.asarray(report.failed_at)[: many.runs] >= 0) | np.isinf(returns).any(-1)
-        wrong = failed | np.isnan(returns).all(-1)
-        if wrong.any():
-            what = "a value was not finite" if failed.any() else "no episode of the evaluation ended"
-            those = ", ".join(str(seed) for seed, bad in zip(seeds, wrong, strict=True) if bad)
-            raise NonFiniteError(f"{what} before step {done * rows}, seed {those}")
-        if keep is not None and done == iterations:
-            keep(seeds, run, states, returns)
-        yield float(np.nanmean(returns, axis=-1).mean()), done == iterations
-
-
-def _line(place: int, trial: "Trial") -> str:
+def _line(place: int, trial: Trial) -> str:
     settings = ", ".join(f"{name}={short(value)}" for name, value in trial.settings.items())
     last = trial.returns[-1] if trial.returns else math.nan
     return f"trial {place}: {trial.problem or f'{last:.4g}'} ({trial.ended}; {settings})"

@@ -29,6 +29,7 @@ from jaxrl.parallel.mesh import (
 )
 from jaxrl.parallel.program import Program
 from jaxrl.run.evaluation import MAX_STEPS, layout, play
+from jaxrl.run.manifest import is_key
 from jaxrl.run.settings import RunSettings
 
 
@@ -52,6 +53,14 @@ def devices_and_mapping(devices: int | None, mapping: str | None) -> tuple[int, 
     return devices, mapping or ("in_turn" if jax.default_backend() == "cpu" else "vmap")
 
 
+def share[T](runs: list[T]) -> list[T]:
+    """Return the runs of this process, the same number on each, so the last processes may repeat the last run."""
+    processes, index = jax.process_count(), jax.process_index()
+    padded = runs + runs[-1:] * (-len(runs) % processes)
+    each = len(padded) // processes
+    return padded[index * each : (index + 1) * each]
+
+
 @dataclasses.dataclass(frozen=True)
 class VectorizedRuns:
     """The runs of one program over a mesh of devices; static. Runs beyond `runs` are padding of the last device."""
@@ -63,9 +72,7 @@ class VectorizedRuns:
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
-        auto = (jax.sharding.AxisType.Auto,)
-        devices = local_devices(self.program.layout.target)[: self.devices]
-        return jax.sharding.Mesh(np.array(devices), ("runs",), axis_types=auto)
+        return _mesh(local_devices(self.program.layout.target)[: self.devices])
 
     def stack(self, trees: list[Any]) -> Any:
         """Return one tree with a leading axis of runs, padded to a multiple of the devices."""
@@ -77,27 +84,15 @@ class VectorizedRuns:
     def first(self, algos: Any) -> Any:
         return jax.tree.map(lambda x: x[0], algos)
 
+    @partial(jax.jit, static_argnums=0)
     def start(self, algos, env, keys):
-        return _start_many(self, algos, env, keys)
+        def one_device(algos, keys, env):
+            return self.mapped(lambda algo, key: self.program.init(algo, env, key))(algos, keys)
+
+        return self.sharded(one_device, unmapped=1)(algos, keys, env)
 
     def chunk(self, algos, env, states, length, total_steps_per_env) -> tuple[RunState, Report]:
-        return _chunk_many(self, algos, env, states, jnp.int32(length), jnp.float32(total_steps_per_env))
-
-    def lower_start(self, algos: Any, env: Environment, keys: Any) -> jax.stages.Lowered:
-        """Lower the program of `start`, from the shapes of its arguments."""
-        return _start_many.lower(self, algos, env, keys)
-
-    def lower_chunk(
-        self, algos: Any, env: Environment, states: Any, length: Any, total_steps_per_env: Any
-    ) -> jax.stages.Lowered:
-        """Lower the program of `chunk`, from the shapes of its arguments."""
-        return _chunk_many.lower(self, algos, env, states, length, total_steps_per_env)
-
-    def lower_evaluation(
-        self, algos: Any, learners: Any, env: Any, keys: Any, settings: RunSettings
-    ) -> jax.stages.Lowered:
-        """Lower the program of `evaluate`, from the shapes of its arguments."""
-        return _evaluate_many.lower(self, algos, learners, env, keys, **_played(settings))
+        return chunk_many(self, algos, env, states, jnp.int32(length), jnp.float32(total_steps_per_env))
 
     def check_memory(
         self, algos: Any, env: Environment, keys: Any, free: Mapping[str, int | None] | None = None
@@ -123,8 +118,8 @@ class VectorizedRuns:
 
     def evaluate(self, algos: Any, learners: Any, keys: jax.Array, settings: RunSettings) -> np.ndarray:
         """Return the returns of complete episodes of every run, NaN for an episode that did not end."""
-        how = _played(settings)
-        scores = _evaluate_many(self, algos, learners, settings.env, keys, **how)
+        how = played(settings)
+        scores = evaluate_many(self, algos, learners, settings.env, keys, **how)
         returns, _, done = jax.device_get(scores)
         counts = np.arange(how["quota"])[None, :, None] < done[:, None, :]
         return np.where(counts, returns, np.nan).reshape(returns.shape[0], -1)[: self.runs]
@@ -146,8 +141,8 @@ class VectorizedRuns:
         places = np.asarray(copies) // self.runs * rows + np.asarray(copies) % self.runs
         mesh, runs, processes = self.mesh, PartitionSpec("runs"), jax.process_count()
         if processes > 1:
-            mine = [jax.local_devices(process_index=number)[: self.devices] for number in range(processes)]
-            mesh = jax.sharding.Mesh(np.array(mine).ravel(), ("runs",), axis_types=(jax.sharding.AxisType.Auto,))
+            devices = [jax.local_devices(process_index=number)[: self.devices] for number in range(processes)]
+            mesh = _mesh(sum(devices, []))
             trees = from_processes(trees, mesh, runs)
         room = np.zeros((rows * processes, 2), np.int32)  # one program for any number of copies
         room[: len(places)] = places
@@ -157,7 +152,7 @@ class VectorizedRuns:
     def mapped(self, function):
         """Return a function of the runs of one device, given a function of one run."""
         if self.mapping == "vmap":
-            return lambda *trees: jax.vmap(function)(*trees)
+            return jax.vmap(function)
         return lambda *trees: jax.lax.map(lambda tree: function(*tree), trees)
 
     def sharded(self, function, unmapped: int):
@@ -172,22 +167,19 @@ class VectorizedRuns:
         return call
 
 
-def _played(settings: RunSettings) -> dict[str, Any]:
-    """Return the keyword arguments of `_evaluate_many`: the number of episodes, and how to act."""
+def _mesh(devices):
+    return jax.sharding.Mesh(np.array(devices), ("runs",), axis_types=(jax.sharding.AxisType.Auto,))
+
+
+def played(settings: RunSettings) -> dict[str, Any]:
+    """Return the keyword arguments of `evaluate_many`: the number of episodes, and how to act."""
     num_envs, quota = layout(settings.evaluation_episodes, agents=num_agents(settings.env))
     return {"num_envs": num_envs, "quota": quota, "explore": settings.explore_in_evaluation}
 
 
-@partial(jax.jit, static_argnums=0)
-def _start_many(many, algos, env, keys):
-    def one_device(algos, keys, env):
-        return many.mapped(lambda algo, key: many.program.init(algo, env, key))(algos, keys)
-
-    return many.sharded(one_device, unmapped=1)(algos, keys, env)
-
-
 @partial(jax.jit, static_argnums=0, donate_argnums=3)
-def _chunk_many(many, algos, env, states, length, total_steps_per_env):
+def chunk_many(many, algos, env, states, length, total_steps_per_env):
+    """Advance all runs by `length` iterations; return their states and the report of each."""
     program = many.program
 
     def one_device(algos, states, env, length, total_steps_per_env):
@@ -260,20 +252,17 @@ def _copy_many(mesh, trees, copies, count):
 
     runs, everywhere = PartitionSpec("runs"), PartitionSpec()
     data = over_devices(one_device, mesh, (runs, everywhere, everywhere), runs)(_key_data(trees), copies, count)
-    return jax.tree.map(lambda x, y: jax.random.wrap_key_data(y, impl=kind(x)) if _is_key(x) else y, trees, data)
+    return jax.tree.map(lambda x, y: jax.random.wrap_key_data(y, impl=kind(x)) if is_key(x) else y, trees, data)
 
 
 def _key_data(trees):
     """Replace random keys by their words, which devices can exchange."""
-    return jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, trees)
-
-
-def _is_key(x):
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, trees)
 
 
 @partial(jax.jit, static_argnums=0, static_argnames=("num_envs", "quota", "explore"))
-def _evaluate_many(many, algos, learners, env, keys, *, num_envs, quota, explore):
+def evaluate_many(many, algos, learners, env, keys, *, num_envs, quota, explore):
+    """Play `quota` episodes in each of `num_envs` environments of every run; return what `play` does."""
     spec = many.program.layout.spec
 
     def one(algo, learner, key, env):

@@ -39,7 +39,7 @@ def said(capsys, monkeypatch):
     for module in (loading, replays, follow):
         monkeypatch.setattr(module, "load_run", begin)
     monkeypatch.setattr("jaxrl.sweeps.sweep.train_many", begin)
-    monkeypatch.setattr("jaxrl.sweeps.tune._evaluations", begin)
+    monkeypatch.setattr("jaxrl.sweeps.tune._Training", begin)
     monkeypatch.setattr("jaxrl.sweeps.pbt.train_many", begin)
     monkeypatch.setenv("COLUMNS", "300")
 

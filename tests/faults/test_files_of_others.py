@@ -97,7 +97,7 @@ def test_commands_refuse_what_is_not_theirs_before_they_train(kind, tmp_path, mo
     if kind == "a search" and importlib.util.find_spec("optuna") is None:
         pytest.skip("no optuna")
     for module in (training, sweep, pbt, tune, launcher):
-        for name in {"Loop", "train_many", "_evaluations", "_run"} & set(vars(module)):
+        for name in {"Loop", "train_many", "_Training", "_run"} & set(vars(module)):
             monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("it trains"))
     call, place = COMMANDS[kind]
     for there, (name, content) in FOLDERS.items():

@@ -40,7 +40,8 @@ def nothing_compiled() -> Generator[None]:
     began = mock.Mock(side_effect=AssertionError("training began"))
     with (
         mock.patch.multiple(Program, start=began, compile_chunk=began),
-        mock.patch.multiple(VectorizedRuns, start=began, lower_start=began),
+        mock.patch.object(VectorizedRuns, "start", began),
+        mock.patch("jaxrl.sweeps.compile_for.compiled_for", began),
     ):
         yield
 

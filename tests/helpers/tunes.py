@@ -1,11 +1,9 @@
-"""A search that can be killed at any chunk; the tests run it in another process, and whole in their own."""
+"""A small search, and what may become of trials."""
 
 import dataclasses
-import itertools
 import os
 import pathlib
 import signal
-import sys
 import time
 import uuid
 
@@ -13,7 +11,6 @@ import jaxrl
 from helpers import programs
 from helpers.programs import ROWS
 from jaxrl.core.errors import NonFiniteError
-from jaxrl.sweeps.vectorized import VectorizedRuns
 
 EVALUATIONS = 3
 SPACE = {"learning_rate": jaxrl.LogUniform(1e-4, 1e-1), "clip": jaxrl.Uniform(0.1, 0.4)}
@@ -63,22 +60,3 @@ class Unreadable:
 
     def __reduce__(self):
         return int, ("no number",)
-
-
-def main(run_dir, number):
-    """Searches, and dies at the beginning of the n-th chunk as by `kill -9`."""
-    chunk, numbers = VectorizedRuns.chunk, itertools.count(1)
-
-    def chunk_or_die(self, *arguments):
-        if next(numbers) == int(number):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return chunk(self, *arguments)
-
-    VectorizedRuns.chunk = chunk_or_die
-    search(run_dir)
-
-
-def command(*arguments):
-    """What runs `main`: the settings and devices of the tests come first."""
-    program = "import conftest, sys; from helpers import tunes; tunes.main(*sys.argv[1:])"
-    return [sys.executable, "-c", program, *arguments]

@@ -26,8 +26,9 @@ from jaxrl.run.init_from import recorded_parent
 from jaxrl.run.loggers import CSVLogger, JSONLLogger, read_metrics, write_csv
 from jaxrl.run.opponents import as_opponent
 from jaxrl.run.plotting import plot_runs, read_run
-from jaxrl.sweeps.study import Trial
-from jaxrl.sweeps.sweep_checkpoints import open_checkpointers
+from jaxrl.run.settings import RunSettings
+from jaxrl.run.sweep_directory import Trial
+from jaxrl.sweeps.loop import opened_session
 
 pytest.importorskip("tensorflow_datasets")
 SOURCES = Path(jaxrl.__file__).parent
@@ -112,8 +113,11 @@ def test_directories_and_logs(at_home, tmp_path):
     with RunDirectory(at_home("run"), {"algorithm": {}}) as directory:
         assert directory.path == home / "run"
     assert read_config(at_home("run")) == {"algorithm": {}}
-    with open_checkpointers(at_home("sweep"), [{}, {}], overwrite=False) as found:
-        assert [one.directory.parent for one in found] == [home / "sweep" / f"program-{n}" for n in (0, 1)]
+    settings = RunSettings(algo=PPO, env=ENV, total_steps=1, run_dir=at_home("sweep"), progress=False)
+    with opened_session(settings, "a sweep", {}, [{}, {}], 1, [], []) as session:
+        assert [one.directory.parent for one in session.checkpointers] == [
+            home / "sweep" / f"program-{n}" for n in (0, 1)
+        ]
     log = JSONLLogger(at_home("logs/metrics.jsonl"))
     log.write(1, {"a": 1.0})
     log.close()
@@ -123,7 +127,7 @@ def test_directories_and_logs(at_home, tmp_path):
     nothing = np.full((1, 1, 1), np.nan, np.float32)
     failed = np.asarray([[True]])
     metrics = {"x": nothing}
-    swept = jaxrl.SweepResult([{"gamma": 0.9}], [0], np.asarray([[1]]), metrics, nothing, failed, [], 1.0, 1.0)
+    swept = jaxrl.SweepResult([{"gamma": 0.9}], [0], np.asarray([[1]]), metrics, nothing, failed, [], 1.0, 1.0, [{}])
     assert swept.save(at_home("swept")) == home / "swept"
     swept.plot_settings(at_home("settings.svg"))
     search = jaxrl.TuneResult([Trial({"gamma": 0.9}, [1.0], "finished")], "a search")

@@ -134,7 +134,7 @@ def test_no_run_is_launched_behind_a_link(place, tmp_path, monkeypatch):
         (["--backend", "ray"], "--backend ray needs --run-dir"),
         (["--backend", "ray", "--run-dir", "x", "--mapping", "vmap"], "--mapping: not with --backend ray"),
         (["--backend", "ray", "--run-dir", "x", "--overwrite"], "--overwrite: not with --backend ray"),
-        (["--overwrite"], "no meaning without run_dir="),
+        (["--overwrite"], "overwrite needs run_dir="),
         (["--cpus-per-run", "2", "--address", "x"], "--cpus-per-run: not with --backend jax"),
     ],
 )
@@ -200,7 +200,7 @@ def test_a_study_over_environments(tmp_path, monkeypatch, capsys):
 
     def launched(algo, env, *, run_dir, **others):
         sweeps.append((env.name, run_dir, others["clip"], others["seeds"]))
-        return Experiments([], [], np.zeros((0, 0)), {}, np.zeros((0, 0, 1)), np.zeros((0, 0)), [], 0.0, 0.0)
+        return Experiments([], [], np.zeros((0, 0)), {}, np.zeros((0, 0, 1)), np.zeros((0, 0)), [], 0.0, 0.0, [])
 
     monkeypatch.setattr(sweep, "launch", launched)
     monkeypatch.setattr(Experiments, "table", lambda self: "a table")

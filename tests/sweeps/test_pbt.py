@@ -4,16 +4,12 @@ import csv
 import functools
 import json
 import math
-import os
-import subprocess
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import populations, programs
-from helpers.patience import PATIENCE
+from helpers import dying, populations, programs
 from helpers.populations import COPIES, MEMBERS, POINTS, SPACE, population
 from helpers.programs import DQN, ENV, PPO, ROWS, anakin, assert_equal
 from hypothesis import given
@@ -115,16 +111,6 @@ def test_what_a_copy_explores_is_what_the_rule_says(seed, places):
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
     low, high = np.float32([1e-4, -0.5, 0.0]), np.float32([1e-1, 0.4, 2.0])
     assert (low <= found).all() and (found <= high).all() and found.dtype == np.float32
-
-
-def test_paper_factors_and_shares():
-    """Of many copies of a value in the middle: a quarter drawn anew, the others 0.8 and 1.25 times it by halves."""
-    rng, one = np.random.default_rng(0), Hyperparameter("rate", LogUniform(1e-5, 1e-1))
-    found = np.asarray([Selection(0.2, 1.25, 0.25).explored(rng, [one], np.float32([1e-3]))[0] for _ in range(4000)])
-    up, down = np.isclose(found, 1.25e-3), np.isclose(found, 0.8e-3)
-    assert abs(up.mean() - 0.375) < 0.03 and abs(down.mean() - 0.375) < 0.03
-    logs = np.log10(found[~up & ~down])
-    assert abs(logs.mean() + 3) < 0.15 and logs.min() < -4.8 and logs.max() > -1.2
 
 
 # --- copies on the devices -----------------------------------------------------------------------------------------
@@ -246,13 +232,9 @@ def test_a_copy_has_the_learner_of_another_and_its_own_environments(copy_replay,
 @pytest.mark.long
 def test_a_population_that_is_killed_goes_on_bit_for_bit(tmp_path):
     whole = population(tmp_path / "whole")
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    }
     for number in (4, 3):  # the first asks for shapes
-        words = populations.command(str(tmp_path / "killed"), str(number))
-        dead = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=PATIENCE)
-        assert dead.returncode == -9, dead.stdout + dead.stderr
+        call = f"populations.population({str(tmp_path / 'killed')!r}, checkpoint_every={2 * ROWS})"
+        dying.killed(call, number)
     saved = checkpoint.complete_steps(tmp_path / "killed" / "program-0" / "checkpoints")
     assert saved and 2 * ROWS <= max(saved) < 2 * POINTS * ROWS, "of the last chunks the save may have been under way"
     with pytest.raises(RunDirectoryError, match="a sweep that has not ended"):
@@ -425,5 +407,3 @@ def test_nobody_copies_before_exploit_from():
     assert (usual.parents[0] != own).sum() == COPIES
     for values in late.hyperparameters.values():
         np.testing.assert_array_equal(values[: first + 1], values[[0] * (first + 1)])
-    with pytest.raises(ConfigError, match="exploit_from=0.9"):
-        population(exploit_from=0.9)

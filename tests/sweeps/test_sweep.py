@@ -11,14 +11,14 @@ import jax
 import numpy as np
 import pytest
 from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS, anakin, assert_equal
+from helpers.refused import refused
 from helpers.tiers import few
 
 import jaxrl
 from jaxrl.core.errors import ConfigError, JaxrlError, NonFiniteError, RunDirectoryError
-from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.run import checkpoint
 from jaxrl.sweeps.search import LogUniform, Uniform, configurations
-from jaxrl.sweeps.vectorized import VectorizedRuns, _chunk_many
+from jaxrl.sweeps.vectorized import VectorizedRuns, chunk_many
 
 pytestmark = pytest.mark.exact
 
@@ -40,14 +40,15 @@ def swept(mapping, devices):
 
 
 @functools.cache
-def trained(rate, seed, algo=PLAIN):
+def trained(rate, seed, algo=PLAIN, num_envs=None):
     """The same run by `train`."""
     return jaxrl.train(
         algo.replace(learning_rate=rate),
         ENV,
         total_steps=TOTAL,
         seed=seed,
-        topology=anakin(),
+        topology=anakin() if num_envs is None else None,
+        num_envs=num_envs,
         evaluation_episodes=8,
         evaluate_every=0,
         progress=False,
@@ -143,14 +144,8 @@ def test_make_train_under_vmap(algo):
 
 
 def test_make_train_refuses_what_it_cannot_compile():
-    for env, settings, words in (
-        (ServedFromHost(ENV), {}, "stepped on the host"),
-        (ENV, {"topology": anakin(2)}, "devices=2"),
-        (ENV, {"total_steps": 0}, "total_steps=0"),
-        (ENV, {"total_steps": 10**13}, "total_steps=10000000000000"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            jaxrl.make_train(PPO, env, **{"total_steps": TOTAL} | settings)
+    refused(lambda: jaxrl.make_train(PPO, ENV, total_steps=TOTAL, topology=anakin(2)), "devices=2")
+    refused(lambda: jaxrl.make_train(PPO, ENV, total_steps=10**13), "total_steps=10000000000000")
 
 
 # --- one that fails -----------------------------------------------------------------------------------------------
@@ -237,13 +232,6 @@ def test_grid_and_random_search():
     assert 0.9 <= gammas.min() and gammas.max() <= 0.99 and abs(gammas.mean() - 0.945) < 0.005
     assert -5 <= logs.min() and logs.max() <= -1 and abs(logs.mean() + 3) < 0.2
     assert {c["epochs"] for c in drawn} == {1, 4} and {c["clip"] for c in drawn} == {0.1}
-    for arguments, words in (
-        ((None, {"gamma": Uniform(0, 1)}), "gamma is a distribution; set the number of draws"),
-        ((None, {"gamma": []}), "gamma has no values"),
-        ((0, {"gamma": [0.9]}), "num_samples=0 must be at least 1"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            configurations(*arguments)
 
 
 @pytest.mark.long
@@ -275,9 +263,7 @@ def test_every_curve_has_the_steps_of_its_own_points():
 def test_the_number_of_environments_can_be_tried():
     result = sweep(seeds=[4], mapping="in_turn", devices=1, topology=None, num_envs=[NUM_ENVS, 4], learning_rate=[1e-2])
     assert [c["num_envs"] for c in result.configurations] == [NUM_ENVS, 4]
-    alone = jaxrl.train(
-        PLAIN, ENV, total_steps=TOTAL, seed=4, num_envs=4, evaluation_episodes=8, evaluate_every=0, progress=False
-    )
+    alone = trained(1e-2, 4, num_envs=4)
     assert_equal(alone.state.learner, learner(result, 1, 0))
     np.testing.assert_array_equal(result.returns[1, 0], alone.evaluation.returns)
     assert result.steps[0, -1] == result.steps[1, -1] == TOTAL
@@ -289,16 +275,7 @@ def test_random_search_runs_what_it_says():
         seeds=SEEDS, num_samples=3, mapping="in_turn", devices=1, learning_rate=[1e-2], clip=Uniform(0.1, 0.3)
     )
     assert len(result.configurations) == 3 and len({c["clip"] for c in result.configurations}) == 3
-    alone = jaxrl.train(
-        PLAIN.replace(clip=result.configurations[1]["clip"]),
-        ENV,
-        total_steps=TOTAL,
-        seed=4,
-        topology=anakin(),
-        evaluate_every=0,
-        evaluation_episodes=8,
-        progress=False,
-    )
+    alone = trained(1e-2, 4, PLAIN.replace(clip=result.configurations[1]["clip"]))
     assert_equal(alone.state.learner, learner(result, 1, 1))
 
 
@@ -406,13 +383,13 @@ def test_memory_is_that_of_the_replays(mapping):
     replays = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(states.buffers))
     assert replays > 30e6, "the replays are to be what matters"
     arguments = (many, algos, ENV, states, np.int32(2), np.float32(100))
-    memory = _chunk_many.lower(*arguments).compile().memory_analysis()
+    memory = chunk_many.lower(*arguments).compile().memory_analysis()
     assert memory.alias_size_in_bytes >= replays, "the replays are not updated in place"
     assert memory.temp_size_in_bytes < 0.1 * replays, memory.temp_size_in_bytes / replays
     if mapping == "vmap":
         # A condition that differed by run would compute both sides, and select between whole replays.
         conditions, selected = 0, 0
-        for equation in equations(jax.make_jaxpr(_chunk_many, static_argnums=0)(*arguments).jaxpr):
+        for equation in equations(jax.make_jaxpr(chunk_many, static_argnums=0)(*arguments).jaxpr):
             conditions += equation.primitive.name == "cond"
             if equation.primitive.name == "select_n":
                 selected = max(selected, *(math.prod(x.aval.shape) for x in equation.outvars))

@@ -6,14 +6,10 @@ import functools
 import json
 import math
 import os
-import signal
-import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import clusters, hostile, tunes
-from helpers.patience import PATIENCE
+from helpers import clusters, dying, hostile, tunes
 from helpers.programs import ENV, PPO, ROWS, anakin
 from helpers.readers import outcome
 
@@ -28,12 +24,11 @@ from jaxrl.run.plotting import plot_runs
 from jaxrl.sweeps import tune as tuning
 from jaxrl.sweeps.ray_trials import Actors, side_by_side
 from jaxrl.sweeps.spaces import SPACES, search_space
-from jaxrl.sweeps.vectorized import VectorizedRuns, _chunk_many
+from jaxrl.sweeps.vectorized import VectorizedRuns, chunk_many
 
 optuna = pytest.importorskip("optuna")
 from jaxrl.sweeps.study import MOST_TRIALS, Study  # noqa: E402  needs the extra
 
-TESTS = Path(__file__).parents[1]
 OWN = {name: cls for name, cls in ALGORITHMS.items() if cls.__module__.startswith("jaxrl.")}
 
 
@@ -151,6 +146,7 @@ def test_trials_that_fail_say_why_and_the_search_goes_on(tmp_path):
     assert [trial.ended for trial in failed] == ["failed", "failed", "finished"]
     assert [trial.problem for trial in failed] == ["a value was not finite", "minibatches=5; epochs=0", None]
     np.testing.assert_array_equal(failed[0].returns, [1.0, np.nan])
+    assert {tuple(line) for line in kept(tmp_path / "study.journal")} == {("settings", "returns", "ended", "problem")}
     again = study(tmp_path / "study.journal").trials()
     np.testing.assert_equal([dataclasses.asdict(trial) for trial in again], list(map(dataclasses.asdict, failed)))
 
@@ -300,8 +296,6 @@ def test_a_study_with_too_much_is_refused_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr("jaxrl.core.files.LARGEST", path.stat().st_size - 1)
     with pytest.raises(RunDirectoryError, match="MiB"):
         study(path)
-    with pytest.raises(ConfigError, match="trials=20001"):
-        tunes.search(trials=MOST_TRIALS + 1)
 
 
 def go_on(path):
@@ -362,15 +356,6 @@ def test_a_trial_that_cannot_be_written_is_told_once_and_written_later(tmp_path,
     assert found == trials[:5] == study(path).trials()
 
 
-def test_the_study_is_a_line_of_json_a_trial(tmp_path):
-    path = tmp_path / "study.journal"
-    one = study(path)
-    trials = [one.run(rising) for _ in range(3)]
-    assert [line["settings"] for line in kept(path)] == [trial.settings for trial in trials]
-    assert [line["returns"] for line in kept(path)] == [trial.returns for trial in trials]
-    assert [file.name for file in tmp_path.iterdir()] == ["study.journal"]
-
-
 # --- searches ------------------------------------------------------------------------------------------------------
 
 
@@ -398,9 +383,9 @@ def test_a_trial_is_the_run_of_its_settings():
 @pytest.mark.long
 def test_all_trials_are_one_program():
     tunes.search(trials=2, search_seed=7)
-    before = _chunk_many._cache_size()
+    before = chunk_many._cache_size()
     tunes.search(trials=2, search_seed=8)
-    assert _chunk_many._cache_size() == before
+    assert chunk_many._cache_size() == before
 
 
 @pytest.mark.long
@@ -506,10 +491,7 @@ def test_without_optuna_the_extra_is_named(monkeypatch):
 @pytest.mark.faults
 def test_killed_and_started_again_only_the_trial_under_way_is_lost(tmp_path):
     """By `kill -9`, in the middle of the third trial; the search is then the search that was not killed."""
-    words = tunes.command(str(tmp_path / "study"), str(2 * tunes.EVALUATIONS + 2))
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (TESTS.parent, TESTS))), "JAX_PLATFORMS": "cpu"}
-    killed = subprocess.run(words, env=env, capture_output=True, text=True, timeout=PATIENCE)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    dying.killed(f"tunes.search({str(tmp_path / 'study')!r})", 2 * tunes.EVALUATIONS + 2)
     assert len(kept(tmp_path / "study" / "study.journal")) == 2
     with pytest.MonkeyPatch.context() as monkeypatch:
         made = chunks(monkeypatch)
