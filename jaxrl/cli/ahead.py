@@ -1,4 +1,4 @@
-"""The command `jaxrl compile`, after its flags are read."""
+"""The command `jaxrl compile`."""
 
 import jax
 
@@ -11,12 +11,12 @@ from jaxrl.run.compile_cache import cache_folder
 from jaxrl.sweeps.compile_for import report_for
 from jaxrl.sweeps.tables import aligned
 
-_COLUMNS = ("program", "times", "cached", "seconds", "arguments", "outputs", "temporary", "at once", "FLOPs")
+_COLUMNS = ("program", "times", "cached", "seconds", "arguments", "outputs", "temporary", "peak", "FLOPs")
 _UNITS = ("", "k", "M", "G", "T", "P")
 
 
 def compile_(parsed: ParsedCommand) -> int:
-    """Compile what `jaxrl train` with these flags would compile, here or for a target, and print a report.
+    """Compile the programs of `jaxrl train` with these flags, here or for a target, and print a report.
 
     Returns:
       The exit code.
@@ -36,13 +36,13 @@ def _report(compiled: list[Compiled]) -> list[str]:
     most = max(compiled, key=lambda one: one.peak_bytes or 0, default=None)
     if most is not None and most.peak_bytes is not None:
         memory = _short(most.peak_bytes, "B")
-        lines.append(f"memory of a device: {memory} at once for {most.name}, the program that takes most")
+        lines.append(f"peak memory per device: {memory}, in program {most.name}")
     count, misses = sum(one.count for one in compiled), sum(one.misses for one in compiled)
-    lines.append(f"{count} programs: {misses} compiled, {count - misses} found in the cache; kept in {cache_folder()}")
+    lines.append(f"{count} programs: {misses} compiled, {count - misses} in the cache; stored in {cache_folder()}")
     least = jax.config.jax_persistent_cache_min_compile_time_secs
     if misses and least > 0:
         lines.append(
-            f"not kept: what compiled in less than {least:g} s; JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 keeps all"
+            f"programs under {least:g} s are not stored; JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 stores them all"
         )
     return lines
 

@@ -1,4 +1,4 @@
-"""The commands that train nothing: their flags are the fields of dataclasses, which check and run them."""
+"""Commands without training: dataclasses whose fields are the flags."""
 
 import dataclasses
 import inspect
@@ -23,18 +23,18 @@ def command[T](cls: type[T]) -> type[T]:
 class Command(Importing):
     """A command whose fields are its flags.
 
-    Its docstring begins with the description in the help and explains the fields. A field that is required and was not
-    given is None.
+    The docstring holds the help: a description, then the help of each field. A required field that was not given is
+    None.
 
     Attributes:
-      positional: names of the fields that are given without their flags.
+      positional: names of the fields that are positional arguments.
     """
 
     positional: ClassVar[Sequence[str]] = ()
 
     @classmethod
     def flags(cls, title: str) -> list[Flag]:
-        """Return the flags, with this title: its own, then those that it inherits; the table may have their values."""
+        """Return the flags under this title, own before inherited; the table may define their choices and defaults."""
         order = [name for base in cls.__mro__ for name in inspect.get_annotations(base)]
         known, flags = table.load()["values"], []
         for flag in argument_flags(cls).values():
@@ -44,7 +44,7 @@ class Command(Importing):
         return sorted(flags, key=lambda flag: (not flag.positional, order.index(flag.name)))
 
     def checks(self) -> dict[str, Any]:
-        """Return the problems that the values may have, one line each, with whether they have them."""
+        """Return possible problems with the values: a message for each, and whether it applies."""
         return {}
 
     def execute(self) -> int | None:
@@ -61,8 +61,8 @@ def run(name: str, place: str, argv: Sequence[str]) -> int:
 
     Args:
       name: the command as typed.
-      place: where its class is.
-      argv: the words after it.
+      place: location of its class.
+      argv: the arguments after the command.
 
     Raises:
       ConfigError: lists every problem with the command line.
@@ -80,12 +80,12 @@ def run(name: str, place: str, argv: Sequence[str]) -> int:
     return made.execute() or 0
 
 
-# --- commands about existing runs ----------------------------------------------------------------------------------
+# --- commands for existing runs ------------------------------------------------------------------------------------
 
 
 @command
 class OfRun(Command):
-    """A command about a checkpoint of a run.
+    """A command that reads a checkpoint of a run.
 
     Args:
       run: the run directory.
@@ -101,10 +101,10 @@ class OfRun(Command):
 
 @command
 class OfRuns(Command):
-    """A command about several runs.
+    """A command that reads several runs.
 
     Args:
-      runs: run directories, sweeps and searches.
+      runs: directories of runs, sweeps and searches.
     """
 
     positional = ("runs",)
@@ -113,11 +113,11 @@ class OfRuns(Command):
 
 @command
 class Plot(OfRuns):
-    """Draws learning curves; runs that differ only in their seed become one curve with an interval.
+    """Plot learning curves. Runs that differ only in their seed form one curve with a confidence interval.
 
     Args:
       out: file to write; its suffix sets the format.
-      metric: metric to draw; None: the return.
+      metric: metric to plot; None: the return.
     """
 
     out: Path = Path("learning_curves.png")
@@ -132,7 +132,7 @@ class Plot(OfRuns):
 
 @command
 class Report(OfRuns):
-    """Writes one HTML file with scores, learning curves, and which settings matter; it needs no network.
+    """Write an HTML report with scores, learning curves and the importance of settings. The file works offline.
 
     Args:
       out: file to write.
@@ -146,15 +146,15 @@ class Report(OfRuns):
         print(report(self.runs, self.out))
 
 
-# --- commands about what there is ----------------------------------------------------------------------------------
+# --- commands about jaxrl itself -----------------------------------------------------------------------------------
 
 
 @command
 class Envs(Command):
-    """Lists the environments, or the spaces and parameters of one.
+    """List the environments, or show the spaces and parameters of one.
 
     Args:
-      suite: only this suite; suite:name: one environment.
+      suite: list only this suite; suite:name: show one environment.
       env_params: parameters of that environment, as key=value.
     """
 
@@ -181,7 +181,7 @@ class Envs(Command):
 
 @command
 class Algos(Command):
-    """Lists the algorithms and the presets."""
+    """List the algorithms and the presets."""
 
     def execute(self) -> None:
         rows = {row[0]: row for row in table.load()["rows"]}
@@ -199,13 +199,12 @@ class Algos(Command):
 
 @command
 class Doctor(Command):
-    """Checks this machine and installation.
+    """Check this machine and installation.
 
     Args:
-      run_dir: directory for runs; checked to be writable.
-      describe_device: print the first accelerator's description and check nothing; jaxrl compile --target FILE.json
-        takes it.
-      out: with --describe-device: also write the description to this file.
+      run_dir: directory for runs; must be writable.
+      describe_device: only print a description of the first accelerator, for jaxrl compile --target FILE.json.
+      out: file to write the description to; only with --describe-device.
     """
 
     run_dir: Path = Path("runs")

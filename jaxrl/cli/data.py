@@ -1,4 +1,4 @@
-"""The commands that write what a run learned or lived through, `jaxrl export` and its like, and `jaxrl dataset`."""
+"""The export commands and `jaxrl dataset`."""
 
 import re
 from pathlib import Path
@@ -12,16 +12,16 @@ from jaxrl.core.files import escape_for_terminal
 
 @command
 class Export(OfRun):
-    """Writes a trained policy as a file that runs without jaxrl, or as a folder to share.
+    """Export a trained policy to a file that runs without jaxrl, or to a folder for sharing.
 
     Args:
-      out: the file to write; of safetensors the folder, which must not exist.
-      to: format.
-      sample: sample actions as in training, by a key; only stablehlo.
+      out: file to write; for safetensors, the directory to create.
+      to: export format.
+      sample: sample actions with a random key, as in training, instead of taking the best; only for stablehlo.
     """
 
     out: Path
-    to: str = ""  # the table has the formats
+    to: str = ""  # formats are in the table
     sample: bool = False
 
     def execute(self) -> None:
@@ -34,7 +34,7 @@ class Export(OfRun):
 
 
 def _with_flags(problem):
-    """Return a problem with flags in place of arguments: --to 'numpy' for to='numpy', --best for best=True."""
+    """Rewrite arguments in a message as flags: `to='numpy'` becomes `--to 'numpy'`, `best=True` becomes `--best`."""
 
     def flag(found):
         name = "out" if found[1] == "path" else found[1]
@@ -45,11 +45,11 @@ def _with_flags(problem):
 
 @command
 class ExportEpisodes(Playing):
-    """A command that plays episodes and writes them.
+    """A command that plays episodes and exports them.
 
     Args:
-      num_envs: number of environments; None: as many as episodes, at most 128.
-      max_steps: longer episodes are cut off at this length.
+      num_envs: number of environments; None: the number of episodes, at most 128.
+      max_steps: maximum length of an episode; longer ones are truncated.
       progress: show a progress bar.
     """
 
@@ -60,7 +60,7 @@ class ExportEpisodes(Playing):
     progress: bool = True
 
     def write(self, function: Any, output: Any, *options: str) -> None:
-        """Call a function of `jaxrl.run.export` with these fields and those of every such command."""
+        """Call a function of `jaxrl.run.export` with these fields and the common ones."""
         run = self.loaded()
         shared = ("episodes", "seed", "explore", "num_envs", "max_steps", "progress")
         print(function(run.policy, run.env, output, policy_version=run.step, **self.chosen(*shared, *options)))
@@ -68,7 +68,7 @@ class ExportEpisodes(Playing):
 
 @command
 class ExportRlds(ExportEpisodes):
-    """Plays episodes with a trained policy and writes them as an RLDS dataset that TFDS opens.
+    """Play episodes with a trained policy and export them as an RLDS dataset, readable with TFDS.
 
     Args:
       out: the directory to create; it must not exist.
@@ -86,13 +86,13 @@ class ExportRlds(ExportEpisodes):
 
 @command
 class ExportMinari(ExportEpisodes):
-    """Plays episodes with a trained policy and writes them as a Minari dataset, images without loss.
+    """Play episodes with a trained policy and export them as a Minari dataset; images are stored losslessly.
 
     Args:
-      id: id of the dataset, NAME-v0 or NAMESPACE/NAME-v0.
+      id: ID of the dataset, NAME-v0 or NAMESPACE/NAME-v0.
       data_format: format of the files.
-      data_dir: where datasets are stored; None: where Minari looks.
-      env_spec: id of the Gymnasium environment that readers make.
+      data_dir: directory of datasets; None: Minari's own.
+      env_spec: ID of the Gymnasium environment that readers recover.
     """
 
     id: str
@@ -108,12 +108,12 @@ class ExportMinari(ExportEpisodes):
 
 @command
 class ExportReplay(OfRun):
-    """Writes the episodes in the replay buffer of a run as an RLDS dataset that TFDS opens.
+    """Export the episodes in the replay buffer of a run as an RLDS dataset, readable with TFDS.
 
     Args:
       out: the directory to create; it must not exist.
-      replay: which of the algorithm's replay buffers, if it has several.
-      unfinished: also write unfinished episodes, as cut off.
+      replay: name of the replay buffer, if the algorithm has several.
+      unfinished: also export unfinished episodes, as truncated.
     """
 
     out: Path
@@ -128,12 +128,12 @@ class ExportReplay(OfRun):
 
 @command
 class Dataset(Command):
-    """Reports what a dataset contains, and every fault. The exit code is 1 if there are faults.
+    """Report the contents of a dataset and any faults in it. The exit code is 1 if there are faults.
 
     Args:
-      what: info (required).
+      what: the subcommand, info (required).
       source: the directory of an RLDS dataset, or minari:ID (required).
-      split: the split to read.
+      split: split to read.
     """
 
     positional = ("what", "source")

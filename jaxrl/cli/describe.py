@@ -1,4 +1,4 @@
-"""The table of the command line, made from the code: everything that is known before JAX is imported."""
+"""Generation of the command line's table, which holds everything needed before JAX is imported."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -35,12 +35,12 @@ from jaxrl.sweeps.pbt import pbt
 from jaxrl.sweeps.sweep import sweep
 from jaxrl.sweeps.tune import tune
 
-# Spaces with which algorithms are validated, to list the kinds of actions that they support.
+# Spaces for validating algorithms, to find the kinds of actions that they support.
 _OBSERVATION = Box(-1.0, 1.0, (4,))
 _BOX = Box(-1.0, 1.0, (2,))
 _ACTIONS = {"discrete": Discrete(2), "continuous": _BOX, "composite": Dict({"a": Tuple((Discrete(2),)), "b": _BOX})}
-# The suites whose names are in the table, with their package and the names that their modules refuse; without the
-# suites of `jaxrl.core.suites.INSTALLED_NAMES`.
+# Suites whose environment names are in the table, each with its package and the names that its module rejects. The
+# suites of `jaxrl.core.suites.INSTALLED_NAMES` are not included.
 SUITES: dict[str, tuple[str | None, Callable[[], Sequence[str]]]] = {
     "brax": ("brax", brax.refused),
     "envpool": ("envpool", envpool.refused),
@@ -59,7 +59,7 @@ def table() -> dict[str, Any]:
     return {
         "algorithms": {name: _algorithm_json(algo, parts) for name, algo in made.items()},
         "commands": {name: [_flag_json(flag, parts) for flag in flags] for name, flags in _commands().items()},
-        # The values that flags of these names take, the default first.
+        # Allowed values of flags with these names, the default first.
         "values": {
             "data_format": DATA_FORMATS,
             "file_format": FILE_FORMATS,
@@ -84,9 +84,9 @@ def table() -> dict[str, Any]:
 
 
 def algorithm_rows() -> list[tuple[str, str, str, str]]:
-    """Return name, source of experience, actions and one line for every algorithm.
+    """Return name, source of experience, actions and a one-line description of every algorithm.
 
-    Supported actions are found by validating the algorithm with each kind.
+    The supported actions are found by validating the algorithm with each kind of action space.
     """
     rows = []
     for name, cls in sorted(ALGORITHMS.items()):
@@ -108,7 +108,7 @@ def _algorithm_json(algo, parts):
 
 
 def _preset_json(preset):
-    """Return a preset, with the defaults of its flags that differ from its algorithm's own."""
+    """Return a preset, with the defaults that differ from those of its algorithm."""
     usual = _defaults(type(preset.algorithm)())
     defaults = {name: text for name, text in _defaults(preset.algorithm).items() if text != usual[name]}
     defaults |= {"preset": preset.name, "env": preset.env, "total_steps": written(preset.total_steps)}
@@ -142,10 +142,10 @@ _TOPOLOGY = argument_flags(Sebulba, ["num_envs"], kind_of) | argument_flags(Anak
 _JOINING = argument_flags(distributed.initialize, ("heartbeat_seconds", "start_seconds", "end_seconds"))
 _MACHINES = ("devices", "actor_devices", "actor_platform", "shards", "resources", "mapping", "backend")
 _MACHINES += ("cpus_per_run", "gpus_per_run", "max_concurrent", "restarts", "address", *multihost.FLAGS)
-# What a run evaluates and writes is declared together.
+# Settings of evaluation and output are declared consecutively.
 _EVALUATION = _SETTINGS[_SETTINGS.index("log_every") : _SETTINGS.index("loggers")]
 _EVALUATION += ["record_every", "wandb", "points", "out"]
-# Titles in the help by name; other flags are in "run".
+# Help sections by flag; the other flags are in "run".
 _TITLES = dict.fromkeys(_EVALUATION, "evaluation and files")
 _TITLES |= dict.fromkeys(_TOPOLOGY, "host environments") | dict.fromkeys(_MACHINES, "devices and machines")
 
@@ -155,18 +155,18 @@ _declared = dataclasses.dataclass(kw_only=True)
 
 @_declared
 class _Common:
-    """The flags of every command with an algorithm.
+    """Flags of every command with an algorithm.
 
     Args:
-      env: the environment, suite:name.
+      env: environment, as suite:name.
       env_params: parameters of the environment, as key=value; also auto_reset=pooled.
-      preset: published settings to start from; jaxrl algos lists them.
-      num_envs: number of environments; None: 1 with a replay of transitions, else 8.
-      launch: here: this process; processes:N[:restarts=R]: N processes of this machine, started again up to R times
-        where one fails; ray:N[:restarts=R][:cpus=C][:gpus=G]: N of a Ray cluster; either with :evaluators=1: and one
-        that evaluates every checkpoint in --run-dir; cluster: as --distributed.
-      distributed: this process is one of several of one run, all started with this command; TPU pods, Slurm, Open MPI
-        and Kubernetes are detected, elsewhere set the next three flags.
+      preset: preset with published settings; jaxrl algos lists the presets.
+      num_envs: number of environments; None: 1 with a replay buffer of transitions, otherwise 8.
+      launch: here: run in this process; processes:N[:restarts=R]: N processes on this machine, restarted up to R times
+        if one fails; ray:N[:restarts=R][:cpus=C][:gpus=G]: N processes on a Ray cluster; either with :evaluators=1: and
+        one more that evaluates every checkpoint in --run-dir; cluster: as --distributed.
+      distributed: join a run of several processes, all started with this command; TPU pods, Slurm, Open MPI and
+        Kubernetes are detected, otherwise set the next three flags.
     """
 
     env: str
@@ -179,16 +179,16 @@ class _Common:
 
 @_declared
 class _Train:
-    """The flags of `jaxrl train` that differ from arguments of `jaxrl.train`.
+    """Flags of `jaxrl train` that differ from the arguments of `jaxrl.train`.
 
     Args:
-      eval_env: another environment to evaluate in, suite:name.
-      dataset: dataset to learn from, rlds:PATH or minari:ID; it is held in memory.
-      init_from: begin with what another run has learned: its run directory (the newest checkpoint) or one of its
-        checkpoints. The spaces must be the same, other settings and the environment may differ; also offline first and
-        then online. Steps and schedules begin anew.
-      record: write the agent's training episodes to this directory.
-      wandb: also log to this project of Weights & Biases.
+      eval_env: separate environment for evaluation, as suite:name.
+      dataset: dataset to learn from, rlds:PATH or minari:ID; it is loaded into memory.
+      init_from: initialize from another run: its run directory (the newest checkpoint) or one of its checkpoints. The
+        spaces must be the same; other settings and the environment may differ, as in offline-to-online training. Steps
+        and schedules start from zero.
+      record: directory to which training episodes are recorded.
+      wandb: Weights & Biases project to log to.
     """
 
     eval_env: str | None = None
@@ -200,11 +200,11 @@ class _Train:
 
 @_declared
 class _Compile(_Train):
-    """The flags of `jaxrl compile`.
+    """Flags of `jaxrl compile`.
 
     Args:
-      target: accelerators to compile for and report on, such as v5e:4x4 or h100:8, which need not be here; or the file
-        of jaxrl doctor --describe-device.
+      target: accelerators to compile for and report on, such as v5e:4x4 or h100:8, which need not be attached; or a
+        file written by jaxrl doctor --describe-device.
     """
 
     target: str | None = None
@@ -212,20 +212,19 @@ class _Compile(_Train):
 
 @_declared
 class _Sweep:
-    """The flags of `jaxrl sweep` that differ from arguments of `jaxrl.sweep`.
+    """Flags of `jaxrl sweep` that differ from arguments of `jaxrl.sweep`.
 
     Args:
       grid: values to try for fields of the algorithm, as learning_rate=1e-4,3e-4; with --num-samples also
-        uniform:LOW:HIGH and loguniform:LOW:HIGH; with --backend ray also environments in place of --env, as
+        uniform:LOW:HIGH and loguniform:LOW:HIGH; with --backend ray also environments instead of --env, as
         env=NAME,NAME.
-      seeds: number of seeds, from 0 on; or the seeds, separated by commas.
-      total_steps: environment steps of every run, over all its environments; the last iteration may exceed it.
-      num_samples: number of random draws from what --grid says; None: every combination of its values.
-      run_dir: keeps checkpoints here, from which the same command goes on after it was killed or interrupted, bit for
-        bit; at the end also the curves, the table, a picture and the best policy; one process only. None: nothing is
-        kept.
+      seeds: number of seeds, starting from 0; or the seeds, separated by commas.
+      total_steps: environment steps per run, over all its environments; the last iteration may exceed it.
+      num_samples: number of random samples from the space of --grid; None: every combination of its values.
+      run_dir: directory for checkpoints, from which the same command resumes bit for bit after it was killed or
+        interrupted, and for the final curves, table, plot and best policy; one process only. None: nothing is saved.
       backend: jax: all runs in one program; ray: each run in its own process and run directory.
-      out: a file for the table; curves if it ends in .png, .svg or .pdf, all results if in .npz.
+      out: output file for the table; for .png, .svg or .pdf, a plot of the curves; for .npz, all results.
     """
 
     grid: tuple[str, ...] = ()
@@ -239,14 +238,14 @@ class _Sweep:
 
 @_declared
 class _Tune:
-    """The flags of `jaxrl tune` that differ from arguments of `jaxrl.tune`.
+    """Flags of `jaxrl tune` that differ from arguments of `jaxrl.tune`.
 
     Args:
-      space: what to search for a field of the algorithm, in place of the table's (docs/sweeps.md) or beside it, as
-        learning_rate=log:1e-5:1e-2, clip=uniform:0.1:0.4 or rollout_length=64,128; a single value is fixed.
-      seeds: number of seeds of every trial, from 0 on; or the seeds, separated by commas.
-      total_steps: environment steps of every run, over all its environments; the last iteration may exceed it.
-      out: a file for the table; the best so far drawn if it ends in .png, .svg or .pdf.
+      space: search space of a field of the algorithm, replacing or extending the default space (docs/sweeps.md), as
+        learning_rate=log:1e-5:1e-2, clip=uniform:0.1:0.4 or rollout_length=64,128; a single value fixes the field.
+      seeds: number of seeds per trial, starting from 0; or the seeds, separated by commas.
+      total_steps: environment steps per run, over all its environments; the last iteration may exceed it.
+      out: output file for the table; for .png, .svg or .pdf, a plot of the best score so far.
     """
 
     space: tuple[str, ...] = ()
@@ -257,12 +256,12 @@ class _Tune:
 
 @_declared
 class _PBT:
-    """The flags of `jaxrl pbt` that differ from arguments of `jaxrl.pbt`.
+    """Flags of `jaxrl pbt` that differ from arguments of `jaxrl.pbt`.
 
     Args:
-      space: what a hyperparameter may be, in place of the table's (docs/sweeps.md) or beside it, as
-        learning_rate=log:1e-5:1e-2, clip=uniform:0.1:0.4 or gamma=0.98,0.99; a single value is fixed.
-      out: a file for the table; the lineage drawn if it ends in .png, .svg or .pdf.
+      space: space of a hyperparameter, replacing or extending the default space (docs/sweeps.md), as
+        learning_rate=log:1e-5:1e-2, clip=uniform:0.1:0.4 or gamma=0.98,0.99; a single value fixes the hyperparameter.
+      out: output file for the table; for .png, .svg or .pdf, a plot of the lineage.
     """
 
     space: tuple[str, ...] = ()
@@ -284,7 +283,7 @@ def _commands() -> dict[str, list[Flag]]:
 
 
 def _open(flags: dict[str, Flag], more: str = "") -> dict[str, Flag]:
-    """Return flags without their defaults, which are those of what the values are passed to."""
+    """Return flags without their defaults, which are set by the function or class that receives the values."""
     return {
         name: replace(flag, kind=replace(flag.kind, optional=True), default="None", help=flag.help + more)
         for name, flag in flags.items()
@@ -292,7 +291,7 @@ def _open(flags: dict[str, Flag], more: str = "") -> dict[str, Flag]:
 
 
 def _flags(function: Callable, own: type, others: dict[str, Flag]) -> list[Flag]:
-    """Return the common flags, a command's own, those of the function that does its work, and others."""
+    """Return the common flags, a command's own, those of the function that it calls, and others."""
     flags = argument_flags(_Common) | argument_flags(Importing) | _JOINING | argument_flags(own)
     flags |= argument_flags(function, {*_NOT_FLAGS, *flags}, kind_of) | others
     return [replace(flag, title=_TITLES.get(flag.name, "run")) for flag in typed(list(flags.values()))]

@@ -1,4 +1,4 @@
-"""The command `jaxrl doctor`: a report on this machine and installation, and their problems."""
+"""The command `jaxrl doctor`: checks of this machine and installation."""
 
 import dataclasses
 import os
@@ -39,7 +39,7 @@ class Finding:
 
 
 def examine(run_dir: str | os.PathLike = "runs") -> int:
-    """Print every finding; return 0 if there is no problem, 1 if there is."""
+    """Print every finding; return 0 without problems, otherwise 1."""
     problems, at_run_dir = 0, partial(disk, files.expand(run_dir))
     for check in (python, packages, extras, devices, gpu_processes, randomness, compiler, threads, at_run_dir):
         for finding in check():
@@ -53,11 +53,11 @@ def describe_device(out: Path | None = None) -> int:
     """Print the description of the first accelerator, in the format of `jaxrl compile --target`; return 0.
 
     Args:
-      out: file to write it to as well.
+      out: file to write the description to as well.
 
     Raises:
-      ConfigError: there is no accelerator, JAX does not report everything that a description needs, or `out` is a file
-        that jaxrl did not write.
+      ConfigError: there is no accelerator, JAX does not report everything a description needs, or `out` exists and was
+        not written by jaxrl.
     """
     if out is not None:
         ownership.check_output(out, "description")
@@ -70,14 +70,14 @@ def describe_device(out: Path | None = None) -> int:
 
 
 def python() -> Iterator[Finding]:
-    """Report the version of Python; an older one than jaxrl needs cannot read this file."""
+    """Report the version of Python; versions older than required cannot parse this file."""
     yield Finding(OK, "python", f"{platform.python_version()} at {sys.executable}")
 
 
 def packages(required: Callable[[str], list[str] | None] = metadata.requires) -> Iterator[Finding]:
-    """Check that every required package is installed, in a version that jaxrl supports."""
+    """Check that every required package is installed in a supported version."""
     installed = installed_version("jaxrl") is not None
-    advice = "" if installed else ": not installed, so its requirements are not known; pip install -e ."
+    advice = "" if installed else ": not installed, so its requirements are unknown; run pip install -e ."
     yield Finding(OK if installed else NOTE, "jaxrl", f"{own_version()} at {Path(__file__).parents[1]}{advice}")
     for requirement in _requirements("jaxrl", required):
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
@@ -85,7 +85,7 @@ def packages(required: Callable[[str], list[str] | None] = metadata.requires) ->
 
 
 def extras() -> Iterator[Finding]:
-    """Report which optional parts are installed."""
+    """Report which extras are installed."""
     if installed_version("jaxrl") is None:
         return
     names = metadata.metadata("jaxrl").get_all("Provides-Extra") or []
@@ -97,7 +97,7 @@ def extras() -> Iterator[Finding]:
 
 
 def _brought_by(package, extra):
-    """Yield the requirements of an extra, and of the extras that it requires."""
+    """Yield the requirements of an extra, including those of nested extras."""
     for requirement in _requirements(package):
         marker = requirement.marker
         if marker is None or marker.evaluate({"extra": ""}) or not marker.evaluate({"extra": extra}):
@@ -118,10 +118,10 @@ def _installed(requirement, verdict):
     window = str(requirement.specifier) or "any version"
     version = installed_version(requirement.name)
     if version is None:
-        return Finding(verdict, requirement.name, f"not installed, wanted {window}")
+        return Finding(verdict, requirement.name, f"not installed, requires {window}")
     if requirement.specifier.contains(version, prereleases=True):
         return Finding(OK, requirement.name, f"{version} ({window})")
-    return Finding(verdict, requirement.name, f"{version}, wanted {window}: pip install '{requirement.name}{window}'")
+    return Finding(verdict, requirement.name, f"{version}, requires {window}: pip install '{requirement.name}{window}'")
 
 
 def devices() -> Iterator[Finding]:
@@ -129,16 +129,16 @@ def devices() -> Iterator[Finding]:
     try:
         here = jax.local_devices()
     except RuntimeError as error:
-        yield Finding(PROBLEM, "devices", f"JAX cannot start: {error}")
+        yield Finding(PROBLEM, "devices", f"JAX failed to initialize: {error}")
         return
     kinds = ", ".join(sorted({device.device_kind for device in here}))
     yield Finding(OK, "devices", f"{len(here)} x {kinds} ({jax.default_backend()})")
     if jax.default_backend() == "cpu" and Path("/dev/nvidia0").exists():
-        yield Finding(NOTE, "GPU", "there is one, but JAX does not use it: pip install 'jaxrl[cuda13]'")
+        yield Finding(NOTE, "GPU", "found, but JAX does not use it: pip install 'jaxrl[cuda13]'")
 
 
 def gpu_processes() -> Iterator[Finding]:
-    """Report other processes on the GPUs: they take turns, so each is several times slower."""
+    """Report other processes on the GPUs: they share its time, so each runs several times slower."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return
@@ -146,13 +146,13 @@ def gpu_processes() -> Iterator[Finding]:
     try:
         lines = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout.splitlines()
     except (OSError, subprocess.SubprocessError) as error:
-        yield Finding(NOTE, "GPU", f"nvidia-smi does not answer: {error!s:.200}")
+        yield Finding(NOTE, "GPU", f"nvidia-smi failed: {error!s:.200}")
         return
     own = str(os.getpid())
     others = [line.strip() for line in lines if line.strip() and line.partition(",")[0].strip() != own]
     if others:
-        advice = "processes that share one slow each other several times; train one at a time, or seeds by jaxrl sweep"
-        yield Finding(NOTE, "GPU", f"used by other processes too ({'; '.join(others)}): {advice}")
+        advice = "processes sharing a GPU run several times slower; train one at a time, or use jaxrl sweep for seeds"
+        yield Finding(NOTE, "GPU", f"also used by other processes ({'; '.join(others)}): {advice}")
 
 
 def randomness() -> Iterator[Finding]:
@@ -161,7 +161,7 @@ def randomness() -> Iterator[Finding]:
     if implementation == "threefry2x32" and jax.config.jax_threefry_partitionable:
         yield Finding(OK, "random numbers", implementation)
     else:
-        advice = "a seed of a sweep is not that seed alone; unset JAX_DEFAULT_PRNG_IMPL and JAX_THREEFRY_PARTITIONABLE"
+        advice = "a seed gives different results in a sweep; unset JAX_DEFAULT_PRNG_IMPL and JAX_THREEFRY_PARTITIONABLE"
         yield Finding(PROBLEM, "random numbers", f"{implementation}: {advice}")
 
 
@@ -170,7 +170,7 @@ def compiler() -> Iterator[Finding]:
     began = time.monotonic()
     try:
         value = float(jax.jit(lambda x: jnp.sum(x @ x))(jnp.ones((8, 8), jnp.float32)))
-    except Exception as error:  # whatever a broken driver or compiler raises
+    except Exception as error:  # anything a broken driver or compiler raises
         yield Finding(PROBLEM, "compiler", " ".join(str(error).split())[:300])
         return
     fine = value == 512.0
@@ -179,14 +179,14 @@ def compiler() -> Iterator[Finding]:
 
 
 def threads() -> Iterator[Finding]:
-    """Report the cores that this process may use, and the variables that limit them."""
+    """Report the cores available to this process, and the environment variables that limit them."""
     known = ("XLA_FLAGS", "OMP_NUM_THREADS", *VARIABLES)
     limits = [f"{name}={os.environ[name]}" for name in known if name in os.environ]
     yield Finding(OK, "threads", ", ".join([f"{cores()} of {os.cpu_count()} cores", *limits]))
 
 
 def disk(run_dir: Path) -> Iterator[Finding]:
-    """Check that runs can be written, and report the free space."""
+    """Check that run directories are writable, and report the free space."""
     try:
         check_no_pattern(run_dir)
     except RunDirectoryError as error:
@@ -200,7 +200,7 @@ def disk(run_dir: Path) -> Iterator[Finding]:
             file.flush()
         free = shutil.disk_usage(place).free
     except OSError as error:
-        yield Finding(PROBLEM, "disk", f"{place} cannot be written to: {error}")
+        yield Finding(PROBLEM, "disk", f"{place} is not writable: {error}")
         return
     verdict = OK if free > _ENOUGH_DISK else NOTE
-    yield Finding(verdict, "disk", f"{place} can be written to, {free / (1 << 30):,.1f} GiB free")
+    yield Finding(verdict, "disk", f"{place} is writable, {free / (1 << 30):,.1f} GiB free")

@@ -1,4 +1,4 @@
-"""Environments from command line words, and the description printed by `jaxrl envs suite:name`."""
+"""Environments from command-line arguments, and the description printed by `jaxrl envs suite:name`."""
 
 from collections.abc import Sequence
 
@@ -11,10 +11,10 @@ from jaxrl.envs.suite import SuiteEnv
 
 
 def make_environment(name: str, words: Sequence[str] = ()) -> Environment | HostRecipe:
-    """Return the environment `name` with parameters given as `key=value` words.
+    """Return the environment `name` with parameters given as `key=value` arguments.
 
     Raises:
-      ConfigError: the name or a parameter is unknown, or a word is not `key=value`.
+      ConfigError: the name or a parameter is unknown, or an argument is not of the form `key=value`.
     """
     return envs.make(name, **{key: literal(value) for key, value in assignments("--env-params", words).items()})
 
@@ -24,10 +24,10 @@ def describe(name: str, words: Sequence[str] = ()) -> str:
 
     Args:
       name: "suite:name".
-      words: parameters as `key=value`; the others have their defaults.
+      words: parameters as `key=value`; others keep their defaults.
 
     Raises:
-      ConfigError: there is no such environment, its package is not installed, or a word is not `key=value`.
+      ConfigError: the environment is unknown, its package is missing, or an argument is not of the form `key=value`.
     """
     env = make_environment(name, words)
     spec = env_spec(env)
@@ -36,14 +36,14 @@ def describe(name: str, words: Sequence[str] = ()) -> str:
     if isinstance(inner, SuiteEnv):
         numbers = inner.numbers
         static = {key: inner.static(key) for key in type(inner).static_parameters(inner.key[0])}
-        rows.append(("parameters", "numbers; changing them does not recompile: --env-params NAME=VALUE"))
+        rows.append(("parameters", "numbers; changing them does not cause recompilation: --env-params NAME=VALUE"))
         rows += _rows({key: value for key, value in numbers.items() if key not in static})
-        rows += [("static parameters", "they decide shapes or the program")] if static else []
+        rows += [("static parameters", "they determine shapes or the compiled program")] if static else []
         rows += _rows(static)
     elif isinstance(env, Environment):
         rows += _rows(envs.parameters(env))
     else:
-        rows.append(("parameters", "the arguments of the suite's own constructor: --env-params NAME=VALUE"))
+        rows.append(("parameters", "arguments of the suite's own constructor: --env-params NAME=VALUE"))
         if spec.name.startswith("gymnasium:"):
             from jaxrl.envs.host.gymnasium import arguments
 

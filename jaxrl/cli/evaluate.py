@@ -1,4 +1,4 @@
-"""The commands `jaxrl eval` and `jaxrl render`: a trained policy plays, to be evaluated or watched."""
+"""The commands `jaxrl eval` and `jaxrl render`, which evaluate or draw a trained policy."""
 
 import sys
 from pathlib import Path
@@ -12,12 +12,12 @@ from jaxrl.core.limits import seed_problems
 
 @command
 class Playing(OfRun):
-    """A command in which a trained policy plays.
+    """A command that plays episodes with a trained policy.
 
     Args:
       episodes: number of episodes.
       seed: seed of the episodes.
-      explore: sample actions as in training, rather than take the best.
+      explore: sample actions as in training, instead of taking the best.
       env: environment to play in; None: the training environment.
       env_params: parameters of that environment, as key=value.
     """
@@ -37,37 +37,37 @@ class Playing(OfRun):
         }
 
     def environment(self) -> Any:
-        """Return the environment to play in, None for that of the training."""
+        """Return the environment to play in, or None for the training environment."""
         from jaxrl.cli.environment import make_environment
 
         return None if self.env is None else make_environment(self.env, self.env_params)
 
     def loaded(self) -> Any:
-        """Return the run at the checkpoint, in the environment to play in."""
+        """Load the run at the checkpoint, with the environment to play in."""
         from jaxrl.run.loading import load_run
 
         return load_run(self.run, step=self.step, best=self.best, env=self.environment())
 
     def seed_for(self, run: Any) -> int:
-        """Return the seed of the episodes; by default of others than those that the run was evaluated on."""
+        """Return the seed of the episodes; by default, they differ from the evaluation episodes of the run."""
         return run.held_out_seed if self.seed is None else self.seed
 
 
 @command
 class Evaluate(Playing):
-    """Plays complete episodes with a trained policy.
+    """Evaluate a trained policy on complete episodes.
 
     Args:
-      episodes: complete episodes.
-      seed: seed of the episodes; None: other episodes than those that the run was evaluated on.
-      step_timeout: seconds that host environments have for one step or reset.
-      opponent: what acts for all agents but one: random, or the directory of another run; None: this policy for all.
+      episodes: number of complete episodes.
+      seed: seed of the episodes; None: held-out episodes, not used in the evaluations of the run.
+      step_timeout: seconds that a host environment may take for one step or reset.
+      opponent: policy of all agents but one: random, or the directory of another run; None: this policy for all.
       follow: evaluate every new checkpoint until the run, trained by another process, has ended.
-      out: with --follow: file for the evaluations; None: RUN/evaluations.jsonl.
+      out: with --follow: output file for the evaluations; None: RUN/evaluations.jsonl.
     """
 
     episodes: int = 128
-    step_timeout: float = 0.0  # the table has the default
+    step_timeout: float = 0.0  # the default is in the table
     opponent: str | None = None
     follow: bool = False
     out: Path | None = None
@@ -75,7 +75,7 @@ class Evaluate(Playing):
     def checks(self) -> dict[str, Any]:
         of_one = self.step is not None or self.best
         alone = self.opponent is not None and self.out is None
-        apart = "--follow with --opponent needs --out, a file apart from the evaluations without one"
+        apart = "--follow with --opponent needs --out, a separate file from evaluations without an opponent"
         return super().checks() | {
             f"--step-timeout: {self.step_timeout:g} must be more than 0": self.step_timeout <= 0,
             "--follow evaluates every checkpoint; remove --step and --best": self.follow and of_one,
@@ -102,10 +102,10 @@ class Evaluate(Playing):
 
         env = self.environment()
         if not (self.run / "config.json").exists():
-            close = " or ".join(map(str, close_runs(self.run)))  # otherwise it would wait forever for a misspelled name
+            close = " or ".join(map(str, close_runs(self.run)))  # otherwise a misspelled name would wait forever
             meant = f"; did you mean {close}?" if close else ""
             print(f"waiting for a run in {self.run}{meant}", file=sys.stderr, flush=True)
-        ended = f"nothing new: {out} has every checkpoint; use another --out to evaluate again"
+        ended = f"nothing to evaluate: {out} has every checkpoint; use another --out to evaluate again"
         for step, found in follow(self.run, env=env, out=out, **settings):
             ended = f"evaluations: {out}"
             print(f"step {step:,}: {score(found.metrics())}", flush=True)
@@ -114,13 +114,13 @@ class Evaluate(Playing):
 
 @command
 class Render(Playing):
-    """Plays episodes with a trained policy and draws them: one GIF, MP4 or, of brax, HTML page each.
+    """Play episodes with a trained policy and render each to a GIF, an MP4 or, for brax, an HTML page.
 
     Args:
-      out: file to write, .gif, .mp4 or, of brax, .html; None: episode.gif or episode.html in RUN.
-      episodes: number of episodes, each in a file of its own: episode-1.gif and so on.
-      seed: seed of the first episode; None: the one that jaxrl eval plays by.
-      max_steps: longer episodes are cut off at this length.
+      out: file to write, .gif, .mp4 or, for brax, .html; None: episode.gif or episode.html in RUN.
+      episodes: number of episodes, each in a separate file: episode-1.gif and so on.
+      seed: seed of the first episode; None: the default of jaxrl eval.
+      max_steps: maximum length of an episode; longer ones are truncated.
     """
 
     out: Path | None = None
@@ -130,7 +130,7 @@ class Render(Playing):
         suffix = ".gif" if self.out is None else self.out.suffix.lower()
         return super().checks() | {
             f"--max-steps: {self.max_steps} must be at least 1": self.max_steps < 1,
-            f"--out: {str(self.out)!r} must end in .gif, .mp4 or, of brax, .html": (
+            f"--out: {str(self.out)!r} must end in .gif, .mp4 or, for brax, .html": (
                 suffix not in (".gif", ".mp4", ".html")
             ),
         }

@@ -1,4 +1,4 @@
-"""Flags from the fields of dataclasses, so that each is documented only once, in its class."""
+"""Flags generated from the fields of dataclasses, whose docstrings document them."""
 
 import dataclasses
 import re
@@ -23,8 +23,8 @@ from jaxrl.core.types import Algorithm
 from jaxrl.networks import Core, DictEncoder, QHead, Torso
 from jaxrl.parallel.ray.actors import Remote
 
-_OWN_NETWORK = "a network that you registered, in place of what --{}.* say"
-# Classes allowed in fields of these annotations. A user's own part, and a torso for each entry, are given in Python.
+_OWN_NETWORK = "name of a registered network of your own, replacing the --{}.* flags"
+# Classes allowed in fields with these annotations. User-defined parts, and a torso per entry, are only set in Python.
 PARTS: dict[Any, tuple[type, ...]] = {
     **{part: (part,) for part in (RND, Remote, Resources, FrameStack, View)},
     Optimizer: OPTIMIZERS,
@@ -35,9 +35,9 @@ PARTS: dict[Any, tuple[type, ...]] = {
 
 
 def algorithm_flags(algo: Algorithm) -> tuple[list[Flag], dict[str, str]]:
-    """Return the flags of every field of an algorithm, and a line for each of their titles, its own first.
+    """Return the flags of all fields of an algorithm, and a description of each help section, the algorithm's first.
 
-    The fields of its networks, and of other dataclasses in its fields, have flags of their own.
+    The fields of networks and other nested dataclasses have their own flags.
 
     Args:
       algo: an instance; its values are the defaults.
@@ -63,7 +63,7 @@ def _field_flags(thing, title):
         value, allowed = getattr(thing, field.name), field.metadata.get("limits", {})
         kind = kind_of(hints[field.name])
         usage = ", ".join(part.usage() for part in kind.parts)
-        described = "" if field.metadata else help_.get(field.name)  # metadata: an algorithm's, with its help
+        described = "" if field.metadata else help_.get(field.name)  # metadata holds the help of an algorithm's field
         text = field_help(field) or "; ".join(filter(None, (described, usage)))
         numbers = {name: limit for name, limit in allowed.items() if name in limits.WORDS}
         choices = tuple(allowed.get("choices", ()))
@@ -71,7 +71,7 @@ def _field_flags(thing, title):
 
 
 def typed(flags: Sequence[Flag]) -> list[Flag]:
-    """Return flags whose help names other flags and parts as they are typed: --run-dir for `run_dir`."""
+    """Return the flags with names in their help rewritten as typed: `run_dir` becomes --run-dir."""
     names = {flag.name for flag in flags}
     return [dataclasses.replace(flag, help=_typed(flag.help, names)) for flag in flags]
 
@@ -94,15 +94,15 @@ def _typed(text: str, names: Set[str]) -> str:
 
 
 def _option(found: re.Match[str]) -> str:
-    """Return the flag for a name, with the part of a network and the value that follow it."""
+    """Return the flag for a matched name, followed by its field of a network and its value, if any."""
     return flags.option(found[1]) + (found[2] or "") + (f" {found[3]}" if found[3] else "")
 
 
 def read_field(algo: Algorithm, name: str, text: str) -> Any:
-    """Return the value of an algorithm's field that `text` represents.
+    """Return the value of an algorithm's field, parsed from `text`.
 
     Raises:
-      ConfigError: there is no such field, or `text` is not a value of it.
+      ConfigError: the field is unknown, or `text` is not a valid value.
     """
     hints = typing.get_type_hints(type(algo))
     known = [field.name for field in dataclasses.fields(algo)]
@@ -115,12 +115,12 @@ def read_field(algo: Algorithm, name: str, text: str) -> Any:
 
 
 def kind_of(annotation: Any) -> Kind:
-    """Return the kind of value that a flag of this annotation takes."""
+    """Return the kind of value that a flag with this annotation takes."""
     plain = values.kind_of(annotation)
     kinds = [kind for kind in values.alternatives(annotation) if kind is not NoneType]
     if schedules.Schedule in kinds:
         return Kind("number", optional=plain.optional)
-    if kinds[0] == PolicyLoss:  # a user's own, by its registered name
+    if kinds[0] == PolicyLoss:  # a registered user-defined function, by name
         return Kind("function", optional=plain.optional)
     described = all(isinstance(kind, type) and dataclasses.is_dataclass(kind) for kind in kinds)
     parts = PARTS.get(kinds[0], ()) if len(kinds) == 1 else kinds if described else ()
@@ -134,7 +134,7 @@ def _part(cls):
 
 
 def written(value: Any) -> str:
-    """Return the text that `read` would accept for a value."""
+    """Return the text that `read` parses to this value."""
     if schedules.is_schedule(value):
         return str(schedules.to_config(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

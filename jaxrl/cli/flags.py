@@ -1,6 +1,6 @@
-"""Flags, the one parser of every command, and the one layout of its help. Nothing here imports JAX.
+"""Flags, and the parser and help formatter of all commands. This module does not import JAX.
 
-All values are read here, so that every wrong one is reported at once and in the words of `jaxrl.core.errors`.
+All values are parsed here, so that every wrong value is reported at once, in the format of `jaxrl.core.errors`.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from jaxrl.core.errors import ConfigError, unknown
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_RARE = ("host environments", "devices and machines")  # titles that only --help-all shows, after the others
+_RARE = ("host environments", "devices and machines")  # help sections that only --help-all shows, at the end
 _NARROW = 40  # characters
 
 
@@ -31,15 +31,15 @@ class Flag:
 
     Attributes:
       name: name in Python; `total_steps` is `--total-steps`, `network.torso` the field of a network.
-      kind: kind of the value, which determines how text is read.
-      default: text of the value if the flag is not given.
+      kind: kind of the value, which determines how text is parsed.
+      default: text of the default value.
       help: one line.
-      required: whether the help says that it is required.
-      choices: the only allowed values, if not empty.
-      many: any number of values, a tuple; by default none.
-      positional: given without its name.
+      required: whether the help marks it as required.
+      choices: allowed values; empty for any.
+      many: takes any number of values, as a tuple; empty by default.
+      positional: a positional argument.
       limits: limits of a number, as in `jaxrl.core.limits`.
-      title: title in the help.
+      title: section in the help.
     """
 
     name: str
@@ -55,12 +55,12 @@ class Flag:
 
     @property
     def option(self) -> str:
-        """The flag as it is typed."""
+        """The flag as typed on the command line."""
         return option(self.name)
 
     @property
     def switches(self) -> dict[str, str]:
-        """The forms without a value, and the value that each has: `--network.shared`, `--network.no-shared`."""
+        """The forms without a value and the value of each: `--network.shared`, `--network.no-shared`."""
         if self.kind.name != "bool":
             return {}
         place = max(self.option.rfind(".") + 1, len("--"))
@@ -85,10 +85,10 @@ class Flag:
         return self.read(self.default)
 
     def read(self, text: str) -> Any:
-        """Return the value that `text` represents; parts and schedules are made by `build_parts`.
+        """Parse `text`; parts and schedules are built later, by `build_parts`.
 
         Raises:
-          ConfigError: it represents no value; lists the allowed ones.
+          ConfigError: `text` is not a valid value; lists the allowed ones.
         """
         value = values.read(self.kind, text)
         if self.choices and value not in self.choices:
@@ -96,7 +96,7 @@ class Flag:
         return value
 
     def described(self) -> str:
-        """Return its help with its default."""
+        """Return the help with the default value."""
         if self.required:
             return f"{self.help} (required)"
         if self.default != "None":
@@ -108,7 +108,7 @@ class Flag:
 
 
 def option(name: str) -> str:
-    """Return a name in Python as it is typed, without the trailing "_" of names that are keywords in Python."""
+    """Return the flag for a name in Python, without the trailing "_" that avoids Python's keywords."""
     return f"--{name.rstrip('_').replace('_', '-')}"
 
 
@@ -121,18 +121,18 @@ def parse(
     helps: Mapping[str, str] = {},
     known_elsewhere: Callable[[Flag, str], str | None] = lambda flag, text: None,
 ) -> tuple[dict[str, Any], dict[str, list[str]], list[str]]:
-    """Return the values that were given and their texts, by the names of their flags, and all problems.
+    """Parse a command line. Return the given values and their texts, both by flag name, and all problems.
 
-    A flag whose value could not be read counts as not given. `--help`, `--help-all` and flags without a value end the
-    program.
+    A flag whose value could not be parsed counts as not given. `--help`, `--help-all` and flags that lack a value exit
+    the program.
 
     Args:
       command: the command as typed.
       description: its description.
       flags: its flags.
-      argv: the words after the command.
-      helps: lines for titles in the help.
-      known_elsewhere: returns a better message for a text that a flag does not accept, or None.
+      argv: the arguments after the command.
+      helps: descriptions of the help's sections, by title.
+      known_elsewhere: returns a more specific message for a value that a flag does not accept, or None.
     """
     if not {"-h", "--help", "--help-all"}.isdisjoint(argv):
         print(_help(command, description, flags, helps, whole="--help-all" in argv))
@@ -152,9 +152,9 @@ def parse(
 
 
 def _texts(command, flags, argv):
-    """Return the texts of every flag that was given, by name, and the problems with words that belong to none.
+    """Return the texts of every given flag, by name, and the problems with unexpected arguments.
 
-    A word after an unknown flag is taken as its value.
+    An argument after an unknown flag is taken as its value.
     """
     positional = [flag for flag in flags if flag.positional]
     named = {flag.option: (flag, None) for flag in flags if not flag.positional}
@@ -169,7 +169,7 @@ def _texts(command, flags, argv):
             if places:
                 texts.setdefault(places[0], []).append(word)
             else:
-                problems.append(f"unexpected {word!r}; {command} --help lists the flags")
+                problems.append(f"unexpected argument {word!r}; {command} --help lists the flags")
             continue
         flag, implied = named.get(name.replace("_", "-"), (None, None))
         many = flag is not None and flag.many
@@ -185,7 +185,7 @@ def _texts(command, flags, argv):
         elif found or implied:
             texts[flag.name] = found or [implied]
         else:
-            print(f"{flag.option} needs a value; {command} --help says which", file=sys.stderr)
+            print(f"{flag.option} needs a value; see {command} --help", file=sys.stderr)
             raise SystemExit(2)
     return texts, problems
 
@@ -212,7 +212,7 @@ def _help(command, description, flags, helps, whole):
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Return the rows within the terminal's width; a last column that would be narrow is moved below the others."""
+    """Format rows to the terminal's width; if the last column would be too narrow, it moves below the others."""
     width = shutil.get_terminal_size().columns
     widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
     place = sum(widths) + 2 * len(widths)
@@ -230,12 +230,12 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 
 
 def wrapped(text: str) -> str:
-    """Return a text wrapped to the terminal's width, each of its lines by itself."""
+    """Wrap each line of a text to the terminal's width."""
     width = shutil.get_terminal_size().columns
     return "\n".join(textwrap.fill(line, width, break_on_hyphens=False) for line in text.split("\n"))
 
 
-# --- flags of Python's arguments -----------------------------------------------------------------------------------
+# --- flags of Python arguments -------------------------------------------------------------------------------------
 
 
 def argument_flags(
@@ -243,13 +243,13 @@ def argument_flags(
 ) -> dict[str, Flag]:
     """Return the flags of a function's arguments or a dataclass's fields, by name.
 
-    The help is in their docstrings, in a section "Args:". Those without a default are required, and those that are
-    tuples of texts or paths take any number of words.
+    The help is read from the docstring's section "Args:". Arguments without a default are required; tuples of strings
+    or paths take any number of values.
 
     Args:
       thing: the function or the dataclass.
-      leave_out: arguments that are not flags.
-      kind_of: returns the kind of value of an annotation.
+      leave_out: arguments without a flag.
+      kind_of: function that returns the kind of value for an annotation.
     """
     hints, help_, flags = typing.get_type_hints(thing), documented(thing), {}
     for name, parameter in inspect.signature(thing).parameters.items():
@@ -266,9 +266,9 @@ def argument_flags(
 
 
 def documented(thing: Any) -> dict[str, str]:
-    """Return the entries of a docstring's section "Args:", by name; an entry of several names counts for each.
+    """Return the entries of a docstring's section "Args:", by name; an entry with several names applies to each.
 
-    For a class also those of the classes that it inherits from.
+    For a class, inherited entries are included.
     """
     entries = {}
     for source in reversed(thing.__mro__) if inspect.isclass(thing) else [thing]:
@@ -284,19 +284,19 @@ def first_line(thing: Any) -> str:
 
 
 def written(value: Any) -> str:
-    """Return a default as text that is read as the same value."""
+    """Return a default as text that parses to the same value."""
     if isinstance(value, tuple):
         return ",".join(map(written, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-# --- values that were read -----------------------------------------------------------------------------------------
+# --- parsed values -------------------------------------------------------------------------------------------------
 
 
 def build_parts(parsed: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of `parse` with their schedules and parts made, and the problems with them.
+    """Return the values from `parse` with schedules and parts built, and the problems found.
 
-    A value with a problem is left out.
+    A value with a problem is omitted.
     """
     made, problems = {}, []
     for name, value in parsed.items():
@@ -308,7 +308,7 @@ def build_parts(parsed: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def with_flags[T: "DataclassInstance"](algo: T, made: Mapping[str, Any]) -> T:
-    """Return `algo` with those of the values, made by `build_parts`, that are its fields or its networks'."""
+    """Return `algo` updated with the values from `build_parts` that belong to its fields or its networks' fields."""
     changes = {}
     for field in dataclasses.fields(algo):
         within = {name.partition(".")[2]: value for name, value in made.items() if name.startswith(f"{field.name}.")}

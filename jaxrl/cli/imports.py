@@ -1,7 +1,7 @@
-"""The flag `--import MODULE`: a user's module that registers environments, networks and algorithms.
+"""The flag `--import MODULE`, for a user's module that registers environments, networks and algorithms.
 
-It is imported because the user typed it, before the other words are read: they may name what it registers. No file can
-cause such an import.
+The module is imported before the other arguments are parsed, since they may use the names that it registers. Only the
+command line can cause such an import; files cannot.
 """
 
 import dataclasses
@@ -16,23 +16,22 @@ from typing import Any
 from jaxrl.core.errors import ConfigError
 
 _OPTION = "--import"
-_OF_A_MODULE = re.compile(r"\bgymnasium:[\w.]+:")  # --env gymnasium:module:id, which imports the module too
+_OF_A_MODULE = re.compile(r"\bgymnasium:[\w.]+:")  # --env gymnasium:module:id also imports the module
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Importing:
-    """The flag of every command.
+    """The flag that every command has.
 
     Args:
-      import_: import this module first, which registers your environments, networks or algorithms; several with commas
-        between.
+      import_: modules to import first, which register your environments, networks or algorithms; separated by commas.
     """
 
     import_: str | None = None
 
 
 def found(place: str) -> Any:
-    """Return an object of `jaxrl.cli` by its module and its name, "training.train"."""
+    """Import and return an object of `jaxrl.cli` by module and name, such as "training.train"."""
     module, name = place.split(".")
     return getattr(importlib.import_module(f"jaxrl.cli.{module}"), name)
 
@@ -40,10 +39,10 @@ def found(place: str) -> Any:
 def import_modules(argv: Sequence[str]) -> list[str]:
     """Import the modules of `--import`, also from the current directory.
 
-    Return the words with a single `--import` for all.
+    Return the arguments with all modules in a single `--import`.
 
     Raises:
-      ConfigError: there is no such module, or importing it raised; the traceback is printed.
+      ConfigError: a module was not found, or importing it failed; the traceback is printed.
     """
     names, others = _requested(argv)
     if (names or any(map(_OF_A_MODULE.search, others))) and os.getcwd() not in sys.path:
@@ -56,7 +55,7 @@ def import_modules(argv: Sequence[str]) -> list[str]:
 
 
 def _requested(argv):
-    """Return the names after `--import`, and all other words."""
+    """Return the module names in `--import`, and all other arguments."""
     names: list[str] = []
     others, words = [], iter(argv)
     for word in words:
@@ -67,7 +66,7 @@ def _requested(argv):
         value = value if equals else next(words, "")
         modules = [name for name in value.split(",") if name]
         if not modules or value.startswith("-"):
-            raise ConfigError(f"{_OPTION} needs the name of a module, such as {_OPTION} my_environments")
+            raise ConfigError(f"{_OPTION} needs a module name, such as {_OPTION} my_environments")
         names += modules
     return names, others
 
@@ -75,13 +74,13 @@ def _requested(argv):
 def _import(name):
     if name.endswith(".py") or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name):
         stem = re.sub(r"\W+", ".", name.removesuffix(".py")).strip(".")
-        raise ConfigError(f"{_OPTION} {name}: not the name of a module, as in Python's `import`; try {_OPTION} {stem}")
+        raise ConfigError(f"{_OPTION} {name}: not a module name, as in Python's `import`; try {_OPTION} {stem}")
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             raise ConfigError(
-                f"{_OPTION} {name}: there is no module {error.name!r} in {os.getcwd()}, nor installed"
+                f"{_OPTION} {name}: no module {error.name!r} in {os.getcwd()} or among the installed packages"
             ) from None
         raise _raised(name, error) from error
     except Exception as error:
@@ -89,6 +88,6 @@ def _import(name):
 
 
 def _raised(name, error):
-    if not isinstance(error, ConfigError):  # jaxrl's own errors need no traceback
+    if not isinstance(error, ConfigError):  # jaxrl's own errors do not need a traceback
         traceback.print_exception(error)
     return ConfigError(f"{_OPTION} {name}: {type(error).__name__}: {error}")

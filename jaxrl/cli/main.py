@@ -36,12 +36,12 @@ _EXAMPLE = "jaxrl train ppo --env gymnax:CartPole-v1 --total-steps 500000 --run-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return the exit code.
 
-    None: the words of the process, which ends afterwards.
+    With None, run the command line of the process and prepare for its exit.
     """
     if argv is not None:
         return _exit_code(argv)
     interrupts.own()
-    # Skip Python's last search for cycles through everything imported, which takes as long as a second of training.
+    # Skip the final garbage collection over everything imported, which takes as long as a second of training.
     atexit.register(gc.freeze)
     command_begins()
     codecs.register_error("jaxrl", _spelled)
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _spelled(error):
-    """Return a replacement for characters that the encoding of a terminal or a pipe lacks."""
+    """Return a replacement for characters missing from the encoding of a terminal or a pipe."""
     lacking = error.object[error.start : error.end].replace("±", "+-").replace("█", "#")
     return lacking.encode("ascii", "backslashreplace").decode(), error.end
 
@@ -70,7 +70,7 @@ def _exit_code(argv):
             return _run(argv)
     except JaxrlError as error:
         if isinstance(error, EnvironmentFailedError) and error.__cause__ is not None:
-            traceback.print_exception(error.__cause__)  # a traceback of the user's own code
+            traceback.print_exception(error.__cause__)  # the traceback of the user's code
         problems = error.problems if isinstance(error, ConfigError) else [str(error)]
         return _failed(2 if isinstance(error, _BAD_INPUT) else 1, *problems)
     except KeyboardInterrupt:
@@ -81,8 +81,8 @@ def _exit_code(argv):
         return 0
     except (AssertionError, RuntimeError) as error:
         if "RESOURCE_EXHAUSTED" in str(error):
-            advice = "use fewer --num-envs, a smaller network or, for replay, a smaller --capacity"
-            return _failed(1, f"the device is out of memory; {advice} ({str(error).splitlines()[0]})")
+            advice = "reduce --num-envs, the size of the network or, with a replay buffer, --capacity"
+            return _failed(1, f"out of device memory; {advice} ({str(error).splitlines()[0]})")
         if (problem := _without_device()) is None:
             raise
         return _failed(2, problem)
@@ -97,7 +97,7 @@ def _failed(code, *problems):
 
 
 def _without_device():
-    """Return why JAX has no device, if that is the cause of the error."""
+    """Return why JAX has no device, or None if that is not the cause of the error."""
     if "jax" not in sys.modules:
         return None
     from jaxrl.core.devices import device_problem
@@ -130,7 +130,7 @@ def _run(argv):
 def _overview():
     width = max(map(len, COMMANDS))
     commands = "\n".join(f"  {name.ljust(width)}  {line}" for name, (_, line) in COMMANDS.items())
-    begin = f"jaxrl help COMMAND lists a command's flags. To begin with:\n\n  {_EXAMPLE}"
+    begin = f"jaxrl help COMMAND lists a command's flags. To get started:\n\n  {_EXAMPLE}"
     return f"usage: jaxrl COMMAND ...\n\n{commands}\n\n{begin}"
 
 
@@ -139,7 +139,7 @@ def _plain_warnings():
     """Print warnings as one line each, without the source line."""
 
     def show(message, category, filename, lineno, file=None, line=None):
-        with contextlib.suppress(OSError):  # for example a closed terminal: the run must still save
+        with contextlib.suppress(OSError):  # for example, a closed terminal: the run must still be saved
             kind = "error" if issubclass(category, RunStoppedWarning) else "warning"
             print(f"{kind}: {escape_for_terminal(str(message))}", file=sys.stderr)
 
@@ -148,41 +148,41 @@ def _plain_warnings():
         yield
 
 
-# By name: module and name of the function or class that does its work, which is imported then, and a line of help.
+# By command: the module and name of its function or class, imported when the command runs, and a line of help.
 COMMANDS = {
-    "train": ("training.train", "train an algorithm on an environment; the same command again resumes"),
+    "train": ("training.train", "train an algorithm on an environment; run the same command again to resume"),
     "compile": (
         "ahead.compile_",
-        "compile what train with the same flags would compile, and keep it for that run",
+        "compile the programs of train with the same flags, and cache them for that run",
     ),
-    "eval": ("evaluate.Evaluate", "play episodes with a trained policy"),
+    "eval": ("evaluate.Evaluate", "evaluate a trained policy"),
     "render": (
         "evaluate.Render",
-        "draw episodes of a trained policy: a GIF, an MP4 or, of brax, an HTML page",
+        "render episodes of a trained policy as a GIF, an MP4 or, for brax, an HTML page",
     ),
     "export": (
         "data.Export",
-        "write a trained policy as a file that runs without jaxrl, or as a folder to share",
+        "export a trained policy to a file that runs without jaxrl, or to a folder for sharing",
     ),
     "export-rlds": (
         "data.ExportRlds",
-        "play episodes with a trained policy and write them as an RLDS dataset",
+        "play episodes with a trained policy and export them as an RLDS dataset",
     ),
     "export-minari": (
         "data.ExportMinari",
-        "play episodes with a trained policy and write them as a Minari dataset",
+        "play episodes with a trained policy and export them as a Minari dataset",
     ),
-    "export-replay": ("data.ExportReplay", "write the episodes in a run's replay buffer as an RLDS dataset"),
-    "dataset": ("data.Dataset", "report what a dataset contains: jaxrl dataset info DIR"),
-    "plot": ("commands.Plot", "draw the learning curves of runs"),
+    "export-replay": ("data.ExportReplay", "export the episodes in a run's replay buffer as an RLDS dataset"),
+    "dataset": ("data.Dataset", "report the contents of a dataset: jaxrl dataset info DIR"),
+    "plot": ("commands.Plot", "plot the learning curves of runs"),
     "report": (
         "commands.Report",
-        "write one HTML file about runs: scores, curves, and which settings matter",
+        "write an HTML report on runs: scores, curves and the importance of settings",
     ),
     "sweep": ("sweep.sweep", "train over seeds and a grid of settings in one program"),
-    "tune": ("sweep.tune", "search settings for the highest return: Bayesian, with pruning"),
-    "pbt": ("sweep.pbt", "train a population in which the worst copy the best and vary their settings"),
-    "envs": ("commands.Envs", "list the environments, or the parameters of one"),
+    "tune": ("sweep.tune", "search for the settings with the highest return: Bayesian, with pruning"),
+    "pbt": ("sweep.pbt", "train a population; the worst members copy the best and perturb their settings"),
+    "envs": ("commands.Envs", "list the environments, or show the parameters of one"),
     "algos": ("commands.Algos", "list the algorithms and presets"),
     "doctor": ("commands.Doctor", "check this machine and installation"),
 }

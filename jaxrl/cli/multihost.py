@@ -1,4 +1,4 @@
-"""The flags `--launch` and `--distributed`: one command as several processes of one run, started anywhere."""
+"""The flags `--launch` and `--distributed`, which run one command in several processes."""
 
 import sys
 import threading
@@ -13,18 +13,18 @@ from jaxrl.parallel.multihost.launch import Cluster, Several
 from jaxrl.parallel.multihost.place import own_place
 
 _EXPLICIT = ("coordinator", "num_processes", "process_id")
-_PATIENCE = 10.0  # seconds before a message: the others should arrive at about the same time
+_PATIENCE = 10.0  # seconds before a message is printed; the processes should start at about the same time
 FLAGS = ("launch", "distributed", *_EXPLICIT)
 _OF_ONE_PROCESS = ("learner_batch", "ready", "error_buffer")  # several processes run in lockstep
 
 
 def flags() -> list[Flag]:
-    """Return the additional flags of a command that may run in several processes."""
+    """Return the additional flags of commands that can run in several processes."""
     return [flag for flag in table.command_flags("train") if flag.name in FLAGS]
 
 
 def problems(run: Mapping[str, Any], command: str = "train") -> list[str]:
-    """Return the problems with the values of `flags` for a command, one line each."""
+    """Return the problems with the values of `flags` for a command, one line per problem."""
     try:
         how = launch.parse(run["launch"])
     except ConfigError as error:
@@ -32,17 +32,17 @@ def problems(run: Mapping[str, Any], command: str = "train") -> list[str]:
     found = [f"--launch: {problem}" for problem in launch.problems(how)]
     several, typed = how if isinstance(how, Several) else None, f"--launch {run['launch']}"
     if command == "tune" and (run["distributed"] or run["launch"] != "here"):
-        found.append("--launch, --distributed: not with tune; --backend ray has several trials under way at once")
+        found.append("--launch, --distributed: not with tune; use --backend ray to run several trials at once")
     if run["distributed"] and several:
         found.append(f"--distributed: not with {typed}, which starts the processes itself")
     if several and several.restarts > 0 and run.get("run_dir") is None:
-        found.append(f"{typed}: needs --run-dir, whose newest checkpoint a restart goes on from")
+        found.append(f"{typed}: needs --run-dir, since a restart resumes from its newest checkpoint")
     if several and several.evaluators > 0:
         if command in ("sweep", "pbt", "compile"):
-            what = "an evaluator plays the checkpoints of jaxrl train: leave evaluators out"
+            what = "an evaluator needs the checkpoints of jaxrl train; remove evaluators"
             found.append(f"{typed}: not with {command}; {what}")
         elif command == "train" and run["run_dir"] is None:
-            found.append(f"{typed}: needs --run-dir, whose checkpoints the evaluator plays")
+            found.append(f"{typed}: needs --run-dir, where the evaluator finds the checkpoints")
     one = several.count == 1 if several else run["num_processes"] == 1 or not _joins(run, how)
     apart = [f"{option(name)} {run[name]}" for name in _OF_ONE_PROCESS if run.get(name) is not None]
     apart += ["--no-lockstep"] if run.get("lockstep") is False else []
@@ -58,12 +58,12 @@ def problems(run: Mapping[str, Any], command: str = "train") -> list[str]:
         found.append(f"{', '.join(map(option, explicit))}: only with --distributed")
     if len(explicit) < len(_EXPLICIT):
         missing = ", ".join(option(name) for name in _EXPLICIT if name not in explicit)
-        found.append(f"{missing}: missing; give all three, or none of them where the cluster is detected")
+        found.append(f"{missing}: missing; give all three flags, or none if the cluster is detected")
     return found
 
 
 def is_one_of_several(run: Mapping[str, Any]) -> bool:
-    """Return whether this process will join others, by the values of `flags` and by how it was started."""
+    """Return whether this process joins others, given the values of `flags` and how it was started."""
     return own_place() is not None or _joins(run, launch.parse(run["launch"]))
 
 
@@ -72,13 +72,13 @@ def _joins(run, how):
 
 
 def start(command: str, argv: Sequence[str], run: Mapping[str, Any]) -> int | None:
-    """Start the processes that `--launch` requests, wait for them, and return the exit code.
+    """Start the processes requested by `--launch`, wait for them, and return the exit code.
 
-    Return None if the run belongs to this process.
+    Return None if the command runs in this process.
 
     Args:
       command: the command of jaxrl.
-      argv: its words.
+      argv: its arguments.
       run: the values of `flags`.
     """
     how = launch.parse(run["launch"])
@@ -89,12 +89,12 @@ def start(command: str, argv: Sequence[str], run: Mapping[str, Any]) -> int | No
 
 
 def join(run: Mapping[str, Any]) -> int:
-    """Join the other processes, if requested, and return their number.
+    """Join the other processes, if requested, and return the number of processes.
 
-    Call it before JAX is asked for its devices.
+    Call this before JAX initializes its devices.
 
     Raises:
-      ConfigError: no cluster was detected; versions differ between processes.
+      ConfigError: no cluster was detected, or versions differ between processes.
     """
     if not is_one_of_several(run):
         return 1
@@ -120,5 +120,5 @@ def _say_what_is_awaited(coordinator, process_id):
 
         where = f" at {coordinator}"
         why = addresses.diagnose_connection(coordinator, process_id)
-    why = why or "if none comes, see what they said"
+    why = why or "if none connects, check their output"
     print(f"waiting for the other processes{where}; {why}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The command lines of `jaxrl train`, `compile`, `sweep`, `tune` and `pbt`, checked before JAX is imported."""
+"""Parsing and validation of `jaxrl train`, `compile`, `sweep`, `tune` and `pbt`, before JAX is imported."""
 
 import dataclasses
 import shutil
@@ -14,25 +14,25 @@ from jaxrl.core import limits
 from jaxrl.core.errors import ConfigError
 
 _COMPILES = (
-    "Compiles what jaxrl train with the same flags would compile, and keeps it for that run. Nothing is written to "
+    "Compile the programs of jaxrl train with the same flags, and cache them for that run. Nothing is written to "
     "--run-dir, --record or --wandb."
 )
-# Flags that change the programs of a run or how they run, without meaning for a target.
+# Flags that change the programs of a run or how they run, but do not apply to a target.
 _NO_TARGET = ("dataset", "record", "init_from", "async_evaluation", "video_every", "wandb", "launch", "distributed")
-# Algorithms published for datasets, although those with a replay also run without one.
+# Algorithms designed for datasets, although those with a replay buffer also run without one.
 _OFFLINE = ("bc", "cql", "crr", "iql", "td3bc")
 
 
 @dataclasses.dataclass(frozen=True)
 class ParsedCommand:
-    """A valid command line, as far as can be checked without JAX.
+    """A command line that passed all checks possible without JAX.
 
     Attributes:
       command: the command.
       algorithm: name of the algorithm.
-      values: values that were given, without parts and schedules made.
-      texts: the words that they were read from.
-      run: values of all flags that are not the algorithm's, likewise.
+      values: the given values, with parts and schedules not yet built.
+      texts: the text of each given value.
+      run: values of all flags that do not belong to the algorithm, not yet built either.
     """
 
     command: str
@@ -43,10 +43,10 @@ class ParsedCommand:
 
 
 def read(command: str, argv: Sequence[str]) -> ParsedCommand:
-    """Read `ALGORITHM [FLAGS]`.
+    """Parse `ALGORITHM [FLAGS]`.
 
     Raises:
-      ConfigError: lists every wrong value, of any part.
+      ConfigError: lists every wrong value.
     """
     preset, name, rest = _preset(argv), argv[0], list(argv[1:])
     if preset is not None and name.startswith("-"):
@@ -55,14 +55,14 @@ def read(command: str, argv: Sequence[str]) -> ParsedCommand:
     title = next(iter(helps))
     if preset is not None and preset["algorithm"] != name.lower():
         other = next(iter(table.algorithm_flags(preset["algorithm"])[1]))
-        raise ConfigError(f"preset {preset['defaults']['preset']} is for {other}, not for {name}")
+        raise ConfigError(f"preset {preset['defaults']['preset']} is for {other}, not {name}")
     what = [helps.pop(title)]
     what += [] if preset is None else [f"Settings: {preset['source']}"]
-    what += ["Numbers may be schedules over the run, such as linear:2.5e-4:0 or cosine:1e-3:1e-5:0.5."]
+    what += ["Numbers can be schedules over the run, such as linear:2.5e-4:0 or cosine:1e-3:1e-5:0.5."]
     what = [_COMPILES, *what] if command == "compile" else what
     others = table.command_flags(command)
     changes: dict[str, dict[str, Any]] = {}
-    if any(flag.name == "dataset" for flag in others):  # what learns from one requires it
+    if any(flag.name == "dataset" for flag in others):  # required by algorithms that learn from one
         offline = name.lower() in _OFFLINE
         changes["dataset"] = {"required": offline or name.lower() in table.load()["from_datasets"]}
         changes["env"] = {"required": not offline}
@@ -83,9 +83,9 @@ def read(command: str, argv: Sequence[str]) -> ParsedCommand:
     problems += limits.training_problems(**{name: run[name] for name in limits.LEAST if name in run})
     of_grid = grid_environments(run.get("grid", ()))
     if run["env"] is None and run.get("dataset") is None and not of_grid:
-        problems.append("no environment: --env NAME, such as gymnax:CartPole-v1 (jaxrl envs lists them)")
+        problems.append("no environment: give --env NAME, such as gymnax:CartPole-v1 (jaxrl envs lists them)")
     if run["total_steps"] is None and run.get("target") is None:
-        problems.append("no number of steps: --total-steps N")
+        problems.append("no number of steps: give --total-steps N")
     for env in (run["env"], run.get("eval_env"), *of_grid):
         problems += [] if env is None else table.environment_problems(env)
     if run.get("target") is not None:
@@ -96,12 +96,12 @@ def read(command: str, argv: Sequence[str]) -> ParsedCommand:
 
 
 def grid_environments(words: Sequence[str]) -> list[str]:
-    """Return the names of the environments in the words of `--grid`, from `env=NAME,NAME`."""
+    """Return the names of the environments in the values of `--grid`, from `env=NAME,NAME`."""
     return [name for word in words if word.startswith("env=") for name in word[len("env=") :].split(",")]
 
 
 def _example(command, name, preset, flags):
-    """Return an example of a command line, within the terminal's width."""
+    """Return an example command line, wrapped to the terminal's width."""
     required = {flag.name for flag in flags if flag.required}
     if preset is not None:
         words = [f"--preset {preset['defaults']['preset']}"]
@@ -112,7 +112,7 @@ def _example(command, name, preset, flags):
         words += ["--dataset rlds:data/pendulum"] if "dataset" in required else []
         words += [f"--total-steps {500_000 if acts else 20_000}"]
     words += [] if command == "tune" else [f"--run-dir runs/{name}"]
-    together = [word.replace(" ", "\xa0") for word in words]  # a flag and its value, in a line
+    together = [word.replace(" ", "\xa0") for word in words]  # keeps a flag and its value on one line
     lines = textwrap.wrap(
         " ".join(["jaxrl", command, *together]),
         shutil.get_terminal_size().columns - 2,
@@ -126,22 +126,22 @@ def _example(command, name, preset, flags):
 def _example_environment(name):
     actions = next((row[2] for row in table.load()["rows"] if row[0] == name), None)
     if actions is None:
-        return "SUITE:NAME"  # a user's own algorithm, whose actions are not known here
+        return "SUITE:NAME"  # a user-defined algorithm, whose actions are unknown here
     return "gymnax:CartPole-v1" if "discrete" in actions else "gymnax:Pendulum-v1"
 
 
 def _flag_conflict(title, flag, text):
-    """Return a message on a part that this flag does not accept but flags of other algorithms do, or None."""
+    """Return a message if other algorithms accept this value for the flag but this one does not, otherwise None."""
     name = text.partition(":")[0].lower()
     others = table.algorithms_accepting(flag.name, name)
     if not others or any(part.name == name for part in flag.kind.parts):
         return None
     usage = " or ".join(part.usage() for part in flag.kind.parts)
-    return f"{title} does not take {name}, which is for {', '.join(others)}; write {usage}"
+    return f"{title} does not support {name}, which is for {', '.join(others)}; use {usage}"
 
 
 def _limit_problems(title, flags, values):
-    """Return the numbers of an algorithm outside their limits, in the words of its own check."""
+    """Return problems with numbers outside their limits, worded as in the algorithm's own validation."""
     return [
         f"{title}.{flag.name}={value!r} {what}"
         for flag in flags
@@ -152,16 +152,16 @@ def _limit_problems(title, flags, values):
 
 
 def _network_problems(values):
-    """Return the problems with flags of a network that is replaced by the user's own."""
+    """Return problems with flags of a network that a user-defined network replaces."""
     return [
-        f"{option(name)}: not with {option(network)}, which takes the place of that network"
+        f"{option(name)}: not with {option(network)}, which replaces that network"
         for name in values
         if "." in name and (network := name.partition(".")[0]) in values
     ]
 
 
 def _preset(argv):
-    """Return the requested preset, or None. It is looked up first, because the help shows its defaults."""
+    """Return the requested preset, or None. It is read first, since the help shows its defaults."""
     for word, following in zip(argv, [*argv[1:], ""], strict=True):
         flag, equals, value = word.partition("=")
         if flag == "--preset":
@@ -174,8 +174,8 @@ def begin(command: str, place: str, argv: Sequence[str]) -> int:
 
     Args:
       command: the command as typed.
-      place: where the function is that does its work.
-      argv: the words after it.
+      place: location of its function.
+      argv: the arguments after the command.
     """
     if not argv or argv[0] in ("-h", "--help"):
         return _print_help(command)
@@ -189,9 +189,9 @@ def begin(command: str, place: str, argv: Sequence[str]) -> int:
 
 
 def _print_help(command):
-    """Print the algorithms that a command has flags for; return the exit code."""
+    """Print the algorithms that a command supports; return the exit code."""
     lines = [f"  jaxrl {command} {name} --help" for name in table.algorithms(command)]
     usage = [f"usage: jaxrl {command} ALGORITHM [FLAGS]", f"       jaxrl {command} --preset NAME [FLAGS]"]
-    listed = "jaxrl algos says what each algorithm is, and lists the presets."
-    print("\n".join([*usage, "", "the flags of each algorithm:", *lines, "", listed]))
+    listed = "jaxrl algos describes the algorithms and lists the presets."
+    print("\n".join([*usage, "", "flags of each algorithm:", *lines, "", listed]))
     return 0

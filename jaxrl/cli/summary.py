@@ -1,4 +1,4 @@
-"""The summary of a run that `jaxrl train` prints, and the line about an evaluation."""
+"""The summary of a run printed by `jaxrl train`, and the summary line of an evaluation."""
 
 import math
 from collections.abc import Mapping
@@ -9,14 +9,14 @@ from jaxrl.run.timing import described
 
 
 def report(record: Mapping[str, Any], algorithm: str, environment: str, run_dir: Path | None, *notes: str) -> list[str]:
-    """Return the lines that summarize a run; the last one has the returns of its evaluation and of training.
+    """Return the summary of a run as lines; the last one has the returns of the evaluation and of training.
 
     Args:
-      record: what `result.json` holds.
-      algorithm: the name of its class.
+      record: contents of `result.json`.
+      algorithm: name of the algorithm's class.
       environment: "suite:name".
-      run_dir: absolute.
-      *notes: further lines.
+      run_dir: absolute path of the run directory, or None.
+      *notes: additional lines.
     """
     lines = [f"{algorithm} on {environment}: {record['total_steps']:,} steps{_time(record)}"]
     if record["steps_per_second"] > 0:
@@ -35,7 +35,7 @@ def report(record: Mapping[str, Any], algorithm: str, environment: str, run_dir:
 
 def _returns(record):
     found = record["evaluation"]
-    if "training_return" not in record:  # of an earlier version
+    if "training_return" not in record:  # written by an earlier version
         return [f"evaluation: {score(found)}"] if found else []
     trained, actions = record["training_return"], "exploring" if record["explored"] else "greedy"
     evaluated = score(found, count=False) if found else "none"
@@ -44,18 +44,18 @@ def _returns(record):
 
 
 def _time(record):
-    """Return the time of all sessions, and of this one if the run was resumed."""
+    """Return the total time of all sessions, and that of this session if the run was resumed."""
     here, total = record["wall_seconds"], record.get("total_seconds", record["wall_seconds"])
     steps = record.get("session_steps", record["total_steps"])
     if steps == record["total_steps"] or not steps:
         return f" in {total:,.0f} s"
-    return f" in {total:,.0f} s, of which {steps:,} in {here:,.0f} s since it was resumed"
+    return f" in {total:,.0f} s; since resuming, {steps:,} steps in {here:,.0f} s"
 
 
 def score(metrics: Mapping[str, float], *, count: bool = True) -> str:
-    """Return the metrics of an evaluation in a line, with its number of episodes if `count`."""
+    """Return the metrics of an evaluation as one line, with the number of episodes if `count`."""
     if not metrics["episodes"]:
-        return f"no episode ended; {metrics['unfinished']} reached the limit of steps"
+        return f"no episode ended; {metrics['unfinished']} reached the step limit"
     mean, deviation = metrics["return_mean"], metrics["return_std"]
     size = max(abs(mean), deviation)
     places = 3 - math.floor(math.log10(size)) if 1e-9 < size < 1 else 2  # small returns to four digits

@@ -1,4 +1,4 @@
-"""The commands `jaxrl sweep`, `tune` and `pbt`, after their flags are read: many runs, their table, what is kept."""
+"""The commands `jaxrl sweep`, `tune` and `pbt`."""
 
 import re
 import shlex
@@ -24,10 +24,10 @@ from jaxrl.sweeps.search import LogUniform, Uniform
 from jaxrl.sweeps.sweep import sweep as run_sweep
 from jaxrl.sweeps.tune import tune as run_tune
 
-# Flags only for experiments, and flags only for sweeps in one program.
+# Flags only for --backend ray, and flags only for sweeps in one program.
 _RAY = ("cpus_per_run", "gpus_per_run", "restarts", "address", "resources")
 _IN_ONE_PROGRAM = ("devices", "mapping", "checkpoint_every", "overwrite")
-# Flags that `train` also has, but that apply to another run or mean something else there.
+# Flags that `train` also has, but with a value for another run or another meaning.
 _NOT_OF_THE_RUN = ("run_dir", "overwrite", "progress", "devices")
 
 
@@ -42,10 +42,10 @@ def sweep(parsed: ParsedCommand) -> int:
     arguments["seeds"] = _seeds(arguments["seeds"])
     run = _backend(arguments)
     if tasks and run is not launch:
-        raise ConfigError("--grid env: other environments are other programs; add --backend ray")
+        raise ConfigError("--grid env needs --backend ray, since each environment has its own program")
     if tasks and out is not None:
-        raise ConfigError("--out: not with --grid env, whose results are in a directory for each environment")
-    # The scores of several cannot be compared, so each has its own table and best run.
+        raise ConfigError("--out: not with --grid env, which has a results directory for each environment")
+    # Scores of different environments are not comparable, so each has its own table and best run.
     made = {name: make_environment(name, parsed.run["env_params"]) for name in tasks} or {"": request.env}
     for name, env in made.items():
         if name:
@@ -78,9 +78,9 @@ def pbt(parsed: ParsedCommand) -> int:
     episodes = f"{result.fresh_returns.size} fresh episodes"
     print(f"winner: member {result.lineage.winner}, return {result.fresh_score:.6g} in {episodes}")
     print(f"{result.wall_seconds:,.0f} s; {result.steps_per_second:,.0f} steps/s over all members while training")
-    print(f"its schedules: {train_command(parsed, space | result.schedules)}")
+    print(f"the winner's schedules: {train_command(parsed, space | result.schedules)}")
     _save(result, out)
-    _print_location("the lineage, the curves, the table and the winner's policy", arguments.get("run_dir"), out)
+    _print_location("lineage, curves, table and the winner's policy", arguments.get("run_dir"), out)
     return 0
 
 
@@ -95,7 +95,7 @@ def _report(result, run_dir, out):
         how = "including start-up and evaluation" if isinstance(result, Experiments) else "while training"
         print(f"{result.wall_seconds:,.0f} s; {result.steps_per_second:,.0f} steps/s over all runs {how}")
         _save(result, out)
-        _print_location("the curves, the table and the best policy", run_dir, out)
+        _print_location("curves, table and best policy", run_dir, out)
     errors = result.errors if isinstance(result, Experiments) else {}
     for (place, index), error in errors.items():
         print(f"error: {result.run_dirs[place][index]}:\n{error}", file=sys.stderr)
@@ -103,22 +103,22 @@ def _report(result, run_dir, out):
 
 
 def _backend(arguments: dict[str, Any]) -> Callable[..., Any]:
-    """Return the function that runs the sweep; remove the arguments of the other one from `arguments`."""
+    """Return the function that runs the sweep. Arguments of the other function are removed from `arguments`."""
     with_ray = arguments.pop("backend") == "ray"
     others = _IN_ONE_PROGRAM if with_ray else _RAY
     unusable = [option(name) for name in others if arguments.pop(name, False) is not False]
     problems = [f"{flag}: not with --backend {'ray' if with_ray else 'jax'}" for flag in unusable]
     if with_ray:
         if "run_dir" not in arguments:
-            problems.append("--backend ray needs --run-dir, which holds the runs' directories")
+            problems.append("--backend ray needs --run-dir, the parent of the runs' directories")
         if distributed.is_several():
-            problems.append("--distributed: not with --backend ray, which finds its machines by itself")
+            problems.append("--distributed: not with --backend ray, which detects its machines itself")
     if problems:
         raise ConfigError(problems)
     return launch if with_ray else run_sweep
 
 
-# --- spaces of settings --------------------------------------------------------------------------------------------
+# --- search spaces -------------------------------------------------------------------------------------------------
 
 
 def read_space(algo: Algorithm, flag: str, words: Sequence[str]) -> dict[str, Any]:
@@ -126,11 +126,11 @@ def read_space(algo: Algorithm, flag: str, words: Sequence[str]) -> dict[str, An
 
     Args:
       algo: the algorithm with these fields.
-      flag: the flag, for errors.
-      words: the words of the flag.
+      flag: the flag, for error messages.
+      words: the values of the flag.
 
     Raises:
-      ConfigError: lists every word that cannot be read.
+      ConfigError: lists every value that cannot be parsed.
     """
     drawn = {"uniform": Uniform, "loguniform": LogUniform, "log": LogUniform}
     space, problems = {}, []
@@ -140,10 +140,10 @@ def read_space(algo: Algorithm, flag: str, words: Sequence[str]) -> dict[str, An
         try:
             if kind in drawn:
                 if len(numbers) != 2:
-                    raise ConfigError(f"{text!r}: write {kind}:LOW:HIGH")
+                    raise ConfigError(f"{text!r}: use {kind}:LOW:HIGH")
                 ends = [read_field(algo, name, number) for number in numbers]
                 if not all(isinstance(end, int | float) for end in ends):
-                    raise ConfigError(f"{text!r}: {kind}:LOW:HIGH takes two numbers")
+                    raise ConfigError(f"{text!r}: LOW and HIGH of {kind}:LOW:HIGH must be numbers")
                 space[name] = drawn[kind](*map(float, ends))
             else:
                 space[name] = [read_field(algo, name, part) for part in text.split(",")]
@@ -155,18 +155,18 @@ def read_space(algo: Algorithm, flag: str, words: Sequence[str]) -> dict[str, An
 
 
 def _searched_space(request: TrainRequest) -> dict[str, Any]:
-    """Return the space of each field in `--space`, which is removed: a range, a list, or a single value."""
+    """Remove `--space` from the arguments and return each field's space: a range, a list, or a single value."""
     space = read_space(request.algo, "--space", request.arguments.pop("space"))
     return {
         name: values[0] if isinstance(values, list) and len(values) == 1 else values for name, values in space.items()
     }
 
 
-# --- what is kept --------------------------------------------------------------------------------------------------
+# --- output --------------------------------------------------------------------------------------------------------
 
 
 def train_command(parsed: ParsedCommand, settings: Mapping[str, Any]) -> str:
-    """Return the command `jaxrl train` with these settings, and otherwise with the words of another command."""
+    """Return the command `jaxrl train` with these settings, and otherwise the flags of the parsed command."""
     of_train = {flag.name for flag in table.command_flags("train")}
     own = {flag.name for flag in table.command_flags(parsed.command)} - of_train
     words = ["jaxrl", "train", parsed.algorithm]
@@ -179,7 +179,7 @@ def train_command(parsed: ParsedCommand, settings: Mapping[str, Any]) -> str:
 
 
 def _save(result, out):
-    """Write a result to the file of `--out`, if it is given: arrays, a picture or the table, by its suffix."""
+    """Write a result to the file of `--out`, if given; the suffix selects arrays, a plot or the table."""
     if out is None:
         return
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -198,4 +198,4 @@ def _print_location(what, run_dir, out):
     if run_dir is not None:
         print(f"{what}: {run_dir}")
     elif out is None:
-        print(f"nothing is kept: --run-dir DIR keeps {what}")
+        print(f"nothing was saved; --run-dir DIR saves the {what}")

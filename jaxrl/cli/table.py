@@ -1,8 +1,8 @@
-"""The table of the command line: flags, algorithms, presets and environments, known before JAX is imported.
+"""The table of the command line: flags, algorithms, presets and environments, available before JAX is imported.
 
-It is made from the code (`jaxrl.cli.describe`), during set-up and when the wheel is built (`python -m
-jaxrl.cli.table`), otherwise at first use, and stored as a JSON file with a hash of the code. Objects that a user
-registered in this process are not in it: if there can be any, JAX has been imported, and the code is used.
+The table is generated from the code by `jaxrl.cli.describe`, during set-up and when the wheel is built (`python -m
+jaxrl.cli.table`), otherwise at first use, and stored as a JSON file with a hash of the code. Objects that the user
+registered in this process are not in it; if there can be any, JAX is already imported and the code is used directly.
 """
 
 import contextlib
@@ -29,13 +29,13 @@ _PACKAGE = Path(__file__).parents[1]
 
 @functools.cache
 def load() -> dict[str, Any]:
-    """Return the table, from a file for this code if there is one; otherwise make it and store it in the user's cache.
+    """Return the table from a file that matches the code; otherwise generate it and store it in the user's cache.
 
     Raises:
       subprocess.CalledProcessError: the code cannot be imported.
     """
     source, places = _source(), [FILE]
-    in_checkout = (_PACKAGE.parent / "pyproject.toml").exists()  # files of a checkout change, installed ones do not
+    in_checkout = (_PACKAGE.parent / "pyproject.toml").exists()  # files of a checkout may change, installed ones do not
     with contextlib.suppress(RuntimeError, ConfigError):  # no home directory
         if (folder := files.cache_folder()) is not None:
             places.append(folder / f"cli-{_hash(os.fspath(_PACKAGE))}.json")
@@ -55,7 +55,7 @@ def load() -> dict[str, Any]:
 
 
 def _source() -> tuple[str, str]:
-    """Return a hash of names and sizes of the code files, and one that includes their times."""
+    """Return a hash of the names and sizes of the code files, and one that includes modification times."""
     sizes, times = [], []
     for folder, _, names in os.walk(_PACKAGE):
         for name in names:
@@ -68,7 +68,7 @@ def _source() -> tuple[str, str]:
 
 
 def _made() -> str:
-    """Make the table in a separate process, without registered objects and without an accelerator."""
+    """Generate the table in a separate process, without registered objects and without an accelerator."""
     code = "import json; from jaxrl.cli import describe; print(json.dumps(describe.table()))"
     paths = os.pathsep.join([os.fspath(_PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = os.environ | {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu"}
@@ -86,7 +86,7 @@ def _hash(text: str) -> str:
 
 
 def command_flags(command: str) -> list[Flag]:
-    """Return the flags of "train", "compile", "sweep", "tune" or "pbt" that are not the algorithm's."""
+    """Return the flags of "train", "compile", "sweep", "tune" or "pbt" that do not belong to the algorithm."""
     return [_flag(written) for written in load()["commands"][command]]
 
 
@@ -94,10 +94,10 @@ def command_flags(command: str) -> list[Flag]:
 
 
 def preset(name: str) -> Mapping[str, Any]:
-    """Return a preset by name: "algorithm", "source", and "defaults", which are texts by the names of flags.
+    """Return a preset by name: "algorithm", "source", and "defaults", the text of each changed flag.
 
     Raises:
-      ConfigError: there is no such preset; suggests the close names.
+      ConfigError: the preset is unknown; suggests similar names.
     """
     presets = load()["presets"]
     if name not in presets:
@@ -106,30 +106,30 @@ def preset(name: str) -> Mapping[str, Any]:
 
 
 def algorithms(command: str = "train") -> list[str]:
-    """Return the names of the algorithms that a command accepts, sorted; sweeps and searches accept no dataset."""
+    """Return the sorted names of the algorithms that a command accepts; sweeps and searches do not accept datasets."""
     names = {*load()["algorithms"], *_registered_algorithms()}
     return sorted(names - {*load()["from_datasets"]} if command in ("sweep", "tune", "pbt") else names)
 
 
 def algorithm_flags(name: str) -> tuple[list[Flag], dict[str, str]]:
-    """Return the flags of an algorithm, and a line for each of their titles, its own first.
+    """Return the flags of an algorithm, and a description of each help section, the algorithm's first.
 
     Raises:
-      ConfigError: there is no such algorithm; suggests the close names.
+      ConfigError: the algorithm is unknown; suggests similar names.
     """
     known = name.lower()
     if known in load()["algorithms"]:
         flags, helps = load()["algorithms"][known]
         return [_flag(written) for written in flags], dict(helps)
     if known not in _registered_algorithms():
-        raise unknown("algorithm", name, algorithms(), "jaxrl algos lists them; one of yours: --import MODULE")
+        raise unknown("algorithm", name, algorithms(), "jaxrl algos lists them; use --import MODULE for your own")
     from jaxrl.cli import fields
 
     return fields.algorithm_flags(_registered_algorithms()[known]())
 
 
 def algorithms_accepting(flag: str, part: str) -> list[str]:
-    """Return jaxrl's algorithms that have a flag of this name which accepts the part of this name."""
+    """Return the built-in algorithms whose flag of this name accepts this part."""
     return [
         name
         for name, (flags, _) in load()["algorithms"].items()
@@ -139,7 +139,7 @@ def algorithms_accepting(flag: str, part: str) -> list[str]:
 
 
 def _registered_algorithms() -> Mapping[str, Any]:
-    """Return jaxrl's and the user's algorithms; empty if the code that registers them is not imported."""
+    """Return built-in and user-defined algorithms; empty if the code that registers them is not imported."""
     base = sys.modules.get("jaxrl.algos.base")
     return {} if base is None else base.ALGORITHMS
 
@@ -148,16 +148,16 @@ def _registered_algorithms() -> Mapping[str, Any]:
 
 
 def environments(suite: str | None = None) -> list[str]:
-    """Return the names of `jaxrl.environments()`, or those of one suite, without importing others.
+    """Return the names of `jaxrl.environments()`, or those of one suite, without importing other suites.
 
     Raises:
-      ConfigError: there is no such suite, or it is not installed.
+      ConfigError: the suite is unknown or not installed.
     """
     return suites.environments(_names) if suite is None else suites.environments_of(suite, _names)
 
 
 def environment_problems(name: str) -> list[str]:
-    """Return why there is no environment of this name, as far as can be checked without JAX.
+    """Return the problems with the name of an environment that can be found without JAX.
 
     Raises:
       MissingExtraError: the suite's package is not installed.
@@ -172,11 +172,11 @@ def environment_problems(name: str) -> list[str]:
 
 
 def _may_be(suite: str, name: str) -> bool:
-    """Return whether the suite has this environment, or refuses it for a reason that only its own module knows."""
+    """Return whether the suite has this environment, or its module has to explain why it rejects the name."""
     if suite != "gymnasium":
         return name in _names(suite) or name in load()["environments"].get(suite, {"refused": ()})["refused"]
     if ":" in name:
-        return True  # the module before the colon registers it
+        return True  # registered by the module before the colon
     import gymnasium
 
     try:
@@ -195,7 +195,7 @@ def _names(suite: str) -> Iterable[str]:
     module, known = suite_modules.SUITES[suite].module, load()["environments"].get(suite)
     package = known and known["package"]
     if known is None or module in sys.modules or known["version"] != (package and installed_version(package)):
-        return import_module(module).names()  # another version, or with names that a user registered
+        return import_module(module).names()  # another version, or names registered by the user
     return known["names"]
 
 

@@ -1,4 +1,4 @@
-"""The command `jaxrl train`, after its flags are read, and what it shares with `jaxrl sweep`."""
+"""The command `jaxrl train`, and code shared with `jaxrl sweep`, `tune`, `pbt` and `compile`."""
 
 import dataclasses
 from typing import Any
@@ -37,7 +37,7 @@ _SLOW_TO_TRACE = ("brax:",)
 
 
 def train(parsed: ParsedCommand) -> int:
-    """Train as the flags say; return the exit code. The process of an evaluator ends here."""
+    """Train as described by the flags; return the exit code. An evaluator process exits here."""
     settings = train_settings(parsed)
     project = parsed.run["wandb"]
     leader = distributed.is_leader()
@@ -55,10 +55,10 @@ def train_settings(parsed: ParsedCommand) -> RunSettings:
     """Return the settings of the run that the flags describe.
 
     Raises:
-      ConfigError: lists every wrong value, of any part.
+      ConfigError: lists every wrong value.
     """
     request = prepare(parsed)
-    arguments: dict[str, Any] = {"total_steps": None} | request.arguments  # for a target it may be left out
+    arguments: dict[str, Any] = {"total_steps": None} | request.arguments  # optional for a target
     topology = default_topology(request.env, arguments.pop("num_envs", None))
     layout = {name: value for name, value in arguments.items() if name in _LAYOUT}
     known = {field.name for field in dataclasses.fields(topology)}
@@ -75,18 +75,18 @@ def train_settings(parsed: ParsedCommand) -> RunSettings:
 
 @dataclasses.dataclass(frozen=True)
 class TrainRequest:
-    """The request of a command line, ready for `jaxrl.train`, `sweep`, `tune` and `pbt`."""
+    """The arguments of a command line for `jaxrl.train`, `sweep`, `tune` and `pbt`."""
 
     algo: Algorithm
-    env: Any  # an environment or its recipe; None: only a dataset
-    arguments: dict[str, Any]  # the other flags that the command passes on, without those that are None
+    env: Any  # an environment or its recipe; None with only a dataset
+    arguments: dict[str, Any]  # the other flags that are passed on, without those that are None
 
 
 def prepare(parsed: ParsedCommand) -> TrainRequest:
     """Return the algorithm, the environment and the arguments of `train`, `sweep`, `tune` and `pbt`.
 
     Raises:
-      ConfigError: lists every wrong value, of any part.
+      ConfigError: lists every wrong value.
     """
     run = parsed.run
     if run.get("out") is not None:
@@ -108,7 +108,7 @@ def prepare(parsed: ParsedCommand) -> TrainRequest:
     processes = multihost.join(run)
     elsewhere, runs = run.get("target") is not None, parsed.command in ("sweep", "tune", "pbt")
     if elsewhere or run.get("backend") == "ray":
-        jax.config.update("jax_platforms", "cpu")  # accelerators are not looked for, or left to the experiments
+        jax.config.update("jax_platforms", "cpu")  # skips accelerators, or leaves them to the experiments
     split = run["devices"] or (cores() if runs else 1)
     if not runs:
         split = 1 if elsewhere else split // processes  # the count is for all processes, or for the target
@@ -128,18 +128,18 @@ def prepare(parsed: ParsedCommand) -> TrainRequest:
 
 
 def _no_dataset(parsed, algo):
-    """Return a message on an algorithm that learns from a dataset but has none."""
+    """Explain that the algorithm learns from a dataset but none was given."""
     settings = dataset_settings(algo)
     flags = [option(field.name) for field in dataclasses.fields(algo) if field.name in settings]
     what = f"{type(algo).__name__} with {' and '.join(flags)}" if flags else type(algo).__name__
     if "dataset" in parsed.run:
-        return f"{what} learns from a dataset: --dataset PATH, such as rlds:data/pendulum"
-    return f"{what} learns from a dataset, which jaxrl {parsed.command} does not take; use jaxrl train with --dataset"
+        return f"{what} learns from a dataset: give --dataset PATH, such as rlds:data/pendulum"
+    return f"{what} learns from a dataset, unsupported by jaxrl {parsed.command}; use jaxrl train with --dataset"
 
 
 def _with_threads(request, run, topology):
-    """Return the environment, made again after restarting JAX with one thread if the run is faster with it."""
-    of_others = not is_for_a_command() or run["import_"] is not None  # they may hold arrays
+    """Return the environment, recreated after restarting JAX with one thread if that makes the run faster."""
+    of_others = not is_for_a_command() or run["import_"] is not None  # these may hold arrays
     compiled = isinstance(request.env, Environment) and run["dataset"] is None
     if of_others or not compiled or request.env.name.startswith(_SLOW_TO_TRACE):
         return request.env
@@ -154,10 +154,10 @@ def _with_threads(request, run, topology):
 def _only_on_the_host(names, env):
     """Explain that these flags need a host environment."""
     flags, them = ", ".join(map(option, names)), "them" if len(names) > 1 else "it"
-    why = "with a dataset alone nothing acts (Offline)" if env is None else f"{env.name} is in JAX (Anakin)"
+    why = "with only a dataset there is none (Offline)" if env is None else f"{env.name} runs in JAX (Anakin)"
     return (
-        f"{flags}: only for environments on the host (Sebulba), and {why}; leave {them} out, or take an environment on "
-        "the host, such as --env gymnasium:CartPole-v1 (jaxrl envs lists them)"
+        f"{flags}: only for host environments (Sebulba), but {why}; remove {them}, or use a host environment, such as "
+        "--env gymnasium:CartPole-v1 (jaxrl envs lists them)"
     )
 
 
@@ -165,13 +165,13 @@ def _only_on_the_host(names, env):
 
 
 def _report(result: training.Result) -> None:
-    """Print how a run ended."""
+    """Print the summary of a run."""
     record, notes = result.record(), []
     if record["session_steps"] == 0 and result.stopped == "finished":
-        notes.append("it had ended before; more --total-steps continue it, --overwrite starts again")
+        notes.append("the run had already finished; increase --total-steps to continue, or use --overwrite to restart")
     if result.stopped == "interrupted":
         unsaved = result.run_dir is None
-        saved = "nothing was saved: no --run-dir given" if unsaved else "the same command resumes from here"
+        saved = "nothing was saved without --run-dir" if unsaved else "run the same command again to resume"
         notes.append(f"interrupted; {saved}")
     print("\n".join(report(record, type(result.algo).__name__, result.env.name, result.run_dir, *notes)))
 

@@ -1,8 +1,8 @@
 """Conversion of flag values from and to text, without JAX.
 
-A part of a network or an optimizer is written as its name and arguments with colons between, in order or by name:
-`mlp:256,256`, `mlp:256,256:activation=relu`, `gru:128`, `adam:eps=1e-8`. Parts and schedules are read in two steps:
-`read` checks the text, `build` makes the object, for which it imports the module that defines it.
+A part of a network or an optimizer is written as its name and arguments, separated by colons, in order or by name:
+`mlp:256,256`, `mlp:256,256:activation=relu`, `gru:128`, `adam:eps=1e-8`. Parts and schedules are converted in two
+steps: `read` validates the text, and `build` imports the defining module and creates the object.
 """
 
 import ast
@@ -26,9 +26,9 @@ class Kind:
 
     Attributes:
       name: "bool", "int", "float", "text", "path", or "ints", "floats" and "texts" for tuples; "number", which may be a
-        schedule; "part"; "network" or "function", which the user registers.
-      parts: for "part", the allowed ones.
-      optional: whether it may be None.
+        schedule; "part"; "network" or "function", registered by the user.
+      parts: for "part", the allowed parts.
+      optional: whether None is allowed.
     """
 
     name: str
@@ -38,10 +38,10 @@ class Kind:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A dataclass that has a name on the command line, with the kinds of its fields in order.
+    """A dataclass that can be named on the command line, with the kinds of its fields in order.
 
     Attributes:
-      made_by: its "kind:name" in the registry, or the class itself if it is not registered.
+      made_by: its "kind:name" in the registry, or the class if it is not registered.
     """
 
     name: str
@@ -49,25 +49,25 @@ class Part:
     made_by: Any
 
     def usage(self) -> str:
-        """Return the form in which it is written: `mlp:widths:activation:normalization`."""
+        """Return the syntax of the part: `mlp:widths:activation:normalization`."""
         return ":".join([self.name, *self.fields])
 
 
 @dataclasses.dataclass(frozen=True)
 class Unmade:
-    """A value that was read, and that `build` makes with code that imports JAX."""
+    """A parsed value that `build` creates, since this imports JAX."""
 
     make: Callable[[], Any]
 
 
 def alternatives(annotation: Any) -> list[Any]:
-    """Return the types of a union, or the one type."""
+    """Return the members of a union, or the type itself."""
     union = typing.get_origin(annotation) in (types.UnionType, typing.Union)
     return list(typing.get_args(annotation)) if union else [annotation]
 
 
 def kind_of(annotation: Any) -> Kind:
-    """Return the kind of value that an annotation of plain types, or tuples of them, stands for."""
+    """Return the kind of value for an annotation of plain types or tuples of them."""
     names, kinds = {int: "int", float: "float", bool: "bool", str: "text", Path: "path"}, alternatives(annotation)
     elements = next((typing.get_args(kind) for kind in kinds if typing.get_origin(kind) is tuple), ())
     if elements:
@@ -78,7 +78,7 @@ def kind_of(annotation: Any) -> Kind:
 
 
 def metavar(kind: Kind) -> str:
-    """Return the placeholder for a value in the help."""
+    """Return the placeholder of a value in the help."""
     names = {"bool": "True|False", "int": "N", "float": "NUMBER", "path": "PATH", "text": "TEXT", "ints": "N,N,..."}
     names |= {
         "floats": "NUMBER,NUMBER,...",
@@ -91,10 +91,10 @@ def metavar(kind: Kind) -> str:
 
 
 def read(kind: Kind, text: str) -> Any:
-    """Return the value that `text` represents; parts and schedules are made by `build`.
+    """Parse `text`; parts and schedules are created later, by `build`.
 
     Raises:
-      ConfigError: it represents no value; lists the allowed ones.
+      ConfigError: `text` is not a valid value; lists the allowed ones.
     """
     if kind.optional and text.lower() == "none":
         return None
@@ -106,7 +106,7 @@ def read(kind: Kind, text: str) -> Any:
     if kind.name in ("network", "function"):
         known = registry.registered(registry.USER)
         if text not in known:
-            raise unknown(kind.name, text, known, "register it with jaxrl.register, and --import its module")
+            raise unknown(kind.name, text, known, "register it with jaxrl.register and pass its module to --import")
         return Unmade(partial(_network if kind.name == "network" else known.__getitem__, text))
     readers = {"bool": _truth, "int": _whole, "float": _real, "path": files.expand, "text": str}
     if kind.name in readers:
@@ -115,10 +115,10 @@ def read(kind: Kind, text: str) -> Any:
 
 
 def build(value: Any) -> Any:
-    """Return a value that was read, made if it is a part, a schedule or an object that a user registered.
+    """Return a parsed value, creating it if it is a part, a schedule or an object registered by the user.
 
     Raises:
-      ConfigError: the numbers of a schedule or the arguments of a part do not fit.
+      ConfigError: the numbers of a schedule or the arguments of a part are invalid.
     """
     return value.make() if isinstance(value, Unmade) else value
 
@@ -141,19 +141,19 @@ def _network(name):
     try:
         made = thing()
         if not isinstance(made, Readable):
-            why = f"it gives {made!r:.80}"
+            why = f"it returned {made!r:.80}"
     except TypeError as error:
         why = str(error)
     if why:
         raise ConfigError(
-            f"{name!r} called without arguments gives no network: {why}; register a function that does, such as "
+            f"{name!r} called without arguments did not return a network: {why}; register a function that does, as "
             "lambda: jaxrl.networks.from_linen(...)"
         )
     return made
 
 
 def literal(text: str) -> Any:
-    """Return a number, True, False, None or a tuple if `text` is one, otherwise the text itself."""
+    """Return `text` parsed as a number, True, False, None or a tuple, otherwise the text itself."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -161,10 +161,10 @@ def literal(text: str) -> Any:
 
 
 def assignments(label: str, words: Sequence[str]) -> dict[str, str]:
-    """Return `key=value` words as a dictionary.
+    """Return `key=value` arguments as a dictionary.
 
     Raises:
-      ConfigError: names every word of another form.
+      ConfigError: lists every argument of another form.
     """
     wrong = [word for word in words if not word.partition("=")[0] or "=" not in word]
     if wrong:
@@ -176,7 +176,7 @@ def _read_part(parts, text):
     name, *words = text.split(":")
     by_name = {part.name: part for part in parts}
     if name.lower() not in by_name:
-        raise unknown("part", name, by_name, "write " + " or ".join(part.usage() for part in parts))
+        raise unknown("part", name, by_name, "use " + " or ".join(part.usage() for part in parts))
     part = by_name[name.lower()]
     fields = list(part.fields)
     values: dict[str, Any] = {}
@@ -184,7 +184,7 @@ def _read_part(parts, text):
         field, equals, value = word.partition("=")
         if not equals:
             if position >= len(fields):
-                raise ConfigError(f"{text!r} has too many arguments; write {part.usage()}")
+                raise ConfigError(f"{text!r} has too many arguments; use {part.usage()}")
             field, value = fields[position], word
             if part.fields[field].name == "text" and word.isdecimal():
                 raise ConfigError(_with_commas(part, words, position))
@@ -195,15 +195,15 @@ def _read_part(parts, text):
 
 
 def _with_commas(part, words, position):
-    """Return a message on a number in place of a name: numbers of one argument are separated by commas."""
+    """Explain that a number was found instead of a name, since numbers of one argument are separated by commas."""
     names = [kind.name for kind in part.fields.values()]
     text = ":".join([part.name, *words])
     if "ints" not in names[:position]:
-        return f"{text!r}: {words[position]} is not a name for {list(part.fields)[position]}; write {part.usage()}"
+        return f"{text!r}: {words[position]} is not a valid {list(part.fields)[position]}; use {part.usage()}"
     first = names.index("ints")
     joined = re.sub(r"(?<=\d):(?=\d+(:|$))", ",", ":".join(words[first:]))
     meant = ":".join([part.name, *words[:first], joined])
-    return f"{text!r}: numbers have commas between them; did you mean {meant!r}?"
+    return f"{text!r}: separate numbers with commas; did you mean {meant!r}?"
 
 
 def _whole(text):
@@ -212,10 +212,10 @@ def _whole(text):
     except ValueError:
         real = _real(text)  # 1e6
         if not real.is_integer():
-            raise ConfigError(f"{text!r} is not a whole number") from None
+            raise ConfigError(f"{text!r} is not an integer") from None
         number = int(real)
     if abs(number) >= 2**63:
-        raise ConfigError(f"{text[:80]!r} is too large; whole numbers are less than 2^63")
+        raise ConfigError(f"{text[:80]!r} is too large; integers must be less than 2^63")
     return number
 
 
@@ -231,5 +231,5 @@ def _real(text):
 
 def _truth(text):
     if text.lower() not in ("true", "false"):
-        raise ConfigError(f"{text!r} is neither True nor False")
+        raise ConfigError(f"{text!r} must be True or False")
     return text.lower() == "true"

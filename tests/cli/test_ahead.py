@@ -54,10 +54,10 @@ def test_train_compiles_nothing_after_compile(words, main_program, tmp_path):
     assert first["codes"] == [0] and first["cache_misses"] > 3
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache"], "it wrote to the run's directory"
     (row,) = [line for line in printed if line.split()[:1] == [main_program]]
-    assert row.count("B") == 4 and not row.endswith("-"), "bytes of arguments, outputs, temporaries, at once; FLOPs"
+    assert row.count("B") == 4 and not row.endswith("-"), "bytes of arguments, outputs, temporaries, peak; FLOPs"
     *_, memory, kept = printed
-    assert re.fullmatch(r"memory of a device: [\d.]+ [kM]?B at once for \w+, the program that takes most", memory)
-    assert f"kept in {tmp_path / 'cache'}" in kept
+    assert re.fullmatch(r"peak memory per device: [\d.]+ [kM]?B, in program \w+", memory)
+    assert f"stored in {tmp_path / 'cache'}" in kept
     # With another number of steps, evaluations and checkpoints on the way, and a resume.
     later, _ = run(tmp_path / "cache", command("train", "640"), command("train", "960"))
     assert later["codes"] == [0, 0] and later["backend_compile_duration"] == later["cache_hits"] > 3

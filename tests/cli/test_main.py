@@ -113,7 +113,7 @@ def test_train_prints_the_evaluation_and_resumes(said, trained, tmp_path):
 
     for more in ([], ["--async-evaluation"]):  # the same command again, and another one: nothing is left to do
         again = said(*command, "--total-steps", "64", *more)
-        assert shown in again and "it had ended before" in again and "64 steps in" in again
+        assert shown in again and "the run had already finished" in again and "64 steps in" in again
     assert "128 steps" in said(*command, "--total-steps", "128")  # and one that goes further
     steps = [json.loads(line)["step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert max(steps) == 128
@@ -146,7 +146,7 @@ def test_eval_follows_a_run(said, run_dir, tmp_path):
     assert "step 128: return" in printed
     assert [json.loads(line)["step"] for line in out.read_text().splitlines()][-1] == 128
     assert printed.splitlines()[-1] == f"evaluations: {out}"
-    assert f"nothing new: {out} has every" in said(
+    assert f"nothing to evaluate: {out} has every" in said(
         "eval", str(run_dir), "--episodes", "3", "--follow", "--out", str(out)
     )
     said("eval", str(run_dir), "--follow", "--best", code=2)
@@ -285,7 +285,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
     process.send_signal(signal.SIGINT)
     printed, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
-    assert "interrupted; the same command resumes from here" in printed
+    assert "interrupted; run the same command again to resume" in printed
     steps = [int(path.name) for path in (tmp_path / "checkpoints").iterdir() if path.name.isdecimal()]
     assert steps and f"{max(steps):,} steps" in printed
     assert load_run(tmp_path).step == max(steps)
@@ -381,7 +381,10 @@ def test_a_folder_that_was_never_installed_is_no_traceback(tmp_path):
     hidden += "from jaxrl.cli.main import main\nsys.exit(main(sys.argv[1:]))"
     for words, said in (
         (["--version"], f"jaxrl {jaxrl.__version__}"),
-        (["doctor", "--run-dir", str(tmp_path)], "not installed, so its requirements are not known; pip install -e ."),
+        (
+            ["doctor", "--run-dir", str(tmp_path)],
+            "so its requirements are unknown; run pip install -e .",
+        ),
         (["envs", "probe"], "probe:Constant"),
     ):
         ran = subprocess.run([sys.executable, "-c", hidden, *words], capture_output=True, text=True, timeout=PATIENCE)
@@ -391,9 +394,9 @@ def test_a_folder_that_was_never_installed_is_no_traceback(tmp_path):
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ("echo $PPID, python; echo 77, other", "used by other processes too (77, other)"),
+        ("echo $PPID, python; echo 77, other", "also used by other processes (77, other)"),
         ("echo $PPID, python", None),
-        ("echo broken driver; exit 9", "nvidia-smi does not answer: "),
+        ("echo broken driver; exit 9", "nvidia-smi failed: "),
     ],
 )
 def test_doctor_says_who_else_uses_a_gpu(script, said, tmp_path, monkeypatch):

@@ -76,7 +76,7 @@ def test_one_command_line_starts_both(tmp_path):
     assert json.loads((run_dir / "result.json").read_text())["total_steps"] == 128
     assert json.loads((run_dir / "config.json").read_text())["topology"]["devices"] == 2
     again = subprocess.run(words, env=env, capture_output=True, text=True, timeout=PATIENCE)
-    assert again.returncode == 0 and "it had ended before" in again.stdout, again.stderr
+    assert again.returncode == 0 and "the run had already finished" in again.stdout, again.stderr
 
 
 @pytest.mark.exhaustive
@@ -105,7 +105,7 @@ def test_one_command_line_starts_an_evaluator_too(tmp_path, capsys):
     # The same command again evaluates what its evaluator had left.
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
     again = run()
-    assert again.returncode == 0 and "it had ended before" in again.stdout, again.stderr
+    assert again.returncode == 0 and "the run had already finished" in again.stdout, again.stderr
     assert found() == first
     # And of a run that takes its place, all.
     another = run("--overwrite", "--seed", "7")
@@ -131,7 +131,7 @@ def test_one_command_line_starts_an_evaluator_too(tmp_path, capsys):
         (["--launch", "process:2"], "--launch: unknown way to launch 'process'"),
         (["--launch", "processes:0"], "--launch: processes: count=0 must be at least 1"),
         (["--launch", "processes:2", "--distributed"], "not with --launch processes:2, which starts the processes"),
-        (["--launch", "processes:2:restarts=1"], "needs --run-dir, whose newest checkpoint a restart goes on from"),
+        (["--launch", "processes:2:restarts=1"], "needs --run-dir, since a restart resumes from its newest checkpoint"),
         (["--launch", "processes:2", "--process-id", "1"], "--process-id: only with --distributed"),
         (["--launch", "processes:2:evaluators=2"], "--launch: processes: evaluators=2 must be at most 1"),
     ],
@@ -150,8 +150,8 @@ def test_wrong_combinations_start_nothing(command, flags, words, capsys, monkeyp
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("train", "--launch processes:1:evaluators=1: needs --run-dir, whose checkpoints the evaluator plays"),
-        ("sweep", "--launch processes:1:evaluators=1: not with sweep; an evaluator plays the checkpoints of"),
+        ("train", "--launch processes:1:evaluators=1: needs --run-dir, where the evaluator finds the checkpoints"),
+        ("sweep", "--launch processes:1:evaluators=1: not with sweep; an evaluator needs the checkpoints of"),
         ("pbt", "--launch processes:1:evaluators=1: not with pbt; an evaluator"),
         ("compile", "--launch processes:1:evaluators=1: not with compile; an evaluator"),
         ("tune", "--launch, --distributed: not with tune"),

@@ -84,10 +84,10 @@ def test_modules_of_gymnasium_environments_are_found_in_the_current_folder(folde
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--import"], "needs the name of a module"),
-        (["--import", "--best"], "needs the name of a module"),
-        (["--import", ""], "needs the name of a module"),
-        (["--import", "mine_nowhere"], "no module 'mine_nowhere' in .*, nor installed"),
+        (["--import"], "needs a module name"),
+        (["--import", "--best"], "needs a module name"),
+        (["--import", ""], "needs a module name"),
+        (["--import", "mine_nowhere"], "no module 'mine_nowhere' in .* or among the installed"),
         (["--import", "mine_nowhere.part"], "no module 'mine_nowhere' in"),
         (["--import", "./mine_env.py"], "try --import mine_env"),
         (["--import", "mine_broken"], "--import mine_broken: ZeroDivisionError: division by zero"),
@@ -115,12 +115,12 @@ def test_what_was_not_imported_is_asked_for(folder, capsys):
     train = ("train", "ppo", "--total-steps", "64", "--env")
     assert "--import MODULE" in told(capsys, *train, "mine:Corridor")
     assert "--import MODULE" in told(capsys, "train", "mine_algo", "--env", "gymnax:CartPole-v1", "--total-steps", "64")
-    assert "--import its module" in told(capsys, *train, "gymnax:CartPole-v1", "--network", "own")
+    assert "pass its module to --import" in told(capsys, *train, "gymnax:CartPole-v1", "--network", "own")
     wrong = ("--import", "mine_net", "--network")
-    assert "gives no network: it gives 3" in told(capsys, *train, "gymnax:CartPole-v1", *wrong, "no_network")
+    assert "did not return a network: it returned 3" in told(capsys, *train, "gymnax:CartPole-v1", *wrong, "no_network")
     both = (*wrong, "own", "--network.torso", "mlp:8", "--network.shared", "true")
     said = told(capsys, *train, "gymnax:CartPole-v1", *both)
-    assert said.count("not with --network, which takes the place of that network") == 2
+    assert said.count("not with --network, which replaces that network") == 2
 
 
 # --- from training to a sweep --------------------------------------------------------------------------------------

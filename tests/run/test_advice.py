@@ -222,7 +222,7 @@ def test_a_run_ends_with_the_returns_of_greedy_actions_and_of_training(capsys, t
             out, err = capsys.readouterr()
             returns, trained = out.rstrip().rsplit(" ", 1)
             assert returns.endswith("\nevaluation (greedy): 0.00 ± 0.00; in training") and float(trained) > 0.9
-            assert ("greedy actions" in err) == first != ("it had ended" in out)
+            assert ("greedy actions" in err) == first != ("the run had already finished" in out)
 
 
 @pytest.mark.long

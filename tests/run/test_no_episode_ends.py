@@ -52,7 +52,7 @@ def test_every_file_is_json_and_every_reader_takes_null(whole, tmp_path):
     record = read_result(path)
     assert math.isnan(record["evaluation"]["return_mean"]) and record["evaluation"]["unfinished"] == 2
     last = summary.report(record | {"explored": True}, "PPO", "e", path)[-1]
-    assert last.startswith("evaluation (exploring): no episode ended; 2 reached the limit of steps; in training ")
+    assert last.startswith("evaluation (exploring): no episode ended; 2 reached the step limit; in training ")
     plot_runs([path], tmp_path / "curve.png")
     plot_runs([path], tmp_path / "curve.png", metric="train/return_mean")
     table = [row for row in csv.DictReader((path / "metrics.csv").open()) if row["evaluation/episodes"]]

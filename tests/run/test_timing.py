@@ -101,7 +101,7 @@ SPEED = "speed: 150,000 steps/s while training, 50,000 including start-up and ev
         ({}, [" in 10 s", SPEED, "seconds: import 3.0, compile 5.0, train 4.0"]),
         (
             {"session_steps": 200_000, "total_seconds": 40.0},
-            [" in 40 s, of which 200,000 in 10 s since it was resumed", SPEED],
+            [" in 40 s; since resuming, 200,000 steps in 10 s", SPEED],
         ),
         ({"session_steps": 0, "total_seconds": 40.0, "steps_per_second": 0.0}, [" in 40 s", "seconds: import"]),
     ],

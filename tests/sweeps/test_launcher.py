@@ -214,7 +214,7 @@ def test_a_study_over_environments(tmp_path, monkeypatch, capsys):
     ]
     said = capsys.readouterr().out
     assert said.count("a table") == 2 and said.index("gymnax:CartPole-v1:") < said.index("gymnasium:Pendulum-v1:")
-    assert main.main(words) == 2 and "--grid env: other environments are other programs" in capsys.readouterr().err
+    assert main.main(words) == 2 and "--grid env needs --backend ray" in capsys.readouterr().err
     assert main.main([*words, "env=gymnax:CartPole-v2"]) == 2 and "CartPole-v2" in capsys.readouterr().err
 
 
