@@ -1,9 +1,9 @@
-"""Put the built site into a folder of sites, one a version, as a web server serves them.
+"""Publish the built site to a folder with one site per version, ready for a web server.
 
 .venv/bin/python scripts/publish_docs.py build/docs/site PUBLISHED
 
-The site becomes PUBLISHED/0.1.0. PUBLISHED/versions.json lists all versions, the newest first, for the selector in the
-header of each page, and PUBLISHED/index.html leads to the newest.
+The site is copied to PUBLISHED/0.1.0. PUBLISHED/versions.json lists all versions, newest first, for the version
+selector in each page's header, and PUBLISHED/index.html redirects to the newest.
 """
 
 import json
@@ -24,7 +24,7 @@ _INDEX = """<!doctype html>
 
 
 def publish(site: Path, target: Path, version: str) -> None:
-    """Copy `site` to the folder `version` in `target`, in place of one that is there, and list all versions anew."""
+    """Copy `site` to the folder `version` in `target`, replacing an existing one, and update the list of versions."""
     shutil.rmtree(target / version, ignore_errors=True)
     shutil.copytree(site, target / version)
     found = sorted((Version(path.parent.name) for path in target.glob("*/index.html")), reverse=True)

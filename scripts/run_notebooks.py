@@ -1,4 +1,4 @@
-"""Run the notebooks with all their training, and store what they show.
+"""Run the notebooks with their full training, and store their outputs.
 
 .venv/bin/python scripts/run_notebooks.py [NAME ...]
 """

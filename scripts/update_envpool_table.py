@@ -1,9 +1,10 @@
-"""Writes the table of EnvPool's families in docs/envpool.md anew, from what one environment of each does here.
+"""Update the table of EnvPool's families in docs/envpool.md, by testing one environment of each.
 
 .venv/bin/python scripts/update_envpool_table.py [FAMILY ...]
 
-Each is made, checked, stepped to its time limit and trained for one update, in a process of its own: some may crash.
-Families that are named are tried and printed only. Run it after a new version of EnvPool; it takes some ten minutes.
+Each environment is created, checked, stepped to its time limit and trained for one update, in a separate process, since
+some may crash. Families given as arguments are tested and printed only. Run this after a new EnvPool release; it takes
+about ten minutes.
 """
 
 import collections
@@ -23,7 +24,7 @@ from jaxrl.core import spaces  # noqa: E402
 from jaxrl.core.errors import ConfigError  # noqa: E402
 from jaxrl.envs.host import envpool as adapter  # noqa: E402
 
-# An example of each family, by EnvPool's module; the first usable one of a family that is not here.
+# An example of each family, by EnvPool module; other families use their first usable environment.
 EXAMPLES = {
     "atari": "Pong-v5",
     "box2d": "LunarLander-v3",
@@ -44,7 +45,7 @@ STEPS, LIMIT, NUM_ENVS, SECONDS = 50, 8, 4, 600
 
 
 def families() -> dict[str, tuple[int, int, str]]:
-    """Return by family the number of its names, how many of them can be trained, and an example."""
+    """Return, by family, the number of names, the number that can be trained, and an example."""
     usable, found = set(adapter.names()), collections.defaultdict(list)
     for name, (module, *_) in adapter._registered().items():
         found[module.removeprefix("envpool.")].append(name)
@@ -61,7 +62,7 @@ def example(family: str, usable: list[str]) -> str:
 
 
 def tried(name: str) -> dict[str, str]:
-    """Return what one environment does here, by column of the table."""
+    """Return the results of testing one environment, by column of the table."""
     recipe = jaxrl.make(f"envpool:{name}", num_threads=1)
     found = {"observation": brief(recipe.observation_space), "action": brief(recipe.action_space)}
     jaxrl.check_env(recipe, steps=STEPS)
@@ -80,7 +81,7 @@ def tried(name: str) -> dict[str, str]:
 
 
 def endings(name: str) -> str:
-    """Return how a time limit of `LIMIT` steps is told, and after how many steps EnvPool's own comes."""
+    """Return how a time limit of `LIMIT` steps is reported, and after how many steps EnvPool's own limit applies."""
     own = adapter._spec(name, {})[0].get("max_episode_steps")
     recipe = limited(name)
     if recipe is None:
@@ -102,7 +103,7 @@ def endings(name: str) -> str:
 
 
 def limited(name: str):
-    """Return the environment with episodes of at most `LIMIT` steps; None where EnvPool has no such option."""
+    """Return the environment with episodes of at most `LIMIT` steps, or None if EnvPool has no such option."""
     try:
         return jaxrl.make(f"envpool:{name}", num_threads=1, max_episode_steps=LIMIT)
     except ConfigError:
@@ -110,7 +111,7 @@ def limited(name: str):
 
 
 def random_actions(recipe):
-    """Return a function that draws actions of a batch."""
+    """Return a function that samples a batch of actions."""
     import jax
 
     keys = iter(jax.random.split(jax.random.key(0), STEPS))
@@ -131,7 +132,7 @@ def brief(space: spaces.Space) -> str:
 
 
 def in_a_process(name: str) -> dict[str, str]:
-    """Return what `tried` does, or the last line of what it raised."""
+    """Run `tried` in a process; return its result, or the last line of its error."""
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     try:
         done = subprocess.run(

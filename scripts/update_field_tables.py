@@ -1,4 +1,4 @@
-"""Writes the tables in docs/algorithms/*.md and docs/choosing.md anew, from the code: run it after a field changed.
+"""Update the tables in docs/algorithms/*.md and docs/choosing.md from the code; run this after changing a field.
 
 .venv/bin/python scripts/update_field_tables.py
 """

@@ -1,4 +1,4 @@
-"""Write the tables and pictures of README and pages, from the records in benchmarks/results and the code.
+"""Update the tables and figures of the README and the docs, from the records in benchmarks/results and the code.
 
 .venv/bin/python scripts/update_results.py
 """

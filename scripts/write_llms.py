@@ -1,9 +1,9 @@
-"""Write llms.txt, llms-full.txt and the Markdown of every page beside its HTML into a built site (llmstxt.org).
+"""Add llms.txt, llms-full.txt and the Markdown source of every page to a built site (llmstxt.org).
 
 .venv/bin/python scripts/write_llms.py build/docs/site
 
-A page's Markdown is whole: files that it includes are in it, and in the place of each name of the reference stands its
-signature and docstring. Links lead to the Markdown of other pages, as the files lie as in docs/.
+The Markdown of a page is self-contained: included files are inserted, and each name of the API reference is replaced by
+its signature and docstring. Files are laid out as in docs/, so links lead to the Markdown of other pages.
 """
 
 import importlib
@@ -21,7 +21,7 @@ _LONGEST = 160  # characters of a description
 
 
 def write(site: Path) -> None:
-    """Write all files into the folder of a site."""
+    """Write all files into the site's folder."""
     config = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
     lines, whole = [f"# {config['site_name']}", "", f"> {config['site_description']}"], []
     lines += ["", "Pages as Markdown, by section; [llms-full.txt](llms-full.txt) has all of them in one file."]
@@ -39,7 +39,7 @@ def write(site: Path) -> None:
 
 
 def sections(nav: list[dict[str, Any]]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return the sections of a navigation, each with the names and paths of its pages; a page alone is a section."""
+    """Return the sections of the navigation, each with the names and paths of its pages; a single page is a section."""
     found = []
     for entry in nav:
         for name, target in entry.items():
@@ -49,7 +49,7 @@ def sections(nav: list[dict[str, Any]]) -> list[tuple[str, list[tuple[str, str]]
 
 
 def markdown(path: str) -> str:
-    """Return a page of docs/ with what it includes."""
+    """Return the Markdown of a page of docs/ with included files inserted."""
     text = _SNIPPET.sub(lambda found: (ROOT / found[1]).read_text().rstrip(), (ROOT / "docs" / path).read_text())
     return _REFERENCE.sub(lambda found: entry(found[1]), text)
 
@@ -66,7 +66,7 @@ def description(text: str) -> str:
 
 
 def entry(name: str) -> str:
-    """Return the Markdown of a name of the reference: its signature and docstring, and those of its public members."""
+    """Return the Markdown of a name in the API reference: signatures and docstrings of it and its public members."""
     found, parts = importlib.import_module("jaxrl"), name.split(".")
     for position, part in enumerate(parts[1:], 2):
         if not hasattr(found, part):
@@ -88,7 +88,7 @@ def _block(name: str, value: Any) -> str:
     if callable(value):
         try:
             signature = re.sub(r" at 0x[0-9a-f]+|(?<=pathlib\.)_\w+\.", "", str(inspect.signature(value)))
-        except (TypeError, ValueError):  # of a class that C makes, and of protocols
+        except (TypeError, ValueError):  # classes implemented in C, and protocols
             signature = ""
     lines = inspect.cleandoc(value.__doc__ or "").split("\n")
     return "\n".join(

@@ -381,10 +381,7 @@ def test_a_folder_that_was_never_installed_is_no_traceback(tmp_path):
     hidden += "from jaxrl.cli.main import main\nsys.exit(main(sys.argv[1:]))"
     for words, said in (
         (["--version"], f"jaxrl {jaxrl.__version__}"),
-        (
-            ["doctor", "--run-dir", str(tmp_path)],
-            "so its requirements are unknown; run pip install -e .",
-        ),
+        (["doctor", "--run-dir", str(tmp_path)], "so its requirements are unknown; run pip install -e ."),
         (["envs", "probe"], "probe:Constant"),
     ):
         ran = subprocess.run([sys.executable, "-c", hidden, *words], capture_output=True, text=True, timeout=PATIENCE)
