@@ -1,4 +1,4 @@
-"""What the parts of benchmarks/accelerator.py measure. It runs this file, in a process of its own for each."""
+"""Measurements of benchmarks/accelerator.py, which runs this file in a separate process for each part."""
 
 import argparse
 import contextlib

@@ -1,4 +1,4 @@
-"""Random play of JAX environments in one compiled program, for the benchmarks of environments alone."""
+"""Random play of JAX environments in one compiled program, for benchmarks of environments without training."""
 
 import sys
 import time
@@ -83,5 +83,5 @@ def at_least(seconds: float, play: Callable[[], float]) -> Callable[[], float]:
 
 
 def progress(text: str) -> None:
-    """Print what is being done."""
+    """Print a progress message."""
     print(text, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What every benchmark shares: the machine it ran on, its results as JSON, and peers in environments of their own."""
+"""Utilities shared by benchmarks: the machine, results as JSON, and other libraries in separate environments."""
 
 import argparse
 import datetime

@@ -1,4 +1,4 @@
-"""A comparison that decides how many seeds it needs: a group-sequential permutation test of two lists of scores."""
+"""A group-sequential permutation test of two lists of scores, which determines how many seeds are needed."""
 
 import itertools
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The rows of `benchmarks/zoo.toml`: what each trains and must reach, how it is trained, and its record."""
+"""Rows of `benchmarks/zoo.toml`: their commands and target scores, training, and records."""
 
 import contextlib
 import dataclasses

@@ -1,31 +1,31 @@
-"""What one GPU, or the chips of a TPU host, make of jaxrl; in a small form also a CPU. Needs no network.
+"""Benchmarks on one GPU or the chips of a TPU host; also runs on a CPU, at a small size. Works offline.
 
     python benchmarks/accelerator.py [--only PART ...] [--small] [--seconds 470] [--compile-first N]
         [--rejax PATH] [--purejaxrl PATH] [--output FILE]
 
-Each part can be run alone, takes at most `--seconds`, and writes its part of one record,
-benchmarks/results/accelerator-<device>.json, where those of other parts stay as they are:
+Each part can be run separately, takes at most `--seconds`, and updates its section of one record,
+benchmarks/results/accelerator-<device>.json:
 
-    throughput  environment steps a second of PPO (CartPole, MinAtar Breakout, brax ant), DQN and SAC, up to 65,536
-                environments; of sweeps, up to 256 runs; and of the environments alone
-    replay      add 64, sample 256 and update 256 of a million transitions, beside flashbax
+    throughput  environment steps per second of PPO (CartPole, MinAtar Breakout, brax ant), DQN and SAC, with up to
+                65,536 environments; of sweeps of up to 256 runs; and of the environments without training
+    replay      add 64, sample 256 and update 256 of a million transitions, compared with flashbax
     host        EnvPool on the host's cores: random actions, PPO, R2D2, IMPALA
-    learning    runs to a score at the defaults, with the time that they took
-    equality    the same run twice, in one process and in several, as it is and with XLA's deterministic operations
-    determinism the same run in two processes, and killed and resumed, as it is and with --deterministic; its cost
-    precision   products in float32, TF32 and bfloat16: speed, and what one iteration differs by
-    memory      the most that a program takes, predicted and as the device counts
-    peers       rejax and purejaxrl beside, in turn in one run
+    learning    runs with default settings that must reach a score, with their time
+    equality    the same run twice, in one and in several processes, with and without XLA's deterministic operations
+    determinism the same run in two processes, and killed and resumed, with and without --deterministic; its cost
+    precision   matrix products in float32, TF32 and bfloat16: speed, and the difference after one iteration
+    memory      peak memory of a program, predicted and as reported by the device
+    peers       comparison with rejax and purejaxrl, alternating in one run
 
-`--compile-first N` compiles throughput and precision in N processes side by side, which fill JAX's compilation
-cache, before anything is timed: a third of the time on a machine with cores to spare.
+`--compile-first N` first compiles throughput and precision in N parallel processes, which fill JAX's compilation
+cache. On a machine with idle cores, this takes a third of the time.
 
-Speeds are medians, compiled and warm, to `block_until_ready`. What the device or the installation lacks, and what the
-time did not suffice for, is a row with the reason. On a CPU, and with `--small`, everything is tiny, says nothing
-about speed, and is written to .cache/ instead.
+Speeds are medians after compilation and warm-up, measured to `block_until_ready`. Measurements that the device, the
+installation or the time limit does not allow are recorded as rows with the reason. On a CPU, and with `--small`, all
+sizes are tiny, the results do not indicate speed, and they are written to .cache/ instead.
 
-rejax needs gymnax 0.0.9, where jaxrl needs 1.0.1: `--rejax` is a folder with both (`pip install --target`), which goes
-before other packages on the path of a process of its own, or the Python of an environment that has them.
+rejax needs gymnax 0.0.9, but jaxrl needs 1.0.1: `--rejax` is a folder with both rejax and gymnax 0.0.9 (`pip install
+--target`), which comes first on the path of a separate process, or the Python of an environment that has them.
 `--purejaxrl` is a checkout of github.com/luchris429/purejaxrl, which runs in the same process.
 """
 
@@ -227,11 +227,11 @@ def _text(value):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART")
-    parser.add_argument("--small", action="store_true", help="tiny sizes; what a CPU gets anyway")
-    parser.add_argument("--seconds", type=float, default=470.0, help="that a part may take")
-    parser.add_argument("--compile-first", type=int, default=1, metavar="N", help="processes that compile side by side")
-    parser.add_argument("--rejax", help="folder of packages, or a Python, that has rejax and gymnax 0.0.9")
-    parser.add_argument("--purejaxrl", help="folder of a checkout")
+    parser.add_argument("--small", action="store_true", help="use tiny sizes; always on for CPUs")
+    parser.add_argument("--seconds", type=float, default=470.0, help="time limit of each part, in seconds")
+    parser.add_argument("--compile-first", type=int, default=1, metavar="N", help="parallel compilation processes")
+    parser.add_argument("--rejax", help="package folder or Python interpreter with rejax and gymnax 0.0.9")
+    parser.add_argument("--purejaxrl", help="checkout of purejaxrl")
     parser.add_argument("--output", type=pathlib.Path)
     asked = parser.parse_args()
     for name in asked.only:

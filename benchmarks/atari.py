@@ -1,12 +1,12 @@
-"""Atari through `Sebulba`: steps a second of R2D2, IMPALA and PPO while they learn, with the replay ratio.
+"""Atari with `Sebulba`: training steps per second of R2D2, IMPALA and PPO, with the replay ratio.
 
     python benchmarks/atari.py [--only r2d2 impala ppo] [--num-envs 192] [--actors 4] [--groups 1] [--iterations 20]
 
-A step is a row of an environment, 4 frames of the game. R2D2 is the preset `r2d2` (a 512-wide LSTM on the convolutions
-of Mnih et al., 2015; 64 sequences of 40 + 81 rows an update) with a replay of `--capacity` rows that is filled first;
-its replay ratio is given as rlpyt counts it (rows of a batch, those that warm up included, over rows collected) and as
-R2D2 does (without these). IMPALA is `impala-paper-shallow`, PPO has the same convolutions. What is timed is compiled
-and warm, chunks of `--iterations`, the middle of `--repeats`.
+A step is one transition of an environment, 4 frames of the game. R2D2 is the preset `r2d2` (a 512-wide LSTM on the
+convolutions of Mnih et al., 2015; 64 sequences of 40 + 81 rows per update) with a replay buffer of `--capacity` rows
+that is filled first; its replay ratio is given as in rlpyt (rows of a batch, including burn-in, over rows collected)
+and as in R2D2 (without burn-in). IMPALA is `impala-paper-shallow`, PPO has the same convolutions. Chunks of
+`--iterations` are timed after compilation and warm-up; the result is the median of `--repeats`.
 
 rlpyt's figure for R2D1 is 16,000 steps/s on 24 cores and 3 GPUs, at a replay ratio of 1 (arXiv:1909.01500).
 """
@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--actors", type=int, default=2)
     parser.add_argument("--groups", type=int, default=1)
     parser.add_argument("--queue", type=int, default=1)
-    parser.add_argument("--capacity", type=int, default=200_000, help="rows of R2D2's replay, 7 kB each")
+    parser.add_argument("--capacity", type=int, default=200_000, help="rows in R2D2's replay buffer, 7 kB each")
     parser.add_argument("--iterations", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()

@@ -1,9 +1,9 @@
-"""This tree against another commit, in one run: the throughput of training, in alternating pairs.
+"""Training throughput of this tree compared with another commit, measured in alternating pairs in one run.
 
-A worker process for each tree holds its compiled programs. In a pair both do the same work at once, but only one of
-them may run at a time: they are stopped and continued in turn, every quarter of a second, so that whatever else
-changes the machine's speed changes it for both. A worker's clock stands still while it is stopped. What counts is the
-ratio of a pair, with the interval of its mean over the pairs.
+A worker process for each tree holds its compiled programs. In a pair, both do the same work concurrently, but only one
+runs at a time: they are stopped and continued in turn, every quarter of a second, so that changes in the machine's
+speed affect both. A worker's clock is paused while the worker is stopped. The result is the ratio of each pair, and the
+mean over pairs with its confidence interval.
 
     python benchmarks/before_after.py --before COMMIT
 """
@@ -168,7 +168,7 @@ def checkout(commit: str) -> pathlib.Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--before", default="HEAD~1", help="the commit to compare with")
+    parser.add_argument("--before", default="HEAD~1", help="commit to compare with")
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--only", nargs="*", default=list(WORK), choices=list(WORK), metavar="CASE")
     asked = parser.parse_args()

@@ -1,11 +1,11 @@
-"""The recurrent cores, forwards and backwards over sequences of 1,024 steps: steps a second beside the GRU's.
+"""Speed of the recurrent cores compared with the GRU: forward and backward passes over sequences of 1,024 steps.
 
     python benchmarks/cores.py [--repeats 7] [--batches 1 16]
 
-Each core is one layer of 128, with inputs of 128 and an episode's beginning every 100 steps or so; GTrXL remembers 64
-steps. A call computes the gradient of the outputs' squares with respect to parameters and inputs. All are compiled and
-warm, and take turns. On a CPU the loop of a GRU is bound by the latency of a step where the batch is small, and by
-arithmetic where it is large; on an accelerator always by latency. Writes benchmarks/results/cores.json.
+Each core is one layer of width 128, with inputs of size 128 and an episode start about every 100 steps; GTrXL has a
+memory of 64 steps. A call computes the gradient of the squared outputs with respect to parameters and inputs. All cores
+are compiled and warm, and alternate. On a CPU, the loop of a GRU is bound by the latency of a step if the batch is
+small, and by arithmetic if it is large; on an accelerator, always by latency. Writes benchmarks/results/cores.json.
 """
 
 import argparse

@@ -2,9 +2,10 @@
 
     python benchmarks/curves.py [--seeds 3] [--only ppo sac]
 
-Each algorithm is trained once a seed, all of them with one seed before any with the next. After each run its curve goes
-into `benchmarks/results/curve-NAME.json`, so a session that ends early leaves whole records with fewer seeds. Runs that
-learn from data read what SAC's first run recorded and what its policy played. `scripts/update_results.py` draws them.
+Each algorithm is trained once per seed; all algorithms finish one seed before the next. After each run, its curve is
+saved to `benchmarks/results/curve-NAME.json`, so a session that ends early leaves complete records with fewer seeds.
+Offline algorithms use the dataset recorded by SAC's first run and the episodes of its policy.
+`scripts/update_results.py` plots the curves.
 """
 
 import argparse
@@ -77,7 +78,7 @@ EXPERT = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", nargs="+", choices=COMMANDS, default=list(COMMANDS), help="pages")
+    parser.add_argument("--only", nargs="+", choices=COMMANDS, default=list(COMMANDS), help="pages to run")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(arguments.seeds):

@@ -1,12 +1,12 @@
-"""How fast a policy's episodes become an RLDS dataset, and how much memory that takes.
+"""Speed and memory of exporting a policy's episodes as an RLDS dataset.
 
     python benchmarks/datasets.py [--episodes 5000 50000 200000]
 
-CartPole with actions by chance (an untrained policy that samples), the worst case: episodes of about 22 transitions,
-128 environments side by side. Every number of episodes is exported in a process of its own, whose largest resident
-memory is told; the time is that of a second export there, from the call to the renamed and re-read directory, with
-everything compiled. Beside it TFDS's own `SequentialWriter`, given the first 1,000 of these episodes as lists of
-steps, without the time to make the lists.
+CartPole with random actions (sampled from an untrained policy), the worst case: episodes of about 22 transitions, in
+128 parallel environments. Every number of episodes is exported in a separate process, whose peak resident memory is
+reported; the time is that of a second export in the process, from the call to the renamed and re-read directory, with
+everything compiled. It is compared with TFDS's `SequentialWriter`, which writes the first 1,000 of these episodes from
+lists of steps; the time to create the lists is excluded.
 """
 
 import argparse

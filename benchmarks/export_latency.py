@@ -1,12 +1,12 @@
-"""The time of one action of an exported policy, on a CPU, beside `predict` of Stable-Baselines3.
+"""Latency of one action of an exported policy on a CPU, compared with `predict` of Stable-Baselines3.
 
     python benchmarks/export_latency.py [--repeats 7] [--no-peer] [--onnx PYTHON]
 
-The policies are those of benchmarks/policy.py: untrained PPO for CartPole of two hidden layers of 64 tanh, asked for
-the best action of one observation in numpy, 2,000 times in a row, the loop around the calls counted. The same policy
-of jaxrl acts as such, as StableHLO by `jax.export`, by numpy alone and, where `--onnx` names the Python of an
-environment with jaxrl, jax2onnx and onnxruntime (docs/export.md), by onnxruntime on one thread. SB3 runs in an
-environment of its own, on one thread. All are warm, and take turns in one run. A batch of 64 beside it.
+The policies are those of benchmarks/policy.py: untrained PPO for CartPole with two hidden layers of 64 tanh units. Each
+computes the best action for one NumPy observation, 2,000 times in a row, including the loop around the calls. The same
+jaxrl policy runs directly, as StableHLO by `jax.export`, with only NumPy and, if `--onnx` gives the Python of an
+environment with jaxrl, jax2onnx and onnxruntime (docs/export.md), with onnxruntime on one thread. SB3 runs in a
+separate environment, on one thread. All are warm, and alternate in one run. A batch of 64 is also measured.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Steps to a score in a changed Pendulum: from a policy for the usual one, against from nothing.
+"""Steps to a target score in a modified Pendulum: fine-tuning compared with training from scratch.
 
     python benchmarks/fine_tuning.py [--seeds 5] [--parent-steps 20000] [--steps 30000] [--mark -200]
 
-SAC with its defaults, an update a step. For each seed a parent is trained with gravity 10, and then two runs with
-gravity 12, one that begins with what the parent has learned (`init_from`) and one that begins with nothing. Both are
-evaluated every 500 steps, on the same episodes, and stop when the mean return reaches the mark. What counts are the
-steps until then; a run that does not get there counts all its steps and is marked.
+SAC with its defaults, one update per step. For each seed, a parent is trained with gravity 10, and then two runs with
+gravity 12: one initialized from the parent (`init_from`) and one from scratch. Both are evaluated every 500 steps, on
+the same episodes, and stop when the mean return reaches the mark. The result is the number of steps; a run that does
+not reach the mark counts all its steps and is flagged.
 """
 
 import argparse

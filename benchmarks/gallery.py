@@ -1,10 +1,10 @@
-"""Trained policies as small pictures that move, for docs/gallery.md: short runs of one command each, seed 0.
+"""Small animations of trained policies for docs/gallery.md: short runs of one command each, seed 0.
 
     python benchmarks/gallery.py [--only pendulum acrobot]
 
-After each run its episode goes into `docs/assets/gallery/NAME.gif` and its score into
-`benchmarks/results/gallery.json`, so a session that ends early leaves whole entries. `scripts/update_results.py` writes
-them to the page.
+After each run, its episode is saved to `docs/assets/gallery/NAME.gif` and its score to
+`benchmarks/results/gallery.json`, so a session that ends early leaves complete entries. `scripts/update_results.py`
+adds them to the page.
 """
 
 import argparse

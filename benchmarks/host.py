@@ -1,22 +1,22 @@
-"""Environments on the host: PPO through EnvPool against SB3, and what the topology costs beside EnvPool alone.
+"""Host environments: PPO with EnvPool compared with SB3, and the overhead of the topology over EnvPool.
 
     python benchmarks/host.py [--repeats 5] [--no-peer] [--only cartpole halfcheetah pong pong-16 impala]
 
     python benchmarks/host.py --distributed [--coordinator HOST:PORT --num-processes N --process-id I]
 
-With `--distributed`, the same command on every machine, it is jaxrl alone: one run over all their devices, in lockstep
-with a lag of one, and the settings count those of all processes.
+With `--distributed`, run the same command on every machine. Only jaxrl is measured: one run over all devices, in
+lockstep with a lag of one; the settings are totals over all processes.
 
-PPO: the same rows a batch, epochs, minibatches and networks (two of 2 x 64 tanh) in both; SB3 has 8 environments of
-Gymnasium in its process, as in its documentation, ours come from EnvPool and their number is printed. Pong, 64 and 16
-environments: rows a second of `Sebulba` with an algorithm that acts at random and learns nothing, against EnvPool
-stepped with random actions by hand, in the same number of environments.
+PPO: both libraries use the same batch size, epochs, minibatches and networks (two of 2 x 64 tanh). SB3 steps 8
+Gymnasium environments in its process, as in its documentation; jaxrl uses EnvPool, and the number of environments is
+printed. Pong, 64 and 16 environments: rows per second of `Sebulba` with an algorithm that acts at random and does not
+learn, compared with stepping EnvPool directly with random actions, in the same number of environments.
 
-IMPALA in Pong, its preset `impala-paper-shallow`: rows a second against what its parts would reach by turns, each alone
-on all cores: EnvPool with random actions, the policy on what a group of environments shows, and the update on a batch
-of rollouts that is already there.
+IMPALA in Pong, preset `impala-paper-shallow`: rows per second compared with its parts run one after another, each on
+all cores: EnvPool with random actions, the policy on the observations of a group of environments, and the update on a
+precomputed batch of rollouts.
 
-What is timed is compiled and warm, in turn in one run.
+Everything is timed after compilation and warm-up, alternating in one run.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""Whether TensorFlow reads from our RLDS datasets what was written to them.
+"""Compatibility of exported RLDS datasets with TensorFlow.
 
     python benchmarks/in_tensorflow.py [--episodes 200]
 
-For each type that a dataset can hold, and each file format, a small dataset of numbers and pictures of that type; and a
-policy's episodes on CartPole. In an environment with TensorFlow (made under `.cache/peers` on first use) each is opened
-with `tfds.builder_from_directory`, and every field of the steps must have the types, shapes and bits that
-`jaxrl.load_dataset` gives: TFRecord files through `as_dataset`, which TFDS has for no ArrayRecord files, and those
-through `as_data_source`. What is refused there is told with its words.
+For each supported type and file format, a small dataset of numbers and images of that type is written, and a dataset of
+a policy's episodes on CartPole. In an environment with TensorFlow (created under `.cache/peers` on first use), each is
+opened with `tfds.builder_from_directory`, and every field of the steps must have the same type, shape and bits as with
+`jaxrl.load_dataset`. TFRecord files are read with `as_dataset`; ArrayRecord files, which it does not support, with
+`as_data_source`. Rejected datasets are reported with the error message.
 """
 
 import argparse

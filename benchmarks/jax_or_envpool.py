@@ -1,11 +1,11 @@
-"""JAX against EnvPool, where a world exists as both: which steps faster on this machine, with random actions.
+"""Speed of JAX compared with EnvPool, for environments that exist in both, with random actions.
 
     python benchmarks/jax_or_envpool.py [--only SUITE:NAME ...] [--num-envs 64 1024] [--repeats 5]
 
-Both sides are environments as jaxrl trains on them, with statistics of episodes and automatic resets (pooled where
-worlds are costly to make, docs/environments.md). The JAX side is one compiled program that draws its actions. EnvPool's
-has its actions drawn before, and as many threads as there are cores; its observations stay in the host's memory.
-Everything is compiled and warm before anything is timed; medians over alternating pairs, in steps a second.
+Both sides are wrapped as for training, with episode statistics and automatic resets (pooled if resets are expensive,
+docs/environments.md). The JAX side is one compiled program that also samples the actions. The EnvPool side has
+precomputed actions and one thread per core; its observations stay in host memory. Everything is compiled and warm
+before timing. Results are medians over alternating pairs, in steps per second.
 
 Without --only, writes benchmarks/results/jax-or-envpool.json, and docs/envpool.md shows it
 (`scripts/update_results.py`).
@@ -94,7 +94,7 @@ def prepared(pair: Pair, num_envs: int) -> dict[str, Callable[[], float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--only", nargs="+", help="some JAX environments instead of all")
+    parser.add_argument("--only", nargs="+", help="JAX environments to run instead of all")
     parser.add_argument("--num-envs", type=int, nargs="+", default=[64, 1024])
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()

@@ -1,13 +1,13 @@
-"""How many kernels PPO on CartPole starts: a step of the rollout, a minibatch, and an iteration beside both loops.
+"""Number of kernels of PPO on CartPole: per rollout step, per minibatch, and per iteration outside both loops.
 
     python benchmarks/kernels.py [--num-envs 4] [--loops]
 
-Small programs are not arithmetic: an iteration of 4 environments x 128 steps, 4 epochs of 4 minibatches, is some
-8,000 kernels of a microsecond or less. They are counted in the program as XLA compiled it, by `jaxrl.parallel.hlo`:
-what is not a parameter, a constant, a tuple or a view starts a kernel; a loop's are those of one turn. So no clock is
-needed, and two machines give the same counts. Writes benchmarks/results/kernels.json, to which
-`tests/test_benchmarks.py` holds the counts of the locked JAX, plus 5 percent. `--loops` prints every loop of the
-program.
+Small programs are dominated by kernel launches, not arithmetic: an iteration of 4 environments x 128 steps, 4 epochs of
+4 minibatches, launches about 8,000 kernels of a microsecond or less. `jaxrl.parallel.hlo` counts them in the program
+compiled by XLA: every instruction except parameters, constants, tuples and views launches a kernel; a loop counts one
+iteration. This does not need timing, and counts are the same on different machines. Writes
+benchmarks/results/kernels.json; `tests/test_benchmarks.py` checks that counts with the locked JAX exceed it by at most
+5 percent. `--loops` prints every loop of the program.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def text_of(loop: hlo.Loop, depth: int = 0) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num-envs", type=int, default=4)
-    parser.add_argument("--loops", action="store_true", help="prints all of them, and writes nothing")
+    parser.add_argument("--loops", action="store_true", help="print all loops without writing a record")
     arguments = parser.parse_args()
     text = program(arguments.num_envs)
     if arguments.loops:

@@ -1,22 +1,22 @@
-"""Training against its bare loop, and SAC and DQN against SBX.
+"""Training compared with a minimal loop, and SAC and DQN compared with SBX.
 
     python benchmarks/limits.py [--repeats 5] [--only WORK ...] [--no-peer]
 
-SAC: Pendulum, one environment, one update of 256 transitions a step, two hidden layers of 64 or of 256. TD3: the same
-with layers of 64. DQN: CartPole, an update of 64 transitions every 4 steps, two hidden layers of 64, in one environment
-and in eight; and in 10 environments with 120 and 84 units, an update of 128 transitions each step of all. Their bare
-loop makes the same updates of a batch that is already there: no environment, no replay.
+SAC: Pendulum, one environment, one update of 256 transitions per step, two hidden layers of 64 or 256. TD3: the same
+with layers of 64. DQN: CartPole, an update of 64 transitions every 4 steps, two hidden layers of 64, in one and in
+eight environments; and in 10 environments with 120 and 84 units, an update of 128 transitions per step of all. Their
+minimal loop makes the same updates on a fixed batch, without an environment or a replay buffer.
 
-PPO: CartPole, as in throughput.py. Its bare loop steps the environments (random numbers cost nothing there), computes
-both networks' outputs, and goes down the gradient of their sums: the products and activations of the same numbers of
-rows (in minibatches without those of the output layers, which XLA leaves out), and neither shuffling nor advantages,
-losses, optimizer, clipping or metrics.
+PPO: CartPole, as in throughput.py. Its minimal loop steps the environments (without the cost of random numbers),
+computes the outputs of both networks, and descends the gradient of their sums: the products and activations for the
+same numbers of rows (in minibatches without those of the output layers, which XLA removes), but no shuffling,
+advantages, losses, optimizer, clipping or metrics.
 
-Training and its bare loop have the threads of a CPU that `jaxrl train` gives the training: one where products are small
+Training and its minimal loop use as many CPU threads as `jaxrl train`: one if matrix products are small
 (`jaxrl/parallel/threads.py`).
 
-SBX (on Gymnasium's environments, in a Python environment of its own) trains with the same numbers. What is timed is
-compiled and warm, to `block_until_ready`, in turn in one run.
+SBX trains with the same settings on Gymnasium environments, in a separate Python environment. Everything is timed after
+compilation and warm-up, to `block_until_ready`, alternating in one run.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""The memory that the compiler predicts for training, as `jaxrl compile` prints it, against what training took.
+"""Memory of training predicted by the compiler, as printed by `jaxrl compile`, compared with the measured memory.
 
     python benchmarks/memory.py [--only WORK ...]
 
-Predicted: arguments, outputs and temporaries of the program that trains, at once. Measured, on a CPU: by how much the
-resident memory of a process grew, at its highest, from before there was a run to after three iterations; each run in a
-process of its own that had compiled before, so that what the compiler takes is left out. Where a device counts its
-memory, `benchmarks/accelerator.py --only memory` does the same.
+Predicted: peak of the arguments, outputs and temporaries of the training program. Measured, on a CPU: the peak increase
+of a process's resident memory from before the run to after three iterations. Each run has a separate process that
+compiled beforehand, to exclude the compiler's memory. On devices that report their memory,
+`benchmarks/accelerator.py --only memory` does the same.
 """
 
 import argparse

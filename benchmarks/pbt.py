@@ -1,17 +1,16 @@
-"""Population-based training against random search of the same steps: PPO on Acrobot and Pendulum, SAC on Pendulum.
+"""Population-based training compared with random search at equal steps: PPO on Acrobot and Pendulum, SAC on Pendulum.
 
     python benchmarks/pbt.py [--only ppo-pendulum] [--repeats 5]
-    python benchmarks/pbt.py --small    # a trial of the benchmark itself: minutes, and nothing is recorded
+    python benchmarks/pbt.py --small    # quick test of the benchmark: minutes, without a record
 
-Both have the same space, which is wide, and the same environment steps. In each repeat they have the same draws and the
-same seeds: a random search trains the runs that the members of the population are until they copy, so that nothing but
-the copies differs. The best final evaluation wins. What counts is the mean return of each winner in fresh episodes,
-which neither training nor the choice has seen. Of the repeats: the median of each, that of the differences of pairs,
-and in how many pairs PBT is better; beside it the middle of all members at the end, and the score that the winner was
-chosen by.
+Both use the same wide search space and the same number of environment steps. In each repeat, they use the same samples
+and seeds: until members copy each other, the population and the random search train identical runs, so only the copies
+differ. The best final evaluation wins. The result is the mean return of each winner in fresh episodes, not used in
+training or selection. Over the repeats, the record has the median of each method, the median difference of pairs, and
+the number of pairs in which PBT is better; also the median of all members at the end, and the winner's selection score.
 
-What is finished is kept in `.cache/pbt.json`: the same command, killed and started again, goes on with the next pair,
-and one at another commit begins anew. A task alone (`--only`) leaves the others of the record as they are.
+Finished repeats are stored in `.cache/pbt.json`: the same command continues with the next pair after it was killed; at
+another commit, it starts over. `--only` keeps the record's other tasks unchanged.
 """
 
 import argparse
@@ -161,9 +160,9 @@ def described(task: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=list(TASKS), help="this task alone")
+    parser.add_argument("--only", choices=list(TASKS), help="run only this task")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--small", action="store_true", help="a twentieth of the steps, 2 repeats; nothing is recorded")
+    parser.add_argument("--small", action="store_true", help="a twentieth of the steps, 2 repeats, and no record")
     arguments = parser.parse_args()
     repeats = 2 if arguments.small else arguments.repeats
     tasks = [arguments.only] if arguments.only else list(TASKS)

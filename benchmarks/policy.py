@@ -1,11 +1,11 @@
-"""One step of a policy on one observation, on a CPU, beside `predict` of Stable-Baselines3.
+"""Latency of a policy on one observation on a CPU, compared with `predict` of Stable-Baselines3.
 
     python benchmarks/policy.py [--repeats 7] [--no-peer]
 
-Both are untrained PPO policies for CartPole of two hidden layers of 64 tanh, given one observation in numpy and asked
-for their best action, 2,000 times in a row; the loop around the calls is counted. SB3 runs in a Python environment of
-its own, on one thread, which suits so small a network best. Both are warm, and take turns in one run. A batch of 64
-beside it.
+Both are untrained PPO policies for CartPole with two hidden layers of 64 tanh units. Each computes the best action for
+one NumPy observation, 2,000 times in a row, including the loop around the calls. SB3 runs in a separate Python
+environment, on one thread, which is fastest for such a small network. Both are warm, and alternate in one run. A batch
+of 64 is also measured.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""How much slower training is while it records what the agent lives through.
+"""Slowdown of training while it records the agent's episodes.
 
     python benchmarks/recording.py [--total-steps 2000000] [--repeats 5]
 
 PPO on MinAtar's Breakout with the settings of the preset purejaxrl-minatar (64 environments x 128 steps, networks of
 2 x 64, which are fast: a slower learner leaves more time to write), without recording, recording every 20th episode,
-and every one; taken in turn in one process, where everything is compiled. The time is that of the whole call of
-`train`, from the first row to the closed, re-read and renamed dataset, in two parts; the slowdown is of the medians.
+and recording every episode; alternating in one process, with everything compiled. The time covers the whole call of
+`train`, from the first row to the closed, re-read and renamed dataset, in two parts; the slowdown compares medians.
 """
 
 import argparse

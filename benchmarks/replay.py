@@ -1,18 +1,18 @@
-"""Adding to, drawing from and updating a replay of a million rows, against flashbax's flat buffers.
+"""Adding to, sampling from and updating a replay buffer of a million rows, compared with flashbax's flat buffers.
 
     python benchmarks/replay.py [--capacity 1000000] [--add 64] [--batch 256] [--repeats 15] [--memory]
 
-One compiled, donated loop a case: add 64 rows of 17 floats, draw 256 transitions, and, where prioritized, compute
-importance weights and give new priorities. Random keys are of the kind that a run has: ours for ours (`core/keys.py`),
-JAX's for flashbax. Priorities do not depend on the weights, as an algorithm's do not; for flashbax a case more lets
-them, because XLA copies its tree in the one case and not in the other. The buffer is full before the clock starts.
-Prints microseconds an iteration (the least of several alternations) and writes benchmarks/results/replay.json. Needs
-the `flashbax` extra; without it only ours is measured.
+One compiled, donated loop per case: add 64 rows of 17 floats, sample 256 transitions and, if prioritized, compute
+importance weights and set new priorities. Each library uses its own kind of random keys: `core/keys.py` for jaxrl,
+JAX's for flashbax. Priorities do not depend on the weights, as in an algorithm; flashbax has an additional case where
+they do, because XLA copies its tree in only one of the two cases. The buffer is full before timing starts. Prints
+microseconds per iteration (the minimum of several alternations) and writes benchmarks/results/replay.json. Needs the
+`flashbax` extra; without it, only jaxrl is measured.
 
-With `--memory` it holds ours in the host's memory against ours in the device's instead (`replay_memory`), and writes
-benchmarks/results/replay-memory.json: these transitions, drawn uniformly, and prioritized sequences as R2D2 has them,
-64 of 121 rows with the state of an LSTM of 512 units at the first, of observations of 400 bytes; 40 rows an iteration
-of each of 64 environments are added.
+With `--memory`, it compares jaxrl's buffer in host memory and in device memory instead (`replay_memory`), and writes
+benchmarks/results/replay-memory.json: the same transitions, sampled uniformly, and prioritized sequences as in R2D2: 64
+sequences of 121 rows with observations of 400 bytes, and the initial state of an LSTM of 512 units; each iteration adds
+40 rows of each of 64 environments.
 """
 
 import argparse
@@ -151,7 +151,7 @@ def by_library(arguments: argparse.Namespace):
             "flashbax, prioritized, priorities depend on weights": flashbax(*sizes, True, ordered=True),
         }
     except ImportError:
-        print("flashbax is not installed (pip install 'jaxrl[flashbax]'): only ours is measured")
+        print("flashbax is not installed (pip install 'jaxrl[flashbax]'): only jaxrl is measured")
         return cases
 
 
@@ -166,11 +166,11 @@ def by_memory(arguments: argparse.Namespace):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--capacity", type=int, default=1_000_000)
-    parser.add_argument("--add", type=int, default=64, help="rows an iteration adds: environments")
+    parser.add_argument("--add", type=int, default=64, help="rows added per iteration, one per environment")
     parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--iterations", type=int, default=50, help="in one measurement")
+    parser.add_argument("--iterations", type=int, default=50, help="iterations per measurement")
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--memory", action="store_true", help="the host's memory against the device's")
+    parser.add_argument("--memory", action="store_true", help="compare host memory with device memory")
     parser.add_argument("--output", type=pathlib.Path)
     arguments = parser.parse_args()
     output = arguments.output or RESULTS / ("replay-memory.json" if arguments.memory else "replay.json")

@@ -1,8 +1,8 @@
-"""What an auto-reset costs: none, exact (`AutoReset`) and pooled (`PooledReset`), environments alone, random actions.
+"""Cost of automatic resets: none, exact (`AutoReset`) and pooled (`PooledReset`), with random actions and no training.
 
     python benchmarks/resets.py [--env brax:hopper --backend spring] [--num-envs 64 2048] [--steps 256]
 
-Prints steps a second (median of 7 alternations) and writes benchmarks/results/resets.json, with the machine, versions
+Prints steps per second (median of 7 alternations) and writes benchmarks/results/resets.json, with the machine, versions
 and command.
 """
 
@@ -26,8 +26,8 @@ DEFAULT = [
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--env", help="one environment instead of all")
-    parser.add_argument("--backend", help="of a brax environment")
+    parser.add_argument("--env", help="run one environment instead of all")
+    parser.add_argument("--backend", help="physics backend of a brax environment")
     parser.add_argument("--num-envs", type=int, nargs="+", default=[64, 2048])
     parser.add_argument("--steps", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=7)

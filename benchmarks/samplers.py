@@ -1,12 +1,12 @@
-"""What each sampler of a replay of a million rows costs: gradient updates a second of SAC and of DQN.
+"""Cost of each sampler of a replay buffer of a million rows: gradient updates per second of SAC and DQN.
 
     python benchmarks/samplers.py [--capacity 1000000] [--repeats 5]
 
-SAC in Pendulum and DQN in CartPole, with their defaults; a ring of rows, and every sampler without a limit and with
-`max_times_sampled=4`; and with uniform draws a view beside the replay, without a remover and with one. SAC gives no
-priorities, so it has no heaps. Acting, storing and learning in one compiled
-program, warm, with as many threads as `jaxrl train` takes, the samplers in turn in one run. The replay holds few rows:
-that changes neither what a draw costs nor what a pass over its capacity would.
+SAC in Pendulum and DQN in CartPole, with their defaults: a ring of rows, and every sampler without a limit and with
+`max_times_sampled=4`; with uniform sampling also a view next to the replay buffer, with and without a remover. SAC does
+not return priorities, so it has no heaps. Acting, storing and learning run in one compiled program, warm, with as many
+threads as `jaxrl train` uses, and the samplers alternate in one run. The buffer holds few rows; this affects neither
+the cost of sampling nor that of a pass over the capacity.
 """
 
 import argparse

@@ -1,19 +1,19 @@
-"""Each way of sampling: environment steps a second of PPO in Acrobot, 16 environments, rollouts of 64.
+"""Collection modes compared: environment steps per second of PPO in Acrobot, 16 environments, rollouts of 64.
 
     python benchmarks/sampling.py [--repeats 5]
 
-| way | what happens |
+| mode | description |
 |---|---|
 | serial | one process steps Gymnasium's environments one after another, and learns in between |
-| parallel | two worker processes step them, one call acts for all |
+| parallel | two worker processes step the environments, one call selects all actions |
 | alternating | the same in two groups: one acts while the other steps |
-| asynchronous | as parallel, and the learner learns from one rollout while the next is collected |
-| policies with environments | two Ray actors act and step, each half of the environments |
-| EnvPool | C++ threads step them, one call acts for all |
-| EnvPool, of those that are ready | one call acts for the eight that are ready first |
+| asynchronous | as parallel, but learning from one rollout overlaps with collecting the next |
+| policies with environments | two Ray actors act and step, each for half of the environments |
+| EnvPool | C++ threads step the environments, one call selects all actions |
+| EnvPool, of those that are ready | one call acts for the first eight environments that are ready |
 | compiled | gymnax's Acrobot, in one program with the learner |
 
-Compiled and warm, in turn in one run. The tasks are the same; how a step is computed differs.
+Compiled and warm, alternating in one run. All modes use the same task; only the stepping differs.
 """
 
 import argparse

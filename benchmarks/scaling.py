@@ -1,12 +1,12 @@
-"""What PPO should do on many GPUs, on paper: from recorded figures of one, and the cost of exchanging gradients.
+"""Estimated scaling of PPO to many GPUs, from measurements on one GPU and a cost model of gradient exchange.
 
     python benchmarks/scaling.py
 
-An iteration on N GPUs takes what it takes on one with the same environments for each (`accelerator-nvidia-h200.json`),
-and its all-reduces (`targets.json`, counted in the program compiled for eight). One all-reduce costs what NCCL expects
-of its tree with the protocol for small messages (NVIDIA/nccl@01afd20, `src/graph/tuning.cc`): a start, the steps
-within a machine of eight, and steps between machines, a logarithm of their number, up the tree and down again. What
-overlaps with work is not taken off.
+An iteration on N GPUs takes the time on one GPU with the same environments per GPU (`accelerator-nvidia-h200.json`)
+plus the time of the all-reduces (`targets.json`, counted in the program compiled for eight). The time of an all-reduce
+follows NCCL's model of its tree algorithm with the protocol for small messages (NVIDIA/nccl@01afd20,
+`src/graph/tuning.cc`): a launch, the steps within a machine of eight GPUs, and the steps between machines, logarithmic
+in their number, up and down the tree. Overlap with computation is not considered.
 """
 
 import json

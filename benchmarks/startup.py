@@ -1,14 +1,14 @@
-"""Where the seconds of a start go: whole processes, from the command to the prompt.
+"""Start-up time of whole processes, from the command to the prompt.
 
     python benchmarks/startup.py [--only words runs parts] [--repeats 5] [--runs 3] [--tasks ppo sac dqn] [--no-peer]
 
-words: imports, help and errors of names, in turn with what they are held against.
-runs:  `jaxrl train` with a run directory, ten evaluations and the picture, with an empty cache of compiled programs
-       and then with the one that this left, in turn with rejax's whole process: the same settings and evaluations.
-parts: one cold and one warm run of `jaxrl train ppo`, split into imports, traces, compiles, training and the rest.
+words: imports, help and errors in names, alternating with reference processes.
+runs:  `jaxrl train` with a run directory, ten evaluations and the plot, first with an empty compilation cache and then
+       with a filled one, alternating with the whole process of rejax with the same settings and evaluations.
+parts: one cold and one warm run of `jaxrl train ppo`, split into imports, tracing, compilation, training and the rest.
 
-rejax 0.1.3 is in an environment of its own (gymnax 0.0.9); it writes no files and draws no picture. Settings that say
-where JAX keeps compiled programs are taken away, so that jaxrl decides; each cold run has an empty home for its cache.
+rejax 0.1.3 runs in a separate environment (gymnax 0.0.9); it does not write files or plot. Settings of JAX's
+compilation cache are removed, so that jaxrl's defaults apply; each cold run has an empty home directory for its cache.
 """
 
 import argparse
@@ -91,8 +91,8 @@ TASKS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=("words", "runs", "parts"), default=["words", "runs", "parts"])
-    parser.add_argument("--repeats", type=int, default=5, help="of imports and words")
-    parser.add_argument("--runs", type=int, default=3, help="of trainings")
+    parser.add_argument("--repeats", type=int, default=5, help="repeats of imports and words")
+    parser.add_argument("--runs", type=int, default=3, help="number of training runs")
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--no-peer", action="store_true")
     arguments = parser.parse_args()

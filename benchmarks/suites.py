@@ -1,12 +1,12 @@
-"""What the adapters of JAX suites cost: random steps through jaxrl against each suite's own functions.
+"""Overhead of the adapters of JAX suites: random steps with jaxrl compared with each suite's own functions.
 
     python benchmarks/suites.py [SUITE ...] [--num-envs 256] [--steps 50] [--repeats 7] [--resets]
 
-Both sides are compiled, take the same actions from the same keys, add up every observation, reward and ending, and
-begin no new episode: what differs is the adapter. With --resets, columns `exact` and `pooled` are jaxrl with its
-automatic resets, as in training, and `own resets` the suite with its own, where it has them. Medians over
-alternations, in steps a second. A suite is a function of ROWS that makes its own environment from a name and
-parameters. Of all suites, writes benchmarks/results/suites.json.
+Both sides are compiled, take the same actions from the same keys, sum every observation, reward and ending, and do not
+reset: only the adapter differs. With --resets, the columns `exact` and `pooled` are jaxrl with its automatic resets, as
+in training, and `own resets` is the suite with its own, if it has them. Results are medians over alternations, in steps
+per second. A suite is a function in ROWS that creates its own environment from a name and parameters. Without SUITE,
+writes benchmarks/results/suites.json.
 """
 
 import argparse
@@ -141,7 +141,7 @@ def prepared(make: Callable[..., Functions], name: str, parameters: dict[str, An
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("suites", nargs="*", help="some suites, or environments as suite:name, instead of all")
+    parser.add_argument("suites", nargs="*", help="suites, or environments as suite:name, to run instead of all")
     parser.add_argument("--num-envs", type=int, default=256)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--repeats", type=int, default=7)

@@ -1,10 +1,10 @@
-"""Runs compiled for accelerators that are not here: seconds, memory of a chip, collectives and kernels an iteration.
+"""Runs compiled for detached accelerators: seconds, memory per chip, and collectives and kernels per iteration.
 
     python benchmarks/targets.py [--only TARGET ...] [--work "ppo brax:ant" ...]
 
-Targets whose compiler is not installed are left out: TPUs need the extra `tpu-target`, NVIDIA's GPUs the extra
-`cuda13`. Each program is a part of benchmarks/results/targets.json, with the machine and commit that compiled it. It is
-written as soon as it is there, and leaves the others.
+Targets whose compiler is not installed are skipped: TPUs need the extra `tpu-target`, NVIDIA GPUs the extra `cuda13`.
+Each program is an entry of benchmarks/results/targets.json, with the machine and commit that compiled it. It is written
+as soon as it is available; other entries stay unchanged.
 """
 
 import argparse
@@ -72,7 +72,7 @@ def row(target: str, algorithm: str, env: str, num_envs: int, runs: int | None) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(WORKS), default=list(WORKS))
-    parser.add_argument("--work", nargs="+", help="an algorithm and its environment: those alone")
+    parser.add_argument("--work", nargs="+", help="run only these pairs of algorithm and environment")
     arguments = parser.parse_args()
     from jaxrl.core.errors import ConfigError
 

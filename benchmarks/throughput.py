@@ -1,4 +1,4 @@
-"""Steps a second beside rejax 0.1.3 and purejaxrl, with the same settings, in turn in one run.
+"""Steps per second compared with rejax 0.1.3 and purejaxrl, with the same settings, alternating in one run.
 
     python benchmarks/throughput.py [--repeats 7] [--only WORK ...] [--no-peer] [--purejaxrl CHECKOUT]
 
@@ -6,16 +6,16 @@
 
 PPO on CartPole (4, 64 and 2048 environments x 128 steps, 4 epochs of 4 minibatches, two networks of 2 x 64 tanh) and on
 MinAtar's Breakout (64 environments, 8 minibatches), a sweep of 8 and of 16 seeds; DQN on CartPole (10 environments, an
-update of 128 transitions each step of all, 120 and 84 units); SAC and TD3 on Pendulum (one environment, an update of
-256 transitions a step, 2 x 64 units). rejax's DQN is of other units, purejaxrl has neither SAC nor TD3, and is on no
-registry: `--purejaxrl` is a checkout of github.com/luchris429/purejaxrl. Both run in an environment of their own
-(gymnax 0.0.9). jaxrl runs as `jaxrl train` does: truncation, metrics and finite checks on, and on a CPU with one thread
-where products are small (`jaxrl/parallel/threads.py`); there every library is measured both as it starts, with a thread
-for every core, and with one. What is timed is compiled and warm, to `block_until_ready`, and begins with a new run; on
-an accelerator the peers are left out if they have none.
+update of 128 transitions per step of all, 120 and 84 units); SAC and TD3 on Pendulum (one environment, an update of 256
+transitions per step, 2 x 64 units). rejax's DQN has other layer widths. purejaxrl has neither SAC nor TD3, and is not
+on PyPI: `--purejaxrl` is a checkout of github.com/luchris429/purejaxrl. Both run in a separate environment (gymnax
+0.0.9). jaxrl runs as in `jaxrl train`: with truncation, metrics and finite checks, and on a CPU with one thread if
+matrix products are small (`jaxrl/parallel/threads.py`); there, every library is measured with its default of one thread
+per core and with one thread. Each measurement starts a new run and is timed after compilation and warm-up, to
+`block_until_ready`; on an accelerator, libraries without support for it are skipped.
 
-With `--distributed`, the same command on every machine, it is PPO on CartPole alone, one run over all their devices;
-`--num-envs` counts all of them.
+With `--distributed`, run the same command on every machine. Only PPO on CartPole is measured, one run over all devices;
+`--num-envs` is the total.
 """
 
 import argparse
@@ -212,9 +212,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--only", nargs="+", choices=list(WORKS), metavar="WORK", default=list(WORKS))
     parser.add_argument("--num-envs", type=int, nargs="+", default=[4, 64, 2048], help="with --distributed")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of one timed run, roughly")
+    parser.add_argument("--seconds", type=float, default=1.0, help="approximate seconds of one timed run")
     parser.add_argument("--no-peer", action="store_true")
-    parser.add_argument("--purejaxrl", type=pathlib.Path, help="folder of a checkout")
+    parser.add_argument("--purejaxrl", type=pathlib.Path, help="checkout of purejaxrl")
     record.add_process_flags(parser)
     arguments = parser.parse_args()
     if record.join_processes(arguments):
@@ -282,7 +282,7 @@ def in_processes(arguments: argparse.Namespace) -> None:
     tasks = []
     for num_envs in arguments.num_envs:
         if num_envs % devices:
-            print(f"--num-envs {num_envs} does not divide over {devices} devices, and is left out", flush=True)
+            print(f"skipping --num-envs {num_envs}, which is not divisible by {devices} devices", flush=True)
             continue
         iterations = max(4, int(arguments.seconds * 250_000 / (128 * num_envs)))
         steps = iterations * 128 * num_envs

@@ -1,15 +1,15 @@
-"""What Bayesian search brings over random search: `jaxrl.tune` with 30 trials of each sampler, PPO on Pendulum.
+"""Bayesian search compared with random search: `jaxrl.tune` with 30 trials of each sampler, PPO on Pendulum.
 
     python benchmarks/tune.py [--trials 30] [--repeats 10] [--total-steps 200000]
-    python benchmarks/tune.py --small    # a trial of the benchmark itself: a minute, and nothing is recorded
+    python benchmarks/tune.py --small    # quick test of the benchmark: a minute, without a record
 
-Both samplers have the same space (that of PPO in `jaxrl.sweeps.spaces`), pruner, seeds and budget; repeat i of both is
-`search_seed=i`. The best settings of each search are trained again with seeds that no trial had, and the mean return of
-these runs is what counts. Of the repeats: the mean and its 95 % bootstrap interval, for each sampler and for the
-difference of pairs; beside it the score within the search and how many trials were pruned.
+Both samplers use the same space (that of PPO in `jaxrl.sweeps.spaces`), pruner, seeds and budget; repeat i of both uses
+`search_seed=i`. The best settings of each search are retrained with new seeds; the result is the mean return of these
+runs. Over the repeats, the record has the mean and its 95 % bootstrap interval, for each sampler and for the difference
+of pairs; also the score within the search and the number of pruned trials.
 
-A search takes one to three minutes. What is finished is kept in `.cache/tune.json`: the same command, killed and
-started again, goes on with the next search, and one with other settings begins anew.
+A search takes one to three minutes. Finished searches are stored in `.cache/tune.json`: the same command continues with
+the next search after it was killed; with other settings, it starts over.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=30)
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--total-steps", type=int, default=200_000)
-    parser.add_argument("--small", action="store_true", help="3 trials of 20,000 steps, 2 repeats; nothing is recorded")
+    parser.add_argument("--small", action="store_true", help="3 trials of 20,000 steps, 2 repeats, and no record")
     arguments = parser.parse_args()
     small = {"trials": 3, "repeats": 2, "total_steps": 20_000} if arguments.small else {}
     asked = {"trials": arguments.trials, "repeats": arguments.repeats, "total_steps": arguments.total_steps} | small

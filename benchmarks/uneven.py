@@ -1,21 +1,23 @@
-"""What it brings to wait for nobody, where environments' steps are uneven: `ready` and `learner_batch`.
+"""Benefit of not waiting for slow environments if step times are uneven: `ready` and `learner_batch`.
 
     python benchmarks/uneven.py [--only ready|pool|torchbeast] [--repeats 5]
 
-`ready`, of `Sebulba(ready=...)`, the environments of a group that are ready first:
+`ready` measures `Sebulba(ready=...)`, which acts for the environments of a group that are ready first:
 
-PPO (rollouts of 32, default networks) in 16 environments of one actor thread whose steps take time and no processor:
-by chance, exponentially distributed around 2 ms, for every step anew; 2 ms, but 6 ms in one environment of the 16,
-always; or 2 ms for all. Then random actions in EnvPool's Pong-v5, 64 environments of one actor thread. Rows a second
-all in step, in two groups, and of `ready` half the group and a quarter; compiled and warm, in turn in one run.
+PPO (rollouts of 32, default networks) in 16 environments of one actor thread, whose steps take time but no CPU: sampled
+for every step from an exponential distribution with mean 2 ms; 2 ms, but always 6 ms in one of the 16 environments; or
+2 ms for all. Then random actions in EnvPool's Pong-v5, 64 environments of one actor thread. Rows per second with all
+environments in step, in two groups, and with `ready` of half and a quarter of the group; compiled and warm, alternating
+in one run.
 
-`pool`, of `Sebulba(learner_batch=...)`, whichever rollouts are full: IMPALA (its defaults) in 8 environments,
-an actor thread for each, free-running: steps of 2 ms for all, and 20 ms in one of them. One rollout of every
-environment, with one and with eight that may wait, against the 8 rollouts that are full. Then PPO in 16 environments by
-chance, as above: a group for each of 4 and 16 threads, and what `ready` gives one thread.
+`pool` measures `Sebulba(learner_batch=...)`, which learns from whichever rollouts are full: IMPALA (its defaults) in 8
+environments, each with its own free-running actor thread: steps of 2 ms for all, or 20 ms in one of them. One rollout
+of every environment, with one and with eight pending, compared with the first 8 full rollouts. Then PPO in 16
+environments with random step times as above: a group for each of 4 and 16 threads, compared with `ready` and one
+thread.
 
-`torchbeast`, the preset's network and settings in EnvPool's Pong-v5 (84x84x4): 48 environments in 12 threads with
-batches of 8 and of 32, as its paper has, against 8 environments in one batch.
+`torchbeast` uses the preset's network and settings in EnvPool's Pong-v5 (84x84x4): 48 environments in 12 threads with
+batches of 8 and 32, as in its paper, compared with 8 environments in one batch.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""Gymnax's classic control in the units of a workshop: observations in degrees and millimeters, as they are measured.
+"""Gymnax's classic control with observations in practical units, such as degrees and millimeters.
 
-For rows of `zoo.toml` about inputs of large and different scales: `--import benchmarks.units --env units:CartPole`.
+Used in rows of `zoo.toml` on inputs with large and different scales: `--import benchmarks.units --env units:CartPole`.
 """
 
 from functools import partial

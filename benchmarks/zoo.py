@@ -1,17 +1,17 @@
-"""The zoo: train the rows of `zoo.toml`, compare two of them, and write what they came to.
+"""The zoo: train the rows of `zoo.toml`, compare two of them, and record the results.
 
-    python benchmarks/zoo.py                     # what there is: names, minutes, records
+    python benchmarks/zoo.py                     # list rows: names, minutes, records
     python benchmarks/zoo.py --row cartpole-ppo
     python benchmarks/zoo.py --budget 60         # as many rows as fit into 60 minutes; also `make zoo BUDGET=60`
     python benchmarks/zoo.py --compare cartpole-ppo cartpole-dqn
 
-With a budget, rows that were begun come first, then those without a record, then the oldest records. A row that takes
-longer than expected is stopped when the budget is spent. Whatever ends a training, the same command goes on with it, as
-long as the commit is the same. Records go into `benchmarks/results`, and docs/zoo.md is written anew. With another
-table (`--zoo`), records and runs lie beside it, and no page is written.
+With a budget, unfinished rows come first, then those without a record, then the oldest records. A row that takes longer
+than expected is stopped when the budget is spent. Interrupted training is resumed by the same command, as long as the
+commit is the same. Records are saved to `benchmarks/results`, and docs/zoo.md is updated. With another table (`--zoo`),
+records and runs are stored next to it, and the page is not updated.
 
-A comparison trains seeds in batches, three of each row, and holds their scores against each other after each batch. It
-ends once a difference is shown, or after `--max-seeds` (see `_sequential.py`).
+A comparison trains seeds in batches, three of each row, and tests the difference of their scores after each batch. It
+ends once a difference is significant, or after `--max-seeds` (see `_sequential.py`).
 """
 
 import argparse
@@ -38,10 +38,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--row", metavar="NAME", help="train this row")
-    what.add_argument("--budget", type=float, metavar="MINUTES", help="train the rows that fit")
-    what.add_argument("--compare", nargs=2, metavar="ROW", help="whether one row is better than another")
-    parser.add_argument("--max-seeds", type=int, default=15, help="of each row in a comparison, a multiple of 3")
-    parser.add_argument("--zoo", type=pathlib.Path, default=_zoo.ZOO, help="another table of rows")
+    what.add_argument("--budget", type=float, metavar="MINUTES", help="train the rows that fit into this time")
+    what.add_argument("--compare", nargs=2, metavar="ROW", help="test whether one row is better than another")
+    parser.add_argument(
+        "--max-seeds", type=int, default=15, help="maximum seeds per row in a comparison, a multiple of 3"
+    )
+    parser.add_argument("--zoo", type=pathlib.Path, default=_zoo.ZOO, help="use another table of rows")
     arguments = parser.parse_args()
     try:
         zoo = _zoo.read(arguments.zoo)
@@ -97,9 +99,9 @@ def run(zoo: _zoo.Zoo, row: _zoo.Row) -> int:
     try:
         _zoo.check(row, outcome.scores)
     except _zoo.Missed:
-        print(f"{row.name}: below what is asked, as its row says")
+        print(f"{row.name}: below target, as noted in its row")
     except AssertionError:
-        print(f"{row.name}: below what is asked: {outcome.scores}")
+        print(f"{row.name}: below target: {outcome.scores}")
         return 1
     return 0
 
@@ -119,11 +121,11 @@ def spend(zoo: _zoo.Zoo, minutes: float) -> int:
         try:
             code |= run(zoo, row)
         except SystemExit as ended:
-            if ended.code not in (1, 2):  # a training that failed is one row's affair
+            if ended.code not in (1, 2):  # a failed training run affects only its row
                 write_page(zoo)
                 if time.monotonic() < end:
                     raise
-                print(f"{row.name}: the budget is spent; the same command goes on with it")
+                print(f"{row.name}: the budget is spent; run the same command again to resume")
                 return code
             code = 1
         finally:
