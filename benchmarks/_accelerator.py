@@ -24,20 +24,20 @@ Row = dict[str, Any]
 
 
 class LeftOutError(Exception):
-    """What is not measured here, and why."""
+    """A measurement that is not possible here, with the reason."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainRequest:
-    """What a part is told.
+    """The request for a part.
 
     Attributes:
-      process: its name among the part's.
-      folder: which the part's processes share.
-      until: when the part ends, by `time.monotonic`.
+      process: name of the process within the part.
+      folder: folder shared by the part's processes.
+      until: end of the part's time, by `time.monotonic`.
       rejax, purejaxrl: paths, or "".
-      small: tiny sizes.
-      only_compile: nothing is timed; each task runs for as long as it takes to compile it.
+      small: whether to use tiny sizes.
+      only_compile: only compile each task, without timing.
     """
 
     process: str
@@ -54,27 +54,27 @@ class TrainRequest:
 
     @property
     def slice(self) -> float:
-        """Seconds of what is timed at once."""
+        """Duration of one timing in seconds."""
         return 0.0 if self.only_compile else 0.05 if self.small else 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """One row: what it is about, and the function that measures the rest."""
+    """One row: its description, and the function that measures the rest."""
 
     about: Row
     measure: Callable[[], Row]
 
 
 def clocked(run: Callable[[int], Any], count: int) -> float:
-    """Seconds of `run(count)`, which waits until all is done."""
+    """Return the seconds of `run(count)`, which blocks until it is done."""
     start = time.perf_counter()
     run(count)
     return time.perf_counter() - start
 
 
 def rate(asked: TrainRequest, run: Callable[[int], Any], steps: int, warm: int = 1) -> Row:
-    """How fast `run(iterations)` makes iterations of `steps` steps, after `warm` of them."""
+    """Return the speed of `run(iterations)` with `steps` steps per iteration, after `warm` iterations."""
     run(warm)
     count = 1
     for _ in range(2):  # the first call tells roughly how many fill a slice
@@ -89,7 +89,7 @@ def rate(asked: TrainRequest, run: Callable[[int], Any], steps: int, warm: int =
 
 
 class Training:
-    """A compiled run, which goes on by so many iterations; over all devices unless told."""
+    """A compiled run that advances by a number of iterations; uses all devices by default."""
 
     def __init__(self, algo: Any, env: str, num_envs: int, devices: int | None = None, **parameters: Any):
         import jax
@@ -111,11 +111,11 @@ class Training:
 
     @property
     def warm(self) -> int:
-        """Iterations after which it learns in each."""
+        """Iterations after which every iteration learns."""
         return 1 + -(-getattr(self.algo, "min_size", 0) // self.steps)
 
     def learned(self) -> Any:
-        """All numbers of the learner, one array of the host."""
+        """Return all numbers of the learner as one host array."""
         import jax
 
         return flat(jax.device_get(self.state.learner))
@@ -130,7 +130,7 @@ def flat(tree: Any) -> Any:
 
 
 def compared(found: Any, other: Any) -> Row:
-    """How two arrays of the host differ."""
+    """Return the differences between two host arrays."""
     import numpy as np
 
     equal = bool(np.array_equal(found, other, equal_nan=True))
@@ -191,11 +191,11 @@ def throughput(asked: TrainRequest) -> list[Task]:
 
 
 def not_in_small() -> Row:
-    raise LeftOutError("the small form")
+    raise LeftOutError("not measured at small sizes")
 
 
 class Sweep:
-    """Runs of PPO that differ in their seed, as `jaxrl.sweep` spreads them."""
+    """PPO runs with different seeds, distributed as in `jaxrl.sweep`."""
 
     def __init__(self, env: str, num_envs: int, seeds: int):
         import jax
@@ -258,7 +258,7 @@ def replay(asked: TrainRequest) -> list[Task]:
 
 
 def temporary(memory: Any) -> Row:
-    """Of a program's memory, what is not its arguments; a large one would be a copy of the replay."""
+    """Return a program's memory except its arguments; a large value indicates a copy of the replay buffer."""
     return {} if memory is None else {"temporary bytes": memory.temp_size_in_bytes}
 
 
@@ -388,7 +388,7 @@ def equality(asked: TrainRequest) -> list[Task]:
         return row | {"numbers": found.size, "largest": float(np.max(np.abs(found)))}
 
     def swept():
-        """Two seeds under `vmap`, each against itself alone."""
+        """Compare two seeds under `vmap`, each with its separate run."""
         steps = 5 * 64 * 128
         train = jax.jit(jaxrl.make_train(jaxrl.PPO(), CARTPOLE, total_steps=steps, num_envs=64))
         keys = jax.random.split(jax.random.key(0), 2)
@@ -402,7 +402,7 @@ def equality(asked: TrainRequest) -> list[Task]:
     def divided():
         devices = jax.local_device_count()
         if devices == 1:
-            raise LeftOutError("there is one device")
+            raise LeftOutError("only one device")
         found = []
         for count in (1, devices):
             run = Training(jaxrl.PPO(), CARTPOLE, 64 * devices, devices=count)
@@ -429,7 +429,7 @@ def equality(asked: TrainRequest) -> list[Task]:
 # --- --deterministic -----------------------------------------------------------------------------------------------
 
 _EARLIER = {"as it is, again": "as it is", "--deterministic": "as it is", "--deterministic, again": "--deterministic"}
-# A run in a process of its own, which is killed once it has made so many steps.
+# A run in a separate process, which is killed after a number of steps.
 _KILLED = """if True:
     import os, signal, sys
     import jaxrl
@@ -467,7 +467,7 @@ def determinism(asked: TrainRequest) -> list[Task]:
         return row
 
     def lived(run_dir, environment, num_envs, total_steps, last):
-        """Train in a process of its own; return its exit code."""
+        """Train in a separate process; return its exit code."""
         words = [str(run_dir), str(deterministic), *map(str, (num_envs, total_steps, last))]
         command = [sys.executable, "-c", _KILLED, *words]
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -476,7 +476,7 @@ def determinism(asked: TrainRequest) -> list[Task]:
         return ended.returncode
 
     def resumed(cached, num_envs, total_steps):
-        """Kill a run at three quarters, resume it in another process, and hold its end against that of one more."""
+        """Kill a run at three quarters, resume it in another process, and compare it with an uninterrupted run."""
         environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # it sets its own
         if cached:
             for name in ("JAX_ENABLE_COMPILATION_CACHE", "JAX_COMPILATION_CACHE_DIR"):
@@ -486,7 +486,7 @@ def determinism(asked: TrainRequest) -> list[Task]:
         whole, killed = folder / "whole", folder / "killed"
         of_run = environment, num_envs, total_steps
         if lived(killed, *of_run, 3 * total_steps // 4) == 0 or not (steps := complete_steps(killed / "checkpoints")):
-            raise LeftOutError("it ended before it was killed, or before it was saved")
+            raise LeftOutError("the run ended before it was killed, or before it was saved")
         lived(killed, *of_run, 2 * total_steps)
         lived(whole, *of_run, 2 * total_steps)
         found, other = (read_manifest(path / "checkpoints") for path in (killed, whole))
@@ -575,7 +575,7 @@ def memory(asked: TrainRequest) -> list[Task]:
     def measured(predict):
         stats = predict()
         if stats is None:
-            raise LeftOutError("the compiler does not say")
+            raise LeftOutError("not reported by the compiler")
         parts = {name: getattr(stats, f"{name}_size_in_bytes") for name in ("argument", "output", "temp", "alias")}
         predicted = parts["argument"] + parts["output"] + parts["temp"] - parts["alias"]
         row = {f"{name} bytes": size for name, size in parts.items()} | {"predicted bytes": predicted}
@@ -602,7 +602,7 @@ def memory(asked: TrainRequest) -> list[Task]:
 def peers(asked: TrainRequest) -> list[Task]:
     here, folder = pathlib.Path(__file__), pathlib.Path(asked.rejax)
     python, path = sys.executable, asked.rejax
-    made = record.ROOT / ".cache" / "peers" / "rejax" / "bin" / "python"  # by throughput.py
+    made = record.ROOT / ".cache" / "peers" / "rejax" / "bin" / "python"  # created by throughput.py
     if asked.rejax and folder.is_file():
         python, path = asked.rejax, ""
     elif not asked.rejax and made.exists():
@@ -627,7 +627,7 @@ def peers(asked: TrainRequest) -> list[Task]:
 
     def measured(name, num_envs, seeds):
         if name == "purejaxrl" and not asked.purejaxrl:
-            raise LeftOutError("no --purejaxrl given")
+            raise LeftOutError("--purejaxrl was not given")
         iterations = 2 if asked.small else min(128, max(4, 500_000 // (128 * num_envs * seeds)))
         steps = 128 * num_envs * iterations
         request = {"work": "ppo", "num_envs": num_envs, "steps": steps, "seeds": seeds, "seed": 0}
@@ -685,7 +685,7 @@ def main(part: str, process: str, folder: str, left: str, rejax: str, purejaxrl:
             row = task.measure()
         except LeftOutError as reason:
             row = {"left out": str(reason)}
-        except Exception as error:  # what one device cannot do, such as hold so much, leaves the others theirs
+        except Exception as error:  # a failure on one device, such as out of memory, does not stop the other tasks
             traceback.print_exc()
             first = (str(error).strip().splitlines() or [""])[0]
             row = {"left out": f"{type(error).__name__}: {first[:300]}"}

@@ -14,9 +14,9 @@ class Functions(NamedTuple):
 
     Attributes:
       reset: from a key to a state.
-      step: from a state, an action and a key to the next state and what there is to see: a pytree of arrays with the
+      step: from a state, an action and a key to the next state and the outputs: a pytree of arrays with the
         observation, the reward and the ending.
-      resetting_step: as `step`, with an automatic reset of the suite's own; None if it has none.
+      resetting_step: as `step`, with the suite's own automatic reset; None if it has none.
     """
 
     reset: Callable[[jax.Array], Any]
@@ -35,9 +35,9 @@ def of_jaxrl(env: Any) -> Functions:
 
 
 def plays(functions: Functions, action_space: Any, num_envs: int, steps: int) -> Callable[[], float]:
-    """Return a function that plays on for `steps` steps and returns its seconds; compiled and warm.
+    """Return a function that plays `steps` more steps and returns the seconds; compiled and warm.
 
-    All observations, rewards and endings are added up, so that none is left out of the program.
+    All observations, rewards and endings are summed, so that XLA does not remove them.
     """
 
     @jax.jit
@@ -51,7 +51,7 @@ def plays(functions: Functions, action_space: Any, num_envs: int, steps: int) ->
         return jax.lax.scan(one, state, jax.random.split(key, steps))
 
     state = jax.jit(jax.vmap(functions.reset))(jax.random.split(jax.random.key(0), num_envs))
-    # States begin with Python's numbers, whose types a scan does not keep.
+    # Initial states contain Python numbers, whose types a scan would change.
     first = jax.tree.map(lambda x: x[0], state)
     kept = jax.eval_shape(
         lambda state, key: functions.step(state, action_space.sample(key), key)[0], first, jax.random.key(0)
@@ -71,7 +71,7 @@ def plays(functions: Functions, action_space: Any, num_envs: int, steps: int) ->
 
 
 def at_least(seconds: float, play: Callable[[], float]) -> Callable[[], float]:
-    """Return a function that calls `play` until it took so many seconds, and returns the seconds of one call."""
+    """Return a function that calls `play` for at least a number of seconds, and returns the seconds per call."""
 
     def several() -> float:
         taken = [play()]

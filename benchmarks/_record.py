@@ -24,10 +24,10 @@ ONE_THREAD = {"PJRT_NPROC": "1"}
 
 
 def machine() -> dict[str, Any]:
-    """Processor, devices, versions, commit and command."""
+    """Return processor, devices, versions, commit and command."""
     import jax
 
-    # A copy of the tree, which may lie in a repository at another commit, is told its own.
+    # A copy of the tree, which may be inside a repository at another commit, receives its own commit.
     if not (commit := os.environ.get("JAXRL_COMMIT")):
         changed = _git("status", "--porcelain", "jaxrl", "benchmarks", ":!benchmarks/results")  # records do not count
         commit = _git("rev-parse", "HEAD") + (" with uncommitted changes" if changed else "")
@@ -48,12 +48,12 @@ def _git(*words):
 
 
 def command() -> str:
-    """What was typed, from the root of the project."""
+    """Return the command line, relative to the root of the project."""
     return " ".join(["python", *_script(), *sys.argv[1:]])
 
 
 def _script():
-    """What Python runs, from the root of the project: a script of it, or pytest."""
+    """Return the script or module that Python runs, relative to the root of the project."""
     script = pathlib.Path(sys.argv[0]).resolve()
     return ["-m", "pytest"] if "pytest" in script.parts or script.name == "pytest" else [os.path.relpath(script, ROOT)]
 
@@ -75,12 +75,12 @@ def _processor():
 
 
 def kept_path(name: str) -> pathlib.Path:
-    """Where runs that a kill may end are kept: of each commit anew, since a record says which one made it."""
+    """Return the path for resumable runs, separate for each commit, since records name their commit."""
     return ROOT / ".cache" / "learning" / _git("rev-parse", "--short", "HEAD") / name
 
 
 def kept_folder(name: str) -> pathlib.Path:
-    """The folder `kept_path(name)`, made if it is not there; with changes beside the commit nothing is kept in it."""
+    """Return the folder `kept_path(name)`, created if missing and cleared if there are uncommitted changes."""
     folder = kept_path(name)
     if _git("status", "--porcelain", "jaxrl"):
         shutil.rmtree(folder, ignore_errors=True)
@@ -89,7 +89,7 @@ def kept_folder(name: str) -> pathlib.Path:
 
 
 def save(name: str, rows: list[dict[str, Any]], folder: pathlib.Path | None = None, **extra: Any) -> pathlib.Path:
-    """Writes `<name>.json` into `benchmarks/results` or another folder; on an accelerator the name says so."""
+    """Write `<name>.json` to `benchmarks/results` or another folder; on an accelerator, the name includes it."""
     import jax
 
     suffix = "" if jax.default_backend() == "cpu" else f"-{jax.default_backend()}"
@@ -100,7 +100,7 @@ def save(name: str, rows: list[dict[str, Any]], folder: pathlib.Path | None = No
 
 
 def save_part(path: pathlib.Path, name: str, part: Mapping[str, Any]) -> None:
-    """Writes one part of a record of several; the others stay as they are, and the file is whole at any time."""
+    """Update one part of a record atomically; the other parts stay unchanged."""
     held = json.loads(path.read_text()) if path.exists() else {"parts": {}}
     held["parts"][name] = part
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,14 +110,14 @@ def save_part(path: pathlib.Path, name: str, part: Mapping[str, Any]) -> None:
 
 
 def resolved(algo: Any, env: Any, num_envs: int) -> Any:
-    """`algo` with what it leaves open as it suits the environment, as `jaxrl.train` does it."""
+    """Return `algo` with unset fields resolved for the environment, as in `jaxrl.train`."""
     from jaxrl.core.types import env_spec
 
     return algo.resolve(env_spec(env), num_envs)
 
 
 def one_thread_suffices(algo: Any, env: Any, num_envs: int) -> bool:
-    """Whether `jaxrl train` would compute this with one thread of a CPU with several cores."""
+    """Return whether `jaxrl train` would use only one thread of a multi-core CPU."""
     import jaxrl
     from jaxrl.parallel.threads import one_is_faster
 
@@ -125,7 +125,7 @@ def one_thread_suffices(algo: Any, env: Any, num_envs: int) -> bool:
 
 
 def add_process_flags(parser: argparse.ArgumentParser) -> None:
-    """`--distributed` and what goes with it, as of `jaxrl train`."""
+    """Add `--distributed` and its related flags, as in `jaxrl train`."""
     from jaxrl.cli import multihost
 
     for flag in multihost.flags():
@@ -138,7 +138,7 @@ def add_process_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def join_processes(arguments: argparse.Namespace) -> bool:
-    """Joins the other processes if `--distributed` asks for it; whether it does. Ends the program if it cannot be."""
+    """Join the other processes if `--distributed` is set; return whether it is. Exit if joining fails."""
     from jaxrl.cli import multihost
     from jaxrl.core.errors import JaxrlError
 
@@ -155,13 +155,13 @@ def join_processes(arguments: argparse.Namespace) -> bool:
 def in_processes(
     name: str, tasks: Iterable[tuple[dict[str, Any], str, int, Callable[[], float]]], repeats: int
 ) -> None:
-    """Measures runs over the devices of all processes; the first one writes `<name>-<N>-processes.json`.
+    """Measure runs over the devices of all processes; the first one writes `<name>-<N>-processes.json`.
 
     Args:
-      name: of the benchmark.
-      tasks: for each its row so far, what is counted ("steps"), how many of them a run has, and the run, which returns
-        its seconds. All processes must have the same.
-      repeats: of every run.
+      name: name of the benchmark.
+      tasks: for each, its row so far, the unit ("steps"), the number of units per run, and the run, which returns its
+        seconds. All processes must have the same tasks.
+      repeats: repeats of every run.
     """
     import jax
 
@@ -176,7 +176,7 @@ def in_processes(
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows of the same keys as text."""
+    """Format rows with the same keys as a text table."""
     names = list(rows[0])
     cells = [names, *([_text(row.get(name)) for name in names] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(names))]
@@ -190,7 +190,7 @@ def _text(value):
 
 
 def peer_python(name: str, requirements: Sequence[str]) -> pathlib.Path:
-    """The Python of an environment that holds a peer, made on first use under `.cache/peers`."""
+    """Return the Python of an environment for another library, created on first use under `.cache/peers`."""
     folder = ROOT / ".cache" / "peers" / name
     python = folder / "bin" / "python"
     stamp = folder / "installed.txt"
@@ -205,16 +205,16 @@ def peer_python(name: str, requirements: Sequence[str]) -> pathlib.Path:
 
 
 class Worker:
-    """A process that holds compiled programs and runs them when told: one line of JSON in, one out.
+    """A process that holds compiled programs and runs them on request: one line of JSON in, one out.
 
     Args:
-      python: its interpreter.
-      script: what it runs; reads requests with `serve`.
-      more: of the process's environment.
+      python: interpreter of the process.
+      script: script to run; it reads requests with `serve`.
+      more: additional environment variables.
     """
 
     def __init__(self, python: pathlib.Path | str, script: pathlib.Path, more: Mapping[str, str] | None = None):
-        # A peer must not see our packages, nor we theirs.
+        # The two environments must not share packages.
         environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
         environment |= more or {}
         self._process = subprocess.Popen(
@@ -230,7 +230,7 @@ class Worker:
         return self._process.pid
 
     def ask(self, **request: Any) -> Any:
-        """The answer to one request.
+        """Send one request and return the answer.
 
         Raises:
           RuntimeError: the process ended.
@@ -247,19 +247,19 @@ class Worker:
         self._process.wait(timeout=60)
 
     def kill(self) -> None:
-        """End it at once, also while it answers or is stopped."""
+        """Kill the process, even while it answers or is stopped."""
         self._process.kill()
         self._process.wait()
 
 
 def serve(answer: Any) -> None:
-    """Answers each request read from standard input with `answer(**request)`, until it is closed."""
+    """Answer each request from standard input with `answer(**request)`, until it is closed."""
     for line in sys.stdin:
         print("@" + json.dumps(answer(**json.loads(line))), flush=True)
 
 
 def alternate(asks: dict[str, Any], repeats: int = 7) -> dict[str, float]:
-    """Median seconds of each callable, taken in turn `repeats` times after one warm-up each."""
+    """Return the median seconds of each callable, alternating `repeats` times after one warm-up each."""
     for ask in asks.values():
         ask()
     seconds: dict[str, list[float]] = {name: [] for name in asks}

@@ -7,33 +7,32 @@ import numpy as np
 
 
 class Comparison:
-    """A two-sided test after each batch of scores, of the hypothesis that two algorithms' scores are alike distributed.
+    """A two-sided test, after each batch, of the hypothesis that two algorithms' scores have the same distribution.
 
-    As AdaStop (Mathieu et al., 2023, arXiv:2306.10882) tests two: under the hypothesis every split of a batch's scores
-    into two halves is equally likely, so the difference of the sums so far is held against those of other splits. Of
-    all splits a share of at most `level * k / analyses` is beyond the bounds by the k-th analysis; the first time that
-    the scores' own is, the hypothesis is rejected. So the chance that it ever is, where it holds, is at most `level`.
-    That the splits are drawn, where they are too many to be counted, does not change this: the scores' own is among
-    them.
+    This is AdaStop (Mathieu et al., 2023, arXiv:2306.10882) for two algorithms. Under the hypothesis, every split of a
+    batch's scores into two halves is equally likely, so the difference of the sums so far is compared with those of
+    other splits. By the k-th analysis, at most a fraction `level * k / analyses` of all splits is outside the bounds,
+    and the hypothesis is rejected once the actual split is. The probability of a false rejection is therefore at most
+    `level`. This also holds if the splits are sampled, because the actual split is among them.
 
     Args:
-      batch: scores of each algorithm in an analysis.
-      analyses: how many there are at most.
-      level: of the test.
-      draws: how many splits, if there are more than that.
-      seed: of the draws.
+      batch: scores of each algorithm per analysis.
+      analyses: maximum number of analyses.
+      level: significance level of the test.
+      draws: number of sampled splits, if there are more splits than this.
+      seed: seed of the sampled splits.
 
     Raises:
-      ValueError: even if all scores are apart, the last analysis could not reject.
+      ValueError: even fully separated scores could not be significant in the last analysis.
     """
 
     def __init__(self, batch: int, analyses: int, *, level: float = 0.05, draws: int = 20_000, seed: int = 0):
         self.batch, self.analyses, self.level = batch, analyses, level
-        halves = list(itertools.combinations(range(2 * batch), batch))  # first those of the scores as they are
+        halves = list(itertools.combinations(range(2 * batch), batch))  # the actual split comes first
         self._signs = -np.ones((len(halves), 2 * batch))
         np.put_along_axis(self._signs, np.asarray(halves), 1.0, axis=1)
         if (number := len(halves) ** analyses) * level < 2:  # the split and its mirror image
-            raise ValueError(f"{batch * analyses} scores of each cannot differ at a level of {level:g}: take more")
+            raise ValueError(f"{batch * analyses} scores of each cannot differ at a level of {level:g}; use more")
         if number <= draws:
             self._splits = np.asarray(list(itertools.product(range(len(halves)), repeat=analyses)))
         else:
@@ -44,13 +43,13 @@ class Comparison:
         self.done, self.difference = 0, 0.0
 
     def add(self, ours: Sequence[float], theirs: Sequence[float]) -> bool:
-        """Take the scores of one more batch; whether the hypothesis is rejected now.
+        """Add the scores of one batch; return whether the hypothesis is rejected.
 
         Args:
-          ours, theirs: finite, `batch` of each.
+          ours, theirs: `batch` finite scores of each.
 
         Raises:
-          ValueError: they are not, or the test is over.
+          ValueError: the scores are invalid, or the test is over.
         """
         scores = np.concatenate([np.asarray(ours, float), np.asarray(theirs, float)])
         if len(ours) != self.batch or scores.shape != (2 * self.batch,) or not np.isfinite(scores).all():
@@ -71,7 +70,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """What is shown so far: "A is better", "B is better" or "not shown"."""
+        """Return the result so far: "A is better", "B is better" or "not shown"."""
         if self._within[0]:
             return "not shown"
         return "A is better" if self.difference > 0 else "B is better"

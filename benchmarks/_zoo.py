@@ -23,10 +23,10 @@ _OPTIONAL = {"settings", "variant", "published", "source", "worst", "mean", "wor
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A command after `jaxrl sweep`, and what it must reach: the worst seed `worst`, all of them on average `mean`.
+    """Arguments of `jaxrl sweep` and target scores: `worst` for the worst seed, `mean` for the mean over seeds.
 
-    `worst_missed` and `mean_missed` say by how much it does not yet; of two figures the other one holds. `variant` is
-    what a table calls an algorithm that is not at its defaults.
+    `worst_missed` and `mean_missed` describe by how much a target is currently missed; the other target still applies.
+    `variant` is the name in tables of an algorithm with non-default settings.
     """
 
     name: str
@@ -44,20 +44,20 @@ class Row:
 
     @property
     def record(self) -> str:
-        """The name of its record in a folder of results."""
+        """The name of the row's record in a results folder."""
         return f"learning-{self.kind}-{self.name}"
 
 
 class Missed(AssertionError):
-    """A figure that its row says is missed is; all that it does not say so of holds."""
+    """Only targets are missed that the row marks as missed."""
 
 
 def check(row: Row, scores: np.ndarray) -> None:
-    """Whether the seeds' scores are what the row asks for.
+    """Check that the seeds' scores reach the row's targets.
 
     Raises:
-      Missed: all but what it says is missed.
-      AssertionError: not even that.
+      Missed: only targets marked as missed are missed.
+      AssertionError: another target is missed.
     """
     reached = {"worst": scores.min() >= row.worst, "mean": scores.mean() >= row.mean}
     missed = {"worst": row.worst_missed, "mean": row.mean_missed}
@@ -71,9 +71,9 @@ class Zoo:
     """A table of rows, by name.
 
     Attributes:
-      path: of the file; the records of its rows lie in the folder `results` beside it.
-      rows: in their order.
-      rates: environment steps a second by algorithm, by suite, and of all others ("other"): an estimate.
+      path: path of the file; records are in the folder `results` next to it.
+      rows: rows in order.
+      rates: estimated environment steps per second by algorithm, by suite, and for all others ("other").
     """
 
     path: pathlib.Path
@@ -81,16 +81,16 @@ class Zoo:
     rates: dict[str, float]
 
     def held(self, row: Row) -> dict[str, Any] | None:
-        """Return the row's record, if there is one."""
+        """Return the row's record, or None."""
         path = self.path.parent / "results" / f"{row.record}.json"
         return json.loads(path.read_text()) if path.exists() else None
 
     def runs(self, name: str) -> pathlib.Path:
-        """Return where runs are kept until they are over: of the project's own table for each commit anew."""
+        """Return the folder of unfinished runs; for the project's own table, there is one per commit."""
         return _record.kept_path(f"zoo-{name}") if self.is_own else self.path.parent / "runs" / name
 
     def begin(self, name: str) -> pathlib.Path:
-        """Return `runs(name)` for a training that begins or goes on; with uncommitted changes it begins anew."""
+        """Return `runs(name)` for starting or resuming training; with uncommitted changes, training starts over."""
         return _record.kept_folder(f"zoo-{name}") if self.is_own else self.runs(name)
 
     @property
@@ -98,7 +98,7 @@ class Zoo:
         return self.path.resolve() == ZOO.resolve()
 
     def minutes(self, row: Row) -> float:
-        """Return how long a row takes: as its record says, else an estimate."""
+        """Return the duration of a row, from its record or estimated."""
         if seconds := (self.held(row) or {}).get("wall_seconds"):
             return seconds / 60
         algorithm, environment, steps, seeds = trained(row)
@@ -107,7 +107,7 @@ class Zoo:
         return steps * seeds / rate / 60
 
     def save(self, row: Row, outcome: "Outcome") -> pathlib.Path:
-        """Write the record of a row: every seed's score and curve, and what was published."""
+        """Write the record of a row: every seed's score and curve, and the published score."""
         return save(row, outcome, self.path.parent / "results")
 
 
@@ -160,13 +160,13 @@ def _after(words, flag):
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a row came to.
+    """The result of a row.
 
     Attributes:
       scores: mean return of the final evaluation, (seeds,).
       steps: environment steps at each point of the curves, (points,).
       returns: mean return of the episodes that ended while training, (seeds, points); NaN where none did.
-      wall_seconds: that training took, of all processes if it was killed and resumed.
+      wall_seconds: training time, over all processes if it was killed and resumed.
     """
 
     scores: np.ndarray
@@ -176,15 +176,15 @@ class Outcome:
 
 
 def train(row: Row, folder: pathlib.Path, seeds: Sequence[int] | None = None) -> Outcome:
-    """Train a row by its command; what a killed process left in the folder is gone on with.
+    """Train a row with its command, resuming from the folder if a previous process was killed.
 
     Args:
-      row: of another command than the folder's last one, it begins anew.
-      folder: of this row alone; the caller deletes it.
-      seeds: in place of those of the row.
+      row: the row; if its command differs from the folder's last one, training starts over.
+      folder: folder used only for this row; the caller deletes it.
+      seeds: seeds to use instead of the row's.
 
     Raises:
-      SystemExit: the command ended with another code than 0, such as 143 after SIGTERM.
+      SystemExit: the command exited with a nonzero code, such as 143 after SIGTERM.
     """
     from jaxrl.cli.main import main
 
@@ -209,7 +209,7 @@ def train(row: Row, folder: pathlib.Path, seeds: Sequence[int] | None = None) ->
 
 @contextlib.contextmanager
 def _clock(folder: pathlib.Path) -> Iterator[None]:
-    """Add the time of what is within to the folder's; a process that was killed took until what it wrote last."""
+    """Add the time of the context to the folder's total; a killed process counts until its last written file."""
     held = _seconds(folder)
     if held["began"] is not None:
         last = max(path.stat().st_mtime for path in folder.rglob("*"))
@@ -228,7 +228,7 @@ def _seconds(folder):
 
 
 def save(row: Row, outcome: Outcome, results: pathlib.Path | None = None) -> pathlib.Path:
-    """Write the record of a row, into `benchmarks/results` if not told otherwise."""
+    """Write the record of a row, by default to `benchmarks/results`."""
     from scipy import stats
 
     places = np.unique(np.linspace(0, len(outcome.steps) - 1, min(MOST_POINTS, len(outcome.steps)), dtype=int))

@@ -48,10 +48,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import _record as record
 
 PARTS = ("throughput", "replay", "host", "learning", "equality", "determinism", "precision", "memory", "peers")
-_FRESH = {"JAX_ENABLE_COMPILATION_CACHE": "false"}  # every process compiles, and tunes, for itself
+_FRESH = {"JAX_ENABLE_COMPILATION_CACHE": "false"}  # every process compiles and autotunes separately
 _DETERMINISTIC = _FRESH | {"XLA_FLAGS": "--xla_gpu_deterministic_ops=true"}
 _SHARED = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # the device, with processes that the measuring one starts
-# The processes of a part, by name, with their environment variables; as many of them in the small form.
+# The processes of a part, by name, with their environment variables; as many at small sizes.
 PROCESSES: dict[str, dict[str, dict[str, str]]] = {
     "equality": {
         "as it is": _FRESH,
@@ -65,7 +65,7 @@ PROCESSES: dict[str, dict[str, dict[str, str]]] = {
         for deterministic in ("as it is", "--deterministic")
         for process in (deterministic, f"{deterministic}, again")
     },
-    # A process counts its most for as long as it lives.
+    # A process reports its peak memory since it started.
     "memory": {name: {} for name in ("PPO CartPole", "PPO MinAtar", "DQN MinAtar", "sweep of PPO CartPole")},
     "peers": {"in turn": _SHARED},
 }
@@ -78,11 +78,11 @@ _SHARE = "JAXRL_BENCHMARK_SHARE"
 
 
 class Part:
-    """One part while it runs; its rows are written down as they come.
+    """One part while it runs; rows are saved as they arrive.
 
     Args:
-      name: of the part.
-      asked: the command line.
+      name: name of the part.
+      asked: parsed command line.
     """
 
     def __init__(self, name: str, asked: argparse.Namespace):
@@ -96,19 +96,19 @@ class Part:
         return bool(self._machine.get("small", self._asked.small))
 
     def run(self) -> None:
-        """All its processes, one after the other."""
+        """Run all processes of the part, one after another."""
         processes = PROCESSES.get(self.name, {"": {}})
         with tempfile.TemporaryDirectory() as folder:
             if self.name in _COMPILED_FIRST and self._asked.compile_first > 1:
                 self._compile(self._asked.compile_first, folder)
             for number, (process, environment) in enumerate(processes.items()):
                 if self.small and number >= _IN_SMALL.get(self.name, 1):
-                    self._add({"process": process, "left out": "the small form"})
+                    self._add({"process": process, "left out": "not measured at small sizes"})
                 else:
                     self._process(process, environment, folder)
 
     def _compile(self, count, folder):
-        """Fills the compilation cache in `count` processes side by side; what fails there fails again when timed."""
+        """Fill the compilation cache in `count` parallel processes; failures recur in the timed run."""
         children = [self._start("", _SHARED | {_SHARE: f"{i}/{count}"}, folder, self._left) for i in range(count)]
         timer = threading.Timer(self._left / 2, lambda: [_kill(child) for child in children])
         timer.start()
@@ -125,7 +125,7 @@ class Part:
 
     @property
     def _left(self):
-        """Seconds until the part must have ended."""
+        """Return the seconds left for the part."""
         return self._began + self._asked.seconds - time.monotonic()
 
     def _start(self, process, environment, folder, left):
@@ -192,7 +192,7 @@ class Part:
 
     @property
     def path(self) -> pathlib.Path:
-        """Of the record."""
+        """The path of the record."""
         if self._asked.output:
             return self._asked.output
         devices = self._machine.get("devices") or ["unknown device"]
@@ -203,7 +203,7 @@ class Part:
 
 
 def _kill(child):
-    """With its own processes, such as the peers'."""
+    """Kill a process and its children, such as those of other libraries."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
 

@@ -25,7 +25,7 @@ PEER_STEPS = 16_000  # a second, rlpyt's R2D1
 
 
 def algorithms(capacity: int) -> dict[str, Any]:
-    """By name."""
+    """Return the algorithms by name."""
     import jaxrl
     from jaxrl.networks import ActorCritic, NatureCNN
     from jaxrl.run.presets import PRESETS
@@ -38,7 +38,7 @@ def algorithms(capacity: int) -> dict[str, Any]:
 
 
 def measured(name: str, algo: Any, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One row of the result."""
+    """Return one row of the result."""
     import jax
 
     import jaxrl

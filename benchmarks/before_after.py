@@ -47,7 +47,7 @@ SEEDS = 8  # of the sweep
 
 
 def steps_per_second(case: str) -> float:
-    """Environment steps a second of the compiled loop, compiled before."""
+    """Return environment steps per second of the precompiled loop."""
     import jaxrl
 
     name, settings, env, num_envs, steps = WORK[case]
@@ -67,7 +67,7 @@ def steps_per_second(case: str) -> float:
 
 
 def clock_without_stops() -> None:
-    """Lets `time.monotonic` of this process stand still while the process is stopped."""
+    """Pause this process's `time.monotonic` while the process is stopped."""
     with open(os.environ[STOPPED], "rb") as file:
         stopped = mmap.mmap(file.fileno(), 8, access=mmap.ACCESS_READ)
     real = time.monotonic
@@ -75,7 +75,7 @@ def clock_without_stops() -> None:
 
 
 class Stoppable:
-    """A worker that runs only where it is told to.
+    """A worker that can be stopped and continued.
 
     Args:
       tree: the checkout that it imports.
@@ -97,7 +97,7 @@ class Stoppable:
         self._since = time.monotonic()
 
     def go(self) -> None:
-        """Continues it; the time for which it was stopped is written down before."""
+        """Continue the worker, after recording how long it was stopped."""
         if self._since is not None:
             (before,) = struct.unpack("d", self._total[:8])
             self._total[:8] = struct.pack("d", before + time.monotonic() - self._since)
@@ -111,7 +111,7 @@ class Stoppable:
 
 @contextlib.contextmanager
 def running(trees: dict[str, pathlib.Path]) -> Iterator[dict[str, Stoppable]]:
-    """Workers for these checkouts, none of which is left behind, stopped, however this process ends."""
+    """Yield workers for these checkouts, and end them even if this process fails or is terminated."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
     workers: dict[str, Stoppable] = {}
@@ -125,7 +125,7 @@ def running(trees: dict[str, pathlib.Path]) -> Iterator[dict[str, Stoppable]]:
 
 
 def together(workers: dict[str, Stoppable], case: str) -> dict[str, float]:
-    """Steps a second of each worker, which run in turn, a slice each, until both have answered."""
+    """Return steps per second of each worker; they run in alternating time slices until both have answered."""
     with concurrent.futures.ThreadPoolExecutor(len(workers)) as threads:
         answers = {name: threads.submit(worker.worker.ask, case=case) for name, worker in workers.items()}
         try:
@@ -148,7 +148,7 @@ def together(workers: dict[str, Stoppable], case: str) -> dict[str, float]:
 
 
 def interval(ratios: list[float]) -> tuple[float, float]:
-    """Of the mean ratio, 95 percent, by Student's t."""
+    """Return the 95 percent confidence interval of the mean ratio, by Student's t."""
     from scipy import stats
 
     mean, error = statistics.mean(ratios), stats.sem(ratios)
@@ -157,7 +157,7 @@ def interval(ratios: list[float]) -> tuple[float, float]:
 
 
 def checkout(commit: str) -> pathlib.Path:
-    """A work tree of `commit` under `.cache/before`."""
+    """Create and return a work tree of `commit` under `.cache/before`."""
     full = subprocess.run(["git", "rev-parse", commit], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     folder = ROOT / ".cache" / "before" / full.strip()[:12]
     if not folder.exists():

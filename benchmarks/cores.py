@@ -20,7 +20,7 @@ LENGTH, WIDTH, MEMORY = 1024, 128, 64
 
 
 def cores():
-    """What is compared, by name."""
+    """Return the compared cores by name."""
     from jaxrl.networks import GRU, LRU, LSTM, GTrXL, MinGRU
 
     made = (GRU(WIDTH), LSTM(WIDTH), MinGRU(WIDTH), LRU(WIDTH), GTrXL(WIDTH, layers=1, memory=MEMORY))
@@ -28,7 +28,7 @@ def cores():
 
 
 def gradient(core, batch):
-    """A function that computes a gradient once, and returns its seconds."""
+    """Return a function that computes a gradient once and returns the seconds."""
     import jax
     import jax.numpy as jnp
     from flax import nnx

@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def curve(name: str, seed: int, folder: pathlib.Path) -> tuple[list[int], list[float]]:
-    """Train once, and return the steps and mean returns of its evaluations."""
+    """Train once; return the steps and mean returns of the evaluations."""
     words = shlex.split(COMMANDS[name])
     every = int(words[words.index("--total-steps") + 1]) // EVALUATIONS
     if "--dataset" in words and not (folder / "data").exists():
@@ -103,7 +103,7 @@ def curve(name: str, seed: int, folder: pathlib.Path) -> tuple[list[int], list[f
 
 
 def jaxrl(words: list[str], folder: pathlib.Path) -> None:
-    """Run a command line of jaxrl in a folder, in this process: to import and trace takes longer than to train."""
+    """Run a jaxrl command in a folder, in this process, since imports and tracing take longer than training."""
     from jaxrl.cli.main import main as run
 
     with contextlib.chdir(folder):
@@ -112,7 +112,7 @@ def jaxrl(words: list[str], folder: pathlib.Path) -> None:
 
 
 def save(name: str, seed: int, steps: list[int], returns: list[float]) -> pathlib.Path:
-    """Add one seed's curve to the record of its page; the first seed begins it anew."""
+    """Add one seed's curve to the record of its page; the first seed starts a new record."""
     path = record.HERE / "results" / f"curve-{name}.json"
     rows = json.loads(path.read_text())["rows"] if seed else []
     rows.append({"seed": seed, "steps": steps, "returns": returns})

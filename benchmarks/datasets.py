@@ -24,7 +24,7 @@ import _record as record
 
 
 def export(episodes: int) -> dict:
-    """One row; runs in a process of its own."""
+    """Return one row; runs in a separate process."""
     import jax
     import numpy as np
 
@@ -67,7 +67,7 @@ def export(episodes: int) -> dict:
 
 
 def sequential_writer(dataset, folder: pathlib.Path) -> dict:
-    """The first 1,000 episodes through TFDS's own writer."""
+    """Measure TFDS's own writer with the first 1,000 episodes."""
     import jax
     import tensorflow_datasets as tfds
 

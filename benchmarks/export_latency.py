@@ -22,7 +22,7 @@ from policy import BATCHES, CALLS, PEER, SB3, Jaxrl, observations
 
 
 class Exported:
-    """The policy as a file, and what runs it; `form` is "stablehlo", "numpy" or "onnx"."""
+    """An exported policy and its runtime; `form` is "stablehlo", "numpy" or "onnx"."""
 
     def __init__(self, form):
         import jaxrl

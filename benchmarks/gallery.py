@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def entry(name: str, folder: pathlib.Path) -> float:
-    """Train and draw one, and return its score."""
+    """Train and render one policy; return its score."""
     what, command = COMMANDS[name]
     words = ["train", *shlex.split(command), "--seed", "0", "--run-dir", "run", "--checkpoint-every", "0"]
     curves.jaxrl([*words, "--evaluation-episodes", "128", "--no-progress"], folder)

@@ -80,14 +80,14 @@ class SB3:
 
 
 class Jaxrl:
-    """Runs here; `layout` is what else its topology is."""
+    """Runs in this environment; `layout` has further settings of the topology."""
 
     def __init__(self, **layout: Any):
         self.layout, self.runs, self.pools, self.parts = layout, {}, {}, None
         self.reports: dict[str, Any] = {}  # of the last run of each
 
     def __call__(self, *, name: str, rows: int, part: str | None = None) -> float:
-        """Seconds of a run, or of a part of it alone."""
+        """Return the seconds of a run, or of one part of it."""
         import jax
 
         if part == "environments":
@@ -107,7 +107,7 @@ class Jaxrl:
         return seconds
 
     def shares(self, name: str, rows: int) -> dict[str, float]:
-        """Where the time of a run goes that follows another at once; else the pause between them would count."""
+        """Return how a run divides its time. It follows another run directly, so that a pause does not count."""
         for _ in range(2):
             self(name=name, rows=rows)
         told = self.reports[name].metrics()
@@ -148,7 +148,7 @@ class Jaxrl:
         return program, algo, env, state
 
     def pool(self, settings, rows):
-        """EnvPool by itself: the same two pools, each stepped by a thread of its own."""
+        """Measure EnvPool without jaxrl: the same two pools, each stepped by its own thread."""
         import threading
 
         import envpool
@@ -179,7 +179,7 @@ class Jaxrl:
 
 
 class ImpalasParts:
-    """What IMPALA cannot do without, each alone: seconds of acting for so many rows, and of learning from as many."""
+    """Separate parts of IMPALA: the seconds of acting for a number of rows, and of learning from as many."""
 
     def __init__(self, algo: Any, env: Any, settings: dict[str, Any]):
         import jax
@@ -239,7 +239,7 @@ class ImpalasParts:
 
 
 def random_actor():
-    """An algorithm that acts at random and learns nothing, on the protocol alone."""
+    """Return an algorithm that acts at random and does not learn, written with only the protocol."""
     import jax
     import jax.numpy as jnp
     from flax import struct
@@ -281,13 +281,13 @@ def random_actor():
 
 
 def _task(name: str) -> str:
-    """What a record calls it."""
+    """Return the task's name in the record."""
     kind = "random" if name in PONG else "IMPALA" if name in IMPALA else "PPO"
     return f"{kind} in {TASKS[name]['env']}"
 
 
 def _rows(name: str) -> int:
-    """Of a run of jaxrl."""
+    """Return the rows of a run of jaxrl."""
     return _PONG_ROWS if name in PONG else _IMPALA_ROWS if name in IMPALA else _BATCHES * PPO[name]["batch"]
 
 
@@ -352,7 +352,7 @@ def main() -> None:
 
 
 def in_processes(arguments: argparse.Namespace) -> None:
-    """One run over the devices of all processes."""
+    """Measure one run over the devices of all processes."""
     import jax
 
     ours = Jaxrl(devices=jax.device_count(), lockstep=True, lag=1)

@@ -23,7 +23,7 @@ TYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16
 
 
 def digest(steps) -> dict[str, str]:
-    """Of each field, by its path: its type, shape and bits."""
+    """Return the type, shape and bits of each field, by path."""
     found = {}
     for name, x in steps.items():
         if isinstance(x, dict):
@@ -34,7 +34,7 @@ def digest(steps) -> dict[str, str]:
 
 
 def read_in_tensorflow(path: str, way: str) -> dict:
-    """The digests of each episode, read with this method; runs in the environment with TensorFlow."""
+    """Return the digests of each episode, read with this method; runs in the environment with TensorFlow."""
     import numpy as np
     import tensorflow_datasets as tfds
 
@@ -54,7 +54,7 @@ def read_in_tensorflow(path: str, way: str) -> dict:
 
 
 def made_up(dtype: str) -> list:
-    """Three episodes whose observations are of this type: numbers, vectors and pictures."""
+    """Return three episodes with observations of this type: numbers, vectors and images."""
     import ml_dtypes  # noqa: F401 (bfloat16 is one of its types)
     import numpy as np
 
@@ -75,7 +75,7 @@ def made_up(dtype: str) -> list:
 
 
 def written(folder: pathlib.Path, episodes: int):
-    """(what it holds, its file format, its directory) of every dataset."""
+    """Return (content, file format, directory) of every dataset."""
     import jax
     import numpy as np
 

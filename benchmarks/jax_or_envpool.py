@@ -31,13 +31,13 @@ SECONDS = 0.2  # that one side plays at least, before it is the other's turn
 
 
 class Pair(NamedTuple):
-    """A world as both.
+    """An environment that exists in both.
 
     Attributes:
-      jax, envpool: the environments, the second without its suite.
-      steps: that a program plays in one call.
-      parameters: of the first.
-      most: how many environments at most, for the sake of memory and of compiling.
+      jax, envpool: names of the environments, the second without its suite.
+      steps: steps per call of a program.
+      parameters: parameters of the JAX environment.
+      most: maximum number of environments, limited by memory and compile time.
     """
 
     jax: str
@@ -65,7 +65,7 @@ PAIRS = [
 
 
 def host_plays(name: str, num_envs: int, steps: int) -> Callable[[], float]:
-    """Return a function that plays EnvPool's environments on for `steps` steps and returns its seconds; warm."""
+    """Return a function that plays `steps` more steps in EnvPool and returns the seconds; warm."""
     recipe = jaxrl.make(f"envpool:{name}", num_threads=len(os.sched_getaffinity(0)))
     keys = jax.random.split(jax.random.key(0), (16, num_envs))
     drawn = jax.device_get(jax.vmap(jax.vmap(recipe.action_space.sample))(keys))

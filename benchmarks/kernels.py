@@ -25,7 +25,7 @@ _PRODUCTS = ("dot", "convolution", "custom-call")
 
 
 def program(num_envs: int = 4) -> str:
-    """The HLO text of a chunk of PPO on CartPole, as `jaxrl.train` compiles it."""
+    """Return the HLO text of a chunk of PPO on CartPole, as compiled by `jaxrl.train`."""
     import jaxrl
 
     env = jaxrl.make("gymnax:CartPole-v1")
@@ -37,7 +37,7 @@ def program(num_envs: int = 4) -> str:
 
 
 def rows(text: str) -> list[dict[str, Any]]:
-    """The counts that are held: of the chunk's one loop over iterations, and of the two large loops in it."""
+    """Return the recorded counts: the chunk's loop over iterations, and the two large loops inside it."""
     (iteration,) = [loop for loop in hlo.read(text).loops if loop.trips is None]
     step, minibatch = (
         max((loop for loop in iteration.loops if loop.trips == trips), key=lambda loop: sum(loop.kernels.values()))
@@ -53,7 +53,7 @@ def rows(text: str) -> list[dict[str, Any]]:
 
 
 def text_of(loop: hlo.Loop, depth: int = 0) -> str:
-    """The loops of a program, one a line."""
+    """Return the loops of a program, one per line."""
     line = f"{'  ' * depth}{loop.trips or '?'} x {sum(loop.kernels.values())} kernels {dict(loop.kernels)}"
     return "\n".join([line, *(text_of(inner, depth + 1) for inner in loop.loops)])
 

@@ -50,9 +50,9 @@ OURS: dict[str, dict[str, Any]] = {
 
 
 class Work(NamedTuple):
-    """What is trained: algorithm, settings in `OURS`, units of the hidden layers, environments; steps of either.
+    """A training task: algorithm, settings in `OURS`, hidden units, environments, and steps for jaxrl and SBX.
 
-    They are steps that take about a second; SBX is left out where there are none. `bare`: whether beside a bare loop.
+    The steps take about a second; SBX is skipped without steps. `bare`: whether to measure a minimal loop too.
     """
 
     name: str
@@ -78,7 +78,7 @@ WORKS = {
 
 
 class SBX:
-    """Runs in the peer's environment: `rows` more rows of a run that is warm."""
+    """Runs in the environment of SBX: `rows` more rows of a warm run."""
 
     def __init__(self):
         self.models = {}
@@ -115,7 +115,7 @@ class SBX:
 
 
 class Jaxrl:
-    """Runs here: whole training, or its updates alone."""
+    """Runs in this environment: whole training, or only its updates."""
 
     def __init__(self):
         self.states, self.loops = {}, {}
@@ -148,7 +148,7 @@ class Jaxrl:
         return time.perf_counter() - start
 
     def one_thread_suffices(self, *, name: str, settings: str, widths: list[int], num_envs: int) -> bool:
-        """Whether `jaxrl train` would compute it with one thread."""
+        """Return whether `jaxrl train` would use one thread."""
         import jaxrl
 
         env = jaxrl.make(f"gymnax:{ENVIRONMENTS[name]}")
@@ -167,7 +167,7 @@ class Jaxrl:
         return kind(policy=Actor(widths=widths, stochastic=name == "sac"), critic=Critic(widths=widths), **given)
 
     def products(self, algo, env, spec, num_envs, iterations):
-        """Seconds of as many iterations of what PPO cannot do without."""
+        """Return the seconds of a number of iterations of PPO's minimal loop."""
         import jax
         import jax.numpy as jnp
 
@@ -215,7 +215,7 @@ class Jaxrl:
         return time.perf_counter() - start
 
     def updates(self, algo, spec, learner, count):
-        """Seconds of `count` updates from one batch, in a compiled loop whose state is donated."""
+        """Return the seconds of `count` updates on one batch, in a compiled loop with donated state."""
         import jax
         import jax.numpy as jnp
 
@@ -299,7 +299,7 @@ def main() -> None:
 def measured(
     work: Work, workers: dict[bool, record.Worker], peer: record.Worker | None, repeats: int
 ) -> dict[str, Any]:
-    """One row: steps a second of each, in turn, and their ratios; `workers` by whether they have one thread."""
+    """Return one row: steps per second of each, alternating, and ratios; `workers` by whether they use one thread."""
     request = {name: getattr(work, name) for name in ("name", "settings", "widths", "num_envs")}
     one = bool(workers[False].ask(threads=True, **request))
     ours = workers[one]

@@ -31,13 +31,13 @@ WORKS = {
 
 
 def status(name: str) -> int:
-    """Bytes that Linux tells of this process."""
+    """Return a memory figure of this process from Linux, in bytes."""
     with open("/proc/self/status") as lines:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name + ":"))
 
 
 def measured(work: str) -> dict[str, Any]:
-    """One row, in this process."""
+    """Measure one row in this process."""
     import jax
 
     import jaxrl
@@ -58,7 +58,7 @@ def measured(work: str) -> dict[str, Any]:
         state = program.start(algo, env, 0)
         return jax.block_until_ready(program.chunk(algo, env, state, iterations, iterations * algo.rollout_length))
 
-    train(1)  # what starts programs has its own memory
+    train(1)  # starting programs needs memory of its own
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     before = status("VmRSS")

@@ -74,7 +74,7 @@ TASKS: dict[str, dict[str, Any]] = {
         "num_envs": 4,
         "total_steps": 10_000,
         "population": 8,
-        "exploit_from": 0.5,  # nobody has learned before; chosen on repeat 2, which had failed
+        "exploit_from": 0.5,  # no member has learned before; chosen on repeat 2, which had failed
         "space": {
             "learning_rate": _RATE,
             "policy_learning_rate": _RATE,
@@ -89,7 +89,7 @@ EPISODES = 256
 
 
 def searched(task: str, repeat: int, small: bool) -> list[dict[str, Any]]:
-    """A population and the random search of the same draws: the winners in fresh episodes, the scores of all."""
+    """Run PBT and random search with the same samples; return winners' fresh returns and all scores."""
     about = TASKS[task]
     shared: dict[str, Any] = {"num_envs": about["num_envs"], "evaluation_episodes": EPISODES, "progress": False}
     shared["total_steps"] = about["total_steps"] // (20 if small else 1)
@@ -117,7 +117,7 @@ def searched(task: str, repeat: int, small: bool) -> list[dict[str, Any]]:
 def row(
     task: str, kind: str, repeat: int, scores: np.ndarray, failed: int, fresh: float, began: float
 ) -> dict[str, Any]:
-    scores = np.nan_to_num(scores, nan=float(np.nanmin(scores)))  # who failed is as the worst
+    scores = np.nan_to_num(scores, nan=float(np.nanmin(scores)))  # failed members count as the worst
     return {
         "task": task,
         "kind": kind,
@@ -131,7 +131,7 @@ def row(
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """The medians over repeats of each kind, and how PBT does in pairs."""
+    """Return the medians over repeats of each method, and the paired results of PBT."""
     fresh = {kind: np.asarray([row["fresh"] for row in rows if row["kind"] == kind]) for kind in KINDS}
     found = {kind: float(np.median(values)) for kind, values in fresh.items()}
     difference = fresh["PBT"] - fresh["random"]
@@ -139,7 +139,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def kept(settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """The searches that the same command finished before it was killed."""
+    """Return the searches that the same command finished before it was killed."""
     held = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     return held["rows"] if held.get("settings") == settings else []
 
@@ -152,7 +152,7 @@ def keep(settings: dict[str, Any], rows: list[dict[str, Any]]) -> None:
 
 
 def described(task: str) -> dict[str, Any]:
-    """What a task is, as the record says it."""
+    """Return the description of a task for the record."""
     about = TASKS[task]
     found = {name: about[name] for name in ("env", "num_envs", "total_steps", "population", "fixed")}
     return found | {"space": {name: repr(values) for name, values in about["space"].items()}}

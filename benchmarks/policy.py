@@ -48,7 +48,7 @@ class SB3:
 
 
 class Jaxrl:
-    """Runs here."""
+    """Runs in this environment."""
 
     def __init__(self):
         import jax

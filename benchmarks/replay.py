@@ -37,7 +37,7 @@ OBSERVATION, ACTION, ALPHA, BETA = 17, 6, 0.6, 0.4
 
 
 def ours(capacity: int, add: int, batch: int, prioritized: bool, shards: int, memory: str = "device"):
-    """A full replay, and a function of it, a key and a number of iterations."""
+    """Return a full buffer, and a function of it, a key and a number of iterations."""
     sampler = {"sampler": Prioritized(ALPHA, BETA)} if prioritized else {}
     source = Replay(capacity, batch, 1, replay_memory=memory, **sampler)
     buffer = replay.bind(
@@ -67,7 +67,7 @@ def ours(capacity: int, add: int, batch: int, prioritized: bool, shards: int, me
 
 
 def sequences(capacity: int, add: int, memory: str):
-    """The same of R2D2's sequences."""
+    """Return the same for R2D2's sequences."""
     rollout, sequence = 40, Sequence(81, 40, "truncate", burn_in=40, stored_carry=True)
     source = Replay(capacity, 64, 1, sequence=sequence, sampler=Prioritized(0.9, 0.6), replay_memory=memory)
     buffer = replay.bind({"replay": source}, num_envs=add, rollout_length=rollout, shards=1, replicas=SingleReplica(1))[
@@ -88,7 +88,7 @@ def sequences(capacity: int, add: int, memory: str):
 
 
 def flashbax(capacity: int, add: int, batch: int, prioritized: bool, ordered: bool = False):
-    """The same of flashbax; `ordered` lets the new priorities depend on the weights."""
+    """Return the same for flashbax; with `ordered`, new priorities depend on the weights."""
     import flashbax as fbx
 
     make = fbx.make_flat_buffer
@@ -137,7 +137,7 @@ def looped(iteration):
 
 
 def by_library(arguments: argparse.Namespace):
-    """Ours and flashbax's."""
+    """Compare jaxrl with flashbax."""
     sizes = (arguments.capacity, arguments.add, arguments.batch)
     cases = {
         "ours, uniform": ours(*sizes, False, 1),
@@ -156,7 +156,7 @@ def by_library(arguments: argparse.Namespace):
 
 
 def by_memory(arguments: argparse.Namespace):
-    """Ours in either memory."""
+    """Compare jaxrl's buffer in host and device memory."""
     capacity, add = arguments.capacity, arguments.add
     places = ("device", "host")
     found = {f"transitions, {place}": ours(capacity, add, arguments.batch, False, 1, place) for place in places}

@@ -41,7 +41,7 @@ RUNS = {
 
 @functools.cache
 def prepared(name, env, sampler, most, capacity, iterations):
-    """Return a function that trains on for so many iterations, and the updates that this makes."""
+    """Return a function that trains for a number of further iterations, and its number of updates."""
     algo, env = algorithm(name, sampler, most, capacity), jaxrl.make(env)
     num_envs = jaxrl.Anakin().resolve(algo).num_envs
     algo = record.resolved(algo, env, num_envs)
@@ -65,7 +65,7 @@ def algorithm(name, sampler, most, capacity):
 
 
 def answer(**case):
-    """Return updates a second of one case."""
+    """Return updates per second of one case."""
     train, updates = prepared(**case)
     start = time.perf_counter()
     train()

@@ -35,7 +35,7 @@ IN_STEP = {"lockstep": True, "lag": 0}
 
 
 def ways():
-    """The environment and the topology of each."""
+    """Return the environment and the topology of each mode."""
     here = jaxrl.make("gymnasium:Acrobot-v1")
     workers = jaxrl.make("gymnasium:Acrobot-v1", workers=2)
     pool = jaxrl.make("envpool:Acrobot-v1", num_threads=2)
@@ -54,7 +54,7 @@ def ways():
 
 
 def seconds_of(env, topology, iterations):
-    """What so many iterations take; nothing else of the run is at work."""
+    """Return the seconds of a number of iterations, with no other work of the run."""
     algo = record.resolved(jaxrl.PPO(rollout_length=ROLLOUT), env, ENVS)
     program = topology.bind(algo, env)
     try:

@@ -40,7 +40,7 @@ def program(target: str, num_envs: int) -> dict[str, Any]:
 
 
 def exchange(gpus: int) -> float:
-    """Return the seconds of an iteration's all-reduces among so many GPUs."""
+    """Return the seconds of an iteration's all-reduces over a number of GPUs."""
     if gpus == 1:
         return 0.0
     machines = math.ceil(gpus / MACHINE)
@@ -51,7 +51,7 @@ def exchange(gpus: int) -> float:
 
 
 def work() -> str:
-    """Return the table of what one iteration asks of one chip, and how long that takes at its full rate."""
+    """Return a table of the work of one iteration on one chip, and its time at peak rate."""
     lines = []
     for target, num_envs in (("v5e:4x4", 2048), ("v5e:16x16", 65_536)):
         row = program(target, num_envs)
@@ -64,7 +64,7 @@ def work() -> str:
 
 
 def weak() -> str:
-    """Return the table where every GPU has as many environments as one had alone."""
+    """Return the table of weak scaling: each GPU has the environments of the single-GPU run."""
     lines = []
     for num_envs, seconds in measured().items():
         cells = []
@@ -78,7 +78,7 @@ def weak() -> str:
 
 
 def strong() -> str:
-    """Return the table where all GPUs together have the same environments."""
+    """Return the table of strong scaling: the total number of environments is fixed."""
     alone = measured()[TOTAL]
     lines = []
     for num_envs, seconds in sorted(measured().items(), reverse=True):

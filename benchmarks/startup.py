@@ -112,7 +112,7 @@ def main() -> None:
 
 
 def timed(command: list[str], environment: dict[str, str] | None = None, code: int = 0) -> float:
-    """Seconds of a whole process, which must end with `code`."""
+    """Return the seconds of a whole process, which must exit with `code`."""
     begun = time.perf_counter()
     ran = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=record.ROOT, check=False)
     seconds = time.perf_counter() - begun
@@ -122,7 +122,7 @@ def timed(command: list[str], environment: dict[str, str] | None = None, code: i
 
 
 def words(repeats: int) -> list[dict]:
-    """Imports, help and errors, against `import jax` and `import numpy`."""
+    """Measure imports, help and errors, compared with `import jax` and `import numpy`."""
     run = ["--env", "gymnax:CartPole-v1", "--total-steps", "1000"]
     commands = {
         "import numpy": ([sys.executable, "-c", "import numpy"], 0, None),
@@ -160,7 +160,7 @@ def words(repeats: int) -> list[dict]:
 
 
 def trained(task: str, repeats: int, peer: pathlib.Path | None) -> dict:
-    """Whole processes of a training: cold, warm, and the peer's, in turn."""
+    """Measure whole training processes, alternating: cold, warm, and rejax."""
     seconds: dict[str, list[float]] = {"jaxrl, cold": [], "jaxrl, warm": []}
     for _ in range(repeats):
         with tempfile.TemporaryDirectory() as folder:
@@ -183,7 +183,7 @@ def trained(task: str, repeats: int, peer: pathlib.Path | None) -> dict:
 
 
 def caches_in(folder: str) -> dict[str, str]:
-    """The environment of a process whose caches are in `folder`, and nowhere set otherwise."""
+    """Return environment variables for a process with all caches in `folder`."""
     caches = ("JAX_COMPILATION_CACHE", "JAX_ENABLE_COMPILATION_CACHE", "JAX_PERSISTENT_CACHE", "JAXRL_CACHE")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(caches)}
     return kept | {"XDG_CACHE_HOME": f"{folder}/cache"}
@@ -205,7 +205,7 @@ def rejax_run(task: str) -> None:
 
 
 class Clock:
-    """Seconds of the main thread by part: what happens within a part is its own, and not that part's."""
+    """Seconds of the main thread by part; nested parts are excluded from the enclosing part."""
 
     def __init__(self):
         self.seconds: dict[str, float] = {}
@@ -214,7 +214,7 @@ class Clock:
         self._ended: list[tuple[float, float]] = []  # intervals that are within no other so far
 
     def ended(self, part: str, seconds: float) -> None:
-        """Something took these seconds, up to now."""
+        """Record that a part took these seconds, up to now."""
         if threading.get_ident() != self._thread:
             return
         end = time.perf_counter()
@@ -235,7 +235,7 @@ class Clock:
             self.ended(part, time.perf_counter() - begun)
 
     def watch(self, owner: object, name: str, part: str) -> None:
-        """Counts every call of a function."""
+        """Record every call of a function."""
         function = getattr(owner, name)
 
         def watched(*arguments, **named):
@@ -255,7 +255,7 @@ EVENTS = {
 
 
 def watched_run(argv: list[str]) -> None:
-    """Runs one command line in this process, and prints its parts."""
+    """Run one command line in this process, and print its parts."""
     import builtins
 
     clock = Clock()
@@ -290,7 +290,7 @@ def watched_run(argv: list[str]) -> None:
 
 
 def parts() -> list[dict]:
-    """Where the seconds of a cold and of a warm `jaxrl train ppo` go."""
+    """Measure the parts of a cold and a warm `jaxrl train ppo`."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name in ("cold", "warm"):

@@ -125,7 +125,7 @@ ROWS: list[tuple[Callable[[str, dict[str, Any]], Functions], str, dict[str, Any]
 
 
 def prepared(make: Callable[..., Functions], name: str, parameters: dict[str, Any], arguments: Any) -> dict[str, Any]:
-    """Return by way of playing what plays so, compiled and warm."""
+    """Return the play functions by mode, compiled and warm."""
     label = f"{make.__name__}:{name}"
     env = unwrapped(jaxrl.make(label, auto_reset=None, **parameters))
     ways = {"adapter": _play.of_jaxrl(env)}

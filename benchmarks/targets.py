@@ -20,7 +20,7 @@ import _record as record
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # else JAX looks for the devices whose compilers are installed
 CARTPOLE, PENDULUM, BREAKOUT = "gymnax:CartPole-v1", "gymnax:Pendulum-v1", "gymnax:Breakout-MinAtar"
 ANT = "brax:ant"
-# By target: what runs there, with so many environments, and how many runs if it is a sweep.
+# By target: the algorithm and environment, the number of environments, and the number of runs of a sweep.
 WORKS: dict[str, list[tuple[str, str, int, int | None]]] = {
     "v5e:4x4": [
         ("ppo", CARTPOLE, 2048, None),
@@ -46,7 +46,7 @@ WORKS: dict[str, list[tuple[str, str, int, int | None]]] = {
 
 
 def row(target: str, algorithm: str, env: str, num_envs: int, runs: int | None) -> dict[str, Any]:
-    """One run on one target."""
+    """Return the row of one run on one target."""
     import jaxrl
 
     algo = jaxrl.make_algorithm(algorithm)

@@ -50,7 +50,7 @@ PEERS = {"rejax": ("ppo", "sac", "td3"), "purejaxrl": ("ppo", "minatar", "dqn")}
 
 
 def timed(program: Any, seeds: int, seed: int) -> float:
-    """Seconds of a compiled run from a key, or of as many runs as there are seeds."""
+    """Return the seconds of a compiled run from a key, or of one run per seed."""
     import jax
 
     keys = jax.random.PRNGKey(seed) if seeds == 1 else jax.random.split(jax.random.PRNGKey(seed), seeds)
@@ -93,7 +93,7 @@ class Rejax:
 
 
 def purejaxrl_module(name: str) -> Any:
-    """One of purejaxrl's files, from the path; what they import for other uses may be missing."""
+    """Import one of purejaxrl's files from the path; imports that it does not need here may be missing."""
     import jax
 
     for needed in ("brax", "brax.envs", "brax.envs.wrappers", "brax.envs.wrappers.training", "navix", "wandb"):
@@ -105,7 +105,7 @@ def purejaxrl_module(name: str) -> Any:
             parent, _, child = needed.rpartition(".")
             if parent:
                 setattr(sys.modules[parent], child, module)
-    jax.tree_map = jax.tree.map  # gone from JAX since
+    jax.tree_map = jax.tree.map  # removed from JAX
     return __import__(name)
 
 
@@ -140,7 +140,7 @@ class PureJaxRL:
 
 
 class Jaxrl:
-    """Runs here; one seed on one device, several as `jaxrl.sweep` spreads them."""
+    """Runs in this environment: one seed on one device, several distributed as in `jaxrl.sweep`."""
 
     def __init__(self):
         from jaxrl.parallel.mesh import cores, use_cpu_devices
@@ -148,7 +148,7 @@ class Jaxrl:
         use_cpu_devices(1 if record.ONE_THREAD.items() <= os.environ.items() else cores())
 
     def one_suffices(self, *, work: str, num_envs: int) -> bool:
-        """Whether `jaxrl train` would compute it with one thread."""
+        """Return whether `jaxrl train` would use one thread."""
         import jaxrl
 
         algo, env = self.made(work)
@@ -243,7 +243,7 @@ def main() -> None:
 
 
 def measured(name: str, workers: dict[str, record.Worker], arguments: argparse.Namespace) -> dict[str, Any]:
-    """One row: steps a second of each worker that knows the work, in turn, and jaxrl's against every peer."""
+    """Return one row: steps per second of each worker that supports the task, alternating, and jaxrl's ratios."""
     work, num_envs, seeds, length, rate = WORKS[name]
     iterations = max(4, int(arguments.seconds * rate / (length * num_envs * seeds)))
     each = iterations * length * num_envs
@@ -275,7 +275,7 @@ def measured(name: str, workers: dict[str, record.Worker], arguments: argparse.N
 
 
 def in_processes(arguments: argparse.Namespace) -> None:
-    """One run over the devices of all processes."""
+    """Measure one run over the devices of all processes."""
     import jax
 
     ours, devices = Jaxrl(), jax.device_count()

@@ -31,7 +31,7 @@ KEPT = record.ROOT / ".cache" / "tune.json"
 
 
 def searched(sampler: str, repeat: int, trials: int, total_steps: int) -> dict[str, object]:
-    """One search: the score of its best trial, the mean return of these settings on other seeds, and what it ended."""
+    """Run one search; return its best score, the mean return of these settings on new seeds, and the pruned trials."""
     shared = {"total_steps": total_steps, "num_envs": NUM_ENVS, "progress": False}
     study = jaxrl.tune("ppo", ENV, trials=trials, seeds=2, search=sampler, search_seed=repeat, **shared)
     again = jaxrl.sweep(jaxrl.PPO(**study.best), ENV, seeds=HELD_OUT, points=1, **shared)
@@ -39,7 +39,7 @@ def searched(sampler: str, repeat: int, trials: int, total_steps: int) -> dict[s
         "sampler": sampler,
         "repeat": repeat,
         "score": study.best_trial.score,
-        "held out": float(np.nan_to_num(again.scores, nan=-2000.0).mean()),  # a run that failed is the worst
+        "held out": float(np.nan_to_num(again.scores, nan=-2000.0).mean()),  # failed runs count as the worst
         "pruned": sum(trial.ended == "pruned" for trial in study.trials),
         "failed": sum(trial.ended == "failed" for trial in study.trials),
         "best": study.best,
@@ -47,13 +47,13 @@ def searched(sampler: str, repeat: int, trials: int, total_steps: int) -> dict[s
 
 
 def interval(values: np.ndarray) -> dict[str, float]:
-    """The mean over repeats and its bootstrap interval."""
+    """Return the mean over repeats and its bootstrap interval."""
     low, high = bootstrap_interval([values], statistic=lambda x: np.mean(x, axis=0))
     return {"mean": float(values.mean()), "low": float(low), "high": float(high)}
 
 
 def kept(settings: dict[str, object]) -> list[dict[str, object]]:
-    """The searches that the same command finished before it was killed."""
+    """Return the searches that the same command finished before it was killed."""
     held = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     return held["rows"] if held.get("settings") == settings else []
 

@@ -54,7 +54,7 @@ PONG = {"env": "Pong-v5", "num_envs": 64, "rollout": 16}
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Uneven:
-    """Environments in which nothing happens, and that takes its time."""
+    """Environments without dynamics, whose steps take time."""
 
     kind: str
     mean: float = MEAN
@@ -81,7 +81,7 @@ class Uneven:
 
 
 class UnevenEnvironment:
-    """Asynchronous; when each is ready is drawn as it is sent an action."""
+    """Asynchronous environments; the step time is sampled when an action is sent."""
 
     def __init__(self, seconds, num_envs, batch_size, seed, first_env):
         self.num_envs, self.batch_size, self._seconds, self._first_env = num_envs, batch_size, seconds, first_env
@@ -121,7 +121,7 @@ class UnevenEnvironment:
 
 
 def rows_per_second(algo, env, iterations, **settings):
-    """Rows a second that are learned from, and the figures of the actors; compiled and warm."""
+    """Return the rows per second used for learning, and the actors' metrics; compiled and warm."""
     topology = jaxrl.Sebulba(**settings).resolve(algo)
     algo = record.resolved(algo, env, topology.batch_envs)
     program = topology.bind(algo, env)
@@ -136,7 +136,7 @@ def rows_per_second(algo, env, iterations, **settings):
 
 
 def in_turn(choices, repeats):
-    """The medians of rows a second of each choice, and of the largest lag, measured in turn."""
+    """Return the median rows per second and the largest lags of each choice, measured alternately."""
     rates = {name: [] for name in choices}
     lags = {name: [] for name in choices}
     for repeat in range(repeats):
@@ -148,7 +148,7 @@ def in_turn(choices, repeats):
 
 
 def measured(task, iterations, repeats):
-    """`ready`."""
+    """Measure `ready`."""
     pong = task == "Pong-v5"
     group = PONG["num_envs"] if pong else GROUP
     env = jaxrl.make("envpool:" + PONG["env"]) if pong else Uneven(task)
@@ -169,7 +169,7 @@ def measured(task, iterations, repeats):
 
 
 def pooled(task, iterations, repeats):
-    """`learner_batch`, where one environment is slow; by chance beside `ready`."""
+    """Measure `learner_batch` with one slow environment, and with random step times compared with `ready`."""
     if task == "by chance":
         algo, envs, free = jaxrl.PPO(rollout_length=ROLLOUT), GROUP, {"lockstep": False}
         choices = {
@@ -203,7 +203,7 @@ def pooled(task, iterations, repeats):
 
 
 def torchbeast(task, iterations, repeats):
-    """The preset, with its paper's environments and batches."""
+    """Measure the preset with its paper's environments and batches."""
     preset = jaxrl.preset("torchbeast")
     env = jaxrl.make(preset.env)
     choices = {

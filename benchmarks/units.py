@@ -20,7 +20,7 @@ _MILLIMETERS, _DEGREES = 1e3, 180.0 / np.pi
 
 @jaxrl.register
 class InUnits(struct.PyTreeNode):
-    """Each number of a vector observation times one of `scales`."""
+    """A wrapper that multiplies each element of a vector observation by its entry in `scales`."""
 
     env: Environment
     scales: tuple[float, ...] = struct.field(pytree_node=False)

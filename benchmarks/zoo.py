@@ -76,7 +76,7 @@ def main() -> int:
 
 
 def due(zoo: _zoo.Zoo) -> list[_zoo.Row]:
-    """Return all rows: first those that were begun, then those without a record, then by the age of their records."""
+    """Return all rows: unfinished ones, then those without a record, then by the age of their records."""
     records = {row.name: zoo.held(row) for row in zoo.rows.values()}
 
     def place(row):
@@ -87,10 +87,10 @@ def due(zoo: _zoo.Zoo) -> list[_zoo.Row]:
 
 
 def run(zoo: _zoo.Zoo, row: _zoo.Row) -> int:
-    """Train a row and write its record; 0 if it reached what it must, else 1.
+    """Train a row and write its record; return 0 if it reached its targets, otherwise 1.
 
     Raises:
-      SystemExit: it was stopped, or failed; what it has is kept.
+      SystemExit: training was stopped or failed; its progress is kept.
     """
     folder = zoo.begin(row.name)
     outcome = _zoo.train(row, folder)
@@ -107,7 +107,7 @@ def run(zoo: _zoo.Zoo, row: _zoo.Row) -> int:
 
 
 def spend(zoo: _zoo.Zoo, minutes: float) -> int:
-    """Train the rows that fit into a time, and write the page; 1 if one failed or did not reach what it must."""
+    """Train the rows that fit into a time, and write the page; return 1 if one failed or missed its targets."""
     end, code = time.monotonic() + 60 * minutes, 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     for row in due(zoo):
@@ -135,7 +135,7 @@ def spend(zoo: _zoo.Zoo, minutes: float) -> int:
 
 
 def compare(zoo: _zoo.Zoo, ours: str, theirs: str, test: _sequential.Comparison) -> str:
-    """Train two rows until a difference is shown or no seeds are left; write the record, and return the verdict."""
+    """Train two rows until a difference is significant or no seeds are left; write and return the verdict."""
     scores: dict[str, list[float]] = {"A": [], "B": []}
     pairs, analyses, folders = (("A", ours, 0), ("B", theirs, OTHERS)), [], []
     while test.done < test.analyses:
@@ -171,7 +171,7 @@ def compare(zoo: _zoo.Zoo, ours: str, theirs: str, test: _sequential.Comparison)
 
 
 def write_page(zoo: _zoo.Zoo) -> None:
-    """Write docs/zoo.md and its pictures anew, and the other tables and pictures of these records."""
+    """Update docs/zoo.md and its figures, and the other tables and figures of these records."""
     if zoo.is_own:
         subprocess.run([sys.executable, str(_record.ROOT / "scripts" / "update_results.py")], check=True)
 

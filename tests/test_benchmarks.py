@@ -116,12 +116,12 @@ def test_every_part_of_the_accelerator_benchmark_runs_small(tmp_path):
     parts = json.loads(path.read_text())["parts"]
     names = ["throughput", "replay", "host", "learning", "equality", "determinism", "precision", "memory", "peers"]
     assert list(parts) == names
-    expected = {"the small form", "there is one device", "no --purejaxrl given"}
+    expected = {"not measured at small sizes", "only one device", "--purejaxrl was not given"}
     for name, part in parts.items():
         assert part["machine"]["command"].startswith("python benchmarks/accelerator.py --small"), part["machine"]
         assert part["small"] and "load" in part["machine"] and part["rows"], name
         for row in part["rows"]:
-            reason = row.get("left out", "the small form")
+            reason = row.get("left out", "not measured at small sizes")
             assert name == "peers" or reason in expected, row
     first = parts["throughput"]["rows"][0]
     assert first["work"] == "PPO CartPole" and first["steps/s"] > 0
