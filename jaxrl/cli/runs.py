@@ -55,7 +55,7 @@ def read(command: str, argv: Sequence[str]) -> ParsedCommand:
     title = next(iter(helps))
     if preset is not None and preset["algorithm"] != name.lower():
         other = next(iter(table.algorithm_flags(preset["algorithm"])[1]))
-        raise ConfigError(f"preset {preset['defaults']['preset']} is for {other}, not {name}")
+        raise ConfigError(f"preset {preset['defaults']['preset']} is for {other}, not for {name}")
     what = [helps.pop(title)]
     what += [] if preset is None else [f"Settings: {preset['source']}"]
     what += ["Numbers can be schedules over the run, such as linear:2.5e-4:0 or cosine:1e-3:1e-5:0.5."]
