@@ -1,8 +1,8 @@
 """Environments in JAX: adapters of suites, wrappers, and a registry of names."""
 
-from jaxrl.envs.check import check_env
+from jaxrl.envs.check import check_env, prepared
+from jaxrl.envs.episode import with_auto_reset
 from jaxrl.envs.parameters import parameters, with_parameters
-from jaxrl.envs.prepare import prepared
 from jaxrl.envs.registry import as_environment, environments, make
 from jaxrl.envs.wrappers import (
     ActionRepeat,
@@ -19,7 +19,6 @@ from jaxrl.envs.wrappers import (
     ScaleReward,
     StickyActions,
     TimeLimit,
-    with_auto_reset,
 )
 
 __all__ = [

@@ -19,11 +19,12 @@ from flax import struct
 from jaxrl.core import registry
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Environment, PyTree, TimeStep, num_agents
-from jaxrl.envs.delegate import forward
-from jaxrl.envs.episode import EpisodeStatistics, with_auto_reset
+from jaxrl.envs.delegate import Wrapper
+from jaxrl.envs.episode import EpisodeStatistics, with_auto_reset, with_rows
+from jaxrl.envs.parameters import has_layer
 
 
-class Agents(struct.PyTreeNode):
+class Agents(Wrapper):
     """A wrapper that makes each agent of an environment with several a row of a batch; made by `as_rows`.
 
     Under `jax.vmap`, rows k N to k N + N - 1 of a batch are the N agents of one environment: the number of rows must be
@@ -40,11 +41,7 @@ class Agents(struct.PyTreeNode):
       num_agents: N.
     """
 
-    env: Environment
     num_agents: int = struct.field(pytree_node=False)
-
-    name, resets = forward("name"), forward("resets")
-    observation_space, action_space = forward("observation_space"), forward("action_space")
 
     def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
         leaves, structure = jax.tree.flatten(self.env)
@@ -68,18 +65,13 @@ def as_rows(env: Environment, auto_reset: Callable[[Environment], Environment] =
       env: may be an environment of one agent, or of rows already; these are returned unchanged.
       auto_reset: makes an environment with several agents reset itself.
     """
-    if _has(env, Agents) or (agents := num_agents(env)) == 1:
+    if has_layer(env, Agents) or (agents := num_agents(env)) == 1:
         return env
     wrapper: Any = env
     inner = getattr(env, "env", None)
     if isinstance(inner, Environment) and not getattr(env, "of_all_agents", False):
         return dataclasses.replace(wrapper, env=as_rows(inner, auto_reset))
-    return Agents(auto_reset(env if _has(env, EpisodeStatistics) else EpisodeStatistics(env)), agents)
-
-
-def _has(env: Any, kind: type) -> bool:
-    """Return whether an environment, or one that it wraps, is a wrapper of this kind."""
-    return isinstance(env, kind) or (isinstance(env, Environment) and _has(getattr(env, "env", None), kind))
+    return Agents(auto_reset(env if has_layer(env, EpisodeStatistics) else EpisodeStatistics(env)), agents)
 
 
 @functools.lru_cache(maxsize=256)
@@ -106,11 +98,8 @@ def _methods(agents: int, structure: jax.tree_util.PyTreeDef):
                 f"{axis_size} rows of {name}, whose {agents} agents are {agents} rows: use a multiple of {agents}"
             )
         one = [x[::agents] if batched else x for x, batched in zip(leaves, in_batched[0], strict=True)]
-        rows = [
-            jax.tree.map(lambda x, b: x if b else jnp.broadcast_to(x, (axis_size, *x.shape)), tree, batched)
-            for tree, batched in zip(arguments, in_batched[1:], strict=True)
-        ]
-        return [0 if batched else None for batched in in_batched[0]], one, rows
+        axes = [0 if batched else None for batched in in_batched[0]]
+        return axes, one, with_rows(axis_size, arguments, tuple(in_batched[1:]))
 
     def spread(state, timestep):
         state = jax.tree.map(lambda x: _joined(jnp.broadcast_to(x[:, None], (len(x), agents, *x.shape[1:]))), state)

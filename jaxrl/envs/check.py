@@ -1,5 +1,6 @@
-"""A check that environments follow the protocol of `jaxrl.core.types.Environment` or `HostRecipe`."""
+"""The check of environments by the protocol of `jaxrl.core.types`, and their preparation for training."""
 
+import dataclasses
 import inspect
 import traceback
 from collections.abc import Callable
@@ -8,19 +9,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxrl.core import keys, spaces
 from jaxrl.core.arguments import checked
 from jaxrl.core.errors import ConfigError, EnvironmentContractError
 from jaxrl.core.interrupts import interruptible
-from jaxrl.core.limits import checked_seed, odd_discounts
-from jaxrl.core.types import Environment, PyTree, TimeStep, num_agents
+from jaxrl.core.limits import checked_seed
+from jaxrl.core.types import Environment, HostRecipe, PyTree, TimeStep, num_agents
 from jaxrl.envs.agents import as_rows
-from jaxrl.envs.host.check import DISCOUNT_RANGE, check_recipe
-from jaxrl.envs.parameters import unwrapped
+from jaxrl.envs.episode import EpisodeStatistics, with_auto_reset
+from jaxrl.envs.host import check as rules
+from jaxrl.envs.parameters import has_layer, unwrapped
 from jaxrl.envs.registry import EnvironmentLike, as_environment
-from jaxrl.envs.wrappers import with_auto_reset
+from jaxrl.envs.wrappers import ClipReward, ScaleReward
 
 _BATCH = 4
 
@@ -42,18 +43,18 @@ def check_env(env: EnvironmentLike, *, steps: int = 100, seed: int = 0) -> None:
     seed = checked_seed("seed", seed)
     env = as_environment(env)
     if not isinstance(env, Environment) and callable(getattr(env, "build", None)):
-        return check_recipe(env, steps, seed)
-    env = _checked(env)
-    check_types(env, weak=True)
+        return rules.check_recipe(env, steps, seed)
+    env, key = check_types(env, weak=True), keys.root_key(seed)
     if steps == 0:
         return
-    env, key = _rows(env), keys.root_key(seed)
-    _raise(env, _determinism_problems(env, key))
-    _raise(env, _rollout_problems(env, key, steps))
+    rules.raise_problems(env, _determinism_problems(env, key))
+    rules.raise_problems(env, _rollout_problems(env, key, steps))
 
 
-def check_types(env: Environment, *, weak: bool) -> None:
+def check_types(env: Any, *, weak: bool) -> Environment:
     """Check types and shapes, and that `env` can be traced; the part of `check_env` that compiles nothing.
+
+    Return it as one row of a batch; several agents become rows, with auto-reset.
 
     Args:
       env: the environment.
@@ -62,45 +63,35 @@ def check_types(env: Environment, *, weak: bool) -> None:
     Raises:
       EnvironmentContractError: lists all problems, one line each, with the leaf's name.
     """
-    env, key = _rows(_checked(env)), keys.root_key(0)
+    rules.raise_problems(env, _static_problems(env))
+    env, key = _rows(env), keys.root_key(0)
 
     def problems(method, state, time_step):
-        return _time_step_problems(env, method, time_step) + (_weak_problems(method, state, time_step) if weak else [])
+        found = rules.type_problems(method, time_step, env.observation_space)
+        found += _mask_problems(env.action_space, time_step.action_mask, f"{method}: TimeStep.action_mask")
+        return found + (_weak_problems(method, state, time_step) if weak else [])
 
     state, time_step = _traced(env, "reset", env.reset, key)
-    _raise(env, problems("reset", state, time_step))
+    rules.raise_problems(env, problems("reset", state, time_step))
     action = jax.eval_shape(lambda key: env.action_space.sample(key), key)
     next_state, next_step = _traced(env, "step", env.step, state, action, key)
     found = problems("step", next_state, next_step)
-    found += _difference("state", "reset gives", state, "step gives", next_state)
-    found += _difference("time step", "reset gives", time_step, "step gives", next_step)
-    _raise(env, found)
+    found += _difference("state", state, next_state) + _difference("time step", time_step, next_step)
+    rules.raise_problems(env, found)
+    return env
 
 
 def _rows(env: Environment) -> Environment:
-    """Return the environment as one row of a batch; several agents become rows, with auto-reset."""
     agents, base = num_agents(env), unwrapped(env)
     if type(agents) is not int or agents < 1:
-        _raise(env, [f"num_agents is {agents!r:.80}; a whole number of at least 1 is required"])
+        rules.raise_problems(env, [f"num_agents is {agents!r:.80}; a whole number of at least 1 is required"])
     if agents > 1:
         shape = jnp.shape(_traced(base, "reset", base.reset, keys.root_key(0))[1].reward)
         if shape != (agents,):
             line = f"it has num_agents={agents}, but the rewards of its time steps have the shape {shape}: "
-            _raise(env, [f"{line}({agents},) is required of several agents; else give the attribute another name"])
+            line += f"({agents},) is required of several agents; else give the attribute another name"
+            rules.raise_problems(env, [line])
     return as_rows(env)
-
-
-def _raise(env: Any, problems: list[str]) -> None:
-    if problems:
-        name = getattr(env, "name", None) if not isinstance(env, type) else None
-        name = name if isinstance(name, str) else (env if isinstance(env, type) else type(env)).__name__
-        raise EnvironmentContractError(f"{name} breaks the contract of environments:\n" + "\n".join(problems))
-
-
-def _checked(env: Any) -> Environment:
-    """Return the environment; raise if anything required is missing."""
-    _raise(env, _static_problems(env))
-    return env
 
 
 _METHODS = {"reset": ("key",), "step": ("state", "action", "key")}
@@ -178,12 +169,11 @@ def _traced(env: Any, method: str, function: Callable, *args: Any) -> tuple[PyTr
             line = f"{method} {_raised(error)}"
         if "key<" in reason:  # such as two kinds of keys in one `where`, of which JAX names only one
             line += f"; {_KEYS}"
-        raise EnvironmentContractError(f"{env.name} breaks the contract of environments:\n{line}") from error
+        raise rules.broken(env, [line]) from error
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], TimeStep)):
         made = "jaxrl.envs.episode.restart" if method == "reset" else "jaxrl.envs.episode.transition"
-        _raise(
-            env, [f"{method} returns {_returned(result)}; the pair (state, TimeStep) is required ({made} makes one)"]
-        )
+        line = f"{method} returns {_returned(result)}; the pair (state, TimeStep) is required ({made} makes one)"
+        rules.raise_problems(env, [line])
     return result
 
 
@@ -194,25 +184,7 @@ def _returned(result):
 
 
 def _kind(value):
-    return _describe(value) if hasattr(value, "dtype") else type(value).__name__
-
-
-def _time_step_problems(env: Environment, method: str, time_step: TimeStep) -> list[str]:
-    problems = []
-    required = {"reward": "float32", "terminated": "bool", "truncated": "bool", "first": "bool"}
-    optional = {"discount": "float32", "active": "bool"}
-    required |= {name: dtype for name, dtype in optional.items() if getattr(time_step, name) is not None}
-    for name, dtype in required.items():
-        leaf = getattr(time_step, name)
-        if not hasattr(leaf, "dtype") or leaf.shape != () or leaf.dtype != dtype:
-            problems.append(f"{method}: TimeStep.{name} is {_describe(leaf)}; a scalar of {dtype} is required")
-    for name, leaf in (time_step.info or {}).items():
-        if not hasattr(leaf, "dtype") or leaf.shape != () or leaf.dtype != "float32":
-            problems.append(f"{method}: TimeStep.info[{name!r}] is {_describe(leaf)}; a scalar of float32 is required")
-    expected = jax.eval_shape(lambda: spaces.zeros(env.observation_space))
-    where = "TimeStep.observation"
-    problems += _difference(where, "the space says", expected, f"{method} gives", time_step.observation)
-    return problems + _mask_problems(env.action_space, time_step.action_mask, f"{method}: TimeStep.action_mask")
+    return rules.describe(value) if hasattr(value, "dtype") else type(value).__name__
 
 
 def _mask_problems(space: spaces.Space, mask: PyTree | None, where: str) -> list[str]:
@@ -225,9 +197,9 @@ def _mask_problems(space: spaces.Space, mask: PyTree | None, where: str) -> list
             return [f"{where} has {error}"]
         return [line for key, child in space.items for line in _mask_problems(child, parts[key], f"{where}[{key!r}]")]
     if isinstance(space, spaces.Box):
-        return [f"{where} is {_describe(mask)}; boxes have no mask, so None is required"]
+        return [f"{where} is {rules.describe(mask)}; boxes have no mask, so None is required"]
     required = f"bool[{space.n if isinstance(space, spaces.Discrete) else sum(space.nvec)}]"
-    return [] if _describe(mask) == required else [f"{where} is {_describe(mask)}; {required} is required"]
+    return [] if rules.describe(mask) == required else [f"{where} is {rules.describe(mask)}; {required} is required"]
 
 
 def _weak_problems(method: str, state: PyTree, time_step: TimeStep) -> list[str]:
@@ -240,19 +212,19 @@ def _weak_problems(method: str, state: PyTree, time_step: TimeStep) -> list[str]
     ]
 
 
-def _difference(where: str, said_a: str, a: PyTree, said_b: str, b: PyTree) -> list[str]:
-    leaves_a = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(a)}
-    leaves_b = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(b)}
-    problems = []
-    for path in dict.fromkeys([*leaves_a, *leaves_b]):
-        leaf_a, leaf_b = leaves_a.get(path), leaves_b.get(path)
-        left, right = _describe(leaf_a), _describe(leaf_b)
-        if _are_keys(leaf_a, leaf_b) and keys.kind(leaf_a) != keys.kind(leaf_b):
+def _difference(where: str, first: PyTree, later: PyTree) -> list[str]:
+    """Return a line for each difference between what reset and step give."""
+    both, problems = [rules.by_path(tree) for tree in (first, later)], []
+    for path in both[0] | both[1]:
+        leaves = [one.get(path) for one in both]
+        before, after = map(rules.describe, leaves)
+        if _are_keys(*leaves) and len({keys.kind(leaf) for leaf in leaves}) > 1:
             problems.append(f"{where}{path}: reset and step give keys of two kinds; {_KEYS}")
-        elif left != right:
-            problems.append(f"{where}{path}: {said_a} {left}, {said_b} {right}")
-    if not problems and jax.tree.structure(a) != jax.tree.structure(b):
-        problems.append(f"{where}: {said_a} {jax.tree.structure(a)}, {said_b} {jax.tree.structure(b)}")
+        elif before != after:
+            problems.append(f"{where}{path}: reset gives {before}, step gives {after}")
+    structures = [jax.tree.structure(tree) for tree in (first, later)]
+    if not problems and structures[0] != structures[1]:
+        problems.append(f"{where}: reset gives {structures[0]}, step gives {structures[1]}")
     return problems
 
 
@@ -263,27 +235,14 @@ def _are_keys(*leaves: Any) -> bool:
     return all(hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves)
 
 
-def _describe(leaf: Any) -> str:
-    if leaf is None:
-        return "nothing"
-    return f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else repr(leaf)
-
-
 def _determinism_problems(env: Environment, key: jax.Array) -> list[str]:
     state, action = env.reset(key)[0], env.action_space.sample(key)
     return [
-        f"{method} with one key gives two results, at {jax.tree_util.keystr(path)}; draw all randomness from the key"
+        f"{method} with one key gives two results, at {path}; draw all randomness from the key"
         for method, call in (("reset", env.reset), ("step", lambda key: env.step(state, action, key)))
-        for path, a, b in _run_twice(call, key)
-        if not np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+        # Two functions, hence two traces: a number drawn by numpy while tracing would differ.
+        for path in rules.different(*(jax.jit(lambda key, call=call: _plain(call(key)))(key) for _ in range(2)))
     ]
-
-
-def _run_twice(call, key):
-    # Two functions, hence two traces: a number drawn by numpy while tracing would differ.
-    runs = [jax.jit(lambda key: _plain(call(key)))(key) for _ in range(2)]
-    one, other = jax.tree.leaves_with_path(runs[0]), jax.tree.leaves(runs[1])
-    return [(path, a, b) for (path, a), b in zip(one, other, strict=True)]
 
 
 def _plain(tree: PyTree) -> PyTree:
@@ -292,15 +251,7 @@ def _plain(tree: PyTree) -> PyTree:
 
 
 def _rollout_problems(env: Environment, key: jax.Array, steps: int) -> list[str]:
-    resetting, batch, alone = with_auto_reset(env), _BATCH * num_agents(env), num_agents(env) == 1
-
-    def misfits(time_step):
-        found = {}
-        for path, space, leaf in spaces.leaves_with_path(env.observation_space, time_step.observation):
-            nothing = jnp.isnan(leaf).any(axis=tuple(range(1, leaf.ndim)))
-            found[f"{path} holds NaN"] = nothing
-            found[f"{path} leaves the space {space}"] = ~jax.vmap(space.contains)(leaf) & ~nothing
-        return found
+    space, batch, alone = env.observation_space, _BATCH * num_agents(env), num_agents(env) == 1
 
     @jax.jit
     def rollout(env, key):
@@ -312,27 +263,48 @@ def _rollout_problems(env: Environment, key: jax.Array, steps: int) -> list[str]
             key_action, key_step = jax.random.split(key)
             action = jax.vmap(env.action_space.sample)(jax.random.split(key_action, batch))
             state, time_step = jax.vmap(env.step)(state, action, jax.random.split(key_step, batch))
-            wrong = {
-                "TimeStep.terminated and TimeStep.truncated are both set": time_step.terminated & time_step.truncated,
-                "TimeStep.first is not set on the step after an episode's end": before.last
-                & ~(time_step.first | (time_step.last & (not alone))),
-                "TimeStep.first is set within an episode": ~before.last & time_step.first,
-                "TimeStep.reward is not 0 where first": time_step.first & (time_step.reward != 0),
-                "TimeStep.reward is not finite": ~jnp.isfinite(time_step.reward),
-            }
-            if (discount := time_step.discount) is not None:
-                wrong[DISCOUNT_RANGE] = ~time_step.terminated & odd_discounts(discount)
-            if allowed := [jnp.any(m, axis=-1) for m in jax.tree.leaves(time_step.action_mask)]:
-                wrong["TimeStep.action_mask allows nothing"] = ~jnp.all(jnp.stack(allowed), axis=0)
-            return (state, time_step), (wrong, misfits(time_step))
+            return (state, time_step), rules.row_problems(space, time_step, before.last, alone=alone)
 
-        first = {"TimeStep.first is not set by reset": ~time_step.first, "reset gives an end": time_step.last}
-        outside = misfits(time_step)
-        wrong = jax.lax.scan(one, (state, time_step), jax.random.split(key_steps, steps))[1]
-        return jax.tree.map(jnp.any, ((first, outside), wrong))
+        first = rules.row_problems(space, time_step, jnp.ones(batch, bool), alone=alone)
+        return first, jax.lax.scan(one, (state, time_step), jax.random.split(key_steps, steps))[1]
 
-    (first, outside_first), (wrong, outside) = jax.device_get(rollout(resetting, key))
-    problems = [line for line, bad in {**first, **wrong}.items() if bad]
-    for when, flags in (("reset", outside_first), ("step", outside)):
-        problems += [f"{when}: TimeStep.observation{line}" for line, bad in flags.items() if bad]
-    return problems
+    first, wrong = jax.device_get(rollout(with_auto_reset(env), key))
+    return rules.lines("reset", first) + rules.lines("step", wrong)
+
+
+def prepared(env: EnvironmentLike) -> Environment | HostRecipe:
+    """Return `as_environment(env)`, with episode statistics and auto-reset if it is a JAX environment without them.
+
+    The statistics are of the rewards before `ClipReward` and `ScaleReward`, wherever these are among the wrappers.
+
+    Raises:
+      ConfigError: it is neither a JAX environment nor a recipe of host environments.
+      EnvironmentContractError: its types or shapes are not those of its spaces.
+    """
+    env = as_environment(env)
+    if isinstance(env, Environment):
+        if not _has_statistics(env):
+            check_types(env, weak=False)  # a user's own, which has not been checked yet
+            env = _counted(env) if num_agents(env) == 1 else as_rows(env)
+        return with_auto_reset(env)
+    if not callable(getattr(env, "build", None)):
+        raise ConfigError(
+            f"{env!r} is no environment: it has neither `reset` and `step` as jaxrl.types.Environment says, "
+            "nor `build` as HostRecipe; make one with jaxrl.make('suite:name'), or pass a gymnasium.Env"
+        )
+    return env
+
+
+def _has_statistics(env: Environment) -> bool:
+    try:
+        return jax.eval_shape(lambda key: env.reset(key)[1], keys.root_key(0)).episode is not None
+    except Exception:  # `check_types` gives better messages
+        return False
+
+
+def _counted(env: Environment) -> Environment:
+    """Add statistics under the innermost wrapper that changes rewards, or around all if there is none."""
+    wrapper: Any = env
+    if "env" not in getattr(env, "__dataclass_fields__", ()) or not has_layer(env, ClipReward | ScaleReward):
+        return EpisodeStatistics(env)
+    return dataclasses.replace(wrapper, env=_counted(wrapper.env))

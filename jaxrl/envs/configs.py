@@ -55,9 +55,10 @@ def to_config(env: Environment | HostRecipe) -> dict[str, Any]:
     while True:
         if made_as is None and (made_as := memory(inner).get("made_as")):
             above = wrappers[::-1]
-        if (name := registry.name_of(type(inner))) is None or not _is_wrapper(inner):
+        names = [field.name for field in dataclasses.fields(inner)] if dataclasses.is_dataclass(inner) else []
+        if (name := registry.name_of(type(inner))) is None or "env" not in names:
             break
-        fields = {f.name: encode(getattr(inner, f.name)) for f in dataclasses.fields(inner) if f.name != "env"}
+        fields = {field: encode(getattr(inner, field)) for field in names if field != "env"}
         wrappers.append({"type": name} | fields)
         inner = inner.env
     found = _inner_config(inner) | {
@@ -136,10 +137,6 @@ def _inner_config(env):
 def _named(full_name, parameters):
     *suite, name = full_name.split(":", 1)
     return {"suite": "".join(suite), "name": name, "parameters": parameters}
-
-
-def _is_wrapper(env):
-    return any(field.name == "env" for field in dataclasses.fields(env))
 
 
 def _wrapped(env, wrapper):

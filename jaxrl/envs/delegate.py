@@ -1,4 +1,4 @@
-"""Properties that wrappers forward, and checks of their arguments."""
+"""The base of wrappers: properties that they forward, and checks of their arguments."""
 
 import math
 from collections.abc import Mapping
@@ -6,9 +6,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import struct
 
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import describe
+from jaxrl.core.types import Environment, PyTree, TimeStep
 
 
 def forward(attribute: str) -> Any:
@@ -17,6 +19,24 @@ def forward(attribute: str) -> Any:
     A wrapper has it as `name = forward("name")`.
     """
     return property(lambda self: getattr(self.env, attribute))
+
+
+class Wrapper(struct.PyTreeNode):
+    """The base of wrappers: it forwards to `env` what a wrapper does not change.
+
+    Attributes:
+      env: the wrapped environment.
+      of_all_agents: whether the wrapper concerns the episode of all agents, not one agent's row (`jaxrl.envs.agents`).
+    """
+
+    env: Environment
+
+    of_all_agents = False
+    name, resets = forward("name"), forward("resets")
+    observation_space, action_space = forward("observation_space"), forward("action_space")
+
+    def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
+        return self.env.reset(key)
 
 
 def check_arguments(wrapper: Any, *, whole: bool = False, finite: bool = True, **limits: Mapping[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""Episodes of JAX environments: their time steps, their returns and lengths, and automatic resets.
+"""Episodes of JAX environments: their time steps, returns, lengths and limits, and automatic resets.
 
 With automatic resets the next episode begins on the step after an episode's last time step. That step ignores its
 action and shows the first observation of the new episode (`first`, reward 0, no ending). So the last observation of
@@ -7,16 +7,16 @@ every episode is seen, as a separate row.
 
 import functools
 from collections.abc import Iterable, Mapping
-from typing import ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
 from jaxrl.core import episode_info
-from jaxrl.core.errors import EnvironmentContractError
+from jaxrl.core.errors import ConfigError, EnvironmentContractError
 from jaxrl.core.types import Environment, Episode, PyTree, TimeStep
-from jaxrl.envs.delegate import check_arguments, forward
+from jaxrl.envs.delegate import Wrapper, check_arguments
 
 
 def restart(
@@ -43,8 +43,8 @@ def restart(
         first=jnp.ones((), jnp.bool_),
         action_mask=action_mask,
         info={name: jnp.zeros((), jnp.float32) for name in info} or None,
-        discount=None if discount is None else _scalar("discount", discount, jnp.float32),
-        active=None if active is None else _scalar("active", active, jnp.bool_),
+        discount=_scalar("discount", discount, jnp.float32),
+        active=_scalar("active", active, jnp.bool_),
     )
 
 
@@ -86,11 +86,14 @@ def transition(
         action_mask=action_mask,
         info={name: _scalar(f"info[{name!r}]", x, jnp.float32) for name, x in (info or {}).items()} or None,
         discount=None if discount is None else jnp.where(terminated, 0.0, _scalar("discount", discount, jnp.float32)),
-        active=None if active is None else _scalar("active", active, jnp.bool_),
+        active=_scalar("active", active, jnp.bool_),
     )
 
 
 def _scalar(name, value, dtype):
+    """Convert a value to a scalar of this type; None stays None."""
+    if value is None:
+        return None
     array = jnp.asarray(value, dtype)
     if array.size != 1:
         raise EnvironmentContractError(f"{name} has shape {array.shape}; one number is required")
@@ -104,17 +107,13 @@ class EpisodeStatisticsState(struct.PyTreeNode):
     episode: Episode
 
 
-class EpisodeStatistics(struct.PyTreeNode):
+class EpisodeStatistics(Wrapper):
     """A wrapper that sets `TimeStep.episode` to the return and length so far, from the rewards of `env`.
 
     It also holds the episode's summaries of `TimeStep.info` (`jaxrl.core.episode_info`).
     """
 
-    env: Environment
-
-    of_all_agents: ClassVar[bool] = True
-    name, resets = forward("name"), forward("resets")
-    observation_space, action_space = forward("observation_space"), forward("action_space")
+    of_all_agents = True
 
     def reset(self, key: jax.Array) -> tuple[EpisodeStatisticsState, TimeStep]:
         state, time_step = self.env.reset(key)
@@ -154,24 +153,21 @@ class AutoResetState(struct.PyTreeNode):
     last: jax.Array  # bool: the latest time step was its episode's last, of all agents
 
 
-class AutoReset(struct.PyTreeNode):
-    """A wrapper that begins episodes by `env.reset` with the step's key.
+class _Resetting(Wrapper):
+    """A wrapper that begins the next episode on the step after an episode's end."""
 
-    Every step computes a reset for every environment.
-    """
-
-    env: Environment
-
-    of_all_agents: ClassVar[bool] = True
-    name, observation_space, action_space = forward("name"), forward("observation_space"), forward("action_space")
-
-    @property
-    def resets(self) -> bool:
-        return True
+    of_all_agents = resets = True
 
     def reset(self, key: jax.Array) -> tuple[AutoResetState, TimeStep]:
         state, time_step = self.env.reset(key)
         return AutoResetState(state, jnp.all(time_step.last)), time_step
+
+
+class AutoReset(_Resetting):
+    """A wrapper that begins episodes by `env.reset` with the step's key.
+
+    Every step computes a reset for every environment.
+    """
 
     def step(self, state: AutoResetState, action: PyTree, key: jax.Array) -> tuple[AutoResetState, TimeStep]:
         # Both are computed, since `vmap` would make a `cond` do so too; only one is used, hence one key is enough.
@@ -181,7 +177,7 @@ class AutoReset(struct.PyTreeNode):
         return AutoResetState(env_state, jnp.all(time_step.last)), time_step
 
 
-class PooledReset(struct.PyTreeNode):
+class PooledReset(_Resetting):
     """A wrapper like `AutoReset` for costly resets: under `vmap`, a small pool of resets serves the whole batch.
 
     At every step the environments whose episodes ended take turns at the pool, `slots` at a time, until each has its
@@ -199,28 +195,21 @@ class PooledReset(struct.PyTreeNode):
       ConfigError: `slots` is not a whole number of at least 1.
     """
 
-    env: Environment
     slots: int | None = struct.field(pytree_node=False, default=None)
-
-    of_all_agents: ClassVar[bool] = True
-    name, observation_space, action_space = forward("name"), forward("observation_space"), forward("action_space")
 
     def __post_init__(self):
         check_arguments(self, whole=True, slots={"low": 1})
-
-    @property
-    def resets(self) -> bool:
-        return True
-
-    def reset(self, key: jax.Array) -> tuple[AutoResetState, TimeStep]:
-        state, time_step = self.env.reset(key)
-        return AutoResetState(state, jnp.all(time_step.last)), time_step
 
     def step(self, state: AutoResetState, action: PyTree, key: jax.Array) -> tuple[AutoResetState, TimeStep]:
         moved = self.env.step(state.env, action, key)
         leaves, structure = jax.tree.flatten(self.env)
         env_state, time_step = _renewal(self.slots, structure)(leaves, state.last, key, moved)
         return AutoResetState(env_state, jnp.all(time_step.last)), time_step
+
+
+def with_rows(size: int, tree: PyTree, batched: PyTree) -> PyTree:
+    """Repeat the leaves that have no axis of rows, where `batched` is False, `size` times."""
+    return jax.tree.map(lambda x, b: x if b else jnp.broadcast_to(x, (size, *x.shape)), tree, batched)
 
 
 @functools.lru_cache(maxsize=256)
@@ -236,10 +225,7 @@ def _renewal(slots: int | None, structure: jax.tree_util.PyTreeDef):
 
     @renew.def_vmap
     def renew_batch(axis_size, in_batched, leaves, ended, keys, moved):
-        def spread(tree, batched):
-            return jax.tree.map(lambda x, b: x if b else jnp.broadcast_to(x, (axis_size, *x.shape)), tree, batched)
-
-        ended, keys, moved = spread((ended, keys, moved), tuple(in_batched[1:]))
+        ended, keys, moved = with_rows(axis_size, (ended, keys, moved), tuple(in_batched[1:]))
         size = min(axis_size, slots or max(8, axis_size // 16))
         # Indices of the ended environments first; the others are out of range, so that their writes are dropped.
         turns = jnp.nonzero(ended, size=-(-axis_size // size) * size, fill_value=axis_size)[0]
@@ -261,6 +247,50 @@ def _renewal(slots: int | None, structure: jax.tree_util.PyTreeDef):
         return result, jax.tree.map(lambda _: True, result)
 
     return renew
+
+
+class TimeLimitState(struct.PyTreeNode):
+    """The environment's state and the episode's length so far."""
+
+    env: PyTree
+    steps: jax.Array  # int32, transitions of this episode so far
+
+
+class TimeLimit(Wrapper):
+    """A wrapper that truncates an episode at its `max_steps`-th transition, if it did not end by then.
+
+    It goes under the auto-reset, which must see the truncation to begin the next episode.
+
+    Args:
+      env: an environment that does not reset itself.
+      max_steps: transitions, at least 1.
+
+    Raises:
+      ConfigError: `env` resets itself, or `max_steps` is not a whole number of at least 1.
+    """
+
+    max_steps: Any
+
+    of_all_agents = True
+
+    def __post_init__(self):
+        check_arguments(self, whole=True, max_steps={"low": 1})
+        # JAX rebuilds pytrees with placeholders for `env`, which have no `resets`.
+        if getattr(self.env, "resets", False) is True:
+            raise ConfigError(
+                "TimeLimit around an environment that resets itself would never begin the next episode; put it under "
+                "the auto-reset: make(name, wrappers=(lambda env: TimeLimit(env, max_steps),))"
+            )
+
+    def reset(self, key: jax.Array) -> tuple[TimeLimitState, TimeStep]:
+        state, time_step = self.env.reset(key)
+        return TimeLimitState(state, jnp.zeros((), jnp.int32)), time_step
+
+    def step(self, state: TimeLimitState, action: PyTree, key: jax.Array) -> tuple[TimeLimitState, TimeStep]:
+        env_state, time_step = self.env.step(state.env, action, key)
+        steps = state.steps + 1
+        truncated = (time_step.truncated | (steps >= self.max_steps)) & ~time_step.terminated
+        return TimeLimitState(env_state, steps), time_step.replace(truncated=truncated)
 
 
 def with_auto_reset(env: Environment) -> Environment:

@@ -1,8 +1,9 @@
 """The parameters of an environment: the numbers that may change without recompiling, as in curricula."""
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -30,11 +31,22 @@ class ChecksParameters(Protocol):
         ...
 
 
+def layers(env: Any) -> Iterator[Any]:
+    """Yield an environment and those under its wrappers, each of which holds the next as `env`."""
+    yield env
+    while isinstance(env := getattr(env, "env", None), Environment):
+        yield env
+
+
+def has_layer(env: Any, kind: Any) -> bool:
+    """Return whether an environment, or one under its wrappers, is of this class, or one of several."""
+    return any(isinstance(layer, kind) for layer in layers(env))
+
+
 def unwrapped(env: Environment) -> Environment:
-    """Return the environment under all wrappers, each of which holds the next as `env`."""
-    while isinstance(inner := getattr(env, "env", None), Environment):
-        env = inner
-    return env
+    """Return the environment under all wrappers."""
+    *_, innermost = layers(env)
+    return innermost
 
 
 def parameters(env: Environment) -> dict[str, Any]:
@@ -92,12 +104,8 @@ def _paths(env):
     if not isinstance(env, Environment):
         raise ConfigError(f"{env!r:.80} is no JAX environment, so it has no parameters that could change")
     found: dict[str, _Path] = {}
-    inner, here = env, ()
-    while dataclasses.is_dataclass(inner) and not isinstance(inner, type):
-        found |= _own(inner, here)
-        if not isinstance(getattr(inner, "env", None), Environment):
-            break
-        inner, here = inner.env, (*here, "env")
+    for depth, part in enumerate(itertools.takewhile(dataclasses.is_dataclass, layers(env))):
+        found |= _own(part, ("env",) * depth)
     return found
 
 
@@ -155,7 +163,7 @@ def like(old: Any, value: Any) -> Any:
             raise ValueError(f"{type(value).__name__} is not of its structure")
         return jax.tree.map(like, old, value)
     if isinstance(old, _ARRAYS | np.generic) or isinstance(value, _ARRAYS):
-        return _array_like(old, value)
+        return array_like(old, value)
     if not isinstance(value, int | float | np.generic):
         several = isinstance(value, str) and "=" in value
         hint = "; separate parameters by spaces" if several else ""
@@ -169,7 +177,8 @@ def like(old: Any, value: Any) -> Any:
     return converted
 
 
-def _array_like(old, value):
+def array_like(old: Any, value: Any) -> jax.Array:
+    """Convert `value` to an array of the type of `old`, of its shape or with more axes in front; see `like`."""
     dtype, shape, array = jnp.result_type(old), jnp.shape(old), jnp.asarray(value)
     if not jnp.issubdtype(array.dtype, jnp.number) and array.dtype != jnp.bool_:
         raise ValueError(f"{array.dtype} is no type of numbers")
@@ -183,11 +192,7 @@ def _array_like(old, value):
 
 
 def _unknown(env, name, paths):
-    inner = env
-    while True:
-        fields = {field.name for field in dataclasses.fields(inner)} if dataclasses.is_dataclass(inner) else set()
-        if name in fields - {"env"}:
-            return [f"{name} of {env.name} is static: it is part of the compiled program; make another environment"]
-        if not isinstance(getattr(inner, "env", None), Environment):
-            return unknown(f"parameter of {env.name}", name, paths).problems
-        inner = inner.env
+    fields = {field for part in layers(env) for field in getattr(part, "__dataclass_fields__", ())}
+    if name in fields - {"env"}:
+        return [f"{name} of {env.name} is static: it is part of the compiled program; make another environment"]
+    return unknown(f"parameter of {env.name}", name, paths).problems

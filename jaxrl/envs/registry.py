@@ -1,5 +1,6 @@
 """Environments by name, "suite:name". A suite is imported when it is first requested."""
 
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -74,7 +75,7 @@ def make(
             f"wrappers={wrappers!r:.80} must be a tuple of functions from environment to environment, in Python: "
             "wrappers=(jaxrl.envs.Flatten,)"
         )
-    env = _factory(name)(**parameters) if isinstance(name, str) else _passed(name, **parameters)
+    env = _factory(name)(**parameters)
     if not isinstance(env, Environment):
         if wrappers or sticky_actions is not None or hide != ():
             named = "sticky_actions" if sticky_actions is not None else "hide"
@@ -144,12 +145,6 @@ def is_gymnasium(env: Any) -> bool:
     return callable(env) and not isinstance(env, type | Environment) and not hasattr(env, "build")
 
 
-def _passed(env, **parameters):
-    from jaxrl.envs.host import passed  # Gymnasium takes time to import
-
-    return passed.recipe(env, **parameters)
-
-
 def environments() -> list[str]:
     """Return every name that `make` knows, sorted; suites that are not installed are left out."""
     return suites.environments(names)
@@ -162,7 +157,11 @@ def made(name: str, parameters: Mapping[str, Any]) -> Any:
     return env
 
 
-def _factory(name: str) -> EnvironmentFactory:
+def _factory(name: Any) -> EnvironmentFactory:
+    if not isinstance(name, str):
+        from jaxrl.envs.host import passed  # Gymnasium takes time to import
+
+        return functools.partial(passed.recipe, name)
     found = suites.suite_of(name, names)
     if found is None:
         return lambda **parameters: made(name, parameters)

@@ -7,13 +7,36 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
+from helpers.refused import nothing_compiled
 
+import jaxrl
 from jaxrl import envs
 from jaxrl.core import spaces
 from jaxrl.core.errors import EnvironmentContractError
 from jaxrl.envs.episode import restart, transition
 from jaxrl.envs.host.episodes import Episodes
 from jaxrl.envs.host.jax_host import ServedFromHost
+
+# What replaces parts of time steps.
+FIRST = {
+    "discount type": {"discount": jnp.int32(1)},
+    "active type": {"active": jnp.float32(1)},
+    "first not set": {"first": jnp.bool_(False)},
+}
+LATER = {
+    "reward type": lambda row: {"reward": jnp.int32(1)},
+    "both endings": lambda row: {"truncated": row.terminated},
+    "infinite reward": lambda row: {"reward": jnp.float32(jnp.inf)},
+}
+HOST = {
+    "reward type": lambda row: {"reward": np.ones(4)},
+    "shape": lambda row: {"observation": {"step": row.observation["step"][:, None]}},
+    "leaf": lambda row: {"observation": row.observation | {"more": row.reward}},
+    "no episode": lambda row: {"episode": None},
+    "both endings": lambda row: {"truncated": row.terminated},
+    "discount": lambda row: {"discount": np.float32(~row.terminated & (row.observation["step"] != 2))},
+    "reward at first": lambda row: {"reward": np.ones(4, np.float32)},
+}
 
 
 @struct.dataclass
@@ -40,12 +63,7 @@ class Walk:
             pass
         time = 0 if self.fault == "weak" else jnp.int32(0)
         time_step = restart(self._observe(jnp.int32(0), key), discount=1.0 if "discount" in self.fault else None)
-        if self.fault == "discount type":
-            time_step = time_step.replace(discount=jnp.int32(1))
-        if self.fault == "active type":
-            time_step = time_step.replace(active=jnp.float32(1))
-        if self.fault == "first not set":
-            time_step = time_step.replace(first=jnp.bool_(False))
+        time_step = time_step.replace(**FIRST.get(self.fault, {}))
         return State(time, key), time_step
 
     def step(self, state, action, key):
@@ -60,12 +78,7 @@ class Walk:
                 time == 2, {"large discount": 1.1, "discount of 0 within": 0.0}.get(self.fault, 0.9), 0.9
             )
         time_step = transition(seen, jnp.float32(1), time >= 3, time < 0, discount=discount)
-        if self.fault == "reward type":
-            time_step = time_step.replace(reward=jnp.int32(1))
-        if self.fault == "both endings":
-            time_step = time_step.replace(truncated=time_step.terminated)
-        if self.fault == "infinite reward":
-            time_step = time_step.replace(reward=jnp.float32(jnp.inf))
+        time_step = time_step.replace(**LATER.get(self.fault, lambda row: {})(time_step))
         if self.fault == "first within":
             time_step = time_step.replace(first=time == 2)
         if self.fault == "a key of its own":
@@ -90,20 +103,20 @@ FAULTS = {
     "tree changes": "state",
     "a key of its own": "state.key: reset and step give keys of two kinds; make every key from the one that is given",
     "two kinds of keys": "step cannot be traced .* make every key from the one that is given",
-    "reward type": r"step: TimeStep.reward is int32\[\]; a scalar of float32 is required",
-    "discount type": r"reset: TimeStep.discount is int32\[\]; a scalar of float32 is required",
-    "active type": r"reset: TimeStep.active is float32\[\]; a scalar of bool is required",
+    "reward type": r"step: TimeStep.reward is int32\[\]; float32\[\] is required",
+    "discount type": r"reset: TimeStep.discount is int32\[\]; float32\[\] is required",
+    "active type": r"reset: TimeStep.active is float32\[\]; bool\[\] is required",
     "large discount": r"TimeStep.discount is 0, or not in \[-1, 1\], where the task goes on",
     "discount of 0 within": r"TimeStep.discount is 0, or not in \[-1, 1\], where the task goes on",
     "both endings": "terminated and TimeStep.truncated are both set",
     "infinite reward": "TimeStep.reward is not finite",
     "first within": "TimeStep.first is set within an episode",
-    "first not set": "TimeStep.first is not set by reset",
+    "first not set": "reset: TimeStep.first is not set where an episode begins",
     "numpy randomness": "reset with one key gives two results, at .*x.*draw all randomness from the key",
     "numpy randomness in step": "step with one key gives two results, at .*x.*draw all randomness from the key",
     "host code": "reset cannot be traced by jit, vmap and scan: ",
     "outside": r"TimeStep.observation\['x'\] leaves the space",
-    "shape": r"TimeStep.observation\['x'\]: the space says float32\[2\], reset gives float32\[3\]",
+    "shape": r"reset: TimeStep.observation\['x'\] is float32\[3\]; float32\[2\] is required",
     "no pair": r"step returns TimeStep; the pair \(state, TimeStep\) is required",
 }
 
@@ -206,6 +219,12 @@ def test_a_right_environment_passes():
 def test_faults_are_named(fault):
     with pytest.raises(EnvironmentContractError, match=FAULTS[fault]):
         envs.check_env(Walk(fault), steps=10)
+
+
+@pytest.mark.parametrize("fault", ["shape", "reward type", "host code"])
+def test_training_refuses_before_anything_is_compiled(fault):
+    with nothing_compiled(), pytest.raises(EnvironmentContractError, match=FAULTS[fault]):
+        jaxrl.train("ppo", Walk(fault), total_steps=1000)
 
 
 @struct.dataclass
@@ -324,23 +343,9 @@ class Clock:
             self._shown[:] = self._rng.uniform()
         flags = np.full(4, step == 3)
         timestep = self._episodes.follow(slice(None), {"step": self._shown}, np.ones(4), flags, np.zeros(4, np.bool_))
-        if self.fault == "reward type":
-            return timestep.replace(reward=np.ones(4))
-        if self.fault == "shape":
-            return timestep.replace(observation={"step": self._shown[:, None]})
-        if self.fault == "leaf":
-            return timestep.replace(observation={"step": self._shown, "more": self._shown})
-        if self.fault == "no episode":
-            return timestep.replace(episode=None)
-        if self.fault == "both endings":
-            return timestep.replace(truncated=timestep.terminated)
-        if self.fault == "discount":
-            return timestep.replace(discount=np.where(timestep.terminated, 0, np.float32(step != 2)))
         if self.fault == "never first":
             return timestep.replace(first=np.full(4, self._rows == 0))
-        if self.fault == "reward at first":
-            return timestep.replace(reward=np.ones(4, np.float32))
-        return timestep
+        return timestep.replace(**HOST.get(self.fault, lambda row: {})(timestep))
 
     def close(self):
         pass
@@ -352,12 +357,12 @@ HOST_FAULTS = {
     "reward type": r"reset: TimeStep.reward is float64\[4\]; numpy of float32\[4\] is required",
     "shape": r"TimeStep.observation\['step'\] is float32\[4, 1\]; numpy of float32\[4\]",
     "leaf": r"TimeStep.observation\['more'\] is not in the observation space",
-    "no episode": "TimeStep.episode is None",
+    "no episode": "TimeStep.episode.returns is nothing",
     "overwritten": r"TimeStep.observation\['step'\] was written to after",
     "outside": r"TimeStep.observation\['step'\] leaves the space",
     "both endings": "terminated and TimeStep.truncated are both set",
     "discount": r"TimeStep.discount is 0, or not in \[-1, 1\], where the task goes on",
-    "never first": "first is not set on the step after an episode's end",
+    "never first": "step: TimeStep.first is not set where an episode begins",
     "reward at first": "reward is not 0 where first",
     "chance": r"TimeStep.observation\['step'\] differs between two batches of one seed",
 }
@@ -376,6 +381,7 @@ def test_faults_of_host_environments_are_named(fault):
         ("gymnasium:CartPole-v1", {}),
         ("gymnasium:MountainCarContinuous-v0", {"max_episode_steps": 20}),
         ("gymnasium:host_probes:Counting-v0", {"workers": 2}),
+        ("gymnasium:host_probes:Parts-v0", {}),
         ("envpool:CartPole-v1", {}),
         ("envpool:Acrobot-v1", {"max_episode_steps": 20}),
         ("envpool:ReacherEasy-v1", {"max_episode_steps": 20}),

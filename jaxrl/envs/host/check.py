@@ -1,21 +1,114 @@
-"""The part of `check_env` for recipes of host environments."""
+"""The contract of environments' time steps, and the part of `check_env` for recipes of host environments."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.core import spaces
+from jaxrl.core import keys, spaces
 from jaxrl.core.errors import EnvironmentContractError
 from jaxrl.core.host_types import AsyncRecipe, only_instance
 from jaxrl.core.limits import odd_discounts
 from jaxrl.core.types import HostRecipe, PyTree, TimeStep
 
 _BATCH, _READY = 4, 2
-DISCOUNT_RANGE = (
-    "TimeStep.discount is 0, or not in [-1, 1], where the task goes on; terminated says where it ends, and a negative "
-    "one is for turns of two players"
+_ODD_DISCOUNT = (
+    "discount is 0, or not in [-1, 1], where the task goes on; terminated says where it ends, and a negative one is "
+    "for turns of two players"
 )
+
+
+def broken(env: Any, problems: Iterable[str]) -> EnvironmentContractError:
+    """Return the error that names an environment and lists its problems, one line each."""
+    own = env if isinstance(env, type) else type(env)
+    name = getattr(env, "name", None) if own is not env else None
+    heading = f"{name if isinstance(name, str) else own.__name__} breaks the contract of environments:"
+    return EnvironmentContractError("\n".join([heading, *dict.fromkeys(problems)]))
+
+
+def raise_problems(env: Any, problems: Sequence[str]) -> None:
+    """Raise an EnvironmentContractError that lists the problems of an environment, if there are any."""
+    if problems:
+        raise broken(env, problems)
+
+
+def describe(leaf: Any) -> str:
+    """Return an array's dtype and shape, "nothing" for None, and the repr of anything else."""
+    if leaf is None:
+        return "nothing"
+    return f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else repr(leaf)
+
+
+def type_problems(call: str, timestep: TimeStep[Any], space: spaces.Space, batch: tuple[int, ...] = ()) -> list[str]:
+    """Return a line for each part of a time step that has a wrong shape or type, is missing, or is not known.
+
+    Args:
+      call: "reset" or "step".
+      timestep: of one JAX environment, as traced (`jax.eval_shape`); or of host environments, arrays of NumPy.
+      space: the observation space.
+      batch: (number of host environments,); () for a JAX environment.
+    """
+    dtypes = {"reward": "float32", "terminated": "bool", "truncated": "bool", "first": "bool"}
+    optional = {"discount": "float32", "active": "bool"}
+    dtypes |= {name: dtype for name, dtype in optional.items() if getattr(timestep, name) is not None}
+    dtypes |= {"episode.returns": "float32", "episode.length": "int32"} if batch else {}
+    forms = {f".{name}": f"{dtype}{[*batch]}" for name, dtype in dtypes.items()}
+    forms |= {f".info[{name!r}]": f"float32{[*batch]}" for name in timestep.info or ()}
+    for path, part in spaces.leaves_with_path(space):
+        dtype = part.dtype if batch else jax.dtypes.canonicalize_dtype(part.dtype)
+        forms[f".observation{path}"] = f"{dtype.name}{[*batch, *part.shape]}"
+    found, kind = by_path(timestep), np.ndarray if batch else jax.ShapeDtypeStruct
+    problems = [
+        f"{call}: TimeStep{path} is {describe(found.get(path))}; {'numpy of ' * len(batch)}{form} is required"
+        for path, form in forms.items()
+        if not isinstance(found.get(path), kind) or describe(found[path]) != form
+    ]
+    extra = [path for path in found if path.startswith(".observation") and path not in forms]
+    return problems + [f"{call}: TimeStep{path} is not in the observation space" for path in extra]
+
+
+def row_problems(space: spaces.Space, rows: TimeStep[Any], ended: Any, *, alone: bool = True) -> dict[str, Any]:
+    """Return what may be wrong with rows of right types, and bools: where it is.
+
+    Args:
+      space: the observation space.
+      rows: time steps [B] of JAX or NumPy.
+      ended: whether the row before ended its episode, or there is none, [B].
+      alone: whether an episode has one agent; of several, one may repeat its ending until all have ended.
+    """
+    wrong = {
+        "terminated and TimeStep.truncated are both set": rows.terminated & rows.truncated,
+        "first and an ending are both set": rows.first & rows.last,
+        "first is not set where an episode begins": ended & ~(rows.first if alone else rows.first | rows.last),
+        "first is set within an episode": ~ended & rows.first,
+        "reward is not 0 where first": rows.first & (rows.reward != 0),
+        "reward is not finite": ~(abs(rows.reward) < np.inf),
+    }
+    if rows.discount is not None:
+        wrong[_ODD_DISCOUNT] = ~rows.terminated & odd_discounts(rows.discount)
+    for path, mask in jax.tree.leaves_with_path(rows.action_mask):
+        wrong[f"action_mask{jax.tree_util.keystr(path)} allows nothing"] = ~mask.any(axis=-1)
+    for path, part, leaf in spaces.leaves_with_path(space, rows.observation):
+        nan = jnp.isnan(leaf).any(axis=tuple(range(1, leaf.ndim)))
+        wrong[f"observation{path} holds NaN"] = nan
+        wrong[f"observation{path} leaves the space {part}"] = ~jax.vmap(part.contains)(leaf) & ~nan
+    return wrong
+
+
+def lines(call: str, wrong: dict[str, Any]) -> list[str]:
+    """Return the lines of `row_problems` that hold anywhere."""
+    return [f"{call}: TimeStep.{line}" for line, where in wrong.items() if np.any(where)]
+
+
+def different(one: PyTree, other: PyTree) -> list[str]:
+    """Return the paths of the leaves in which two trees of one structure differ."""
+    return [
+        jax.tree_util.keystr(path)
+        for (path, a), b in zip(jax.tree.leaves_with_path(one), jax.tree.leaves(other), strict=True)
+        if not np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+    ]
 
 
 def check_recipe(recipe: HostRecipe, steps: int, seed: int) -> None:
@@ -32,37 +125,43 @@ def check_recipe(recipe: HostRecipe, steps: int, seed: int) -> None:
         for name in ("observation_space", "action_space")
         if not isinstance(getattr(recipe, name, None), spaces.Space)
     ]
-    _raise(recipe, problems)
-    rng = np.random.default_rng(seed)
+    raise_problems(recipe, problems)
     batch = _BATCH if only_instance(recipe) is None else 1
-    actions = [_random_actions(recipe.action_space, (batch,), rng) for _ in range(steps)]
+    sample, key = jax.jit(jax.vmap(recipe.action_space.sample)), keys.root_key(seed)
+    actions = [jax.device_get(sample(of_step)) for of_step in jax.random.split(key, (steps, batch))]
     timesteps, copies = _play(recipe, actions, seed, batch)
+    space = recipe.observation_space
+    problems = type_problems("reset", timesteps[0], space, (batch,))
+    for number, timestep in enumerate(timesteps[1:], 1):
+        problems += type_problems("step", timestep, space, (batch,))
+        if names := sorted(by_path(timestep).keys() ^ by_path(timesteps[0]).keys()):
+            problems.append(f"TimeStep{names[0]} is not in both reset and step {number}: always give the same parts")
+    raise_problems(recipe, problems)
     problems = [
-        line for number, timestep in enumerate(timesteps) for line in _type_problems(recipe, number, timestep, batch)
-    ]
-    problems += [
-        f"TimeStep.info has {sorted(timestep.info or ())} at step {number}, "
-        f"{sorted(timesteps[0].info or ())} at reset: "
-        "always give the same names"
-        for number, timestep in enumerate(timesteps)
-        if (timestep.info or {}).keys() != (timesteps[0].info or {}).keys()
-    ]
-    _raise(recipe, problems)
-    overwritten = [
         f"TimeStep{path} was written to after it had been returned; give a fresh array every time"
         for timestep, copy in zip(timesteps, copies, strict=True)
-        for path in _different(timestep, copy)
+        for path in different(timestep, copy)
     ]
-    _raise(recipe, overwritten + _row_problems(recipe, copies))
+    problems += lines("reset", row_problems(space, copies[0], np.ones(batch, bool)))
+    if steps:
+        rows = jax.tree.map(lambda *x: np.concatenate(x), *copies)
+        later = jax.tree.map(lambda x: x[batch:], rows)
+        problems += lines("step", row_problems(space, later, rows.last[:-batch]))
+    raise_problems(recipe, problems)
     again, _ = _play(recipe, actions, seed, batch)
-    different = [
+    problems = [
         f"TimeStep{path} differs between two batches of one seed and the same actions, first at step {number}"
         for number, (a, b) in enumerate(zip(timesteps, again, strict=True))
-        for path in _different(a, b)
+        for path in different(a, b)
     ]
-    _raise(recipe, different[:1])
+    raise_problems(recipe, problems[:1])
     if isinstance(recipe, AsyncRecipe):
-        _raise(recipe, _asynchronous_problems(recipe, actions, timesteps, seed))
+        raise_problems(recipe, _asynchronous_problems(recipe, actions, timesteps, seed))
+
+
+def by_path(tree: PyTree) -> dict[str, Any]:
+    """Return the leaves of a tree by their paths as text."""
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
 def _asynchronous_problems(
@@ -79,7 +178,7 @@ def _asynchronous_problems(
             if np.shape(env_ids) != (_READY,) or len(came) != _READY or not came <= at_work:
                 return [f"recv gives {env_ids}; {_READY} different ones of {sorted(at_work)} are required"]
             rows = [jax.tree.map(lambda x, i=i: x[i], timesteps[taken[i]]) for i in env_ids]
-            paths = _different(timestep, jax.tree.map(lambda *x: np.stack(x), *rows))
+            paths = different(timestep, jax.tree.map(lambda *x: np.stack(x), *rows))
             if paths:
                 where = f"environments {env_ids}, steps {taken[env_ids]}"
                 return [f"TimeStep{paths[0]} of recv is not what environments in step show, first at {where}"]
@@ -94,28 +193,6 @@ def _asynchronous_problems(
         host.close()
 
 
-def _raise(recipe: Any, problems: list[str]) -> None:
-    if problems:
-        name = getattr(recipe, "name", type(recipe).__name__)
-        lines = "\n".join(dict.fromkeys(problems))
-        raise EnvironmentContractError(f"{name} breaks the contract of host environments:\n{lines}")
-
-
-def _random_actions(space: spaces.Space, shape: tuple[int, ...], rng: np.random.Generator) -> PyTree:
-    """Sample actions uniformly within the bounds, or from a range of width 2 if there are none."""
-    return spaces.tree_map(lambda space: _random_arrays(space, (*shape, *space.shape), rng), space)
-
-
-def _random_arrays(space: spaces.ArraySpace, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    if isinstance(space, spaces.Box):
-        low = np.where(np.isfinite(space.low), space.low, np.where(np.isfinite(space.high), space.high - 2.0, -1.0))
-        high = np.where(np.isfinite(space.high), space.high, low + 2.0)
-        return rng.uniform(low, high, shape).astype(space.dtype)
-    return rng.integers(space.nvec if isinstance(space, spaces.MultiDiscrete) else space.n, size=shape).astype(
-        space.dtype
-    )
-
-
 def _play(
     recipe: HostRecipe, actions: list[PyTree], seed: int, batch: int
 ) -> tuple[list[TimeStep[np.ndarray]], list[TimeStep[np.ndarray]]]:
@@ -123,7 +200,7 @@ def _play(
     host = recipe.build(batch, seed)
     try:
         if host.num_envs != batch:
-            _raise(recipe, [f"build({batch}, seed) makes num_envs={host.num_envs} environments"])
+            raise_problems(recipe, [f"build({batch}, seed) makes num_envs={host.num_envs} environments"])
         timesteps, copies = [], []
         for action in (None, *actions):
             timestep = host.reset() if action is None else host.step(action)
@@ -133,77 +210,3 @@ def _play(
         host.close()
     host.close()  # closing twice must be allowed
     return timesteps, copies
-
-
-def _type_problems(recipe: HostRecipe, number: int, timestep: TimeStep[np.ndarray], batch: int) -> list[str]:
-    call = "step" if number else "reset"
-    if timestep.episode is None:
-        return [f"{call}: TimeStep.episode is None; fill it in, or returns cannot be counted"]
-    expected = {
-        ".reward": ((), "float32"),
-        ".terminated": ((), "bool"),
-        ".truncated": ((), "bool"),
-        ".first": ((), "bool"),
-        ".episode.returns": ((), "float32"),
-        ".episode.length": ((), "int32"),
-    } | {f".info[{name!r}]": ((), "float32") for name in timestep.info or ()}
-    if timestep.discount is not None:
-        expected[".discount"] = (), "float32"
-    expected |= {
-        f".observation{path}": (space.shape, space.dtype.name)
-        for path, space in spaces.leaves_with_path(recipe.observation_space)
-    }
-    found = {}
-    for path, leaf in jax.tree.leaves_with_path(timestep):
-        found[jax.tree_util.keystr(path)] = leaf
-    problems = []
-    for path, (shape, dtype) in expected.items():
-        leaf = found.get(path)
-        is_array = isinstance(leaf, np.ndarray)
-        if not is_array or leaf.shape != (batch, *shape) or leaf.dtype.name != dtype:
-            got = f"{leaf.dtype}{list(leaf.shape)}" if is_array else "nothing" if leaf is None else type(leaf).__name__
-            problems.append(f"{call}: TimeStep{path} is {got}; numpy of {dtype}{[batch, *shape]} is required")
-    extra = [path for path in found if path.startswith(".observation") and path not in expected]
-    return problems + [f"{call}: TimeStep{path} is not in the observation space" for path in extra]
-
-
-def _row_problems(recipe: HostRecipe, timesteps: list[TimeStep[np.ndarray]]) -> list[str]:
-    problems = []
-    ended = np.ones_like(timesteps[0].first)
-    for number, timestep in enumerate(timesteps):
-        discount = timestep.discount
-        wrong = {
-            "TimeStep.terminated and TimeStep.truncated are both set": timestep.terminated & timestep.truncated,
-            "TimeStep.first and an ending are both set": timestep.first & timestep.last,
-            "TimeStep.reward is not 0 where first": timestep.first & (timestep.reward != 0),
-            "TimeStep.reward is not finite": ~np.isfinite(timestep.reward),
-            DISCOUNT_RANGE: False if discount is None else ~timestep.terminated & odd_discounts(discount),
-            "TimeStep.first is set within an episode": timestep.first & ~ended,
-            "TimeStep.first is not set by reset"
-            if number == 0
-            else "TimeStep.first is not set on the step after an episode's end": ended & ~timestep.first,
-        }
-        problems += [line for line, where in wrong.items() if np.any(where)]
-        leaves = jax.tree.leaves(timestep.observation)  # in the order of the space, which is sorted too
-        problems += [
-            f"TimeStep.observation{path} leaves the space {space}"
-            for (path, space), leaf in zip(spaces.leaves_with_path(recipe.observation_space), leaves, strict=True)
-            if not _inside(space, leaf)
-        ]
-        ended = timestep.last
-    return problems
-
-
-def _inside(space: Any, x: np.ndarray) -> bool:
-    if isinstance(space, spaces.Box):
-        return bool(np.all((x >= space.low) & (x <= space.high)))
-    limit = np.asarray(space.nvec if isinstance(space, spaces.MultiDiscrete) else space.n)
-    return bool(np.all((x >= 0) & (x < limit)))
-
-
-def _different(one: TimeStep[np.ndarray], other: TimeStep[np.ndarray]) -> list[str]:
-    return [
-        jax.tree_util.keystr(path)
-        for (path, a), b in zip(jax.tree.leaves_with_path(one), jax.tree.leaves(other), strict=True)
-        if not np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
-    ]

@@ -1,6 +1,6 @@
 """Wrappers of actions."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from flax import struct
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Environment, PyTree, TimeStep
-from jaxrl.envs.delegate import check_arguments, forward
+from jaxrl.envs.delegate import Wrapper, check_arguments
 
 
 class StickyActionsState(struct.PyTreeNode):
@@ -21,7 +21,7 @@ class StickyActionsState(struct.PyTreeNode):
     fresh: jax.Array  # bool: no action was executed yet in this episode
 
 
-class StickyActions(struct.PyTreeNode):
+class StickyActions(Wrapper):
     """A wrapper that repeats the previous action with a probability (Machado et al., 2018, arXiv:1709.06009).
 
     The first action of an episode is always executed.
@@ -34,11 +34,7 @@ class StickyActions(struct.PyTreeNode):
       ConfigError: `probability` is not a number in [0, 1].
     """
 
-    env: Environment
     probability: Any = 0.25
-
-    name, resets = forward("name"), forward("resets")
-    observation_space, action_space = forward("observation_space"), forward("action_space")
 
     def __post_init__(self):
         check_arguments(self, probability={"low": 0, "high": 1})
@@ -55,7 +51,7 @@ class StickyActions(struct.PyTreeNode):
         return StickyActionsState(env_state, done, time_step.first), time_step
 
 
-class ActionRepeat(struct.PyTreeNode):
+class ActionRepeat(Wrapper):
     """A wrapper that repeats every action; the rewards are summed, and an episode's end stops it.
 
     Args:
@@ -66,18 +62,12 @@ class ActionRepeat(struct.PyTreeNode):
       ConfigError: `times` is not a whole number of at least 1.
     """
 
-    env: Environment
     times: int = struct.field(pytree_node=False, default=4)
 
-    of_all_agents: ClassVar[bool] = True
-    name, resets = forward("name"), forward("resets")
-    observation_space, action_space = forward("observation_space"), forward("action_space")
+    of_all_agents = True
 
     def __post_init__(self):
         check_arguments(self, whole=True, times={"low": 1})
-
-    def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
-        return self.env.reset(key)
 
     def step(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, TimeStep]:
         keys = jax.random.split(key, self.times)
@@ -99,27 +89,20 @@ class ActionRepeat(struct.PyTreeNode):
         return jax.lax.scan(again, now, keys[1:])[0]
 
 
-class ClipAction(struct.PyTreeNode):
+class ClipAction(Wrapper):
     """A wrapper that accepts any real action and clips it to the bounds of `env`'s action space, a `Box`."""
-
-    env: Environment
-
-    name, observation_space, resets = forward("name"), forward("observation_space"), forward("resets")
 
     @property
     def action_space(self) -> spaces.Space:
         space = _real_box(self.env, "ClipAction")
         return spaces.Box(-np.inf, np.inf, space.shape, space.dtype)
 
-    def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
-        return self.env.reset(key)
-
     def step(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, TimeStep]:
         space = _real_box(self.env, "ClipAction")
         return self.env.step(state, jnp.clip(action, space.low, space.high), key)
 
 
-class RescaleAction(struct.PyTreeNode):
+class RescaleAction(Wrapper):
     """A wrapper that maps actions in [low, high] to the bounds of `env`'s action space, a bounded `Box`.
 
     Args:
@@ -128,11 +111,8 @@ class RescaleAction(struct.PyTreeNode):
         clipped.
     """
 
-    env: Environment
     low: float = struct.field(pytree_node=False, default=-1.0)
     high: float = struct.field(pytree_node=False, default=1.0)
-
-    name, observation_space, resets = forward("name"), forward("observation_space"), forward("resets")
 
     def __post_init__(self):
         check_arguments(self, low={}, high={})
@@ -147,9 +127,6 @@ class RescaleAction(struct.PyTreeNode):
                 f"RescaleAction({self.low}, {self.high}) to {space}: the environment's bounds must be finite"
             )
         return spaces.Box(self.low, self.high, space.shape, space.dtype)
-
-    def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
-        return self.env.reset(key)
 
     def step(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, TimeStep]:
         space = _real_box(self.env, "RescaleAction")

@@ -9,8 +9,8 @@ from flax import struct
 
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.types import Environment, PyTree, TimeStep
-from jaxrl.envs.delegate import check_arguments, forward
+from jaxrl.core.types import PyTree, TimeStep
+from jaxrl.envs.delegate import Wrapper, check_arguments
 
 
 class FrameStackState(struct.PyTreeNode):
@@ -20,7 +20,7 @@ class FrameStackState(struct.PyTreeNode):
     frames: PyTree  # the stacked observation
 
 
-class FrameStack(struct.PyTreeNode):
+class FrameStack(Wrapper):
     """A wrapper that concatenates the last `frames` observations on the last axis, the newest last.
 
     At an episode's first time step all of them are its first observation.
@@ -34,10 +34,7 @@ class FrameStack(struct.PyTreeNode):
         space is read.
     """
 
-    env: Environment
     frames: int = struct.field(pytree_node=False, default=4)
-
-    name, action_space, resets = forward("name"), forward("action_space"), forward("resets")
 
     def __post_init__(self):
         check_arguments(self, whole=True, frames={"low": 1})
@@ -75,7 +72,23 @@ class FrameStack(struct.PyTreeNode):
         return jax.tree.map(lambda x: jnp.concatenate([x.reshape(x.shape or (1,))] * self.frames, axis=-1), observation)
 
 
-class Hide(struct.PyTreeNode):
+class _ObservationWrapper(Wrapper):
+    """A wrapper that computes every observation from that of `env`, by `_seen`."""
+
+    def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
+        return self._of(*self.env.reset(key))
+
+    def step(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, TimeStep]:
+        return self._of(*self.env.step(state, action, key))
+
+    def _of(self, state: PyTree, time_step: TimeStep) -> tuple[PyTree, TimeStep]:
+        return state, time_step.replace(observation=self._seen(time_step.observation))
+
+    def _seen(self, observation: PyTree) -> PyTree:
+        raise NotImplementedError
+
+
+class Hide(_ObservationWrapper):
     """A wrapper that hides entries of a vector observation, which must be remembered, or found out by acting.
 
     Args:
@@ -87,10 +100,7 @@ class Hide(struct.PyTreeNode):
         is left, or the space is of another kind.
     """
 
-    env: Environment
     entries: tuple[int, ...] = struct.field(pytree_node=False, default=())
-
-    name, action_space, resets = forward("name"), forward("action_space"), forward("resets")
 
     def __post_init__(self):
         if not isinstance(self.entries, tuple) or not all(type(entry) is int for entry in self.entries):
@@ -102,12 +112,6 @@ class Hide(struct.PyTreeNode):
     def observation_space(self) -> spaces.Space:
         indices, space = self._indices, spaces.expect(self.env.observation_space, spaces.Box)
         return spaces.Box(space.low[indices], space.high[indices], (len(indices),), space.dtype)
-
-    def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
-        return self._without(*self.env.reset(key))
-
-    def step(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, TimeStep]:
-        return self._without(*self.env.step(state, action, key))
 
     @property
     def _indices(self):
@@ -123,34 +127,24 @@ class Hide(struct.PyTreeNode):
             )
         return [entry for entry in range(size) if entry not in hidden]
 
-    def _without(self, state: PyTree, time_step: TimeStep) -> tuple[PyTree, TimeStep]:
-        return state, time_step.replace(observation=time_step.observation[jnp.asarray(self._indices, jnp.int32)])
+    def _seen(self, observation: PyTree) -> PyTree:
+        return observation[jnp.asarray(self._indices, jnp.int32)]
 
 
-class Flatten(struct.PyTreeNode):
+class Flatten(_ObservationWrapper):
     """A wrapper that flattens observations to a float32 vector: `Box` row by row, integers one-hot, others by part.
 
     Args:
       env: an environment.
     """
 
-    env: Environment
-
-    name, action_space, resets = forward("name"), forward("action_space"), forward("resets")
-
     @property
     def observation_space(self) -> spaces.Space:
         low, high = _flat_bounds(self.env.observation_space)
         return spaces.Box(low, high, low.shape)
 
-    def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
-        return self._flatten(*self.env.reset(key))
-
-    def step(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, TimeStep]:
-        return self._flatten(*self.env.step(state, action, key))
-
-    def _flatten(self, state: PyTree, time_step: TimeStep) -> tuple[PyTree, TimeStep]:
-        return state, time_step.replace(observation=_flat(self.env.observation_space, time_step.observation))
+    def _seen(self, observation: PyTree) -> PyTree:
+        return _flat(self.env.observation_space, observation)
 
 
 def _flat(space: spaces.Space, x: Any) -> jax.Array:

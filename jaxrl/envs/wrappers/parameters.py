@@ -1,7 +1,7 @@
 """The wrapper for domain randomization: environments whose parameters differ."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from flax import struct
 
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Environment, PyTree, TimeStep
-from jaxrl.envs.delegate import forward
+from jaxrl.envs.delegate import Wrapper
 from jaxrl.envs.episode import with_auto_reset
 from jaxrl.envs.parameters import parameters, with_parameters
 
@@ -23,7 +23,7 @@ class DrawnState(struct.PyTreeNode):
     parameters: dict[str, Any]
 
 
-class RandomParameters(struct.PyTreeNode):
+class RandomParameters(Wrapper):
     """A wrapper that samples parameters of an environment: domain randomization (Tobin et al., 2017).
 
         def draw(key):
@@ -46,12 +46,10 @@ class RandomParameters(struct.PyTreeNode):
         `with_parameters`. Training raises this before it compiles anything, as an `EnvironmentContractError`.
     """
 
-    env: Environment
     draw: Callable[[jax.Array], Mapping[str, Any]] = struct.field(pytree_node=False)
     per: Literal["episode", "environment"] = struct.field(pytree_node=False, default="episode")
 
-    of_all_agents: ClassVar[bool] = True
-    name, observation_space, action_space = forward("name"), forward("observation_space"), forward("action_space")
+    of_all_agents = True
 
     def __post_init__(self):
         problems = []

@@ -5,14 +5,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.types import Environment, PyTree, TimeStep
-from jaxrl.envs.delegate import check_arguments, forward
+from jaxrl.core.types import PyTree, TimeStep
+from jaxrl.envs.delegate import Wrapper, check_arguments
 
 
-class ClipReward(struct.PyTreeNode):
+class ClipReward(Wrapper):
     """A wrapper that clips rewards to [low, high]; that of a first time step, which follows no action, stays 0.
 
     Args:
@@ -23,12 +22,8 @@ class ClipReward(struct.PyTreeNode):
       ConfigError: a bound is not a number, or `low` is above `high`.
     """
 
-    env: Environment
     low: Any = -1.0
     high: Any = 1.0
-
-    name, resets = forward("name"), forward("resets")
-    observation_space, action_space = forward("observation_space"), forward("action_space")
 
     def __post_init__(self):
         check_arguments(self, finite=False, low={}, high={})
@@ -36,16 +31,13 @@ class ClipReward(struct.PyTreeNode):
         if known and np.any(np.asarray(self.low) > np.asarray(self.high)):
             raise ConfigError(f"ClipReward(low={self.low!r:.80}, high={self.high!r:.80}): low must be at most high")
 
-    def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
-        return self.env.reset(key)
-
     def step(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, TimeStep]:
         state, time_step = self.env.step(state, action, key)
         clipped = jnp.where(time_step.first, 0.0, jnp.clip(time_step.reward, self.low, self.high))
         return state, time_step.replace(reward=clipped)
 
 
-class ScaleReward(struct.PyTreeNode):
+class ScaleReward(Wrapper):
     """A wrapper that multiplies rewards by `scale`.
 
     Args:
@@ -56,17 +48,10 @@ class ScaleReward(struct.PyTreeNode):
       ConfigError: `scale` is not a finite number.
     """
 
-    env: Environment
     scale: Any = 1.0
-
-    name, resets = forward("name"), forward("resets")
-    observation_space, action_space = forward("observation_space"), forward("action_space")
 
     def __post_init__(self):
         check_arguments(self, scale={})
-
-    def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
-        return self.env.reset(key)
 
     def step(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, TimeStep]:
         state, time_step = self.env.step(state, action, key)
