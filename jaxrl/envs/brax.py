@@ -3,11 +3,8 @@
 brax is imported when the first of them is made; it is an extra.
 """
 
-import contextlib
 import copy
-import functools
 import inspect
-import io
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -16,12 +13,42 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.core import registry, spaces
+from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.types import PyTree
-from jaxrl.envs.brax_rules import BACKENDS, BROKEN, NAMES, REPEATED, UNUSED
-from jaxrl.envs.physics import PhysicsEnv, PhysicsState, unbounded
-from jaxrl.envs.suite import Key, Step, constructing
+from jaxrl.envs.physics import PhysicsEnv, PhysicsState
+from jaxrl.envs.suite import Key, Step, add_suite, constructing, made_once, silent_import, unbounded
+
+BACKENDS = ("generalized", "spring", "positional", "mjx")
+
+NAMES = (
+    "ant",
+    "fast",
+    "halfcheetah",
+    "hopper",
+    "humanoid",
+    "humanoidstandup",
+    "inverted_double_pendulum",
+    "inverted_pendulum",
+    "pusher",
+    "reacher",
+    "swimmer",
+    "walker2d",
+)
+
+# Combinations that brax 0.14.2 itself cannot run, and why; `tests/envs/test_brax.py` shows that there are no others.
+BROKEN: dict[tuple[str, str], str] = {
+    ("swimmer", "generalized"): "it calls jnp.clip(a_min=...), which JAX no longer has",
+    ("swimmer", "spring"): "brax has no swimmer of this backend",
+    ("swimmer", "positional"): "brax has no swimmer of this backend",
+    ("swimmer", "mjx"): "brax has no swimmer of this backend",
+}
+
+# Parts of brax's `System` that MuJoCo's options repeat, by the part that brax's own backends read.
+_REPEATED = {"gravity": "opt.gravity", "viscosity": "opt.viscosity", "density": "opt.density"}
+
+# Arguments of constructors that change nothing, and why; `tests/envs/test_brax.py` shows that there are no others.
+_IDLE = {"ant": dict.fromkeys(("contact_cost_weight", "contact_force_range"), "where brax computes no contact forces")}
 
 
 class BraxEnvironment(PhysicsEnv):
@@ -49,8 +76,7 @@ class BraxEnvironment(PhysicsEnv):
         env = foreign(key)
         with constructing():
             observation = jax.eval_shape(env.reset, jax.ShapeDtypeStruct((2,), np.uint32)).obs
-        box = spaces.Box(-1.0, 1.0, (env.action_size,))
-        return cls(episode_length=1000, system={}, key=key, observation_space=unbounded(observation), action_space=box)
+        return cls(key, unbounded(observation), spaces.Box(-1.0, 1.0, (env.action_size,)), 1000, {})
 
     @classmethod
     def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
@@ -67,7 +93,7 @@ class BraxEnvironment(PhysicsEnv):
 
     def fit(self, name: str, value: Any) -> Any:
         parts = super().fit(name, value)
-        twice = [(path, REPEATED[path]) for path in parts if REPEATED.get(path) in parts] if name == "system" else []
+        twice = [(path, _REPEATED[path]) for path in parts if _REPEATED.get(path) in parts] if name == "system" else []
         if twice:
             raise ConfigError(
                 [f"system of {self.name} has {a!r} and {b!r}, which are one; leave one out" for a, b in twice]
@@ -79,13 +105,8 @@ class BraxEnvironment(PhysicsEnv):
         reads = "MuJoCo's parts (body_mass)" if backend == "mjx" else "brax's own parts (link.inertia.mass)"
         return f"; backend={backend!r} reads {reads}"
 
-    def unused(self, chosen: Mapping[str, Any]) -> list[str]:
-        defaults, reasons = self.static_parameters(self.key[0]), UNUSED.get(self.key[0], {})
-        return [
-            f"{k}={value!r:.80} of {self.name} changes nothing: {reasons[k]}; leave it out"
-            for k, value in chosen.items()
-            if k in reasons and value != defaults[k]
-        ]
+    def idle(self) -> Mapping[str, str]:
+        return _IDLE.get(self.key[0], {})
 
     def begin(self, key: jax.Array) -> tuple[PhysicsState, Step]:
         state = self._brax().reset(jax.random.key_data(key))  # brax takes keys of the old kind only
@@ -102,11 +123,16 @@ class BraxEnvironment(PhysicsEnv):
         return PhysicsState(after, steps), step
 
     def _brax(self) -> Any:
-        return _with_system(foreign(self.key), self.system) if self.system else foreign(self.key)
+        """Return brax's environment with parts of its physical system replaced, and those that follow from them."""
+        if not self.system:
+            return foreign(self.key)
+        env = copy.copy(foreign(self.key))
+        follows = {part: self.system[option] for part, option in _REPEATED.items() if option in self.system}
+        env.sys = env.sys.tree_replace({**self.system, **follows})
+        return env
 
 
-registry.add("suite", brax=BraxEnvironment)
-names, make = BraxEnvironment.names, BraxEnvironment.make
+names, make = add_suite(BraxEnvironment)
 
 
 def refused() -> tuple[str, ...]:
@@ -114,24 +140,16 @@ def refused() -> tuple[str, ...]:
     return tuple(n for n in NAMES if n not in names())
 
 
-@functools.lru_cache(maxsize=64)
+@made_once
 def foreign(key: Key) -> Any:
     """Return brax's own environment for this key."""
-    with constructing(), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Brax System", UserWarning)  # about maintenance: docs/environments.md
         return module().get_environment(key[0], **dict(key[1]))
 
 
 def module() -> Any:
     """Import brax's environments without the message that MuJoCo prints."""
-    with contextlib.redirect_stdout(io.StringIO()):
+    with silent_import():
         from brax import envs
     return envs
-
-
-def _with_system(env, system):
-    """Return brax's environment with parts of its physical system replaced, and those that follow from them."""
-    env = copy.copy(env)
-    follows = {part: system[option] for part, option in REPEATED.items() if option in system}
-    env.sys = env.sys.tree_replace({**system, **follows})
-    return env

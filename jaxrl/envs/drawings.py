@@ -9,14 +9,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from PIL import Image, ImageDraw
 
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Environment, PyTree, TimeStep
+from jaxrl.envs.suite import foreign_rules
 
 _WHITE, _BLACK, _GREY = (255, 255, 255), (20, 20, 20), (120, 120, 120)
 _BLUE, _ORANGE, _GREEN, _RED = (0, 114, 178), (230, 159, 0), (0, 158, 115), (213, 94, 0)
@@ -66,15 +65,17 @@ def drawing_of(env: Environment, observation_space: spaces.Space) -> Drawing:
     Raises:
       ConfigError: it has neither; the message lists the environments that can be drawn.
     """
-    if env.name in _DRAWINGS:
-        return _DRAWINGS[env.name]
+    own = _DRAWINGS.get(env.name, getattr(env, "drawing", None))
+    if isinstance(own, Drawing):
+        return own
     if isinstance(observation_space, spaces.Box) and len(observation_space.shape) in (2, 3):
         low, high = float(np.min(observation_space.low)), float(np.max(observation_space.high))
         bounds = (low, high) if observation_space.bounded and high > low else None
-        return Drawing(_see_observation, lambda x: image(x, bounds), 10.0)
+        return Drawing(lambda env, state, time_step: time_step.observation, lambda x: image(x, bounds), 10.0)
     raise ConfigError(
         f"{env.name} cannot be drawn: its observation is {observation_space}, no image, and it has no drawing; "
-        f"these have: {', '.join(sorted(_DRAWINGS))}, and brax's; add one with jaxrl.envs.drawings.register"
+        f"these have: {', '.join(sorted(_DRAWINGS))}, brax's, and those of most suites; add one with "
+        "jaxrl.envs.drawings.register"
     )
 
 
@@ -98,10 +99,6 @@ def disks(view: Callable[[Any, PyTree, TimeStep], PyTree]) -> Drawing:
         return np.asarray(picture)
 
     return Drawing(view, draw, 8.0)
-
-
-def _see_observation(env, state, time_step):
-    return time_step.observation
 
 
 def image(pixels: np.ndarray, bounds: tuple[float, float] | None = None) -> np.ndarray:
@@ -138,19 +135,16 @@ def _enlarged(pixels):
     return np.repeat(np.repeat(pixels, times, axis=0), times, axis=1)
 
 
-def _minatar(name: str) -> None:
-    def view(env, state, time_step):
-        import gymnax  # a suite is imported when it is first needed
+def _see_planes(env, state, time_step):
+    from jaxrl.envs import gymnax  # a suite is imported when it is first needed
 
-        # Not the time step's observation: a wrapper may have flattened or stacked it.
-        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            return gymnax.make(name)[0].get_obs(state) > 0
-
-    register(f"gymnax:{name}", Drawing(view, planes, 15.0))
+    # Not the time step's observation: a wrapper may have flattened or stacked it.
+    with foreign_rules():
+        return gymnax.foreign(env.key)[0].get_obs(state) > 0
 
 
 for _name in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders"):
-    _minatar(f"{_name}-MinAtar")
+    register(f"gymnax:{_name}-MinAtar", Drawing(_see_planes, planes, 15.0))
 
 
 # --- classic control ---------------------------------------------------------------------------------------------
@@ -195,17 +189,13 @@ class _Canvas:
         return (x - self._left) * self._scale, (self._top - y) * self._scale
 
 
-def _numbers(**values: Any) -> dict[str, jax.Array]:
-    return {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
-
-
-def _see_cart_pole(env, state, time_step):
-    params = env.params
-    return _numbers(x=state.x, theta=state.theta, length=params.length, limit=params.x_threshold)
+def _see(env, state, time_step):
+    """Return the environment's parameters and its state by name."""
+    return vars(env.params) | vars(state)
 
 
 def _draw_cart_pole(view) -> np.ndarray:
-    limit = float(view["limit"])
+    limit = float(view["x_threshold"])
     canvas = _Canvas(-limit - 0.3, limit + 0.3, -0.5, 2.0)
     canvas.line([(-limit, 0), (limit, 0)], _GREY, 0.02)
     for end in (-limit, limit):
@@ -217,13 +207,9 @@ def _draw_cart_pole(view) -> np.ndarray:
     return canvas.frame()
 
 
-def _see_pendulum(env, state, time_step):
-    return _numbers(theta=state.theta, torque=state.last_u, limit=env.params.max_torque)
-
-
 def _draw_pendulum(view) -> np.ndarray:
     canvas = _Canvas(-1.3, 1.3, -1.3, 1.3)
-    theta, torque = float(view["theta"]), float(view["torque"]) / float(view["limit"])
+    theta, torque = float(view["theta"]), float(view["last_u"]) / float(view["max_torque"])
     canvas.rod((0, 0), (-math.sin(theta), math.cos(theta)), _RED, 0.2)  # upright is 0
     canvas.disc((0, 0), 0.06, _BLACK)
     # The torque, as an arc that begins at the bottom.
@@ -233,13 +219,8 @@ def _draw_pendulum(view) -> np.ndarray:
     return canvas.frame()
 
 
-def _see_mountain_car(env, state, time_step):
-    params = env.params
-    return _numbers(x=state.position, low=params.min_position, high=params.max_position, goal=params.goal_position)
-
-
 def _draw_mountain_car(view) -> np.ndarray:
-    low, high, goal, x = (float(view[name]) for name in ("low", "high", "goal", "x"))
+    low, high, goal, x = (float(view[f"{name}position"]) for name in ("min_", "max_", "goal_", ""))
 
     def height(position):
         return 0.45 * math.sin(3.0 * position) + 0.55
@@ -253,19 +234,13 @@ def _draw_mountain_car(view) -> np.ndarray:
     return canvas.frame()
 
 
-def _see_acrobot(env, state, time_step):
-    params = env.params
-    return _numbers(
-        inner=state.joint_angle1, outer=state.joint_angle2, first=params.link_length_1, second=params.link_length_2
-    )
-
-
 def _draw_acrobot(view) -> np.ndarray:
-    first, second = float(view["first"]), float(view["second"])
+    first, second = float(view["link_length_1"]), float(view["link_length_2"])
     reach = first + second + 0.2
     canvas = _Canvas(-reach, reach, -reach, reach)
     canvas.line([(-reach, first), (reach, first)], _GREEN, 0.03)  # the tip must get above it
-    inner, outer = float(view["inner"]), float(view["inner"]) + float(view["outer"])  # hanging down is 0
+    inner = float(view["joint_angle1"])  # hanging down is 0
+    outer = inner + float(view["joint_angle2"])
     elbow = first * math.sin(inner), -first * math.cos(inner)
     tip = elbow[0] + second * math.sin(outer), elbow[1] - second * math.cos(outer)
     canvas.rod((0, 0), elbow, _BLUE, 0.2)
@@ -275,8 +250,8 @@ def _draw_acrobot(view) -> np.ndarray:
     return canvas.frame()
 
 
-register("gymnax:CartPole-v1", Drawing(_see_cart_pole, _draw_cart_pole, 50.0))
-register("gymnax:Pendulum-v1", Drawing(_see_pendulum, _draw_pendulum, 20.0))
-register("gymnax:MountainCar-v0", Drawing(_see_mountain_car, _draw_mountain_car))
-register("gymnax:MountainCarContinuous-v0", Drawing(_see_mountain_car, _draw_mountain_car))
-register("gymnax:Acrobot-v1", Drawing(_see_acrobot, _draw_acrobot, 15.0))
+register("gymnax:CartPole-v1", Drawing(_see, _draw_cart_pole, 50.0))
+register("gymnax:Pendulum-v1", Drawing(_see, _draw_pendulum, 20.0))
+register("gymnax:MountainCar-v0", Drawing(_see, _draw_mountain_car))
+register("gymnax:MountainCarContinuous-v0", Drawing(_see, _draw_mountain_car))
+register("gymnax:Acrobot-v1", Drawing(_see, _draw_acrobot, 15.0))

@@ -1,28 +1,23 @@
 """gymnax environments (Lange, 2022, github.com/RobertTLange/gymnax), version 1.x, as raw episodic environments."""
 
-import functools
 import inspect
 from collections.abc import Mapping
 from typing import Any
 
 import jax
-from flax import struct
 
-from jaxrl.core import registry, spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import PyTree
 from jaxrl.envs import gymnax_rules as rules
 from jaxrl.envs.gymnax_import import import_gymnax
-from jaxrl.envs.gymnax_spaces import spaces_of
-from jaxrl.envs.suite import Key, Step, SuiteEnv, constructing, equal, outside
+from jaxrl.envs.suite import Key, LibraryEnv, Step, add_suite, equal, made_once
 
 gymnax: Any = import_gymnax()
 
 NEEDS_DOWNLOAD = ("MNISTBandit-bsuite",)
-_LARGEST = 2_048  # limit of constructor arguments in files; DeepSea makes arrays of its square
 
 
-class GymnaxEnvironment(SuiteEnv):
+class GymnaxEnvironment(LibraryEnv):
     """A gymnax environment.
 
     The leaves are those of gymnax's `EnvParams`. The spaces follow from the numbers passed to `make`; they do not
@@ -32,11 +27,9 @@ class GymnaxEnvironment(SuiteEnv):
     """
 
     params: PyTree
-    key: Key = struct.field(pytree_node=False)
-    observation_space: spaces.Space = struct.field(pytree_node=False)
-    action_space: spaces.Space = struct.field(pytree_node=False)
 
     suite = "gymnax"
+    largest = 2_048  # DeepSea makes arrays of its square
 
     def __post_init__(self):
         object.__setattr__(self, "params", rules.settled(self.key[0], self.params))
@@ -55,7 +48,7 @@ class GymnaxEnvironment(SuiteEnv):
     @classmethod
     def default(cls, key: Key) -> "GymnaxEnvironment":
         env, params = foreign(key)
-        return cls(params=params, key=key, **spaces_of(key[0], env, params))
+        return cls(params=params, key=key, **rules.spaces_of(key[0], env, params))
 
     @classmethod
     def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
@@ -63,32 +56,16 @@ class GymnaxEnvironment(SuiteEnv):
             raise ConfigError(f"gymnax:{name} downloads its data when it is made, which jaxrl never does at run time")
         super().check(name, parameters)
 
-    @classmethod
-    def restore(
-        cls, name: str, parameters: Mapping[str, Any], observation_space: spaces.Space, action_space: spaces.Space
-    ) -> "GymnaxEnvironment":
-        """Return the environment with recorded `parameters`; its spaces follow from them.
-
-        Raises:
-          ConfigError: as `SuiteEnv.restore`; or an argument of the constructor is a number so large that arrays of that
-            size, or of its square, would fill the memory as they are made.
-        """
-        sizes = cls.static_parameters(name) if name in cls.names() else {}
-        large = [k for k in sizes if k in parameters and not k.endswith("seed") and _is_large(parameters[k])]
-        if large:
-            chosen = ", ".join(f"{k}={parameters[k]!r:.80}" for k in large)
-            raise ConfigError(
-                f"gymnax:{name} is to be made with {chosen}; a file may choose at most {_LARGEST}: hand the "
-                "environment in: env=jaxrl.make(...)"
-            )
-        return super().restore(name, parameters, observation_space, action_space)
-
     def with_spaces(self) -> "GymnaxEnvironment":
-        return self.replace(**spaces_of(self.key[0], foreign(self.key)[0], self.params))
+        return self.replace(**rules.spaces_of(self.key[0], foreign(self.key)[0], self.params))
+
+    @classmethod
+    def limits(cls, name: str) -> Mapping[str, Mapping[str, float]]:
+        return rules.LIMITS
 
     def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
         derived = rules.DERIVED.get(self.key[0], {})
-        return outside(changed, rules.LIMITS) + [
+        return super().contradictions(changed) + [
             f"{name}={value!r:.80} of {self.name} follows from {derived[name].equation} = {result!r:.80}; leave it "
             "out, and set those"
             for name, value in changed.items()
@@ -99,13 +76,12 @@ class GymnaxEnvironment(SuiteEnv):
         useless = super().without_effect() | rules.WITHOUT_EFFECT.get(self.key[0], frozenset())
         return useless - set(rules.DERIVED.get(self.key[0], ()))
 
+    def idle(self) -> Mapping[str, str]:
+        return rules.IDLE.get(self.key[0], {})
+
     def unused(self, chosen: Mapping[str, Any]) -> list[str]:
-        name, defaults = self.key[0], self.static_parameters(self.key[0])
-        usual = foreign(self.key)[1]
-        return [
-            *rules.unused_arguments(name, {k: x for k, x in chosen.items() if k in defaults}, defaults),
-            *rules.switched_off(name, self.parameters, chosen, vars(usual) | dict(defaults)),
-        ]
+        usual = vars(foreign(self.key)[1]) | dict(self.static_parameters(self.key[0]))
+        return super().unused(chosen) + rules.switched_off(self.key[0], self.parameters, chosen, usual)
 
     def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
         observation, state = foreign(self.key)[0].reset_env(key, self.params)
@@ -120,16 +96,10 @@ class GymnaxEnvironment(SuiteEnv):
         return state, Step(observation, reward, terminated, truncated, info=reported)
 
 
-registry.add("suite", gymnax=GymnaxEnvironment)
-names, make = GymnaxEnvironment.names, GymnaxEnvironment.make
+names, make = add_suite(GymnaxEnvironment)
 
 
-@functools.lru_cache(maxsize=256)
+@made_once
 def foreign(key: Key) -> tuple[Any, Any]:
     """Return gymnax's own environment for this key and its default `EnvParams`."""
-    with constructing():
-        return gymnax.make(key[0], **dict(key[1]))
-
-
-def _is_large(value):
-    return isinstance(value, int | float) and not abs(value) <= _LARGEST
+    return gymnax.make(key[0], **dict(key[1]))

@@ -2,17 +2,16 @@
 
 import functools
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 
-from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import PyTree
-from jaxrl.envs.suite import Key, SuiteEnv, counts_below_one, unread
+from jaxrl.envs.parameters import array_like
+from jaxrl.envs.suite import COUNT, Key, LibraryEnv, unread
 
 
 class PhysicsState(struct.PyTreeNode):
@@ -23,7 +22,7 @@ class PhysicsState(struct.PyTreeNode):
     drawn: dict[str, jax.Array] = struct.field(default_factory=dict)  # parts of the system, for this episode
 
 
-class PhysicsEnv(SuiteEnv):
+class PhysicsEnv(LibraryEnv):
     """An environment of a library of simulated physics.
 
     Leaves: the time limit, where episodes are truncated, and the replaced parts of the physical system by their path in
@@ -32,15 +31,11 @@ class PhysicsEnv(SuiteEnv):
 
     episode_length: Any
     system: dict[str, Any]
-    key: Key = struct.field(pytree_node=False)
-    observation_space: spaces.Space = struct.field(pytree_node=False)
-    action_space: spaces.Space = struct.field(pytree_node=False)
 
-    if TYPE_CHECKING:
-
-        @classmethod
-        def physical(cls, key: Key) -> Any:
-            """Return the library's physical system of an environment; None if it has none."""
+    @classmethod
+    def physical(cls, key: Key) -> Any:
+        """Return the library's physical system of an environment; None if it has none."""
+        raise NotImplementedError
 
     def reads(self) -> str:
         """Return an addition to the message about a part without effect."""
@@ -48,7 +43,7 @@ class PhysicsEnv(SuiteEnv):
 
     def fit(self, name: str, value: Any) -> Any:
         if name == "episode_length":
-            return value  # `contradictions` checks it
+            return super().fit(name, value)
         if not isinstance(value, Mapping | None):
             raise ConfigError(
                 f"system={value!r:.80} of {self.name} must be a dictionary, such as {{'opt.gravity': [0, 0, -3.7]}}"
@@ -58,15 +53,16 @@ class PhysicsEnv(SuiteEnv):
             raise ConfigError(f"{self.name} has no physical system; leave system={value!r:.80} out")
         for path, replacement in (value or {}).items():
             try:
-                parts[path] = _fitted(part(system, path), replacement)
+                parts[path] = array_like(part(system, path), replacement)
             except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
                 problems.append(f"system[{path!r}] of {self.name}: {error}")
         if problems:
             raise ConfigError(problems)
         return parts
 
-    def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
-        return counts_below_one(changed, "episode_length")
+    @classmethod
+    def limits(cls, name: str) -> Mapping[str, Mapping[str, float]]:
+        return {"episode_length": COUNT}
 
     def ineffective(self, changed: Collection[str]) -> list[str]:
         paths = [path for path in self.system if {"system", path} & set(changed)]
@@ -77,20 +73,6 @@ class PhysicsEnv(SuiteEnv):
 def part(system: Any, path: str) -> Any:
     """Return the part of a physical system at a path, such as "opt.gravity"."""
     return functools.reduce(getattr, path.split("."), system)
-
-
-def unbounded(observation: Any) -> spaces.Space:
-    """Return the space of an observation, arrays or dictionaries of them, without bounds."""
-    if isinstance(observation, Mapping):
-        return spaces.Dict({name: unbounded(child) for name, child in observation.items()})
-    return spaces.Box(-np.inf, np.inf, observation.shape, observation.dtype)
-
-
-def _fitted(now: Any, replacement: Any) -> jax.Array:
-    array, shape = jnp.asarray(replacement, jnp.result_type(now)), jnp.shape(now)
-    if array.shape[array.ndim - len(shape) :] != shape:
-        raise ValueError(f"shape {array.shape} is not {shape}")
-    return array
 
 
 @functools.lru_cache(maxsize=256)

@@ -25,11 +25,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxrl.core import registry, spaces
+from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import PyTree
 from jaxrl.envs.parameters import like
-from jaxrl.envs.suite import Key, Step, SuiteEnv, key_of
+from jaxrl.envs.suite import Key, Step, SuiteEnv, add_suite, key_of
 
 BEST_ACTION = 0.5  # of the continuous action-dependent probe
 COMPOSITE = spaces.Dict(
@@ -96,14 +96,8 @@ class Probe(SuiteEnv, repr=True):
     @classmethod
     def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
         super().check(name, parameters)
-        kinds = {k: parameters[k] for k in _KINDS if k in parameters}
-        problems = [
-            f"{k}={x!r:.80} of probe:{name} must be True or False" for k, x in kinds.items() if x not in (True, False)
-        ]
-        if len(kinds) == 2 and all(kinds.values()):
-            problems.append(f"probe:{name} is continuous=True or composite=True, not both")
-        if problems:
-            raise ConfigError(problems)
+        if all(parameters.get(k) for k in _KINDS):
+            raise ConfigError(f"probe:{name} is continuous=True or composite=True, not both")
 
     @property
     def key(self) -> Key:
@@ -128,9 +122,7 @@ class Probe(SuiteEnv, repr=True):
     def ineffective(self, changed: Collection[str]) -> list[str]:
         return _problems(self, changed)
 
-    @property
-    def observation_space(self) -> spaces.Space:
-        return spaces.Box(-1.0, 1.0, (1,))
+    observation_space = spaces.Box(-1.0, 1.0, (1,))
 
     @property
     def action_space(self) -> spaces.Space:
@@ -166,8 +158,7 @@ class Probe(SuiteEnv, repr=True):
         return ProbeState(time, observation), Step(observation, reward, done & ~endless, time >= self.max_steps)
 
 
-registry.add("suite", probe=Probe)
-names, make = Probe.names, Probe.make
+names, make = add_suite(Probe)
 
 _KINDS = ("continuous", "composite")  # of actions
 _PROBES: dict[str, dict[str, Any]] = {

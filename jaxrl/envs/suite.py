@@ -18,13 +18,14 @@ import numpy as np
 from flax import struct
 from jax.interpreters import partial_eval
 
-from jaxrl.core import settings, spaces
+from jaxrl.core import registry, settings, spaces
 from jaxrl.core.errors import ConfigError, unknown
-from jaxrl.core.limits import count_problems, number_problems
+from jaxrl.core.limits import number_problems
+from jaxrl.core.planning import Model
 from jaxrl.core.suites import unknown_name
 from jaxrl.core.types import Environment, PyTree, TimeStep
-from jaxrl.envs.episode import restart, transition
-from jaxrl.envs.parameters import like
+from jaxrl.envs.episode import AutoReset, EpisodeStatistics, PooledReset, restart, transition
+from jaxrl.envs.parameters import layers, like
 
 # The static part of an environment: its name within the suite, and its static parameters in sorted order.
 Key = tuple[str, tuple[tuple[str, Hashable], ...]]
@@ -65,7 +66,9 @@ class SuiteEnv(struct.PyTreeNode):
     - `suite`: the suite's name;
     - `key`: the environment's name and its static parameters, made by `key_of`; static;
     - `observation_space`, `action_space`: static fields or properties;
-    - `names`, `default`, `begin`, `advance`; and `static_parameters`, if there are any.
+    - `names`, `default`, `begin`, `advance`; and, if there are any, `static_parameters` and
+    - `largest`: the largest static number that a file may choose, if larger ones may fill the memory;
+    - `drawing`: a `jaxrl.envs.drawings.Drawing`, if it can be drawn.
 
     An environment with several agents also has `num_agents`, more than 1. The spaces are those of one agent; the
     actions of `advance` and the fields of each `Step` begin with an axis of agents (optional for rewards and endings,
@@ -85,6 +88,8 @@ class SuiteEnv(struct.PyTreeNode):
         def observation_space(self) -> spaces.Space: ...
         @property
         def action_space(self) -> spaces.Space: ...
+
+    resets, largest, drawing = False, float("inf"), None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**{"repr": False} | options)
@@ -136,9 +141,14 @@ class SuiteEnv(struct.PyTreeNode):
         """Return this environment with the spaces that follow from its numbers, none of which is an array here."""
         return self
 
+    @classmethod
+    def limits(cls, name: str) -> Mapping[str, Mapping[str, float]]:
+        """Return the limits of parameters by name, static ones too, as `jaxrl.core.limits.problem` takes them."""
+        return {}
+
     def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
-        """Return a line for each number `changed` that is impossible; files are checked too."""
-        return []
+        """Return a line for each number `changed` that is impossible: beyond `limits`; files are checked too."""
+        return outside(changed, self.limits(self.key[0]))
 
     def without_effect(self) -> frozenset[str]:
         """Return the names of the numbers without effect on what an agent sees; by default found by tracing."""
@@ -154,9 +164,18 @@ class SuiteEnv(struct.PyTreeNode):
             if name in values and not equal(values[name], default[name]) and name in self.without_effect()
         ]
 
+    def idle(self) -> Mapping[str, str]:
+        """Return static parameters that change nothing here, and why: "with impl='jax'"."""
+        return {}
+
     def unused(self, chosen: Mapping[str, Any]) -> list[str]:
         """Return a line for each parameter `chosen` in `jaxrl.make` that has no effect because of the others."""
-        return []
+        reasons, usual = self.idle(), self.static_parameters(self.key[0])
+        return [
+            f"{name}={value!r:.80} of {self.name} changes nothing {reasons[name]}; leave it out"
+            for name, value in chosen.items()
+            if name in reasons and value != usual[name]
+        ]
 
     def model(self, state: PyTree) -> tuple[Environment, PyTree]:
         """Return the environment that a search should plan in, and its states for states [B, ...] of this one.
@@ -191,9 +210,16 @@ class SuiteEnv(struct.PyTreeNode):
         """Return the environment with recorded `parameters`, even without effect; its spaces follow from them.
 
         Raises:
-          ConfigError: as `make`, except for parameters that change nothing.
+          ConfigError: as `make`, except for parameters that change nothing; or a static number is beyond `largest`.
         """
         del observation_space, action_space
+        sizes = cls.static_parameters(name) if name in cls.names() else {}
+        chosen = {k: x for k, x in parameters.items() if k in sizes and isinstance(x, int | float) and "seed" not in k}
+        if large := [f"{k}={x!r:.80}" for k, x in chosen.items() if not abs(x) <= cls.largest]:
+            raise ConfigError(
+                f"{cls.suite}:{name} is to be made with {', '.join(large)}; a file may choose at most {cls.largest}: "
+                "hand the environment in: env=jaxrl.make(...)"
+            )
         return cls._built(name, parameters)
 
     @classmethod
@@ -202,11 +228,12 @@ class SuiteEnv(struct.PyTreeNode):
         cls.check(name, parameters)
         static = cls.static_parameters(name)
         chosen = {k: value for k, value in parameters.items() if k in static}
-        if problems := [
+        problems = [
             f"parameter {k}={value!r:.80} of {where} must be {_kind(static[k])}, as its default {static[k]!r:.80} is"
             for k, value in chosen.items()
             if not _is_like(static[k], value)
-        ]:
+        ]
+        if problems := problems or outside(chosen, cls.limits(name)):
             raise ConfigError(problems)
         with refusing(where, chosen):
             env = _shared(cls, key_of(name, chosen)).default
@@ -243,8 +270,7 @@ class SuiteEnv(struct.PyTreeNode):
 
     def static(self, name: str) -> Any:
         """Return the value of a static parameter."""
-        chosen = dict(self.key[1])
-        return chosen[name] if name in chosen else self.static_parameters(self.key[0])[name]
+        return {**self.static_parameters(self.key[0]), **dict(self.key[1])}[name]
 
     @property
     def numbers(self) -> dict[str, Any]:
@@ -274,10 +300,6 @@ class SuiteEnv(struct.PyTreeNode):
 
     def __repr__(self) -> str:
         return settings.made(self.name, self.parameters, _shared(type(self), self.key).default.numbers)
-
-    @property
-    def resets(self) -> bool:
-        return False
 
     @property
     def num_agents(self) -> int:
@@ -313,14 +335,26 @@ class SuiteEnv(struct.PyTreeNode):
             return function
 
         def of_all(step):
-            one = {k: jnp.broadcast_to(jnp.asarray(getattr(step, k)), (agents,)) for k in _OF_EACH}
+            each = ("reward", "terminated", "truncated")
+            one = {k: jnp.broadcast_to(jnp.asarray(getattr(step, k)), (agents,)) for k in each}
             info = {k: jnp.broadcast_to(jnp.asarray(x), (agents,)) for k, x in step.info.items()}
             return jax.vmap(function)(step._replace(**one, info=info))
 
         return of_all
 
 
-_OF_EACH = ("reward", "terminated", "truncated")
+class LibraryEnv(SuiteEnv):
+    """An environment of a library, whose spaces are made along with it."""
+
+    key: Key = struct.field(pytree_node=False)
+    observation_space: spaces.Space = struct.field(pytree_node=False)
+    action_space: spaces.Space = struct.field(pytree_node=False)
+
+
+def add_suite[Suite: SuiteEnv](cls: type[Suite]) -> tuple[Callable[[], Sequence[str]], Callable[..., Suite]]:
+    """Register the class of a suite's environments; return the functions `names` and `make` of its module."""
+    registry.add("suite", **{cls.suite: cls})
+    return cls.names, cls.make
 
 
 class _Shared(NamedTuple):
@@ -363,8 +397,8 @@ def check_single(env: Environment) -> None:
     Raises:
       ConfigError: names each such parameter of the environment and its wrappers, with its shape.
     """
-    problems, part = [], env
-    while isinstance(part, Environment):
+    problems = []
+    for part in layers(env):
         values = usual = {}
         if isinstance(part, SuiteEnv):
             values, usual = part.numbers, _shared(type(part), part.key).default.numbers
@@ -379,9 +413,23 @@ def check_single(env: Environment) -> None:
                     f"parameter {name} of {env.name} has shape {shape}, not {expected}: a run has one value of it; map "
                     "over make_train, or sample it by envs.RandomParameters"
                 )
-        part = getattr(part, "env", None)
     if problems:
         raise ConfigError(problems)
+
+
+def model_of(env: Environment, state: PyTree) -> Model:
+    """Return an environment and its states as a model for planning, without statistics and automatic resets.
+
+    A suite may provide another environment to plan in (`SuiteEnv.model`). Nothing is removed under other wrappers, so
+    that observations are those that the policy expects.
+
+    Args:
+      env: one environment.
+      state: the states of a batch of it, [B, ...].
+    """
+    while isinstance(env, AutoReset | PooledReset | EpisodeStatistics):
+        env, state = env.env, state.env
+    return Model(*(env.model(state) if isinstance(env, SuiteEnv) else (env, state)))
 
 
 def _scalar_names(reported: Mapping[str, Any]) -> tuple[str, ...]:
@@ -394,11 +442,11 @@ def _scalar_names(reported: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _cast(state: PyTree, dtypes: PyTree) -> PyTree:
     """Cast the state to these types, so that every step returns the same ones."""
-    return jax.tree.map(lambda x, dtype: x if _is_key(dtype) else jnp.asarray(x, dtype), state, dtypes)
 
+    def cast(x, dtype):
+        return x if jnp.issubdtype(dtype, jax.dtypes.extended) else jnp.asarray(x, dtype)
 
-def _is_key(dtype: Any) -> bool:
-    return jnp.issubdtype(dtype, jax.dtypes.extended)
+    return jax.tree.map(cast, state, dtypes)
 
 
 def _of_space(space: spaces.Space, observation: Any) -> PyTree:
@@ -425,27 +473,18 @@ _PACKAGES = {
     "pygame": "pygame",
 }
 _LARGEST = 2**31 - 1  # of an int32
-PROBABILITY = {"low": 0, "high": 1}
+COUNT, PROBABILITY = {"low": 1}, {"low": 0, "high": 1}
 _REFUSALS = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
 
 
-def box(seen: jax.ShapeDtypeStruct) -> spaces.Box:
-    """Return the space of all arrays of a shape and type."""
+def unbounded(seen: Any) -> spaces.Space:
+    """Return the space of all arrays of a shape and type, or of dictionaries of such arrays."""
+    if isinstance(seen, Mapping):
+        return spaces.Dict({name: unbounded(child) for name, child in seen.items()})
     if seen.dtype.kind == "f":
         return spaces.Box(-np.inf, np.inf, seen.shape, seen.dtype)
     low, high = (False, True) if seen.dtype.kind == "b" else (np.iinfo(seen.dtype).min, np.iinfo(seen.dtype).max)
     return spaces.Box(low, high, seen.shape, seen.dtype)
-
-
-def counts_below_one(changed: Mapping[str, Any], *names: str) -> list[str]:
-    """Return one error line per changed number that is not a whole number of at least 1.
-
-    Args:
-      changed: numbers by name; arrays, which may be mapped over, are not checked.
-      names: the names of the counts among them, such as a time limit.
-    """
-    counts = {name: changed[name] for name in names if name in changed}
-    return count_problems(**{name: ("None" if x is None else x, 1) for name, x in _single(counts).items()})
 
 
 def outside(changed: Mapping[str, Any], limits: Mapping[str, Mapping[str, float]]) -> list[str]:
@@ -455,23 +494,8 @@ def outside(changed: Mapping[str, Any], limits: Mapping[str, Mapping[str, float]
       changed: numbers by name; arrays, which may be mapped over, are not checked.
       limits: by name, as `jaxrl.core.limits.problem` takes them: `{"spawn_cow_chance": PROBABILITY}`.
     """
-    numbers = _single({name: changed[name] for name in limits if name in changed})
-    return [line for name, x in numbers.items() for line in number_problems(name, x, limits[name])]
-
-
-def negative_sizes(chosen: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
-    """Return one error line per static parameter below 0, or below 1 if it is a count.
-
-    Args:
-      chosen: static parameters by name.
-      defaults: the defaults of all of them; counts are whole numbers there.
-    """
-    sizes = {name: x for name, x in defaults.items() if isinstance(x, int | float) and not isinstance(x, bool)}
-    return outside(chosen, {name: {"low": int(isinstance(x, int))} for name, x in sizes.items()})
-
-
-def _single(numbers):
-    return {name: x for name, x in numbers.items() if not isinstance(x, jax.Array | np.ndarray)}
+    single = {name: x for name, x in changed.items() if name in limits and not isinstance(x, jax.Array | np.ndarray)}
+    return [line for name, x in single.items() for line in number_problems(name, x, limits[name])]
 
 
 def _nan_problems(where, values):
@@ -516,6 +540,11 @@ def constructing() -> Generator[None]:
     """Apply foreign rules and compute eagerly, so that values cached within a trace are not tracers."""
     with jax.ensure_compile_time_eval(), foreign_rules():
         yield
+
+
+def made_once[Made](function: Callable[[Key], Made]) -> Callable[[Key], Made]:
+    """Decorate a function that makes a library's own environment: once for each key, and eagerly (`constructing`)."""
+    return functools.lru_cache(maxsize=256)(constructing()(function))
 
 
 @contextlib.contextmanager

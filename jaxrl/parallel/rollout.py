@@ -29,7 +29,7 @@ from jaxrl.core.types import (
     Trajectory,
     num_agents,
 )
-from jaxrl.envs.model import model as model_of
+from jaxrl.envs.suite import model_of
 
 
 def rollout_length(algo: Algorithm) -> int:

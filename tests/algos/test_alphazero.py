@@ -24,7 +24,7 @@ from jaxrl.core.errors import ConfigError, MissingExtraError
 from jaxrl.core.planning import Model
 from jaxrl.core.types import EnvSpec, env_spec
 from jaxrl.envs.episode import AutoReset, EpisodeStatistics, PooledReset, restart, transition
-from jaxrl.envs.model import model as model_of
+from jaxrl.envs.suite import model_of
 from jaxrl.networks import GRU, MLP, ActorCritic
 from jaxrl.parallel import rollout as ro
 from jaxrl.run.policy import Policy

@@ -1,19 +1,22 @@
 """What every suite of `jaxrl.envs.suites` holds; the rest of each is in its own file of tests/envs/suites."""
 
-import importlib
 from collections import defaultdict
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from helpers.legal_play import outside, play
 from helpers.programs import NUM_ENVS, PPO, ROWS, anakin, assert_equal
 from helpers.refused import refused
-from helpers.suite_samples import SAMPLES, SUITES, each_suite
+from helpers.suite_samples import SAMPLES, SUITES, adapter, each_suite
 
 import jaxrl
 from jaxrl.core import suite_modules
+from jaxrl.core.types import env_spec, num_agents
+from jaxrl.envs.drawings import drawing_of
 from jaxrl.envs.host.jax_host import ServedFromHost
+from jaxrl.envs.parameters import unwrapped
 from jaxrl.run.callbacks import FunctionCallback
 from jaxrl.run.recorder import Record
 
@@ -57,8 +60,8 @@ def test_an_adapter_is_one_file(suite):
 @EACH
 @pytest.mark.long
 def test_names_are_listed_and_an_unknown_one_is_refused(suite):
-    module = importlib.import_module(suite_modules.SUITES[suite].module)
-    assert SAMPLES[suite].name in module.names() and len(set(module.names())) == len(module.names())
+    names = adapter(suite).names()
+    assert SAMPLES[suite].name in names and len(set(names)) == len(names)
     assert f"{suite}:{SAMPLES[suite].name}" in jaxrl.environments()
     refused(lambda: jaxrl.make(f"{suite}:{SAMPLES[suite].name}x"), "did you mean")
     refused(lambda: jaxrl.make(f"{suite}:{SAMPLES[suite].name}", nonsense=1), "nonsense")
@@ -66,8 +69,28 @@ def test_names_are_listed_and_an_unknown_one_is_refused(suite):
 
 @EACH
 @pytest.mark.long
-def test_the_sample_keeps_the_protocol(suite):
+def test_the_sample_keeps_the_protocol_and_is_drawn(suite):
     jaxrl.check_env(environment(suite), steps=30)
+    env = unwrapped(environment(suite))
+    if suite not in ("pgx", "playground"):  # which has no drawing, and which needs a display
+        state, first = env.reset(jax.random.key(0))
+        first = jax.tree.map(lambda x: x[0], first) if env.num_agents > 1 else first
+        drawing = drawing_of(env, env.observation_space)
+        frame = drawing.draw(jax.device_get(drawing.view(env, state, first)))
+        assert frame.dtype == np.uint8 and frame.shape[-1] == 3
+        assert frame.std() >= 5 * (suite != "octax")  # whose screen is black at first
+
+
+@EACH
+@pytest.mark.learning
+def test_every_name_keeps_the_protocol_under_random_and_under_legal_play(suite):
+    for name in adapter(suite).names():
+        env = jaxrl.make(f"{suite}:{name}")
+        jaxrl.check_env(env, steps=50)
+        if env_spec(env).masked and num_agents(env) == 1:
+            following = play(env, jax.random.key(0), 16, 300)[1]
+            assert outside(env, following) == [] and np.isfinite(following.reward).all(), name
+            assert all(mask.any(axis=-1).all() for mask in jax.tree.leaves(following.action_mask)), name
 
 
 @EACH

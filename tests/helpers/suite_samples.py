@@ -1,5 +1,6 @@
 """An environment of each suite of `jaxrl.envs.suites`, small enough to be trained in a test."""
 
+import importlib
 from typing import Any, NamedTuple
 
 import pytest
@@ -36,6 +37,16 @@ SUITES = [name for name, own in suite_modules.SUITES.items() if own.module.start
 def needs(suite):
     """A mark of tests that need a suite's package: `make test` runs without."""
     return pytest.mark.skipif(not installed(suite), reason=f"needs jaxrl[{suite}]")
+
+
+def adapter(suite):
+    """Return the module of a suite."""
+    return importlib.import_module(suite_modules.SUITES[suite].module)
+
+
+def raw(suite, name, **parameters):
+    """Return an environment of a suite that does not reset itself."""
+    return adapter(suite).make(name, **parameters)
 
 
 def each_suite():

@@ -115,7 +115,7 @@ def drawn(name, **values):
 
 
 def test_the_pole_leans_where_the_angle_says():
-    sees = {"x": 0.0, "length": 0.5, "limit": 2.4}
+    sees = {"x": 0.0, "length": 0.5, "x_threshold": 2.4}
     for theta in (-0.5, 0.0, 0.5):
         frame = drawn("gymnax:CartPole-v1", theta=theta, **sees)
         x, _ = center(frame, drawings._ORANGE)
@@ -126,19 +126,19 @@ def test_the_pole_leans_where_the_angle_says():
 
 def test_pendulum_upright_at_zero_and_acrobot_hanging_at_zero():
     for theta, where in ((0.0, (0.5, 0.3)), (np.pi, (0.5, 0.7)), (np.pi / 2, (0.3, 0.5))):
-        frame = drawn("gymnax:Pendulum-v1", theta=theta, torque=0.0, limit=2.0)
+        frame = drawn("gymnax:Pendulum-v1", theta=theta, last_u=0.0, max_torque=2.0)
         assert center(frame, drawings._RED) == pytest.approx(where, abs=0.05)
-    sees = {"first": 1.0, "second": 1.0}
-    hanging = drawn("gymnax:Acrobot-v1", inner=0.0, outer=0.0, **sees)
-    folded = drawn("gymnax:Acrobot-v1", inner=0.0, outer=np.pi, **sees)
+    sees = {"link_length_1": 1.0, "link_length_2": 1.0}
+    hanging = drawn("gymnax:Acrobot-v1", joint_angle1=0.0, joint_angle2=0.0, **sees)
+    folded = drawn("gymnax:Acrobot-v1", joint_angle1=0.0, joint_angle2=np.pi, **sees)
     assert center(hanging, drawings._ORANGE)[1] > 0.75 > center(folded, drawings._ORANGE)[1] + 0.05
     assert center(hanging, drawings._BLUE)[0] == pytest.approx(0.5, abs=0.02)
 
 
 def test_the_car_climbs():
-    sees = {"low": -1.2, "high": 0.6, "goal": 0.5}
-    bottom = center(drawn("gymnax:MountainCar-v0", x=-0.5, **sees), drawings._RED)
-    top = center(drawn("gymnax:MountainCar-v0", x=0.4, **sees), drawings._RED)
+    sees = {"min_position": -1.2, "max_position": 0.6, "goal_position": 0.5}
+    bottom = center(drawn("gymnax:MountainCar-v0", position=-0.5, **sees), drawings._RED)
+    top = center(drawn("gymnax:MountainCar-v0", position=0.4, **sees), drawings._RED)
     assert top[0] > bottom[0] and top[1] < bottom[1]
 
 

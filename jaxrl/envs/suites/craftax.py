@@ -12,20 +12,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from craftax.craftax_env import make_craftax_env_from_name
-from flax import struct
 
-from jaxrl.core import registry, spaces
+from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.limits import count_problems
 from jaxrl.core.types import PyTree
 from jaxrl.envs import drawings
-from jaxrl.envs.suite import PROBABILITY, Key, Step, SuiteEnv, constructing, counts_below_one, foreign_rules, outside
+from jaxrl.envs.suite import (
+    COUNT,
+    PROBABILITY,
+    Key,
+    LibraryEnv,
+    Step,
+    add_suite,
+    constructing,
+    foreign_rules,
+    made_once,
+)
 
 _NAMES = ("Craftax-Symbolic-v1", "Craftax-Pixels-v1", "Craftax-Classic-Symbolic-v1", "Craftax-Classic-Pixels-v1")
 _SIDES = (32, 48, 64, 96, 128)  # of a world: those that a file may choose, and that fit the library's noise
 
 
-class CraftaxEnvironment(SuiteEnv):
+def _see(env, state, time_step):
+    with foreign_rules():
+        return jnp.clip(jnp.round(_drawn(env.key[0])(state)), 0, 255).astype(jnp.uint8)
+
+
+class CraftaxEnvironment(LibraryEnv):
     """A Craftax environment.
 
     Leaves are the numbers of Craftax's `EnvParams`, static parameters those of its `StaticEnvParams`: the side of the
@@ -33,11 +46,9 @@ class CraftaxEnvironment(SuiteEnv):
     """
 
     params: PyTree
-    key: Key = struct.field(pytree_node=False)
-    observation_space: spaces.Box = struct.field(pytree_node=False)
-    action_space: spaces.Space = struct.field(pytree_node=False)
 
     suite = "craftax"
+    drawing = drawings.Drawing(_see, np.asarray, 10.0)
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -55,25 +66,22 @@ class CraftaxEnvironment(SuiteEnv):
         # Craftax declares 1 for all, but health, magic and enchantments of the larger game exceed it.
         space = spaces.Box(0.0, 1.0 if "Classic" in key[0] else np.inf, shape)
         space = spaces.Box(0, 255, shape, np.uint8) if "Pixels" in key[0] else space
-        return cls(env.default_params, key, space, spaces.Discrete(env.action_space().n))
+        return cls(key, space, spaces.Discrete(env.action_space().n), env.default_params)
 
     @classmethod
     def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
         super().check(name, parameters)
-        sizes = dict(cls.static_parameters(name))
-        size = parameters.get("map_size", sizes.pop("map_size"))
-        counts = {k: x for k, x in parameters.items() if k in sizes}
-        problems = count_problems(**{k: (x, 1) for k, x in counts.items()})
-        problems += [f"{k}={x} must be at most 1000" for k, x in counts.items() if isinstance(x, int) and x > 1000]
+        size = parameters.get("map_size", (_SIDES[0],) * 2)
         if not isinstance(size, list | tuple) or len(size) != 2 or size[0] != size[1] or size[0] not in _SIDES:
-            problems.append(f"map_size={size!r:.80} of craftax:{name} must be two equal sides, of {[*_SIDES]}")
-        if problems:
-            raise ConfigError(problems)
+            raise ConfigError(f"map_size={size!r:.80} of craftax:{name} must be two equal sides, of {[*_SIDES]}")
 
-    def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
-        limits = {k: PROBABILITY for k in changed if k.endswith("_chance")} | {"mob_despawn_distance": {"low": 0}}
-        limits |= {k: {"low": 1} for k in changed if k.endswith("_health")}
-        return counts_below_one(changed, "max_timesteps", "day_length", "max_attribute") + outside(changed, limits)
+    @classmethod
+    def limits(cls, name: str) -> Mapping[str, Mapping[str, float]]:
+        numbers = vars(foreign((name, ())).default_params)
+        limits = {k: {"low": 1, "high": 1000} for k in cls.static_parameters(name) if k != "map_size"}
+        limits |= {k: PROBABILITY for k in numbers if k.endswith("_chance")} | {"mob_despawn_distance": {"low": 0}}
+        counts = [k for k in numbers if k.endswith("_health")]
+        return limits | dict.fromkeys((*counts, "max_timesteps", "day_length", "max_attribute"), COUNT)
 
     @property
     def numbers(self) -> dict[str, Any]:
@@ -92,18 +100,16 @@ class CraftaxEnvironment(SuiteEnv):
         return state, Step(self._seen(observation), reward, terminated, done, info=info)
 
     def _seen(self, observation):
-        return jnp.round(observation * 255.0) if self.observation_space.dtype == np.uint8 else observation
+        return jnp.round(observation * 255.0) if "Pixels" in self.key[0] else observation
 
 
-registry.add("suite", craftax=CraftaxEnvironment)
-names, make = CraftaxEnvironment.names, CraftaxEnvironment.make
+names, make = add_suite(CraftaxEnvironment)
 
 
-@functools.lru_cache(maxsize=64)
+@made_once
 def foreign(key: Key) -> Any:
     """Return Craftax's own environment for this key."""
-    with constructing():
-        return _class(key[0])(_class(key[0]).default_static_params().replace(**dict(key[1])))
+    return _class(key[0])(_class(key[0]).default_static_params().replace(**dict(key[1])))
 
 
 @functools.cache
@@ -139,12 +145,3 @@ def _achievements(name):
 def _drawn(name):
     with constructing():
         return _renderer(name).make_craftax_pixel_renderer(16)  # pixels per block
-
-
-def _see(env, state, time_step):
-    with foreign_rules():
-        return jnp.clip(jnp.round(_drawn(env.key[0])(state)), 0, 255).astype(jnp.uint8)
-
-
-for _name in _NAMES:
-    drawings.register(f"craftax:{_name}", drawings.Drawing(_see, np.asarray, 10.0))

@@ -1,20 +1,17 @@
 """JaxMARL's environments with several agents (Rutherford et al., 2024, arXiv:2311.10090), as raw environments."""
 
-import functools
 import inspect
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
-from jaxrl.core import registry, spaces
-from jaxrl.core.errors import ConfigError, unknown
-from jaxrl.core.limits import count_problems
+from jaxrl.core import spaces
+from jaxrl.core.errors import unknown
 from jaxrl.core.types import PyTree
 from jaxrl.envs.drawings import disks, register
-from jaxrl.envs.suite import Key, Step, SuiteEnv, box, constructing, outside, silent_import
+from jaxrl.envs.suite import COUNT, Key, LibraryEnv, Step, add_suite, made_once, silent_import, unbounded
 
 with silent_import():  # it prints which of its environments it does not find
     import jaxmarl
@@ -28,7 +25,7 @@ _NAMED: Any = {"SMAX": _MAPS, "HeuristicEnemySMAX": _MAPS, "overcooked": _KITCHE
 _OURS = {"world_state": False, "agent_id": False}
 
 
-class JaxMarlEnvironment(SuiteEnv):
+class JaxMarlEnvironment(LibraryEnv):
     """A JaxMARL environment, with all of its agents.
 
     Static parameters are the numbers and names in the constructor; `world_state`, for observations that are
@@ -39,9 +36,6 @@ class JaxMarlEnvironment(SuiteEnv):
     Overcooked's `shaped_rewards` is a number: that multiple of JaxMARL's shaped reward is added.
     """
 
-    key: Key = struct.field(pytree_node=False)
-    observation_space: spaces.Space = struct.field(pytree_node=False)
-    action_space: spaces.Space = struct.field(pytree_node=False)
     shaped_rewards: jax.Array | float | None = None  # None: the environment has none
 
     suite = "jaxmarl"
@@ -65,9 +59,10 @@ class JaxMarlEnvironment(SuiteEnv):
         k, choices = _NAMED.get(name, ("", {}))
         if k in parameters and parameters[k] not in choices:
             raise unknown(f"{k} of jaxmarl:{name}", str(parameters[k]), [x for x in choices if x])
-        least = {k: low for k, low in (("max_steps", 1), ("num_agents", 2), ("num_landmarks", 1)) if k in parameters}
-        if problems := count_problems(**{k: (parameters[k], low) for k, low in least.items()}):
-            raise ConfigError(problems)
+
+    @classmethod
+    def limits(cls, name: str) -> Mapping[str, Mapping[str, float]]:
+        return {"max_steps": COUNT, "num_agents": {"low": 2}, "num_landmarks": COUNT, "shaped_rewards": {}}
 
     @classmethod
     def default(cls, key: Key) -> "JaxMarlEnvironment":
@@ -76,7 +71,7 @@ class JaxMarlEnvironment(SuiteEnv):
         seen = jax.eval_shape(lambda observations: jax.tree.map(lambda x: x[0], _seen(key, observations)), observations)
         if jax.eval_shape(lambda state: _places(env, state), state) is not None:
             register(f"jaxmarl:{key[0]}", disks(lambda env, state, _: _places(foreign(env.key), state)))
-        observed = spaces.Dict({k: box(x) for k, x in seen.items()}) if isinstance(seen, dict) else box(seen)
+        observed = unbounded(seen)
         own = [env.action_space(agent) for agent in env.agents]
         if hasattr(own[0], "n"):
             shaped = 0.0 if key[0].startswith("overcooked") else None
@@ -109,21 +104,16 @@ class JaxMarlEnvironment(SuiteEnv):
         active = None if (alive := _alive(state)) is None else alive[: self.num_agents]
         return Step(_seen(self.key, observations), action_mask=_mask(foreign(self.key), state), active=active)
 
-    def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
-        return outside(changed, {"shaped_rewards": {}})
+
+names, make = add_suite(JaxMarlEnvironment)
 
 
-registry.add("suite", jaxmarl=JaxMarlEnvironment)
-names, make = JaxMarlEnvironment.names, JaxMarlEnvironment.make
-
-
-@functools.lru_cache(maxsize=64)
+@made_once
 def foreign(key: Key) -> Any:
     """Return JaxMARL's own environment for this key."""
     named, choices = _NAMED.get(key[0], ("", {}))
     arguments = {k: choices[x] if k == named else x for k, x in key[1] if k not in _OURS}
-    with constructing():
-        return jaxmarl.make(key[0], **arguments)
+    return jaxmarl.make(key[0], **arguments)
 
 
 def _alive(state: Any) -> jax.Array | None:

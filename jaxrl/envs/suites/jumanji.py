@@ -1,7 +1,6 @@
 """Jumanji's environments (Bonnet et al., 2023, arXiv:2306.09884), as raw episodic environments."""
 
 import copy
-import functools
 import inspect
 import math
 from collections.abc import Mapping
@@ -11,22 +10,27 @@ import jax
 import jax.numpy as jnp
 import jumanji
 import numpy as np
-from flax import struct
 from jax.tree_util import Partial
 from jumanji import specs
 from PIL import Image, ImageOps
 
-from jaxrl.core import registry, spaces
+from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import PyTree
-from jaxrl.envs.drawings import Drawing, register
-from jaxrl.envs.suite import Key, Step, SuiteEnv, constructing, foreign_rules, negative_sizes
+from jaxrl.envs.drawings import Drawing
+from jaxrl.envs.suite import Key, LibraryEnv, Step, add_suite, foreign_rules, made_once
 
 _NEVER = 2**31 - 1
 _CLOCKS = ("step", "step_count")  # up to the time limit, which truncates: not part of the task, and large numbers
 
 
-class JumanjiEnvironment(SuiteEnv):
+def _drawn(render: Any) -> np.ndarray:
+    with foreign_rules():
+        render.func(*jax.tree.map(jnp.asarray, render.args))
+    return np.asarray(ImageOps.contain(Image.fromarray(render.func.__self__.frame).convert("RGB"), (300, 300)))
+
+
+class JumanjiEnvironment(LibraryEnv):
     """A Jumanji environment.
 
     Its leaf is the time limit in steps, infinite if the task ends by itself. Static parameters are the other numbers in
@@ -37,11 +41,9 @@ class JumanjiEnvironment(SuiteEnv):
     """
 
     time_limit: Any
-    key: Key = struct.field(pytree_node=False)
-    observation_space: spaces.Space = struct.field(pytree_node=False)
-    action_space: spaces.Space = struct.field(pytree_node=False)
 
     suite = "jumanji"
+    drawing = Drawing(lambda env, state, _: Partial(foreign(env.key).render, state[0]), _drawn, 5.0)
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -57,9 +59,7 @@ class JumanjiEnvironment(SuiteEnv):
     @classmethod
     def default(cls, key: Key) -> "JumanjiEnvironment":
         env = foreign(key)
-        drawing = Drawing(lambda env, state, _: Partial(foreign(env.key).render, state[0]), _drawn, 5.0)
-        register(f"jumanji:{key[0]}", drawing)
-        return cls(env.declared_limit, key, _space(env.observation_spec), _actions(env))
+        return cls(key, _space(env.observation_spec), _actions(env), env.declared_limit)
 
     @classmethod
     def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
@@ -67,12 +67,16 @@ class JumanjiEnvironment(SuiteEnv):
             raise ConfigError("jumanji:Sokoban-v0 downloads its levels, which jaxrl never does: docs/suites/jumanji.md")
         super().check(name, parameters)
 
+    @classmethod
+    def limits(cls, name: str) -> Mapping[str, Mapping[str, float]]:
+        sizes = cls.static_parameters(name)  # of which whole numbers count something
+        return {k: {"low": int(isinstance(x, int))} for k, x in sizes.items() if not isinstance(x, bool)}
+
     def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
         most = _generator(foreign(self.key))[1].get("max_step", math.inf)  # the size of MMST's state
         bound = "" if most == math.inf else f", and at most max_step={most}"
         fine = isinstance(self.time_limit, jax.Array | np.ndarray) or 1 <= self.time_limit <= most  # or mapped over
-        sizes = negative_sizes(dict(self.key[1]), self.static_parameters(self.key[0]))
-        return sizes + ([] if fine else [f"time_limit={self.time_limit} of {self.name} must be at least 1{bound}"])
+        return [] if fine else [f"time_limit={self.time_limit} of {self.name} must be at least 1{bound}"]
 
     def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
         state, first = foreign(self.key).reset(key)
@@ -98,18 +102,16 @@ class JumanjiEnvironment(SuiteEnv):
         return Step(observation, jnp.sum(seen.reward), action_mask=mask, info=seen.extras)
 
 
-registry.add("suite", jumanji=JumanjiEnvironment)
-names, make = JumanjiEnvironment.names, JumanjiEnvironment.make
+names, make = add_suite(JumanjiEnvironment)
 
 
-@functools.lru_cache(maxsize=64)
+@made_once
 def foreign(key: Key) -> Any:
     """Return Jumanji's own environment for this key, without its time limit, usually reported as a termination."""
-    with constructing():
-        usual, chosen = jumanji.make(key[0]), dict(key[1])
-        own = {k: chosen.pop(k) for k in [*chosen] if k in inspect.signature(type(usual)).parameters}
-        kind, arguments = _generator(usual)
-        env: Any = jumanji.make(key[0], **own | ({"generator": kind(**arguments | chosen)} if chosen else {}))
+    usual, chosen = jumanji.make(key[0]), dict(key[1])
+    own = {k: chosen.pop(k) for k in [*chosen] if k in inspect.signature(type(usual)).parameters}
+    kind, arguments = _generator(usual)
+    env: Any = jumanji.make(key[0], **own | ({"generator": kind(**arguments | chosen)} if chosen else {}))
     env.declared_limit, env.time_limit = getattr(env, "time_limit", math.inf), _NEVER
     viewer = next(getattr(env, k) for k in ("_viewer", "_env_viewer", "viewer") if hasattr(env, k))
     viewer._display = lambda figure: setattr(env, "frame", viewer._display_rgb_array(figure))  # in place of a window
@@ -142,9 +144,3 @@ def _space(spec: Any) -> spaces.Space:
 
 def _values(space: spaces.Space, seen: Any) -> PyTree:
     return {k: _values(x, getattr(seen, k)) for k, x in space.items} if isinstance(space, spaces.Dict) else seen
-
-
-def _drawn(render: Any) -> np.ndarray:
-    with foreign_rules():
-        render.func(*jax.tree.map(jnp.asarray, render.args))
-    return np.asarray(ImageOps.contain(Image.fromarray(render.func.__self__.frame).convert("RGB"), (300, 300)))

@@ -4,23 +4,19 @@ The library's `step` begins a new episode one step late and computes a reset at 
 that it calls are used here instead.
 """
 
-import contextlib
-import functools
-import io
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import jax
-from flax import struct
 
-from jaxrl.core import registry, spaces
+from jaxrl.core import spaces
 from jaxrl.core.errors import unknown
 from jaxrl.core.types import PyTree
 from jaxrl.envs import drawings
-from jaxrl.envs.suite import Key, Step, SuiteEnv, constructing, counts_below_one, foreign_rules, outside
+from jaxrl.envs.suite import COUNT, Key, LibraryEnv, Step, add_suite, foreign_rules, made_once, silent_import
 
-with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
+with silent_import(), warnings.catch_warnings(action="ignore"):
     import navix
     from navix.rendering.cache import RenderingCache
 
@@ -36,7 +32,13 @@ OBSERVATIONS = {
 }
 
 
-class NavixEnvironment(SuiteEnv):
+def _see(env, state, time_step):
+    state = state.state
+    with foreign_rules():
+        return navix.observations.rgb(state.replace(cache=state.cache or RenderingCache.init(state.grid)))
+
+
+class NavixEnvironment(LibraryEnv):
     """A NAVIX environment.
 
     Leaves: `max_steps`, where episodes are truncated, and `penalty_coeff`, the share of the last reward that elapsed
@@ -45,11 +47,9 @@ class NavixEnvironment(SuiteEnv):
 
     max_steps: Any
     penalty_coeff: Any
-    key: Key = struct.field(pytree_node=False)
-    observation_space: spaces.Space = struct.field(pytree_node=False)
-    action_space: spaces.Space = struct.field(pytree_node=False)
 
     suite = "navix"
+    drawing = drawings.Drawing(_see, drawings.image, 8.0)
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -64,7 +64,7 @@ class NavixEnvironment(SuiteEnv):
         env = foreign(key)
         seen, bounds = env.observation_space, OBSERVATIONS[env.observation_fn.__name__]
         box = spaces.Box(*bounds, seen.shape, seen.dtype)
-        return cls(env.max_steps, env.penalty_coeff, key, box, spaces.Discrete(int(env.action_space.n)))
+        return cls(key, box, spaces.Discrete(int(env.action_space.n)), env.max_steps, env.penalty_coeff)
 
     @classmethod
     def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
@@ -72,8 +72,9 @@ class NavixEnvironment(SuiteEnv):
         if str(chosen := parameters.get("observation", "rgb")) not in OBSERVATIONS:
             raise unknown("observation of navix", str(chosen), OBSERVATIONS)
 
-    def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
-        return counts_below_one(changed, "max_steps") + outside(changed, {"penalty_coeff": {"low": 0}})
+    @classmethod
+    def limits(cls, name: str) -> Mapping[str, Mapping[str, float]]:
+        return {"max_steps": COUNT, "penalty_coeff": {"low": 0}}
 
     def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
         first = foreign(self.key).reset(key)
@@ -89,24 +90,12 @@ class NavixEnvironment(SuiteEnv):
         return after, Step(after.observation, after.reward, after.is_termination(), after.is_truncation())
 
 
-registry.add("suite", navix=NavixEnvironment)
-names, make = NavixEnvironment.names, NavixEnvironment.make
+names, make = add_suite(NavixEnvironment)
 
 
-@functools.lru_cache(maxsize=256)
+@made_once
 def foreign(key: Key) -> Any:
     """Return NAVIX's own environment for this key."""
-    with constructing():
-        env = navix.make(key[0])
-        chosen: Any = dict(key[1]).get("observation", env.observation_fn.__name__)
-        return navix.make(key[0], observation_fn=getattr(navix.observations, chosen))
-
-
-def _see(env, state, time_step):
-    state = state.state
-    with foreign_rules():
-        return navix.observations.rgb(state.replace(cache=state.cache or RenderingCache.init(state.grid)))
-
-
-for _name in names():
-    drawings.register(f"navix:{_name}", drawings.Drawing(_see, drawings.image, 8.0))
+    env = navix.make(key[0])
+    chosen: Any = dict(key[1]).get("observation", env.observation_fn.__name__)
+    return navix.make(key[0], observation_fn=getattr(navix.observations, chosen))

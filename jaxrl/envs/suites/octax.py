@@ -1,6 +1,5 @@
 """Octax's games of the CHIP-8 (Radji et al., 2025, arXiv:2510.01764), as raw episodic environments."""
 
-import functools
 import pkgutil
 import re
 from collections.abc import Mapping
@@ -8,21 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from flax import struct
 from octax import environments as octax_games
 from octax.rendering import chip8_display_to_rgb
 
-from jaxrl.core import registry, spaces
-from jaxrl.core.errors import ConfigError
-from jaxrl.core.limits import count_problems
+from jaxrl.core import spaces
 from jaxrl.core.types import PyTree
-from jaxrl.envs.drawings import Drawing, register
-from jaxrl.envs.suite import Key, Step, SuiteEnv, constructing, counts_below_one
+from jaxrl.envs.drawings import Drawing
+from jaxrl.envs.suite import COUNT, Key, LibraryEnv, Step, add_suite, made_once
 
 _PARAMETERS = {"frame_skip": 4, "instruction_frequency": 700, "fps": 60}  # those that determine shapes or the program
 
 
-class OctaxEnvironment(SuiteEnv):
+class OctaxEnvironment(LibraryEnv):
     """An Octax game.
 
     Its leaf is the time limit, where episodes are truncated. Static parameters: `frame_skip`, the number of frames per
@@ -30,11 +26,9 @@ class OctaxEnvironment(SuiteEnv):
     """
 
     max_num_steps_per_episodes: Any  # as Octax calls it
-    key: Key = struct.field(pytree_node=False)
-    observation_space: spaces.Box = struct.field(pytree_node=False)
-    action_space: spaces.Discrete = struct.field(pytree_node=False)
 
     suite = "octax"
+    drawing = Drawing(lambda env, state, time_step: state.display, chip8_display_to_rgb, 15.0)
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -52,25 +46,11 @@ class OctaxEnvironment(SuiteEnv):
     def default(cls, key: Key) -> "OctaxEnvironment":
         game = foreign(key)
         screens = spaces.Box(False, True, (game.frame_skip, *game.cached_reset_state.display.shape), bool)
-        register(f"octax:{key[0]}", Drawing(_seen, chip8_display_to_rgb, 15.0))
-        return cls(game.max_num_steps_per_episodes, key, screens, spaces.Discrete(game.num_actions))
+        return cls(key, screens, spaces.Discrete(game.num_actions), game.max_num_steps_per_episodes)
 
     @classmethod
-    def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
-        super().check(name, parameters)
-        values = {**_PARAMETERS, **parameters}
-        counts = {k: (values[k], 1) for k in _PARAMETERS}
-        if problems := count_problems(**counts):
-            raise ConfigError(problems)
-        if (
-            not (most := 10_000)
-            >= (work := values["frame_skip"] * (values["instruction_frequency"] // values["fps"]))
-            > 0
-        ):
-            raise ConfigError(f"a step of octax:{name} has {work} instructions; it must have 1 to {most:,}")
-
-    def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
-        return counts_below_one(changed, "max_num_steps_per_episodes")
+    def limits(cls, name: str) -> Mapping[str, Mapping[str, float]]:
+        return dict.fromkeys((*_PARAMETERS, "max_num_steps_per_episodes"), COUNT)
 
     def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
         state, observation, _ = foreign(self.key).reset(key)
@@ -83,17 +63,14 @@ class OctaxEnvironment(SuiteEnv):
         return state, Step(observation, reward, terminated, state.time >= self.max_num_steps_per_episodes, info=info)
 
 
-registry.add("suite", octax=OctaxEnvironment)
-names, make = OctaxEnvironment.names, OctaxEnvironment.make
+names, make = add_suite(OctaxEnvironment)
 
 
-@functools.lru_cache(maxsize=64)
+@made_once
 def foreign(key: Key) -> Any:
     """Return Octax's own environment for this key."""
-    parameters: dict[str, Any] = dict(key[1])
-    with constructing():
-        return octax_games.create_environment(key[0], **parameters)[0]
-
-
-def _seen(env: OctaxEnvironment, state: PyTree, time_step: Any) -> PyTree:
-    return state.display
+    values: dict[str, Any] = _PARAMETERS | dict(key[1])
+    work = values["frame_skip"] * (values["instruction_frequency"] // values["fps"])
+    if not 1 <= work <= 10_000:
+        raise ValueError(f"a step has {work} instructions; it must have 1 to 10,000")
+    return octax_games.create_environment(key[0], **values)[0]

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import pgx
 from flax import struct
 
-from jaxrl.core import registry, spaces
+from jaxrl.core import spaces
 from jaxrl.core.errors import unknown
 from jaxrl.core.types import PyTree
-from jaxrl.envs.suite import Key, Step, SuiteEnv, box, constructing
+from jaxrl.envs.suite import Key, LibraryEnv, Step, add_suite, made_once, unbounded
 
 OPPONENTS = ("random", "self", "turns")
 
@@ -25,7 +25,7 @@ class PgxState(struct.PyTreeNode):
     seat: jax.Array  # int32, the agent's number among the players
 
 
-class PgxEnvironment(SuiteEnv):
+class PgxEnvironment(LibraryEnv):
     """A PGX game for one agent.
 
     Static parameters are those of the game's constructor and `opponent`: the others move at "random" until it is the
@@ -33,9 +33,6 @@ class PgxEnvironment(SuiteEnv):
     -1.
     """
 
-    key: Key = struct.field(pytree_node=False)
-    observation_space: spaces.Box = struct.field(pytree_node=False)
-    action_space: spaces.Discrete = struct.field(pytree_node=False)
     opponent: str = struct.field(pytree_node=False)
 
     suite = "pgx"
@@ -57,7 +54,7 @@ class PgxEnvironment(SuiteEnv):
         game = foreign(key)
         start = jax.eval_shape(game.init, jax.eval_shape(lambda: jax.random.key(0)))
         opponent = str(dict(key[1]).get("opponent", OPPONENTS[0]))
-        return cls(key, box(start.observation), spaces.Discrete(start.legal_action_mask.size), opponent)
+        return cls(key, unbounded(start.observation), spaces.Discrete(start.legal_action_mask.size), opponent)
 
     @classmethod
     def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
@@ -129,18 +126,16 @@ class PgxEnvironment(SuiteEnv):
         return Step(observe(state.seat), action_mask=mask, discount=discount)
 
 
-registry.add("suite", pgx=PgxEnvironment)
-names, make = PgxEnvironment.names, PgxEnvironment.make
+names, make = add_suite(PgxEnvironment)
 
 
-@functools.lru_cache(maxsize=64)
+@made_once
 def foreign(key: Key) -> Any:
     """Return PGX's own game for this key."""
     arguments = {k: x for k, x in key[1] if k != "opponent"}
-    with constructing():
-        game: Any = pgx.make(cast("Any", key[0]))
-        fixed = {"size": game._game.size} if key[0].startswith("go_") else {}
-        return type(game)(**fixed, **arguments) if arguments else game
+    game: Any = pgx.make(cast("Any", key[0]))
+    fixed = {"size": game._game.size} if key[0].startswith("go_") else {}
+    return type(game)(**fixed, **arguments) if arguments else game
 
 
 def _is_over(game: Any) -> jax.Array:

@@ -16,12 +16,12 @@ import numpy as np
 from mujoco_playground import registry as playground
 from mujoco_playground._src import mjx_env
 
-from jaxrl.core import registry, spaces
+from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import PyTree
 from jaxrl.envs import drawings
-from jaxrl.envs.physics import PhysicsEnv, PhysicsState, part, unbounded
-from jaxrl.envs.suite import Key, Step, constructing
+from jaxrl.envs.physics import PhysicsEnv, PhysicsState, part
+from jaxrl.envs.suite import Key, Step, add_suite, made_once, unbounded
 
 _OF_WARP = ("naconmax", "naccdmax", "njmax")  # sizes of its memory
 _ROBOTS = "python -c 'from mujoco_playground._src import mjx_env; mjx_env.ensure_menagerie_exists()'"
@@ -58,7 +58,7 @@ class PlaygroundEnvironment(PhysicsEnv):
         env = foreign(key)
         observation = jax.eval_shape(env.reset, jax.ShapeDtypeStruct((2,), np.uint32)).obs
         box, limit = spaces.Box(-1.0, 1.0, (env.action_size,)), int(env._config.episode_length)
-        return cls(limit, {}, key=key, observation_space=unbounded(observation), action_space=box)
+        return cls(key, unbounded(observation), box, limit, {})
 
     @classmethod
     def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
@@ -79,9 +79,8 @@ class PlaygroundEnvironment(PhysicsEnv):
     def physical(cls, key: Key) -> Any:
         return foreign(key).mjx_model
 
-    def unused(self, chosen: Mapping[str, Any]) -> list[str]:
-        useless = [k for k in _OF_WARP if k in chosen and self.static("impl") == "jax"]
-        return [f"{k}={chosen[k]!r} of {self.name} changes nothing with impl='jax'; leave it out" for k in useless]
+    def idle(self) -> Mapping[str, str]:
+        return dict.fromkeys(_OF_WARP, "with impl='jax'") if self.static("impl") == "jax" else {}
 
     def begin(self, key: jax.Array) -> tuple[PhysicsState, Step]:
         key, own = jax.random.split(key)
@@ -107,16 +106,14 @@ class PlaygroundEnvironment(PhysicsEnv):
         return env
 
 
-registry.add("suite", playground=PlaygroundEnvironment)
-names, make = PlaygroundEnvironment.names, PlaygroundEnvironment.make
+names, make = add_suite(PlaygroundEnvironment)
 
 
-@functools.lru_cache(maxsize=64)
+@made_once
 def foreign(key: Key) -> Any:
     """Return Playground's own environment for this key."""
     chosen: dict[str, Any] = {k: list(x) if isinstance(x, tuple) else x for k, x in key[1] if k != "randomize"}
-    with constructing():
-        env = playground.load(key[0], config_overrides={"impl": "jax"} | chosen)
+    env = playground.load(key[0], config_overrides={"impl": "jax"} | chosen)
     if not 1 <= env.n_substeps <= 10_000 or not np.isclose(env.n_substeps * env.sim_dt, env.dt):
         raise ValueError(f"ctrl_dt={env.dt} must be a multiple of sim_dt={env.sim_dt}, and at most 10,000 times it")
     return env

@@ -3,7 +3,6 @@
 The library's discount distinguishes ends from time limits, and its own step never resets: only its wrappers do.
 """
 
-import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,27 +11,35 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xminigrid
-from flax import struct
 from xminigrid import benchmarks
 from xminigrid.core.constants import NUM_COLORS, NUM_TILES
 from xminigrid.rendering.rgb_render import render
 from xminigrid.types import AgentState, TimeStep
 
-from jaxrl.core import registry, spaces
+from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.types import PyTree
 from jaxrl.envs import drawings
-from jaxrl.envs.suite import Key, Step, SuiteEnv, constructing, counts_below_one
+from jaxrl.envs.suite import COUNT, Key, LibraryEnv, Step, add_suite, made_once, outside
 
 _VIEWS = range(3, 32, 2)  # sides of an agent's view; the library does not check them
-_OBJECTS = range(1, 101)  # that fit the rooms of Playground
+_OBJECTS = {"low": 1, "high": 100}  # that fit the rooms of Playground
 _BENCHMARK = "trivial-21k"
 _TILE = 16  # pixels of a tile in pictures
 _AGENT: Any = AgentState
 _TIME_STEP: Any = TimeStep
 
 
-class XMiniGridEnvironment(SuiteEnv):
+def _see(env, state, time_step):
+    at, to = state.agent.position, state.agent.direction
+    return {"grid": state.grid, "at": at, "to": to, "view": jnp.asarray(env.static("view_size"))}
+
+
+def _draw(view):
+    return render(view["grid"], _AGENT(view["at"], int(view["to"]), None), int(view["view"]), _TILE)
+
+
+class XMiniGridEnvironment(LibraryEnv):
     """An XLand-MiniGrid environment.
 
     Leaves are `max_steps`, where episodes are truncated, and, for XLand environments, `ruleset`: the task's number in
@@ -40,13 +47,11 @@ class XMiniGridEnvironment(SuiteEnv):
     and `benchmark`, a file of tasks, which must exist.
     """
 
-    key: Key = struct.field(pytree_node=False)
-    observation_space: spaces.Space = struct.field(pytree_node=False)
     max_steps: Any
     ruleset: Any = -1
 
     suite = "xminigrid"
-    action_space = spaces.Discrete(6)
+    drawing = drawings.Drawing(_see, _draw, 8.0)
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -66,7 +71,11 @@ class XMiniGridEnvironment(SuiteEnv):
         # Integers identify tiles, and colors, of which there are fewer.
         high = np.asarray([NUM_TILES - 1, NUM_COLORS - 1], np.uint8)
         box = spaces.Box(0, high, env.observation_shape(parameters), np.uint8)
-        return cls(key, box, parameters.max_steps)
+        return cls(key, box, spaces.Discrete(6), parameters.max_steps)
+
+    @classmethod
+    def limits(cls, name: str) -> Mapping[str, Mapping[str, float]]:
+        return {"max_steps": COUNT, "num_objects": _OBJECTS}
 
     @classmethod
     def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
@@ -74,13 +83,8 @@ class XMiniGridEnvironment(SuiteEnv):
             super().check(name, parameters)
         if "benchmark" in parameters and not _is_xland(name):
             raise ConfigError(f"benchmark={parameters['benchmark']!r:.80}: xminigrid:{name} has one task; leave it out")
-        view, problems = parameters.get("view_size", 5), []
-        if view not in _VIEWS:
-            problems.append(f"view_size={view!r:.80} of xminigrid:{name} must be odd, from 3 to {_VIEWS[-1]}")
-        if (objects := parameters.get("num_objects", 1)) not in _OBJECTS:
-            problems.append(f"num_objects={objects!r:.80} of xminigrid:{name} must be from 1 to {_OBJECTS[-1]}")
-        if problems:
-            raise ConfigError(problems)
+        if (view := parameters.get("view_size", 5)) not in _VIEWS:
+            raise ConfigError(f"view_size={view!r:.80} of xminigrid:{name} must be odd, from 3 to {_VIEWS[-1]}")
         tasks = parameters.get("benchmark", _BENCHMARK)
         if tasks not in xminigrid.registered_benchmarks():
             raise unknown("benchmark of xminigrid", str(tasks), xminigrid.registered_benchmarks())
@@ -89,11 +93,9 @@ class XMiniGridEnvironment(SuiteEnv):
             raise ConfigError(f"xminigrid:{name} needs the tasks {tasks!r}, which jaxrl never downloads; once: {once}")
 
     def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
-        task, problems = changed.get("ruleset"), []
         tasks = foreign(self.key)[2]
-        if isinstance(task, int) and tasks is not None and not -1 <= task < tasks.num_rulesets():
-            problems.append(f"ruleset={task} of {self.name} must be from -1 to {tasks.num_rulesets() - 1}")
-        return problems + counts_below_one(changed, "max_steps")
+        numbers = {} if tasks is None else {"ruleset": {"low": -1, "high": tasks.num_rulesets() - 1}}
+        return super().contradictions(changed) + outside(changed, numbers)
 
     def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
         env, parameters, tasks = foreign(self.key)
@@ -113,17 +115,15 @@ class XMiniGridEnvironment(SuiteEnv):
         return after.state, Step(after.observation, after.reward, after.discount == 0, truncated)
 
 
-registry.add("suite", xminigrid=XMiniGridEnvironment)
-names, make = XMiniGridEnvironment.names, XMiniGridEnvironment.make
+names, make = add_suite(XMiniGridEnvironment)
 
 
-@functools.lru_cache(maxsize=64)
+@made_once
 def foreign(key: Key) -> tuple[Any, Any, Any]:
     """Return the library's own environment for this key, its parameters, and its tasks, if it has any."""
     chosen: dict[str, Any] = dict(key[1])
-    with constructing():
-        tasks = xminigrid.load_benchmark(chosen.pop("benchmark", _BENCHMARK)) if _is_xland(key[0]) else None
-        return *xminigrid.make(key[0], **chosen), tasks
+    tasks = xminigrid.load_benchmark(chosen.pop("benchmark", _BENCHMARK)) if _is_xland(key[0]) else None
+    return *xminigrid.make(key[0], **chosen), tasks
 
 
 def _is_xland(name):
@@ -132,16 +132,3 @@ def _is_xland(name):
 
 def _file(tasks):
     return Path(benchmarks.DATA_PATH) / benchmarks.NAME2HFFILENAME[tasks]
-
-
-def _see(env, state, time_step):
-    at, to = state.agent.position, state.agent.direction
-    return {"grid": state.grid, "at": at, "to": to, "view": jnp.asarray(env.static("view_size"))}
-
-
-def _draw(view):
-    return render(view["grid"], _AGENT(view["at"], int(view["to"]), None), int(view["view"]), _TILE)
-
-
-for _name in xminigrid.registered_environments():
-    drawings.register(f"xminigrid:{_name}", drawings.Drawing(_see, _draw, 8.0))

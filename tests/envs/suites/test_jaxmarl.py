@@ -1,29 +1,24 @@
 """The adapter of JaxMARL, against its environments stepped by hand."""
 
-import importlib
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.suite_samples import needs
+from helpers import suite_samples
 
-import jaxrl
-from jaxrl.core import suite_modules
 from jaxrl.core.errors import ConfigError
 from jaxrl.envs.suite import foreign_rules
 
-pytestmark = needs("jaxmarl")
-
-
-def adapter():
-    return importlib.import_module(suite_modules.SUITES["jaxmarl"].module)
+pytestmark = suite_samples.needs("jaxmarl")
+raw = functools.partial(suite_samples.raw, "jaxmarl")
 
 
 def both(name, steps, seed=0, **parameters):
     """Time steps of the raw environment [steps + 1, agents, ...], and what JaxMARL gives for its keys and actions."""
-    env = adapter().make(name, **parameters)
-    own = adapter().foreign(env.key)
+    env = raw(name, **parameters)
+    own = suite_samples.adapter("jaxmarl").foreign(env.key)
 
     def play(key):
         key_reset, key = jax.random.split(key)
@@ -109,9 +104,9 @@ def test_vectors_are_filled_up_and_actions_that_an_agent_lacks_are_masked():
 
 
 def test_what_all_see_and_who_one_is_can_be_observed():
-    env = adapter().make("MPE_simple_spread_v3", world_state=True, agent_id=True)
+    env = raw("MPE_simple_spread_v3", world_state=True, agent_id=True)
     seen = env.reset(jax.random.key(0))[1].observation
-    plain = adapter().make("MPE_simple_spread_v3").reset(jax.random.key(0))[1].observation
+    plain = raw("MPE_simple_spread_v3").reset(jax.random.key(0))[1].observation
     np.testing.assert_array_equal(seen["observation"][:, :18], plain)
     np.testing.assert_array_equal(seen["observation"][:, 18:], np.eye(3))
     np.testing.assert_array_equal(seen["world_state"], np.broadcast_to(np.ravel(plain), (3, 54)))
@@ -130,10 +125,4 @@ def test_what_all_see_and_who_one_is_can_be_observed():
 )
 def test_what_cannot_be_is_refused(name, parameters, match):
     with pytest.raises(ConfigError, match=match):
-        jaxrl.make(f"jaxmarl:{name}", **parameters)
-
-
-@pytest.mark.learning
-@pytest.mark.parametrize("name", adapter().names() if jaxrl.core.suites.installed("jaxmarl") else ())
-def test_every_environment_keeps_the_protocol(name):
-    jaxrl.check_env(f"jaxmarl:{name}", steps=60)
+        raw(name, **parameters)

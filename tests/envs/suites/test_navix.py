@@ -1,24 +1,22 @@
 """NAVIX through its adapter, against the library's own step."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.suite_samples import needs
+from helpers import suite_samples
 
-import jaxrl
 from jaxrl.core.errors import ConfigError
 from jaxrl.envs.drawings import drawing_of
-from jaxrl.envs.parameters import unwrapped
+from jaxrl.envs.suite import foreign_rules
 
-pytestmark = [needs("navix"), pytest.mark.long]
+pytestmark = [suite_samples.needs("navix"), pytest.mark.long]
+raw = functools.partial(suite_samples.raw, "navix")
 RIGHT, FORWARD = 1, 2
 OBSERVATIONS = [f"{kind}{view}" for kind in ("categorical", "rgb", "symbolic") for view in ("", "_first_person")]
 TO_THE_GOAL = (FORWARD, FORWARD, RIGHT, FORWARD, FORWARD)  # of Empty-5x5
-
-
-def raw(name, **parameters):
-    return unwrapped(jaxrl.make(f"navix:{name}", auto_reset=None, **parameters))
 
 
 @pytest.mark.parametrize(("limit", "ends"), [(3, "truncated"), (5, "terminated"), (9, "terminated")])
@@ -31,7 +29,7 @@ def test_the_last_observation_is_the_true_one(limit, ends):
     env = raw("Navix-Empty-5x5-v0", **settings)
     step = jax.jit(env.step)
     state, shown = jax.jit(env.reset)(jax.random.key(0))
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    with foreign_rules():
         mine = own.reset(jax.random.key(0))
         own_step = jax.jit(own.step)
         for number, action in enumerate(TO_THE_GOAL[:limit], 1):
@@ -53,7 +51,7 @@ def test_what_moves_by_itself_moves_as_in_the_library():
     own, env = navix.make("Navix-Dynamic-Obstacles-8x8-v0"), raw("Navix-Dynamic-Obstacles-8x8-v0")
     state, shown = jax.jit(env.reset)(jax.random.key(0))
     step, seen = jax.jit(env.step), set()
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    with foreign_rules():
         mine = jax.jit(own.reset)(jax.random.key(0))
         own_step = jax.jit(own.step)
         for number in range(6):
@@ -84,7 +82,7 @@ def test_pictures_are_the_librarys():
     drawing = drawing_of(env, env.observation_space)
     view = np.asarray(drawing.view(env, state, first))
     own = navix.make("Navix-DoorKey-5x5-v0", observation_fn=navix.observations.rgb)
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    with foreign_rules():
         np.testing.assert_array_equal(view, own.reset(jax.random.key(0)).observation)
     assert drawing.draw(view).shape == (240, 240, 3)
 
@@ -106,20 +104,9 @@ def test_what_cannot_be_is_refused(parameters, match):
         raw("Navix-Empty-5x5-v0", **parameters)
 
 
-@pytest.mark.parametrize(
-    "observation",
-    ["categorical", "categorical_first_person", "symbolic", "symbolic_first_person", "rgb", "rgb_first_person"],
-)
+@pytest.mark.parametrize("observation", OBSERVATIONS)
 def test_every_observation_is_within_its_space(observation):
     env = raw("Navix-DoorKey-5x5-v0", observation=observation)
     _, first = jax.jit(env.reset)(jax.random.key(0))
     assert env.observation_space.contains(first.observation)
     assert first.observation.dtype == (np.int32 if "categorical" in observation else np.uint8)
-
-
-@pytest.mark.learning
-def test_every_name_keeps_the_protocol():
-    names = type(raw("Navix-Empty-5x5-v0")).names()
-    assert len(names) == 83
-    for name in names:
-        jaxrl.check_env(f"navix:{name}", steps=20)

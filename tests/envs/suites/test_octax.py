@@ -1,26 +1,21 @@
 """The adapter of Octax: it shows what Octax shows, and truncates at its time limit."""
 
-import importlib
+import functools
 
 import jax
 import numpy as np
 import pytest
-from helpers.legal_play import outside, play
-from helpers.suite_samples import needs
+from helpers import suite_samples
+from helpers.legal_play import play
 
 import jaxrl
-from jaxrl.core import suite_modules
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.suites import installed
+from jaxrl.envs.suite import foreign_rules
 
-pytestmark = needs("octax")
+pytestmark = suite_samples.needs("octax")
 
 COUNT, LIMIT = 8, 30
-NAMES = importlib.import_module(suite_modules.SUITES["octax"].module).names() if installed("octax") else ()
-
-
-def raw(name, **parameters):
-    return importlib.import_module(suite_modules.SUITES["octax"].module).make(name, **parameters)
+raw = functools.partial(suite_samples.raw, "octax")
 
 
 @pytest.mark.long
@@ -29,7 +24,7 @@ def test_every_step_is_octaxs_and_last_ones_are_ends_or_time_limits():
 
     env = raw("brix", max_num_steps_per_episodes=LIMIT, frame_skip=3)
     first, following, actions = jax.device_get(play(env, jax.random.key(0), COUNT, LIMIT))
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    with foreign_rules():
         theirs, _ = create_environment("brix", max_num_steps_per_episodes=LIMIT, frame_skip=3)
 
     @jax.jit
@@ -42,7 +37,7 @@ def test_every_step_is_octaxs_and_last_ones_are_ends_or_time_limits():
 
         return screens, jax.lax.scan(one, state, actions)[1]
 
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    with foreign_rules():
         keys = jax.random.split(jax.random.split(jax.random.key(0))[0], COUNT)
         screens, (observation, reward, terminated, truncated, info) = jax.device_get(run(keys, actions))
     np.testing.assert_array_equal(screens, first.observation)
@@ -57,7 +52,8 @@ def test_every_step_is_octaxs_and_last_ones_are_ends_or_time_limits():
 
 
 def test_names_have_levels_and_parameters_are_checked():
-    assert {"brix", "cavern1", "space_flight10", "target_shooter3"} <= set(NAMES) and len(NAMES) == 37
+    names = suite_samples.adapter("octax").names()
+    assert {"brix", "cavern1", "space_flight10", "target_shooter3"} <= set(names) and len(names) == 37
     assert raw("pong", frame_skip=2).observation_space.shape == (2, 64, 32)
     assert raw("pong").action_space == jaxrl.spaces.Discrete(3)  # two keys, or none
     for wrong, why in (
@@ -71,19 +67,3 @@ def test_names_have_levels_and_parameters_are_checked():
             raw("pong", **wrong)
     with pytest.raises(ConfigError, match="cavern"):
         raw("cavern")  # without a level
-
-
-@pytest.mark.long
-def test_octax_draws(tmp_path):
-    settings = {"total_steps": 64, "num_envs": 8, "progress": False, "evaluation_episodes": 1}
-    env = jaxrl.make("octax:pong", max_num_steps_per_episodes=5)
-    path = jaxrl.render(jaxrl.train("ppo", env, **settings).policy, path=tmp_path / "pong.gif", max_steps=2)
-    assert path.stat().st_size > 500
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.learning
-def test_every_game_keeps_the_protocol(name):
-    jaxrl.check_env(jaxrl.make(f"octax:{name}"), steps=100)
-    env = jaxrl.make(f"octax:{name}")
-    assert outside(env, play(env, jax.random.key(0), 4, 100)[1]) == []

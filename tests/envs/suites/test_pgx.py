@@ -1,27 +1,21 @@
 """The adapter of PGX: games of several players as one agent's, seen from its seat."""
 
-import importlib
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.legal_play import outside, play
-from helpers.suite_samples import needs
+from helpers import suite_samples
+from helpers.legal_play import play
 
-import jaxrl
-from jaxrl.core import suite_modules
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.suites import installed
+from jaxrl.envs.suite import foreign_rules
 
-pytestmark = needs("pgx")
+pytestmark = suite_samples.needs("pgx")
 
 COUNT = 32  # games at once
-NAMES = importlib.import_module(suite_modules.SUITES["pgx"].module).names() if installed("pgx") else ()
-
-
-def raw(name, **parameters):
-    return importlib.import_module(suite_modules.SUITES["pgx"].module).make(name, **parameters)
+raw = functools.partial(suite_samples.raw, "pgx")
 
 
 @pytest.mark.long
@@ -76,7 +70,7 @@ def test_a_game_of_one_player_is_pgxs_own():
 
         return jax.lax.scan(one, boards, actions)[1]
 
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    with foreign_rules():
         # The adapter's own deals; what follows them has no chance in it, without sticky actions.
         keys = jax.random.split(jax.random.split(jax.random.key(2))[0], 4)
         start = jax.vmap(env.reset)(keys)[0].game
@@ -110,13 +104,14 @@ def test_freeways_timer_truncates_and_its_last_screen_is_pgxs():
     assert not after.terminated.any() and after.truncated.any() and not after.truncated[0]
     np.testing.assert_array_equal(after.truncated, games.terminated)
     end = int(np.argmax(after.truncated))
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    with foreign_rules():
         last = theirs.observe(jax.tree.map(lambda x: jnp.asarray(x[end]), games))
     np.testing.assert_array_equal(last, after.observation[end])
 
 
 def test_bridge_is_left_out_and_arguments_are_the_games_own():
-    assert "bridge_bidding" not in NAMES and len(NAMES) == 20
+    names = suite_samples.adapter("pgx").names()
+    assert "bridge_bidding" not in names and len(names) == 20
     assert raw("go_9x9", komi=5.5).parameters == {"komi": 5.5}
     for name, wrong, why in (
         ("tic_tac_toe", {"opponent": "perfect"}, "opponent"),
@@ -129,20 +124,12 @@ def test_bridge_is_left_out_and_arguments_are_the_games_own():
             raw(name, **wrong)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.learning
-def test_every_game_keeps_the_protocol_under_random_and_under_legal_play(name):
-    jaxrl.check_env(jaxrl.make(f"pgx:{name}"))
-    env = jaxrl.make(f"pgx:{name}")
-    _, following, _ = play(env, jax.random.key(0), 16, 100)
-    assert outside(env, following) == []
-    assert following.action_mask is None or bool(following.action_mask.any(axis=-1).all())
-
-
 @pytest.mark.long
 def test_self_play_is_the_game_of_both_players():
     """Rows 2 k and 2 k + 1 are the players of one game, and it is PGX's, move by move."""
-    env, game = raw("tic_tac_toe", opponent="self"), importlib.import_module("pgx").make("tic_tac_toe")
+    import pgx
+
+    env, game = raw("tic_tac_toe", opponent="self"), pgx.make("tic_tac_toe")
     assert env.num_agents == 2
 
     def one(key):

@@ -8,6 +8,7 @@ from helpers.suite_samples import needs
 
 import jaxrl
 from jaxrl.core.errors import ConfigError
+from jaxrl.envs.suite import foreign_rules
 
 pytestmark = [needs("playground"), pytest.mark.long]
 LIMIT = 6
@@ -25,7 +26,7 @@ def library():
 def cartpole(library):
     """The library's own environment and its compiled step."""
     env = library.load("CartpoleBalance", config_overrides={"impl": "jax"})
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    with foreign_rules():
         yield env, jax.jit(env.reset), jax.jit(env.step)
 
 
@@ -42,7 +43,7 @@ def test_a_time_limit_truncates_and_the_last_observation_is_shown(cartpole):
     _, reset, step = cartpole
     env = jaxrl.make(TASK, episode_length=LIMIT, auto_reset=None)
     key = jax.random.key(3)
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    with foreign_rules():
         theirs = [reset(first_key(key))]
         for action in actions(LIMIT):
             theirs.append(step(theirs[-1], action))
@@ -147,7 +148,7 @@ def test_its_own_randomizer_draws_anew_for_each_episode(library, monkeypatch, ca
         key = jax.random.key(seed)
         state, _ = env.reset(key)
         own = jax.random.key_data(jax.random.split(key)[1])
-        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        with foreign_rules():
             model, _ = randomizer(cartpole[0].mjx_model, own[None])
         np.testing.assert_array_equal(state.env.drawn["body_mass"], model.body_mass[0])
         assert set(state.env.drawn) == {"body_mass", "opt.gravity"}
@@ -177,11 +178,3 @@ def test_what_cannot_run_is_refused_in_one_line(library, monkeypatch, tmp_path):
     assert "playground:Go1JoystickFlatTerrain" not in jaxrl.environments()
     names = {name for name in playground.names() if name != "CartpoleLeaving"}
     assert names >= {"CartpoleBalance", "HumanoidRun"} and len(names) == 25
-
-
-@pytest.mark.learning
-def test_every_name_keeps_the_protocol():
-    from jaxrl.envs.suites.playground import names
-
-    for name in names():
-        jaxrl.check_env(f"playground:{name}", steps=10)
