@@ -365,7 +365,7 @@ def test_spaces_of_others_count_from_zero_here(tmp_path, monkeypatch, space, fir
     theirs.create_dataset_from_buffers("begun-v0", [buffer], observation_space=rooms, action_space=space)
     (read,) = jaxrl.load_dataset("minari:begun-v0")
     made = conversion.actions(space, "theirs")
-    assert made.space == ours and np.array_equal(made.write(read.action[:-1]), done)
+    assert made.space == ours and np.array_equal(made.convert(read.action[:-1]), done)
     assert read.observation["room"].tolist() == read.observation["place"].tolist() == list(range(5))
 
 

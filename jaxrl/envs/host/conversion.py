@@ -3,8 +3,7 @@
 Types that JAX does not have are narrowed here: float64 to float32, int64 and uint64 to int32 and uint32.
 """
 
-import contextlib
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,33 +16,22 @@ from jaxrl.core.types import PyTree
 
 _FLATTEN = "gymnasium.wrappers.FlattenObservation (--env-params wrappers=FlattenObservation)"
 _NARROWER = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}
+_COMPOSITE = (Mapping, foreign.Dict, foreign.Tuple)
+_NUMERIC = (*_COMPOSITE, foreign.Box, foreign.Discrete, foreign.MultiBinary, foreign.MultiDiscrete)
 
 
-class Observations(NamedTuple):
-    """Our space, the suite's own, and `read`: converts the suite's observations, one or a batch, to our space."""
+class Conversion(NamedTuple):
+    """Our space, the suite's own, and `convert`: from the suite's observations to ours, or from our actions to its own.
 
-    space: spaces.Space
-    native: tuple[Native, ...]
-    read: Callable[[Any], PyTree]
-
-
-class Actions(NamedTuple):
-    """Our space, the suite's own, and `write`: converts our actions, one or a batch, to the suite's space."""
+    It takes one or a batch.
+    """
 
     space: spaces.Space
     native: tuple[Native, ...]
-    write: Callable[[Any], Any]
+    convert: Callable[[Any], PyTree]
 
 
-class ArrayActions(NamedTuple):
-    """The `Actions` of one array."""
-
-    space: spaces.ArraySpace
-    native: tuple[Native, ...]
-    write: Callable[[Any], np.ndarray]
-
-
-def observations(space: Any, where: str) -> Observations:
+def observations(space: Any, where: str) -> Conversion:
     """Return the conversion of observations from the suite's `space`; `where` names the environment in errors.
 
     A tuple becomes a dictionary with the positions as keys, "0", "1".
@@ -51,17 +39,17 @@ def observations(space: Any, where: str) -> Observations:
     Raises:
       ConfigError: the space has no counterpart in jaxrl.
     """
-    ours, theirs = _observations(space, where)
-    return Observations(ours, theirs, native.reader(ours, theirs, where))
+    ours, theirs = _converted("observation", space, where)
+    return Conversion(ours, theirs, native.reader(ours, theirs, where))
 
 
-def actions(space: Any, where: str) -> Actions:
+def actions(space: Any, where: str) -> Conversion:
     """Return the conversion of actions to the suite's `space`, also a dictionary or a tuple; see `array_actions`."""
-    ours, theirs = _actions(space, where)
-    return Actions(ours, theirs, native.writer(ours, theirs))
+    ours, theirs = _converted("action", space, where)
+    return Conversion(ours, theirs, native.writer(ours, theirs))
 
 
-def array_actions(space: Any, where: str) -> ArrayActions:
+def array_actions(space: Any, where: str) -> Conversion:
     """Return the conversion of actions to the suite's `space`, one array; `where` names the environment in errors.
 
     Actions outside the bounds are clipped to them, in the space's own dtype. A bounded integer becomes `Discrete`, a
@@ -70,88 +58,71 @@ def array_actions(space: Any, where: str) -> ArrayActions:
     Raises:
       ConfigError: the space has no counterpart in jaxrl, or has several parts.
     """
-    ours, theirs = _array_actions(space, where, "")
-    return ArrayActions(ours, (theirs,), native.writer(ours, (theirs,)))
+    if isinstance(space, _COMPOSITE):
+        raise _refused("action", space, where, "Box, Discrete, MultiDiscrete and MultiBinary")
+    return actions(space, where)
 
 
-def _observations(space: Any, where: str) -> tuple[spaces.Space, tuple[Native, ...]]:
-    if isinstance(space, Mapping | foreign.Dict | foreign.Tuple):
+def _converted(what: str, space: Any, where: str) -> tuple[spaces.Space, tuple[Native, ...]]:
+    """Return our space for the suite's, and the suite's own, array by array."""
+    if isinstance(space, _COMPOSITE):
+        acting, is_tuple = what == "action", isinstance(space, foreign.Tuple)
         parts = getattr(space, "spaces", space)
-        parts = parts if isinstance(parts, Mapping) else {str(i): child for i, child in enumerate(parts)}
-        numeric = [name for name, child in parts.items() if _is_taken(child)]
-        if numeric and len(numeric) < len(parts) and isinstance(space, foreign.Dict):
+        parts = {i if acting else str(i): child for i, child in enumerate(parts)} if is_tuple else dict(parts)
+        numeric = [name for name, child in parts.items() if isinstance(child, _NUMERIC)]
+        if not acting and not is_tuple and numeric and len(numeric) < len(parts):
             name = next(name for name in parts if name not in numeric)
             raise ConfigError(
                 f"{where} has the observation {name!r}, {parts[name]}, which is not of numbers of one size; leave it "
                 f"out: --env-params \"wrappers={{'FilterObservation':{{'filter_keys':{numeric}}}}}\""
             )
-        children = {name: _observations(child, f"{where}[{name!r}]") for name, child in sorted(parts.items())}
-        return _together(spaces.Dict, children)
-    with _refusing(where, "observation", space):
-        if isinstance(space, foreign.Discrete):
-            return spaces.Discrete(space.n), (_integers(space),)
-        if isinstance(space, foreign.MultiDiscrete):
-            own = _vector(space)
-            return spaces.MultiDiscrete(space.nvec), (own,)
-        if isinstance(space, foreign.MultiBinary):
-            return spaces.Box(False, True, space.shape, np.bool_), (spaces.Box(0, 1, space.shape, space.dtype),)
-        if isinstance(space, foreign.Box):
-            return _box(space), (spaces.Box(space.low, space.high, space.shape, space.dtype),)
-    raise _refused("observation", space, where, "Dict and Tuple")
+        children = {name: _converted(what, x, f"{where}[{name!r}]") for name, x in sorted(parts.items())}
+        ours: dict[Any, spaces.Space] = {name: child for name, (child, _) in children.items()}
+        own = tuple(part for _, theirs in children.values() for part in theirs)
+        return (spaces.Tuple(tuple(ours.values())) if acting and is_tuple else spaces.Dict(ours)), own
+    try:
+        theirs = _native(space)
+        array = None if theirs is None else _observed(space) if what == "observation" else _acted(space, theirs)
+    except ConfigError as error:
+        raise ConfigError(f"{where} has the {what} space {space}: {error}") from None
+    if theirs is None or array is None:
+        raise _refused(what, space, where, "Box, Discrete, MultiDiscrete, MultiBinary and Dict and Tuple of these")
+    return array, (theirs,)
 
 
-def _is_taken(space: Any) -> bool:
-    kinds = (foreign.Box, foreign.Dict, foreign.Discrete, foreign.MultiBinary, foreign.MultiDiscrete, foreign.Tuple)
-    return isinstance(space, (Mapping, *kinds))
+def _native(space: Any) -> Native | None:
+    """Return the suite's own space of one array; None if it is none of numbers of one size."""
+    if isinstance(space, foreign.Discrete):
+        return Integers(int(space.start), int(space.start) + int(space.n) - 1, np.dtype(space.dtype))
+    if isinstance(space, foreign.MultiDiscrete):
+        if len(space.shape) != 1:
+            raise ConfigError(f"of MultiDiscrete only vectors are taken; convert it with {_FLATTEN}")
+        start = np.asarray(space.start, np.int64)
+        return spaces.Box(start, start + np.asarray(space.nvec, np.int64) - 1, space.shape, space.dtype)
+    if isinstance(space, foreign.MultiBinary):
+        return spaces.Box(0, 1, space.shape, space.dtype)
+    return spaces.Box(space.low, space.high, space.shape, space.dtype) if isinstance(space, foreign.Box) else None
 
 
-def _actions(space: Any, where: str) -> tuple[spaces.Space, tuple[Native, ...]]:
-    if isinstance(space, foreign.Dict):
-        named = {name: _actions(child, f"{where}[{name!r}]") for name, child in sorted(space.spaces.items())}
-        return _together(spaces.Dict, named)
-    if isinstance(space, foreign.Tuple):
-        parts = {i: _actions(child, f"{where}[{i}]") for i, child in enumerate(space.spaces)}
-        return _together(lambda found: spaces.Tuple(tuple(found.values())), parts)
-    ours, theirs = _array_actions(space, where, "Dict and Tuple")
-    return ours, (theirs,)
+def _observed(space: Any) -> spaces.ArraySpace:
+    if isinstance(space, foreign.Discrete):
+        return spaces.Discrete(space.n)
+    if isinstance(space, foreign.MultiDiscrete):
+        return spaces.MultiDiscrete(space.nvec)
+    return spaces.Box(False, True, space.shape, np.bool_) if isinstance(space, foreign.MultiBinary) else _box(space)
 
 
-def _array_actions(space: Any, where: str, of_parts: str) -> tuple[spaces.ArraySpace, Native]:
-    with _refusing(where, "action", space):
-        if isinstance(space, foreign.Discrete):
-            return spaces.Discrete(space.n), _integers(space)
-        if isinstance(space, foreign.MultiDiscrete):
-            own = _vector(space)
-            return spaces.MultiDiscrete(space.nvec), own
-        if isinstance(space, foreign.MultiBinary) and len(space.shape) == 1:
-            return spaces.MultiDiscrete((2,) * space.shape[0]), spaces.Box(0, 1, space.shape, space.dtype)
-        if isinstance(space, foreign.Box) and space.dtype.kind == "f":
-            # Never less than float32, which networks and replays compute with.
-            box, theirs = _box(space), spaces.Box(space.low, space.high, space.shape, space.dtype)
-            return spaces.Box(box.low, box.high, box.shape), theirs
-        if isinstance(space, foreign.Box) and len(space.shape) <= 1:
-            theirs = spaces.Box(space.low, space.high, space.shape, space.dtype)
-            # As Python integers: 64 bits may not hold a count.
-            lows, highs = (x.ravel().tolist() for x in (theirs.low, theirs.high))
-            counts = [high - low + 1 for low, high in zip(lows, highs, strict=True)]
-            return spaces.MultiDiscrete(tuple(counts)) if space.shape else spaces.Discrete(counts[0]), theirs
-    raise _refused("action", space, where, of_parts)
-
-
-def _together(made, children):
-    natives = [part for _, theirs in children.values() for part in theirs]
-    return made({name: ours for name, (ours, _) in children.items()}), tuple(natives)
-
-
-def _integers(space: foreign.Discrete) -> Integers:
-    return Integers(int(space.start), int(space.start) + int(space.n) - 1, np.dtype(space.dtype))
-
-
-def _vector(space: foreign.MultiDiscrete) -> spaces.Box:
-    if len(space.shape) != 1:
-        raise ConfigError(f"of MultiDiscrete only vectors are taken; convert it with {_FLATTEN}")
-    start = np.asarray(space.start, np.int64)
-    return spaces.Box(start, start + np.asarray(space.nvec, np.int64) - 1, space.shape, space.dtype)
+def _acted(space: Any, own: Native) -> spaces.ArraySpace | None:
+    if isinstance(own, Integers) or isinstance(space, foreign.MultiDiscrete):
+        return _observed(space)
+    if own.dtype.kind == "f":
+        box = _box(space)
+        return spaces.Box(box.low, box.high, box.shape)  # never less than float32, which networks compute with
+    if len(own.shape) > 1:
+        return None
+    # As Python integers: 64 bits may not hold a count.
+    counts = [high - low + 1 for low, high in zip(own.low.ravel().tolist(), own.high.ravel().tolist(), strict=True)]
+    return spaces.MultiDiscrete(tuple(counts)) if own.shape else spaces.Discrete(counts[0])
 
 
 def _box(space: foreign.Box) -> spaces.Box:
@@ -171,19 +142,7 @@ def _box(space: foreign.Box) -> spaces.Box:
     return spaces.Box(low, high, space.shape, dtype)
 
 
-@contextlib.contextmanager
-def _refusing(where: str, what: str, space: Any) -> Generator[None]:
-    """Add the environment and its space to the error if the space has no counterpart in jaxrl."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"{where} has the {what} space {space}: {error}") from None
-
-
-def _refused(what: str, space: Any, where: str, of_parts: str) -> ConfigError:
-    """Return an error that lists the supported spaces; `of_parts` names composite ones, "" if one array is needed."""
-    arrays = "Box, Discrete, MultiDiscrete"
-    allowed = f"{arrays}, MultiBinary and {of_parts} of these" if of_parts else f"{arrays} and MultiBinary"
+def _refused(what: str, space: Any, where: str, allowed: str) -> ConfigError:
     flat = _FLATTEN if getattr(space, "is_np_flattenable", False) else "a gymnasium.ObservationWrapper of yours"
     wrapper = flat if what == "observation" else "a gymnasium.ActionWrapper"
     return ConfigError(f"{where} has the {what} space {space}; taken are {allowed}: convert it with {wrapper}")

@@ -65,7 +65,7 @@ def make(name: str, **parameters: Any) -> DmEnvRecipe:
     """
     if name not in names():
         raise unknown_name("dm_control", name, names())
-    return _made(f"dm_control:{name}", None, **parameters)
+    return _made(f"dm_control:{name}", None, parameters)
 
 
 @whole_arguments
@@ -106,21 +106,15 @@ def from_dm_env(
     if not any(parameter.name == "seed" or parameter.kind is parameter.VAR_KEYWORD for parameter in taken):
         raise ConfigError(f"{where} has no parameter `seed`, by which the environments of a run differ; give it one")
     if workers and ("<" in where or where.startswith("dm_env:__main__:")):
-        raise ConfigError(
-            f"{where} is defined in the main program or within a function, where workers cannot import it; move it to "
-            "a module, or use workers=0"
-        )
-    timeouts = {"step_timeout": step_timeout, "start_timeout": start_timeout, "restarts": restarts}
-    return _made(where, factory, workers=workers, **timeouts, info=info, **options)
+        raise stepped.unreachable(where)
+    timeouts = {"step_timeout": step_timeout, "start_timeout": start_timeout}
+    return _made(where, factory, options | timeouts | {"workers": workers, "restarts": restarts, "info": info})
 
 
-def _made(
-    where, factory, *, workers=0, step_timeout=None, start_timeout=None, restarts=None, info=(), **options
-) -> DmEnvRecipe:
-    fields = stepped.stepping(workers, step_timeout, start_timeout, restarts)
-    spec = _spec(where, factory)
-    found = stepped.looked_at(where, spec, options, _converted, fields)
-    return DmEnvRecipe(id=where, info=tuple(info), factory=factory, **found)
+def _made(where: str, factory: Factory | None, options: dict[str, Any]) -> DmEnvRecipe:
+    fields = stepped.stepping(options)
+    found = stepped.looked_at(where, _spec(where, factory), options, _converted, fields)
+    return DmEnvRecipe(id=where, factory=factory, **found)
 
 
 def _spec(name, factory):
@@ -132,37 +126,34 @@ def _spec(name, factory):
 
 
 def _converted(observation_spec, action_spec, where):
-    observations = conversion.observations(_observation_space(observation_spec, where), where)
-    return observations, conversion.actions(_action_space(action_spec, where), where)
+    observations = conversion.observations(_space("observation", observation_spec, where), where)
+    return observations, conversion.actions(_space("action", action_spec, where), where)
 
 
-def _observation_space(spec, where):
+_ALLOWED = {
+    "observation": "numeric arrays, and dictionaries of them",
+    "action": "an array of floats, a number or vector of bounded integers, and dictionaries and tuples of these",
+}
+
+
+def _space(what, spec, where):
     """Convert a spec to a Gymnasium space."""
+    acting, kind = what == "action", spec.dtype.kind if isinstance(spec, specs.Array) else ""
     if isinstance(spec, Mapping):
-        return foreign.Dict({name: _observation_space(child, f"{where}[{name!r}]") for name, child in spec.items()})
-    if isinstance(spec, specs.DiscreteArray):
+        return foreign.Dict({name: _space(what, child, f"{where}[{name!r}]") for name, child in spec.items()})
+    if acting and isinstance(spec, tuple | list):
+        return foreign.Tuple([_space(what, child, f"{where}[{i}]") for i, child in enumerate(spec)])
+    if not acting and isinstance(spec, specs.DiscreteArray):
         return foreign.Discrete(spec.num_values)
-    if not isinstance(spec, specs.Array) or spec.dtype.kind not in "fiub":
-        raise _refused("observation", spec, where, "numeric arrays, and dictionaries of them")
-    return foreign.MultiBinary(spec.shape) if spec.dtype.kind == "b" else _box(spec)
-
-
-_ACTIONS = "an array of floats, a number or vector of bounded integers, and dictionaries and tuples of these"
-
-
-def _action_space(spec, where):
-    """Convert a spec to a Gymnasium space."""
-    if isinstance(spec, Mapping):
-        return foreign.Dict({name: _action_space(child, f"{where}[{name!r}]") for name, child in spec.items()})
-    if isinstance(spec, tuple | list):
-        return foreign.Tuple([_action_space(child, f"{where}[{i}]") for i, child in enumerate(spec)])
-    whole = isinstance(spec, specs.BoundedArray) and spec.dtype.kind in "iu" and len(spec.shape) <= 1
-    if not whole and not (isinstance(spec, specs.Array) and spec.dtype.kind == "f"):
-        raise _refused("action", spec, where, _ACTIONS)
-    if whole and spec.shape == ():
+    whole = isinstance(spec, specs.BoundedArray) and kind in ("i", "u") and len(spec.shape) <= 1
+    if not (whole or kind == "f" if acting else kind in ("f", "i", "u", "b")):
+        raise ConfigError(
+            f"{where} has the {what} spec {spec}; taken are {_ALLOWED[what]}: convert it in an environment around it"
+        )
+    if acting and whole and spec.shape == ():
         low, high = int(spec.minimum), int(spec.maximum)
         return foreign.Discrete(high - low + 1, start=low, dtype=spec.dtype)
-    return _box(spec)
+    return foreign.MultiBinary(spec.shape) if kind == "b" else _box(spec)
 
 
 def _box(spec):
@@ -171,9 +162,3 @@ def _box(spec):
         low, high = spec.minimum, spec.maximum
     low, high = (np.broadcast_to(np.asarray(bound, spec.dtype), spec.shape) for bound in (low, high))
     return foreign.Box(low, high, spec.shape, spec.dtype.type)
-
-
-def _refused(what, spec, where, allowed):
-    return ConfigError(
-        f"{where} has the {what} spec {spec}; taken are {allowed}: convert it in an environment around it"
-    )

@@ -24,7 +24,7 @@ from jaxrl.core.types import PyTree, TimeStep
 from jaxrl.envs import suite
 from jaxrl.envs.host import conversion
 from jaxrl.envs.host.episodes import Episodes, environment_seeds
-from jaxrl.envs.host.options import check_recorded
+from jaxrl.envs.host.stepped import check_recorded
 
 # Atari's two usual protocols. Other arguments of `make` override `preset`.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -190,9 +190,9 @@ class EnvPoolEnvironment:
             recipe.task, recipe.options, num_envs, environment_seeds(seed, num_envs, 0, first_env), batch_size
         )
         _, observation_space, action_space = _spec(recipe.task, recipe.options)
-        self._read = conversion.observations(observation_space, self.name).read
+        self._read = conversion.observations(observation_space, self.name).convert
         actions = conversion.array_actions(action_space, self.name)
-        self._write, self._action_shape = actions.write, actions.space.shape
+        self._write, self._action_shape = actions.convert, actions.native[0].shape
         self._episodes = Episodes(num_envs, recipe.games, recipe.info)
         self._busy = np.zeros(num_envs, np.bool_)  # sent, and not received yet
         self._began = False
@@ -353,31 +353,29 @@ def make(name: str, *, preset: str | None = None, info: Sequence[str] = (), **pa
     Raises:
       ConfigError: unknown name, preset or options (all of them at once), or a task that training cannot use.
     """
+    where = f"envpool:{name}"
     if name not in _registered():
         raise unknown_name("envpool", name, names())
     if reason := _unusable(name):
-        raise ConfigError(f"envpool:{name} {reason}")
+        raise ConfigError(f"{where} {reason}")
     family = _registered()[name][0]
     atari = family == "envpool.atari"
     if preset is not None and preset not in PRESETS:
         raise unknown("preset of Atari", preset, PRESETS)
     if preset is not None and not atari:
-        raise ConfigError(f"envpool:{name} has no presets, so preset={preset!r} is not for it; presets are for Atari")
+        raise ConfigError(f"{where} has no presets, so preset={preset!r} is not for it; presets are for Atari")
     options = {**(PRESETS[preset] if preset else {}), **parameters}
     known = {*_spec(name, {})[0], *_PIXELS} - set(_RESERVED)
-    problems = [
-        f"{key}={options[key]!r} is not for envpool:{name}: {_RESERVED[key]}" for key in options if key in _RESERVED
-    ]
-    problems += suite.unknown_parameters(f"option of envpool:{name}", [x for x in options if x not in _RESERVED], known)
+    problems = [f"{key}={options[key]!r} is not for {where}: {_RESERVED[key]}" for key in options if key in _RESERVED]
+    problems += suite.unknown_parameters(f"option of {where}", [x for x in options if x not in _RESERVED], known)
     if "max_episode_steps" in parameters and (family in _OWN_LIMIT or name in _OWN_LIMIT):
-        problems.append(f"max_episode_steps is not for envpool:{name}: EnvPool ends its episodes elsewhere regardless")
+        problems.append(f"max_episode_steps is not for {where}: EnvPool ends its episodes elsewhere regardless")
     if info:
         reports = episode_info.reports(info)
-        problems += suite.unknown_parameters(f"info of envpool:{name}", reports, _scalars(name))
+        problems += suite.unknown_parameters(f"info of {where}", reports, _scalars(name))
     if problems:
         raise ConfigError(problems)
     options = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
-    where = f"envpool:{name}"
     with suite.refusing(where, options):
         config, observation_space, action_space = _spec(name, options)
     observed = conversion.observations(observation_space, where)

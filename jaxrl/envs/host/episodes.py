@@ -49,9 +49,7 @@ class Episodes:
         self.ended = np.ones(num_envs, np.bool_)  # the row before was an episode's last
         self._games = games
         self._over = np.ones(num_envs, np.bool_)  # and its game was over
-        self._returns = np.zeros(num_envs, np.float64)
-        self._lengths = np.zeros(num_envs, np.int32)
-        self._life_returns, self._life_lengths = self._returns.copy(), self._lengths.copy()
+        self._game, self._life = ((np.zeros(num_envs, np.float64), np.zeros(num_envs, np.int32)) for _ in range(2))
         self._info = {name: np.zeros(num_envs, np.float64) for name in info}
 
     def begin(self, index: int | slice | list[int] = slice(None)) -> None:
@@ -89,16 +87,14 @@ class Episodes:
         last = terminated | truncated
         reward = np.where(first, np.float32(0.0), reward).astype(np.float32, copy=False)
         gained = reward if true_reward is None else np.where(first, 0.0, true_reward)
-        returns = np.where(fresh, 0.0, self._returns[index]) + gained
-        lengths = np.where(fresh, 0, self._lengths[index]) + ~first
+        episode = _counted(self._game, index, fresh, gained, first)
         over = last if complete is None else last & complete
         current, reported, totals = info or {}, {}, {}
         for name, so_far in self._info.items():
             reported[name] = np.where(first, 0.0, current[episode_info.parts(name)[0]])
             before = np.where(fresh, 0.0, so_far[index])
-            so_far[index] = np.where(first, before, episode_info.fold(name, before, reported[name], lengths, np))
+            so_far[index] = np.where(first, before, episode_info.fold(name, before, reported[name], episode.length, np))
             totals[name] = so_far[index].astype(np.float32)
-        self._returns[index], self._lengths[index] = returns, lengths
         self.ended[index], self._over[index] = last, over
         return TimeStep(
             observation=observation,
@@ -106,20 +102,19 @@ class Episodes:
             terminated=terminated,
             truncated=truncated,
             first=first,
-            episode=Episode(
-                returns.astype(np.float32),
-                lengths.astype(np.int32, copy=False),
-                over if self._games else None,
-                self._life(index, first, gained) if self._games else None,
-                totals or None,
+            episode=episode.replace(
+                complete=over if self._games else None,
+                life=_counted(self._life, index, first, gained, first) if self._games else None,
+                info=totals or None,
             ),
             info={name: x.astype(np.float32) for name, x in reported.items()} or None,
             discount=None if discount is None else np.where(first, 1.0, discount).astype(np.float32),
         )
 
-    def _life(self, index, first, gained) -> Episode[np.ndarray]:
-        """Return the return and length since the episode's own beginning."""
-        returns = np.where(first, 0.0, self._life_returns[index] + gained)
-        lengths = np.where(first, 0, self._life_lengths[index] + 1)
-        self._life_returns[index], self._life_lengths[index] = returns, lengths
-        return Episode(returns.astype(np.float32), lengths.astype(np.int32, copy=False))
+
+def _counted(totals, index, fresh, gained, first) -> Episode[np.ndarray]:
+    """Add a row to the return and length of what has begun where `fresh`, in place; return both."""
+    returns = np.where(fresh, 0.0, totals[0][index]) + gained
+    lengths = np.where(fresh, 0, totals[1][index]) + ~first
+    totals[0][index], totals[1][index] = returns, lengths
+    return Episode(returns.astype(np.float32), lengths.astype(np.int32, copy=False))

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -93,46 +93,30 @@ class GymnasiumRecipe(stepped.SteppedRecipe):
 registry.add("suite", gymnasium=GymnasiumRecipe)
 
 
-def make(
-    name: str,
-    *,
-    workers: int = 0,
-    step_timeout: float | None = None,
-    start_timeout: float | None = None,
-    restarts: int | None = None,
-    info: Sequence[str] = (),
-    wrappers: Any = (),
-    **options: Any,
-) -> GymnasiumRecipe:
+def make(name: str, *, wrappers: Any = (), **options: Any) -> GymnasiumRecipe:
     """Return the recipe of the Gymnasium environment `name` ("LunarLander-v3"; "module:Name-v0" is imported first).
 
     Args:
       name: as in Gymnasium.
-      workers: number of processes that step the environments; 0 steps them in this process, one after another, which is
-        faster if a step costs less than about 100 microseconds. Workers run in parallel, and may hang and crash.
-      step_timeout: seconds that one step or reset may take, before its worker counts as hung and is killed; 60 if not
-        given.
-      start_timeout: seconds that a worker may take to import what it needs and make its environments; 120 if not given.
-      restarts: number of workers that hang or are killed and are replaced before the run stops; 3 if not given.
-      info: numbers of every step's info to report as metrics of training: `("reward_ctrl", "x_position")`.
       wrappers: wrappers to put around it, in order; see `wrapping`.
-      options: arguments of `gymnasium.make`, including the environment's own.
+      options: how it is stepped and reported (`stepped.stepping`; info: `("reward_ctrl", "x_position")`); and arguments
+        of `gymnasium.make`, including the environment's own.
 
     Raises:
       ConfigError: unknown name, wrong options, an environment that cannot be made, or spaces that are not supported.
     """
-    fields = stepped.stepping(workers, step_timeout, start_timeout, restarts)
-    where = f"gymnasium:{name}"
-    spec = _find(name)
-    options |= wrapping(wrappers)
+    fields = stepped.stepping(options)
+    return registered(name, options | wrapping(wrappers), fields)
+
+
+def registered(name: str, options: dict[str, Any], fields: dict[str, Any]) -> GymnasiumRecipe:
+    """Return the recipe of a registered environment; `fields` are those of `stepped.stepping`."""
+    where, spec = f"gymnasium:{name}", _find(name)
     wrapped_here = any(name.startswith("__main__:") for name, _ in options.get("wrappers", ()))
-    if workers and (wrapped_here or getattr(spec.entry_point, "__module__", "") == "__main__"):
-        raise ConfigError(
-            f"{where} is defined in the main program, which workers do not import; move its class to a module, or use "
-            "workers=0"
-        )
+    if fields["workers"] and (wrapped_here or getattr(spec.entry_point, "__module__", "") == "__main__"):
+        raise stepped.unreachable(where)
     found = stepped.looked_at(where, spec, options, converted, fields)
-    return GymnasiumRecipe(id=name, info=tuple(info), **found, by_hand=True)
+    return GymnasiumRecipe(id=name, **found, by_hand=True)
 
 
 def replaced(recipe: GymnasiumRecipe, **fields: Any) -> GymnasiumRecipe:

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.core import keys, registry
-from jaxrl.core.spaces import Space
 from jaxrl.core.types import Environment, PyTree, TimeStep, env_spec
+from jaxrl.envs.delegate import forward
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -18,17 +18,7 @@ class ServedFromHost:
 
     env: Environment
 
-    @property
-    def name(self) -> str:
-        return self.env.name
-
-    @property
-    def observation_space(self) -> Space:
-        return self.env.observation_space
-
-    @property
-    def action_space(self) -> Space:
-        return self.env.action_space
+    name, observation_space, action_space = forward("name"), forward("observation_space"), forward("action_space")
 
     @property
     def discounted(self) -> bool:

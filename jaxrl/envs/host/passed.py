@@ -2,7 +2,7 @@
 
 import copy
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -18,28 +18,20 @@ _playing: weakref.WeakValueDictionary[int, gymnasium.Env] = weakref.WeakValueDic
 
 
 def recipe(
-    env: gymnasium.Env | Callable[..., gymnasium.Env],
-    *,
-    workers: int = 0,
-    step_timeout: float | None = None,
-    start_timeout: float | None = None,
-    restarts: int | None = None,
-    info: Sequence[str] = (),
-    wrappers: Any = (),
-    **options: Any,
+    env: gymnasium.Env | Callable[..., gymnasium.Env], *, wrappers: Any = (), **options: Any
 ) -> adapter.GymnasiumRecipe:
     """Return the recipe of a Gymnasium environment.
 
     Args:
       env: a class or a function, which is called once for each environment; or an instance, which is made again from
         its `spec`. An instance without a usable `spec` is the only environment that the recipe has.
-      workers, step_timeout, start_timeout, restarts, info, wrappers: as for `make`.
-      options: arguments of the class or function.
+      wrappers: as for `make`.
+      options: how it is stepped, as for `make`; and arguments of the class or function.
 
     Raises:
       ConfigError: it is vectorized, cannot be made, cannot be sent to workers, or its spaces are not supported.
     """
-    if isinstance(env, VectorEnv) or (isinstance(env, type) and issubclass(env, VectorEnv)):
+    if issubclass(_class_of(env), VectorEnv):
         spec = getattr(env, "spec", None)
         one = (
             f"'gymnasium:{spec.id}'"
@@ -50,25 +42,24 @@ def recipe(
             f"{_class_of(env).__name__} is a vectorized environment; pass {one}, and num_envs=N; workers=M steps them "
             "in M processes"
         )
-    stepping = {"workers": workers, "step_timeout": step_timeout, "start_timeout": start_timeout, "restarts": restarts}
-    fields = stepped.stepping(**stepping)
+    fields = stepped.stepping(options)
     if not isinstance(env, gymnasium.Env):
-        return _of_function(env, options | adapter.wrapping(wrappers), fields, tuple(info))
+        return _of_function(env, options | adapter.wrapping(wrappers), fields)
     name = _name(type(env.unwrapped))
     if wrappers or options:
         names = ", ".join([*options, *["wrappers"] * bool(wrappers)])
         raise ConfigError(f"{names}: gymnasium:{name} is made already; pass its class, or a function, with arguments")
     spec = _spec(env)
     if spec is None:
-        if workers:
-            raise ConfigError(f"workers={workers}: gymnasium:{name} is {_ONE}; pass {instead(env)}")
-        return _looked_at(name, Instance(env), {}, fields, tuple(info))
+        if fields["workers"]:
+            raise ConfigError(f"workers={fields['workers']}: gymnasium:{name} is {_ONE}; pass {instead(env)}")
+        return _looked_at(name, Instance(env), {}, fields)
     known = _registered_options(spec)
     if known is not None:
-        return adapter.make(spec.id, **stepping, info=info, **known)
-    if workers and getattr(spec.entry_point, "__module__", "") == "__main__":
-        raise _unreachable(name)
-    return _looked_at(name, spec, {}, fields, tuple(info))
+        return adapter.registered(spec.id, known, fields)
+    if fields["workers"] and getattr(spec.entry_point, "__module__", "") == "__main__":
+        raise stepped.unreachable(f"gymnasium:{name}")
+    return _looked_at(name, spec, {}, fields)
 
 
 _ONE = "one environment, whose spec does not say how to make another"
@@ -144,30 +135,23 @@ class Another:
         return Another, (self.function,)
 
 
-def _of_function(function, options, fields, info):
+def _of_function(function, options, fields):
     cls = _class_of(function)
     named = function if hasattr(function, "__qualname__") else cls
     if fields["workers"]:
         if "<" in named.__qualname__ or named.__module__ == "__main__":
-            raise _unreachable(_name(named))
-        return _looked_at(_name(named), function, options, fields, info)
+            raise stepped.unreachable(f"gymnasium:{_name(named)}")
+        return _looked_at(_name(named), function, options, fields)
     factory = Another(function)
-    found = _looked_at(_name(named), factory, options, fields, info)
+    found = _looked_at(_name(named), factory, options, fields)
     if isinstance(function, type) or (named is function and "<lambda>" not in function.__qualname__):
         return found
     return adapter.replaced(found, id=_name(factory.makes))  # the function has no name of its own
 
 
-def _looked_at(name, factory, options, fields, info):
+def _looked_at(name, factory, options, fields):
     found = stepped.looked_at(f"gymnasium:{name}", factory, options, adapter.converted, fields)
-    return adapter.GymnasiumRecipe(id=name, info=info, **found, factory=factory, by_hand=True)
-
-
-def _unreachable(name):
-    return ConfigError(
-        f"gymnasium:{name} is defined in the main program or within a function, where workers cannot import it; move "
-        "it to a module, or use workers=0"
-    )
+    return adapter.GymnasiumRecipe(id=name, **found, factory=factory, by_hand=True)
 
 
 def _class_of(env):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,19 +18,18 @@ from jaxrl.core.native import Integers, NativeSpaces
 from jaxrl.core.spaces import Space
 from jaxrl.core.types import EnvSpec, PyTree, TimeStep
 from jaxrl.envs import suite
-from jaxrl.envs.host import worker_program
-from jaxrl.envs.host.conversion import Actions, Observations
+from jaxrl.envs.host.conversion import Conversion
 from jaxrl.envs.host.episodes import Episodes
-from jaxrl.envs.host.options import check_recorded
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT, close_all, first_call, warn_if_slow
 from jaxrl.envs.host.workers import InProcess, Workers
 
 START_TIMEOUT = 120.0  # seconds
 RESTARTS = 3
 # From the suite's spaces of observations and actions, and the environment's name for errors, to conversions.
-Converted = Callable[[Any, Any, str], tuple[Observations, Actions]]
-_STEPPING = ("workers", "step_timeout", "start_timeout", "restarts", "info")
+Converted = Callable[[Any, Any, str], tuple[Conversion, Conversion]]
 USUAL = {"workers": 0, "step_timeout": STEP_TIMEOUT, "start_timeout": START_TIMEOUT, "restarts": RESTARTS}
+_STEPPING = (*USUAL, "info")
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,25 +86,46 @@ def restored(cls: type, where: str, recorded: Mapping[str, Any], **settings: Any
     return decode_fields(cls, {}, options=options, **stepping, **settings)
 
 
-def stepping(
-    workers: int, step_timeout: float | None, start_timeout: float | None, restarts: int | None
-) -> dict[str, Any]:
-    """Return these fields of a recipe, with defaults in place of None.
+def stepping(options: dict[str, Any]) -> dict[str, Any]:
+    """Take these fields of a recipe out of `options`, and return them, with defaults for what is missing or None.
+
+    Args:
+      options: arguments of an environment, and among them
+        - `workers`: number of processes that step the environments; 0 steps them in this process, one after another,
+          which is faster if a step costs less than about 100 microseconds. Workers run in parallel, and may hang and
+          crash;
+        - `step_timeout`: seconds that one step or reset may take, before its worker counts as hung and is killed; 60 if
+          not given;
+        - `start_timeout`: seconds that a worker may take to import what it needs and make its environments; 120 if not
+          given;
+        - `restarts`: number of workers that hang or are killed and are replaced before the run stops; 3 if not given;
+        - `info`: names of numbers of every step to report as metrics of training.
 
     Raises:
       ConfigError: one is out of range, or needs workers.
     """
-    workers, restarts = whole(workers), whole(restarts)
-    problems = count_problems(workers=(workers, 0), restarts=(restarts, 0))
-    limits = {"step_timeout": step_timeout, "start_timeout": start_timeout, "restarts": restarts}
-    for key, value in limits.items():
-        if value is not None and workers == 0:
+    info, found = tuple(options.pop("info", ())), {key: options.pop(key, None) for key in USUAL}
+    chosen = {key: whole(value) if key in _COUNTS else value for key, value in found.items() if value is not None}
+    problems = count_problems(**{key: (chosen[key], 0) for key in _COUNTS if key in chosen})
+    for key, value in chosen.items():
+        if key != "workers" and chosen.get("workers", 0) == 0:
             problems.append(f"{key}={value} needs workers: what runs in this process cannot be interrupted or replaced")
-        elif value is not None and key != "restarts":
+        elif key not in _COUNTS:
             problems += number_problems(key, value, {"above": 0})
     if problems:
         raise ConfigError(problems)
-    return USUAL | {"workers": workers} | {key: value for key, value in limits.items() if value is not None}
+    return USUAL | chosen | {"info": info}
+
+
+_COUNTS = ("workers", "restarts")
+
+
+def unreachable(where: str) -> ConfigError:
+    """Return the error that workers cannot import an environment."""
+    return ConfigError(
+        f"{where} is defined in the main program or within a function, where workers cannot import it; move it to a "
+        "module, or use workers=0"
+    )
 
 
 def looked_at(
@@ -119,47 +140,32 @@ def looked_at(
       ConfigError: it cannot be made, or its spaces are not supported.
       EnvironmentContractError, EnvironmentFailedError: its first reset or step fails.
     """
+    alone = where, spec, options, (), 1, 0, 0
     with suite.refusing(where, options, (Exception,)):
-        environment, found = _made(where, spec, options, stepping)
-    if environment is None:
-        observations, actions = converted(*found[:2], where)
-    else:
-        work = functools.partial(_tried, environment, found, converted, where)
-        observations, actions = first_call(work, environment, stepping["start_timeout"])
-        close_all([environment], where)
+        if not stepping["workers"]:
+            with warn_if_slow(where, "making an environment"):
+                stepper = InProcess(*alone)
+        else:
+            try:
+                stepper = Workers(*alone, **{key: stepping[key] for key in USUAL})
+            except EnvironmentFailedError as error:  # its last line is what was raised
+                raise RuntimeError(str(error).strip().splitlines()[-1]) from error
+    work = functools.partial(_tried, stepper, spec, converted)
+    observations, actions = first_call(work, stepper, stepping["start_timeout"])
+    close_all(stepper.environments if isinstance(stepper, InProcess) else [stepper], where)
     own = NativeSpaces(observations.native, actions.native)
     found = {"observation_space": observations.space, "action_space": actions.space, "native": own}
     return {"options": options} | stepping | found
 
 
-def _made(where, spec, options, stepping):
-    """Return an environment to try out, or None, and the suite's own spaces."""
-    if stepping["workers"]:
-        try:
-            made = Workers(where, spec, options, (), 1, 0, 0, **stepping)
-        except EnvironmentFailedError as error:  # its last line is what was raised
-            raise RuntimeError(str(error).strip().splitlines()[-1]) from error
-        made.close()
-        return None, made.spaces
-    with warn_if_slow(where, "making an environment"):
-        environment = worker_program.made(spec, options)
-        found = worker_program.spaces(environment)
-    if callable(spec) and not hasattr(spec, "instance"):  # the only instance must not change
-        return environment, found
-    close_all([environment], where)
-    return None, found
-
-
-def _tried(environment, found, converted, where):
-    observations, actions = converted(*found[:2], where)
-    zeros = jax.tree.map(lambda x: np.array(x)[()], actions.write(spaces.zeros(actions.space)))
-    for command in ("reset", 0), ("step", zeros):
-        who = f"{where}: its first {command[0]}"
-        try:
-            outcome = worker_program.outcome(environment, (), *command)
-        except worker_program.RAISED as error:
-            raise EnvironmentFailedError(f"{who} raised {type(error).__name__}: {error}") from error
-        _element(observations, outcome[0], who)
+def _tried(stepper, spec, converted):
+    observations, actions = converted(*stepper.spaces[:2], stepper.name)
+    # The only instance must not change.
+    if isinstance(stepper, InProcess) and callable(spec) and not hasattr(spec, "instance"):
+        zeros = jax.tree.map(lambda x: np.array(x)[()], actions.convert(spaces.zeros(actions.space)))
+        for command in ("reset", stepper.seeds[0]), ("step", zeros):
+            [outcome], _ = stepper.run([command])
+            _element(observations, outcome[0], f"{stepper.name}: its first {command[0]}")
     return observations, actions
 
 
@@ -170,7 +176,7 @@ def _element(observations, observation, who):
       EnvironmentContractError: it is not in the space.
     """
     try:
-        found = observations.read(observation)
+        found = observations.convert(observation)
         for path, child, leaf in spaces.leaves_with_path(observations.space, found):
             if leaf.shape != child.shape:
                 raise ValueError(f"observation{path} of shape {leaf.shape}, and its space says {child.shape}")
@@ -210,15 +216,12 @@ class SteppedEnvironment:
         arguments = (self.name, spec, recipe.options, self._reports, num_envs, seed, first_env)
         self._stepper: InProcess | Workers
         if recipe.workers:
-            self._stepper = Workers(
-                *arguments,
-                workers=recipe.workers,
-                step_timeout=recipe.step_timeout,
-                start_timeout=recipe.start_timeout,
-                restarts=recipe.restarts,
-            )
+            self._stepper = Workers(*arguments, **{key: getattr(recipe, key) for key in USUAL})
         else:
-            self._stepper = InProcess(*arguments)
+            try:
+                self._stepper = InProcess(*arguments)
+            except TypeError as error:  # of options that the environment does not know, such as from a file
+                raise EnvironmentFailedError(f"{self.name} could not be made: {error}") from error
         *both, self._discounted = self._stepper.spaces
         observations, actions = converted(*both, self.name)
         built = EnvSpec(self.name, observations.space, actions.space)
@@ -226,12 +229,12 @@ class SteppedEnvironment:
             self._stepper.close()
             raise EnvironmentContractError("\n".join(problems))
         self._observations = observations
-        self._write = actions.write
+        self._write = actions.convert
         # Integers are NumPy scalars, as `Discrete` has them; boxes are arrays, even without dimensions.
         self._scalar = [isinstance(own, Integers) for own in actions.native]
         self._action_shapes = [(num_envs, *space.shape) for space in spaces.leaves(actions.space)]
         self._episodes = Episodes(num_envs, info=recipe.info)
-        self._seeded = self._running = self._closed = False
+        self._began = self._closed = False
 
     @property
     def failures(self) -> int:
@@ -250,11 +253,11 @@ class SteppedEnvironment:
 
     @property
     def frames_per_second(self) -> float:
-        return self._stepper.frames_per_second if isinstance(self._stepper, InProcess) else 30.0
+        return self._stepper.frames_per_second
 
     def render(self) -> np.ndarray | None:
         """Return a picture of the first environment; None with workers."""
-        return self._stepper.render() if isinstance(self._stepper, InProcess) else None
+        return self._stepper.render()
 
     def reset(self) -> TimeStep[np.ndarray]:
         """Begin new episodes, at first with the seeds; return their first time steps [num_envs].
@@ -264,10 +267,10 @@ class SteppedEnvironment:
           RuntimeError: it was closed.
         """
         self._check_open()
-        seeds = [None] * self.num_envs if self._seeded else self._stepper.seeds
+        seeds = [None] * self.num_envs if self._began else self._stepper.seeds
         self._episodes.begin()
         timestep = self._run([("reset", seed) for seed in seeds])
-        self._seeded = self._running = True
+        self._began = True
         return timestep
 
     def step(self, actions: PyTree) -> TimeStep[np.ndarray]:
@@ -280,7 +283,7 @@ class SteppedEnvironment:
           ValueError: `actions` have another shape.
         """
         self._check_open()
-        if not self._running:
+        if not self._began:
             raise RuntimeError(f"{self.name} was stepped before it was reset; call reset() first")
         leaves, structure = jax.tree.flatten(self._write(actions))
         leaves = [np.array(x) for x in leaves]  # copies, which environments may write to
@@ -328,3 +331,32 @@ class SteppedEnvironment:
             who = f"{self.name}: environment {index + self._first_env} (seed {seeds[index]})"
             elements.append(_element(self._observations, observation, who))
         return jax.tree.map(lambda *x: np.stack(x), *elements)
+
+
+def check_recorded(env: str, options: Mapping[str, Any]) -> None:
+    """Check that options from a file are numbers, booleans and plain words, or lists and tables of them.
+
+    The author of the file chose them, and an environment may open, load or run what a text names.
+
+    Args:
+      env: the environment's name, for the message.
+      options: the options by name.
+
+    Raises:
+      ConfigError: some are not; names all of them.
+    """
+    if strange := sorted(str(name) for name, value in options.items() if not _is_plain(value)):
+        raise ConfigError(
+            f"{env} is to be made with {', '.join(strange)[:200]}, whose values a file may not choose: only numbers, "
+            "True, False and plain words; hand the environment in: env=jaxrl.make(...)"
+        )
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, str):
+        return _WORD.fullmatch(value) is not None
+    if isinstance(value, Mapping):
+        return all(_is_plain(part) for part in (*value.keys(), *value.values()))
+    if isinstance(value, list | tuple):
+        return all(_is_plain(part) for part in value)
+    return value is None or isinstance(value, bool | int | float)

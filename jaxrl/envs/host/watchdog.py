@@ -122,6 +122,11 @@ class Stepper:
         """Queue `work` after any work that was begun before."""
         self._work.put(work)
 
+    def run(self, work: Callable[[], Any], watch: Watch) -> Any:
+        """Return the result of `work` as soon as it is done; raise its error, or that of `watch`."""
+        self.begin(work)
+        return self.wait(watch)
+
     def wait(self, watch: Watch | None = None) -> Any:
         """Wait for the work and return its result; raise its error, or that of `watch`."""
         since = time.monotonic()
@@ -188,8 +193,8 @@ class Supervised:
     def __init__(self, recipe: HostRecipe, num_envs: int, seed: int, first_env: int = 0, *, step_timeout: float):
         self._stepper = Stepper()
         try:
-            self._stepper.begin(functools.partial(recipe.build, num_envs, seed, first_env))
-            self._host: HostEnvironment = self._stepper.wait(Watch(recipe, float("inf"), "their construction"))
+            build = functools.partial(recipe.build, num_envs, seed, first_env)
+            self._host: HostEnvironment = self._stepper.run(build, Watch(recipe, float("inf"), "their construction"))
         except BaseException:
             self._stepper.close(GOODBYE)
             raise
@@ -201,8 +206,7 @@ class Supervised:
         Raises:
           EnvironmentFailedError: it takes too long; or whatever they raise.
         """
-        self._stepper.begin(self._host.reset)
-        return self._stepper.wait(self._watch)
+        return self._stepper.run(self._host.reset, self._watch)
 
     def step(self, actions: PyTree) -> TimeStep[np.ndarray]:
         """Step the environments within the time limit.
@@ -210,8 +214,7 @@ class Supervised:
         Raises:
           EnvironmentFailedError: it takes too long; or whatever they raise.
         """
-        self._stepper.begin(functools.partial(self._host.step, actions))
-        return self._stepper.wait(self._watch)
+        return self._stepper.run(functools.partial(self._host.step, actions), self._watch)
 
     def close(self) -> None:
         """Close the environments within seconds; those that hang close themselves if they ever return."""
@@ -219,7 +222,7 @@ class Supervised:
         self._stepper.close(GOODBYE)
 
 
-def first_call(work: Callable[[], Any], host: HostEnvironment, step_timeout: float) -> Any:
+def first_call(work: Callable[[], Any], host: Any, step_timeout: float) -> Any:
     """Return `work()`, which steps or resets `host`, from a separate thread with a time limit.
 
     If it fails, `host` is closed.
@@ -229,8 +232,7 @@ def first_call(work: Callable[[], Any], host: HostEnvironment, step_timeout: flo
     """
     stepper = Stepper()
     try:
-        stepper.begin(work)
-        return stepper.wait(Watch(host, step_timeout))
+        return stepper.run(work, Watch(host, step_timeout))
     except BaseException:
         stepper.begin(host.close)
         raise

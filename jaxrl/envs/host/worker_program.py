@@ -29,10 +29,10 @@ def main() -> None:
     try:
         path, setup = connection.recv()
         sys.path[:] = path
-        connection.send(prepared(environments, *setup))
+        connection.send(attempt(prepare, environments, *setup))
         while (request := connection.recv()) is not None:
             for index, call, argument in request:
-                connection.send(answer(*environments[index], index, call, argument))
+                connection.send((index, *attempt(outcome, *environments[index], call, argument)))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the parent is gone
     for environment, _ in environments.values():
@@ -69,15 +69,20 @@ LARGEST = 3.4028235677973366e38  # larger numbers become infinite in float32
 RAISED = (Exception, SystemExit)  # errors of environments; `sys.exit` only ends the environment
 
 
-def prepared(environments, spec, indices):
-    """Make the environments; return (None, their spaces), or (the traceback, None) if that fails."""
+def attempt(function, *arguments):
+    """Return (None, the function's result), or (the traceback, None) if an environment raised."""
     try:
-        spec, options, info = pickle.loads(spec)
-        for index in indices:
-            environments[index] = made(spec, options), info
-        return None, spaces(environments[indices[0]][0])
+        return None, function(*arguments)
     except RAISED:
         return traceback.format_exc(), None
+
+
+def prepare(environments, spec, indices):
+    """Make the environments; return their spaces."""
+    spec, options, info = pickle.loads(spec)
+    for index in indices:
+        environments[index] = made(spec, options), info
+    return spaces(environments[indices[0]][0])
 
 
 def made(spec, options):
@@ -127,14 +132,6 @@ def spaces(environment):
     return environment.observation_space, environment.action_space, discounted
 
 
-def answer(environment, info, index, call, argument):
-    """Return (index, None, outcome), or (index, traceback, None) if the environment raised."""
-    try:
-        return index, None, outcome(environment, info, call, argument)
-    except RAISED:
-        return index, traceback.format_exc(), None
-
-
 def outcome(environment, names, call, argument):
     """Return observation, reward, terminated, truncated of a reset or a step; `argument` is its seed or action.
 
@@ -169,10 +166,8 @@ def real(reward):
     Raises:
       TypeError, ValueError: it is not such a number.
     """
-    if isinstance(reward, (str, bytes)):
-        raise TypeError(f"reward must be a number, and it is {reward!r:.80}")
     try:
-        found = float(reward)
+        found = float("" if isinstance(reward, (str, bytes)) else reward)
     except (TypeError, ValueError):
         hint = "; make one number of several with a gymnasium.RewardWrapper (wrappers=...)" * hasattr(reward, "shape")
         raise TypeError(f"reward must be a number, and it is {reward!r:.80}{hint}") from None
@@ -187,12 +182,12 @@ def flag(value, name):
     Raises:
       TypeError, ValueError: it is neither true nor false.
     """
-    if value is None or isinstance(value, (str, bytes, dict, list, tuple, set)):
-        raise TypeError(f"{name} must be true or false, and it is {value!r:.80}")
     try:
-        return bool(value)
+        if value is not None and not isinstance(value, (str, bytes, dict, list, tuple, set)):
+            return bool(value)
     except (TypeError, ValueError):
-        raise TypeError(f"{name} must be true or false, and it is {value!r:.80}") from None
+        pass
+    raise TypeError(f"{name} must be true or false, and it is {value!r:.80}") from None
 
 
 def number(info, name):

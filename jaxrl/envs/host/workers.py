@@ -33,16 +33,49 @@ _LOOK = 1.0  # and of those that do not answer
 CLOSE_TIMEOUT = 2.0  # seconds for all workers together to close their environments
 
 
-class InProcess:
-    """Environments stepped one after another in this process.
+class _Numbered:
+    """Environments with seeds, described by their index in the run.
 
     Attributes:
-      failures, patience: 0; environments that fail here cannot be rebuilt.
-      seeds: the seed with which each environment begins.
-      spaces: the suite's own observation and action spaces, and whether it discounts.
+      name: the environment's name.
+      failures: number of workers that were replaced.
+      patience: seconds that it may take to give up a worker that hangs and start another.
+      seeds: the seed with which each environment began.
     """
 
     failures, patience = 0, 0.0
+
+    def __init__(self, name: str, num_envs: int, seed: int, first_env: int):
+        self.seeds = environment_seeds(seed, num_envs, 0, first_env)
+        self.name, self._seed, self._first_env = name, seed, first_env
+
+    @property
+    def frames_per_second(self) -> float:
+        """The frame rate of pictures."""
+        return 30.0
+
+    def render(self) -> np.ndarray | None:
+        """Return a picture of the first environment, or None."""
+        return None
+
+    def _described(self, index: int, command: Command) -> str:
+        call, argument = command
+        doing = f"step with the action {argument!r}" if call == "step" else "reset"
+        return f"{self.name}: environment {index + self._first_env} (seed {self.seeds[index]}) in {doing}"
+
+    def _failed(self, index: int, command: Command, what: str) -> EnvironmentFailedError:
+        action = command[1] if command[0] == "step" else None
+        text = f"{self._described(index, command)} {what}"
+        return EnvironmentFailedError(text, index + self._first_env, self.seeds[index], action)
+
+
+class InProcess(_Numbered):
+    """Environments stepped one after another in this process, which cannot be rebuilt.
+
+    Attributes:
+      environments: the suite's own.
+      spaces: the suite's own observation and action spaces, and whether it discounts.
+    """
 
     def __init__(
         self,
@@ -54,24 +87,22 @@ class InProcess:
         seed: int,
         first_env: int,
     ):
-        self.seeds = environment_seeds(seed, num_envs, 0, first_env)
-        self._name, self._info, self._first_env = name, info, first_env
+        super().__init__(name, num_envs, seed, first_env)
+        self._info = info
         self._now: tuple[int, Command] | None = None
-        self._environments: list[Any] = []
+        self.environments: list[Any] = []
         try:
             for _ in range(num_envs):
-                self._environments.append(worker_program.made(spec, options))
-            self.spaces = worker_program.spaces(self._environments[0])
-        except BaseException as error:
+                self.environments.append(worker_program.made(spec, options))
+            self.spaces = worker_program.spaces(self.environments[0])
+        except BaseException:
             self.close()
-            if isinstance(error, TypeError):  # of options that the environment does not know, such as from a file
-                raise EnvironmentFailedError(f"{name} could not be made: {error}") from error
             raise
 
     @property
     def doing(self) -> str:
         now = self._now  # which the thread that steps may change meanwhile
-        return "" if now is None else _described(self._name, now[0] + self._first_env, self.seeds[now[0]], now[1])
+        return "" if now is None else self._described(*now)
 
     def run(self, commands: Sequence[Command]) -> tuple[list[Outcome], list[int]]:
         """Run each environment's command; return the outcomes, and the environments rebuilt instead: none.
@@ -80,44 +111,40 @@ class InProcess:
           EnvironmentFailedError: an environment raised.
         """
         outcomes = []
-        for index, (environment, command) in enumerate(zip(self._environments, commands, strict=True)):
+        for index, (environment, command) in enumerate(zip(self.environments, commands, strict=True)):
             self._now = index, command
             try:
                 outcomes.append(worker_program.outcome(environment, self._info, *command))
             except worker_program.RAISED as error:
-                what = f"raised {type(error).__name__}: {error}"
-                raise _failed(self._name, index + self._first_env, self.seeds[index], command, what) from error
+                raise self._failed(index, command, f"raised {type(error).__name__}: {error}") from error
         self._now = None
         return outcomes, []
 
     @property
     def frames_per_second(self) -> float:
         """The frame rate of the first environment's pictures."""
-        return float(self._environments[0].metadata.get("render_fps") or 30.0)
+        return float(self.environments[0].metadata.get("render_fps") or 30.0)
 
     def render(self) -> np.ndarray | None:
         """Return a picture of the first environment, if it was made with a mode that draws any."""
-        frame = self._environments[0].render()
+        frame = self.environments[0].render()
         return frame if isinstance(frame, np.ndarray) else None
 
     def close(self) -> None:
         """Close the environments; may be called twice."""
-        environments, self._environments = self._environments, []
+        environments, self.environments = self.environments, []
         for environment in environments:
             with contextlib.suppress(Exception):
                 environment.close()
 
 
-class Workers:
+class Workers(_Numbered):
     """Environments in worker processes, each with a share of them.
 
     A worker that is killed, or that hangs for `step_timeout` seconds in one environment, is replaced with its whole
     share, `restarts` times in all. An exception is not such a failure: it would recur, so it stops everything.
 
     Attributes:
-      failures: number of workers that were replaced.
-      patience: seconds that it may take to give up a worker that hangs and start another.
-      seeds: the seed with which each environment began.
       spaces: the suite's own observation and action spaces, and whether it discounts.
     """
 
@@ -136,9 +163,8 @@ class Workers:
         start_timeout: float,
         restarts: int,
     ):
-        self.seeds = environment_seeds(seed, num_envs, 0, first_env)
-        self.failures, self.patience = 0, step_timeout + start_timeout
-        self._name, self._seed, self._first_env = name, seed, first_env
+        super().__init__(name, num_envs, seed, first_env)
+        self.patience = step_timeout + start_timeout
         self._timeout, self._start_timeout, self._restarts = step_timeout, start_timeout, restarts
         self._waiting = False
         self._commands: Sequence[Command] = ()
@@ -164,7 +190,7 @@ class Workers:
     @property
     def doing(self) -> str:
         pending = [tuple(worker.pending) for worker in list(self._workers)]  # another thread may change it meanwhile
-        return "; ".join(self._described(mine[0]) for mine in pending if mine)
+        return "; ".join(self._described(mine[0], self._commands[mine[0]]) for mine in pending if mine)
 
     def run(self, commands: Sequence[Command]) -> tuple[list[Outcome], list[int]]:
         """Run each environment's command; return the outcomes, and which environments were rebuilt instead.
@@ -176,16 +202,11 @@ class Workers:
           RuntimeError: an earlier call was interrupted, so that replies are still pending.
         """
         if self._waiting:
-            raise RuntimeError(f"{self._name}: an earlier step was interrupted; close() it and build another")
+            raise RuntimeError(f"{self.name}: an earlier step was interrupted; close() it and build another")
         self._waiting, self._commands = True, commands
         outcomes: list[Any] = [None] * len(commands)
-        lost = {}
-        for worker in self._workers:
-            if not worker.ask(commands, self._timeout):
-                lost[worker] = "died"
-        self._collect([worker for worker in self._workers if worker not in lost], outcomes, lost)
         rebuilt: list[int] = []
-        for worker, how in lost.items():
+        for worker, how in self._exchange(self._workers, outcomes).items():
             rebuilt += worker.indices
             self._replace(worker, how, outcomes)
         self._waiting = False
@@ -195,9 +216,10 @@ class Workers:
         """End the workers within a bounded time; may be called twice."""
         self._finalizer()
 
-    def _collect(self, workers: list["_Worker"], outcomes: list[Any], lost: dict["_Worker", str]) -> None:
-        """Fill in `outcomes` as they arrive, and `lost` with the workers that died or hung, and how."""
-        pending = {worker.connection: worker for worker in workers if worker.pending}
+    def _exchange(self, workers: list["_Worker"], outcomes: list[Any]) -> dict["_Worker", str]:
+        """Send workers their commands and fill in `outcomes`; return the workers that died or hung, and how."""
+        lost = {worker: "died" for worker in workers if not worker.ask(self._commands, self._timeout)}
+        pending = {worker.connection: worker for worker in workers if worker not in lost}
         while pending:
             patience = min(worker.deadline for worker in pending.values()) - time.monotonic()
             ready = set(wait(list(pending), min(max(patience, 0.0), _LOOK)))
@@ -223,6 +245,7 @@ class Workers:
                 if (died or worker.deadline <= now) and not connection.poll():
                     lost[worker] = "died" if died else f"hung for step_timeout={self._timeout:g} seconds"
                     del pending[connection]
+        return lost
 
     def _replace(self, worker: "_Worker", how: str, outcomes: list[Any]) -> None:
         while True:
@@ -233,7 +256,7 @@ class Workers:
             if self.failures == self._restarts:
                 self._stop(f"{how}, and restarts={self._restarts} is used up", index)
             self.failures += 1
-            lost = f"{self._described(index)} {how}"
+            lost = f"{self._described(index, self._commands[index])} {how}"
             warnings.warn(
                 f"{lost}; its worker is replaced ({self.failures} of restarts={self._restarts})",
                 RuntimeWarning,
@@ -246,10 +269,7 @@ class Workers:
             self._workers[self._workers.index(worker)] = fresh
             self._started(fresh)
             self._commands = [("reset", seed) for seed in self.seeds]
-            again: dict[_Worker, str] = {}
-            if not fresh.ask(self._commands, self._timeout):
-                again[fresh] = "died"
-            self._collect([fresh], outcomes, again)
+            again = self._exchange([fresh], outcomes)
             if not again:
                 return
             worker, how = fresh, again[fresh]
@@ -257,7 +277,7 @@ class Workers:
     def _started(self, worker: "_Worker") -> Any:
         """Wait for the worker to create its environments; return their spaces."""
         try:
-            with warn_if_slow(self._name, f"making environments in a worker (start_timeout={self._start_timeout:g})"):
+            with warn_if_slow(self.name, f"making environments in a worker (start_timeout={self._start_timeout:g})"):
                 ready = worker.connection.poll(self._start_timeout)
             if ready:
                 failure, spaces = worker.connection.recv()
@@ -270,16 +290,13 @@ class Workers:
         self.close()
         indices = [index + self._first_env for index in worker.indices]
         raise EnvironmentFailedError(
-            f"{self._name}: environments {', '.join(map(str, indices))} could not be made in a worker:\n{failure}",
+            f"{self.name}: environments {', '.join(map(str, indices))} could not be made in a worker:\n{failure}",
             indices[0],
         )
 
     def _stop(self, what: str, index: int) -> None:
         self.close()
-        raise _failed(self._name, index + self._first_env, self.seeds[index], self._commands[index], what)
-
-    def _described(self, index: int) -> str:
-        return _described(self._name, index + self._first_env, self.seeds[index], self._commands[index])
+        raise self._failed(index, self._commands[index], what)
 
 
 @dataclasses.dataclass(eq=False)
@@ -368,15 +385,3 @@ def _close(workers: list[_Worker]) -> None:
 
 def _exit_reason(code: int) -> str:
     return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
-
-
-def _failed(name: str, index: int, seed: int, command: Command, what: str) -> EnvironmentFailedError:
-    action = command[1] if command[0] == "step" else None
-    return EnvironmentFailedError(f"{_described(name, index, seed, command)} {what}", index, seed, action)
-
-
-def _described(name: str, index: int, seed: int, command: Command) -> str:
-    """Describe what an environment is doing; `index` is its index in the run."""
-    call, argument = command
-    doing = f"step with the action {argument!r}" if call == "step" else "reset"
-    return f"{name}: environment {index} (seed {seed}) in {doing}"
