@@ -279,20 +279,6 @@ def test_a_package_is_trained_evaluated_rendered_and_loaded(package, name, algo,
     assert own.action_space.contains(action)
 
 
-@pytest.mark.learning
-def test_highway():
-    """An environment with a table of settings, drawn as it drives."""
-    pytest.importorskip("highway_env")
-    settings = {"observation": {"type": "Kinematics", "vehicles_count": 3}, "duration": 5}
-    env = jaxrl.make("gymnasium:highway_env:highway-fast-v0", config=settings)
-    assert env.observation_space.shape == (3, 5)
-    jaxrl.check_env(env, steps=12)
-    host = env.build_rendered(0)
-    host.reset()
-    assert host.render().ndim == 3
-    host.close()
-
-
 @pytest.mark.parametrize("name", ["NormalizeObservation", "NormalizeReward", "RecordVideo", "HumanRendering"])
 def test_wrappers_that_a_file_cannot_ask_for(name):
     """They keep statistics that a resumed run loses, or write files and open windows, which a file must not ask for."""

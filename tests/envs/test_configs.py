@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flax import struct
 from helpers.patience import PATIENCE
+from helpers.played import played
 from helpers.registered import nothing_registered_for_good
 
 import jaxrl
@@ -60,16 +61,7 @@ def test_environments(name):
         np.testing.assert_array_equal(one, other)
     assert back.name == env.name
     assert back.observation_space == env.observation_space and back.action_space == env.action_space
-
-    @jax.jit
-    def play(env):
-        state, first = env.reset(jax.random.key(0))
-        action = env.action_space.sample(jax.random.key(1))
-        return first, jax.lax.scan(
-            lambda s, key: env.step(s, action, key), state, jax.random.split(jax.random.key(2), 12)
-        )[1]
-
-    jax.tree.map(np.testing.assert_array_equal, play(env), play(back))
+    jax.tree.map(np.testing.assert_array_equal, *(played(one, None, jax.random.key(0), 12) for one in (env, back)))
     assert envs.prepared(back) is not None
 
 

@@ -8,6 +8,7 @@ import dm_probes
 import numpy as np
 import pytest
 from dm_env import specs
+from helpers.counted import assert_counted
 from helpers.programs import all_finite
 from helpers.refused import refused
 from helpers.registered import nothing_registered_for_good
@@ -40,24 +41,12 @@ def counted(request):
 
 
 def test_rows(counted):
-    columns = lambda f: [f(timestep).tolist() for timestep in counted]  # noqa: E731
-    for index in range(3):
-        assert columns(lambda t, i=index: t.observation["step"][i]) == [0, 1, 2, 0, 1, 2, 0, 1]
-        assert columns(lambda t, i=index: t.observation["early"][i]) == [True, True, False] * 2 + [True, True]
-        assert columns(lambda t, i=index: t.reward[i]) == [0, 1, 2, 0, 1, 2, 0, 1]
-        assert columns(lambda t, i=index: t.first[i]) == [True, False, False] * 2 + [True, False]
-        assert columns(lambda t, i=index: t.terminated[i]) == [False, False, True] * 2 + [False, False]
-        assert columns(lambda t, i=index: t.episode.returns[i]) == [0, 1, 3, 0, 1, 3, 0, 1]
-    assert not np.any([timestep.truncated for timestep in counted])
+    assert_counted(counted)
+    for timestep, step in zip(counted, [0, 1, 2, 0, 1, 2, 0, 1], strict=True):
+        assert timestep.observation["step"].tolist() == [step] * 3
+        assert timestep.observation["early"].tolist() == [step < 2] * 3
     clipped = [[0.5, 2.0], [-1.0, -0.5], [0.0, 0.0]]
     np.testing.assert_allclose(counted[1].observation["last"]["action"], clipped, err_msg="within the spec's bounds")
-
-
-def test_types(counted):
-    for timestep in counted:
-        shown = timestep.observation
-        assert shown["step"].dtype == shown["last"]["action"].dtype == timestep.reward.dtype == np.float32
-        assert shown["early"].dtype == np.bool_ and shown["step"].shape == (3,) and shown["drawn"].shape == (3, 1)
 
 
 def test_what_is_told(counted):
@@ -226,21 +215,12 @@ def test_a_worker_that_is_killed_is_replaced():
         (3, {}, "3 is no function that makes an environment"),
         (dm_probes.none, {}, "its factory gives a NoneType, and no dm_env.Environment"),
         (dm_probes.Counting, {"lenth": 3}, "cannot be made with lenth=3.*lenth"),
-        (dm_probes.Counting, {"workers": -1}, "workers=-1 must be at least 0"),
-        (dm_probes.Counting, {"restarts": 2}, "restarts=2 needs workers"),
         (lambda seed: dm_probes.Counting(seed), {"workers": 1}, "within a function, where workers cannot import it"),
     ],
 )
 def test_mistakes(factory, parameters, words):
     with pytest.raises(ConfigError, match=words):
         jaxrl.from_dm_env(factory, **parameters)
-
-
-def test_info_that_is_none_says_what_there_is():
-    host = jaxrl.from_dm_env(dm_probes.Counting, info=("last",)).build(1, 0)
-    host.reset()
-    with pytest.raises(EnvironmentFailedError, match="info='last'"):
-        host.step(ACTION[:1])
 
 
 # --- runs ----------------------------------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ def dtypes(space):
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of Gymnasium, on precision
 def test_every_action_lies_in_the_environments_own_space(theirs, seed):
     got = conversion.actions(theirs, "it")
-    written = got.write(elements(got.space, np.random.default_rng(seed), 4))
+    written = got.convert(elements(got.space, np.random.default_rng(seed), 4))
     assert [x.dtype for x in jax.tree.leaves(written)] == dtypes(theirs)
     for index in range(4):
         action = in_one(theirs, written, index)
@@ -141,7 +141,7 @@ def test_every_observation_lies_in_ours(theirs, seed):
         if not theirs.contains(sample):  # nor are all its samples of small integers within its bounds
             continue
         try:
-            found = got.read(sample)
+            found = got.convert(sample)
         except EnvironmentContractError:
             assert theirs.dtype.itemsize == 8, "a number beyond 32 bits"
             continue
@@ -155,14 +155,14 @@ def test_every_observation_lies_in_ours(theirs, seed):
 def test_integers_of_ours_are_theirs_and_back(theirs, seed):
     got = conversion.actions(theirs, "it")
     ours = elements(got.space, np.random.default_rng(seed), 4)
-    back = native.reader(got.space, got.native, "it")(got.write(ours))
+    back = native.reader(got.space, got.native, "it")(got.convert(ours))
     np.testing.assert_array_equal(back, ours)
     assert back.dtype == np.int32
 
 
 def test_actions_of_boxes_are_clipped_to_the_bounds_that_they_have():
     theirs = foreign.Box(np.asarray([-np.inf, -1.0, -np.inf]), np.asarray([0.3, np.inf, np.inf]), dtype=np.float64)
-    written = conversion.actions(theirs, "it").write(np.float32([[0.3, -5.0, 1e30]]))
+    written = conversion.actions(theirs, "it").convert(np.float32([[0.3, -5.0, 1e30]]))
     assert written.tolist() == [[0.3, -1.0, float(np.float32(1e30))]] and written.dtype == np.float64
 
 
@@ -190,12 +190,12 @@ def test_specs_of_dm_env():
     }
     of_observation = {"door": specs.DiscreteArray(4), "open": specs.Array((2,), bool), "at": specs.Array((1,), float)}
     observations, actions = _converted(of_observation, of_action, "it")
-    batch = actions.write(elements(actions.space, np.random.default_rng(0), 5))
+    batch = actions.convert(elements(actions.space, np.random.default_rng(0), 5))
     for index in range(5):
         for name, spec in of_action.items():
             spec.validate(batch[name][index, ...])
             assert batch[name].dtype == spec.dtype
-    read = observations.read({"door": np.int32(3), "open": np.asarray([True, False]), "at": np.asarray([0.5])})
+    read = observations.convert({"door": np.int32(3), "open": np.asarray([True, False]), "at": np.asarray([0.5])})
     assert bool(observations.space.contains(read)) and read["at"].dtype == np.float32
 
 
@@ -284,7 +284,7 @@ def test_a_batch_is_as_the_environment_has_it_and_in_jax_it_is_ours(policy):
     actions, _ = policy(batch)
     for index in range(3):
         assert TAKEN.contains(in_one(TAKEN, actions, index))
-    ours = conversion.observations(OBSERVED, "it").read(batch)
+    ours = conversion.observations(OBSERVED, "it").convert(batch)
     in_jax, _ = policy(jax.tree.map(jax.numpy.asarray, ours))
     assert bool(policy.spec.action_space.contains(jax.tree.map(lambda x: x[0], in_jax)))
     written = native.writer(policy.spec.action_space, policy.spec.native.action)(in_jax)

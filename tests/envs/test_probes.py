@@ -4,23 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.played import played
 
 from jaxrl import envs
 from jaxrl.core.errors import ConfigError
 from jaxrl.envs.probes import BEST_ACTION, names
 
 GAMMA = 0.9
-
-
-@jax.jit
-def play(env, action, key):
-    state, first = env.reset(key)
-
-    def one(state, key):
-        return env.step(state, action, key)
-
-    rest = jax.lax.scan(one, state, jax.random.split(key, 40))[1]
-    return jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), first, rest)
 
 
 def values(steps):
@@ -48,24 +38,25 @@ def test_values(continuous):
         "Truncated": lambda o: np.full_like(o, 1.0 / (1.0 - GAMMA)),
     }
     assert set(truth) == set(names())
-    before = play._cache_size()
+    before = played._cache_size()
     for name, value in truth.items():
         env = envs.make(f"probe:{name}", continuous=continuous)
-        steps = play(env, best, jax.random.key(2))
+        steps = played(env, best, jax.random.key(2), 40)
         got, observation = values(steps), np.asarray(steps.observation)[:, 0]
         known = ~np.isnan(got)
         assert known.sum() > 10
         np.testing.assert_allclose(got[known], value(observation[known]), rtol=1e-5)
         assert bool(steps.truncated.any()) == (name == "Truncated")
         assert bool(steps.terminated.any()) == (name != "Truncated")
-    assert play._cache_size() == before + 1, "the probes must share one program"
-    assert set(np.unique(play(envs.make("probe:RewardIsObservation"), best, jax.random.key(2)).observation)) == {-1, 1}
+    assert played._cache_size() == before + 1, "the probes must share one program"
+    steps = played(envs.make("probe:RewardIsObservation"), best, jax.random.key(2), 40)
+    assert set(np.unique(steps.observation)) == {-1, 1}
 
 
 def test_the_wrong_action_is_worse():
-    steps = play(envs.make("probe:ActionReward"), jnp.int32(1), jax.random.key(0))
+    steps = played(envs.make("probe:ActionReward"), jnp.int32(1), jax.random.key(0), 40)
     assert steps.reward[1] == -1
-    steps = play(envs.make("probe:ActionReward", continuous=True), jnp.full((1,), -0.5), jax.random.key(0))
+    steps = played(envs.make("probe:ActionReward", continuous=True), jnp.full((1,), -0.5), jax.random.key(0), 40)
     assert steps.reward[1] == 0
 
 
@@ -75,7 +66,7 @@ def test_no_part_of_a_composite_action_earns_anything_alone():
     def reward(amount=BEST_ACTION, one=1, two=(1, 2)):
         action = {"amount": jnp.full((1,), amount), "choice": (jnp.int32(one), jnp.asarray(two, jnp.int32))}
         assert env.action_space.contains(action)
-        return float(play(env, action, jax.random.key(0)).reward[1])
+        return float(played(env, action, jax.random.key(0), 40).reward[1])
 
     assert reward() == 1.0
     assert reward(amount=0.0) == 0.75 and reward(amount=-1.0) == reward(one=0) == reward(two=(0, 2)) == 0.0

@@ -94,11 +94,6 @@ def test_what_cannot_be_drawn_is_refused_before_anything_compiles(options, words
         jaxrl.train(jaxrl.PPO(), env, total_steps=1024, progress=False)
 
 
-def test_host_environments_are_refused_in_one_line():
-    with pytest.raises(ConfigError, match="wraps Gymnasium environments"):
-        jaxrl.make("gymnasium:CartPole-v1", wrappers=(partial(RandomParameters, draw=lengths),))
-
-
 def test_it_is_found_in_files_by_the_name_of_the_function():
     env = made(per="environment")
     again = jaxrl.envs.configs.from_config(jaxrl.envs.configs.to_config(env))

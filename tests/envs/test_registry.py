@@ -44,10 +44,6 @@ def test_hidden_entries_are_a_parameter():
     refused(lambda: jaxrl.make("gymnasium:Pendulum-v1", hide=2), "takes no hide")
 
 
-def test_unknown_auto_reset():
-    refused(lambda: envs.make("gymnax:CartPole-v1", auto_reset="poled"), "did you mean 'pooled'")
-
-
 def test_register():
     with nothing_registered_for_good():
         jaxrl.register("my:Probe-v0", lambda reward=1.0: Probe(reward=reward))

@@ -4,30 +4,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.played import played
 
 from jaxrl import envs
 from jaxrl.envs import AutoReset, PooledReset
 from jaxrl.envs.gymnax import make as make_raw
 
 
-def play(env, key, batch=20, steps=60):
-    key_reset, key_steps = jax.random.split(key)
-    state, first = jax.vmap(env.reset)(jax.random.split(key_reset, batch))
-
-    def one(state, key):
-        keys = jax.random.split(key, batch)
-        action = jax.vmap(env.action_space.sample)(keys)
-        state, time_step = jax.vmap(env.step)(state, action, keys)
-        return state, time_step
-
-    return jax.lax.scan(one, state, jax.random.split(key_steps, steps))[1]
-
-
 @pytest.mark.long
 def test_pooled_resets_are_the_exact_ones_bit_for_bit():
     raw = make_raw("CartPole-v1", max_steps_in_episode=15)
-    exact = jax.jit(play)(AutoReset(raw), jax.random.key(0))
-    pooled = jax.jit(play)(PooledReset(raw, 3), jax.random.key(0))
+    exact, pooled = (played(env, None, jax.random.key(0), 60, 20) for env in (AutoReset(raw), PooledReset(raw, 3)))
     assert exact.first.sum() > 60 and exact.truncated.any()
     jax.tree.map(np.testing.assert_array_equal, exact, pooled)
 
@@ -63,16 +50,3 @@ def test_pooled_reset_of_one_environment():
         state, time_step = step(state, jnp.int32(0), jax.random.key(t))
         seen.append((bool(time_step.truncated), bool(time_step.first)))
     assert seen == [(False, False), (True, False), (False, True), (False, False)]
-
-
-@pytest.mark.long
-def test_first_states_of_pooled_resets_are_distributed_as_those_of_reset():
-    """CartPole starts uniformly in [-0.05, 0.05]^4; so it must where many end together and take turns at the pool."""
-    raw = make_raw("CartPole-v1", max_steps_in_episode=4)
-    steps = jax.jit(lambda key: play(PooledReset(raw, 2), key, batch=64, steps=400))(jax.random.key(3))
-    first = np.asarray(steps.first)
-    starts = np.asarray(steps.observation)[first]
-    assert len(starts) > 5000 and len(np.unique(starts[:, 0])) > 0.999 * len(starts)
-    uniform = np.sort(starts / 0.1 + 0.5, axis=0)
-    gap = np.abs(uniform - (np.arange(len(starts))[:, None] + 0.5) / len(starts)).max()
-    assert gap < 1.95 / np.sqrt(len(starts))  # Kolmogorov-Smirnov, one in a thousand

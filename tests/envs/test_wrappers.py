@@ -1,6 +1,5 @@
 """Wrappers, over a tiny environment that shows which episode it is in, how far, and what was done to it."""
 
-import functools
 from functools import partial
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from flax import struct
 from helpers.discounted import Discounted
+from helpers.played import played
 from helpers.refused import refused
 
 import jaxrl
@@ -32,7 +32,6 @@ from jaxrl.envs import (
     TimeLimit,
     check_env,
     prepared,
-    with_auto_reset,
     with_parameters,
 )
 from jaxrl.envs.episode import restart, transition
@@ -60,22 +59,8 @@ class Counter:
         return state, transition(state, action, state[1] >= self.length, jnp.bool_(False))
 
 
-@functools.partial(jax.jit, static_argnames="steps")
-def play(env, action, key, steps):
-    """Time steps [steps + 1]; the action is `action`, plus the index of the step where it is an array."""
-    key_reset, key_steps = jax.random.split(key)
-    state, first = env.reset(key_reset)
-    actions = jnp.broadcast_to(action, (steps, *env.action_space.shape))
-
-    def one(state, inputs):
-        return env.step(state, *inputs)
-
-    rest = jax.lax.scan(one, state, (actions, jax.random.split(key_steps, steps)))[1]
-    return jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), first, rest)
-
-
 def test_auto_reset_gives_the_last_observation_its_own_row():
-    steps = play(AutoReset(Counter(length=3)), jnp.float32(2), jax.random.key(0), 8)
+    steps = played(AutoReset(Counter(length=3)), jnp.float32(2), jax.random.key(0), 8)
     np.testing.assert_array_equal(steps.observation[:, 1], [0, 1, 2, 3, 0, 1, 2, 3, 0])
     np.testing.assert_array_equal(steps.first, [1, 0, 0, 0, 1, 0, 0, 0, 1])
     np.testing.assert_array_equal(steps.terminated, [0, 0, 0, 1, 0, 0, 0, 1, 0])
@@ -94,16 +79,11 @@ def test_auto_reset_begins_with_the_reset_of_the_steps_key():
     np.testing.assert_array_equal(begun.observation, env.env.reset(key)[1].observation)
 
 
-def test_with_auto_reset_wraps_once():
-    env = with_auto_reset(Counter())
-    assert isinstance(env, AutoReset) and with_auto_reset(env) is env
-
-
 def test_time_limit_truncates_and_termination_wins():
-    steps = play(AutoReset(TimeLimit(Counter(length=5), 3)), jnp.float32(1), jax.random.key(0), 4)
+    steps = played(AutoReset(TimeLimit(Counter(length=5), 3)), jnp.float32(1), jax.random.key(0), 4)
     np.testing.assert_array_equal(steps.truncated, [0, 0, 0, 1, 0])
     np.testing.assert_array_equal(steps.terminated, np.zeros(5))
-    steps = play(AutoReset(TimeLimit(Counter(length=5), 5)), jnp.float32(1), jax.random.key(0), 5)
+    steps = played(AutoReset(TimeLimit(Counter(length=5), 5)), jnp.float32(1), jax.random.key(0), 5)
     assert steps.terminated[5] and not steps.truncated[5]
 
 
@@ -114,7 +94,7 @@ def test_time_limit_refuses_an_environment_that_resets():
 def test_episode_statistics_equal_numpy_and_ignore_reward_wrappers():
     actions = jnp.arange(12, dtype=jnp.float32) * 0.5
     env = AutoReset(ScaleReward(ClipReward(EpisodeStatistics(Counter(length=4)), -1.0, 1.0), 10.0))
-    steps = play(env, actions, jax.random.key(0), 12)
+    steps = played(env, actions, jax.random.key(0), 12)
     returns, length, total, count = [0.0], [0], 0.0, 0
     for t in range(1, 13):
         if steps.first[t]:
@@ -137,19 +117,19 @@ def test_returns_are_of_the_rewards_before_wrappers_of_a_user_change_them(action
         ClipReward(Counter(length=3)),
         TimeLimit(ScaleReward(ClipReward(ClipAction(Counter(length=3))), 9.0), 8),
     ):
-        steps = play(prepared(env), actions, jax.random.key(0), 3)
+        steps = played(prepared(env), actions, jax.random.key(0), 3)
         np.testing.assert_allclose(steps.episode.returns[-1], actions.sum())
         assert steps.terminated[-1] and steps.reward[-1] in (1.0, 9.0)
 
 
 def test_episode_statistics_over_an_auto_reset_are_the_same():
-    inside = play(AutoReset(EpisodeStatistics(Counter(length=4))), jnp.float32(3), jax.random.key(0), 12)
-    outside = play(EpisodeStatistics(AutoReset(Counter(length=4))), jnp.float32(3), jax.random.key(0), 12)
+    inside = played(AutoReset(EpisodeStatistics(Counter(length=4))), jnp.float32(3), jax.random.key(0), 12)
+    outside = played(EpisodeStatistics(AutoReset(Counter(length=4))), jnp.float32(3), jax.random.key(0), 12)
     jax.tree.map(np.testing.assert_array_equal, inside, outside)
 
 
 def test_clip_reward_leaves_first_rewards_alone():
-    steps = play(ClipReward(AutoReset(Counter(length=2)), 5.0, 6.0), jnp.float32(1), jax.random.key(0), 5)
+    steps = played(ClipReward(AutoReset(Counter(length=2)), 5.0, 6.0), jnp.float32(1), jax.random.key(0), 5)
     np.testing.assert_array_equal(steps.reward, [0, 5, 5, 0, 5, 5])
 
 
@@ -157,7 +137,7 @@ def test_clip_reward_leaves_first_rewards_alone():
 def test_frame_stack_refills_at_a_new_episode(over):
     env = FrameStack(AutoReset(Counter(length=3)), 3) if over else AutoReset(FrameStack(Counter(length=3), 3))
     assert env.observation_space.shape == (9,)
-    steps = play(env, jnp.float32(1), jax.random.key(0), 6)
+    steps = played(env, jnp.float32(1), jax.random.key(0), 6)
     times = np.asarray(steps.observation)[:, 1::3]
     np.testing.assert_array_equal(times, [[0, 0, 0], [0, 0, 1], [0, 1, 2], [1, 2, 3], [0, 0, 0], [0, 0, 1], [0, 1, 2]])
     tags = np.asarray(steps.observation)[:, 0::3]
@@ -170,7 +150,7 @@ def test_action_repeat_adds_rewards_and_stops_at_the_end():
         AutoReset(ActionRepeat(EpisodeStatistics(Counter(length=5)), 3)),
         ActionRepeat(AutoReset(EpisodeStatistics(Counter(length=5))), 3),
     ):
-        steps = play(env, jnp.float32(2), jax.random.key(0), 4)
+        steps = played(env, jnp.float32(2), jax.random.key(0), 4)
         np.testing.assert_array_equal(steps.observation[:, 1], [0, 3, 5, 0, 3])
         np.testing.assert_array_equal(steps.reward, [0, 6, 4, 0, 6])
         np.testing.assert_array_equal(steps.first, [1, 0, 0, 1, 0])
@@ -182,17 +162,17 @@ def test_sticky_actions_stick_as_often_as_said_and_forget_at_a_new_episode():
     length, steps = 50, 5100
     # All actions differ, so that what was done tells where it stuck.
     actions = jnp.arange(steps, dtype=jnp.float32)
-    played = play(StickyActions(AutoReset(Counter(length=length)), 0.25), actions, jax.random.key(0), steps)
-    done, first = np.asarray(played.observation)[1:, 2], np.asarray(played.first)
+    sticky = played(StickyActions(AutoReset(Counter(length=length)), 0.25), actions, jax.random.key(0), steps)
+    done, first = np.asarray(sticky.observation)[1:, 2], np.asarray(sticky.first)
     own = done == np.asarray(actions)
     after_first = first[:-1]
     real = ~first[1:]
     assert own[after_first].all()
     stuck = ~own[real & ~after_first]
     assert abs(stuck.mean() - 0.25) < 4 * np.sqrt(0.25 * 0.75 / stuck.size)
-    previous = np.asarray(played.observation)[:-1, 2]
+    previous = np.asarray(sticky.observation)[:-1, 2]
     assert (done[real & ~own] == previous[real & ~own]).all()
-    never = play(StickyActions(AutoReset(Counter(length=length)), 0.0), actions, jax.random.key(0), steps)
+    never = played(StickyActions(AutoReset(Counter(length=length)), 0.0), actions, jax.random.key(0), steps)
     assert (np.asarray(never.observation)[1:, 2] == np.asarray(actions))[~np.asarray(never.first)[1:]].all()
 
 
@@ -200,10 +180,10 @@ def test_rescale_and_clip_action():
     env = RescaleAction(Counter())
     assert env.action_space == spaces.Box(-1.0, 1.0, ())
     for given, done in ((-1.0, 0.0), (0.0, 5.0), (1.0, 10.0), (3.0, 10.0)):
-        assert play(AutoReset(env), jnp.float32(given), jax.random.key(0), 1).reward[1] == done
+        assert played(AutoReset(env), jnp.float32(given), jax.random.key(0), 1).reward[1] == done
     env = ClipAction(Counter())
     assert not env.action_space.bounded
-    assert play(AutoReset(env), jnp.float32(99), jax.random.key(0), 1).reward[1] == 10
+    assert played(AutoReset(env), jnp.float32(99), jax.random.key(0), 1).reward[1] == 10
     with pytest.raises(ConfigError, match="RescaleAction.*finite"):
         _ = RescaleAction(ClipAction(Counter())).action_space
 
