@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.tiers import one_quick
 from hypothesis import strategies as st
 
 from jaxrl.buffers import best_tree, sum_tree
@@ -40,7 +41,7 @@ def expected(first, second):
     return [min(range(len(a)), key=lambda i: (-a[i], -b[i], i)) for a, b in zip(first, second, strict=True)]
 
 
-@pytest.mark.parametrize("size", [1, 5, 33, 300, pytest.param(5000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("size", one_quick([1, 5, 33, 300, 5000], 1, 300))
 @hypothesis.settings(max_examples=25, deadline=None)
 @hypothesis.given(data=st.data())
 def test_it_is_the_best_of_all_after_any_puts(size, data):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.streams import rows_of
+from helpers.streams import assert_two_devices_are_one, n_step, rows_of
 from helpers.tiers import one_quick
 
 from jaxrl.buffers import checks
@@ -35,9 +35,9 @@ def test_transitions_are_those_of_the_episodes(sampler, shards):
     assert weights.any()
     for i in np.flatnonzero(weights):
         tick, column = int(batch.observation[i]) % 1000, int(batch.observation[i]) // 1000
-        assert ROWS.weight[tick, column] and float(batch.next_observation[i]) == tick + 1 + 1000 * column
-        assert float(batch.rewards[i, 0]) == ROWS.reward[tick, column]
-        assert bool(batch.bootstrap[i]) != bool(ROWS.terminated[tick, column])
+        rewards, _, bootstrap, following = n_step(ROWS, tick, column, 1)
+        assert ROWS.weight[tick, column] and [float(batch.rewards[i, 0])] == rewards
+        assert (bool(batch.bootstrap[i]), float(batch.next_observation[i])) == (bootstrap, following)
     # A ring of 12 rows of each of 4 environments, and so 11 pairs of each.
     items = 4 * 11
     np.testing.assert_allclose(batch.sample_info.probability, 1 / items, rtol=1e-5)
@@ -59,8 +59,6 @@ def test_transitions_are_those_of_the_episodes(sampler, shards):
 @SAMPLERS
 def test_two_devices_draw_what_one_does(sampler):
     one, two = bound(sampler, SingleReplica(2), 2), bound(sampler, MeshReplicas("data", 1), 2)
-    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
-    spec = jax.sharding.PartitionSpec
 
     def step(buffer, state, rows, key):
         state, batch = buffer.sample(buffer.add(state, rows, ()), key)
@@ -68,23 +66,8 @@ def test_two_devices_draw_what_one_does(sampler):
             state = buffer.update_priorities(state, batch.sample_info, batch.rewards[:, 0])
         return state, batch
 
-    alone = jax.jit(lambda *given: step(one, *given))
-    both = jax.jit(
-        jax.shard_map(
-            lambda *given: step(two, *given),
-            mesh=mesh,
-            in_specs=(two.partition("data"), spec(None, "data"), spec()),
-            out_specs=(two.partition("data"), spec("data")),
-            check_vma=False,
-        )
-    )
-    first = second = one.init(ROWS, ())
-    for start in (0, 4, 8):
-        rows, key = jax.tree.map(lambda x: jnp.asarray(x[start : start + 4]), ROWS), jax.random.key(start)  # noqa: B023
-        first, expected = alone(first, rows, key)
-        second, batch = both(second, rows, key)
-        for a, b in zip(jax.tree.leaves((first, expected)), jax.tree.leaves((second, batch)), strict=True):
-            np.testing.assert_array_equal(a, b)
+    part = jax.tree.map(lambda x: x[:12], ROWS)
+    assert_two_devices_are_one(step, one, two, one.init(ROWS, ()), two.partition("data"), part)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.tiers import one_quick
 from hypothesis import strategies as st
 
 from jaxrl.buffers import index
@@ -98,7 +99,7 @@ class Model:
 
 
 @pytest.mark.parametrize("sampler", [Fifo(), Lifo(), MinHeap(), MaxHeap()], ids=lambda x: type(x).__name__)
-@pytest.mark.parametrize(("most", "slots"), [(0, 6), (1, 6), (3, 6), pytest.param(3, 60, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("most", "slots"), one_quick([(0, 6), (1, 6), (3, 6), (3, 60)], (3, 6)))
 @hypothesis.settings(max_examples=15, deadline=None)
 @hypothesis.given(data=st.data())
 def test_draws_are_those_of_a_search_through_all(sampler, most, slots, data):
@@ -107,9 +108,11 @@ def test_draws_are_those_of_a_search_through_all(sampler, most, slots, data):
 
 @pytest.mark.parametrize(
     ("sampler", "remover"),
-    [(Fifo(), Lifo()), (Lifo(), Fifo()), (MinHeap(), MaxHeap()), (MaxHeap(), MinHeap()), (Lifo(), MinHeap())],
+    one_quick(
+        [(Fifo(), Lifo()), (Lifo(), Fifo()), (MinHeap(), MaxHeap()), (MaxHeap(), MinHeap()), (Lifo(), MinHeap())]
+    ),
 )
-@pytest.mark.parametrize("slots", [8, pytest.param(60, marks=pytest.mark.long)])
+@pytest.mark.parametrize("slots", one_quick([8, 60]))
 @hypothesis.settings(max_examples=15, deadline=None)
 @hypothesis.given(data=st.data())
 def test_what_a_view_holds_is_what_its_remover_left(sampler, remover, slots, data):

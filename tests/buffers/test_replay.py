@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.streams import Fed, rows_of
+from helpers.streams import Fed, assert_two_devices_are_one, n_step, rows_of
 from helpers.tiers import one_quick
 from scipy import stats
 
 from jaxrl.buffers import replay
 from jaxrl.core.sources import Fifo, FrameStack, Lifo, MaxHeap, MinHeap, Prioritized, Replay, Sequence, Uniform
 from jaxrl.core.types import TransitionBatch
-from jaxrl.parallel.replicas import MeshReplicas
+from jaxrl.parallel.replicas import MeshReplicas, SingleReplica
 
 # Four environments; the second ends every episode at once but one, the third never.
 COLUMNS = [[5, 3, 9, 4, 6, 5], [2, 2, 2, 2, 24], [32], [4, 4, 4, 4, 4, 4, 4, 4]]
@@ -21,29 +21,12 @@ ROWS = rows_of(COLUMNS, ("terminated", "truncated"))
 TICKS = ROWS.reward.shape[0]
 OWN = np.random.default_rng(0).uniform(0.2, 1.0, ROWS.reward.shape).astype(np.float32)
 DISCOUNTED = ROWS.replace(discount=OWN * (ROWS.weight & ~ROWS.terminated))
-GAMMA = 0.9
 
 
 def source(sampler=None, **changes):
     return dataclasses.replace(
         Replay(capacity=4 * 16, batch_size=64, min_size=1, sampler=sampler or Uniform()), **changes
     )
-
-
-def oracle(tick, column, n, rows=ROWS):
-    """The n-step transition at a row, from the rows as they were fed: rewards, steps, bootstrap, next observation."""
-    rewards, at = [], tick
-    bootstrap = 1.0
-    for _ in range(n):
-        rewards.append(bootstrap * float(ROWS.reward[at, column]))
-        bootstrap *= 1.0 if rows.discount is None else float(rows.discount[at, column])
-        at += 1
-        if ROWS.terminated[at - 1, column]:
-            bootstrap = 0.0
-            break
-        if ROWS.truncated[at - 1, column]:
-            break
-    return rewards + [0.0] * (n - len(rewards)), len(rewards), bootstrap, float(ROWS.observation[at, column])
 
 
 def begins(n, upto, slots=16, back=0):
@@ -70,7 +53,7 @@ def test_transitions_are_those_of_the_episodes(sampler, rows, n):
         for i in np.flatnonzero(np.asarray(batch.weight)):
             tick, column = int(batch.observation[i]) % 1000, int(batch.observation[i]) // 1000
             assert (tick, column) in expected
-            rewards, steps, bootstrap, following = oracle(tick, column, n, rows)
+            rewards, steps, bootstrap, following = n_step(rows, tick, column, n)
             np.testing.assert_allclose(batch.rewards[i], rewards, rtol=1e-5)
             np.testing.assert_allclose(batch.bootstrap[i], bootstrap, rtol=1e-5)
             assert int(batch.steps[i]) == steps and float(batch.next_observation[i]) == following
@@ -381,39 +364,16 @@ def errors(batch):
 @pytest.mark.long
 @pytest.mark.parametrize("name", one_quick(ASKED, rest=["prioritized"]))
 def test_two_devices_draw_what_one_does(name):
-    sources, sampler = {"replay": ASKED[name]}, ASKED[name].sampler
-    one = Fed(sources, ROWS, rollout=4, shards=4)
-    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
-    replicas = MeshReplicas("data", 2)
-    spec, columns = jax.sharding.PartitionSpec, jax.sharding.PartitionSpec(None, "data")
-    buffer = replay.bind(sources, num_envs=4, rollout_length=4, shards=4, replicas=replicas)["replay"]
-    layout = buffer.partition("data")
+    settings = {"num_envs": 4, "rollout_length": 4, "shards": 4}
+    one, two = (
+        replay.bind({"replay": ASKED[name]}, **settings, replicas=replicas)["replay"]
+        for replicas in (SingleReplica(4), MeshReplicas("data", 2))
+    )
 
-    @jax.jit
-    def both(state, rows, key):
-        def local(state, rows, key):
-            state, batch = buffer.sample(buffer.add(state, rows, ()), key)
-            if not isinstance(sampler, Uniform):
-                state = buffer.update_priorities(state, batch.sample_info, errors(batch))
-            return state, by_item(batch)
+    def step(buffer, state, rows, key):
+        state, batch = buffer.sample(buffer.add(state, rows, ()), key)
+        if not isinstance(ASKED[name].sampler, Uniform):
+            state = buffer.update_priorities(state, batch.sample_info, errors(batch))
+        return state, by_item(batch)
 
-        return jax.shard_map(
-            local,
-            mesh=mesh,
-            in_specs=(layout, columns, spec()),
-            out_specs=(layout, spec("data")),
-            check_vma=False,
-        )(state, rows, key)
-
-    state = buffer.init(ROWS, ())
-    for start in range(0, TICKS, 4):
-        part = jax.tree.map(lambda x: x[start : start + 4], ROWS)  # noqa: B023
-        one.feed(part)
-        expected = one.sample(start)
-        if not isinstance(sampler, Uniform):
-            one.update(expected.sample_info, errors(expected))
-        state, batch = both(state, part, jax.random.key(start))
-        for a, b in zip(
-            jax.tree.leaves((by_item(expected), one.states["replay"])), jax.tree.leaves((batch, state)), strict=True
-        ):
-            np.testing.assert_array_equal(a, b)
+    assert_two_devices_are_one(step, one, two, one.init(ROWS, ()), two.partition("data"), ROWS)

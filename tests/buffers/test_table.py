@@ -7,17 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.tables import Model
+from helpers.tables import RULES, Model
 from hypothesis import stateful
 from hypothesis import strategies as st
 from scipy import stats
 
 from jaxrl.buffers import table
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.sources import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Uniform
+from jaxrl.core.sources import Fifo, Prioritized, Uniform
 
-SAMPLERS = [Uniform(), Prioritized(exponent=0.5), Fifo(), Lifo(), MinHeap(), MaxHeap()]
-REMOVERS = [Fifo(), Lifo(), MinHeap(), MaxHeap()]
 COUNT = 2  # of every call, so that each is compiled once
 
 
@@ -31,11 +29,9 @@ def compiled(rules):
 class Machine(stateful.RuleBasedStateMachine):
     """Moves made on both; what the table draws by chance is followed by the model, and must be possible."""
 
-    @stateful.initialize(
-        sampler=st.sampled_from(SAMPLERS), remover=st.sampled_from(REMOVERS), most=st.sampled_from([0, 2])
-    )
-    def begin(self, sampler, remover, most):
-        self.rules = table.Table(4, sampler, remover, most)
+    @stateful.initialize(rules=st.sampled_from(RULES))
+    def begin(self, rules):
+        self.rules = table.Table(4, *rules)
         self.do = compiled(self.rules)
         self.state = self.rules.init(jnp.int32(0))
         self.model, self.keys, self.values = Model(self.rules), {}, 0

@@ -6,26 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.streams import rows_of
-from helpers.tables import Model
+from helpers.streams import assert_two_devices_are_one, n_step, rows_of
+from helpers.tables import RULES, Model
 from helpers.tiers import few, one_quick
 
 from jaxrl.buffers import checks, replay
 from jaxrl.buffers.table_replay import TableReplay
-from jaxrl.core.sources import Fifo, FrameStack, Lifo, MaxHeap, MinHeap, Prioritized, Replay, Sequence, Uniform
+from jaxrl.core.sources import Fifo, FrameStack, Lifo, Prioritized, Replay, Sequence, Uniform
 from jaxrl.parallel.replicas import MeshReplicas, SingleReplica
 
 ROWS = rows_of([[5, 3, 8], [16], [2, 14], [4, 4, 4, 4]], ("terminated", "truncated"))
 SOURCE = Replay(16, 8, 8, rollout_length=4, n_step=2, storage="table")
 STRETCHES = dataclasses.replace(SOURCE, sequence=Sequence(length=3, period=2, burn_in=1))
-RULES = [
-    (Uniform(), Fifo(), 0),
-    (Prioritized(0.6), Lifo(), 2),
-    (Fifo(), Lifo(), 1),
-    (Lifo(), MaxHeap(), 3),
-    (MinHeap(), Fifo(), 2),
-    (MaxHeap(), MinHeap(), 0),
-]
 
 
 def bound(source, replicas, shards):
@@ -40,17 +32,6 @@ def compiled(buffer):
 def rollouts():
     for start in range(0, 16, 4):
         yield jax.tree.map(lambda x: jnp.asarray(x[start : start + 4]), ROWS)  # noqa: B023
-
-
-def expected(tick, column, n):
-    """The n-step transition of a row: rewards, steps, whether to bootstrap, and the observation it leads to."""
-    rewards, steps, bootstrap = np.zeros(n), 0, True
-    for k in range(n):
-        rewards[k], steps = ROWS.reward[tick + k, column], steps + 1
-        if ROWS.terminated[tick + k, column] or ROWS.truncated[tick + k, column]:
-            bootstrap = not ROWS.terminated[tick + k, column]
-            break
-    return rewards, steps, bootstrap, tick + steps + 1000 * column
 
 
 @pytest.mark.long
@@ -81,7 +62,7 @@ def test_it_is_the_plain_table_of_every_shard(sampler, remover, most):
             assert value in possible and batch.weight[i]
             np.testing.assert_allclose(batch.sample_info.probability[i], possible[value] / shards, rtol=1e-5)
             tick, column = value % 1000, value // 1000
-            rewards, steps, bootstrap, following = expected(tick, column, n)
+            rewards, steps, bootstrap, following = n_step(ROWS, tick, column, n)
             np.testing.assert_array_equal(batch.rewards[i], rewards)
             assert (int(batch.steps[i]), bool(batch.bootstrap[i])) == (steps, bootstrap)
             assert float(batch.next_observation[i]) == following
@@ -151,32 +132,14 @@ def test_stacks_of_frames_are_whole_though_only_frames_are_kept_of_rows():
 @pytest.mark.parametrize("source", few([dataclasses.replace(SOURCE, sampler=Prioritized(0.6)), STRETCHES], STRETCHES))
 def test_two_devices_draw_what_one_does(source):
     one, two = bound(source, SingleReplica(2), 2), bound(source, MeshReplicas("data", 1), 2)
-    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
-    spec = jax.sharding.PartitionSpec
 
     def step(buffer, state, rows, key):
         state, batch = buffer.sample(buffer.add(state, rows, ()), key)
         info = batch.sample_info
         state = buffer.update_priorities(state, info, info.position.astype(jnp.float32))
-        items = info if source.sequence else batch
-        return state, items
+        return state, info if source.sequence else batch
 
-    alone = jax.jit(lambda *given: step(one, *given))
-    both = jax.jit(
-        jax.shard_map(
-            lambda *given: step(two, *given),
-            mesh=mesh,
-            in_specs=(two.partition("data"), spec(None, "data"), spec()),
-            out_specs=(two.partition("data"), spec("data")),
-            check_vma=False,
-        )
-    )
-    first = second = one.init(ROWS, ())
-    for number, rows in enumerate(rollouts()):
-        first, wanted = alone(first, rows, jax.random.key(number))
-        second, batch = both(second, rows, jax.random.key(number))
-        for a, b in zip(jax.tree.leaves((first, wanted)), jax.tree.leaves((second, batch)), strict=True):
-            np.testing.assert_array_equal(a, b)
+    assert_two_devices_are_one(step, one, two, one.init(ROWS, ()), two.partition("data"), ROWS)
 
 
 @pytest.mark.parametrize(

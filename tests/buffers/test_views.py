@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.streams import Fed, rows_of
+from helpers.streams import Fed, assert_two_devices_are_one, rows_of
 
 from jaxrl.buffers import checks, replay
 from jaxrl.core.sources import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Replay, Sequence, Uniform, View
@@ -117,8 +117,6 @@ def test_two_devices_draw_what_one_does():
     layout = {"num_envs": 4, "rollout_length": ROLLOUT, "shards": 2}
     one = replay.bind(SOURCES, replicas=SingleReplica(2), **layout)
     two = replay.bind(SOURCES, replicas=MeshReplicas("data", 1), **layout)
-    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
-    spec = jax.sharding.PartitionSpec
 
     def step(buffers, states, rows, key):
         states, drawn = replay.add(buffers, states, rows, ()), {}
@@ -133,22 +131,8 @@ def test_two_devices_draw_what_one_does():
         return states, drawn
 
     parts = {name: buffer.partition("data") for name, buffer in two.items()}
-    alone = jax.jit(lambda *given: step(one, *given))
-    both = jax.jit(
-        jax.shard_map(
-            lambda *given: step(two, *given),
-            mesh=mesh,
-            in_specs=(parts, spec(None, "data"), spec()),
-            out_specs=(parts, spec("data")),
-            check_vma=False,
-        )
-    )
-    first = second = {name: buffer.init(ROWS, ()) for name, buffer in one.items()}
-    for start in range(0, len(ROWS.reward), ROLLOUT):
-        rows, key = jax.tree.map(lambda x: jnp.asarray(x[start : start + ROLLOUT]), ROWS), jax.random.key(start)  # noqa: B023
-        (first, wanted), (second, drawn) = alone(first, rows, key), both(second, rows, key)
-        for a, b in zip(jax.tree.leaves((first, wanted)), jax.tree.leaves((second, drawn)), strict=True):
-            np.testing.assert_array_equal(a, b)
+    state = {name: buffer.init(ROWS, ()) for name, buffer in one.items()}
+    assert_two_devices_are_one(step, one, two, state, parts, ROWS)
 
 
 @pytest.mark.parametrize(

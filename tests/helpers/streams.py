@@ -117,3 +117,43 @@ class Fed:
         columns = priority.shape[1] // ring.slots
         tick = np.asarray(ring.step_at(jnp.arange(ring.slots, dtype=jnp.int32)))[place // columns]
         return set(zip(tick.tolist(), (shard * columns + place % columns).tolist(), strict=True))
+
+
+def n_step(rows, tick, column, n):
+    """Return the transition at a row, by a loop: rewards, steps, what bootstrapping counts for, next observation."""
+    rewards, at, bootstrap = [], tick, 1.0
+    for _ in range(n):
+        rewards.append(bootstrap * float(rows.reward[at, column]))
+        bootstrap *= 1.0 if rows.discount is None else float(rows.discount[at, column])
+        at += 1
+        if rows.terminated[at - 1, column]:
+            bootstrap = 0.0
+        if rows.terminated[at - 1, column] or rows.truncated[at - 1, column]:
+            break
+    return rewards + [0.0] * (n - len(rewards)), len(rewards), bootstrap, float(rows.observation[at, column])
+
+
+def assert_two_devices_are_one(step, one, two, state, layout, rows):
+    """Assert that rollouts of four rows leave the same state, and the same is drawn, on one device and on two.
+
+    Args:
+      step: of buffers, a state, rows and a key: the next state, and what was drawn, leaves [batch, ...].
+      one, two: the buffers, bound to one device and to two.
+      state: to begin with.
+      layout: its partition specs.
+    """
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
+    spec = jax.sharding.PartitionSpec
+    shared = jax.shard_map(
+        lambda *given: step(two, *given),
+        mesh=mesh,
+        in_specs=(layout, spec(None, "data"), spec()),
+        out_specs=(layout, spec("data")),
+        check_vma=False,
+    )
+    alone, both, first, second = jax.jit(lambda *given: step(one, *given)), jax.jit(shared), state, state
+    for start in range(0, len(rows.reward), 4):
+        part, key = jax.tree.map(lambda x: jnp.asarray(x[start : start + 4]), rows), jax.random.key(start)  # noqa: B023
+        (first, wanted), (second, drawn) = alone(first, part, key), both(second, part, key)
+        for a, b in zip(*map(jax.tree.leaves, ((first, wanted), (second, drawn))), strict=True):
+            np.testing.assert_array_equal(a, b)

@@ -4,6 +4,16 @@ import numpy as np
 
 from jaxrl.core.sources import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Uniform
 
+# Each sampler, each remover and how often an item may be drawn.
+RULES = [
+    (Uniform(), Fifo(), 0),
+    (Prioritized(0.6), Lifo(), 2),
+    (Fifo(), Lifo(), 1),
+    (Lifo(), MaxHeap(), 3),
+    (MinHeap(), Fifo(), 2),
+    (MaxHeap(), MinHeap(), 0),
+]
+
 
 class Model:
     """A list of items in the order of insertion, each a dictionary.
