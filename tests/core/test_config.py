@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 
+import algorithms
 import jax
 import numpy as np
 import optax
@@ -13,7 +14,7 @@ from helpers.registered import nothing_registered_for_good
 
 import jaxrl
 from jaxrl import networks
-from jaxrl.algos.optimizers import Adam, RAdam, RMSProp
+from jaxrl.algos.optimizers import RAdam, RMSProp
 from jaxrl.core import schedules, spaces
 from jaxrl.core.config import decode, encode
 from jaxrl.core.errors import ConfigError
@@ -23,10 +24,8 @@ def there_and_back(value):
     return decode(json.loads(json.dumps(encode(value), allow_nan=False)))
 
 
-ALGORITHMS = {
-    "defaults_ppo": jaxrl.PPO(),
-    "defaults_a2c": jaxrl.A2C(),
-    "defaults_dqn": jaxrl.DQN(),
+ALGORITHMS = algorithms.ALGORITHMS | {
+    "defaults": jaxrl.PPO(),
     "schedules": jaxrl.PPO(
         learning_rate=schedules.Linear(1e-3, 0.0, 0.7),
         clip=schedules.Cosine(0.2, 0.1),
@@ -35,12 +34,6 @@ ALGORITHMS = {
         value_learning_rate=schedules.Constant(1e-4),
     ),
     "optimizers": jaxrl.A2C(optimizer=RMSProp(decay=0.9), max_grad_norm=None),
-    "recurrent": jaxrl.PPO(
-        optimizer=Adam(b1=0.8),
-        network=networks.ActorCritic(
-            torso=networks.MLP((32, 16), symlog=True), core=networks.LSTM(8), shared=True, previous_action=True
-        ),
-    ),
     "memory": jaxrl.SAC(
         policy=networks.Actor(core=networks.MinGRU(8, layers=2, update_bias=-2.0)),
         critic=networks.Critic(core=networks.LRU(8, max_radius=0.99)),
@@ -53,7 +46,7 @@ ALGORITHMS = {
     "dictionary": jaxrl.PPO(
         network=networks.ActorCritic(
             torso=networks.DictEncoder({"image": networks.NatureCNN(), "speed": networks.MLP((8,)), "rest": None}),
-            core=networks.GRU(4),
+            core=networks.LSTM(4),
         )
     ),
     "impala": jaxrl.PPO(network=networks.ActorCritic(torso=networks.ImpalaResNet(), continuous="tanh")),

@@ -11,6 +11,7 @@ import weakref
 
 import pytest
 from helpers.patience import PATIENCE
+from helpers.tiers import one_quick
 
 from jaxrl.core import interrupts
 from jaxrl.core.interrupts import interruptible
@@ -101,7 +102,7 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", one_quick(PLACES, "an import", "C code", "the end of the interpreter"))
 def test_a_signal_anywhere_ends_the_process_at_once(place):
     ended = ran(PLACES[place])
     assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
@@ -244,7 +245,7 @@ AFTER = {
 }
 
 
-@pytest.mark.parametrize("what", AFTER)
+@pytest.mark.parametrize("what", one_quick(AFTER, "nothing", "an exit hook that hangs"))
 def test_an_interrupted_command_ends_within_seconds_once_it_has_returned(what):
     text, code = AFTER[what]
     program = f"""

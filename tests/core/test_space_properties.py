@@ -200,6 +200,7 @@ def _nvec(space):
     ("space", "outside"),
     [
         (Box(-1.0, 1.0, (2,)), 0.0),  # another shape
+        (Box(-1.0, 1.0, (2,)), np.asarray([0.0, 1.5])),
         (Box(-1.0, 1.0, (2,)), [[0.0, 0.0]]),
         (Box(-1.0, 1.0, (2,)), [0.0, [0.0]]),
         (Box(-1.0, 1.0, ()), "0"),
@@ -215,6 +216,8 @@ def _nvec(space):
         (Box(-np.inf, np.inf, ()), np.nan),
         (Box(-(2**31), 2**31 - 1, (), np.int32), 2**40),
         (Box(-(2**31), 2**31 - 1, (), np.int32), 2**70),
+        (Discrete(3), 3),
+        (Discrete(3), -1),
         (Discrete(3), 1.5),
         (Discrete(3), np.inf),
         (Discrete(3), [1]),
@@ -222,9 +225,16 @@ def _nvec(space):
         (Discrete(3), 2**32),
         (MultiDiscrete((256, 2), np.uint8), [256, 0]),
         (MultiDiscrete((2, 2)), [1]),
+        (MultiDiscrete((2, 3)), np.asarray([1, 3])),
         (Dict({"a": Discrete(2)}), 1),
+        (Dict({"a": Discrete(2)}), {"a": 2}),
+        (Dict({"a": Discrete(2)}), {"a": 1, "b": 0}),
+        (Dict({"a": Discrete(2)}), {}),
         (Dict({"a": Discrete(2)}), ["a"]),
         (Tuple((Discrete(2),)), 1),
+        (Tuple((Discrete(2), Discrete(3))), (1, 3)),
+        (Tuple((Discrete(2), Discrete(3))), (1,)),
+        (Tuple((Discrete(2),)), {"0": 1}),
     ],
     ids=str,
 )  # fmt: skip

@@ -1,7 +1,5 @@
 """Spaces: samples lie within, equality and hashing go by value."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,47 +23,12 @@ SPACES = [
 ]
 
 
-@functools.cache
-def samples_of(space):
-    return jax.jit(jax.vmap(space.sample))(keys.unrolled(jax.random.split(jax.random.key(0), 200)))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("space", SPACES, ids=str)
-def test_samples_lie_within_and_have_the_spaces_types(space):
-    samples = samples_of(space)
-    assert bool(jax.vmap(space.contains)(samples).all())
-    shapes = jax.tree.map(lambda x: (x.shape, x.dtype), spaces.zeros(space))
-    assert jax.tree.map(lambda x: (x.shape[1:], x.dtype), samples) == shapes
-    assert spaces.size(space) == sum(x[0].size for x in jax.tree.leaves(samples))
-
-
 def test_samples_reach_all_of_a_finite_space():
     many = keys.unrolled(jax.random.split(jax.random.key(0), 4000))
     finite = (Discrete(4), Box(0, 255, (), np.uint8), Box(-1, 1, (), np.int32))
     *found, box = jax.jit(lambda many: [jax.vmap(x.sample)(many) for x in (*finite, Box(-1.0, 3.0, ()))])(many)
     assert [set(np.unique(x)) for x in found] == [{0, 1, 2, 3}, set(range(256)), {-1, 0, 1}]
     assert abs(box.mean() - 1.0) < 0.1 and box.min() < -0.98 and box.max() > 2.98
-
-
-@pytest.mark.parametrize(
-    ("space", "outside"),
-    [
-        (Box(-1.0, 1.0, (2,)), np.asarray([0.0, 1.5])),
-        (Box(-1.0, 1.0, (2,)), np.asarray([np.nan, 0.0])),
-        (Discrete(3), 3),
-        (Discrete(3), -1),
-        (MultiDiscrete((2, 3)), np.asarray([1, 3])),
-        (Dict({"a": Discrete(2)}), {"a": 2}),
-        (Dict({"a": Discrete(2)}), {"a": 1, "b": 0}),
-        (Dict({"a": Discrete(2)}), {}),
-        (Tuple((Discrete(2), Discrete(3))), (1, 3)),
-        (Tuple((Discrete(2), Discrete(3))), (1,)),
-        (Tuple((Discrete(2),)), {"0": 1}),
-    ],
-)
-def test_what_lies_outside(space, outside):
-    assert not bool(space.contains(outside))
 
 
 def test_equality_and_hash_go_by_value():
@@ -114,11 +77,7 @@ def test_one_kind_of_space_is_expected():
         spaces.expect(Discrete(4), Box)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("space", SPACES, ids=str)
-def test_clip_puts_elements_within_and_leaves_those_that_are(space):
-    samples = samples_of(space)
-    jax.tree.map(np.testing.assert_array_equal, spaces.clip(samples, space), samples)
-    if isinstance(space, Box) and space.dtype.kind == "f":
-        clipped = spaces.clip(samples * 100.0 - 20.0, space)
-        assert clipped.dtype == samples.dtype and bool(jax.vmap(space.contains)(clipped).all())
+def test_clip_puts_elements_within():
+    for space in (Box(-1.0, 2.0, (3,)), SPACES[1], Box(0, 1, (3,), np.float16)):
+        clipped = spaces.clip(jnp.asarray([[-30.0] * space.shape[0], [60.0] * space.shape[0]], space.dtype), space)
+        assert clipped.dtype == space.dtype and bool(jax.vmap(space.contains)(clipped).all())
