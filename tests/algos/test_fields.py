@@ -1,21 +1,22 @@
 """A field that changes nothing is a bug: every field of every algorithm changes the traced program or its numbers."""
 
 import dataclasses
+import functools
 import inspect
 
 import jax
 import jax.numpy as jnp
 import pytest
+from helpers import continuous
+from helpers.other_fields import OPTIONAL, assert_numbers_count, static_fields, with_another
 from helpers.registered import OWN_ALGORITHMS
 from helpers.tiers import few
 
 import jaxrl
 from jaxrl.algos.base import changed, field_group, field_problems, has_effect
 from jaxrl.algos.fields import CombinedReplayFields, ReplayFields, SequenceFields
-from jaxrl.algos.optimizers import Adam, RMSProp
 from jaxrl.core.schedules import Constant, resolve_schedules
-from jaxrl.core.sources import FrameStack, Lifo, View
-from jaxrl.networks import GRU, MLP, ActorCritic, CategoricalValues, QNetwork, QuantileValues
+from jaxrl.networks import GRU, MLP, ActorCritic, CategoricalValues, Critic, QNetwork, QuantileValues
 from jaxrl.sweeps.launcher import launch
 
 TINY = ActorCritic(MLP((4,)))
@@ -39,87 +40,42 @@ BASES = {
     "pqn": PQN,
     "pqn-ladder": PQN.replace(ladder=True),
 }
-STATIC = {
-    "objective": "kl",
-    "policy_loss": lambda log_ratio, advantage, clip: -log_ratio * advantage,
-    "reduction": "mean",
-    "reward_clipping": "abs_one",
-    "rollout_length": 16,
-    "epochs": 3,
-    "minibatches": 2,
-    "optimizer": None,
-    "network": None,
-    "target_period": 7,
-    "frame_stack": FrameStack(2),
-    "n_step": 3,
-    "capacity": 512,
-    "min_size": 64,
-    "batch_size": 8,
-    "replay_ratio": 0.5,
-    "samples_per_insert": 24,
-    "storage": "flashbax",
-    "replay_memory": "host",
-    "whole_episodes": 8,
-    "sampler": Lifo(),
-    "max_times_sampled": 3,
-    "newest": 2,
-    "view": View(2, Lifo()),
-    "random_persistence": 0.5,
-    "ladder": True,
-    "sequence_length": 6,
-    "burn_in": 4,
-    "time_reduction": "sum",
-}
+BASES |= {name: algo.replace(normalize_observation=True) for name, algo in continuous.ALGORITHMS.items()}
+CATEGORICAL, QUANTILE = (
+    Critic(widths=(8,), ensemble=1, head=head) for head in (CategoricalValues(5), QuantileValues(5))
+)
+FIXED = BASES["sac"].replace(learn_temperature=False, normalize_reward=True)
+BASES |= {"sac-categorical": FIXED.replace(critic=CATEGORICAL), "sac-quantile": FIXED.replace(critic=QUANTILE)}
+BASES |= {f"{name}-categorical": BASES[name].replace(critic=CATEGORICAL) for name in ("mpo", "td3")}
+BASES["td3-quantile"] = BASES["td3"].replace(critic=QUANTILE, least_noise=0.05)
 
-
-# Values at the start, which the next test looks for in the initial state.
-INITIAL = {"initial_penalty", "temperature", "alpha_mean", "alpha_std"}
-
-
-def fields(name):
-    algo = BASES[name]
-    traced = [f.name for f in dataclasses.fields(algo) if f.metadata.get("pytree_node", True)]
-    static = [f.name for f in dataclasses.fields(algo) if f.name not in traced]
-    return traced, static
+# Values at the start, which the next test looks for in the initial state; and a share that is for discrete actions.
+ELSEWHERE = {"initial_penalty", "temperature", "alpha_mean", "alpha_std", "target_entropy_fraction"}
 
 
 def program(algo):
     """The traced program of one iteration, and its inputs that come from the algorithm."""
-    continuous = isinstance(algo, jaxrl.VMPO)  # which has fields for these alone
-    env = jaxrl.make("gymnax:Pendulum-v1" if continuous else "gymnax:CartPole-v1")
+    boxed = isinstance(algo, jaxrl.VMPO) or hasattr(algo, "policy")  # which have fields for these alone
+    env = jaxrl.make("gymnax:Pendulum-v1" if boxed else "gymnax:CartPole-v1")
     bound = jaxrl.Anakin(4, devices=1, shards=1).bind(algo, env)
     state = jax.eval_shape(bound.init, algo, env, jax.random.key(0))
     # Numbers are inputs of the program, so that a field shows up as one that is used or not.
     return jax.make_jaxpr(lambda algo, state: bound.iterate(algo, env, state, jnp.float32(1e3)))(algo, state)
 
 
-def used_inputs(closed):
-    """Which inputs the program's outputs depend on."""
-    from jax.interpreters import partial_eval as pe
-
-    return pe.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))[1]
+@functools.cache
+def traced(name):
+    return program(BASES[name])
 
 
-@pytest.fixture(scope="module")
-def traced_programs():
-    return {name: program(algo) for name, algo in BASES.items()}
+def changes(name, field):
+    return str(program(with_another(BASES[name], field))) != str(traced(name))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", BASES)
-def test_every_number_reaches_the_program(name, traced_programs):
-    algo = BASES[name]
-    used = used_inputs(traced_programs[name])
-    leaves = jax.tree_util.tree_leaves_with_path(algo)
-    unused = {
-        jax.tree_util.keystr(path)
-        for (path, _), is_used in zip(leaves, used[: len(leaves)], strict=True)
-        if not is_used
-    }
-    # Exactly what says so of itself: a field without effect must not be used, one with an effect must be.
-    idle = {field for field in fields(name)[0] if not has_effect(algo, field) and getattr(algo, field) is not None}
-    unused = {leaf.split(".")[1] for leaf in unused}  # a schedule has several leaves
-    assert unused - INITIAL == idle - INITIAL
+def test_every_number_reaches_the_program(name):
+    assert_numbers_count(BASES[name], traced(name), ELSEWHERE)
 
 
 def test_the_initial_penalty_is_in_the_initial_state():
@@ -139,45 +95,39 @@ def test_the_initial_multipliers_are_in_the_initial_state(name):
     assert jax.nn.softplus(state.duals.params[name.removeprefix("alpha_")]) == pytest.approx(3.0)
 
 
+LEARNERS = ["ppo", "a2c", "impala", "vmpo", "dqn", "dqn-recurrent", "pqn", *continuous.ALGORITHMS]
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("name", few(["ppo", "a2c", "impala", "vmpo", "dqn", "dqn-recurrent", "pqn"], "ppo", "dqn"))
-def test_every_static_field_changes_the_program(name, traced_programs):
+@pytest.mark.parametrize("name", few(LEARNERS, "ppo", "dqn", "td3"))
+def test_every_static_field_changes_the_program(name):
     algo = BASES[name]
-    same = []
-    names = {field for field in fields(name)[1] if has_effect(algo, field)} - {"remover"}  # of a table
+    optional = {field for field in OPTIONAL if hasattr(algo, field)}
+    names = {field for field in static_fields(algo) | optional if has_effect(algo, field)}
+    names -= {"remover", "imitate"}  # of a table, and with demonstrations
     if name == "dqn-recurrent":
         names = {"sequence_length", "burn_in", "n_step", "prioritized", "cross_episodes", "time_reduction"}
-    for field in names:
-        value = getattr(algo, field)
-        if isinstance(value, bool):
-            other = not value
-        elif field == "network":
-            other = type(value)(MLP((5,)))
-        else:
-            other = STATIC[field]
-        assert other != value, field
-        changed = algo.replace(**{field: other})
-        if str(program(changed)) == str(traced_programs[name]):
-            same.append(field)
-    assert same == []
+    if getattr(algo, "prioritized", False):
+        names -= {"sampler"}  # is one
+    assert [field for field in names if not changes(name, field)] == []
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["ppo", "a2c", "impala", "vmpo", "dqn", "pqn"])
-def test_the_optimizer_changes_the_program(name, traced_programs):
-    other = RMSProp() if isinstance(BASES[name].optimizer, Adam) else Adam()
-    assert str(program(BASES[name].replace(optimizer=other))) != str(traced_programs[name])
+@pytest.mark.parametrize("name", ["ppo", "a2c", "impala", "vmpo", "dqn", "pqn", "td3"])
+def test_the_optimizer_changes_the_program(name):
+    assert changes(name, "optimizer")
 
 
 @pytest.mark.long
-def test_optional_numbers_change_the_program(traced_programs):
+def test_optional_numbers_change_the_program():
     for field, value in {"value_learning_rate": 1e-3, "max_grad_norm": None, "target_kl": 0.01}.items():
-        assert str(program(BASES["ppo"].replace(**{field: value}))) != str(traced_programs["ppo"]), field
+        assert str(program(BASES["ppo"].replace(**{field: value}))) != str(traced("ppo")), field
 
 
 def test_any_number_can_be_a_schedule():
-    algo = BASES["ppo"].replace(learning_rate=1e-3)
-    names = [f for f in fields("ppo")[0] if f != "optimizer" and getattr(algo, f) is not None]
+    algo = BASES["ppo"]
+    numbers = {f.name for f in dataclasses.fields(algo)} - static_fields(algo) - {"optimizer"}
+    names = [f for f in numbers if getattr(algo, f) is not None]
     scheduled = resolve_schedules(algo.replace(**{f: Constant(getattr(algo, f)) for f in names}), jnp.float32(0.5))
     plain = resolve_schedules(algo, jnp.float32(0.5))
     assert all(getattr(scheduled, f) == getattr(plain, f) for f in names)

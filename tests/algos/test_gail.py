@@ -1,9 +1,8 @@
-"""GAIL: every field changes something, terminations, what is refused, and that it does what was shown.
+"""GAIL: its penalty, terminations, and that it does what was shown.
 
 A whole update against numpy: `test_oracles.py`. Topologies and resuming: `tests/parallel/test_offline.py`.
 """
 
-import dataclasses
 import functools
 
 import jax
@@ -15,11 +14,10 @@ from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.algos import gail
-from jaxrl.algos.optimizers import RMSProp
 from jaxrl.algos.train_state import Variables
 from jaxrl.core import spaces
 from jaxrl.core.schedules import resolve_schedules
-from jaxrl.core.sources import Dataset, Lifo
+from jaxrl.core.sources import Dataset
 from jaxrl.core.types import EnvSpec, Trajectory
 from jaxrl.data import EpisodeCutter
 from jaxrl.networks import Actor, Critic
@@ -27,20 +25,6 @@ from jaxrl.parallel.replicas import SingleReplica
 
 KEY = jax.random.key(0)
 CHOICE = EnvSpec("choice", SPEC.observation_space, spaces.Discrete(2))
-STATIC = {"capacity": 512, "min_size": 64, "batch_size": 8, "rollout_length": 4, "replay_ratio": 0.5}
-STATIC |= {
-    "replay_memory": "host",
-    "samples_per_insert": 24,
-    "storage": "table",
-    "sampler": Lifo(),
-    "remover": Lifo(),
-    "max_times_sampled": 3,
-}
-STATIC |= {"policy_learning_rate": 1e-3, "temperature_learning_rate": 1e-3, "discriminator_learning_rate": 1e-3}
-STATIC |= {"reward": "gail", "absorbing": False, "learn_temperature": False, "normalize_observation": False}
-STATIC |= {"optimizer": RMSProp(), "policy": Actor(widths=(5,)), "critic": Critic(widths=(5,))}
-STATIC |= {"discriminator": Critic(widths=(5,), ensemble=1), "noise_correlation": 0.5, "random_correlation": 0.5}
-STATIC |= {"noise_hold": 4}
 
 
 def batches():
@@ -49,44 +33,6 @@ def batches():
 
 def initial(algo, spec=SPEC):
     return resolve_schedules(algo, jnp.float32(0)).init(KEY, spec)
-
-
-def program(algo, spec=SPEC):
-    """The traced update, whose inputs begin with the algorithm's numbers."""
-
-    def update(algo, state):
-        algo = resolve_schedules(algo, jnp.float32(0))
-        return algo.update(state, batches(), spec=spec, key=KEY, replicas=SingleReplica())
-
-    return jax.make_jaxpr(update)(algo, jax.eval_shape(lambda algo: initial(algo), algo))
-
-
-@pytest.mark.long
-def test_every_field_changes_something():
-    from jax.interpreters import partial_eval as pe
-
-    algo = GAIL.replace(normalize_observation=True)
-    closed = program(algo)
-    used = pe.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))[1]
-    leaves = jax.tree_util.tree_leaves_with_path(algo)
-    unused = {jax.tree_util.keystr(path) for (path, _), hit in zip(leaves, used[: len(leaves)], strict=True) if not hit}
-    assert unused == {".temperature", ".target_entropy_fraction"}, "in the first state, and of discrete actions"
-    same = []
-    for field in dataclasses.fields(algo):
-        if field.name not in STATIC:
-            assert field.metadata.get("pytree_node", True), field.name
-            continue
-        other = STATIC[field.name]
-        assert other != getattr(algo, field.name), field.name
-        changed = algo.replace(**{field.name: other})
-        explores = [bool(jax.tree.leaves(x.initial_carry(SPEC, jnp.int32(0), 1))) for x in (algo, changed)]
-        if (
-            changed.experience == algo.experience
-            and explores[0] == explores[1]
-            and str(program(changed)) == str(closed)
-        ):
-            same.append(field.name)
-    assert same == []
 
 
 def test_what_it_learns_from():
@@ -107,22 +53,6 @@ def test_discounts_of_1_change_nothing():
     other = {name: part.with_discounts() for name, part in batch.items()}
     one, two = (updated(GAIL, state, x, KEY) for x in (batch, other))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), one, two)
-
-
-@pytest.mark.long
-def test_transitions_of_no_weight_teach_nothing():
-    state, batch = initial(GAIL), batches()
-    other = {
-        name: part.replace(
-            action=part.action.at[-1].set(1.0),
-            observation=part.observation.at[-1].set(9.0),
-            bootstrap=part.bootstrap.at[-1].set(False),
-        )
-        for name, part in batch.items()
-    }
-    assert not np.array_equal(batch["replay"].bootstrap, other["replay"].bootstrap)
-    for a, b in zip(*(jax.tree.leaves(updated(GAIL, state, x, KEY)) for x in (batch, other)), strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.long

@@ -1,0 +1,95 @@
+"""Other values of an algorithm's fields, and which of its numbers a program does not depend on."""
+
+import dataclasses
+
+import jax
+from jax.interpreters import partial_eval
+
+from jaxrl.algos.base import has_effect
+from jaxrl.algos.optimizers import Adam, RMSProp
+from jaxrl.core.sources import FrameStack, Lifo, View
+from jaxrl.networks import MLP, Actor, Critic
+
+OPTIONAL = ("policy_learning_rate", "lagrange_threshold", "temperature_learning_rate", "discriminator_learning_rate")
+OTHER = {
+    "objective": "kl",
+    "policy_loss": lambda log_ratio, advantage, clip: -log_ratio * advantage,
+    "reduction": "mean",
+    "reward_clipping": "abs_one",
+    "rollout_length": 16,
+    "epochs": 3,
+    "minibatches": 2,
+    "target_period": 7,
+    "frame_stack": FrameStack(2),
+    "n_step": 3,
+    "capacity": 512,
+    "min_size": 64,
+    "batch_size": 8,
+    "replay_ratio": 0.5,
+    "samples_per_insert": 24,
+    "storage": "table",
+    "replay_memory": "host",
+    "whole_episodes": 8,
+    "sampler": Lifo(),
+    "remover": Lifo(),
+    "max_times_sampled": 3,
+    "newest": 2,
+    "view": View(2, Lifo()),
+    "random_persistence": 0.5,
+    "sequence_length": 6,
+    "burn_in": 4,
+    "time_reduction": "sum",
+    "noise_correlation": 0.5,
+    "random_correlation": 0.6,
+    "noise_hold": 4,
+    "reset_at": (2, 5),
+    "target_value": "mean",
+    "policy_value": "mean",
+    "target_critics": 1,
+    "policy_delay": 3,
+    "samples": 5,
+    "weighting": "indicator",
+    "baseline": "max",
+    "reward": "gail",
+}
+
+
+def static_fields(algo):
+    """Return the names of the fields that are part of the program."""
+    return {field.name for field in dataclasses.fields(algo) if not field.metadata.get("pytree_node", True)}
+
+
+def with_another(algo, name):
+    """Return the algorithm with another value of a field."""
+    value = getattr(algo, name)
+    if isinstance(value, bool):
+        other = not value
+    elif isinstance(value, Actor | Critic):
+        other = dataclasses.replace(value, widths=(5,))
+    elif name == "network":
+        other = type(value)(MLP((5,)))
+    elif name == "optimizer":
+        other = RMSProp() if isinstance(value, Adam) else Adam()
+    elif name in OPTIONAL:
+        other = 1e-3 if value is None else None
+    else:
+        other = OTHER[name]
+    assert other != value, name
+    return algo.replace(**{name: other})
+
+
+def assert_numbers_count(algo, program, elsewhere):
+    """Assert that a traced program, whose inputs begin with the algorithm's numbers, depends on each with an effect.
+
+    A field that says of itself that it has none must not be used.
+
+    Args:
+      elsewhere: names of fields that have their effect in another program.
+    """
+    used = partial_eval.dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))[1]
+    leaves = jax.tree_util.tree_leaves_with_path(algo)
+    paths = [path for (path, _), hit in zip(leaves, used[: len(leaves)], strict=True) if not hit]
+    unused = {path[0].name for path in paths}  # a schedule has several leaves
+    names = {field.name for field in dataclasses.fields(algo)} - static_fields(algo)
+    idle = {name for name in names if not has_effect(algo, name) and getattr(algo, name) is not None}
+    assert unused - elsewhere == idle - elsewhere
