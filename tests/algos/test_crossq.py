@@ -36,14 +36,6 @@ def test_policy_and_temperature_move_with_every_second_update_and_critics_always
 
 
 @pytest.mark.long
-def test_values_of_the_next_actions_do_not_leak_over_terminations():
-    """Rewards of what terminated are all that the critics see there."""
-    state, batch = initial(CROSSQ), transitions().replace(bootstrap=jnp.zeros(BATCH, bool))
-    loss = float(updated(CROSSQ.replace(gamma=0.9), state, batch, KEY)[1].metrics["critic_loss"])
-    assert loss == float(updated(CROSSQ.replace(gamma=0.1), state, batch, KEY)[1].metrics["critic_loss"])
-
-
-@pytest.mark.long
 def test_discrete_actions_have_exact_expectations():
     """Of four actions whose values are alike, the target is the value and alpha times the entropy."""
     spec = EnvSpec("choice", SPEC.observation_space, spaces.Discrete(4))

@@ -1,26 +1,27 @@
 """The equations of the DQN family against numpy written from the papers, and what their fields do."""
 
+import functools
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 from helpers.programs import ENV, SMALL
 from helpers.tiers import few
+from helpers.updates import projected
 from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxrl
 from jaxrl import networks
-from jaxrl.algos import q_learning, q_views
+from jaxrl.algos import q_learning
 from jaxrl.algos.q_learning import Returns
-from jaxrl.algos.train_state import Variables
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.sources import FrameStack as Stacked
-from jaxrl.core.types import EnvSpec, SampleInfo, TransitionBatch
+from jaxrl.core.types import EnvSpec
 from jaxrl.envs import FrameStack
 from jaxrl.networks import (
     ActionValues,
@@ -48,26 +49,10 @@ def random(*shape, seed=0, scale=1.0):
     return np.asarray(np.random.default_rng(seed).normal(size=shape) * scale, np.float32)
 
 
-def softmax(x):
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
+softmax = functools.partial(scipy.special.softmax, axis=-1)
 
 
 # --- equations -----------------------------------------------------------------------------------------------------
-
-
-def projected(atoms, probabilities, low, high, count):
-    """Algorithm 1 of Bellemare et al. (2017), which shares an atom out over the two around it."""
-    spacing, result = (high - low) / (count - 1), np.zeros(count)
-    for atom, probability in zip(atoms, probabilities, strict=True):
-        place = min((np.clip(atom, low, high) - low) / spacing, count - 1)  # rounding may end beyond the last
-        lower, upper = int(np.floor(place)), int(np.ceil(place))
-        if lower == upper:
-            result[lower] += probability
-        else:
-            result[lower] += probability * (upper - place)
-            result[upper] += probability * (place - lower)
-    return result
 
 
 @pytest.mark.long
@@ -75,7 +60,7 @@ def projected(atoms, probabilities, low, high, count):
 def test_categorical_projection_is_the_papers(seed, low, high, count):
     atoms, probabilities = random(3, 7, seed=seed, scale=4.0), softmax(random(3, 7, seed=seed + 1))
     got = projection(Returns(jnp.asarray(atoms), jnp.asarray(probabilities)), low, high, count)
-    expected = [projected(a, p, low, high, count) for a, p in zip(atoms, probabilities, strict=True)]
+    expected = projected(atoms, probabilities, np.linspace(low, high, count))
     np.testing.assert_allclose(got, expected, atol=2e-5)
     on_accelerators = nearby(
         jnp.asarray((np.clip(atoms, low, high) - low) / (high - low) * (count - 1)), probabilities, count
@@ -155,31 +140,15 @@ def test_the_ladder_is_horgans():
 
 
 @pytest.mark.long
-def test_losses_by_head():
-    action, low, high = jnp.asarray([0, 2]), -2.0, 2.0
-    values, logits = random(2, 3), random(2, 3, 5)
+def test_values_may_have_a_huber_loss():
+    action, values = jnp.asarray([0, 2]), random(2, 3)
     target = Returns(jnp.asarray(random(2, 1, seed=3)), jnp.ones((2, 1)))
-    loss, error = td_loss(jnp.asarray(values), action, target, low, high, 1.0)
-    wrong = np.asarray(target.atoms)[:, 0] - values[[0, 1], [0, 2]]
-    np.testing.assert_allclose(loss, 0.5 * wrong**2, rtol=1e-5)
-    np.testing.assert_allclose(error, np.abs(wrong), rtol=1e-5)
-    for huber in (0.5 * np.abs(wrong).min(), np.abs(wrong).mean(), 2.0 * np.abs(wrong).max()):
-        loss, error = td_loss(jnp.asarray(values), action, target, low, high, 1.0, float(huber))
-        linear = huber * (np.abs(wrong) - 0.5 * huber)
-        np.testing.assert_allclose(loss, np.where(np.abs(wrong) <= huber, 0.5 * wrong**2, linear), rtol=1e-5)
-        np.testing.assert_allclose(error, np.abs(wrong), rtol=1e-5)
-
-    wanted = np.asarray(projection(target, low, high, 5))
-    predicted = softmax(logits[[0, 1], [0, 2]])
-    loss, error = td_loss(CategoricalReturns(jnp.asarray(logits)), action, target, low, high, 1.0)
-    np.testing.assert_allclose(loss, -(wanted * np.log(predicted)).sum(-1), rtol=1e-5)
-    divergence = np.where(wanted > 0, wanted * np.log(np.maximum(wanted, 1e-30) / predicted), 0).sum(-1)
-    np.testing.assert_allclose(error, divergence, rtol=1e-4)
-
-    got = q_learning.action_values(CategoricalReturns(jnp.asarray(logits)), low, high)
-    np.testing.assert_allclose(got, softmax(logits) @ np.linspace(-2, 2, 5), rtol=1e-5, atol=1e-6)
-    got = q_learning.action_values(QuantileReturns(jnp.asarray(logits)), low, high)
-    np.testing.assert_allclose(got, logits.mean(-1), rtol=1e-5, atol=1e-6)
+    wrong = np.abs(np.asarray(target.atoms)[:, 0] - values[[0, 1], [0, 2]])
+    for huber in (0.5 * wrong.min(), wrong.mean(), 2.0 * wrong.max()):
+        loss, error = td_loss(jnp.asarray(values), action, target, -2.0, 2.0, 1.0, float(huber))
+        linear = huber * (wrong - 0.5 * huber)
+        np.testing.assert_allclose(loss, np.where(wrong <= huber, 0.5 * wrong**2, linear), rtol=1e-5)
+        np.testing.assert_allclose(error, wrong, rtol=1e-5)
 
 
 def test_what_the_ends_of_a_support_hold_is_told():
@@ -207,50 +176,7 @@ def test_every_atom_moves_by_the_n_step_target():
     np.testing.assert_array_equal(got.probabilities, following.probabilities)
 
 
-# --- the update ----------------------------------------------------------------------------------------------------
-
-
-def batch_of(size, importance=None):
-    zero = jnp.zeros(size, jnp.int32)
-    ones = jnp.ones(size, jnp.float32)
-    importance = ones if importance is None else jnp.asarray(importance, jnp.float32)
-    return TransitionBatch(
-        observation=jnp.asarray(random(size, 3)),
-        action=jnp.arange(size, dtype=jnp.int32) % 4,
-        rewards=jnp.asarray(random(size, 1, seed=1)),
-        steps=jnp.ones(size, jnp.int32),
-        bootstrap=jnp.arange(size) % 3 > 0,
-        next_observation=jnp.asarray(random(size, 3, seed=2)),
-        weight=jnp.ones(size, bool),
-        sample_info=SampleInfo(zero, zero.astype(jnp.uint32), ones / size, importance, ones, zero, zero, zero),
-    )
-
-
-def updated(algo, batch):
-    algo = resolve_schedules(algo, jnp.float32(0.0))
-    state = algo.init(jax.random.key(0), SPEC)
-    return algo.update(state, {"replay": batch}, spec=SPEC, key=jax.random.key(1), replicas=ONE)
-
-
-@pytest.mark.long
-def test_priorities_are_errors_and_importance_scales_the_loss():
-    algo = jaxrl.DQN(learning_rate=2.5e-4, n_step=1, network=QNetwork(SMALL), prioritized=True)
-    _, info = updated(algo, batch_of(6))
-    params, _ = algo.network.init(jax.random.key(0), SPEC)
-
-    def values(observation):
-        view = q_views.view(batch_of(6).replace(observation=observation), algo.network, SPEC, 1)
-        return np.asarray(view.output(Variables(params), None, train=True)[0])
-
-    batch = batch_of(6)
-    following = values(batch.next_observation).max(-1)
-    target = np.asarray(batch.rewards)[:, 0] + np.where(batch.bootstrap, 0.99 * following, 0.0)
-    error = np.abs(target - values(batch.observation)[np.arange(6), np.asarray(batch.action)])
-    np.testing.assert_allclose(info.priorities["replay"], error, rtol=1e-4, atol=1e-5)
-    _, weighted = updated(algo, batch_of(6, [1.0, 0.5, 0.0, 1.0, 0.25, 0.5]))
-    expected = np.mean(0.5 * error**2 * [1.0, 0.5, 0.0, 1.0, 0.25, 0.5])
-    np.testing.assert_allclose(weighted.metrics["loss"], expected, rtol=1e-4)
-    assert updated(algo.replace(prioritized=False), batch_of(6))[1].priorities == {}
+# --- runs ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_noise_of_a_transition_is_its_own_whatever_the_devices():

@@ -502,37 +502,6 @@ def test_divergences_below_the_free_nats_move_nothing_and_others_one_side_each()
         assert not slopes[moves][0].any() and slopes[moves][1].any()
 
 
-def test_rewards_and_endings_are_predicted_where_they_arrive():
-    """An episode's last observation is one of the model's time steps; only a termination says that nothing follows."""
-    batch = sequences(PLAIN)
-    timesteps = batch.timesteps
-    seen = {}
-    predicted = SimpleNamespace(
-        observation=[jnp.zeros((*timesteps.first.shape, 2))],
-        outcome=SimpleNamespace(
-            reward=SimpleNamespace(loss=lambda target: seen.setdefault("reward", target)),
-            continues=jnp.full(timesteps.first.shape, 3.0),
-            negative=None,
-        ),
-    )
-    flat = Categorical(jnp.zeros((*timesteps.first.shape, 2, 3)))
-    observed = Observed(LatentState(jnp.zeros(()), jnp.zeros(())), flat, flat)
-    found = dreamer.model_losses(observed, predicted, timesteps, PLAIN.observation_space, 1.0)
-    ends = np.zeros(timesteps.first.shape, bool)
-    ends[3, 0] = True  # the truncation of the other sequence, at row 2, is no end
-    np.testing.assert_allclose(
-        found["continue_loss"], np.where(ends, -np.log(expit(-3.0)), -np.log(expit(3.0))), rtol=1e-5
-    )
-    reward = np.asarray(seen["reward"])
-    assert reward[3, 0] != 0 and reward[2, 1] != 0, "with the last observation came the last reward"
-    assert reward[4, 0] == 0 and reward[3, 1] == 0, "with the first one none"
-    assert not batch.rows.weight[3, 0] and not batch.rows.weight[2, 1], "though nothing is learned of what followed it"
-    given = dreamer.model_losses(
-        observed, predicted, timesteps.replace(discount=jnp.full(ends.shape, 0.5)), PLAIN.observation_space, 1.0
-    )
-    np.testing.assert_allclose(given["continue_loss"], -0.5 * np.log(expit(3.0) * expit(-3.0)), rtol=1e-5)
-
-
 def test_signs_are_predicted_where_an_environment_has_discounts_of_its_own():
     env = jaxrl.make("probe:Truncated")
     for one, discounted in ((env, False), (Discounted(env, discount=-1.0), True)):

@@ -14,11 +14,8 @@ from jaxrl.networks import MLP, QNetwork
 ENVS, STEPS, ACTIONS = 512, 300, 5
 
 
-def played(epsilon, persistence, length=STEPS, masks=None):
-    """Actions, and the random ones, -1 where they are greedy, [STEPS, ENVS]; the greedy action is 0.
-
-    Episodes have `length` steps; `masks` [n, ACTIONS] take turns.
-    """
+@jax.jit
+def scanned(epsilon, persistence, length, masks):
     keys = jax.random.split(jax.random.key(0), (STEPS, ENVS))
 
     def step(previous, inputs):
@@ -36,7 +33,15 @@ def played(epsilon, persistence, length=STEPS, masks=None):
         )
         return random, (action, random)
 
-    return jax.tree.map(np.asarray, jax.lax.scan(step, jnp.full(ENVS, -1), (keys, jnp.arange(STEPS)))[1])
+    return jax.lax.scan(step, jnp.full(ENVS, -1), (keys, jnp.arange(STEPS)))[1]
+
+
+def played(epsilon, persistence, length=STEPS, masks=None):
+    """Actions, and the random ones, -1 where they are greedy, [STEPS, ENVS]; the greedy action is 0.
+
+    Episodes have `length` steps; `masks` [n, ACTIONS] take turns.
+    """
+    return jax.tree.map(np.asarray, scanned(epsilon, persistence, length, masks))
 
 
 @pytest.mark.long

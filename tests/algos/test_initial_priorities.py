@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import programs
+from helpers.oracle import rescaled, unscaled
 from helpers.programs import ENV, NUM_ENVS
 
 import jaxrl
@@ -38,14 +39,6 @@ def collected(algo, steps=LENGTH, seed=0):
     return actor, unroll()[1]
 
 
-def h(x):
-    return np.sign(x) * (np.sqrt(np.abs(x) + 1) - 1) + 1e-3 * x
-
-
-def inverse_h(x):
-    return np.sign(x) * (((np.sqrt(1 + 4e-3 * (np.abs(x) + 1 + 1e-3)) - 1) / 2e-3) ** 2 - 1)
-
-
 def values_of(algo, actor, rollout):
     """Action values [T + 1, B, A], the network unrolled one time step after another."""
     carry, found = rollout.carry.network, []
@@ -68,7 +61,7 @@ def test_they_are_the_actors_own_td_errors(name):
     actor, rollout = collected(algo)
     rows, values = jax.tree.map(np.asarray, rollout.rows), values_of(algo, actor, rollout)
     assert (rows.terminated.any(), rows.truncated.any(), (~rows.weight).any()) == (True, True, True)
-    unscale, scale = (inverse_h, h) if algo.value_rescaling else (lambda x: x, lambda x: x)
+    unscale, scale = (unscaled, rescaled) if algo.value_rescaling else (lambda x: x, lambda x: x)
     expected = np.zeros(rows.reward.shape)
     for t, env in zip(*np.nonzero(rows.weight), strict=True):
         total, k, ended = 0.0, 0, False

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from helpers.on_policy import ACTIONS, SPEC, broken_moments, collect, learner
-from helpers.oracle import affine, close, exact, gradient
+from helpers.oracle import affine, close, exact, gradient, rescaled
 from helpers.programs import assert_equal
 from scipy.special import log_softmax
 
@@ -57,13 +57,9 @@ def followed(params, latent, action):
     return scaled(latent + stack(params["dynamics"], chosen))
 
 
-def squeezed(x):
-    return np.sign(x) * (np.sqrt(np.abs(x) + 1) - 1) + 1e-3 * x
-
-
 def two_hot(x):
-    low, high = squeezed(-EDGE), squeezed(EDGE)
-    place = (np.clip(squeezed(x), low, high) - low) / (high - low) * (ATOMS - 1)
+    low, high = rescaled(-EDGE), rescaled(EDGE)
+    place = (np.clip(rescaled(x), low, high) - low) / (high - low) * (ATOMS - 1)
     below = min(int(np.floor(place)), ATOMS - 2)
     found = np.zeros(ATOMS)
     found[below], found[below + 1] = below + 1 - place, place - below

@@ -13,14 +13,40 @@ import numpy as np
 import pytest
 from helpers import continuous, offline
 from helpers.continuous import BATCH, BOX, SPEC, transitions
-from helpers.oracle import EPS, affine, close, descended, exact, stepped
+from helpers.offline import CHOICE, choices
+from helpers.offline import updated as updated_on_two
+from helpers.oracle import affine, close, descended, exact, stepped
 from helpers.tiers import one_quick
+from helpers.updates import (
+    ACTOR_CRITIC,
+    COMMON,
+    COUNTED,
+    GAMMA,
+    KEY,
+    ONE,
+    POLICY_RATE,
+    RATE,
+    TAU,
+    assert_learned,
+    batch,
+    boxed,
+    critics,
+    drawn,
+    gaussian,
+    hidden,
+    mean,
+    members,
+    moved,
+    noise,
+    projected,
+    rewards_and_reach,
+    unit,
+)
 from scipy.special import log_softmax, logsumexp, softmax
 from scipy.stats import norm
 
 import jaxrl
 from jaxrl.algos import q_learning
-from jaxrl.algos.optimizers import Adam
 from jaxrl.core import spaces
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import EnvSpec
@@ -33,34 +59,8 @@ from jaxrl.networks import (
     QNetwork,
     QuantileValues,
 )
-from jaxrl.parallel.replicas import SingleReplica
 
-KEY = jax.random.key(7)
-ONE = SingleReplica()
-GAMMA, TAU, RATE, POLICY_RATE = 0.9, 0.25, 0.1, 0.05
-COMMON = {"gamma": GAMMA, "n_step": 3, "learning_rate": RATE, "optimizer": Adam(eps=EPS)}
-ACTOR_CRITIC = COMMON | {"tau": TAU, "policy_learning_rate": POLICY_RATE}
-LOW, HIGH = BOX.low.astype(np.float64), BOX.high.astype(np.float64)
 DISCRETE = EnvSpec("choice", SPEC.observation_space, spaces.Discrete(4))
-COUNTED = np.arange(BATCH) < BATCH - 1
-
-
-@functools.cache
-def batch(discrete=False):
-    """Endings by turns: terminated after two steps, truncated after one, cut by the data after two, and none."""
-    steps = np.tile([2, 1, 2, 3], BATCH // 4)
-    rewards = np.random.default_rng(5).normal(size=(BATCH, 3)) * (np.arange(3)[None] < steps[:, None])
-    rewards[-1] = 1e6  # it does not count
-    base = transitions(3)
-    importance = jnp.asarray(np.random.default_rng(6).uniform(0.2, 1.0, BATCH), jnp.float32)
-    action = base.action.at[0].set(jnp.asarray(BOX.low)).at[1, 1].set(10.0)  # at bounds
-    return base.replace(
-        rewards=jnp.asarray(rewards, jnp.float32),
-        steps=jnp.asarray(steps, jnp.int32),
-        bootstrap=jnp.arange(BATCH) % 4 != 0,
-        action=jnp.arange(BATCH, dtype=jnp.int32) % 3 if discrete else action,
-        sample_info=base.sample_info.replace(importance=importance),
-    )
 
 
 def start(algo, spec=SPEC):
@@ -80,37 +80,7 @@ def updated(algo, state, transitions, spec):
     return algo.update(state, {"replay": transitions}, spec=spec, key=KEY, replicas=ONE)
 
 
-def moved(slow, new, tau=TAU):
-    return jax.tree.map(lambda a, b: (1 - tau) * np.asarray(a, np.float64) + tau * b, slow, new)
-
-
-def mean(x):
-    return np.mean(np.asarray(x)[..., COUNTED], axis=-1)
-
-
 # --- networks and equations ------------------------------------------------------------------------------------------
-
-
-def hidden(params, x):
-    return np.maximum(affine(params["hidden"]["layer_0"], x), 0.0)
-
-
-def unit(action):
-    return 2.0 * (action - LOW) / (HIGH - LOW) - 1.0
-
-
-def boxed(u):
-    return np.clip(LOW + (HIGH - LOW) * (u + 1.0) / 2.0, LOW, HIGH)
-
-
-def critics(params, observation, action=None):
-    """[ensemble, batch, outputs]."""
-    x = observation if action is None else np.concatenate([observation, unit(action)], axis=-1)
-    members = []
-    for number in range(params["hidden"]["layer_0"]["bias"].shape[0]):
-        member = jax.tree.map(lambda leaf, number=number: leaf[number], params)
-        members.append(affine(member["head"]["advantage"]["output"], hidden(member, x)))
-    return np.stack(members)
 
 
 def values(params, observation, action=None):
@@ -121,23 +91,18 @@ def deterministic(params, observation):
     return boxed(np.tanh(affine(params["action"], hidden(params, observation))))
 
 
-def gaussian(params, observation):
-    """The mean and deviation before the tanh."""
-    features, head = hidden(params, observation), params["distribution"]
-    return affine(head["output"], features), np.exp(affine(head["log_std_output"], features))
+def log_probs(params, observation, mask):
+    """Return those of all actions, [batch, actions]; of forbidden ones minus infinity."""
+    logits = affine(params["distribution"]["output"], hidden(params, observation))
+    return log_softmax(np.where(mask, logits, -np.inf), axis=-1)
 
 
-def drawn(params, observation, noise):
-    """An action, and its log-density where the box is [-1, 1]."""
-    mean, std = gaussian(params, observation)
-    x = mean + std * noise
-    return boxed(np.tanh(x)), np.sum(norm.logpdf(x, mean, std) - np.log(1 - np.tanh(x) ** 2), axis=-1)
-
-
-def likelihood(params, observation, action):
-    """Of actions in [-1, 1]; within a thousandth of a bound, the mean density there."""
-    mean, std = gaussian(params, observation)
-    u, limit = unit(action), 1 - 1e-3
+def likelihood(params, b):
+    """Return that of the actions of a batch in [-1, 1]; within a thousandth of a bound, the mean density there."""
+    if b.action.ndim == 1:
+        return log_probs(params, exact(b.observation), masks(b)[0])[np.arange(BATCH), np.asarray(b.action)]
+    mean, std = gaussian(params, exact(b.observation))
+    u, limit = unit(exact(b.action)), 1 - 1e-3
     inner = np.clip(u, -limit, limit)
     inside = norm.logpdf(np.arctanh(inner), mean, std) - np.log(1 - inner**2)
     below = norm.logcdf((np.arctanh(-limit) - mean) / std) - np.log(1e-3)
@@ -145,10 +110,25 @@ def likelihood(params, observation, action):
     return np.sum(np.where(u <= -limit, below, np.where(u >= limit, above, inside)), axis=-1)
 
 
-def rewards_and_reach(b):
-    """The discounted rewards of the steps taken, and the discount of what follows: 0 where the task terminated."""
-    total = np.sum(np.asarray(b.rewards, np.float64) * GAMMA ** np.arange(3), axis=1)
-    return total, np.where(b.bootstrap, GAMMA ** np.asarray(b.steps, np.float64), 0.0)
+def taken_values(params, b):
+    """Return the values [ensemble, batch] of the actions that were taken."""
+    if b.action.ndim == 1:
+        return critics(params, exact(b.observation))[:, np.arange(BATCH), np.asarray(b.action)]
+    return values(params, exact(b.observation), exact(b.action))
+
+
+def chosen(forbidden=True):
+    """Return the batch with three actions, of which some are forbidden; after the one that does not count all."""
+    b, later = choices(), choices().next_action_mask.at[-1].set(False)
+    if not forbidden:
+        return batch().replace(action=b.action)
+    return batch().replace(action=b.action, action_mask=b.action_mask, next_action_mask=later)
+
+
+def masks(b):
+    """Return what is allowed here and there, of rows that count."""
+    given = (b.action_mask, b.next_action_mask)
+    return [np.ones((BATCH, 3), bool) if x is None else np.asarray(x) | ~COUNTED[:, None] for x in given]
 
 
 def target_of(b, following):
@@ -157,13 +137,7 @@ def target_of(b, following):
 
 
 def squared(b, target):
-    return lambda params: np.sum(mean(0.5 * (target - values(params, exact(b.observation), exact(b.action))) ** 2))
-
-
-def noise(key):
-    """Normal numbers [BATCH, 2] of each transition's key."""
-    keys = q_learning.transition_keys(key, BATCH, ONE)
-    return np.stack([np.asarray(jax.random.normal(k, (2,)), np.float64) for k in keys])
+    return lambda params: np.sum(mean(0.5 * (target - taken_values(params, b)) ** 2))
 
 
 def noises(keys, count):
@@ -180,21 +154,22 @@ def noises(keys, count):
 def test_deterministic_policies(name):
     algo = {"ddpg": continuous.DDPG, "td3": continuous.TD3, "td3bc": offline.TD3BC}[name].replace(**ACTOR_CRITIC)
     if name != "ddpg":
-        algo = algo.replace(policy_delay=1)
-    if name == "td3bc":
-        algo = algo.replace(normalize_observation=False)
+        algo = algo.replace(policy_delay=1, target_noise=0.4)
     b, state = batch(), start(algo)
-    new, info = updated(algo, state, b, SPEC)
+    new, info = updated_on_two(algo, state, b, KEY)
+    if name == "td3bc":  # normalized by what is learned from
+        seen = exact(b.observation)[COUNTED]
+        ends = ((exact(x) - seen.mean(0)) / seen.std(0) for x in (b.observation, b.next_observation))
+        b = b.replace(**dict(zip(("observation", "next_observation"), ends, strict=True)))
     observation, following = exact(b.observation), exact(b.next_observation)
 
     action = deterministic(exact(state.policy.target_params), following)
     if name != "ddpg":
-        action = boxed(unit(action) + np.clip(0.2 * noise(KEY), -0.5, 0.5))
+        away = 0.4 * noise(KEY)
+        assert (np.abs(away) > 0.5).any(), "one that is limited"
+        action = boxed(unit(action) + np.clip(away, -0.5, 0.5))
     target = target_of(b, values(exact(state.critic.target_params), following, action).min(axis=0))
-    loss = squared(b, target)
-    assert float(info.metrics["critic_loss"]) == pytest.approx(loss(exact(state.critic.params)), rel=1e-5)
-    critic = descended(loss, state.critic.params, RATE)
-    close(new.critic.params, critic)
+    critic = assert_learned(new.critic.params, info.metrics["critic_loss"], squared(b, target), state.critic.params)
 
     first = jax.tree.map(lambda x: x[:1], critic)
     does = deterministic(exact(state.policy.params), observation)
@@ -205,48 +180,39 @@ def test_deterministic_policies(name):
         distance = np.mean((unit(does) - unit(exact(b.action))) ** 2, axis=-1) if name == "td3bc" else 0.0
         return mean(distance - scale * values(first, observation, does)[0])
 
-    assert float(info.metrics["policy_loss"]) == pytest.approx(policy_loss(exact(state.policy.params)), rel=1e-5)
-    policy = descended(policy_loss, state.policy.params, POLICY_RATE)
-    close(new.policy.params, policy)
-    close(new.policy.target_params, moved(state.policy.target_params, policy))
+    loss, old = info.metrics["policy_loss"], state.policy
+    policy = assert_learned(new.policy.params, loss, policy_loss, old.params, POLICY_RATE)
+    close(new.policy.target_params, moved(old.target_params, policy))
     close(new.critic.target_params, moved(state.critic.target_params, critic))
 
 
-def projected(atoms, probabilities, support):
-    """Each atom's mass goes to the two of the support around it (Bellemare et al., 2017, algorithm 1)."""
-    spacing, wanted = support[1] - support[0], np.zeros((len(atoms), len(support)))
-    for row in range(len(atoms)):
-        for atom, mass in zip(atoms[row], probabilities[row], strict=True):
-            place = (np.clip(atom, support[0], support[-1]) - support[0]) / spacing
-            lower = min(int(place), len(support) - 2)
-            wanted[row, lower] += mass * (lower + 1 - place)
-            wanted[row, lower + 1] += mass * (place - lower)
-    return wanted
-
-
 @pytest.mark.long
-def test_d4pg():
-    algo = continuous.D4PG.replace(**ACTOR_CRITIC)
+@pytest.mark.parametrize("ensemble", [1, 2])
+def test_d4pg(ensemble):
+    """Of several critics the target is that of the one that expects least, as in FastTD3 (arXiv:2505.22642)."""
+    network = Critic(widths=(8,), ensemble=ensemble, head=CategoricalValues(11))
+    algo = continuous.D4PG.replace(**ACTOR_CRITIC, critic=network)
     b, state, support = batch(), start(algo), np.linspace(-5.0, 5.0, 11)
     new, info = updated(algo, state, b, SPEC)
     observation, following = exact(b.observation), exact(b.next_observation)
     action = deterministic(exact(state.policy.target_params), following)
-    probabilities = softmax(critics(exact(state.critic.target_params), following, action)[0], axis=-1)
+    probabilities = softmax(critics(exact(state.critic.target_params), following, action), axis=-1)
+    least = (probabilities @ support).argmin(axis=0)
+    assert len(set(least)) == ensemble
+    probabilities = probabilities[least, np.arange(BATCH)]
     total, reach = rewards_and_reach(b)
     wanted = projected(total[:, None] + reach[:, None] * support[None], probabilities, support)
     importance = np.asarray(b.sample_info.importance, np.float64)
 
     def entropies(params):
-        return -np.sum(wanted * log_softmax(critics(params, observation, exact(b.action))[0], axis=-1), axis=-1)
+        return -np.sum(wanted * log_softmax(critics(params, observation, exact(b.action)), axis=-1), axis=-1)
 
     def loss(params):
-        return mean(importance * entropies(params))
+        return np.sum(mean(importance * entropies(params)))
 
-    assert float(info.metrics["critic_loss"]) == pytest.approx(loss(exact(state.critic.params)), rel=1e-5)
-    critic = descended(loss, state.critic.params, RATE)
-    close(new.critic.params, critic)
+    critic = assert_learned(new.critic.params, info.metrics["critic_loss"], loss, state.critic.params)
     known = np.where(wanted > 0, wanted * np.log(np.maximum(wanted, 1e-300)), 0.0).sum(axis=-1)
-    divergence = entropies(exact(state.critic.params)) + known
+    divergence = entropies(exact(state.critic.params)).mean(axis=0) + known
     np.testing.assert_allclose(info.priorities["replay"][COUNTED], divergence[COUNTED] + 1e-6, rtol=1e-5, atol=1e-5)
     edge, clipped = wanted[:, [0, -1]].sum(axis=-1), np.abs(total[:, None] + reach[:, None] * support[None]) > 5.01
     assert float(info.metrics["support_edge_mass"]) == pytest.approx(mean(edge), rel=1e-5)
@@ -257,69 +223,101 @@ def test_d4pg():
         logits = critics(critic, observation, deterministic(params, observation))[0]
         return -mean(softmax(logits, axis=-1) @ support)
 
-    assert float(info.metrics["policy_loss"]) == pytest.approx(policy_loss(exact(state.policy.params)), rel=1e-5)
-    policy = descended(policy_loss, state.policy.params, POLICY_RATE)
-    close(new.policy.params, policy)
-    close(new.policy.target_params, moved(state.policy.target_params, policy))
+    old = state.policy
+    policy = assert_learned(new.policy.params, info.metrics["policy_loss"], policy_loss, old.params, POLICY_RATE)
+    close(new.policy.target_params, moved(old.target_params, policy))
     close(new.critic.target_params, moved(state.critic.target_params, critic))
+    uniform = algo.replace(prioritized=False)
+    assert jax.eval_shape(functools.partial(updated, spec=SPEC), uniform, state, b)[1].priorities == {}
 
 
 # --- stochastic policies ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", one_quick(["sac", "cql"], "sac"))
-def test_sac_and_cql(name):
+@pytest.mark.parametrize(
+    ("name", "spec", "learned"),
+    one_quick(
+        [
+            pytest.param(name, spec, learned, id=f"{name}-{spec.name}-{learned}")
+            for name in ("sac", "cql")
+            for spec in (SPEC, CHOICE)
+            for learned in (True, False)
+        ],
+        "sac-box-True",
+    ),
+)
+def test_sac_and_cql(name, spec, learned):
+    """By turns temperature and coefficient are learned and fixed, and some of discrete actions forbidden and none.
+
+    CQL clones in its first updates, and then no longer.
+    Over discrete actions expectations are exact (Christodoulou, 2019, equations 10 to 12).
+    """
     algo = {"sac": continuous.SAC, "cql": offline.CQL}[name].replace(**ACTOR_CRITIC, temperature=0.3)
+    algo = algo.replace(learn_temperature=learned, target_entropy_fraction=0.5)
     if name == "cql":
-        algo = algo.replace(coefficient=2.0, lagrange_threshold=1.0)
-    b, state = batch(), start(algo)
-    new, info = updated(algo, state, b, SPEC)
-    observation, following = exact(b.observation), exact(b.next_observation)
+        threshold = 1.0 if learned else None
+        algo = algo.replace(coefficient=2.0, lagrange_threshold=threshold, entropy_in_target=spec is CHOICE)
+        algo = algo.replace(cloning_updates=2.0)
+    cloning = name == "cql" and not learned
+    b, state = batch() if spec is SPEC else chosen(learned), start(algo, spec)
+    state = state.replace(updates=jnp.int32(1 if cloning else 2))
+    new, info = updated_on_two(algo, state, b, KEY, spec)
+    observation, following, (here, there) = exact(b.observation), exact(b.next_observation), masks(b)
     next_key, key = jax.random.split(KEY)
-    old = exact(state.policy.params)
+    old, now = exact(state.policy.params), noise(key)
 
-    action, log_prob = drawn(old, following, noise(next_key))
-    value = values(exact(state.critic.target_params), following, action).min(axis=0)
-    target = target_of(b, value if name == "cql" else value - 0.3 * log_prob)
-    errors = squared(b, target)
+    def expected(policy, critic, observation, noise, mask):
+        """Return the value and the entropy [batch] of what the policy does."""
+        if spec is SPEC:
+            action, log_prob = drawn(policy, observation, noise)
+            return values(critic, observation, action).min(axis=0), -log_prob
+        logs = log_probs(policy, observation, mask)
+        logs, chance = np.where(mask, logs, 0.0), np.exp(logs)
+        return np.sum(chance * critics(critic, observation).min(axis=0), axis=-1), -np.sum(chance * logs, axis=-1)
 
-    # Three actions each, with their log-densities: uniform ones, the policy's here, and the policy's there.
-    keys = q_learning.transition_keys(next_key, BATCH, ONE)
-    places = [jax.vmap(lambda k, place=place: jax.random.fold_in(k, place))(keys) for place in range(3)]
-    split = [jax.random.split(k, 3) for k in places[0]]
-    proposed = [(np.float64([BOX.sample(each[i]) for each in split]), -2 * np.log(2)) for i in range(3)]
-    for place, seen in ((1, observation), (2, following)):
-        proposed += [drawn(old, seen, one) for one in noises(places[place], 3)]
+    value, entropy = expected(old, exact(state.critic.target_params), following, noise(next_key), there)
+    weight = 0.3 if name == "sac" or algo.entropy_in_target else 0.0
+    errors = squared(b, target_of(b, value + weight * entropy))
+
+    proposed = []
+    if name == "cql" and spec is SPEC:
+        # Three actions each, with their log-densities: uniform ones, the policy's here, and the policy's there.
+        keys = q_learning.transition_keys(next_key, BATCH, ONE)
+        places = [jax.vmap(lambda k, place=place: jax.random.fold_in(k, place))(keys) for place in range(3)]
+        split = [jax.random.split(k, 3) for k in places[0]]
+        proposed = [(np.float64([BOX.sample(each[i]) for each in split]), -2 * np.log(2)) for i in range(3)]
+        for place, seen in ((1, observation), (2, following)):
+            proposed += [drawn(old, seen, one) for one in noises(places[place], 3)]
 
     def gaps(params):
-        """log of the integral of exp Q by importance sampling, less Q of the data's action."""
-        each = [values(params, observation, action) - log_density for action, log_density in proposed]
-        maximum = logsumexp(np.stack(each), axis=0) - np.log(9)
-        return mean(maximum - values(params, observation, exact(b.action)))
+        """Return log of the integral of exp Q, by importance sampling or exact, less Q of the data's action."""
+        if spec is CHOICE:
+            maximum = logsumexp(np.where(here, critics(params, observation), -np.inf), axis=-1)
+        else:
+            each = [values(params, observation, action) - log_density for action, log_density in proposed]
+            maximum = logsumexp(np.stack(each), axis=0) - np.log(9)
+        return mean(maximum - taken_values(params, b))
 
     loss = errors
     if name == "cql":
         loss = lambda params: errors(params) + 0.5 * 2.0 * np.sum(gaps(params))  # noqa: E731
         gap = np.mean(gaps(exact(state.critic.params)))
         assert float(info.metrics["conservative_gap"]) == pytest.approx(gap, rel=1e-5)
-        wanted = stepped(np.log(2.0), -0.5 * 2.0 * (gap - 1.0), RATE)
-        assert float(new.log_coefficient.params) == pytest.approx(float(wanted), abs=1e-5)
+        close(new.log_coefficient.params, stepped(np.log(2.0), -0.5 * 2.0 * (gap - 1.0), RATE) if learned else ())
     assert float(info.metrics["critic_loss"]) == pytest.approx(errors(exact(state.critic.params)), rel=1e-5)
     critic = descended(loss, state.critic.params, RATE)
     close(new.critic.params, critic)
-
-    now = noise(key)
+    close(new.critic.target_params, moved(state.critic.target_params, critic))
 
     def policy_loss(params):
-        action, log_prob = drawn(params, observation, now)
-        return mean(0.3 * log_prob - values(critic, observation, action).min(axis=0))
+        value, entropy = expected(params, critic, observation, now, here)
+        return mean(-0.3 * entropy - (likelihood(params, b) if cloning else value))
 
-    assert float(info.metrics["policy_loss"]) == pytest.approx(policy_loss(old), rel=1e-5, abs=1e-5)
-    close(new.policy.params, descended(policy_loss, old, POLICY_RATE))
-    close(new.critic.target_params, moved(state.critic.target_params, critic))
-    missing = mean(drawn(old, observation, now)[1]) - 2.0  # the target is -1 for each dimension
-    wanted = stepped(np.log(0.3), -missing, RATE)
-    assert float(new.log_temperature.params) == pytest.approx(float(wanted), abs=1e-5)
+    assert_learned(new.policy.params, info.metrics["policy_loss"], policy_loss, old, POLICY_RATE)
+    entropy = mean(expected(old, critic, observation, now, here)[1])
+    assert float(info.metrics["entropy"]) == pytest.approx(entropy, rel=1e-5, abs=1e-5)
+    target = -2.0 if spec is SPEC else mean(0.5 * np.log(here.sum(axis=1)))
+    close(new.log_temperature.params, stepped(np.log(0.3), entropy - target, RATE) if learned else ())
 
 
 def renormalized(norm, state, x, training, correction=None):
@@ -352,8 +350,7 @@ def normed_values(params, state, observation, action, training=False, correction
     """The values [ensemble, batch] of two critics, their corrections, and their statistics after."""
     x = np.concatenate([observation, unit(action)], axis=-1)
     found = []
-    for number in range(2):
-        member, own = jax.tree.map(lambda leaf, number=number: np.asarray(leaf)[number], (params, state))
+    for number, (member, own) in enumerate(zip(members(params), members(state), strict=True)):
         features, correction, after = normed_features(member, own, x, training, corrections[number])
         found.append((affine(member["head"]["advantage"]["output"], features)[:, 0], correction, after))
     value, correction, after = zip(*found, strict=True)
@@ -476,9 +473,7 @@ def test_gail(reward, absorbing):
     value = values(exact(state.critic.target_params), exact(own.next_observation), action).min(axis=0) - 0.3 * log_prob
     target = learned + GAMMA * np.where(own.bootstrap, value, after / (1 - GAMMA) * absorbing)
     loss = squared(own, target)
-    assert float(info.metrics["critic_loss"]) == pytest.approx(loss(exact(state.critic.params)), rel=1e-5)
-    critic = descended(loss, state.critic.params, RATE)
-    close(new.critic.params, critic)
+    critic = assert_learned(new.critic.params, info.metrics["critic_loss"], loss, state.critic.params)
     close(new.critic.target_params, moved(state.critic.target_params, critic))
     now = noise(key)
 
@@ -500,7 +495,7 @@ def test_distributional_mpo(ensemble):
         **ACTOR_CRITIC, target_period=1, temperature=2.0, critic=network, v_min=-5.0, v_max=5.0
     )
     b, state, support = batch(), start(algo), np.linspace(-5.0, 5.0, 11)
-    new, info = updated(algo, state, b, SPEC)
+    new, info = updated_on_two(algo, state, b, KEY)
     observation, following = exact(b.observation), exact(b.next_observation)
     slow, slow_critic = exact(state.policy.target_params), exact(state.critic.target_params)
     next_keys, keys = (q_learning.transition_keys(k, BATCH, ONE) for k in jax.random.split(KEY))
@@ -518,8 +513,7 @@ def test_distributional_mpo(ensemble):
         each = log_softmax(critics(params, observation, exact(b.action)), axis=-1)
         return np.sum(mean(-np.sum(wanted * each, axis=-1)))
 
-    assert float(info.metrics["critic_loss"]) == pytest.approx(critic_loss(exact(state.critic.params)), rel=1e-5)
-    close(new.critic.params, descended(critic_loss, state.critic.params, RATE))
+    assert_learned(new.critic.params, info.metrics["critic_loss"], critic_loss, state.critic.params)
 
     old_mean, old_std = gaussian(slow, observation)
     points = old_mean + old_std * noises(keys, 6)
@@ -529,38 +523,42 @@ def test_distributional_mpo(ensemble):
 
 
 @pytest.mark.long
-def test_mpo():
+@pytest.mark.parametrize("per_dimension", [True, False])
+def test_mpo(per_dimension):
     fields = {"target_period": 1, "temperature": 2.0, "alpha_mean": 1.5, "alpha_std": 3.0, "dual_learning_rate": 0.02}
-    algo = continuous.MPO.replace(**ACTOR_CRITIC, **fields)
+    critic = Critic(widths=(8,), ensemble=1 if per_dimension else 2)
+    algo = continuous.MPO.replace(**ACTOR_CRITIC, **fields, critic=critic, per_dimension=per_dimension)
     b, state = batch(), start(algo)
-    new, info = updated(algo, state, b, SPEC)
+    new, info = updated_on_two(algo, state, b, KEY)
     observation, following = exact(b.observation), exact(b.next_observation)
     slow, slow_critic = exact(state.policy.target_params), exact(state.critic.target_params)
     next_keys, keys = (q_learning.transition_keys(k, BATCH, ONE) for k in jax.random.split(KEY))
 
     does = [drawn(slow, following, one)[0] for one in noises(next_keys, 6)]
-    loss = squared(b, target_of(b, np.mean([values(slow_critic, following, one)[0] for one in does], axis=0)))
-    assert float(info.metrics["critic_loss"]) == pytest.approx(loss(exact(state.critic.params)), rel=1e-5)
-    critic = descended(loss, state.critic.params, RATE)
-    close(new.critic.params, critic)
+    loss = squared(b, target_of(b, np.mean([values(slow_critic, following, one).min(0) for one in does], axis=0)))
+    critic = assert_learned(new.critic.params, info.metrics["critic_loss"], loss, state.critic.params)
 
     old_mean, old_std = gaussian(slow, observation)
     points = old_mean + old_std * noises(keys, 6)
-    valued = np.stack([values(slow_critic, observation, boxed(np.tanh(x)))[0] for x in points])  # [6, batch]
+    valued = np.stack([values(slow_critic, observation, boxed(np.tanh(x))).min(0) for x in points])  # [6, batch]
     weights = softmax(valued / 2.0, axis=0)
 
     def kls(params):
-        """Of the mean and the deviation, each beside the old other, by dimension."""
+        """Return those of the mean and the deviation, each beside the old other, by dimension or in all."""
         new_mean, new_std = gaussian(params, observation)
         ratio = old_std / new_std
         kl_mean = (new_mean - old_mean) ** 2 / (2 * old_std**2)
-        return mean(kl_mean.T), mean((np.log(new_std / old_std) + ratio**2 / 2 - 0.5).T)
+        found = mean(kl_mean.T), mean((np.log(new_std / old_std) + ratio**2 / 2 - 0.5).T)
+        return found if per_dimension else [x.sum(keepdims=True) for x in found]
 
-    def policy_loss(params):
+    def fit(params):
         new_mean, new_std = gaussian(params, observation)
         fitted = norm.logpdf(points, new_mean, old_std) + norm.logpdf(points, old_mean, new_std)
+        return -mean(np.sum(weights * fitted.sum(axis=-1), axis=0))
+
+    def policy_loss(params):
         kl_mean, kl_std = kls(params)
-        return -mean(np.sum(weights * fitted.sum(axis=-1), axis=0)) + np.sum(1.5 * kl_mean + 3.0 * kl_std)
+        return fit(params) + np.sum(1.5 * kl_mean + 3.0 * kl_std)
 
     policy = descended(policy_loss, state.policy.params, POLICY_RATE)
     close(new.policy.params, policy)
@@ -568,6 +566,11 @@ def test_mpo():
     close(new.critic.target_params, moved(state.critic.target_params, critic))
 
     kl_mean, kl_std = kls(exact(state.policy.params))
+    improved = mean(np.sum(weights * np.log(6 * weights), axis=0))
+    told = {"policy_loss": fit(exact(state.policy.params)), "kl_mean": kl_mean.mean(), "kl_std": kl_std.mean()}
+    told |= {"kl_improved": improved, "temperature": 2.0, "alpha_mean": 1.5, "alpha_std": 3.0}
+    for name, wanted in told.items():
+        assert float(info.metrics[name]) == pytest.approx(wanted, rel=1e-4, abs=1e-6), name
 
     def dual_loss(duals):
         positive = {name: np.log1p(np.exp(x)) for name, x in duals.items()}
@@ -580,64 +583,149 @@ def test_mpo():
 
 
 @pytest.mark.long
-def test_iql():
+def test_mpo_of_discrete_actions():
+    """Exact expectations over the actions that are allowed; of the policy there is one divergence."""
+    algo = continuous.MPO.replace(**ACTOR_CRITIC, target_period=1, temperature=0.5, alpha_mean=2.0)
+    b, state = chosen(), start(algo, CHOICE)
+    new, info = updated_on_two(algo, state, b, KEY, CHOICE)
+    observation, following, (here, there) = exact(b.observation), exact(b.next_observation), masks(b)
+    slow, slow_critic = exact(state.policy.target_params), exact(state.critic.target_params)
+
+    def expected(chance, x):
+        return np.sum(chance * np.where(chance > 0, x, 0.0), axis=-1)
+
+    after = expected(np.exp(log_probs(slow, following, there)), critics(slow_critic, following)[0])
+    loss = squared(b, target_of(b, after))
+    critic = assert_learned(new.critic.params, info.metrics["critic_loss"], loss, state.critic.params)
+    close(new.critic.target_params, moved(state.critic.target_params, critic))
+
+    prior, valued = log_probs(slow, observation, here), critics(slow_critic, observation)[0]
+    weights = softmax(prior + valued / 0.5, axis=-1)
+
+    def fit(params):
+        return -mean(expected(weights, log_probs(params, observation, here)))
+
+    def kl(params):
+        entropies = expected(np.exp(prior), prior) - expected(np.exp(prior), log_probs(params, observation, here))
+        return mean(entropies)
+
+    old = exact(state.policy.params)
+    policy = descended(lambda params: fit(params) + 2.0 * kl(params), old, POLICY_RATE)
+    close(new.policy.params, policy)
+    close(new.policy.target_params, moved(slow, policy))
+    improved = mean(expected(weights, np.log(np.maximum(weights, 1e-300))) - expected(weights, prior))
+    for name, wanted in {"policy_loss": fit(old), "kl_mean": kl(old), "kl_improved": improved}.items():
+        assert float(info.metrics[name]) == pytest.approx(wanted, rel=1e-4), name
+
+    def dual_loss(duals):
+        eta, alpha = (np.log1p(np.exp(duals[name])) for name in ("temperature", "mean"))
+        return mean(eta * (0.1 + logsumexp(prior + valued / eta, axis=-1))) + np.sum(alpha * (2.5e-3 - kl(old)))
+
+    close(new.duals.params, descended(dual_loss, state.duals.params, 1e-2))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("spec", [SPEC, CHOICE], ids=["box", "discrete"])
+def test_iql(spec):
     algo = offline.IQL.replace(**ACTOR_CRITIC, expectile=0.8, inverse_temperature=2.0, max_weight=1.5)
-    b, state = batch(), start(algo)
-    new, info = updated(algo, state, b, SPEC)
-    observation, following, action = exact(b.observation), exact(b.next_observation), exact(b.action)
-    taken = values(exact(state.critic.target_params), observation, action).min(axis=0)
+    b, state = batch() if spec is SPEC else chosen(), start(algo, spec)
+    new, info = updated_on_two(algo, state, b, KEY, spec)
+    observation, following = exact(b.observation), exact(b.next_observation)
+    taken = taken_values(exact(state.critic.target_params), b).min(axis=0)
 
     def value_loss(params):
         error = taken - values(params, observation)[0]
         return mean(np.where(error > 0, 0.8, 0.2) * error**2)
 
-    assert float(info.metrics["value_loss"]) == pytest.approx(value_loss(exact(state.value.params)), rel=1e-5)
-    value = descended(value_loss, state.value.params, RATE)
-    close(new.value.params, value)
-
+    value = assert_learned(new.value.params, info.metrics["value_loss"], value_loss, state.value.params)
     weights = np.minimum(np.exp(2.0 * (taken - values(value, observation)[0])), 1.5)
     assert (weights == 1.5).any() and (weights < 1.5).any()
+    assert float(info.metrics["advantage_weight"]) == pytest.approx(mean(weights), rel=1e-5)
 
     def policy_loss(params):
-        return -mean(weights * likelihood(params, observation, action))
+        return -mean(weights * likelihood(params, b))
 
-    assert float(info.metrics["policy_loss"]) == pytest.approx(policy_loss(exact(state.policy.params)), rel=1e-5)
-    close(new.policy.params, descended(policy_loss, state.policy.params, POLICY_RATE))
-
+    assert_learned(new.policy.params, info.metrics["policy_loss"], policy_loss, state.policy.params, POLICY_RATE)
     loss = squared(b, target_of(b, values(value, following)[0]))
-    assert float(info.metrics["critic_loss"]) == pytest.approx(loss(exact(state.critic.params)), rel=1e-5)
-    critic = descended(loss, state.critic.params, RATE)
-    close(new.critic.params, critic)
+    critic = assert_learned(new.critic.params, info.metrics["critic_loss"], loss, state.critic.params)
     close(new.critic.target_params, moved(state.critic.target_params, critic))
 
 
 @pytest.mark.long
-def test_crr():
-    algo = offline.CRR.replace(**ACTOR_CRITIC, target_period=1, temperature=0.5, max_weight=1.5)
-    b, state = batch(), start(algo)
-    new, info = updated(algo, state, b, SPEC)
-    observation, following, action = exact(b.observation), exact(b.next_observation), exact(b.action)
+@pytest.mark.parametrize(
+    ("spec", "weighting", "baseline"),
+    [
+        (SPEC, "exp", "mean"),
+        (SPEC, "exp", "max"),
+        (SPEC, "indicator", "mean"),
+        (CHOICE, "exp", "mean"),
+        (CHOICE, "exp", "max"),
+        (CHOICE, "constant", "mean"),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_crr(spec, weighting, baseline):
+    """Every weighting and baseline, equations 2 to 4; over discrete actions sums are of those that are allowed."""
+    fields = {"target_period": 1, "temperature": 0.5, "max_weight": 1.5, "weighting": weighting, "baseline": baseline}
+    algo = offline.CRR.replace(**ACTOR_CRITIC, **fields)
+    b, state = batch() if spec is SPEC else chosen(), start(algo, spec)
+    if spec is CHOICE:
+        b = b.replace(next_action_mask=choices().next_action_mask)
+    new, info = updated_on_two(algo, state, b, KEY, spec)
+    observation, following, (here, there) = exact(b.observation), exact(b.next_observation), masks(b)
     next_key, key = (q_learning.transition_keys(k, BATCH, ONE) for k in jax.random.split(KEY))
 
-    does = drawn(exact(state.policy.target_params), following, noises(next_key, 1)[0])[0]
-    loss = squared(b, target_of(b, values(exact(state.critic.target_params), following, does)[0]))
-    assert float(info.metrics["critic_loss"]) == pytest.approx(loss(exact(state.critic.params)), rel=1e-5)
-    critic = descended(loss, state.critic.params, RATE)
-    close(new.critic.params, critic)
+    def valued(policy, critic, observation, keys, mask, samples):
+        """Return probabilities and values, [batch, actions]: of all actions, or of samples."""
+        if spec is CHOICE:
+            return np.exp(log_probs(policy, observation, mask)), critics(critic, observation)[0]
+        each = [values(critic, observation, drawn(policy, observation, x)[0])[0] for x in noises(keys, samples)]
+        return np.full((BATCH, samples), 1 / samples), np.stack(each, axis=-1)
 
-    now, old = exact(state.critic.params), exact(state.policy.params)
-    baseline = np.mean([values(now, observation, drawn(old, observation, x)[0])[0] for x in noises(key, 4)], axis=0)
-    weights = np.minimum(np.exp((values(now, observation, action)[0] - baseline) / 0.5), 1.5)
-    assert (weights == 1.5).any() and (weights < 1.5).any()
+    slow = exact(state.policy.target_params), exact(state.critic.target_params)
+    after = np.sum(np.prod(valued(*slow, following, next_key, there, 1), axis=0), axis=-1)
+    loss = squared(b, target_of(b, after))
+    critic = assert_learned(new.critic.params, info.metrics["critic_loss"], loss, state.critic.params)
+
+    old, now = exact(state.policy.params), exact(state.critic.params)
+    chance, each = valued(old, now, observation, key, here, 4)
+    best = np.where(chance > 0, each, -np.inf).max(axis=-1)
+    advantage = taken_values(now, b)[0] - (best if baseline == "max" else np.sum(chance * each, axis=-1))
+    weights = {"exp": np.minimum(np.exp(advantage / 0.5), 1.5), "indicator": advantage > 0, "constant": 1.0}
+    weights = np.broadcast_to(weights[weighting], advantage.shape)
+    assert len(set(weights)) > 1 or weighting == "constant"
 
     def policy_loss(params):
-        return -mean(weights * likelihood(params, observation, action))
+        return -mean(weights * likelihood(params, b))
 
-    assert float(info.metrics["policy_loss"]) == pytest.approx(policy_loss(old), rel=1e-5)
-    policy = descended(policy_loss, old, POLICY_RATE)
-    close(new.policy.params, policy)
+    policy = assert_learned(new.policy.params, info.metrics["policy_loss"], policy_loss, old, POLICY_RATE)
     close(new.policy.target_params, moved(state.policy.target_params, policy))
     close(new.critic.target_params, moved(state.critic.target_params, critic))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["gaussian", "deterministic", "discrete"])
+def test_bc(kind):
+    algo = offline.BC.replace(learning_rate=RATE, optimizer=COMMON["optimizer"])
+    if kind == "deterministic":
+        algo = algo.replace(policy=continuous.DETERMINISTIC["policy"])
+    spec, b = (CHOICE, chosen()) if kind == "discrete" else (SPEC, batch())
+    state = start(algo, spec)
+    new, info = updated_on_two(algo, state, b, KEY, spec)
+
+    def loss(params):
+        if kind != "deterministic":
+            return -mean(likelihood(params, b))
+        return mean(np.mean((unit(deterministic(params, exact(b.observation))) - unit(exact(b.action))) ** 2, axis=-1))
+
+    assert_learned(new.policy.params, info.metrics["policy_loss"], loss, state.policy.params)
+    if kind == "deterministic":
+        assert float(info.metrics["squared_distance"]) == float(info.metrics["policy_loss"])
+    elif kind == "discrete":
+        right = log_probs(exact(state.policy.params), exact(b.observation), b.action_mask).argmax(1) == np.asarray(
+            b.action
+        )
+        assert float(info.metrics["accuracy"]) == pytest.approx(mean(right))
 
 
 # --- Q-learning ------------------------------------------------------------------------------------------------------
@@ -708,12 +796,9 @@ def test_dqn(head):
     def loss(params):
         return mean(importance * losses(params)[0])
 
-    now = exact(state.network.params)
-    assert float(info.metrics["loss"]) == pytest.approx(loss(now), rel=1e-5)
-    wanted = losses(now)[1] + 1e-6
+    network = assert_learned(new.network.params, info.metrics["loss"], loss, state.network.params)
+    wanted = losses(exact(state.network.params))[1] + 1e-6
     np.testing.assert_allclose(info.priorities["replay"][COUNTED], wanted[COUNTED], rtol=1e-5, atol=1e-5)
-    network = descended(loss, now, RATE)
-    close(new.network.params, network)
     close(new.network.target_params, moved(state.network.target_params, network))
 
 
@@ -771,9 +856,7 @@ def test_implicit_quantiles_with_munchausen():
     def loss(params):
         return mean(importance * losses(params))
 
-    now = exact(state.network.params)
-    assert float(info.metrics["loss"]) == pytest.approx(loss(now), rel=1e-5)
-    np.testing.assert_allclose(info.priorities["replay"][COUNTED], (losses(now) + 1e-6)[COUNTED], rtol=1e-5, atol=1e-5)
-    network = descended(loss, now, RATE)
-    close(new.network.params, network)
+    network = assert_learned(new.network.params, info.metrics["loss"], loss, state.network.params)
+    wanted = losses(exact(state.network.params)) + 1e-6
+    np.testing.assert_allclose(info.priorities["replay"][COUNTED], wanted[COUNTED], rtol=1e-5, atol=1e-5)
     close(new.network.target_params, moved(state.network.target_params, network))

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from helpers.on_policy import ACTIONS, SPEC, B, Data, T, broken_moments, collect, learner, updated, updated_on_two
-from helpers.oracle import affine, close, exact, gradient
+from helpers.oracle import affine, close, divergence, exact, gradient, layer_normed
 from helpers.programs import assert_equal
 from helpers.tiers import one_quick
 from scipy.special import log_softmax, softmax
@@ -63,9 +63,7 @@ ALGO = jaxrl.REPPO(
 
 def stack(layers, x):
     """A dense layer, layer normalization, and SiLU."""
-    x = affine(layers["layer_0"], x)
-    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
-    x = x * layers["norm_0"]["scale"] + layers["norm_0"]["bias"]
+    x = layer_normed(layers["norm_0"], affine(layers["layer_0"], x))
     return x / (1 + np.exp(-x))
 
 
@@ -121,15 +119,6 @@ def soft_value(policy_params, critic_params, observation, noise, temperature):
     action, log_prob = drawn(policy, noise)
     logits, features, _ = critic_of(critic_params, observation, action)
     return expected(logits)[..., 0] - temperature * log_prob, log_prob, features
-
-
-def divergence(old, new):
-    if isinstance(old, tuple):
-        (mean, log_std), (new_mean, new_log_std) = old, new
-        far = (np.exp(2 * log_std) + (mean - new_mean) ** 2) / (2 * np.exp(2 * new_log_std))
-        return (new_log_std - log_std + far - 0.5).sum(-1)
-    log_old, log_new = log_softmax(old, axis=-1), log_softmax(new, axis=-1)
-    return (np.exp(log_old) * (log_old - log_new)).sum(-1)
 
 
 def smoothed(value):

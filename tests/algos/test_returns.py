@@ -281,22 +281,6 @@ def test_a_constant_reward_truncated_for_ever_is_worth_r_over_one_minus_gamma(ga
     near(call("vtrace", data, gamma).values, data["values"])
 
 
-def test_fitting_values_to_returns_finds_the_value_behind_a_time_limit():
-    """Values that become their own returns converge to r / (1 - gamma) = 10, from zero, with episodes of 3 steps."""
-    ends, weight = (np.arange(T) % 4) == 2, (np.arange(T) % 4) != 3
-    data = rows(0) | {
-        "rewards": np.repeat(weight[:, None], B, 1).astype(np.float32),
-        "terminated": np.zeros((T, B), bool),
-        "truncated": np.repeat(ends[:, None], B, 1),
-        "weight": np.repeat(weight[:, None], B, 1),
-    }
-    value = np.float32(0.0)
-    for _ in range(100):
-        fitted = data | {"values": np.full((T, B), value), "bootstrap_value": np.full(B, value)}
-        value = np.asarray(call("gae", fitted, 0.9, 0.95) + fitted["values"])[0, 0]
-    close(value, 10.0, rtol=1e-4)
-
-
 def test_gamma_and_lambda_may_be_traced_and_mapped():
     data = rows(7)
     gammas = jnp.float32([0.0, 0.5, 0.99])

@@ -10,7 +10,8 @@ import pytest
 from helpers import programs
 from helpers.field_tables import expected_table
 from helpers.on_policy import SPEC, B, T, broken_moments, collect, learner, moments, updated, updated_on_two
-from helpers.rnd import EPS, Past, as_numpy, slopes
+from helpers.oracle import exact, gradient
+from helpers.rnd import EPS, Past
 from helpers.tiers import one_quick
 
 import jaxrl
@@ -86,13 +87,13 @@ def test_two_updates_of_the_bonus_are_those_of_numpy(devices, fraction):
     state = learner(algo)
     past, chosen = Past(algo.exploration_bonus, state.bonus), chosen_rows(fraction)
     assert fraction == 1.0 or 0.1 < chosen.mean() < 0.9
-    params = as_numpy(state.bonus.learned.params)
+    params = exact(state.bonus.learned.params)
     averages = dict.fromkeys(DECAYS, jax.tree.map(np.zeros_like, params))
     for number, rollout in enumerate(rollouts(algo), 1):
         seen = past.see(params, np.asarray(rollout.timesteps.observation, np.float64))
         predictor_loss, value_loss = past.losses(params, seen, chosen)
-        gradient = slopes(params, functools.partial(past.loss, seen=seen, chosen=chosen))
-        params, averages = adam(params, gradient, averages, number)
+        slope = gradient(functools.partial(past.loss, seen=seen, chosen=chosen), params)
+        params, averages = adam(params, slope, averages, number)
         state, info = update(algo, state, rollout)
         mine, near = state.bonus, functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
         jax.tree.map(near, mine.learned.params, params)
@@ -116,7 +117,7 @@ def test_policies_learn_from_the_weighted_sum_of_both_advantages(name):
     algo = ALGORITHMS[name].resolve(SPEC, B)
     state, plain = learner(algo), algo.replace(exploration_bonus=None)
     *_, rollout = rollouts(algo)
-    params = as_numpy(state.bonus.learned.params)
+    params = exact(state.bonus.learned.params)
     seen = Past(BONUS, state.bonus).see(params, np.asarray(rollout.timesteps.observation, np.float64))
     intrinsic = jnp.asarray(seen.advantages, jnp.float32)
     if name == "impala":

@@ -11,12 +11,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.continuous import BATCH, BOX, SAC, SPEC, transitions
-from helpers.oracle import EPS, affine, close, descended, exact, stepped
+from helpers import torso_equations, updates
+from helpers.continuous import BATCH, SAC, SPEC
+from helpers.oracle import EPS, close, descended, exact, stepped
 from helpers.programs import assert_equal
 from helpers.registered import OWN_ALGORITHMS
+from helpers.updates import (
+    ACTOR_CRITIC,
+    COUNTED,
+    GAMMA,
+    KEY,
+    ONE,
+    POLICY_RATE,
+    RATE,
+    TAU,
+    assert_learned,
+    critics,
+    drawn,
+    mean,
+    members,
+    moved,
+    noise,
+    rewards_and_reach,
+    squashed,
+    unit,
+)
 from scipy.special import log_softmax, softmax
-from scipy.stats import norm
 
 import jaxrl
 from jaxrl.algos import normalization, q_learning, soft_critics
@@ -37,39 +57,17 @@ from jaxrl.networks import (
     SimBaV2,
     UnitMLP,
 )
-from jaxrl.parallel.replicas import SingleReplica
 from jaxrl.run.presets import PRESETS
 
-KEY = jax.random.key(7)
-ONE = SingleReplica()
-GAMMA, TAU, RATE, POLICY_RATE, ALPHA = 0.9, 0.25, 0.1, 0.05, 0.3
-FIELDS = {
-    "gamma": GAMMA,
-    "tau": TAU,
-    "n_step": 3,
-    "learning_rate": RATE,
-    "policy_learning_rate": POLICY_RATE,
-    "temperature": ALPHA,
-    "optimizer": Adam(eps=EPS),
-}
-LOW, HIGH = BOX.low.astype(np.float64), BOX.high.astype(np.float64)
-COUNTED = np.arange(BATCH) < BATCH - 1
+ALPHA = 0.3
+FIELDS = ACTOR_CRITIC | {"temperature": ALPHA}
 BOTH = np.concatenate([COUNTED, COUNTED])
 SUPPORT = np.linspace(-2.0, 2.0, 5)
 
 
-@functools.cache
 def batch():
-    """Endings by turns: terminated after two steps, truncated after one, cut by the data after two, and none."""
-    steps, rng = np.tile([2, 1, 2, 3], BATCH // 4), np.random.default_rng(5)
-    rewards = rng.normal(size=(BATCH, 3)) * (np.arange(3)[None] < steps[:, None])
-    rewards[-1] = 1e6  # it does not count
-    return transitions(3).replace(
-        rewards=jnp.asarray(rewards, jnp.float32),
-        steps=jnp.asarray(steps, jnp.int32),
-        bootstrap=jnp.arange(BATCH) % 4 != 0,
-        extras={"discounted_return": jnp.asarray(4.0 * rng.normal(size=BATCH), jnp.float32)},
-    )
+    returned = 4.0 * np.random.default_rng(4).normal(size=BATCH)
+    return updates.batch().replace(extras={"discounted_return": jnp.asarray(returned, jnp.float32)})
 
 
 def start(algo):
@@ -102,70 +100,17 @@ def updated(algo, state, transitions, key, progress=0.0):
     return algo.update(state, {"replay": transitions}, spec=SPEC, key=key, replicas=ONE)
 
 
-def mean(x):
-    return np.mean(np.asarray(x)[..., COUNTED], axis=-1)
-
-
-def unit(action):
-    return 2.0 * (action - LOW) / (HIGH - LOW) - 1.0
-
-
-def boxed(u):
-    return np.clip(LOW + (HIGH - LOW) * (u + 1.0) / 2.0, LOW, HIGH)
-
-
-def squashed(mean, std, noise):
-    """An action, and its log-density where the box is [-1, 1]."""
-    x = mean + std * noise
-    return boxed(np.tanh(x)), np.sum(norm.logpdf(x, mean, std) - np.log(1 - np.tanh(x) ** 2), axis=-1)
-
-
-def drawn(params, observation, noise):
-    features, head = np.maximum(affine(params["hidden"]["layer_0"], observation), 0.0), params["distribution"]
-    return squashed(affine(head["output"], features), np.exp(affine(head["log_std_output"], features)), noise)
-
-
-def members(params):
-    count = jax.tree.leaves(params)[0].shape[0]
-    return [jax.tree.map(lambda leaf, n=n: leaf[n], params) for n in range(count)]
-
-
-def noise(key):
-    """Normal numbers [BATCH, 2] of each transition's key."""
-    keys = q_learning.transition_keys(key, BATCH, ONE)
-    return np.stack([np.asarray(jax.random.normal(k, (2,)), np.float64) for k in keys])
-
-
-def rewards_and_reach(b, scale=1.0):
-    """The discounted rewards of the steps taken, and the discount of what follows: 0 where the task terminated."""
-    total = np.sum(scale * np.asarray(b.rewards, np.float64) * GAMMA ** np.arange(3), axis=1)
-    return total, np.where(b.bootstrap, GAMMA ** np.asarray(b.steps, np.float64), 0.0)
-
-
 def assert_polyak(old, new, params):
-    close(new.critic.target_params, jax.tree.map(lambda a, b: (1 - TAU) * a + TAU * b, exact(old), params))
+    close(new.critic.target_params, moved(old, params))
 
 
 # --- ensembles of plain networks -------------------------------------------------------------------------------------
 
 
-def outputs(params, observation, action, kept=None):
-    """[ensemble, batch, outputs]; with masks `kept` [ensemble, batch, 8] a hidden layer that drops, then normalizes."""
-    x, found = np.concatenate([observation, unit(action)], axis=-1), []
-    for number, member in enumerate(members(params)):
-        hidden = affine(member["hidden"]["layer_0"], x)
-        if kept is not None:
-            hidden = np.where(kept[number], hidden / 0.8, 0.0)
-            hidden = (hidden - hidden.mean(-1, keepdims=True)) / np.sqrt(hidden.var(-1, keepdims=True) + 1e-6)
-            hidden = hidden * member["hidden"]["norm_0"]["scale"] + member["hidden"]["norm_0"]["bias"]
-        found.append(affine(member["head"]["advantage"]["output"], np.maximum(hidden, 0.0)))
-    return np.stack(found)
-
-
 def assert_updated(algo, loss_of, target_of, value_of, kept=(None, None, None)):
     """Critics, targets, policy and temperature after an update.
 
-    `loss_of` makes the loss of a target and the critics' outputs, `target_of` the target of the target critics' outputs
+    `loss_of` makes the loss of the critics' outputs and a target, `target_of` the target of the target critics' outputs
     and the log-probability, `value_of` the policy's value of outputs.
     """
     b, state = batch(), start(algo)
@@ -173,27 +118,24 @@ def assert_updated(algo, loss_of, target_of, value_of, kept=(None, None, None)):
     observation, following = exact(b.observation), exact(b.next_observation)
     next_key, key = jax.random.split(KEY)
     action, log_prob = drawn(exact(state.policy.params), following, noise(next_key))
-    target = target_of(outputs(exact(state.critic.target_params), following, action, kept[0]), log_prob)
+    target = target_of(critics(exact(state.critic.target_params), following, action, kept[0]), log_prob)
 
     def critic_loss(params):
-        return loss_of(target, outputs(params, observation, exact(b.action), kept[1]))
+        return loss_of(critics(params, observation, exact(b.action), kept[1]), target)
 
-    assert float(info.metrics["critic_loss"]) == pytest.approx(critic_loss(exact(state.critic.params)), rel=1e-5)
-    critic = descended(critic_loss, state.critic.params, RATE)
-    close(new.critic.params, critic)
+    critic = assert_learned(new.critic.params, info.metrics["critic_loss"], critic_loss, state.critic.params)
     assert_polyak(state.critic.target_params, new, critic)
 
     def policy_loss(params):
         action, log_prob = drawn(params, observation, noise(key))
-        return mean(ALPHA * log_prob - value_of(outputs(critic, observation, action, kept[2])))
+        return mean(ALPHA * log_prob - value_of(critics(critic, observation, action, kept[2])))
 
-    assert float(info.metrics["policy_loss"]) == pytest.approx(policy_loss(exact(state.policy.params)), rel=1e-5)
-    close(new.policy.params, descended(policy_loss, state.policy.params, POLICY_RATE))
+    assert_learned(new.policy.params, info.metrics["policy_loss"], policy_loss, state.policy.params, POLICY_RATE)
     missing = mean(drawn(exact(state.policy.params), observation, noise(key))[1]) - 2.0
     close(new.log_temperature.params, stepped(np.log(ALPHA), -missing, RATE))
 
 
-def quantile_loss(target, quantiles):
+def quantile_loss(quantiles, target):
     """Of three quantiles, linear from errors of 0.5 on."""
     levels = (np.arange(3) + 0.5) / 3
     error = target[None, :, None, :] - quantiles[..., None]
@@ -253,23 +195,17 @@ def test_redq():
     algo = SAC.replace(**FIELDS, critic=Critic(widths=(8,), ensemble=4), target_critics=2, policy_value="mean")
     subset = np.asarray(jax.random.permutation(jax.random.fold_in(KEY, 2), 4)[:2])
     assert sorted(subset) != [0, 1], "other critics than the first"
-    b = batch()
 
     def target_of(values, log_prob):
-        total, reach = rewards_and_reach(b)
-        return total + reach * (values[subset, :, 0].min(axis=0) - ALPHA * log_prob)
+        return Expected.target(values[subset], *rewards_and_reach(batch()), -ALPHA * log_prob)
 
-    def loss_of(target, values):
-        return np.sum(mean(0.5 * (target - values[..., 0]) ** 2))
-
-    assert_updated(algo, loss_of, target_of, lambda values: values[..., 0].mean(axis=0))
+    assert_updated(algo, Expected.loss, target_of, lambda values: values[..., 0].mean(axis=0))
 
 
 @pytest.mark.long
 def test_droq():
     """Hiraoka et al. (2022, arXiv:2110.02034), figure 2: dropout before the layer normalization, also of targets."""
     algo = SAC.replace(**FIELDS, critic=Critic(widths=(8,), dropout=0.2, normalization="layer"), policy_value="mean")
-    b = batch()
 
     def kept(key):
         keys, masks = q_learning.transition_keys(key, BATCH, ONE), []
@@ -282,75 +218,19 @@ def test_droq():
     assert 0.7 < np.mean(masks) < 0.9
 
     def target_of(values, log_prob):
-        total, reach = rewards_and_reach(b)
-        return total + reach * (values[..., 0].min(axis=0) - ALPHA * log_prob)
+        return Expected.target(values, *rewards_and_reach(batch()), -ALPHA * log_prob)
 
-    def loss_of(target, values):
-        return np.sum(mean(0.5 * (target - values[..., 0]) ** 2))
-
-    assert_updated(algo, loss_of, target_of, lambda values: values[..., 0].mean(axis=0), masks)
+    assert_updated(algo, Expected.loss, target_of, lambda values: values[..., 0].mean(axis=0), masks)
 
 
 # --- networks that stabilize learning, as their presets have them -----------------------------------------------------
 
 
-def batch_normed(layer, stats, x, rows, epsilon):
-    """Over the rows that count while training; with rows None by the running statistics."""
-    center, spread = (stats["mean"], stats["var"]) if rows is None else (x[rows].mean(0), x[rows].var(0))
-    unit = "unit_" if "unit_scale" in layer else ""
-    return (x - center) / np.sqrt(spread + epsilon) * layer[f"{unit}scale"] + layer[f"{unit}bias"]
-
-
-def layer_normed(layer, x):
-    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
-    return x * layer["scale"] + layer["bias"]
-
-
-def on_sphere(x):
-    return x / np.linalg.norm(x, axis=-1, keepdims=True)
-
-
-def inverted_residual(params, stats, x, rows):
-    x = batch_normed(params["norm_inputs"], stats["norm_inputs"], x, rows, 1e-5) @ params["inputs"]["unit_kernel"]
-    inner = x
-    for part in ("0_0", "0_1"):
-        inner = inner @ params[f"layer_{part}"]["unit_kernel"]
-        inner = np.maximum(batch_normed(params[f"norm_{part}"], stats[f"norm_{part}"], inner, rows, 1e-5), 0.0)
-    x = x + inner
-    return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-6) * params["norm_features"]["unit_scale"]
-
-
-def unit_mlp(params, stats, x, rows):
-    """Palenicek et al. (2025), section 4."""
-    x = batch_normed(params["norm_inputs"], stats["norm_inputs"], x, rows, 1e-3)
-    for i in range(2):
-        x = x @ params[f"layer_{i}"]["unit_kernel"]
-        x = np.maximum(batch_normed(params[f"norm_{i}"], stats[f"norm_{i}"], x, rows, 1e-3), 0.0)
-    return x
-
-
-def simba(params, stats, x, rows):
-    """Lee et al. (2024), equations 3 to 5."""
-    x = affine(params["inputs"], x)
-    inner = np.maximum(affine(params["wide_0"], layer_normed(params["norm_0"], x)), 0.0)
-    return layer_normed(params["norm_features"], x + affine(params["back_0"], inner))
-
-
-def simba_v2(params, stats, x, rows):
-    """Lee et al. (2025), equations 6 to 10, of width 3 and one block."""
-    x = on_sphere(np.concatenate([x, np.full((len(x), 1), 3.0)], axis=-1))
-    x = on_sphere(x @ params["inputs"]["unit_kernel"] * params["scale_inputs"]["factor"])
-    inner = np.maximum(x @ params["wide_0"]["unit_kernel"] * params["scale_0"]["factor"], 0.0)
-    step = params["step_0"]["factor"] * np.sqrt(3) / 2  # 1 / 2 at first, of a parameter that is 1 / sqrt(3)
-    x = on_sphere(x + step * (on_sphere(inner @ params["back_0"]["unit_kernel"]) - x))
-    return x @ params["outputs"]["unit_kernel"] * params["scale_outputs"]["factor"]
-
-
 TORSOS = {
-    "flashsac": (inverted_residual, InvertedResidual(width=4, blocks=1, expansion=2)),
-    "xqc": (unit_mlp, UnitMLP((4, 3))),
-    "simba": (simba, SimBa(width=3, blocks=1, expansion=2)),
-    "simbav2": (simba_v2, SimBaV2(width=3, blocks=1, expansion=2, shift=3.0)),
+    "flashsac": (torso_equations.inverted_residual, InvertedResidual(width=4, blocks=1, expansion=2)),
+    "xqc": (torso_equations.unit_mlp, UnitMLP((4, 3))),
+    "simba": (torso_equations.simba, SimBa(width=3, blocks=1, expansion=2)),
+    "simbav2": (torso_equations.simba_v2, SimBaV2(width=3, blocks=1, expansion=2, shift=3.0)),
 }
 
 
@@ -399,18 +279,6 @@ def projected(params):
     return new
 
 
-def distributed(atoms, probabilities):
-    """Each atom's mass goes to the two of the support around it (Bellemare et al., 2017, algorithm 1)."""
-    wanted = np.zeros((len(atoms), len(SUPPORT)))
-    for row, (places, masses) in enumerate(zip(atoms, probabilities, strict=True)):
-        for atom, mass in zip(places, masses, strict=True):
-            place = np.clip(atom, SUPPORT[0], SUPPORT[-1]) - SUPPORT[0]  # a distance of 1
-            lower = min(int(place), len(SUPPORT) - 2)
-            wanted[row, lower] += mass * (lower + 1 - place)
-            wanted[row, lower + 1] += mass * (place - lower)
-    return wanted
-
-
 class Categorical:
     """Distributions over the support: their values, the target of what follows, and the loss."""
 
@@ -425,7 +293,7 @@ class Categorical:
         least = (probabilities @ SUPPORT).argmin(axis=0)
         assert set(least) == {0, 1}
         atoms = total[:, None] + reach[:, None] * (SUPPORT[None] + entropy[:, None])
-        return distributed(atoms, probabilities[least, np.arange(BATCH)])
+        return updates.projected(atoms, probabilities[least, np.arange(BATCH)], SUPPORT)
 
     @staticmethod
     def loss(logits, target):
@@ -513,7 +381,7 @@ def test_presets(name, fields):
     """
     algo, features = narrow(name, **fields), TORSOS[name][0]
     policy = functools.partial(preset_policy, features, algo.policy.log_std_range)
-    critics = functools.partial(preset_critics, features)
+    valued = functools.partial(preset_critics, features)
     outputs = Categorical if isinstance(algo.critic.head, CategoricalValues) else Expected
     decay = algo.optimizer.weight_decay if isinstance(algo.optimizer, AdamW) else 0.0
     state, observations, returns = learned_before(start(algo))
@@ -545,13 +413,13 @@ def test_presets(name, fields):
     seen, rows = (both, BOTH) if algo.joint_batch else ((observation, exact(b.action)), COUNTED)
     slow = exact(state.critic.target_params)
     if algo.joint_batch:
-        there = critics(slow, stats, *both, BOTH)[:, BATCH:]
+        there = valued(slow, stats, *both, BOTH)[:, BATCH:]
     else:
-        there = critics(slow, stats, following, action)
+        there = valued(slow, stats, following, action)
     target = outputs.target(there, total, reach, -ALPHA * log_prob)
 
     def critic_loss(params):
-        return outputs.loss(critics(params, stats, *seen, rows)[:, :BATCH], target)
+        return outputs.loss(valued(params, stats, *seen, rows)[:, :BATCH], target)
 
     before = exact(state.critic.params)
     close(before, projected(before), 1e-6)
@@ -574,7 +442,7 @@ def test_presets(name, fields):
 
     def policy_loss(params):  # by the critics' running statistics
         action, log_prob = policy(params, policy_stats, acting, noise(key), acting_rows)
-        return mean(ALPHA * log_prob - outputs.values(critics(critic, now, observation, action)).min(axis=0))
+        return mean(ALPHA * log_prob - outputs.values(valued(critic, now, observation, action)).min(axis=0))
 
     old = exact(state.policy.params)
     assert float(info.metrics["policy_loss"]) == pytest.approx(policy_loss(old), rel=1e-5)

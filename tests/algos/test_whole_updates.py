@@ -5,11 +5,27 @@ central differences, clipping and one step of Adam; PPO's over two devices too. 
 of ending: terminations, time limits, the rollout's own end, and an environment that was built again within an episode.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.on_policy import ACTIONS, SPEC, B, Data, T, broken_moments, collect, learner, updated, updated_on_two
+import scipy.special
+from helpers.on_policy import (
+    ACTIONS,
+    SPEC,
+    B,
+    Data,
+    T,
+    broken_moments,
+    collect,
+    learner,
+    updated,
+    updated_on_two,
+    vtrace,
+)
+from helpers.oracle import affine, divergence, exact, gradient, layer_normed
 from helpers.tiers import one_quick
 
 import jaxrl
@@ -45,32 +61,21 @@ def data_and_states(algo, spec=SPEC):
 
 # --- networks ------------------------------------------------------------------------------------------------------
 
-
-def as_numpy(params):
-    return jax.tree.map(lambda x: np.asarray(x, np.float64), params)
-
-
-def dense(layer, x):
-    return x @ layer["kernel"] + layer["bias"]
+log_softmax = functools.partial(scipy.special.log_softmax, axis=-1)
 
 
 def features(body, observation):
-    return np.tanh(dense(body["torso"]["dense"]["layer_0"], observation))
+    return np.tanh(affine(body["torso"]["dense"]["layer_0"], observation))
 
 
 def policy_and_value(params, observation):
     """What the policy is made of, logits or mean and log deviation, and the value."""
     policy, value = params["policy"], params["value"]
     head = policy["head"]
-    output = dense(head["output"], features(policy["body"], observation))
+    output = affine(head["output"], features(policy["body"], observation))
     if "log_std" in head:
         output = (output, np.broadcast_to(head["log_std"], output.shape))
-    return output, dense(value["head"]["output"], features(value["body"], observation))[..., 0]
-
-
-def log_softmax(logits):
-    logits = logits - logits.max(-1, keepdims=True)
-    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    return output, affine(value["head"]["output"], features(value["body"], observation))[..., 0]
 
 
 def log_prob(policy, action):
@@ -87,32 +92,12 @@ def entropy(policy):
     return -(np.exp(log_softmax(policy)) * log_softmax(policy)).sum(-1)
 
 
-def divergence(old, new):
-    if isinstance(old, tuple):
-        (mean, log_std), (new_mean, new_log_std) = old, new
-        far = (np.exp(2 * log_std) + (mean - new_mean) ** 2) / (2 * np.exp(2 * new_log_std))
-        return (new_log_std - log_std + far - 0.5).sum(-1)
-    log_old, log_new = log_softmax(old), log_softmax(new)
-    return (np.exp(log_old) * (log_old - log_new)).sum(-1)
-
-
 # --- steps ---------------------------------------------------------------------------------------------------------
 
 
 def stepped(params, loss, parts, limit):
     """Parameters after one step of Adam down the gradient of `loss`, of which each part is clipped to `limit`."""
-    leaves, structure = jax.tree.flatten(params)
-    slopes = [np.zeros_like(leaf) for leaf in leaves]
-    h = 1e-6
-    for leaf, slope in zip(leaves, slopes, strict=True):
-        for index in np.ndindex(leaf.shape):
-            kept, sides = leaf[index], []
-            for side in (h, -h):
-                leaf[index] = kept + side
-                sides.append(loss(jax.tree.unflatten(structure, leaves)))
-            leaf[index] = kept
-            slope[index] = (sides[0] - sides[1]) / (2 * h)
-    gradients = jax.tree.unflatten(structure, slopes)
+    gradients = gradient(loss, params)
     norms = {}
     for part in parts:
         mine = jax.tree.leaves(gradients[part] if part else gradients)
@@ -126,7 +111,7 @@ def stepped(params, loss, parts, limit):
 
 
 def assert_is(state, info, params, norms, metrics):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), as_numpy(state), params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), exact(state), params)
     for part, norm in norms.items():
         name = f"{part}_gradient_norm" if part else "gradient_norm"
         np.testing.assert_allclose(info.metrics[name], norm, rtol=2e-5)
@@ -178,13 +163,13 @@ def test_ppo(name, devices):
     fields = FIELDS | WHOLE | {"network": NETWORK, "gae_lambda": LAMBDA, "max_grad_norm": 0.05} | PPO[name]
     algo = jaxrl.PPO(**fields, entropy_cost=0.01)
     acted, state, rollout = data_and_states(algo, spec)
-    params = as_numpy(state.network.params)
+    params = exact(state.network.params)
     if name.endswith("kl") and devices == 2:
-        algo, rollout = divided_by_divergence(algo, rollout, as_numpy(acted), params)
+        algo, rollout = divided_by_divergence(algo, rollout, exact(acted), params)
     data = Data(rollout)
     if not algo.bootstrap_truncated:
         data.terminated = data.terminated | data.truncated
-    old_policy, old_values = policy_and_value(as_numpy(acted), data.observation)
+    old_policy, old_values = policy_and_value(exact(acted), data.observation)
     old_policy, old_values = jax.tree.map(lambda x: x[:-1], old_policy), old_values[:-1]
     old_log_prob = log_prob(old_policy, data.action)
     bootstrap = policy_and_value(params, data.observation[-1])[1]
@@ -239,7 +224,7 @@ def passes_by_hand(algo, state, rollout, spec):
     states = [state] + [updated(algo.replace(epochs=n), state, rollout, spec)[0] for n in (1, 2)]
     found = []
     for one in states:
-        policy, _ = policy_and_value(as_numpy(one.network.params), data.observation[:-1])
+        policy, _ = policy_and_value(exact(one.network.params), data.observation[:-1])
         log_ratio = log_prob(policy, data.action) - np.asarray(rollout.extras["log_prob"], np.float64)
         found.append((weight * (np.exp(log_ratio) - 1 - log_ratio)).sum())
     return states, found
@@ -268,8 +253,8 @@ def test_a2c():
     algo = jaxrl.A2C(**FIELDS, entropy_cost=0.01, network=NETWORK, gae_lambda=LAMBDA, max_grad_norm=0.1)
     acted, state, rollout = data_and_states(algo)
     data = Data(rollout)
-    params = as_numpy(state.network.params)
-    old_values = policy_and_value(as_numpy(acted), data.observation[:-1])[1]
+    params = exact(state.network.params)
+    old_values = policy_and_value(exact(acted), data.observation[:-1])[1]
     bootstrap = policy_and_value(params, data.observation[-1])[1]
     advantages = gae(data, np.concatenate([old_values, bootstrap[None]]))
     targets = advantages + old_values
@@ -309,8 +294,8 @@ def test_alphazero(devices):
     discount = np.where(steps.first, 1.0, np.where(steps.terminated, 0.0, discount))
     extras = {"value": rollout.extras["value"], "search_policy": jnp.asarray(policy, jnp.float32)}
     rollout = rollout.replace(timesteps=steps.replace(discount=jnp.asarray(discount, jnp.float32)), extras=extras)
-    data, params = Data(rollout), as_numpy(state.network.params)
-    old_values = policy_and_value(as_numpy(acted), data.observation[:-1])[1]
+    data, params = Data(rollout), exact(state.network.params)
+    old_values = policy_and_value(exact(acted), data.observation[:-1])[1]
     values = np.concatenate([old_values, policy_and_value(params, data.observation[-1])[1][None]])
     targets, weight = old_values.copy(), data.counts / data.counts.sum()
     for t, b in np.argwhere(data.counts):
@@ -358,8 +343,8 @@ def test_vmpo(name):
     ).resolve(spec, B)
     algo = algo.replace(normalize_observation=False, normalize_reward=False)
     acted, state, rollout = data_and_states(algo, spec)
-    data, params = Data(rollout), as_numpy(state.network.params)
-    old_policy = policy_and_value(as_numpy(acted), data.observation[:-1])[0]
+    data, params = Data(rollout), exact(state.network.params)
+    old_policy = policy_and_value(exact(acted), data.observation[:-1])[0]
     values = policy_and_value(params, data.observation)[1]
     advantages = gae(data, values)
     targets, counted = advantages + values[:-1], data.acting.sum()
@@ -423,39 +408,25 @@ def test_vmpo(name):
     assert all((a == b).all() for a, b in zip(acted_by, jax.tree.leaves(new.network.target_params), strict=True))
 
 
-def vtrace(algo, data, values, rhos):
-    """Targets and advantages, both as sums over what follows (equation 1)."""
-    targets, advantages = values[:-1].copy(), np.zeros((T, B))
-    for s, b in np.argwhere(data.counts):
-        trace = 1.0
-        for t in data.following(s, b):
-            targets[s, b] += GAMMA ** (t - s) * trace * min(algo.clip_rho, rhos[t, b]) * data.error(GAMMA, values, t, b)
-            trace *= algo.trace_lambda * min(algo.clip_c, rhos[t, b])
-    for s, b in np.argwhere(data.counts):
-        inside = len(list(data.following(s, b))) > 1
-        after = targets[s + 1, b] if inside else values[s + 1, b]
-        after = 0.0 if data.terminated[s, b] else after
-        error = data.reward[s, b] + GAMMA * after - values[s, b]
-        advantages[s, b] = min(algo.clip_pg_rho, rhos[s, b]) * error
-    return targets, advantages
+IMPALA = {
+    "sum": {"reduction": "sum"},
+    "mean": {"reduction": "mean"},
+    "clips": {"clip_rho": 0.8, "clip_c": 0.6, "clip_pg_rho": 1.5},
+    "truncated": {"bootstrap_truncated": False, "value_cost": 0.3},
+}
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("reduction", ["sum", "mean"])
-def test_impala(reduction):
-    algo = jaxrl.IMPALA(
-        **FIELDS,
-        entropy_cost=0.01,
-        network=NETWORK,
-        max_grad_norm=0.1,
-        reduction=reduction,
-        trace_lambda=0.9,
-        clip_c=0.8,
-    )
+@pytest.mark.parametrize(("name", "devices"), [(name, 1) for name in IMPALA] + [("sum", 2), ("mean", 2)])
+def test_impala(name, devices):
+    fields = {"entropy_cost": 0.01, "max_grad_norm": 0.1, "trace_lambda": 0.9, "clip_c": 0.8} | IMPALA[name]
+    algo = jaxrl.IMPALA(**FIELDS, network=NETWORK, **fields)
     acted, state, rollout = data_and_states(algo)
     data = Data(rollout)
-    params = as_numpy(state.network.params)
-    old = log_prob(policy_and_value(as_numpy(acted), data.observation[:-1])[0], data.action)
+    if not algo.bootstrap_truncated:
+        data.terminated = data.terminated | data.truncated
+    params = exact(state.network.params)
+    old = log_prob(policy_and_value(exact(acted), data.observation[:-1])[0], data.action)
     policy, values = policy_and_value(params, data.observation)
     rhos = np.exp(log_prob(policy[:-1], data.action) - old)
     targets, advantages = vtrace(algo, data, values, rhos)
@@ -471,14 +442,14 @@ def test_impala(reduction):
 
     def loss(params):
         found = pieces(params)
-        valued, acted = (data.counts.sum(), data.acting.sum()) if reduction == "sum" else (1.0, 1.0)
+        valued, acted = (data.counts.sum(), data.acting.sum()) if algo.reduction == "sum" else (1.0, 1.0)
         policy_loss = found["policy_loss"] - algo.entropy_cost * found["entropy"]
         return acted * policy_loss + valued * algo.value_cost * found["value_loss"]
 
     metrics = pieces(params) | {"importance_weight": (acting * np.minimum(rhos, algo.clip_rho)).sum()}
     assert metrics["importance_weight"] < 0.9, "the data should be stale"
     expected, norms = stepped(params, loss, PARTS, algo.max_grad_norm)
-    new, info = updated(algo, state, rollout)
+    new, info = (updated if devices == 1 else updated_on_two)(algo, state, rollout)
     assert_is(new.network.params, info, expected, norms, metrics)
 
 
@@ -493,12 +464,10 @@ def test_pqn():
 
     def action_values(params, observation):
         torso = params["torso"]["torso"]["dense"]
-        x = dense(torso["layer_0"], observation)
-        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
-        x = np.maximum(x * torso["norm_0"]["scale"] + torso["norm_0"]["bias"], 0.0)
-        return dense(params["head"]["advantage"]["output"], x)
+        x = np.maximum(layer_normed(torso["norm_0"], affine(torso["layer_0"], observation)), 0.0)
+        return affine(params["head"]["advantage"]["output"], x)
 
-    params = as_numpy(state.network.params)
+    params = exact(state.network.params)
     best = action_values(params, data.observation).max(-1)
     targets = np.zeros((T, B))
     for t, b in np.argwhere(data.counts)[::-1]:

@@ -8,14 +8,14 @@ import numpy as np
 
 import jaxrl
 from helpers.continuous import BATCH, BOX, DETERMINISTIC, NETWORKS, SMALL, SPEC, transitions
-from jaxrl.algos import off_policy, q_learning, regression
+from jaxrl.algos import off_policy
 from jaxrl.algos.train_state import Variables
 from jaxrl.core import spaces
 from jaxrl.core.keys import root_key
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import EnvSpec
 from jaxrl.networks import Critic
-from jaxrl.parallel.replicas import MeshReplicas, SingleReplica
+from jaxrl.parallel.replicas import MeshReplicas
 
 ONE = Critic(widths=(8,), ensemble=1)
 BC = jaxrl.BC(policy=NETWORKS["policy"], batch_size=BATCH)
@@ -46,11 +46,6 @@ def updated(algo, state, batch, key, spec=SPEC):
     return jax.vmap(update, axis_name="device", out_axes=None)(halves)
 
 
-def transition_keys(key):
-    """The key of each transition of both devices together."""
-    return q_learning.transition_keys(key, BATCH, SingleReplica(shards=2))
-
-
 def choices(seed=3):
     """Transitions with three actions, of which some are forbidden; none that was taken is."""
     rng = np.random.default_rng(seed)
@@ -65,40 +60,9 @@ def policy_output(algo, params, observation, spec=SPEC, mask=None):
     return off_policy.evaluate_policy(algo.policy, Variables(params), observation, spec, mask)
 
 
-@functools.partial(jax.jit, static_argnames="spec")
-def likelihood(algo, params, batch, spec=SPEC):
-    """The mean log-likelihood of the actions of transitions that count."""
-    output = policy_output(algo, params, batch.observation, spec, batch.action_mask)
-    return jnp.mean(regression.log_likelihood(output, batch.action)[: BATCH - 1])
-
-
-def density(x, mean, std):
-    """Log-density of actions in [-1, 1], of Gaussians before the tanh at x [..., n]; a change of variables."""
-    return jnp.sum(jax.scipy.stats.norm.logpdf(x, mean, std) - jnp.log(1 - jnp.square(jnp.tanh(x))), axis=-1)
-
-
-def from_tanh(x, space=SPEC.action_space):
-    """The action of a box that x before the tanh stands for."""
-    low, high = (jnp.expand_dims(jnp.asarray(bound), range(x.ndim - 1)) for bound in (space.low, space.high))
-    return low + (high - low) * (jnp.tanh(x) + 1) / 2
-
-
 def same(one, other, tolerance=1e-6):
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
-
-
-def assert_weights_count(algo):
-    """What a transition of no weight says changes nothing."""
-    state, batch = initial(algo), transitions()
-    other = batch.replace(
-        rewards=batch.rewards.at[-1].set(1e3),
-        action=batch.action.at[-1].set(1.0),
-        observation=batch.observation.at[-1].set(9.0),
-    )
-    key = jax.random.key(0)
-    for a, b in zip(*(jax.tree.leaves(updated(algo, state, x, key)) for x in (batch, other)), strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 # --- the better of bad data ------------------------------------------------------------------------------------------

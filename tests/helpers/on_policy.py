@@ -78,6 +78,24 @@ class Data:
         return self.reward[t, b] + gamma * (0.0 if self.terminated[t, b] else values[t + 1, b]) - values[t, b]
 
 
+def vtrace(algo, data, values, rhos):
+    """Return targets and advantages [T, B], both as sums over what follows (Espeholt et al., 2018, equation 1)."""
+    targets, advantages = values[:-1].copy(), np.zeros((T, B))
+    for s, b in np.argwhere(data.counts):
+        trace = 1.0
+        for t in data.following(s, b):
+            clipped = min(algo.clip_rho, rhos[t, b])
+            targets[s, b] += algo.gamma ** (t - s) * trace * clipped * data.error(algo.gamma, values, t, b)
+            trace *= algo.trace_lambda * min(algo.clip_c, rhos[t, b])
+    for s, b in np.argwhere(data.counts):
+        inside = len(list(data.following(s, b))) > 1
+        after = targets[s + 1, b] if inside else values[s + 1, b]
+        after = 0.0 if data.terminated[s, b] else after
+        error = data.reward[s, b] + algo.gamma * after - values[s, b]
+        advantages[s, b] = min(algo.clip_pg_rho, rhos[s, b]) * error
+    return targets, advantages
+
+
 @functools.partial(jax.jit, static_argnames="spec")
 def collect(algo, actor, timesteps, key, spec=SPEC):
     """What a topology would collect, acting with `actor`, in environments that show `timesteps` whatever is done."""

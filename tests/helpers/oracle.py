@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+from scipy.special import log_softmax
 
 EPS = 1.0  # of Adam: steps are smooth in the gradient, where a small one would show its sign alone
 
@@ -12,6 +13,32 @@ def exact(tree):
 
 def affine(layer, x):
     return x @ layer["kernel"] + layer["bias"]
+
+
+def layer_normed(layer, x):
+    """Normalize with the epsilon of flax."""
+    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+    return x * layer["scale"] + layer["bias"]
+
+
+def rescaled(x):
+    """Return h(x) (Pohlen et al., 2018)."""
+    return np.sign(x) * (np.sqrt(np.abs(x) + 1) - 1) + 1e-3 * x
+
+
+def unscaled(x):
+    """Return the number whose h is x."""
+    return np.sign(x) * (((np.sqrt(1 + 4e-3 * (np.abs(x) + 1 + 1e-3)) - 1) / 2e-3) ** 2 - 1)
+
+
+def divergence(old, new):
+    """Return KL(old || new) of policies: logits, or means and logarithms of deviations."""
+    if isinstance(old, tuple):
+        (mean, log_std), (new_mean, new_log_std) = old, new
+        far = (np.exp(2 * log_std) + (mean - new_mean) ** 2) / (2 * np.exp(2 * new_log_std))
+        return (new_log_std - log_std + far - 0.5).sum(-1)
+    log_old, log_new = log_softmax(old, axis=-1), log_softmax(new, axis=-1)
+    return (np.exp(log_old) * (log_old - log_new)).sum(-1)
 
 
 def gradient(loss, params, size=1e-6):

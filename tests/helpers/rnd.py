@@ -2,17 +2,12 @@
 
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
-from helpers.oracle import affine
+from helpers.oracle import affine, exact
 
 EPS = 1e-5  # of Adam
 FEW = 1e-8  # added to variances
-
-
-def as_numpy(tree):
-    return jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
 
 
 def embedding(params, x):
@@ -39,7 +34,7 @@ class Past:
 
     def __init__(self, bonus, state):
         self.bonus = bonus
-        self.target = as_numpy(state.target.params)
+        self.target = exact(state.target.params)
         self.observations, self.sums = [], []
         self.mean = self.deviation = 0.0
 
@@ -79,18 +74,3 @@ class Past:
 
     def loss(self, params, seen, chosen):
         return sum(self.losses(params, seen, chosen))
-
-
-def slopes(params, loss, h=1e-6):
-    """Central differences by every number of `params`."""
-    leaves, structure = jax.tree.flatten(params)
-    found = [np.zeros_like(leaf) for leaf in leaves]
-    for leaf, slope in zip(leaves, found, strict=True):
-        for index in np.ndindex(leaf.shape):
-            kept, sides = leaf[index], []
-            for side in (h, -h):
-                leaf[index] = kept + side
-                sides.append(loss(jax.tree.unflatten(structure, leaves)))
-            leaf[index] = kept
-            slope[index] = (sides[0] - sides[1]) / (2 * h)
-    return jax.tree.unflatten(structure, found)

@@ -16,7 +16,6 @@ from jaxrl.networks import (
     MLP,
     Actor,
     Categorical,
-    CategoricalValues,
     Critic,
     QuantileValues,
     TanhGaussian,
@@ -58,24 +57,6 @@ def test_units():
     np.testing.assert_allclose(from_unit(to_unit(actions(), BOX), BOX), actions(), atol=1e-5)
     beyond = from_unit(jnp.float32([[-3.0, 7.0]]), BOX)
     np.testing.assert_array_equal(beyond, [[-2, 10]])
-
-
-@pytest.mark.long
-def test_a_member_is_dense_layers_over_observation_and_unit_action():
-    params, _ = SMALL.init(jax.random.key(0), SPEC)
-    assert all(leaf.shape[0] == 2 for leaf in jax.tree.leaves(params))
-    values = evaluate(SMALL, params, inputs(SPEC), actions())
-    assert values.shape == (2, T, B, 1)
-    low, high = BOX.low, BOX.high
-    unit = 2 * (np.asarray(actions()) - low) / (high - low) - 1
-    for i in range(2):
-        x = np.concatenate([np.asarray(inputs(SPEC).observation), unit], axis=-1)
-        for layer in ("layer_0", "layer_1"):
-            dense = params["hidden"][layer]
-            x = np.maximum(x @ np.asarray(dense["kernel"][i]) + np.asarray(dense["bias"][i]), 0)
-        out = params["head"]["advantage"]["output"]
-        wanted = x @ np.asarray(out["kernel"][i]) + np.asarray(out["bias"][i])
-        np.testing.assert_allclose(values[i], wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.long
@@ -180,13 +161,6 @@ def test_of_a_discrete_space_a_member_says_what_every_action_is_worth():
     assert isinstance(policy, Categorical) and (probabilities[..., 1] == 0).all()
     np.testing.assert_allclose(probabilities.sum(axis=-1), 1.0, rtol=1e-5)
     refused(lambda: Actor(stochastic=False).init(jax.random.key(0), spec), "stochastic=False")
-
-
-@pytest.mark.long
-def test_a_critic_may_predict_distributions():
-    critic = dataclasses.replace(SMALL, head=CategoricalValues(7))
-    output = evaluate(critic, critic.init(jax.random.key(0), SPEC)[0], inputs(SPEC), actions())
-    assert output.logits.shape == (2, T, B, 1, 7) and output.mask is None
 
 
 def test_unbounded_actions_are_refused():

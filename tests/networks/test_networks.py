@@ -483,30 +483,6 @@ def test_masks_reach_policy_and_values():
 # --- Q-network -----------------------------------------------------------------------------------------------------
 
 
-def test_dueling_is_value_plus_centerd_advantage():
-    network = QNetwork(SMALL, head=ActionValues(dueling=True))
-    params, _, (values, _) = run(network, DISCRETE, inputs(DISCRETE))
-    assert values.shape == (T, B, 4) and set(params) == {"torso", "head"}
-    layer = params["torso"]["torso"]["dense"]["layer_0"]
-    layer, head = jax.tree.map(np.asarray, (layer, params["head"]))
-    features = np.tanh(np.asarray(inputs(DISCRETE).observation) @ layer["kernel"] + layer["bias"])
-    value, advantage = (
-        features @ head[s]["output"]["kernel"] + head[s]["output"]["bias"] for s in ("state_value", "advantage")
-    )
-    close(values, value + advantage - advantage.mean(-1, keepdims=True), 1e-5)
-
-
-def test_recurrent_q_network_is_its_single_steps():
-    network = QNetwork(SMALL, GRU(4), previous_action=True)
-    timesteps = inputs(DISCRETE)
-    params, apply, (whole, after) = run(network, DISCRETE, timesteps)
-    carry = batched(network.initial_carry(DISCRETE))
-    for t in range(T):
-        output, carry = apply(params, jax.tree.map(lambda x, t=t: x[t : t + 1], timesteps), carry)
-        close(output[0], whole[t])
-    close(carry, after)
-
-
 def test_a_gaussian_may_have_its_mean_within_the_bounds():
     """BatchPPO's: the mean is squashed, the deviation is in the units of the action, and samples may lie beyond."""
     low, high = np.float32([-2, 1]), np.float32([2, 4])

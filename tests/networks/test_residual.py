@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from helpers.oracle import affine, exact
+from helpers import torso_equations
+from helpers.oracle import exact
 from jax.sharding import PartitionSpec
 
 from jaxrl.algos import train_state
@@ -45,51 +46,21 @@ def built(torso):
     return module, exact(params)["dense"]
 
 
-def normed(x):
-    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+PAPERS = {
+    "InvertedResidual": (InvertedResidual(4, 1, 2), torso_equations.inverted_residual),
+    "UnitMLP": (UnitMLP((4, 5)), torso_equations.unit_mlp),
+    "SimBa": (SimBa(4, 2, 3), torso_equations.simba),
+    "SimBaV2": (SimBaV2(4, 2, 3), torso_equations.simba_v2),
+    "BroNet": (BroNet(8, 1), torso_equations.bronet),
+}
 
 
-def layer_normed(layer, x):
-    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
-    return x * layer["scale"] + layer["bias"]
-
-
-def test_bronet():
-    """Figure 2 of its paper: a layer normalization after each dense layer, also at the end of what a block adds."""
-    module, params = built(BroNet(8, 1))
-
-    def layer(i, x):
-        return layer_normed(params[f"norm_{i}"], affine(params[f"layer_{i}"], x))
-
-    x = np.maximum(layer(0, X), 0.0)
-    np.testing.assert_allclose(module(jnp.asarray(X, jnp.float32)), x + layer(2, np.maximum(layer(1, x), 0.0)), 1e-4)
-
-
-def test_simba():
-    """Figure 4 of its paper: x + W2 ReLU(W1 norm(x)), and a normalization at the end."""
-    module, params = built(SimBa(4, 2, 3))
-    x = affine(params["inputs"], X)
-    for i in range(2):
-        wide = np.maximum(affine(params[f"wide_{i}"], layer_normed(params[f"norm_{i}"], x)), 0.0)
-        assert wide.shape == (6, 12)
-        x = x + affine(params[f"back_{i}"], wide)
-    np.testing.assert_allclose(
-        module(jnp.asarray(X, jnp.float32)), layer_normed(params["norm_features"], x), rtol=1e-4, atol=1e-5
-    )
-
-
-def test_simba_v2():
-    """Its section 4: to the sphere with a constant of 3, and from there towards the sphere's points of each block."""
-    module, params = built(SimBaV2(4, 2, 3))
-    x = normed(np.concatenate([X, np.full((6, 1), 3.0)], axis=-1)) @ params["inputs"]["unit_kernel"]
-    x = normed(params["scale_inputs"]["factor"] * x)
-    for i in range(2):
-        wide = np.maximum(params[f"scale_{i}"]["factor"] * (x @ params[f"wide_{i}"]["unit_kernel"]), 0.0)
-        goal = normed(wide @ params[f"back_{i}"]["unit_kernel"])
-        step = params[f"step_{i}"]["factor"] * np.sqrt(4) / 3  # 1 / 3 at first, of a parameter of 1 / sqrt(4)
-        x = normed(x + step * (goal - x))
-    x = params["scale_outputs"]["factor"] * (x @ params["outputs"]["unit_kernel"])
-    np.testing.assert_allclose(module(jnp.asarray(X, jnp.float32)), x, rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize("name", PAPERS)
+def test_features_are_those_of_the_papers(name):
+    torso, equations = PAPERS[name]
+    module, params = built(torso)
+    found = module(jnp.asarray(X, jnp.float32))
+    np.testing.assert_allclose(found, equations(params, None, X, slice(None)), rtol=1e-4, atol=1e-5)
 
 
 def test_scales_of_simba_v2_begin_where_its_paper_says():
@@ -99,19 +70,6 @@ def test_scales_of_simba_v2_begin_where_its_paper_says():
     np.testing.assert_allclose(module.scale_0(jnp.ones((1, 32))), np.sqrt(2 / 32), rtol=1e-6)
     np.testing.assert_allclose(module.step_2(ones), 1 / 4, rtol=1e-6)
     assert float(module.step_2.factor[0]) == pytest.approx(1 / np.sqrt(8))
-
-
-def test_unit_mlp():
-    """XQC, figure 2: batch normalization of the inputs, and of each layer before its ReLU."""
-    module, params = built(UnitMLP((4, 5)))
-
-    def batch_normed(layer, x):
-        return (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-3) * layer["scale"] + layer["bias"]
-
-    x = batch_normed(params["norm_inputs"], X)
-    for i in range(2):
-        x = np.maximum(batch_normed(params[f"norm_{i}"], x @ params[f"layer_{i}"]["unit_kernel"]), 0.0)
-    np.testing.assert_allclose(module(jnp.asarray(X, jnp.float32)), x, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("torso", TORSOS, ids=str)
