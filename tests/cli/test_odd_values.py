@@ -60,7 +60,7 @@ def test_a_picture_of_an_unknown_format(said, tmp_path):
     with RunDirectory(tmp_path / "run", {"seed": 0}) as run:
         run.metrics_jsonl.write_text('{"step": 1, "train/return_mean": 1.0}\n{"step": 2, "train/return_mean": 2.0}\n')
     code, text = said("plot", str(run.path), "--out", str(tmp_path / "x.zzz"))
-    assert code == 2 and "unknown format of pictures '.zzz'" in text and not (tmp_path / "x.zzz").exists()
+    assert code == 2 and "unknown image format '.zzz'" in text and not (tmp_path / "x.zzz").exists()
     assert said("plot", str(run.path), "--out", str(tmp_path / "x.svg"))[0] == 0
 
 

@@ -105,7 +105,7 @@ def test_commands_refuse_what_is_not_theirs_before_they_train(kind, tmp_path, mo
             write(tmp_path / there / name, content)
             write(tmp_path / "an exported policy" / "model.safetensors")
             for overwrite in (True, False):
-                assert_refused(tmp_path, f"holds {there.split(',')[0]}", call, tmp_path / there, overwrite=overwrite)
+                assert_refused(tmp_path, f"contains {there.split(',')[0]}", call, tmp_path / there, overwrite=overwrite)
     write(tmp_path / "mine" / place)
     for overwrite in (True, False):
         assert_refused(tmp_path, place, call, tmp_path / "mine", overwrite=overwrite)
