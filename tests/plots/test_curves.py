@@ -231,4 +231,4 @@ def test_the_best_of_trials_so_far(tmp_path):
     np.testing.assert_array_equal(drawn["trial"], [np.nan, 1.0, 3.0, np.nan, 2.0])
     np.testing.assert_array_equal(drawn["best so far"], [np.nan, 1.0, 3.0, 3.0, 3.0])
     assert (tmp_path / "trials.svg").read_text().startswith("<?xml")
-    refused(lambda: plot_trials([1.0], tmp_path / "trials.txt"), "unknown format of pictures")
+    refused(lambda: plot_trials([1.0], tmp_path / "trials.txt"), "unknown image format")

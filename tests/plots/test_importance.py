@@ -152,7 +152,7 @@ def test_settings_and_scores_must_be_of_the_same_runs(draw, scores):
 def test_a_picture_without_runs_says_so(tmp_path):
     (axes,) = plot_parallel([{"a": 1}], [np.nan]).axes
     assert "no run has a score" in [text.get_text() for text in axes.texts]
-    refused(lambda: plot_parallel([{"a": 1}], [1.0], tmp_path / "x.zzz"), "unknown format of pictures")
+    refused(lambda: plot_parallel([{"a": 1}], [1.0], tmp_path / "x.zzz"), "unknown image format")
 
 
 @pytest.mark.long
