@@ -10,12 +10,14 @@ save that is killed leaves no incomplete step:
 Nothing is pickled.
 """
 
-# Orbax's CheckpointManager (0.12.8) was tried for keeping, pruning and committing. It cannot replace a step
-# atomically: `save` of an existing step returns False, and raises with `force=True`. It takes a score only with the
-# save, while ours come later, from evaluations in a thread. It keeps the newest or the best, not both, and counts a
-# step whose manifest is damaged, which pushes out a sound one: both would need our own policy, no shorter than
-# `_prune`. A save of 59 small leaves took twice as long (0.54 s compared with 0.26 s). It would replace `_prune`,
-# `_recover` and `_move_into_place`, some 40 lines, by as many lines of workarounds.
+# Orbax's CheckpointManager (0.12.8) was read for keeping, pruning and committing, and is not used:
+# - `save` of an existing step raises StepAlreadyExistsError, and deleting the step first would lose it in a kill. A run
+#   that is left during an evaluation saves a step before the evaluation and again after it.
+# - `BestN` knows scores that came with the save, or that were in Orbax's own files when the manager was made or
+#   reloaded. Ours come later, from evaluations in a thread, and are in the manifests of all earlier runs.
+# - A step whose manifest is damaged counts among the newest, and pushes out a sound one.
+# - It makes a folder again that was deleted, and its files and temporary names are unknown to `core/ownership.py`.
+# It could replace `_prune`, `_recover` and `_move_into_place`, some 260 tokens, by as many of workarounds.
 
 import concurrent.futures
 import contextlib
@@ -36,10 +38,10 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jaxrl.core import files
-from jaxrl.core.errors import CheckpointError, ConfigError
+from jaxrl.core.errors import CheckpointError
 from jaxrl.core.types import PyTree
+from jaxrl.core.versions import own_version
 from jaxrl.parallel import memory
-from jaxrl.run import host_copy
 from jaxrl.run import manifest as manifests
 from jaxrl.run.directory import check_no_pattern
 from jaxrl.run.manifest import Damaged, Manifest
@@ -57,22 +59,18 @@ class Checkpointer:
     Args:
       directory: folder of the steps; made if missing. Remains of a killed save are removed.
       config: the resolved configuration, JSON values only; each manifest holds it.
-      keep: number of the newest steps to keep; the step with the best score is kept as well.
+      keep: number of the newest steps to keep, at least 1; the step with the best score is kept as well.
       max_failures: number of failed saves in a row that raises; the first one warns.
 
     Raises:
       CheckpointError: the directory cannot be made or written to.
-      ConfigError: `keep` is not positive.
     """
 
     def __init__(
         self, directory: str | os.PathLike, *, config: Mapping[str, Any], keep: int = 3, max_failures: int = 3
     ):
-        if keep < 1:
-            raise ConfigError(f"keep={keep}: at least the newest checkpoint must be kept; use 1 or more")
         self.directory = files.expand(directory).absolute()
         self.awaiting: int | None = None  # a step that is kept until `score` is called for it
-        self.failures = 0  # failed saves since the start
         self._failures_in_a_row = 0
         self._failure: str | None = None  # error of the last save
         self.has_warned = False  # since the last successful save
@@ -115,7 +113,7 @@ class Checkpointer:
         """
         self.wait()
         leaves = manifests.named_leaves(state)
-        arrays = {name: host_copy.take(name, leaf) for name, leaf in leaves.items()}
+        arrays = {name: manifests.take(name, leaf) for name, leaf in leaves.items()}
         if score is not None and not math.isfinite(score):
             score = None
         record = Manifest(
@@ -177,7 +175,6 @@ class Checkpointer:
         if error is None:
             self._failures_in_a_row, self._failure, self.has_warned = 0, None, False
             return True
-        self.failures += 1
         self._failures_in_a_row += 1
         message = f"checkpoint {step} could not be saved in {self.directory}: {_one_line(error)}"
         self._failure = message
@@ -211,7 +208,7 @@ class Checkpointer:
     def restore(self, template: PyTree, step: int | None = None) -> tuple[PyTree, int, Manifest]:
         """Restore as `restore` does; the damaged steps that it skips no longer count towards `keep`."""
         self.wait()
-        return _restore(self.directory, template, step, False, self._damaged)
+        return restore(self.directory, template, step, damaged=self._damaged)
 
     def close(self) -> None:
         """Wait for the pending save and stop the background thread. May be called twice."""
@@ -272,7 +269,12 @@ class Checkpointer:
 
 
 def restore(
-    directory: str | os.PathLike, template: PyTree, step: int | None = None, *, partial: bool = False
+    directory: str | os.PathLike,
+    template: PyTree,
+    step: int | None = None,
+    *,
+    partial: bool = False,
+    damaged: set[int] | None = None,
 ) -> tuple[PyTree, int, Manifest]:
     """Read a checkpoint and verify every leaf, without changing anything on disk.
 
@@ -285,6 +287,7 @@ def restore(
         and Python numbers come back as such. The number of devices may differ from when it was saved.
       step: the step to read; None: the newest sound one. A step given by number must be sound.
       partial: the template may leave out leaves that were saved.
+      damaged: receives the damaged steps that were found.
 
     Returns:
       The state, its step, and its manifest.
@@ -293,7 +296,26 @@ def restore(
       CheckpointError: no checkpoint exists; all are damaged (lists each with its reason); or the template has leaves
         that the checkpoint lacks, or of another shape or dtype, or (unless `partial`) lacks some (named).
     """
-    return _restore(files.expand(directory).absolute(), template, step, partial, set())
+    directory = files.expand(directory).absolute()
+    check_no_pattern(directory)  # otherwise the name of a parent folder would look like damage
+    here = _numbered(directory)
+    if step is not None and step not in here:
+        raise CheckpointError(f"no checkpoint {step} in {directory}; there are: {sorted(here) or 'none'}")
+    if not here:
+        raise CheckpointError(f"no checkpoint in {directory}")
+    tried = []
+    for candidate in [step] if step is not None else sorted(here, reverse=True):
+        try:
+            state, record = _read_step(here[candidate], template, partial)
+        except Damaged as error:
+            tried.append(f"{here[candidate]}: {error}")
+            if damaged is not None:
+                damaged.add(candidate)
+            continue
+        for reason in tried:
+            warnings.warn(f"damaged checkpoint {reason}; taking step {candidate} instead", RuntimeWarning, stacklevel=2)
+        return state, candidate, record
+    raise CheckpointError("no checkpoint can be restored; tried:\n  " + "\n  ".join(tried))
 
 
 def read_manifest(directory: str | os.PathLike, step: int | None = None) -> Manifest:
@@ -337,37 +359,16 @@ def _best(scores: Mapping[int, float | None]) -> int | None:
     return max(scored)[1] if scored else None
 
 
-def _restore(directory: Path, template: PyTree, step: int | None, partial: bool, damaged: set[int]):
-    check_no_pattern(directory)  # otherwise the name of a parent folder would look like damage
-    here = _numbered(directory)
-    if step is not None and step not in here:
-        raise CheckpointError(f"no checkpoint {step} in {directory}; there are: {sorted(here) or 'none'}")
-    if not here:
-        raise CheckpointError(f"no checkpoint in {directory}")
-    tried = []
-    for candidate in [step] if step is not None else sorted(here, reverse=True):
-        try:
-            state, record = _read_step(here[candidate], template, partial)
-        except Damaged as error:
-            tried.append(f"{here[candidate]}: {error}")
-            damaged.add(candidate)
-            continue
-        for reason in tried:
-            warnings.warn(f"damaged checkpoint {reason}; taking step {candidate} instead", RuntimeWarning, stacklevel=3)
-        return state, candidate, record
-    raise CheckpointError("no checkpoint can be restored; tried:\n  " + "\n  ".join(tried))
-
-
 def _read_step(path: Path, template: PyTree, partial: bool) -> tuple[PyTree, Manifest]:
     record = manifests.read(path / manifests.FILE)
     if record.step != int(path.name):
         raise Damaged(f"its manifest is of step {record.step}")
     template_leaves = manifests.named_leaves(template)
-    problems = manifests.differences(record, template_leaves, partial)
-    if problems:
+    saved = {entry.name: (entry.shape, entry.dtype) for entry in record.leaves}
+    if problems := manifests.differences(template_leaves, saved, partial=partial):
         raise CheckpointError(
             f"checkpoint {path} does not fit this configuration:\n  " + "\n  ".join(problems) + "\n"
-            f"jaxrl {record.jaxrl_version} wrote it, and this is {manifests.own_version()}: where the settings are the "
+            f"jaxrl {record.jaxrl_version} wrote it, and this is {own_version()}: where the settings are the "
             "same, the versions have other states. Go on with the one that wrote it, or begin another run, in another "
             f"run_dir, from what this one has learned: init_from={str(path)!r} (--init-from)"
         )
@@ -376,45 +377,46 @@ def _read_step(path: Path, template: PyTree, partial: bool) -> tuple[PyTree, Man
         if (entry.data_dtype, entry.data_shape) != manifests.stored_as(template_leaves[entry.name]):
             raise Damaged(f"leaf {entry.name} is said to lie there as {entry.data_dtype}{list(entry.data_shape)}")
     _check_memory(path, entries)
-    names = [entry.name for entry in entries if math.prod(entry.data_shape)]
-    arrays: dict[str, np.ndarray] = {}
-    if names:
-        import orbax.checkpoint as ocp
-
-        stored = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
-        try:
-            with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
-                files.check_regular(path / "state")
-                # Before memory is allocated for arrays of any size.
-                _check_shapes(entries, orbax.metadata(path / "state").item_metadata)
-                request = ocp.args.PyTreeRestore(
-                    item=dict.fromkeys(stored, 0), restore_args=stored, partial_restore=True
-                )
-                arrays = orbax.restore(path / "state", args=request)
-        except (MemoryError, Damaged):
-            raise
-        except Exception as error:  # tensorstore, json and the file system each have their own
-            raise Damaged(f"the arrays cannot be read: {_one_line(error)}") from error
+    arrays = _read_arrays(path / "state", [entry for entry in entries if math.prod(entry.data_shape)])
     leaves = {}
     for entry in entries:
-        empty = entry.name not in names
-        value = np.zeros(entry.data_shape, jax.numpy.dtype(entry.data_dtype)) if empty else arrays.get(entry.name)
-        if not isinstance(value, np.ndarray):
-            raise Damaged(f"leaf {entry.name} is missing from the arrays")
-        if value.shape != entry.data_shape or str(value.dtype) != entry.data_dtype:
-            raise Damaged(f"leaf {entry.name} is {value.dtype}{list(value.shape)}, the manifest says otherwise")
+        empty = entry.name not in arrays
+        value = np.zeros(entry.data_shape, jax.numpy.dtype(entry.data_dtype)) if empty else arrays[entry.name]
         if entry.crc32 is not None and manifests.checksum(value) != entry.crc32:
             raise Damaged(f"leaf {entry.name} does not match its checksum")
-        leaves[entry.name] = host_copy.put(value, template_leaves[entry.name])
+        leaves[entry.name] = manifests.put(value, template_leaves[entry.name])
     return jax.tree.unflatten(jax.tree.structure(template), [leaves[name] for name in template_leaves]), record
 
 
-def _check_shapes(entries: list[manifests.Leaf], described: Mapping[str, Any]) -> None:
-    """Raise if the arrays on disk differ in shape or dtype from the manifest."""
+def _read_arrays(folder: Path, entries: list[manifests.Leaf]) -> dict[str, np.ndarray]:
+    """Read the arrays of a step by name, in the shapes and dtypes of the manifest."""
+    if not entries:
+        return {}
+    import orbax.checkpoint as ocp
+
+    stored = {entry.name: ocp.RestoreArgs(restore_type=np.ndarray) for entry in entries}
+    request = ocp.args.PyTreeRestore(item=dict.fromkeys(stored, 0), restore_args=stored, partial_restore=True)
+    try:
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
+            files.check_regular(folder)
+            _check_arrays(entries, orbax.metadata(folder).item_metadata)  # before memory is allocated for any size
+            arrays = orbax.restore(folder, args=request)
+    except (MemoryError, Damaged):
+        raise
+    except Exception as error:  # tensorstore, json and the file system each have their own
+        raise Damaged(f"the arrays cannot be read: {_one_line(error)}") from error
+    _check_arrays(entries, arrays)
+    return arrays
+
+
+def _check_arrays(entries: list[manifests.Leaf], found: Mapping[str, Any]) -> None:
+    """Raise if arrays are missing, or differ in shape or dtype from the manifest."""
     for entry in entries:
-        found = described.get(entry.name)
-        if found is not None and (tuple(found.shape), str(found.dtype)) != (entry.data_shape, entry.data_dtype):
-            raise Damaged(f"leaf {entry.name} is {found.dtype}{list(found.shape)}, the manifest says otherwise")
+        array = found.get(entry.name)
+        if array is None:
+            raise Damaged(f"leaf {entry.name} is missing from the arrays")
+        if (tuple(array.shape), str(array.dtype)) != (entry.data_shape, entry.data_dtype):
+            raise Damaged(f"leaf {entry.name} is {array.dtype}{list(array.shape)}, the manifest says otherwise")
 
 
 def _check_memory(path: Path, entries: list[manifests.Leaf]) -> None:

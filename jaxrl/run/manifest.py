@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: versions, configuration, and a checksum for every leaf."""
+"""The manifest of a checkpoint: versions, configuration, and how every leaf is stored, with its checksum."""
 
 import dataclasses
 import datetime
@@ -6,6 +6,7 @@ import json
 import platform
 import zlib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from jaxrl.core import files, keys, paths
 from jaxrl.core.config import build
 from jaxrl.core.errors import CheckpointError, ConfigError
 from jaxrl.core.types import PyTree
-from jaxrl.core.versions import installed_version
+from jaxrl.core.versions import own_version
 
 FILE = "manifest.json"
 FORMAT = 1
+_MOST_NAMED = 8  # differences
 
 
 class Damaged(Exception):
@@ -38,11 +40,6 @@ class Leaf:
     data_shape: tuple[int, ...]
     key_impl: str | None = None  # of typed keys
     crc32: int | None = None  # None: spread over processes, so no single one could compute it
-
-
-def own_version() -> str:
-    """Return the version of jaxrl that is running."""
-    return installed_version("jaxrl") or "unknown"
 
 
 def _now() -> str:
@@ -95,24 +92,70 @@ def checksum(array: Any) -> int | None:
     return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
 
-def differences(record: Manifest, template: Mapping[str, Any], partial: bool) -> list[str]:
-    """Return how the leaves of a template differ from those saved, one line each.
+def differences(
+    expected: Mapping[str, Any], found: Mapping[str, tuple[tuple[int, ...], str]], *, partial: bool = False
+) -> list[str]:
+    """Return how leaves that were stored differ from those that are expected, one line each.
 
-    `partial` allows the template to leave some out.
+    Args:
+      expected: leaves by name.
+      found: shapes and dtypes by name.
+      partial: others than those that are expected are allowed.
     """
-    saved = {entry.name: (tuple(entry.shape), entry.dtype) for entry in record.leaves}
-    lines = []
-    for name, leaf in template.items():
-        shape, dtype = _signature(leaf)
-        if name not in saved:
-            lines.append(f"leaf {name} was not saved")
-        elif saved[name] != (shape, dtype):
-            lines.append(
-                f"leaf {name} was saved as {saved[name][1]}{list(saved[name][0])}, here it is {dtype}{list(shape)}"
-            )
-    if not partial:
-        lines += [f"leaf {name} was saved, here there is none" for name in saved if name not in template]
-    return lines if len(lines) <= 20 else [*lines[:20], f"and {len(lines) - 20} more"]
+    signatures = {name: _signature(leaf) for name, leaf in expected.items()}
+    lines = [f"leaf {name} is missing" for name in expected if name not in found]
+    lines += [f"leaf {name:.80} is there, and not here" for name in found if name not in expected and not partial]
+    lines += [
+        f"leaf {name} is {found[name][1]}{list(found[name][0])} in place of {dtype}{list(shape)}"
+        for name, (shape, dtype) in signatures.items()
+        if found.get(name, (shape, dtype)) != (shape, dtype)
+    ]
+    return lines if len(lines) <= _MOST_NAMED else [*lines[:_MOST_NAMED], f"and {len(lines) - _MOST_NAMED} more"]
+
+
+def take(name: str, leaf: Any) -> Any:
+    """Return an unshared host copy: on CPU a numpy view of a donated array would change under the writer.
+
+    With several processes, an array that no process holds whole is copied on its devices, and Orbax gathers it.
+
+    Args:
+      name: name of the leaf, for the error.
+      leaf: an array, typed keys (copied as their words), or a Python number.
+
+    Raises:
+      CheckpointError: it is none of these.
+    """
+    if isinstance(leaf, jax.Array):
+        if is_key(leaf):
+            leaf = jax.random.key_data(leaf)
+        if not leaf.is_fully_addressable:
+            if not leaf.is_fully_replicated:
+                return jax.numpy.copy(leaf)
+            leaf = leaf.addressable_data(0)
+        with jax.transfer_guard_device_to_host("allow"):
+            return np.array(leaf, copy=True)
+    if isinstance(leaf, bool | int | float | np.ndarray | np.generic):
+        return np.array(leaf, copy=True)
+    raise CheckpointError(f"leaf {name} of the state is a {type(leaf).__name__}; only arrays and numbers can be saved")
+
+
+def put(value: np.ndarray, like: Any) -> Any:
+    """Return `value` in the form of the template: a typed key, an array on its sharding, or a plain number."""
+    if isinstance(like, bool | int | float):
+        return type(like)(value)
+    if isinstance(like, np.ndarray | np.generic):
+        return value
+    sharding = like.sharding
+    if isinstance(like, jax.Array) and not like.committed:
+        sharding = None
+    if sharding is not None and not sharding.is_fully_addressable:
+        if not is_key(like):
+            return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+        return jax.jit(partial(jax.random.wrap_key_data, impl=keys.kind(like)), out_shardings=sharding)(value)
+    if is_key(like):
+        wrapped = jax.random.wrap_key_data(jax.device_put(value), impl=keys.kind(like))
+        return wrapped if sharding is None else jax.device_put(wrapped, sharding)
+    return jax.device_put(value, sharding, may_alias=False)
 
 
 def write(path: Path, record: Manifest) -> None:

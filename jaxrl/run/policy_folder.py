@@ -44,7 +44,7 @@ def write(folder: str | os.PathLike, actor: ActorState, config: Mapping[str, Any
       ConfigError: a value is not finite, or has a dtype that the format lacks.
       MissingExtraError: safetensors is not installed.
     """
-    save = _safetensors("numpy").save
+    save = _safetensors().numpy.save
     arrays = {name: np.asarray(leaf) for name, leaf in manifest.named_leaves(actor).items()}
     if problems := [f"{name} is {x.dtype}" for name, x in arrays.items() if str(x.dtype) not in _DTYPES.values()]:
         raise ConfigError(f"safetensors cannot hold the policy: {', '.join(problems[:_MOST_NAMED])}")
@@ -69,7 +69,7 @@ def read(folder: str | os.PathLike, template: PyTree) -> tuple[PyTree, int]:
     """
     path = files.expand(folder) / MODEL
     library = _safetensors()
-    expected = {name: (tuple(leaf.shape), str(leaf.dtype)) for name, leaf in manifest.named_leaves(template).items()}
+    expected = manifest.named_leaves(template)
     try:
         files.open_to_read(path).close()
         with library.safe_open(path, framework="np") as file:
@@ -79,7 +79,7 @@ def read(folder: str | os.PathLike, template: PyTree) -> tuple[PyTree, int]:
                 raise ConfigError(
                     f"{path} holds no policy of jaxrl: its metadata has format={metadata.get('format')!r:.40}"
                 )
-            if problems := _differences(expected, found):
+            if problems := manifest.differences(expected, found):
                 raise ConfigError(f"{path} does not fit its config.json: {'; '.join(problems)}")
             arrays = {name: file.get_tensor(name) for name in expected}
     except ConfigError:
@@ -94,24 +94,13 @@ def read(folder: str | os.PathLike, template: PyTree) -> tuple[PyTree, int]:
     return jax.tree.unflatten(jax.tree.structure(template), leaves), int(step)
 
 
-def _safetensors(part: str = "") -> Any:
+def _safetensors() -> Any:
     try:
         import safetensors
         import safetensors.numpy
     except ImportError as error:
         raise MissingExtraError("a policy as a folder", "hub") from error
-    return safetensors.numpy if part else safetensors
-
-
-def _differences(expected, found):
-    lines = [f"{name} is missing" for name in expected if name not in found]
-    lines += [f"{name:.80} is there, which the policy does not have" for name in found if name not in expected]
-    lines += [
-        f"{name} is {found[name][1]}{list(found[name][0])} in place of {dtype}{list(shape)}"
-        for name, (shape, dtype) in expected.items()
-        if found.get(name, (shape, dtype)) != (shape, dtype)
-    ]
-    return lines if len(lines) <= _MOST_NAMED else [*lines[:_MOST_NAMED], f"and {len(lines) - _MOST_NAMED} more"]
+    return safetensors
 
 
 def _check_finite(what, arrays):
