@@ -1,36 +1,54 @@
-"""Background preparation of a run: imports and compiled programs, in a thread while the main one waits for XLA."""
+"""Tasks in threads of their own: compiling, importing, evaluating and recording beside the main thread."""
 
 import contextlib
 import importlib
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 # Modules that log, save and plot; none is needed before the first chunk has ended.
 _LATER = ("tensorboardX", "orbax.checkpoint", "jaxrl.plots.chart")
 
 
 class BackgroundTask:
-    """A task that runs once in a separate thread.
+    """A task that runs once in a separate thread, which does not keep the process alive.
 
     Args:
-      work: prepares something that the main thread makes itself if this failed: an error here is therefore dropped, and
-        the main thread raises its own.
+      work: the task.
       name: name of the thread.
+
+    Attributes:
+      error: the error of the task once it has failed. Only `result` raises it: what prepares something that the main
+        thread makes itself if this failed is only waited for.
     """
 
-    def __init__(self, work: Callable[[], object], name: str = "background"):
+    def __init__(self, work: Callable[[], Any], name: str = "background"):
+        self.error: BaseException | None = None
         self._work = work
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def _run(self):
-        with contextlib.suppress(Exception):
-            self._work()
+        try:
+            self._result = self._work()
+        except BaseException as error:
+            self.error = error
 
-    def wait(self) -> None:
-        """Wait until the task is done. May be called twice."""
-        self._thread.join()
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait until the task is done, at most some seconds. May be called twice."""
+        self._thread.join(seconds)
+
+    def result(self) -> Any:
+        """Wait for the result of the task.
+
+        Raises:
+          BaseException: the error of the task.
+        """
+        self.wait()
+        if self.error is not None:
+            raise self.error
+        return self._result
 
 
 def import_later_modules() -> None:

@@ -1,14 +1,12 @@
 """A policy's episodes as datasets that other programs read."""
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import os
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -23,7 +21,6 @@ from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import checked_seed, seed_problems
 from jaxrl.core.matching import check_spaces
 from jaxrl.core.types import Algorithm, Environment, HostRecipe, num_agents
-from jaxrl.data.episodes import Episode
 from jaxrl.data.minari import MinariWriter
 from jaxrl.data.rlds import RldsWriter, check_hosts, host_directory
 from jaxrl.data.rows import EpisodeCutter
@@ -35,15 +32,6 @@ from jaxrl.run.progress import ProgressBar
 
 _NUM_ENVS = 128
 _MOST_ENVS = 1 << 20
-
-
-class Writer(Protocol):
-    """A writer of episodes to a dataset that appears complete or not at all; used in a `with`."""
-
-    def __enter__(self) -> "Writer": ...
-    def __exit__(self, *_: object) -> None: ...
-    def write(self, episode: Episode, metadata: dict[str, Any] | None = None) -> None: ...
-    def close(self) -> Path: ...
 
 
 _COUNTS = {"episodes": {"low": 1}, "num_envs": {"low": 1}, "max_steps": {"low": 1}}
@@ -105,8 +93,7 @@ def export_rlds(
             where /= host_directory(jax.process_index(), processes)
         return RldsWriter(where, env.name, file_format=file_format)
 
-    request = _Request(episodes, seed, explore, num_envs, max_steps, policy_version, progress)
-    return _export(open_writer, policy, env, request)
+    return _export(open_writer, policy, env, episodes, seed, explore, num_envs, max_steps, policy_version, progress)
 
 
 @interruptible
@@ -172,64 +159,35 @@ def export_minari(
             algorithm=type(policy.algo).__name__,
         )
 
-    request = _Request(episodes, seed, explore, num_envs, max_steps, policy_version, progress)
-    return _export(open_writer, policy, env, request)
+    return _export(open_writer, policy, env, episodes, seed, explore, num_envs, max_steps, policy_version, progress)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Request:
-    """The arguments common to both exports."""
-
-    episodes: int
-    seed: int
-    explore: bool
-    num_envs: int | None
-    max_steps: int
-    policy_version: int
-    progress: bool
-
-    def check(self, processes: int) -> None:
-        problems = []
-        if min(self.episodes, self.num_envs or self.episodes) < processes:
-            problems.append(
-                f"episodes={self.episodes}, num_envs={self.num_envs}: each of {processes} processes needs at least one"
-            )
-        problems += seed_problems("seed", self.seed)
-        if self.num_envs is not None and self.num_envs > _MOST_ENVS:
-            problems.append(f"num_envs={self.num_envs} must be at most {_MOST_ENVS:,}")
-        if problems:
-            raise ConfigError(problems)
-
-
-def _export(open_writer: Callable[[Environment | HostRecipe], Writer], policy, env, request):
+def _export(open_writer, policy, env, episodes, seed, explore, num_envs, max_steps, policy_version, progress):
     """Play, and pass every episode to the writer."""
-    env = envs.prepared(env)
     process, processes = jax.process_index(), jax.process_count()
-    request.check(processes)
-    request = dataclasses.replace(request, seed=checked_seed("seed", request.seed))
+    problems = seed_problems("seed", seed)
+    if min(episodes, num_envs or episodes) < processes:
+        problems.append(f"episodes={episodes}, num_envs={num_envs}: each of {processes} processes needs at least one")
+    if num_envs is not None and num_envs > _MOST_ENVS:
+        problems.append(f"num_envs={num_envs} must be at most {_MOST_ENVS:,}")
+    if problems:
+        raise ConfigError(problems)
+    env, seed = envs.prepared(env), checked_seed("seed", seed)
     check_spaces(policy.spec, env)
     most = processes * _NUM_ENVS if only_instance(env) is None else 1
-    num_envs = min(request.episodes, most if request.num_envs is None else request.num_envs)
+    num_envs = min(episodes, most if num_envs is None else num_envs)
     together = processes * num_agents(env) if num_agents(env) > 1 else 1
     num_envs = -(-num_envs // together) * together
     here = np.array_split(np.arange(num_envs), processes)[process]
-    left = request.episodes // num_envs + (here < request.episodes % num_envs)
-    mine, limit = int(left.sum()), int(left.max()) * (request.max_steps + 1)
-    common = {
-        "algorithm": type(policy.algo).__name__,
-        "environment": env.name,
-        "seed": request.seed,
-        "policy_version": request.policy_version,
-        "configuration_hash": configuration_hash(policy.algo, env),
-    }
-    cutter, rows, written = EpisodeCutter(len(here), request.max_steps), 0, 0
+    left = episodes // num_envs + (here < episodes % num_envs)
+    mine, limit = int(left.sum()), int(left.max()) * (max_steps + 1)
+    common = provenance(policy.algo, env, seed) | {"policy_version": policy_version}
+    cutter, rows, written = EpisodeCutter(len(here), max_steps), 0, 0
     with open_writer(env) as writer, contextlib.ExitStack() as stack:
-        bar = stack.enter_context(ProgressBar(unit="episodes")) if request.progress else None
+        bar = stack.enter_context(ProgressBar(unit="episodes")) if progress else None
         if bar is not None:
             bar.start(mine)
-        stream = recording.play(
-            policy, env, env_index=here, all_envs=num_envs, seed=request.seed, explore=request.explore
-        )
+        stream = recording.play(policy, env, env_index=here, all_envs=num_envs, seed=seed, explore=explore)
         stack.callback(stream.close)
 
         def write(found):
@@ -259,7 +217,15 @@ def _export(open_writer: Callable[[Environment | HostRecipe], Writer], policy, e
         return writer.close()
 
 
-def configuration_hash(algo: Algorithm, env: Environment | HostRecipe) -> str:
-    """Return 16 hexadecimal digits that identify the algorithm's and the environment's settings."""
+def provenance(algo: Algorithm, env: Environment | HostRecipe, seed: int) -> dict[str, Any]:
+    """Return the metadata of episodes that say where they come from.
+
+    The hash identifies the algorithm's and the environment's settings.
+    """
     text = json.dumps({"algorithm": encode(algo), "environment": to_config(env)}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return {
+        "algorithm": type(algo).__name__,
+        "environment": env.name,
+        "seed": seed,
+        "configuration_hash": hashlib.sha256(text.encode()).hexdigest()[:16],
+    }

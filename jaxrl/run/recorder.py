@@ -10,7 +10,6 @@ A run that resumes from a checkpoint deletes the parts that were begun there or 
 several processes each has such a directory for its own environments, `host-00001-of-00002`.
 """
 
-import concurrent.futures
 import dataclasses
 import os
 import shutil
@@ -28,7 +27,8 @@ from jaxrl.data import features
 from jaxrl.data.episodes import CUT_OFF, Episode
 from jaxrl.data.rlds import RldsWriter, host_directory
 from jaxrl.data.rows import EpisodeCutter
-from jaxrl.run.export import configuration_hash
+from jaxrl.run.background import BackgroundTask
+from jaxrl.run.export import provenance
 
 _OWNER = "recording.json"
 _PART = "part-"
@@ -64,15 +64,14 @@ class Record:
           MissingExtraError: `jaxrl[data]` is not installed.
         """
         features.tfds()
-        counts = count_problems(every=(self.every, 1), max_steps=(self.max_steps, 1))
-        problems = [f"record: {problem}" for problem in counts]
-        problems += [f"record: {problem}" for problem in self._occupied(run_dir, overwrite)]
+        problems = count_problems(every=(self.every, 1), max_steps=(self.max_steps, 1))
+        problems += self._occupied(run_dir, overwrite)
         try:
             features.fields_of(_example(spec))
         except ConfigError as error:
-            problems += [f"record: {problem}" for problem in error.problems]
+            problems += error.problems
         if problems:
-            raise ConfigError(problems)
+            raise ConfigError([f"record: {problem}" for problem in problems])
 
     def _occupied(self, run_dir, overwrite):
         """Return why this run cannot use the path, one line; empty if it can."""
@@ -101,7 +100,7 @@ class Record:
 
 
 class Recorder:
-    """A writer of the recording of one run, in a separate thread; use it in a `with`.
+    """A writer of the recording of one run, in a separate thread; `close` it.
 
     Args:
       record: the settings, already checked.
@@ -126,16 +125,10 @@ class Recorder:
         # Episodes are numbered across environments, so that every `stride`-th one does not depend on the chunks.
         self._stride = 1 if recorded.num_envs >= record.every else record.every
         self._ended = np.zeros(len(self._env_index), np.int64)
-        self._common = {
-            "algorithm": type(algo).__name__,
-            "environment": env.name,
-            "seed": seed,
-            "configuration_hash": configuration_hash(algo, env),
-        }
+        self._common = provenance(algo, env, seed)
         self._begun_at = 0
         self._writer: RldsWriter | None = None
-        self._pending: concurrent.futures.Future | None = None
-        self._executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="recorder")
+        self._pending: BackgroundTask | None = None
 
     def begin(self, step: int) -> None:
         """Begin or continue the recording at `step`; delete parts recorded from there on.
@@ -144,10 +137,7 @@ class Recorder:
           RecordingError: it could not be written or deleted.
         """
         self._begun_at = step
-        try:
-            self._clear(step)
-        except OSError as error:
-            raise RecordingError(f"the recording in {self._folder} cannot be written: {error}") from error
+        self._do(lambda: self._clear(step))
 
     def _clear(self, step):
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -165,7 +155,7 @@ class Recorder:
           RecordingError: the previous chunk could not be written.
         """
         self._wait()
-        self._pending = self._executor.submit(self._add, fetch)
+        self._pending = BackgroundTask(lambda: self._write(self._cutter.add(*fetch())), "recorder")
 
     def close_part(self, step: int, *, ending: bool) -> None:
         """Complete the part, all of whose episodes ended by `step`.
@@ -176,36 +166,29 @@ class Recorder:
           RecordingError: it could not be written.
         """
         self._wait()
-        self._pending = self._executor.submit(self._close_part, ending)
-        self._wait()
+        self._do(lambda: self._close_part(ending))
         self._begun_at = step
 
     def close(self) -> None:
         """Delete the incomplete part. May be called twice."""
-        self._executor.shutdown(cancel_futures=True)
+        if self._pending is not None:
+            self._pending.wait()
         if self._writer is not None:
             self._writer.__exit__()
             self._writer = None
 
-    def __enter__(self) -> "Recorder":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _wait(self):
         pending, self._pending = self._pending, None
-        if pending is None:
-            return
+        if pending is not None:
+            self._do(pending.result)
+
+    def _do(self, work):
         try:
-            pending.result()
+            work()
         except Exception as error:  # the file system and the writer of records raise their own errors
             if isinstance(error, JaxrlError) and not isinstance(error, DatasetError):
                 raise
             raise RecordingError(f"the recording in {self._folder} cannot be written: {error}") from error
-
-    def _add(self, fetch):
-        self._write(self._cutter.add(*fetch()))
 
     def _close_part(self, ending):
         if ending:

@@ -29,7 +29,7 @@ from jaxrl.data.rows import episode_from_rows
 from jaxrl.parallel.rollout import rollout_length
 from jaxrl.run import checkpoint
 from jaxrl.run.checkpoint import read_manifest
-from jaxrl.run.export import configuration_hash
+from jaxrl.run.export import provenance
 from jaxrl.run.loading import load_run
 
 # Consecutive rows [T + 1, ...] of one episode, and the step of the first; oldest first.
@@ -89,12 +89,7 @@ def export_replay(
     stored = buffers[sources[name].over or name]
     if not all(x.is_fully_addressable for x in jax.tree.leaves(stored.ring) if isinstance(x, jax.Array)):
         raise ConfigError("the replay is divided over processes; export it from the run directory, in one process")
-    common = {
-        "algorithm": type(algo).__name__,
-        "environment": env.name,
-        "seed": -1 if seed is None else seed,
-        "configuration_hash": configuration_hash(algo, env),
-    }
+    common = provenance(algo, env, -1 if seed is None else seed)
     empty, length = int(empty_at), rollout_length(algo)
     with RldsWriter(path, env.name) as writer:
         for env_index, stretches in enumerate(_stretches(sources, buffers, name, unfinished)):
