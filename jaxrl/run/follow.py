@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from jaxrl.core import files, interrupts, ownership
-from jaxrl.core.config import decode, encode
 from jaxrl.core.errors import CheckpointError, ConfigError, RunDirectoryError
 from jaxrl.core.limits import checked_seed
 from jaxrl.core.types import Algorithm
@@ -143,21 +142,12 @@ def follow_launched(settings: RunSettings, *, poll: float = 1.0) -> NoReturn:
         episodes=settings.evaluation_episodes,
         explore=settings.explore_in_evaluation,
         step_timeout=settings.topology.step_timeout,
-        algo=None if _can_be_read_back(settings.algo) else settings.algo,
+        algo=settings.algo,  # config.json cannot hold parts that are not registered
         env=settings.eval_env,
         poll=poll,
     ):
         pass
     raise SystemExit(0)
-
-
-def _can_be_read_back(algo):
-    """Return whether all parts of an algorithm are registered; otherwise the original is used."""
-    try:
-        decode(encode(algo))
-    except ConfigError:
-        return False
-    return True
 
 
 def _begun(path):

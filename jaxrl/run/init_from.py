@@ -23,7 +23,7 @@ from jaxrl.core.paths import named_leaves
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import ActorState, Algorithm, Environment, EnvSpec, HostRecipe, PyTree
 from jaxrl.run.directory import read_config
-from jaxrl.run.loading import load_learner
+from jaxrl.run.loading import load_run
 from jaxrl.run.policy import Policy
 
 InitFrom = str | os.PathLike | Policy | PyTree
@@ -99,11 +99,13 @@ def load_initial(
     acting = _acting(initial, shapes)
     if isinstance(source, str | os.PathLike):
         run, at = _run_and_step(source)
-        loaded = load_learner(run, step=at if step is None else step)
-        check_spaces(loaded.spec, env)
+        loaded = load_run(run, step=at if step is None else step)
+        if loaded.learner is None:
+            how = f"pass jaxrl.load({str(run)!r})"
+            raise ConfigError(f"init_from: {run} holds a policy, and nothing else that was learned; {how}")
+        check_spaces(loaded.policy.spec, env)
         parent |= {"step": loaded.step, "algorithm": type(loaded.algo).__name__, "environment": loaded.env.name}
-        old = resolve_schedules(loaded.algo, 0.0)
-        learner, theirs = loaded.learner, jax.eval_shape(old.actor, loaded.learner)
+        learner, theirs = loaded.learner, loaded.policy.actor
         values = _matched(shapes, learner)
     elif isinstance(source, Policy):
         check_spaces(source.spec, env)
@@ -152,25 +154,18 @@ def _run_and_step(source):
 # --- matching of leaves ----------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class _Acting:
-    """The indices of the learner's leaves that `actor` reads; -1 for leaves that it computes."""
-
-    actor: ActorState
-
-
-def _acting(algo, shapes):
+def _acting(algo, shapes) -> ActorState:
+    """Return the indices of the learner's leaves that acting reads; -1 for leaves that it computes."""
     found = []
 
     def trace(learner):
         number_of = {id(leaf): number for number, leaf in enumerate(jax.tree.leaves(learner))}
         actor = algo.actor(learner)
-        numbers = jax.tree.map(lambda x: number_of.get(id(x), -1), actor)
-        found.append(numbers)
+        found.append(jax.tree.map(lambda x: number_of.get(id(x), -1), actor))
         return actor
 
     jax.eval_shape(trace, shapes)
-    return _Acting(found[0])
+    return found[0]
 
 
 def _needed(actor):
@@ -181,7 +176,7 @@ def _needed(actor):
 def _of_policy(acting, actor, shapes):
     """Return the policy's values for the learner's leaves that acting reads, and for their targets."""
     values = {}
-    for name, numbers in _needed(acting.actor).items():
+    for name, numbers in _needed(acting).items():
         theirs = _needed(actor)[name]
         if jax.tree.structure(numbers) == jax.tree.structure(theirs):
             pairs = zip(jax.tree.leaves(numbers), jax.tree.leaves(theirs), strict=True)
@@ -255,7 +250,7 @@ def _problems(acting, theirs, learner, shapes, values):
     """Return why a policy could not act with the values taken over: the leaves that are missing or do not fit."""
     paths, leaves = list(named_leaves(shapes, ".")), jax.tree.leaves(shapes)
     found = []
-    for name, numbers in _needed(acting.actor).items():
+    for name, numbers in _needed(acting).items():
         if name == "statistics" and theirs is not None:
             there, here = set(named_leaves(theirs.statistics, ".")), set(named_leaves(numbers, "."))
             if there != here:
@@ -287,9 +282,9 @@ def _names(shapes, values):
         inside = jax.tree.leaves(part)
         if not inside:
             return [], []
-        if all(number in values for number in inside):
+        if name and all(number in values for number in inside):
             return [name], []
-        if not any(number in values for number in inside):
+        if name and not any(number in values for number in inside):
             return [], [name]
         taken, fresh = [], []
         for child, below in _parts(part).items():
@@ -297,12 +292,7 @@ def _names(shapes, values):
             taken, fresh = taken + more[0], fresh + more[1]
         return (taken, fresh) if taken or fresh else ([f"part of {name}"], [])
 
-    taken, fresh = [], []
-    parts = _parts(numbers)
-    for name, part in parts.items() if parts else [("learner", numbers)]:
-        more = divide(name, part)
-        taken, fresh = taken + more[0], fresh + more[1]
-    return taken, fresh
+    return divide("" if _parts(numbers) else "learner", numbers)
 
 
 def _described(x):

@@ -9,7 +9,7 @@ import jax
 
 from jaxrl import envs
 from jaxrl.algos.base import field_problems
-from jaxrl.core import files, registry
+from jaxrl.core import registry
 from jaxrl.core.arguments import checked
 from jaxrl.core.config import decode
 from jaxrl.core.errors import ConfigError, JaxrlError, RunDirectoryError
@@ -42,6 +42,7 @@ class LoadedRun:
       env: the training environment, prepared for playing.
       config: the contents of `config.json`.
       step: environment steps at the checkpoint.
+      learner: the algorithm's state; None in a folder that holds only a policy.
     """
 
     policy: Policy
@@ -49,6 +50,7 @@ class LoadedRun:
     env: Environment | HostRecipe
     config: dict[str, Any]
     step: int
+    learner: PyTree = None
 
     @property
     def held_out_seed(self) -> int:
@@ -99,77 +101,22 @@ def load_run(
     algo: Algorithm | None = None,
     env: EnvironmentLike | None = None,
 ) -> LoadedRun:
-    """Load a policy as `load` does, with its algorithm, environment and configuration."""
-    if policy_folder.is_policy_folder(path):
-        return _load_policy(path, step, best, algo, env)
-    found = load_learner(path, step=step, best=best, algo=algo, env=env)
-    final = _resolved(found.config, found.algo, found.step)
-    policy = Policy(final, final.actor(found.learner), found.spec, found.env)
-    return LoadedRun(policy, found.algo, found.env, found.config, found.step)
-
-
-def _load_policy(path, step, best, algo, env) -> LoadedRun:
-    """Load a folder that `jaxrl.export_policy` wrote."""
-    if best or step is not None:
-        raise ConfigError(f"{path} holds one policy, and no checkpoints: leave out {chosen(step, best)}")
-    keep_compiled_programs()
-    path = files.expand(path)
-    config, algo, env, spec = _described_run(path, algo, env)
-    with _described(path):
-        initial = resolve_schedules(algo, 0.0)
-        shapes = jax.eval_shape(lambda key: initial.actor(initial.init(key, spec)), jax.random.key(0))
-    actor, step = policy_folder.read(path, shapes)
-    return LoadedRun(Policy(_resolved(config, algo, step), actor, spec, env), algo, env, config, step)
-
-
-def chosen(step: int | None, best: bool) -> str:
-    """Return the arguments that choose a checkpoint; empty for the newest."""
-    return ", ".join([f"step={step}"] * (step is not None) + ["best=True"] * best)
-
-
-def _resolved(config, algo, step):
-    """Return the algorithm with its schedules resolved at a step of the run."""
-    total = _steps_in_all(config, algo)
-    return resolve_schedules(algo, min(step / total, 1.0) if total else 1.0)
-
-
-@dataclasses.dataclass(frozen=True)
-class LoadedLearner:
-    """The learner state of a run at one of its checkpoints.
-
-    Attributes:
-      learner: the algorithm's state.
-      algo, env, config, step: as in `LoadedRun`.
-      spec: spec of the environment.
-    """
-
-    learner: PyTree
-    algo: Algorithm
-    env: Environment | HostRecipe
-    spec: EnvSpec
-    config: dict[str, Any]
-    step: int
-
-
-def load_learner(
-    path: str | Path,
-    *,
-    step: int | None = None,
-    best: bool = False,
-    algo: Algorithm | None = None,
-    env: EnvironmentLike | None = None,
-) -> LoadedLearner:
-    """Load the learner state of a run; arguments and errors are those of `load`."""
+    """Load a policy as `load` does, with its algorithm, environment, configuration and learner state."""
     keep_compiled_programs()
     if best and step is not None:
         raise ConfigError(f"step={step} and best=True: give one of them")
     path = best_run(path)
-    if policy_folder.is_policy_folder(path):
-        raise ConfigError(f"{path} holds a policy, and nothing else that was learned; pass jaxrl.load({str(path)!r})")
-    config, algo, env, spec = _described_run(path, algo, env)
+    holds_policy = policy_folder.is_policy_folder(path)
+    if holds_policy and (best or step is not None):
+        raise ConfigError(f"{path} holds one policy, and no checkpoints: leave out {chosen(step, best)}")
+    config, algo, env, spec, total = _described_run(path, algo, env)
     with _described(path):
         initial = resolve_schedules(algo, 0.0)
         learner = jax.eval_shape(lambda key: initial.init(key, spec), jax.random.key(0))
+        actor = jax.eval_shape(initial.actor, learner)
+    if holds_policy:
+        actor, step = policy_folder.read(path, actor)
+        return LoadedRun(Policy(_resolved(algo, step, total), actor, spec, env), algo, env, config, step)
     # The rest of the state is left out of the template, and so is not read.
     left_out: Any = None
     template = RunState(
@@ -186,11 +133,23 @@ def load_learner(
     if best:
         step = checkpoint.best_step(directory)
     state, step, _ = checkpoint.restore(directory, template, step, partial=True)
-    return LoadedLearner(state.learner, algo, env, spec, config, step)
+    final = _resolved(algo, step, total)
+    policy = Policy(final, final.actor(state.learner), spec, env)
+    return LoadedRun(policy, algo, env, config, step, state.learner)
+
+
+def chosen(step: int | None, best: bool) -> str:
+    """Return the arguments that choose a checkpoint; empty for the newest."""
+    return ", ".join([f"step={step}"] * (step is not None) + ["best=True"] * best)
+
+
+def _resolved(algo, step, total):
+    """Return the algorithm with its schedules resolved at a step of the run."""
+    return resolve_schedules(algo, min(step / total, 1.0) if total else 1.0)
 
 
 def _described_run(path, algo, env):
-    """Return the configuration in a folder, its algorithm for acting, its environment and the spec of that."""
+    """Return the configuration in a folder, its algorithm for acting, its environment and spec, and its steps."""
     config = read_config(path)
     if missing := [name for name in _NEEDED if name not in config]:
         raise RunDirectoryError(f"{path} is not a run directory: its config.json lacks {', '.join(missing)}")
@@ -206,8 +165,7 @@ def _described_run(path, algo, env):
         env = envs.prepared(made)
         spec = env_spec(env)
         algo = algo.resolve(spec, 0)  # loaded to act, without training environments
-        _steps_in_all(config, algo)
-    return config, algo, env, spec
+        return config, algo, env, spec, _steps_in_all(config, algo)
 
 
 @contextlib.contextmanager
