@@ -47,9 +47,8 @@ class ProgressBar:
         self._open = False
         self._leaving = contextlib.ExitStack()
         self._metrics: dict[str, float] = {}
-        self._recent: collections.deque[tuple[float, int]] = collections.deque(maxlen=20)
-        self._timed, self._timed_step = False, 0
-        self._timings: collections.deque[tuple[int, float]] = collections.deque(maxlen=10)  # steps, seconds
+        self._recent: collections.deque[tuple[float, int]] = collections.deque(maxlen=20)  # times and steps
+        self._timed = False
         self._phase: str | None = None
         self._drawn_step, self._printed = -1, ""
         self._drawn_at = -math.inf
@@ -65,14 +64,13 @@ class ProgressBar:
             everything that happens between updates.
           phase: shown until the first update, such as "compiling".
         """
-        self.total, self.step, self._timed, self._timed_step = total, initial, timed, initial
-        self._phase = phase
-        self._recent.append((self._clock(), initial))
+        self.total, self._timed, self._phase = total, timed, phase
+        self._count_from(initial)
         self._open = True
         if self._console.is_jupyter:
             from IPython.display import display
 
-            self._notebook = display(_Line(self._line()), display_id=True)
+            self._notebook = display({"text/plain": self._line()}, raw=True, display_id=True)
         elif self._console.is_terminal and not self._console.is_dumb_terminal:
             columns = rich_progress.BarColumn(bar_width=None), rich_progress.TextColumn("{task.description}")
             self._bar = rich_progress.Progress(*columns, console=self._console, auto_refresh=False)
@@ -86,21 +84,27 @@ class ProgressBar:
 
     def resume(self, initial: int) -> None:
         """Set the number of steps done before, if `start` could not know it yet."""
-        self.step = self._timed_step = initial
-        self._recent.clear()
-        self._recent.append((self._clock(), initial))
+        self._count_from(initial)
         if self._bar is not None or self._notebook is not None:
             self._try(lambda: self._show(last=False))
 
+    def _count_from(self, step: int) -> None:
+        self.step = step
+        self._recent.clear()
+        self._recent.append((self._clock(), step))
+
     def update(self, step: int, metrics: Mapping[str, float] | None = None) -> None:
         """Show that `step` steps are done, with the newest `metrics`."""
+        metrics = metrics or {}
+        if not self._timed:
+            self._recent.append((self._clock(), step))
+        elif step > self.step and (speed := metrics.get("steps_per_second", 0.0)) > 0.0:
+            ended, before = self._recent[-1]
+            self._recent.append((ended + (step - before) / speed, step))
+        elif step > self.step:
+            self._count_from(step)
         self.step, self._phase = step, None
-        if self._timed and step > self._timed_step:
-            if (speed := (metrics or {}).get("steps_per_second", 0.0)) > 0.0:
-                self._timings.append((step - self._timed_step, (step - self._timed_step) / speed))
-            self._timed_step = step
-        self._metrics.update({k: v for k, v in (metrics or {}).items() if v is not None and math.isfinite(v)})
-        self._recent.append((self._clock(), step))
+        self._metrics.update({k: v for k, v in metrics.items() if v is not None and math.isfinite(v)})
         self._try(lambda: self._show(last=False))
 
     def note(self, text: str) -> None:
@@ -129,9 +133,6 @@ class ProgressBar:
     @property
     def steps_per_second(self) -> float:
         """The speed over the last updates; NaN before it is known."""
-        if self._timed:
-            steps, seconds = map(sum, zip(*self._timings, strict=True)) if self._timings else (0, 0.0)
-            return steps / seconds if seconds else math.nan
         (then, start), (now, step) = self._recent[0], self._recent[-1]
         return (step - start) / (now - then) if now > then else math.nan
 
@@ -153,7 +154,7 @@ class ProgressBar:
             self._bar.update(self._bar.task_ids[0], completed=self.step, description=self._line())
             self._bar.refresh()
         elif self._notebook is not None:
-            self._notebook.update(_Line(self._line()))
+            self._notebook.update({"text/plain": self._line()}, raw=True)
         elif self._clock() - self._drawn_at >= self._interval or (last and self.step != self._drawn_step):
             self._drawn_at, self._drawn_step = self._clock(), self.step
             if (line := self._line()) != self._printed:  # after an evaluation the step may be the same
@@ -173,16 +174,6 @@ class ProgressBar:
         if math.isfinite(rate) and rate > 0:
             parts.append(f"{_duration(max(self.total - self.step, 0) / rate)} left")
         return "  ".join(parts)
-
-
-class _Line:
-    """A line of text that a notebook shows without quotes."""
-
-    def __init__(self, text: str):
-        self._text = text
-
-    def __repr__(self) -> str:
-        return self._text
 
 
 def _speed(rate: float, unit: str) -> str:

@@ -8,6 +8,15 @@ import signal
 PATIENCE = 900
 
 
+class Clock:
+    """A clock that stands until a test sets it."""
+
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
 @contextlib.contextmanager
 def within(seconds, error=TimeoutError):
     """Raises `error` in the main thread after that many whole seconds."""

@@ -6,17 +6,11 @@ import subprocess
 import sys
 
 import pytest
+from helpers.patience import Clock
 from rich.console import Console
 
 from jaxrl.run import progress
 from jaxrl.run.progress import ProgressBar
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
 
 
 def plain(**options):
@@ -111,15 +105,15 @@ def test_one_changing_line_in_a_notebook(monkeypatch):
     shown = []
 
     class Handle:
-        def update(self, line):
-            shown.append(repr(line))
+        def update(self, data, *, raw):
+            shown.append(data)
 
-    monkeypatch.setattr(display, "display", lambda line, display_id: shown.append(repr(line)) or Handle())
+    monkeypatch.setattr(display, "display", lambda data, raw, display_id: shown.append(data) or Handle())
     progress = ProgressBar(console=Console(file=io.StringIO(), force_jupyter=True), clock=Clock())
     progress.start(10)
     progress.update(5)
     progress.close()
-    assert shown == ["0 / 10 steps", "5 / 10 steps", "5 / 10 steps"]
+    assert shown == [{"text/plain": f"{step} / 10 steps"} for step in (0, 5, 5)], "without quotes"
 
 
 def test_the_time_left_is_of_the_loop_alone_once_it_is_known():
