@@ -112,34 +112,28 @@ def compile_ahead(settings: RunSettings) -> list[Compiled]:
         return _compiled(events)
 
 
-@dataclasses.dataclass
-class _Events:
-    """The compilation events of JAX: names and seconds, from the threads that compile."""
+@contextlib.contextmanager
+def _events() -> Generator[list[tuple[str, float, bool]]]:
+    """Yield the compilations that follow, from all threads: names, seconds, and whether each was not in the cache."""
+    found, hit = [], threading.local()
 
-    found: list[tuple[str, float, bool]] = dataclasses.field(default_factory=list)
-    hit: threading.local = dataclasses.field(default_factory=threading.local)
-
-    def happened(self, event: str, **_: Any) -> None:
+    def happened(event: str, **_: Any) -> None:
         if event == _HIT:  # misses are only reported if an entry is written
-            self.hit.now = True
+            hit.now = True
 
-    def took(self, event: str, duration_secs: float, **about: Any) -> None:
+    def took(event: str, duration_secs: float, **about: Any) -> None:
         if event == _COMPILED:
             function = re.sub(r"^\w+\((.*)\)$", r"\1", str(about.get("fun_name", "?")))
-            self.found.append((function, duration_secs, not getattr(self.hit, "now", False)))
-            self.hit.now = False
+            found.append((function, duration_secs, not getattr(hit, "now", False)))
+            hit.now = False
 
-
-@contextlib.contextmanager
-def _events() -> Generator[_Events]:
-    events = _Events()
-    jax.monitoring.register_event_listener(events.happened)
-    jax.monitoring.register_event_duration_secs_listener(events.took)
+    jax.monitoring.register_event_listener(happened)
+    jax.monitoring.register_event_duration_secs_listener(took)
     try:
-        yield events
+        yield found
     finally:
-        jax.monitoring.unregister_event_listener(events.happened)
-        jax.monitoring.unregister_event_duration_listener(events.took)
+        jax.monitoring.unregister_event_listener(happened)
+        jax.monitoring.unregister_event_duration_listener(took)
 
 
 @contextlib.contextmanager
@@ -158,16 +152,16 @@ def _folder(run_dir: str | Path | None) -> Generator[Path]:
         remove()
 
 
-def _compiled(events: _Events) -> list[Compiled]:
+def _compiled(events: list[tuple[str, float, bool]]) -> list[Compiled]:
     analyzed: dict[str, list[tuple[Any, float | None]]] = {}
     for executable in get_backend().live_executables():
         # Match by the letters that both names share: jit(<lambda>) is the module jit__lambda.
         name = _letters(executable.hlo_modules()[0].name.removeprefix("jit_"))
         analyzed.setdefault(name, []).append(_analysis(executable))
-    names = dict.fromkeys(name for name, _, _ in events.found)
+    names = dict.fromkeys(name for name, _, _ in events)
     made = []
     for name in names:
-        seconds = [(took, missed) for found, took, missed in events.found if found == name]
+        seconds = [(took, missed) for found, took, missed in events if found == name]
         known = analyzed.get(_letters(name), [])
         memory = max((memory for memory, _ in known if memory is not None), key=lambda m: m[-1], default=(None,) * 4)
         flops = max((flops for _, flops in known if flops is not None), default=None)

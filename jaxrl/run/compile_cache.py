@@ -133,22 +133,10 @@ def _processor(threads: int) -> str:
 
 
 def _make_usable(folder: Path) -> None:
-    """Make the folder, and delete damaged entries and those beyond the size limit.
+    """Make the folder, writable only by this user, and delete damaged entries and those beyond the size limit.
 
     Raises:
-      OSError: it cannot be used, for the reasons of `_make_private`, or its disk is almost full.
-    """
-    _make_private(folder)
-    _discard_damaged(folder)
-    if (free := shutil.disk_usage(folder).free) < _LEAST_FREE_BYTES:
-        raise OSError(f"only {free // 2**20} MB are free there")
-
-
-def _make_private(folder: Path) -> None:
-    """Make the folder, writable only by this user.
-
-    Raises:
-      OSError: it cannot be made or written to, or others can write to it.
+      OSError: it cannot be made or written to, others can write to it, or its disk is almost full.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     found = folder.stat()
@@ -156,6 +144,9 @@ def _make_private(folder: Path) -> None:
         raise PermissionError("others than this user can write to it, and compiled programs are run as they are")
     with tempfile.TemporaryFile(dir=folder):
         pass
+    _discard_damaged(folder)
+    if (free := shutil.disk_usage(folder).free) < _LEAST_FREE_BYTES:
+        raise OSError(f"only {free // 2**20} MB are free there")
 
 
 def _discard_damaged(folder: Path) -> None:

@@ -42,7 +42,7 @@ class Policy:
     """
 
     def __init__(self, algo: Algorithm, actor: ActorState, spec: EnvSpec, env: Environment | HostRecipe | None = None):
-        self._algo, self._actor, self._spec, self._env = algo, actor, spec, env
+        self.algo, self.actor, self.spec, self.env = algo, actor, spec, env
         self.acting = on_one_device((algo, actor))
         leaves, structure = jax.tree.flatten(self.acting)
         # Flat, so that a call neither traverses these trees nor compares the settings in them.
@@ -57,31 +57,15 @@ class Policy:
             if native.differs(spec.observation_space, spec.native.observation):
                 self._read = native.reader(spec.observation_space, spec.native.observation, spec.name)
 
-    @property
-    def algo(self) -> Algorithm:
-        return self._algo
-
-    @property
-    def actor(self) -> ActorState:
-        return self._actor
-
-    @property
-    def spec(self) -> EnvSpec:
-        return self._spec
-
-    @property
-    def env(self) -> Environment | HostRecipe | None:
-        return self._env
-
     def __repr__(self) -> str:
         return f"Policy({type(self.algo).__name__} on {self.spec.name})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         instead = "save the run (run_dir=, or result.save(path)), and jaxrl.load(path) in the other process"
-        return _unpickled, (dumped(repr(self), (self._algo, self._actor, self._spec), instead),)
+        return _unpickled, (dumped(repr(self), (self.algo, self.actor, self.spec), instead),)
 
     def __copy__(self) -> "Policy":
-        return Policy(self._algo, self._actor, self._spec, self._env)
+        return self
 
     @checked(batch={"low": 0})
     def initial_carry(self, batch: int | None = None) -> Memory:
@@ -137,7 +121,7 @@ class Policy:
           ConfigError: the observation's shape or dtype differs from that of the training environment, it is outside a
             space of integers that does not begin at 0, or another argument does not fit it.
         """
-        space = self._spec.observation_space
+        space = self.spec.observation_space
         observation = native.named_parts(space, observation)
         batch = checked_batch(observation, space)
         in_jax = any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(observation))
@@ -151,7 +135,7 @@ class Policy:
         beginning = self._beginning(batch)
         carry = beginning if carry is None else _checked_carry(carry, beginning, batch)
         if batch == 0:
-            action = jax.tree.map(lambda x: x[:0], no_action(self._spec, 1))
+            action = jax.tree.map(lambda x: x[:0], no_action(self.spec, 1))
         else:
             action, carry = (self._one if batch is None else self._many)(
                 self._leaves,
@@ -159,7 +143,7 @@ class Policy:
                 carry,
                 _per_entry("first", first, bool, batch),
                 _per_entry("reward", reward, np.float32, batch),
-                _checked_mask(action_mask, self._spec.action_space, batch),
+                _checked_mask(action_mask, self.spec.action_space, batch),
                 None if key is None else _checked_key(key),
             )
         if in_jax:

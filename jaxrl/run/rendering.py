@@ -79,20 +79,20 @@ def render(
     seed = checked_seed("seed", seed)
     check_spaces(policy.spec, env)
     path = _checked_path(f"episode{suffix_of(env)}" if path is None else path, env)
-    if not isinstance(env, Environment):
-        frames, per_second = _host_episode(policy, env, seed, max_steps, explore)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write(path, frames, per_second)
-        return path
-    base, drawing = unwrapped(env), _drawing(env)
-    views, returns = _episode(policy, env, drawing, seed, max_steps, explore)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if drawing is _BRAX:
-        with files.replacing(path) as file:
-            file.write(f"{_brax_page(base, views)}\n<!-- {ownership.MARK} -->\n")
-    else:
+    if isinstance(env, Environment):
+        drawing = _drawing(env)
+        views, returns = _episode(policy, env, drawing, seed, max_steps, explore)
+        if drawing is _BRAX:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with files.replacing(path) as file:
+                file.write(f"{_brax_page(unwrapped(env), views)}\n<!-- {ownership.MARK} -->\n")
+            return path
         frames = [_captioned(drawing.draw(v), n, returns[n]) for n, v in enumerate(views)]
-        _write(path, frames, drawing.frames_per_second)
+        per_second = drawing.frames_per_second
+    else:
+        frames, per_second = _host_episode(policy, env, seed, max_steps, explore)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (_write_mp4 if path.suffix.lower() == ".mp4" else _write_gif)(path, frames, per_second)
     return path
 
 
@@ -240,10 +240,6 @@ def _captioned(frame: np.ndarray, step: int, episode_return: float) -> Image.Ima
     picture.paste(Image.fromarray(np.ascontiguousarray(frame)), (0, 0))
     ImageDraw.Draw(picture).text((3, height + 2), f"step {step}   return {episode_return:.4g}", (60, 60, 60))
     return picture
-
-
-def _write(path: Path, frames: list[Image.Image], per_second: float) -> None:
-    (_write_mp4 if path.suffix.lower() == ".mp4" else _write_gif)(path, frames, per_second)
 
 
 def _av():

@@ -1,5 +1,6 @@
 """The status of a run, finished or not, from its files only. Nothing here imports JAX."""
 
+import contextlib
 import math
 import os
 import re
@@ -16,16 +17,8 @@ _NUMBERS = ("total_steps", "steps_per_second", "wall_seconds", "session_steps", 
 
 def is_finished(path: str | os.PathLike) -> bool:
     """Return whether a run has written its result and was not started again since; works across machines."""
-    path = files.expand(path)
-    result, lock = path / "result.json", path / ".lock"
-    try:
-        # The lock file is written whenever a run starts. Its time and the result's are less reliable: clocks are set.
-        start = _START.search(_read_lock(lock))
-        if start is not None:
-            return read_result(path).get("start") == start[1]
-        return result.stat().st_mtime_ns >= lock.stat().st_mtime_ns
-    except OSError:
-        return False
+    start = _START.search(_read_lock(path))  # written whenever a run starts
+    return start is not None and read_result(path).get("start") == start[1]
 
 
 def is_of_launch(path: str | os.PathLike, launch: str) -> bool:
@@ -35,16 +28,14 @@ def is_of_launch(path: str | os.PathLike, launch: str) -> bool:
       path: the directory.
       launch: the `start` of its `Place`.
     """
-    try:
-        found = _LAUNCH.search(_read_lock(files.expand(path) / ".lock"))
-    except OSError:
-        return False
+    found = _LAUNCH.search(_read_lock(path))
     return found is not None and found[1] == launch
 
 
-def _read_lock(lock):
-    with files.open_to_read(lock) as file:
+def _read_lock(path):
+    with contextlib.suppress(OSError), files.open_to_read(files.expand(path) / ".lock") as file:
         return file.read(400).decode(errors="replace")
+    return ""
 
 
 def read_result(path: str | os.PathLike) -> dict[str, Any]:

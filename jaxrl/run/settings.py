@@ -12,9 +12,11 @@ from jaxrl.algos.base import Readable, as_algorithm, field_problems
 from jaxrl.core import files, limits
 from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError
+from jaxrl.core.host_types import only_instance
 from jaxrl.core.limits import checked_seed, number_problems, seed_problems
 from jaxrl.core.matching import space_problems
 from jaxrl.core.resources import Resources
+from jaxrl.core.resources import problems as resources_problems
 from jaxrl.core.types import Algorithm, Environment, EnvSpec, NativeRecipe, env_spec, num_agents
 from jaxrl.data.dataset import load_dataset
 from jaxrl.envs.configs import to_config
@@ -26,7 +28,6 @@ from jaxrl.run.callbacks import run_callbacks
 from jaxrl.run.evaluation import EPISODES, default_episodes, episodes_problems
 from jaxrl.run.loggers import Logger
 from jaxrl.run.recorder import Record
-from jaxrl.run.topologies import instance_problems, recording_problems, resource_problems
 
 _DATASET_FRACTION = 0.5  # of every batch, if not set
 # Names of the maximum episode length among the parameters of environments and `TimeLimit`.
@@ -112,10 +113,6 @@ class RunSettings:
             config["native"] = encode(self.env.native)
         return config | {name: dict(part) for name, part in parts.items() if part is not None}
 
-    def count_problems(self) -> list[str]:
-        """Explain which counts are not whole numbers, or too small; one line each."""
-        return limits.training_problems(**{name: getattr(self, name) for name in limits.LEAST})
-
     def prepared(self) -> "RunSettings":
         """Return the settings with names resolved to objects and a topology chosen.
 
@@ -125,7 +122,8 @@ class RunSettings:
           ConfigError: settings do not fit; lists all of them.
         """
         algo = as_algorithm(self.algo)
-        problems = field_problems(algo) + self.count_problems()
+        problems = field_problems(algo)
+        problems += limits.training_problems(**{name: getattr(self, name) for name in limits.LEAST})
         run_dir = None if self.run_dir is None else files.expand(self.run_dir)
         try:
             dataset = load_dataset(self.dataset) if isinstance(self.dataset, str) else self.dataset
@@ -155,7 +153,7 @@ class RunSettings:
         problems += [f"eval_env: {line}" for line in space_problems(eval_env, env, trained)]
         if not is_evaluator():  # an evaluator has other cores
             acting = None if offline else env
-            problems += resource_problems(self.resources, topology, acting, self.async_evaluation)
+            problems += _resource_problems(self.resources, topology, acting, self.async_evaluation)
         problems += dataset_problems(algo, env_spec(env), fraction, dataset=has_dataset)
         if problems:
             raise ConfigError(problems)
@@ -172,8 +170,8 @@ class RunSettings:
         """
         topology = self.topology.resolve(self.algo, num_agents(self.env))
         algo = self.algo.resolve(env_spec(self.env), topology.batch_envs or 0)
-        problems = instance_problems(self.acting_env, self.eval_env, topology, self.video_every)
-        if problems := problems + recording_problems(self.record, topology):
+        problems = _instance_problems(self.acting_env, self.eval_env, topology, self.video_every)
+        if problems := problems + _recording_problems(self.record, topology):
             raise ConfigError(problems)
         episodes = self.evaluation_episodes
         episodes = default_episodes(self.eval_env) if episodes is None else episodes
@@ -206,6 +204,45 @@ def _resolved_fraction(fraction, algo, dataset, offline):
     if not dataset or (separate and not offline):  # the dataset has a separate source
         return 0.0, problems
     return 1.0 if offline else _DATASET_FRACTION if fraction is None else fraction, problems
+
+
+def _instance_problems(env, played, topology, video_every):
+    """Return one line for each problem with environments that exist as a single instance."""
+    trained, evaluated = (None if one is None else only_instance(one) for one in (env, played))
+    problems = []
+    if trained is not None:
+        fix = f"pass the class {type(trained.unwrapped).__name__}, or a function that makes one"
+        one = f"{env.name} is one environment, whose spec does not say how to make another"
+        if (num_envs := topology.num_envs or 0) > 1:
+            problems.append(f"num_envs={num_envs}: {one}; {fix}: lambda: {type(trained.unwrapped).__name__}(...)")
+        if not topology.in_process:
+            problems.append(f"remote: {one} in another process; {fix}")
+        if evaluated is not None and evaluated.unwrapped is trained.unwrapped:
+            problems.append(f"{one}, and evaluation needs one of its own; pass eval_env=, or {fix.partition(' ')[2]}")
+    if evaluated is not None and video_every is not None:
+        problems.append(
+            f"video_every={video_every}: {played.name} is one environment, and videos need one of their own"
+        )
+    return problems
+
+
+def _recording_problems(record, topology):
+    """Return one line for each problem with recording the episodes of a run."""
+    if record is None or topology.batch_envs == topology.num_envs:
+        return []
+    some = f"{topology.batch_envs} of the {topology.num_envs} environments"
+    why = f"every batch holds the rollouts of {some}, and an episode's would not be one after another"
+    return [f"record: {why}; use learner_batch=None, or do not record"]
+
+
+def _resource_problems(resources, topology, env, async_evaluation):
+    """Return one line for each problem with `resources` in this run."""
+    if resources is None:
+        return []
+    if not isinstance(resources, Resources):
+        return [f"resources={resources!r:.80} are none; pass jaxrl.Resources(...)"]
+    absent = {} if async_evaluation else {"evaluator": "evaluations are the learner's, without async_evaluation=True"}
+    return resources_problems(resources, absent | topology.absent_resources(env), topology.worker_processes(env))
 
 
 # --- notes for the user --------------------------------------------------------------------------------------------

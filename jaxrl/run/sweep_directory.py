@@ -97,7 +97,7 @@ def check_same(path: str | os.PathLike, configs: Sequence[Mapping[str, Any]], se
     """
     if not is_sweep(path):
         return
-    record = _read(files.expand(path))
+    record = _read(path)
     if [record.get("configs"), record.get("seeds")] != files.as_read_back([list(configs), list(seeds)]):
         raise RunDirectoryError(
             f"{path} holds the results of another sweep; use another directory, or overwrite=True (--overwrite) to "
@@ -159,7 +159,7 @@ def read_origin(path: str | os.PathLike) -> dict[str, Any]:
     Raises:
       RunDirectoryError: `path` contains no readable sweep.
     """
-    found = _read(files.expand(path)).get("origin")
+    found = _read(path).get("origin")
     return found if isinstance(found, dict) else {}
 
 
@@ -169,9 +169,10 @@ def read_call(path: str | os.PathLike) -> dict[str, Any]:
     Raises:
       RunDirectoryError: the record of the sweep cannot be read.
     """
-    found = _read(files.expand(path)) if is_sweep(path) else {}
-    known = {name: found[name] for name in OF_THE_CALL if is_number(found.get(name))}
-    return known | ({"origin": read_origin(path)} if found else {})
+    if not is_sweep(path):
+        return {}
+    found = _read(path)
+    return {name: found[name] for name in OF_THE_CALL if is_number(found.get(name))} | {"origin": read_origin(path)}
 
 
 def read_lineage(path: str | os.PathLike) -> Lineage | None:
@@ -180,7 +181,7 @@ def read_lineage(path: str | os.PathLike) -> Lineage | None:
     Raises:
       RunDirectoryError: the record of the sweep cannot be read.
     """
-    found = _read(files.expand(path)).get("lineage") if is_sweep(path) else None
+    found = _read(path).get("lineage") if is_sweep(path) else None
     try:
         return None if found is None else Lineage.from_json(found)
     except (LookupError, TypeError, ValueError, OverflowError) as error:
@@ -265,11 +266,12 @@ def _best_of_search(path: Path) -> Path:
     return best
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: str | os.PathLike) -> dict[str, Any]:
+    file = files.expand(path) / SWEEP
     try:
-        record = files.read_json(path / SWEEP)
+        record = files.read_json(file)
     except (OSError, ValueError) as error:
-        raise RunDirectoryError(f"{path / SWEEP} cannot be read: {error}") from error
+        raise RunDirectoryError(f"{file} cannot be read: {error}") from error
     if not isinstance(record, dict) or record.get("format") != _FORMAT or isinstance(record["format"], bool):
-        raise RunDirectoryError(f"{path / SWEEP} is no record of a sweep that this jaxrl reads")
+        raise RunDirectoryError(f"{file} is no record of a sweep that this jaxrl reads")
     return record

@@ -73,10 +73,7 @@ class TargetReport:
         Raises:
           KeyError: there is no such program.
         """
-        by_name = {program.name: program for program in self.programs}
-        if name not in by_name:
-            raise KeyError(f"no program {name!r}; there are {', '.join(by_name)}")
-        return by_name[name]
+        return {program.name: program for program in self.programs}[name]
 
     def __str__(self) -> str:
         plural = "s" if self.devices > 1 else ""

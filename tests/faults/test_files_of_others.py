@@ -152,7 +152,7 @@ OUTPUTS = {
     "a.svg": lambda out: plot_run([{"step": 1}], out),
     "report.html": lambda out: report([old_runs() / "sebulba"], out),
     "rows.jsonl": lambda out: JSONLLogger(out).write(1, {"a": 1.0}),
-    "a.gif": lambda out: rendering._write(rendering._checked_path(out, ENV), [Image.new("RGB", (8, 8))], 20),
+    "a.gif": lambda out: rendering._write_gif(rendering._checked_path(out, ENV), [Image.new("RGB", (8, 8))], 20),
     "evaluations.jsonl": lambda out: next(follow(old_runs(), out=out)),
     "policy.npz": lambda out: export_policy(old_runs(), out, to="numpy"),
     "policy.py": lambda out: export_policy(old_runs(), out.with_suffix(".npz"), to="numpy"),
