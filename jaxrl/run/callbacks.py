@@ -107,25 +107,11 @@ class FunctionCallback:
         del state
 
 
-@dataclasses.dataclass(frozen=True)
-class StopAtReturn:
+class StopAtReturn(FunctionCallback):
     """A callback that stops when an evaluation's mean return reaches `target`; made by `train(target_return=...)`."""
 
-    target: float
-
-    @property
-    def name(self) -> str:
-        return TARGET_RETURN
-
-    def __call__(self, moment: Moment) -> Decision | None:
-        reached = moment.score is not None and moment.score >= self.target
-        return Decision(stop=TARGET_RETURN) if reached else None
-
-    def state_dict(self) -> Mapping[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        del state
+    def __init__(self, target: float):
+        super().__init__(lambda moment: not (moment.score is not None and moment.score >= target), TARGET_RETURN)
 
 
 class Callbacks:
@@ -142,6 +128,7 @@ class Callbacks:
             raise ConfigError(f"two callbacks are called {', '.join(twice)}; give each a name of its own")
         self._env: Environment | None = None  # the training environment, if a callback changed it
         self._stopped: list[str] = []  # names of the callbacks that stopped the run
+        self._restored: Mapping[str, Any] = {}  # the state of a resumed run
 
     def __bool__(self) -> bool:
         return bool(self._callbacks)
@@ -162,19 +149,19 @@ class Callbacks:
             stop = stop or decision.stop
             metrics |= {f"callback/{name}": float(value) for name, value in decision.metrics.items()}
             if decision.env is not None:
-                env = _same_form(callback.name, moment.env, decision.env)
+                env = _same_form(f"callback {callback.name}", moment.env, decision.env)
         changed = None if env is moment.env else env
         self._env = changed or self._env
         return Decision(stop, changed, metrics)
 
-    def stop_reason(self, moment: Moment, record: Mapping[str, Any], due: bool) -> str | None:
+    def stop_reason(self, moment: Moment, due: bool) -> str | None:
         """Return why a run resumed here stops at once, or None if it continues.
 
         Callbacks that stopped the run here decide again, and so do callbacks that the run did not have before, if they
         are due. The others were called here before the checkpoint was saved and are not called twice, except for the
         target return, which may have changed.
         """
-        states, stopped = record.get("states", {}), record.get("stopped", ())
+        states, stopped = self._restored.get("states", {}), self._restored.get("stopped", ())
         new = [one for one in self._callbacks if one.name not in states or isinstance(one, StopAtReturn)]
         deciding = [one for one in self._callbacks if one.name in stopped or (due and one in new)]
         decisions = [_decision(callback.name, callback(moment)) for callback in deciding]
@@ -201,7 +188,7 @@ class Callbacks:
         Raises:
           CheckpointError: the saved state does not fit.
         """
-        states, set_by_callback = record.get("states", {}), record.get("env")
+        self._restored, states, set_by_callback = record, record.get("states", {}), record.get("env")
         fits = isinstance(states, dict) and isinstance(record.get("stopped", []), list)
         if not fits or not isinstance(set_by_callback, list | None):
             raise CheckpointError("the manifest of the checkpoint keeps nothing of callbacks that could be read")
@@ -217,15 +204,15 @@ class Callbacks:
                     ) from error
         if set_by_callback is None:
             return None
-        leaves, structure = jax.tree.flatten(env)
-        if env is None or len(leaves) != len(set_by_callback):
-            raise CheckpointError("the checkpoint keeps an environment of another structure, which a callback had set")
         try:
             check_sizes(set_by_callback)
-            found = [_restored_leaf(old, decode(now)) for old, now in zip(leaves, set_by_callback, strict=True)]
+            found = [decode(leaf) for leaf in set_by_callback]
+            if others := [leaf for leaf in found if not isinstance(leaf, bool | int | float | np.ndarray)]:
+                raise TypeError(f"a leaf is a {type(others[0]).__name__}")
+            new = jax.tree.unflatten(jax.tree.structure(env), found)
+            self._env = _same_form("a callback that had set it", env, new)
         except (ConfigError, OverflowError, TypeError, ValueError) as error:
             raise CheckpointError(f"the checkpoint keeps an environment that does not fit: {error!s:.200}") from error
-        self._env = jax.tree.unflatten(structure, found)
         return self._env
 
 
@@ -241,7 +228,7 @@ def as_callbacks(callbacks: Sequence[Callback | Callable[[Moment], Decision | bo
     for place, one in enumerate(callbacks):
         if isinstance(one, Callback) and not isinstance(one, type):
             found.append(one)
-        elif isinstance(one, type) or not callable(one) or _has_methods(one):
+        elif isinstance(one, type) or not callable(one) or hasattr(one, "state_dict"):  # more than a function
             raise ConfigError(
                 f"callbacks[{place}]={one!r:.80} is no callback: pass a function of a Moment, or an "
                 "object with name, __call__, state_dict and load_state_dict"
@@ -263,11 +250,6 @@ def run_callbacks(
     """
     stops = [] if target_return is None else [StopAtReturn(target_return)]
     return Callbacks([*stops, *as_callbacks(callbacks)])
-
-
-def _has_methods(one):
-    """Return whether an object has methods for state, so that it is more than a function."""
-    return hasattr(one, "state_dict") or hasattr(one, "load_state_dict")
 
 
 def _decision(name: str, answer: Any) -> Decision:
@@ -298,29 +280,16 @@ def _is_number(value: Any) -> bool:
     return not isinstance(value, str)
 
 
-def _same_form(name: str, env: Environment | None, new: Environment) -> Environment:
+def _same_form(who: str, env: Environment | None, new: Environment) -> Environment:
     """Return `new` with the types of `env`, so that the program stays the same."""
     if env is None:
-        raise ConfigError(f"callback {name} gives an environment, but those of this run are on the host")
+        raise ConfigError(f"{who} gives an environment, but those of this run are on the host")
     if jax.tree.structure(env) != jax.tree.structure(new):
-        raise ConfigError(f"callback {name} gives an environment of another structure; change its leaves alone")
+        raise ConfigError(f"{who} gives an environment of another structure; change its leaves alone")
     shapes = [(jnp.shape(a), jnp.shape(b)) for a, b in zip(jax.tree.leaves(env), jax.tree.leaves(new), strict=True)]
     if wrong := [f"{before} -> {after}" for before, after in shapes if before != after]:
-        raise ConfigError(f"callback {name} changes the shape of the environment's leaves: {', '.join(wrong)}")
+        raise ConfigError(f"{who} changes the shape of the environment's leaves: {', '.join(wrong)}")
     return jax.tree.map(_like, env, new)
-
-
-def _restored_leaf(old, new):
-    """Return a leaf read from a file as an array of the type of `old`.
-
-    Raises:
-      TypeError, ValueError: it is not numeric, or has another shape.
-    """
-    if not isinstance(new, bool | int | float | np.ndarray):
-        raise TypeError(f"a leaf is a {type(new).__name__}")
-    if np.shape(new) != jnp.shape(old):
-        raise ValueError(f"a leaf has shape {np.shape(new)}, and that of the environment {jnp.shape(old)}")
-    return _like(old, new)
 
 
 def _like(old, new):

@@ -99,20 +99,8 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     @property
-    def metrics_csv(self) -> Path:
-        return self.path / "metrics.csv"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
-
-    @property
-    def learning_curve(self) -> Path:
-        return self.path / "learning_curve.png"
 
     @property
     def result(self) -> Path:
@@ -229,17 +217,13 @@ def read_config(path: str | os.PathLike) -> dict[str, Any]:
 
 def close_runs(path: str | os.PathLike) -> list[Path]:
     """Return directories of runs and sweeps whose paths are close to a missing one, the closest first."""
-    there, missing = files.expand(path), []
+    there = missing = files.expand(path)
     while not there.is_dir() and there.name:
-        missing.insert(0, there.name)
         there = there.parent
-    found = [there]
-    for place, name in enumerate(missing):
-        inner = {one.name.lower(): one for folder in found for one in _folders(folder)}
-        if place == len(missing) - 1:
-            inner = {key: one for key, one in inner.items() if _is_run(one)}
-        found = [inner[key] for key in difflib.get_close_matches(name.lower(), inner, n=3, cutoff=0.6)]
-    return found if missing else []
+    names = missing.relative_to(there).parts
+    folders = itertools.islice(there.glob("/".join("*" for _ in names)), _MOST_FOLDERS) if names else ()
+    runs = {str(one.relative_to(there)).lower(): one for one in folders if _is_run(one)}
+    return [runs[name] for name in difflib.get_close_matches("/".join(names).lower(), runs, n=3, cutoff=0.6)]
 
 
 def _why_none(path: Path) -> str:
@@ -251,15 +235,9 @@ def _why_none(path: Path) -> str:
         return "there is no such folder" + (f"; did you mean {close}?" if close else "")
     if list(path.glob("program-*/config.json")):
         return "it holds a sweep that has not ended; the same command goes on there"
-    runs = [folder for folder in _folders(path) if _is_run(folder)]
+    runs = sorted(filter(_is_run, path.glob("*")))
     several = f", such as {runs[0]}" if runs else ""
     return "it has no config.json" + (f"; {len(runs)} runs are in it{several}" if runs else "")
-
-
-def _folders(path: Path) -> list[Path]:
-    with contextlib.suppress(OSError):
-        return sorted(one for one in itertools.islice(path.iterdir(), _MOST_FOLDERS) if one.is_dir())
-    return []
 
 
 def _is_run(path: Path) -> bool:
@@ -302,15 +280,12 @@ def with_new_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
     These are new fields of its algorithms, networks and topologies, at its top level or below `sweep` and `tune`.
     """
-    filled = {**config, **{name: with_new_fields(config[name]) for name in ("sweep", "tune") if _is_dict(config, name)}}
+    below = (name for name in ("sweep", "tune") if isinstance(config.get(name), dict))
+    filled = {**config, **{name: with_new_fields(config[name]) for name in below}}
     for name in ("algorithm", "topology"):
         with contextlib.suppress(ConfigError, KeyError):  # values that cannot be read back are compared as written
             filled[name] = encode(decode(config[name]))
     return filled
-
-
-def _is_dict(config: Mapping[str, Any], name: str) -> bool:
-    return isinstance(config.get(name), dict)
 
 
 def _check_name(path: Path) -> None:

@@ -1,18 +1,21 @@
 """The evaluations of a run: compiled in the background, played, logged and saved with its checkpoints."""
 
+import dataclasses
 import functools
-from collections.abc import Callable
+import warnings
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxrl.core import resources
+from jaxrl.core.errors import JaxrlError
 from jaxrl.core.run_state import RunState
 from jaxrl.core.types import ActorState, Algorithm, Environment
+from jaxrl.envs.host.watchdog import GOODBYE
 from jaxrl.parallel.mesh import local
 from jaxrl.parallel.multihost import distributed
 from jaxrl.parallel.program import Program
-from jaxrl.run.async_evaluation import Evaluator
 from jaxrl.run.background import BackgroundTask
 from jaxrl.run.evaluation import MAX_STEPS, Evaluation, compile_evaluation, evaluate
 from jaxrl.run.journal import Journal
@@ -22,124 +25,182 @@ from jaxrl.run.saving import Saver
 from jaxrl.run.schedule import Schedule
 from jaxrl.run.settings import RunSettings
 from jaxrl.run.signals import Signals
-from jaxrl.run.videos import Videos
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Evaluations:
-    """The evaluations of a run, and its videos.
+    """The evaluations of a run, one at a time, and its videos.
+
+    With `async_evaluation`, an evaluation runs in a thread while training continues, and its outcome is known once it
+    is collected, when the next one is due.
 
     Args:
       settings: resolved settings of the run.
       program: the training program.
       algo, env: the algorithm and the evaluation environment, on the program's devices.
       schedule, saver, journal, signals: parts of the run.
-      videos: the writer of videos, or None.
+      background: tasks under way; "evaluation" compiles the first one.
       max_steps: step limit of an episode.
+
+    Attributes:
+      in_thread: whether evaluations run in a thread.
+      latest: the newest evaluation of this session, or None.
+      scores: the mean return by step, of all sessions; NaN where no episode ended.
     """
 
-    def __init__(
-        self,
-        settings: RunSettings,
-        program: Program,
-        algo: Algorithm,
-        env: Any,
-        *,
-        schedule: Schedule,
-        saver: Saver,
-        journal: Journal,
-        signals: Signals,
-        videos: Videos | None = None,
-        max_steps: int = MAX_STEPS,
-    ):
-        self.evaluator = Evaluator(self._play, self._write, in_thread=settings.async_evaluation)
-        self.save_at_rest: Callable[[], None] | None = None
-        self._settings, self._layout, self._algo, self._env = settings, program.layout, algo, env
-        self._schedule, self._saver, self._journal, self._laps = schedule, saver, journal, journal.laps
-        self._signals, self._videos, self._max_steps = signals, videos, max_steps
+    settings: RunSettings
+    program: Program
+    algo: Algorithm
+    env: Any
+    schedule: Schedule
+    saver: Saver
+    journal: Journal
+    signals: Signals
+    background: dict[str, BackgroundTask]
+    max_steps: int = MAX_STEPS
+
+    def __post_init__(self):
+        self.in_thread = self.settings.async_evaluation
+        self.latest: Evaluation | None = None
+        self.scores: dict[int, float] = {}
+        self._step, self._log = 0, True
+        self._task: BackgroundTask | None = None
+        self._laps = self.journal.laps
 
     def compile(self, learner: Any) -> None:
         """Compile the first evaluation from the shapes of a learner state; may be called in another thread."""
-        progress, sharding = self._layout.place(np.float32(0.0)), jax.tree.leaves(learner)[0].sharding
-        policy_at.lower(self._algo, learner, progress).compile()
+        progress, sharding = self.program.layout.place(np.float32(0.0)), jax.tree.leaves(learner)[0].sharding
+        policy_at.lower(self.algo, learner, progress).compile()
         algo, actor = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            policy_at.eval_shape(self._algo, learner, progress),
+            policy_at.eval_shape(self.algo, learner, progress),
         )
-        settings = self._settings
+        settings = self.settings
         seed, episodes, explore = settings.seed, settings.evaluation_episodes, settings.explore_in_evaluation
-        compile_evaluation(algo, actor, self._env, self._layout.spec, seed=seed, episodes=episodes, explore=explore)
+        compile_evaluation(
+            algo, actor, self.env, self.program.layout.spec, seed=seed, episodes=episodes, explore=explore
+        )
 
     @property
     def are_compiled_before(self) -> bool:
         """True if `compile` prepares the first evaluation."""
-        return isinstance(self._env, Environment) and not self.evaluator.in_thread
+        return isinstance(self.env, Environment) and not self.in_thread
 
-    def begin(self, state: RunState, done: int, compiling: BackgroundTask | None = None, *, log: bool = True) -> None:
+    def begin(self, state: RunState, done: int, *, log: bool = True) -> None:
         """Evaluate the policy after `done` iterations, or begin to, if evaluations run in a thread.
+
+        A thread plays on a device of this process that does not learn, if there is one.
 
         Args:
           state: state of the run after these iterations.
           done: number of iterations.
-          compiling: a task to wait for first.
           log: log the outcome, unless the run has one at this step already.
+
+        Raises:
+          Exception: the error of an evaluation that was waited for.
         """
         self._laps.lap("other")
-        step = done * self._schedule.rows
-        self.save_at_rest = None
-        if not (self.evaluator.in_thread or distributed.is_several()):
-            self.save_at_rest = functools.partial(self._saver.save_at_rest, step, state)
-        with self._signals.at_rest(self.save_at_rest):
-            if compiling is not None:
+        self._step, self._log, save = done * self.schedule.rows, log, None
+        if not (self.in_thread or distributed.is_several()):
+            save = functools.partial(self.saver.save_at_rest, self._step, state)
+        with self.signals.at_rest(save):
+            if (compiling := self.background.pop("evaluation", None)) is not None:
                 compiling.wait()
-        self._laps.lap("compile")
-        algo, actor = self._acting(state, done)
-        if self._saver.checkpointer is not None and self.evaluator.in_thread:
-            self._saver.checkpointer.awaiting = step
-        self.evaluator.begin(step, algo, actor, list(self._layout.mesh.devices.flat), log=log)
+            self._laps.lap("compile")
+            acting = self._acting(state, done)
+            outcome = None if self.in_thread else self._play(*acting)
+        if outcome is not None:
+            self._end(outcome)
+        else:
+            if self.saver.checkpointer is not None:
+                self.saver.checkpointer.awaiting = self._step
+            learning = list(self.program.layout.mesh.devices.flat)
+            if spare := [device for device in jax.local_devices() if device not in learning]:
+                acting = jax.device_put(acting, spare[-1])
+            with resources.on("evaluator"):
+                self._task = BackgroundTask(functools.partial(self._play, *acting), "evaluator")
         self._laps.lap("evaluate")
 
+    def look(self) -> None:
+        """Raise the error of the evaluation in progress, if it failed; do not wait."""
+        if self._task is not None and self._task.error is not None:
+            self.collect()
+
     def collect(self) -> None:
-        """Wait for the evaluation that was begun in a thread, if there is one."""
-        self.evaluator.collect()
+        """Wait for the evaluation that was begun in a thread, if there is one.
+
+        Raises:
+          Exception: the error of the evaluation.
+        """
+        task, self._task = self._task, None
+        if task is not None:
+            self._end(task.result())
         self._laps.lap("evaluate")
+
+    def close(self) -> None:
+        """Wait a few seconds for an evaluation that will not be collected; abandon a thread that hangs."""
+        if self._task is not None:
+            self._task.wait(GOODBYE)
+
+    def score_at(self, step: int) -> float | None:
+        """Return the mean return of the evaluation that counts at `step`, or None.
+
+        It is the evaluation of `step` itself or, if evaluations run in a thread, the one before: a run that was killed
+        and resumed then ends where an uninterrupted one does.
+        """
+        counts = [at for at in self.scores if (at < step if self.in_thread else at == step)]
+        return self.scores[max(counts)] if counts else None
 
     def is_lacking(self, done: int) -> bool:
         """Return whether an evaluation was due after `done` iterations but was not logged; all processes agree."""
-        schedule = self._schedule
+        schedule = self.schedule
         due = done <= schedule.iterations and schedule.evaluates(done)
-        return distributed.from_leader("unevaluated", due and done * schedule.rows not in self.evaluator.scores)
+        return distributed.from_leader("unevaluated", due and done * schedule.rows not in self.scores)
 
     def film(self, state: RunState, done: int) -> None:
-        """Write a video, in the first process."""
+        """Write a video of the evaluations' first episode, in the first process; a failure only warns."""
+        if self.saver.directory is None:
+            return
+        from jaxrl.run import rendering  # most runs draw nothing
+
+        step, settings = done * self.schedule.rows, self.settings
+        path = self.saver.directory.path / "videos" / f"{step:012d}{rendering.suffix_of(settings.eval_env)}"
         algo, actor = self._acting(state, done)
-        if self._videos is not None and self._saver.directory is not None:
-            policy, step = Policy(algo, actor, self._layout.spec), done * self._schedule.rows
-            video = self._videos.write(self._saver.directory.path, step, policy)
-            if video is not None and video.suffix == ".gif":  # pages are for browsers
-                self._journal.show_video(step, video)
+        policy, how = Policy(algo, actor, self.program.layout.spec), settings.explore_in_evaluation
+        try:
+            rendering.render(policy, settings.eval_env, path, seed=settings.seed, explore=how)
+        except (OSError, JaxrlError) as error:
+            warnings.warn(f"no video at step {step}: {error}", RuntimeWarning, stacklevel=2)
+            return
+        if path.suffix == ".gif":  # pages are for browsers
+            self.journal.show_video(step, path)
 
     def _acting(self, state, done):
         """Return the algorithm and its actor state; every process plays by itself, on one of its devices."""
-        progress = self._layout.place(np.float32(min(done / self._schedule.iterations, 1.0)))
-        return policy_at(*local((self._algo, state.learner, progress)))
+        progress = self.program.layout.place(np.float32(min(done / self.schedule.iterations, 1.0)))
+        return policy_at(*local((self.algo, state.learner, progress)))
 
     def _play(self, algo: Algorithm, actor: ActorState) -> Evaluation:
-        with self._signals.at_rest(self.save_at_rest):
-            return evaluate(
-                algo,
-                actor,
-                self._env,
-                self._layout.spec,
-                seed=self._settings.seed,
-                episodes=self._settings.evaluation_episodes,
-                max_steps=self._max_steps,
-                explore=self._settings.explore_in_evaluation,
-                step_timeout=self._settings.topology.step_timeout,
-            )
+        return evaluate(
+            algo,
+            actor,
+            self.env,
+            self.program.layout.spec,
+            seed=self.settings.seed,
+            episodes=self.settings.evaluation_episodes,
+            max_steps=self.max_steps,
+            explore=self.settings.explore_in_evaluation,
+            step_timeout=self.settings.topology.step_timeout,
+        )
 
-    def _write(self, step: int, evaluation: Evaluation) -> None:
-        if self._saver.checkpointer is not None and self.evaluator.in_thread:
-            self._saver.checkpointer.score(step, evaluation.return_mean)
-        metrics = {f"evaluation/{name}": value for name, value in evaluation.metrics().items()}
-        self._journal.write(step, metrics)
-        self._journal.advise(step, metrics)
+    def _end(self, outcome: Evaluation) -> None:
+        """Log the outcome of an evaluation, and set the score of its checkpoint."""
+        self.latest, step = outcome, self._step
+        if not self._log or step in self.scores:
+            return
+        self.scores[step] = outcome.return_mean
+        if self.saver.checkpointer is not None and self.in_thread:
+            self.saver.checkpointer.score(step, outcome.return_mean)
+        metrics = {f"evaluation/{name}": value for name, value in outcome.metrics().items()}
+        self.journal.write(step, metrics)
+        self.journal.advise(step, metrics)

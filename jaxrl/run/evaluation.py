@@ -3,7 +3,8 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -67,6 +68,12 @@ class Evaluation:
             "episodes": self.episodes,
             "unfinished": self.unfinished,
         }
+
+
+def scores_of(rows: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    """Return the mean returns of the evaluations in the metrics of a run, by step."""
+    name = "evaluation/return_mean"
+    return {row["step"]: row[name] for row in rows if name in row}
 
 
 def default_episodes(env: Environment | HostRecipe) -> int:

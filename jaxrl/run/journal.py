@@ -6,9 +6,6 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxrl.core.sources import Episodes, Rollouts
-from jaxrl.core.spaces import Box, leaves
-from jaxrl.core.types import Algorithm, EnvSpec
 from jaxrl.parallel.multihost import distributed
 from jaxrl.run import advice
 from jaxrl.run.directory import RunDirectory
@@ -25,8 +22,7 @@ class Journal:
     Args:
       loggers: the user's loggers.
       display: shows the newest values, or None.
-      log: the text log, or None.
-      laps: the clock of this session.
+      log: the text log.
 
     Attributes:
       history: the rows of metrics, in order.
@@ -35,26 +31,29 @@ class Journal:
       laps: the clock of this session.
     """
 
-    def __init__(self, loggers: Sequence[Logger], display: ProgressBar | None, log: RunLog | None, laps: Laps):
+    def __init__(self, loggers: Sequence[Logger], display: ProgressBar | None, log: RunLog):
         self.history: list[dict[str, float]] = []
         self.newest: dict[str, float] = {}
         self.earlier_seconds = 0.0
-        self.laps, self._display, self._log, self._user_loggers = laps, display, log or RunLog(), loggers
-        self._files: list[Logger] = []
-        self._loggers = Loggers(loggers)
+        self.laps, self._display, self._log = Laps(), display, log
+        self._files, self._loggers = Loggers([]), Loggers(loggers)
         self._advised: set[str] = set()
+
+    def start(self, total_steps: int) -> None:
+        """Show that a run of so many steps is compiled."""
+        if self._display is not None:
+            self._display.start(total_steps, timed=True, phase="compiling")
 
     def open(self, directory: RunDirectory, step: int) -> None:
         """Write to the files of a run directory too, after the rows up to `step` there, and show them."""
         if self._display is not None and step:
             self._display.resume(step)
-        self._files = metrics_files(directory, step)
+        self._files = Loggers(metrics_files(directory, step))
         rows = read_metrics(directory.metrics_jsonl)  # None stands for NaN, as an uninterrupted run has it
         self.history = [{name: np.nan if x is None else x for name, x in row.items()} for row in rows]
         self.earlier_seconds = max((row.get("seconds", 0.0) for row in self.history), default=0.0)
         for row in self.history:
             self.newest |= {name: value for name, value in row.items() if name != "step"}
-        self._loggers = Loggers([*self._files, *self._user_loggers])
 
     def seconds(self, until: float | None = None) -> float:
         """Return the seconds of the run over all sessions, until now or until a time of the clock."""
@@ -71,6 +70,7 @@ class Journal:
         found = {"seconds": self.seconds() if seconds is None else seconds} | dict(metrics)
         self.history.append({"step": step} | found)
         self.newest |= found
+        self._files.write(step, found)
         self._loggers.write(step, found)
         if (score := metrics.get("evaluation/return_mean")) is not None:
             self.log(f"step {step:,}: return {score:.6g} in evaluation")
@@ -85,6 +85,7 @@ class Journal:
 
     def show_video(self, step: int, video: Path) -> None:
         """Pass a video to the loggers that accept one."""
+        self._files.show(step, video)
         self._loggers.show(step, video)
 
     def note(self, text: str) -> None:
@@ -104,42 +105,16 @@ class Journal:
                 warnings.warn(f"at step {step}: {text}", RuntimeWarning, stacklevel=6)
             self._advised.add(name)
 
-    def advise_at_end(
-        self,
-        algo: Algorithm,
-        spec: EnvSpec,
-        run_dir: Path | None,
-        best_step: int | None,
-        *,
-        same_env: bool,
-        **how: bool,
-    ) -> None:
-        """Warn of a run that has not learned, or whose greedy actions or last evaluation do not show it.
-
-        Args:
-          algo, spec: algorithm and environment spec of the run.
-          run_dir: the run directory, or None.
-          best_step: step of the best checkpoint, or None.
-          same_env, **how: as in `advice.at_end`.
-        """
-        text = advice.at_end(
-            self.history,
-            on_policy=all(isinstance(source, Rollouts | Episodes) for source in algo.experience.values()),
-            discrete=not any(isinstance(part, Box) for part in leaves(spec.action_space)),
-            same_env=same_env and spec.num_agents == 1,  # other agents learn too
-            **how,
-        )
-        for line in (text, advice.below_best(self.history, run_dir, best_step)):
-            if line is not None and distributed.is_leader():
-                warnings.warn(line, RuntimeWarning, stacklevel=5)
-
     def drop_files(self) -> None:
         """Stop writing to the run directory, which is gone."""
-        self._loggers.drop(self._files)
+        self._files.abandon()
         self._log.close()
 
     def close(self, last: str | None = None) -> None:
-        """Close the files, and the log after an optional last line. May be called twice."""
+        """Close files, loggers and display, and the log after an optional last line. May be called twice."""
         if last is not None:
             self.log(last)
+        self._files.close()
         self._loggers.close()
+        if self._display is not None:
+            self._display.close()

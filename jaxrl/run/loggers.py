@@ -4,7 +4,6 @@ import collections
 import contextlib
 import csv
 import errno
-import json
 import math
 import os
 import re
@@ -15,7 +14,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from jaxrl.core import files, ownership
 from jaxrl.core.config import flatten
@@ -49,17 +48,24 @@ class VideoLogger(Logger, Protocol):
 class JSONLLogger:
     """A logger that writes one JSON object per line: `{"step": 8192, "train/return_mean": 23.1}`.
 
-    NaN and infinities are written as null. Rows of an earlier run are kept; a last line that was cut short is removed.
-    Every row has been handed to the system when `write` returns.
+    NaN and infinities are written as null. Every row has been handed to the system when `write` returns.
+
+    Args:
+      path: the file. Rows that it has are kept; a last line that was cut short is removed.
+      last: the last step of the rows to keep: a run killed after that checkpoint will write later ones again.
 
     Raises:
       RunDirectoryError: the path is not a writable file of such rows.
     """
 
-    def __init__(self, path: str | os.PathLike):
+    def __init__(self, path: str | os.PathLike, *, last: float = math.inf):
         self.path = files.expand(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self._opened(math.inf)
+        try:
+            self._clean(last)
+            self._file = files.open_to_append(self.path)
+        except OSError as error:
+            raise RunDirectoryError(f"metrics cannot be written to {self.path}: {error}") from error
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         row = {"step": int(step)} | {name: _finite(value) for name, value in metrics.items()}
@@ -74,31 +80,23 @@ class JSONLLogger:
                 os.ftruncate(self._file.fileno(), end)  # remove the partial line: all of it will be written again
             raise
 
-    def truncate_after(self, step: int) -> None:
-        """Drop the rows later than `step`: a run killed after that checkpoint will write them again."""
-        self._file.close()
-        self._file = self._opened(step)
-
     def close(self) -> None:
         self._file.close()
 
-    def _opened(self, last: float) -> IO[str]:
-        """Open the file with the whole rows up to step `last`; rewrite it atomically if that changes something."""
-        try:
-            if self.path.is_file():
-                if not ownership.is_own(self.path, "rows"):
-                    raise OSError(errno.EEXIST, "it holds something else than metrics")
-                whole_rows, changed = [], False
-                for line, row in _lines(self.path):
-                    keep = row is not None and row["step"] <= last
-                    whole_rows += [files.to_json(row) + "\n"] if keep else []
-                    changed |= not keep or whole_rows[-1].encode() != line
-                if changed:
-                    with files.replacing(self.path) as file:
-                        file.writelines(whole_rows)
-            return files.open_to_append(self.path)
-        except OSError as error:
-            raise RunDirectoryError(f"metrics cannot be written to {self.path}: {error}") from error
+    def _clean(self, last: float) -> None:
+        """Keep the whole rows up to step `last`; rewrite the file atomically if that changes something."""
+        if not self.path.is_file():
+            return
+        if not ownership.is_own(self.path, "rows"):
+            raise OSError(errno.EEXIST, "it holds something else than metrics")
+        whole_rows, changed = [], False
+        for line, row in _lines(self.path):
+            keep = row is not None and row["step"] <= last
+            whole_rows += [files.to_json(row) + "\n"] if keep else []
+            changed |= not keep or whole_rows[-1].encode() != line
+        if changed:
+            with files.replacing(self.path) as file:
+                file.writelines(whole_rows)
 
 
 class CSVLogger:
@@ -112,13 +110,11 @@ class CSVLogger:
         self.path = files.expand(path)
         self._source = files.expand(source)
         self._rows = 0
-        self._next = 1
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._rows += 1
-        if self._rows >= self._next:
+        if self._rows.bit_count() == 1:  # 1, 2, 4, ...
             self.close()
-            self._next = 2 * self._rows
 
     def close(self) -> None:
         if self._source.exists():  # otherwise its directory is gone, or was recreated
@@ -322,13 +318,12 @@ class Loggers:
             if isinstance(outlet.logger, VideoLogger):
                 outlet.show(outlet.logger, step, video)
 
-    def drop(self, loggers: Sequence[Logger]) -> None:
-        """Stop writing to these loggers, whose files are gone; rows that they did not accept are not reported."""
-        for outlet in self._outlets:
-            if any(outlet.logger is one for one in loggers):
-                with contextlib.suppress(Exception):
-                    outlet.logger.close()
-        self._outlets = [one for one in self._outlets if not any(one.logger is other for other in loggers)]
+    def abandon(self) -> None:
+        """Close all loggers, whose files are gone; rows that they did not accept are not reported."""
+        outlets, self._outlets = self._outlets, []
+        for outlet in outlets:
+            with contextlib.suppress(Exception):
+                outlet.logger.close()
 
     def close(self) -> None:
         """Close all loggers; may be called twice."""
@@ -371,19 +366,19 @@ class _Outlet:
             self._warn(f"did not take {lost} rows of metrics, which are lost there")
 
     def _empty(self):
+        refused, most = 0, _MOST_REFUSALS if self._failures >= _MOST_REFUSALS else 1
         while self._waiting:
-            most = min(len(self._waiting), _MOST_REFUSALS if self._failures >= _MOST_REFUSALS else 1)
-            for refused in range(most):
-                try:
-                    self.logger.write(*self._waiting[refused])
-                    break
-                except Exception as error:
-                    # A full disk may accept a short row after it refused a long one, and accept that one later.
-                    if refused == most - 1 or getattr(error, "errno", None) in _FULL:
-                        raise
-            for _ in range(refused + 1):
-                self._waiting.popleft()
-            self._lost += refused
+            try:
+                self.logger.write(*self._waiting[refused])
+            except Exception as error:
+                refused += 1
+                # A full disk may accept a short row after it refused a long one, and accept that one later.
+                if refused >= min(most, len(self._waiting)) or getattr(error, "errno", None) in _FULL:
+                    raise
+            else:
+                for _ in range(refused + 1):
+                    self._waiting.popleft()
+                self._lost, refused = self._lost + refused, 0
         self._failures = 0
 
     def _attempt(self, work):
@@ -436,8 +431,8 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
 
 def _row(line: bytes) -> dict[str, Any] | None:
     try:
-        row = json.loads(line.decode(errors="replace"))
-    except (ValueError, RecursionError):
+        row = files.parse_json(line)
+    except ValueError:
         return None
     if isinstance(row, dict) and type(row.get("step")) is int and 0 <= row["step"] < 2**63:
         return {name: value for name, value in row.items() if value is None or is_number(value)}

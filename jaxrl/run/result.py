@@ -17,7 +17,6 @@ import numpy as np
 
 from jaxrl.core import files, settings
 from jaxrl.core.arguments import checked
-from jaxrl.core.config import encode
 from jaxrl.core.errors import RunDirectoryError
 from jaxrl.core.keys import held_out_seed
 from jaxrl.core.pickled import dumped, loaded
@@ -25,17 +24,15 @@ from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import Algorithm, Environment, HostRecipe
 from jaxrl.core.versions import own_version
-from jaxrl.envs.configs import to_config
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT
 from jaxrl.parallel.mesh import local
 from jaxrl.parallel.multihost import distributed
 from jaxrl.parallel.multihost.place import own_place
 from jaxrl.plots.curves import plot_run
 from jaxrl.run.advice import late_return
-from jaxrl.run.async_evaluation import SCORE
 from jaxrl.run.checkpoint import Checkpointer
 from jaxrl.run.directory import MAY_CHANGE, RunDirectory, check_no_pattern, read_config
-from jaxrl.run.evaluation import Evaluation, evaluate
+from jaxrl.run.evaluation import Evaluation, evaluate, scores_of
 from jaxrl.run.loggers import CSVLogger, JSONLLogger, Logger, Loggers, TensorBoardLogger
 from jaxrl.run.plotting import as_run, plot_runs
 from jaxrl.run.policy import Policy
@@ -129,8 +126,8 @@ class Result:
         return f'{found}\n<img alt="learning curve" src="data:image/png;base64,{picture}">'
 
     def __reduce__(self) -> tuple[Any, ...]:
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return _unpickled, (dumped(repr(self), fields, "result.save(path), and jaxrl.load(path) in the other process"),)
+        instead = "result.save(path), and jaxrl.load(path) in the other process"
+        return _unpickled, (dumped(repr(self), vars(self), instead),)
 
     def __copy__(self) -> "Result":
         return dataclasses.replace(self)
@@ -172,8 +169,7 @@ class Result:
 
     def plot(self, path: str | Path | None = None) -> "Chart":
         """Plot the learning curve, which notebooks display, and write it to `path` if given."""
-        config = {"algorithm": encode(self.algo), "environment": to_config(self.env)}
-        return plot_run(as_run("run", config, self.metrics), path)
+        return plot_run(as_run("run", self.config, self.metrics), path)
 
     def save(self, path: str | Path) -> Path:
         """Write the directory that the same run with `run_dir=path` would have left, with its last checkpoint.
@@ -192,14 +188,13 @@ class Result:
           RunDirectoryError: `path` cannot be written to, or holds another run.
         """
         path = files.expand(path)
-        scores = {row["step"]: row[SCORE] for row in self.metrics if SCORE in row}
         with opened(path, self.config) as (directory, checkpointer):
             if directory is not None:
                 loggers = Loggers(metrics_files(directory, -1))
                 for row in self.metrics:
                     loggers.write(int(row["step"]), {name: value for name, value in row.items() if name != "step"})
                 loggers.close()
-            score = scores.get(self.total_steps)
+            score = scores_of(self.metrics).get(self.total_steps)
             checkpointer.save(self.total_steps, self.state, score=score, callbacks=self.callbacks)
             checkpointer.wait(last=True)
             if directory is not None:
@@ -209,11 +204,10 @@ class Result:
 
 def metrics_files(directory: RunDirectory, step: int) -> list[Logger]:
     """Return the loggers of a run directory, without the rows after `step` that an earlier session left there."""
-    truth = JSONLLogger(directory.metrics_jsonl)
-    truth.truncate_after(step)
+    truth = JSONLLogger(directory.metrics_jsonl, last=step)
     resumed_at = step if directory.resumed else None
-    tensorboard = TensorBoardLogger(directory.tensorboard, resumed_at=resumed_at, config=directory.config)
-    return [truth, CSVLogger(directory.metrics_csv, directory.metrics_jsonl), tensorboard]
+    tensorboard = TensorBoardLogger(directory.path / "tensorboard", resumed_at=resumed_at, config=directory.config)
+    return [truth, CSVLogger(directory.path / "metrics.csv", directory.metrics_jsonl), tensorboard]
 
 
 def _unpickled(data: bytes) -> Result:
@@ -266,6 +260,6 @@ def write_result(result: Result, directory: RunDirectory) -> None:
     try:
         files.write_json(directory.result, result.record() | {"start": directory.start, "origin": origin()})
         if result.metrics:
-            plot_runs([directory.path], directory.learning_curve)
+            plot_runs([directory.path], directory.path / "learning_curve.png")
     except (OSError, RunDirectoryError) as error:
         warnings.warn(f"the result could not be written to {directory.path}: {error}", RuntimeWarning, stacklevel=4)

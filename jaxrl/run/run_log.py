@@ -5,6 +5,7 @@ import threading
 import time
 import warnings
 from collections import deque
+from collections.abc import Generator
 from pathlib import Path
 
 from jaxrl.core import files
@@ -17,7 +18,7 @@ _TIME = "%Y-%m-%d %H:%M:%S "
 
 
 class RunLog:
-    """The lines of a run, written to `log.txt` once its directory is open; within `with`, also the warnings.
+    """The lines of a run, written to `log.txt` once its directory is open.
 
     A line that cannot be written is lost: a run must not end because of that.
     """
@@ -26,31 +27,6 @@ class RunLog:
         self._file: Path | None = None
         self._held: deque[str] = deque(maxlen=_MOST_HELD)
         self._lock = threading.RLock()  # a signal's handler writes too, in a thread that may be writing
-        self._leaving = contextlib.ExitStack()
-
-    def __enter__(self) -> "RunLog":
-        previous = warnings.showwarning
-
-        def show(message, category, filename, lineno, file=None, line=None):
-            if not ended:
-                self.write(f"{'error' if issubclass(category, RunStoppedWarning) else 'warning'}: {message}")
-            previous(message, category, filename, lineno, file, line)
-
-        def leave():
-            ended.append(True)
-            if warnings.showwarning is show:  # a run in another thread may have replaced it since
-                setattr(warnings, "showwarning", previous)  # noqa: B010  as above
-
-        ended: list[bool] = []
-        setattr(warnings, "showwarning", show)  # noqa: B010  replaced as documented, which its type does not allow
-        self._leaving.callback(leave)
-        return self
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        self._leaving.close()
-        if error is not None:
-            self.write(f"error: {str(error) or type(error).__name__}")
-        self.close()
 
     def open(self, directory: Path) -> None:
         """Append to the log of a run directory from now on, beginning with the lines held so far."""
@@ -84,3 +60,26 @@ class RunLog:
                 half = lines[len(lines) // 2 :]
                 with files.replacing(self._file) as file:
                     file.write(half.partition("\n")[2] or half)
+
+
+@contextlib.contextmanager
+def logged() -> Generator[RunLog]:
+    """Yield a log that also gets the warnings and the error of the block."""
+    log, previous, ended = RunLog(), warnings.showwarning, False
+
+    def show(message, category, filename, lineno, file=None, line=None):
+        if not ended:
+            log.write(f"{'error' if issubclass(category, RunStoppedWarning) else 'warning'}: {message}")
+        previous(message, category, filename, lineno, file, line)
+
+    setattr(warnings, "showwarning", show)  # noqa: B010  replaced as documented, which its type does not allow
+    try:
+        yield log
+    except BaseException as error:
+        log.write(f"error: {str(error) or type(error).__name__}")
+        raise
+    finally:
+        ended = True
+        if warnings.showwarning is show:  # a run in another thread may have replaced it since
+            setattr(warnings, "showwarning", previous)  # noqa: B010  as above
+        log.close()

@@ -1,5 +1,6 @@
 """Saving of a run: its checkpoints and the parts of its recording, and how it resumes from them."""
 
+import dataclasses
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +16,7 @@ from jaxrl.run.recorder import Recorder
 from jaxrl.run.stopping import Stop, abort_without_saving
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Saver:
     """A writer of a run's checkpoints and recording to its directory, if it has one.
 
@@ -27,17 +29,12 @@ class Saver:
       save_replay: whether checkpoints include replay buffers.
     """
 
-    def __init__(
-        self,
-        directory: RunDirectory | None,
-        checkpointer: Checkpointer | None,
-        recorder: Recorder | None,
-        callbacks: Callbacks,
-        journal: Journal,
-        save_replay: bool,
-    ):
-        self.directory, self.checkpointer, self.save_replay = directory, checkpointer, save_replay
-        self._recorder, self._callbacks, self._journal = recorder, callbacks, journal
+    directory: RunDirectory | None
+    checkpointer: Checkpointer | None
+    recorder: Recorder | None
+    callbacks: Callbacks
+    journal: Journal
+    save_replay: bool
 
     @property
     def saves_replay(self) -> bool:
@@ -46,7 +43,7 @@ class Saver:
     def announce_stop(self) -> None:
         """Announce, at the first Ctrl-C, when the run ends."""
         saved = "" if self.directory is None else ", and is saved"
-        self._journal.note(f"the run stops when the chunk under way has ended{saved}; Ctrl-C again leaves at once")
+        self.journal.note(f"the run stops when the chunk under way has ended{saved}; Ctrl-C again leaves at once")
 
     def has_run(self) -> bool:
         """Return whether there is a checkpoint to resume from; all processes agree."""
@@ -86,15 +83,15 @@ class Saver:
         assert self.checkpointer is not None  # otherwise no save is due
         state = state if self.save_replay else state.replace(buffers={})
         try:
-            self.checkpointer.save(step, state, score=score, callbacks=self._callbacks.keep())
+            self.checkpointer.save(step, state, score=score, callbacks=self.callbacks.keep())
         except CheckpointError as error:
             abort_without_saving(error)
 
     def close_part(self, step: int, *, ending: bool) -> None:
         """Close a part of the recording before a checkpoint: a run resumed there records only what follows."""
-        if self._recorder is not None:
+        if self.recorder is not None:
             with distributed.collective_errors("closing a part of the recording"):
-                self._recorder.close_part(step, ending=ending)
+                self.recorder.close_part(step, ending=ending)
 
     def save_at_rest(self, step: int, state: RunState) -> None:
         """Save before the evaluation that is due, with which the resumed run begins."""
@@ -105,7 +102,7 @@ class Saver:
             self.save(step, state, None)
             self.checkpointer.wait(last=True)
         except Exception as error:  # raising in this thread would be lost, and the last checkpoint still exists
-            self._journal.note(f"error: {error}")
+            self.journal.note(f"error: {error}")
 
     def check_directory(self) -> None:
         """Check that the run directory is still there.
@@ -119,7 +116,7 @@ class Saver:
             self.directory.check()
         except CheckpointError as error:
             self.directory = None
-            self._journal.drop_files()
+            self.journal.drop_files()
             abort_without_saving(error)
 
     def save_last(self, step: int, state: RunState, score: float | None, stop: Stop) -> Stop:

@@ -1,12 +1,7 @@
 """Timing of a run: every second belongs to one part. Nothing here imports JAX."""
 
-import contextlib
-import queue
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-
-from jaxrl.run.background import BackgroundTask
 
 # import: from the command's first line to the run, including making the environment and loading a dataset; compile:
 # until the first chunk and the first evaluation can run, including making the initial state; start: the same if the
@@ -119,37 +114,6 @@ class ChunkTimes:
         self._laps.move(self._first * (self._seconds / max(self._iterations, 1)), "compile", "train")
         if all_loaded:
             self._laps.move(self._laps.seconds["compile"], "compile", "start")
-
-
-class Completions:
-    """A thread that records the times at which dispatched work ends.
-
-    A loop that dispatches a chunk before it reads the report of the one before cannot time chunks when it reads them:
-    if a dispatch blocks until the device has accepted the work, or collects experience itself, a chunk would be given
-    the time of the next one, and the last before a border almost none.
-    """
-
-    def __init__(self, clock: Callable[[], float]):
-        self._clock = clock
-        self._waiting: queue.SimpleQueue[tuple[Callable[[], object], Future[float]] | None] = queue.SimpleQueue()
-        self.task = BackgroundTask(self._run, "completions")  # ends after `close`, once all waits are over
-
-    def of(self, wait: Callable[[], object]) -> Future[float]:
-        """Return a future of the time at which `wait` returns or raises; calls are waited for one after another."""
-        ended: Future[float] = Future()
-        self._waiting.put((wait, ended))
-        return ended
-
-    def close(self) -> None:
-        """End the thread after the pending waits."""
-        self._waiting.put(None)
-
-    def _run(self):
-        while (work := self._waiting.get()) is not None:
-            wait, ended = work
-            with contextlib.suppress(Exception):  # raised to the reader of the work's result
-                wait()
-            ended.set_result(self._clock())
 
 
 def described(seconds: Mapping[str, float]) -> str:

@@ -1,7 +1,7 @@
 """Training: settings are checked, the program is bound, and the loop runs it."""
 
+import contextlib
 import dataclasses
-import functools
 import os
 import warnings
 import zlib
@@ -24,20 +24,20 @@ from jaxrl.parallel.experience import of_dataset
 from jaxrl.parallel.multihost import distributed
 from jaxrl.parallel.multihost.place import is_evaluator
 from jaxrl.parallel.topology import Topology
+from jaxrl.run import run_log
 from jaxrl.run.callbacks import Callback, Decision, Moment
 from jaxrl.run.checkpoint import complete_steps
 from jaxrl.run.compile_cache import keep_compiled_programs
 from jaxrl.run.follow import follow_launched
 from jaxrl.run.init_from import InitFrom, load_initial, recorded_parent, said
+from jaxrl.run.journal import Journal
 from jaxrl.run.loggers import Logger
 from jaxrl.run.loop import Loop
 from jaxrl.run.progress import ProgressBar
 from jaxrl.run.recorder import Record, Recorder
 from jaxrl.run.result import Result, opened
-from jaxrl.run.run_log import RunLog
 from jaxrl.run.schedule import NO_LIMITS, LoopLimits
 from jaxrl.run.settings import RunSettings, default_notes, network_lines
-from jaxrl.run.videos import Videos
 
 
 @whole_arguments
@@ -150,7 +150,7 @@ def run_training(settings: RunSettings, limits: LoopLimits = NO_LIMITS) -> Resul
     if settings.deterministic:
         determinism.set_flags()  # the flags are part of the name of the cache folder
     keep_compiled_programs()
-    with RunLog() as log:
+    with run_log.logged() as log:
         prepared = settings.prepared()
         settings = prepared.resolved()
         algo, env, run_dir = settings.algo, settings.env, settings.run_dir
@@ -175,35 +175,43 @@ def run_training(settings: RunSettings, limits: LoopLimits = NO_LIMITS) -> Resul
             learned = _streamed if settings.topology.stream else _held
             described, dataset = learned(settings, program)
         recorder = _recorder(settings, program)
-        videos = _videos(settings, program.layout.spec)
+        if settings.video_every is not None:
+            from jaxrl.run import rendering  # most runs draw nothing
+
+            with distributed.collective_errors("looking at what videos would show"):
+                rendering.check_drawable(settings.eval_env, program.layout.spec)
         settings = settings.replace(topology=dataclasses.replace(settings.topology, shards=program.layout.shards))
         config = settings.config(dataset=described, parent=parent)
-        parts = {"dataset": dataset, "recorder": recorder, "initial": initial, "videos": videos, "log": log}
-        display = ProgressBar() if settings.progress and leader else None
-        log.write(f"{type(algo).__name__} on {env.name}, seed {settings.seed}, {settings.total_steps:,} steps")
-        for line in notes:
-            log.write(line)
-            if display is not None:
-                display.note(line)
         settings = settings if leader else settings.replace(loggers=())
-        loop = functools.partial(Loop, settings, program, config=config, limits=limits, display=display, **parts)
-        try:
-            with applied(settings.resources):
-                if run_dir is None:
-                    return loop().train()
-                with opened(run_dir, config, overwrite=settings.overwrite, keep=settings.keep) as (
-                    directory,
-                    checkpointer,
-                ):
-                    if directory is not None:
-                        log.open(directory.path)
-                    return loop(directory=directory, checkpointer=checkpointer).train()
-        finally:
-            if recorder is not None:
-                recorder.close()
-            program.close()
+        journal = Journal(settings.loggers, ProgressBar() if settings.progress and leader else None, log)
+        journal.log(f"{type(algo).__name__} on {env.name}, seed {settings.seed}, {settings.total_steps:,} steps")
+        for line in notes:
+            journal.note(line)
+        with contextlib.ExitStack() as stack:
             if isinstance(dataset, Loader):
-                dataset.close()
+                stack.callback(dataset.close)
+            stack.callback(program.close)
+            if recorder is not None:
+                stack.callback(recorder.close)
+            stack.enter_context(applied(settings.resources))
+            directory = checkpointer = None
+            if run_dir is not None:
+                held = opened(run_dir, config, overwrite=settings.overwrite, keep=settings.keep)
+                directory, checkpointer = stack.enter_context(held)
+            if directory is not None:
+                log.open(directory.path)
+            return Loop(
+                settings=settings,
+                program=program,
+                config=config,
+                limits=limits,
+                dataset=dataset,
+                recorder=recorder,
+                initial=initial,
+                journal=journal,
+                directory=directory,
+                checkpointer=checkpointer,
+            ).train()
 
 
 def _check_same(settings):
@@ -294,12 +302,3 @@ def _recorder(settings, program):
         record.check(program.layout.spec, settings.run_dir, settings.overwrite)
     recorded = program.layout.recorded(settings.algo, record.every)
     return Recorder(record, recorded, settings.algo, settings.env, settings.seed, settings.run_dir)
-
-
-def _videos(settings, spec):
-    if settings.video_every is None:
-        return None
-    videos = Videos(settings.eval_env, settings.video_every, settings.seed, settings.explore_in_evaluation)
-    with distributed.collective_errors("looking at what videos would show"):
-        videos.check(spec)
-    return videos

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from helpers import programs
 from helpers.kills import Curriculum
 from helpers.patience import PATIENCE
 from helpers.programs import ENV, PPO, ROWS, anakin, assert_equal
@@ -45,9 +46,7 @@ class Raising:
 
 def train(run_dir=None, *loggers, **settings):
     settings = {"evaluate_every": 0, "checkpoint_every": 0, "evaluation_episodes": 8} | settings
-    return jaxrl.train(
-        PPO, ENV, total_steps=TOTAL, topology=anakin(), run_dir=run_dir, loggers=loggers, progress=False, **settings
-    )
+    return programs.train(run_dir, total_steps=TOTAL, loggers=loggers, **settings)
 
 
 @pytest.fixture
@@ -115,7 +114,7 @@ def test_ctrl_c_while_compiling_leaves_at_once(tmp_path, monkeypatch):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
     try:
         with pytest.raises(KeyboardInterrupt):
-            jaxrl.train(PPO, ENV, total_steps=TOTAL, topology=anakin(), run_dir=tmp_path / "run", progress=False)
+            train(tmp_path / "run")
         assert not compiled.is_set() and len(asked) == 1
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
@@ -143,8 +142,8 @@ def test_a_run_that_is_left_in_an_evaluation_goes_on_with_it(at, tmp_path, monke
     play = evaluating.Evaluations._play
 
     def left(self, algo, actor):
-        if self.evaluator._step == at * ROWS:
-            self.save_at_rest()
+        if self._step == at * ROWS:
+            self.signals._save()
             raise Left
         return play(self, algo, actor)
 

@@ -89,6 +89,11 @@ def anakin(devices=1):
     return jaxrl.Anakin(num_envs=NUM_ENVS, devices=devices, shards=4)
 
 
+def train(run_dir=None, *, algo=PPO, env=ENV, **settings):
+    """Return the result of a run; of PPO in short episodes of CartPole on one device, where nothing else is said."""
+    return jaxrl.train(algo, env, run_dir=run_dir, **{"topology": anakin(), "progress": False} | settings)
+
+
 def plain(tree):
     """Keys as their data, everything as numpy."""
 

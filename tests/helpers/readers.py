@@ -71,9 +71,7 @@ def newest(run):
 def resume(path):
     """What `train` reads of a run before it goes on, but for the arrays."""
     with_new_fields(read_config(path))
-    logger = JSONLLogger(path / "metrics.jsonl")
-    logger.truncate_after(ROWS)
-    logger.close()
+    JSONLLogger(path / "metrics.jsonl", last=ROWS).close()
 
 
 def list_checkpoints(path):

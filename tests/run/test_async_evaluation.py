@@ -2,16 +2,14 @@
 
 import threading
 
-import jax
 import numpy as np
 import pytest
+from helpers import programs
 from helpers.patience import PATIENCE
-from helpers.programs import ENV, PPO, ROWS, anakin, assert_equal
+from helpers.programs import ROWS, assert_equal
 from helpers.tiers import one_quick
 
-import jaxrl
-from jaxrl.run import evaluating, loop
-from jaxrl.run.async_evaluation import Evaluator
+from jaxrl.run import evaluating, evaluation, loop
 from jaxrl.run.checkpoint import Checkpointer, best_step, read_manifest
 from jaxrl.run.evaluation import Evaluation
 from jaxrl.run.loggers import read_metrics
@@ -22,7 +20,7 @@ TOTAL = 3 * EACH
 
 def train(run_dir=None, **settings):
     settings = {"evaluate_every": EACH, "checkpoint_every": EACH, "evaluation_episodes": 8} | settings
-    return jaxrl.train(PPO, ENV, total_steps=TOTAL, topology=anakin(), run_dir=run_dir, progress=False, **settings)
+    return programs.train(run_dir, total_steps=TOTAL, **settings)
 
 
 @pytest.fixture(autouse=True)
@@ -62,47 +60,6 @@ def found(score):
     return Evaluation(np.array([score], np.float32), np.array([1], np.int32), 0)
 
 
-# --- the thread ------------------------------------------------------------------------------------------------
-
-
-def test_an_evaluation_is_played_in_another_thread_and_collected():
-    there, told = threading.Event(), []
-
-    def play(algo, actor):
-        assert there.wait(PATIENCE)
-        return found(float(actor + (threading.current_thread() is not threading.main_thread())))
-
-    evaluator = Evaluator(play, lambda step, outcome: told.append((step, outcome.return_mean)), in_thread=True)
-    evaluator.collect()  # nothing
-    evaluator.begin(5, None, 10, jax.devices())
-    evaluator.look()  # does not wait
-    with pytest.raises(RuntimeError, match="evaluation of step 5"):
-        evaluator.begin(6, None, 0, jax.devices())
-    assert not told
-    there.set()
-    evaluator.collect()
-    assert told == [(5, 11.0)] and evaluator.scores == {5: 11.0} and evaluator.latest.return_mean == 11.0
-    evaluator.begin(6, None, 0, jax.devices())
-    evaluator.close()
-    evaluator.close()
-    assert not any(thread.name == "evaluator" for thread in threading.enumerate())
-
-
-def test_what_it_raises_is_raised_where_the_run_looks():
-    def play(algo, actor):
-        raise ValueError("the arm fell off")
-
-    evaluator = Evaluator(play, lambda step, outcome: None, in_thread=True)
-    evaluator.begin(5, None, None, jax.devices())
-    with pytest.raises(ValueError, match="fell off"):
-        while True:
-            evaluator.look()
-    evaluator.look()  # once
-
-
-# --- in a run ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.long
 def test_beside_a_run_evaluations_find_what_they_find_in_step(tmp_path, in_step):
     beside = train(tmp_path / "beside", async_evaluation=True)
@@ -128,8 +85,7 @@ def test_the_run_goes_on_meanwhile(monkeypatch):
     monkeypatch.setattr(loop, "_CHUNK_SECONDS", 0.0)  # chunks of one iteration: some end before the next border
     monkeypatch.setattr(evaluating, "evaluate", lambda *_, **__: found(float(further.wait(PATIENCE))))
     result = train(async_evaluation=True, loggers=[Rows()])
-    values = [row["evaluation/return_mean"] for row in result.metrics if "evaluation/return_mean" in row]
-    assert values == [1.0, 1.0, 1.0]
+    assert evaluation.scores_of(result.metrics) == dict.fromkeys((EACH, 2 * EACH, 3 * EACH), 1.0)
 
 
 def test_a_target_that_is_reached_ends_the_run_at_the_next_evaluation(tmp_path, monkeypatch):
@@ -149,7 +105,7 @@ def test_a_target_that_is_reached_ends_the_run_at_the_next_evaluation(tmp_path, 
 @pytest.mark.parametrize("kept", one_quick([False, True]))
 def test_an_evaluation_that_was_cut_short_is_played_again(tmp_path, in_step, monkeypatch, kept):
     """The run ends, as by a kill, before or after the second evaluation is written down."""
-    end, times = Evaluator._end, []
+    end, times = evaluating.Evaluations._end, []
 
     def killed(self, outcome):
         if self._step == 2 * EACH:
@@ -160,7 +116,7 @@ def test_an_evaluation_that_was_cut_short_is_played_again(tmp_path, in_step, mon
         end(self, outcome)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Evaluator, "_end", killed)
+        patch.setattr(evaluating.Evaluations, "_end", killed)
         with pytest.raises(ConnectionAbortedError):
             train(tmp_path / "run", async_evaluation=True)
     assert times and list(evaluations(tmp_path / "run")) == ([EACH, 2 * EACH] if kept else [EACH])

@@ -6,10 +6,10 @@ import threading
 
 import jax
 import pytest
+from helpers import programs
 from helpers.patience import PATIENCE
-from helpers.programs import ENV, PPO, ROWS, anakin, assert_equal
+from helpers.programs import PPO, ROWS, assert_equal
 
-import jaxrl
 from jaxrl.parallel.program import Program
 from jaxrl.run import background, evaluating
 from jaxrl.run.background import BackgroundTask, import_later_modules
@@ -17,9 +17,8 @@ from jaxrl.run.background import BackgroundTask, import_later_modules
 OURS = ("_chunk", "_init", "play", "policy_at")
 
 
-def train(algo=PPO, run_dir=None, **settings):
-    settings = {"evaluate_every": 0, "evaluation_episodes": 8, "progress": False} | settings
-    return jaxrl.train(algo, ENV, total_steps=2 * ROWS, topology=anakin(), run_dir=run_dir, **settings)
+def train(**settings):
+    return programs.train(total_steps=2 * ROWS, evaluate_every=0, evaluation_episodes=8, **settings)
 
 
 def threads():
@@ -49,7 +48,11 @@ def test_it_works_in_a_thread_and_keeps_its_errors():
     first.wait()
     first.wait()
     assert names == ["background"] and not threads()
-    BackgroundTask(lambda: 1 // 0).wait()
+    failed = BackgroundTask(lambda: 1 // 0)
+    failed.wait()
+    with pytest.raises(ZeroDivisionError):
+        failed.result()
+    assert BackgroundTask(lambda: 3).result() == 3
 
 
 def test_imports_that_are_missing_are_left_to_who_needs_them(monkeypatch):
@@ -61,14 +64,14 @@ def test_imports_that_are_missing_are_left_to_who_needs_them(monkeypatch):
 
 @pytest.mark.long
 def test_what_a_run_compiles_is_compiled_once_and_side_by_side(compiled, tmp_path):
-    train(dataclasses.replace(PPO, epochs=3), tmp_path / "run")
+    train(algo=dataclasses.replace(PPO, epochs=3), run_dir=tmp_path / "run")
     assert sorted(compiled) == [("_chunk", True), ("_init", False), ("play", True), ("policy_at", True)]
     assert not threads()
 
 
 @pytest.mark.long
 def test_an_evaluation_beside_the_run_compiles_there(compiled):
-    train(dataclasses.replace(PPO, epochs=5), async_evaluation=True)
+    train(algo=dataclasses.replace(PPO, epochs=5), async_evaluation=True)
     assert sorted(name for name, _ in compiled) == sorted(OURS)
     assert not threads()
 

@@ -6,6 +6,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from helpers import programs
 from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS, assert_equal
 from helpers.refused import refused
 from helpers.tiers import one_quick
@@ -15,16 +16,14 @@ from jaxrl.core.errors import CheckpointError, ConfigError
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.run.callbacks import Callbacks, Decision, FunctionCallback, Moment, StopAtReturn, as_callbacks
 from jaxrl.run.checkpoint import read_manifest
-from jaxrl.run.loggers import read_metrics
 
 EVERY = 2 * ROWS
 TOTAL = 8 * ROWS
 
 
-def train(run_dir=None, *, algo=PPO, env=ENV, total_steps=TOTAL, **settings):
+def train(run_dir=None, *, total_steps=TOTAL, **settings):
     settings = {"evaluate_every": EVERY, "checkpoint_every": ROWS, "evaluation_episodes": 2} | settings
-    settings |= {"num_envs": NUM_ENVS} if "topology" not in settings else {}
-    return jaxrl.train(algo, env, total_steps=total_steps, run_dir=run_dir, progress=False, **settings)
+    return programs.train(run_dir, total_steps=total_steps, **settings)
 
 
 def gravity(env):
@@ -37,23 +36,25 @@ def with_gravity(env, value):
 
 
 class Heavier:
-    """A curriculum: gravity grows at every call; it remembers how often it was called."""
+    """A curriculum: gravity grows at every call, until the run stops; it remembers calls and the highest return."""
 
     name = "heavier"
 
-    def __init__(self):
-        self.calls = 0
+    def __init__(self, last=None):
+        self.calls, self.highest, self.last = 0, -1.0, last
 
     def __call__(self, moment):
         self.calls += 1
+        self.highest = max(self.highest, float(moment.metrics["train/return_mean"]))
+        metrics = {"gravity": 9.8 + self.calls, "calls": self.calls, "highest": self.highest}
         harder = with_gravity(moment.env, 9.8 + self.calls)
-        return Decision(env=harder, metrics={"gravity": 9.8 + self.calls, "calls": self.calls})
+        return Decision(env=harder, metrics=metrics, stop="enough" if self.calls == self.last else None)
 
     def state_dict(self):
-        return {"calls": self.calls}
+        return {"calls": self.calls, "highest": self.highest}
 
     def load_state_dict(self, state):
-        self.calls = state["calls"]
+        self.calls, self.highest = state["calls"], state["highest"]
 
 
 class Seen:
@@ -103,17 +104,6 @@ def test_a_callback_stops_the_run(tmp_path):
 
 
 @pytest.mark.long
-def test_target_return_is_a_callback(tmp_path):
-    assert train(tmp_path / "run", target_return=1e9).stopped == "finished"
-    stopped = train(tmp_path / "other", target_return=-1e9)
-    assert (stopped.stopped, stopped.total_steps) == ("target_return", EVERY)
-    assert train(callbacks=[StopAtReturn(-1e9)]).total_steps == EVERY
-    again = train(tmp_path / "other", target_return=-1e9)
-    assert (again.stopped, again.total_steps) == ("target_return", EVERY)
-    assert train(tmp_path / "other", target_return=1e9).stopped == "finished"
-
-
-@pytest.mark.long
 def test_a_curriculum_changes_what_is_trained_in_and_not_what_is_evaluated():
     heavier = Heavier()
     changed, plain = train(callbacks=[heavier]), train()
@@ -129,61 +119,23 @@ def test_a_curriculum_changes_what_is_trained_in_and_not_what_is_evaluated():
 @pytest.mark.long
 @pytest.mark.parametrize("algo", one_quick([PPO, DQN]), ids=["ppo", "dqn"])
 def test_a_killed_curriculum_equals_one_that_was_not(algo, tmp_path):
-    def killed(moment):
-        if moment.step == 6 * ROWS:
-            raise KeyboardInterrupt
+    """Its environments, what it tells, and where it ends."""
 
-    whole = train(tmp_path / "whole", algo=algo, callbacks=[Heavier()])
-    with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "killed", algo=algo, callbacks=[Heavier(), FunctionCallback(killed, "killed")])
-    kept = read_manifest(tmp_path / "killed" / "checkpoints").callbacks
-    assert kept["states"] == {"heavier": {"calls": 2}, "killed": {}}, "the newest checkpoint is of step 5"
-    heavier = Heavier()
-    resumed = train(tmp_path / "killed", algo=algo, callbacks=[heavier])
-    assert heavier.calls == 4
-    assert_equal(jax.device_get(resumed.state), jax.device_get(whole.state))
-    rows = [read_metrics(tmp_path / name / "metrics.jsonl") for name in ("whole", "killed")]
-    one, other = ([(r["step"], r["callback/gravity"]) for r in some if "callback/gravity" in r] for some in rows)
-    assert one == other
-
-
-class Patient:
-    """Stops at the third call, and tells at each how many there were and the highest loss so far."""
-
-    name = "patient"
-
-    def __init__(self):
-        self.calls, self.highest = 0, 0.0
-
-    def __call__(self, moment):
-        self.calls += 1
-        self.highest = max(self.highest, float(moment.metrics["update/value_loss"]))
-        metrics = {"calls": self.calls, "highest": self.highest}
-        return Decision(metrics=metrics, stop="enough" if self.calls == 3 else None)
-
-    def state_dict(self):
-        return {"calls": self.calls, "highest": self.highest}
-
-    def load_state_dict(self, state):
-        self.calls, self.highest = state["calls"], state["highest"]
-
-
-@pytest.mark.long
-def test_a_killed_run_stops_where_it_would_have_and_tells_the_same_metrics(tmp_path):
     def killed(moment):
         if moment.step == 4 * ROWS:
             raise KeyboardInterrupt
 
-    whole = train(tmp_path / "whole", callbacks=[Patient()])
+    whole = train(tmp_path / "whole", algo=algo, callbacks=[Heavier(3)])
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "killed", callbacks=[Patient(), FunctionCallback(killed, "killed")])
-    assert read_manifest(tmp_path / "killed" / "checkpoints").callbacks["states"]["patient"]["calls"] == 1
-    resumed = train(tmp_path / "killed", callbacks=[Patient()])
+        train(tmp_path / "killed", algo=algo, callbacks=[Heavier(3), FunctionCallback(killed, "killed")])
+    kept = read_manifest(tmp_path / "killed" / "checkpoints").callbacks["states"]
+    assert kept["heavier"]["calls"] == 1 and kept["killed"] == {}, "the newest checkpoint is of step 3"
+    resumed = train(tmp_path / "killed", algo=algo, callbacks=[Heavier(3)])
     assert whole.stopped == resumed.stopped == "enough" and whole.total_steps == resumed.total_steps == 6 * ROWS
     assert_equal(jax.device_get(resumed.state), jax.device_get(whole.state))
-    rows = [read_metrics(tmp_path / name / "metrics.jsonl") for name in ("whole", "killed")]
-    told = [[(r["step"], r["callback/calls"], r["callback/highest"]) for r in x if "callback/calls" in r] for x in rows]
-    assert told[0] == told[1] and [calls for _, calls, _ in told[0]] == [1, 2, 3]
+    names = ["callback/calls", "step", "callback/gravity", "callback/highest"]
+    told = [[[row[name] for name in names] for row in run.metrics if names[0] in row] for run in (whole, resumed)]
+    assert told[0] == told[1] and [row[0] for row in told[0]] == [1, 2, 3]
 
 
 def moment(env=ENV):
@@ -225,7 +177,7 @@ def test_a_function_that_returns_what_stable_baselines3_takes(answer, stop):
 
     [callback] = as_callbacks([mine])
     assert Callbacks([callback])(moment()).stop == stop
-    assert Callbacks([callback]).stop_reason(moment(), {}, True) == stop
+    assert Callbacks([callback]).stop_reason(moment(), True) == stop
 
 
 @pytest.mark.parametrize(
@@ -247,7 +199,7 @@ def test_other_answers_are_refused_with_the_name_of_the_callback(answer, said):
     callbacks = Callbacks([FunctionCallback(lambda moment: answer, "mine")])
     with pytest.raises(ConfigError, match=f"callback mine returns .*{said}"):
         callbacks(moment())
-    refused(lambda: callbacks.stop_reason(moment(), {}, True), "callback mine")
+    refused(lambda: callbacks.stop_reason(moment(), True), "callback mine")
 
 
 def test_functions_are_callbacks_and_have_names_of_their_own():
@@ -255,6 +207,7 @@ def test_functions_are_callbacks_and_have_names_of_their_own():
         return None
 
     assert [one.name for one in as_callbacks([mine, mine, StopAtReturn(1.0)])] == ["mine", "mine_1", "target_return"]
+    assert StopAtReturn(1.0)(dataclasses.replace(moment(), score=np.nan)), "no episode ended"
     assert train(callbacks=[mine, lambda moment: moment.step < EVERY], total_steps=2 * EVERY).stopped == "<lambda>"
 
 

@@ -49,7 +49,8 @@ def test_rows_after_the_checkpoint_are_dropped(tmp_path):
     logger = JSONLLogger(tmp_path / "metrics.jsonl")
     for step in (1, 2, 3, 4):
         logger.write(step, {"a": 1.0})
-    logger.truncate_after(2)
+    logger.close()
+    logger = JSONLLogger(logger.path, last=2)
     logger.write(3, {"a": 2.0})
     logger.close()
     assert [(row["step"], row["a"]) for row in read_metrics(logger.path)] == [(1, 1.0), (2, 1.0), (3, 2.0)]
@@ -115,27 +116,41 @@ def test_tensorboard_is_told_hyperparameters_once_and_shows_videos(tmp_path):
     assert read_events(tmp_path / "tensorboard")[0] == [4, 8]
 
 
-def test_wandb_goes_on_with_the_run_whose_id_lies_in_the_directory(tmp_path, monkeypatch):
-    asked, logged = [], []
-    run = types.SimpleNamespace(define_metric=lambda *_, **__: None, log=logged.append, finish=lambda: None)
+@pytest.fixture
+def wandb_calls(monkeypatch):
+    """What is asked of wandb, in order."""
+    calls = []
+    run = types.SimpleNamespace(
+        define_metric=lambda name, step_metric: calls.append((name, step_metric)),
+        log=calls.append,
+        finish=lambda: calls.append("end"),
+    )
     video = lambda path, format: (path, format)  # noqa: E731, A002
-    fake = types.SimpleNamespace(init=lambda **settings: asked.append(settings["id"]) or run, Video=video)
+    fake = types.SimpleNamespace(init=lambda **settings: calls.append(settings) or run, Video=video)
     monkeypatch.setitem(sys.modules, "wandb", fake)
+    return calls
+
+
+def test_wandb_goes_on_with_the_run_whose_id_lies_in_the_directory(tmp_path, wandb_calls):
+    def asked():
+        return [call["id"] for call in wandb_calls if "id" in call]
+
     for resume in (True, True, False):
         logger = WandbLogger("project", directory=tmp_path, resume=resume)
         logger.write(1, {"a": 1.0})
         logger.close()
-    assert asked[0] == asked[1] != asked[2] and len(asked[0]) == 16
+    first, second, third = asked()
+    assert first == second != third and len(first) == 16
     for hostile in ("[" * 500_000, '{"id": "../../x"}', '{"id": 3}', "[]"):
         (tmp_path / "wandb_run.json").write_text(hostile)
         WandbLogger("project", directory=tmp_path)
-        assert asked[-1] not in asked[:-1]
+        assert asked()[-1] not in asked()[:-1]
     assert not (tmp_path / "elsewhere").exists()
     WandbLogger("project", directory=tmp_path / "elsewhere")  # nothing is written before the run begins
     assert not (tmp_path / "elsewhere").exists()
     loggers = Loggers([logger, JSONLLogger(tmp_path / "metrics.jsonl")])  # which takes no videos
     loggers.show(2, tmp_path / "x.gif")
-    assert logged[-1] == {"step": 2, "video": (str(tmp_path / "x.gif"), "gif")}
+    assert wandb_calls[-1] == {"step": 2, "video": (str(tmp_path / "x.gif"), "gif")}
 
 
 def test_a_video_that_is_not_taken_holds_no_row_back(tmp_path):
@@ -158,22 +173,15 @@ def test_wandb_without_the_extra_says_how_to_get_it(monkeypatch):
         WandbLogger("project")
 
 
-def test_wandb_gets_rows_and_is_finished(monkeypatch):
-    calls = []
-    run = types.SimpleNamespace(
-        define_metric=lambda name, step_metric: calls.append((name, step_metric)),
-        log=calls.append,
-        finish=lambda: calls.append("end"),
-    )
-    fake = types.SimpleNamespace(init=lambda **settings: calls.append(settings) or run)
-    monkeypatch.setitem(sys.modules, "wandb", fake)
+def test_wandb_gets_rows_and_is_finished(wandb_calls):
     logger = WandbLogger("project", config={"seed": 0}, run_id="cartpole")
     logger.write(2, {"a": 1.0})
     logger.write(1, {"evaluation/a": 3.0})  # of an evaluation beside the run
     logger.close()
-    assert (calls[0]["id"], calls[0]["resume"], calls[0]["config"]) == ("cartpole", "allow", {"seed": 0})
-    assert calls[0]["reinit"] == "create_new", "neither the user's run nor that of another logger"
-    assert calls[1:] == [("*", "step"), {"step": 2, "a": 1.0}, {"step": 1, "evaluation/a": 3.0}, "end"]
+    made, *calls = wandb_calls
+    assert (made["id"], made["resume"], made["config"]) == ("cartpole", "allow", {"seed": 0})
+    assert made["reinit"] == "create_new", "neither the user's run nor that of another logger"
+    assert calls == [("*", "step"), {"step": 2, "a": 1.0}, {"step": 1, "evaluation/a": 3.0}, "end"]
 
 
 @pytest.mark.long

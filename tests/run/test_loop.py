@@ -5,13 +5,15 @@ import gc
 import jax
 import numpy as np
 import pytest
-from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS, anakin
+from helpers import programs
+from helpers.patience import Clock
+from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS
 
 import jaxrl
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel.multihost import distributed
 from jaxrl.parallel.program import Program
-from jaxrl.run import evaluating, loop, timing
+from jaxrl.run import evaluating, journal, loop, timing
 from jaxrl.run.checkpoint import Checkpointer
 from jaxrl.run.evaluation import Evaluation
 
@@ -22,10 +24,9 @@ def live_bytes():
     return sum(x.nbytes for x in jax.live_arrays())
 
 
-def train(folder, **settings):
+def train(folder):
     algo = DQN.replace(capacity=NUM_ENVS * 8192)
-    options = {"topology": anakin(), "evaluate_every": 0, "evaluation_episodes": 4, "progress": False}
-    return jaxrl.train(algo, ENV, total_steps=3 * ROWS, run_dir=folder, **options | settings)
+    return programs.train(folder, algo=algo, total_steps=3 * ROWS, evaluate_every=0, evaluation_episodes=4)
 
 
 @pytest.mark.long
@@ -48,42 +49,49 @@ def test_a_run_that_goes_on_never_holds_two_replays(tmp_path, monkeypatch):
     assert 0.9 * replay < at_last < 1.2 * replay
 
 
-class Clock:
-    now = 100.0
+@pytest.fixture
+def clocked(monkeypatch):
+    """A function that has the laps of runs read a clock, and chunks dispatched once that has been read."""
 
-    def __call__(self):
-        return self.now
+    def use(clock, then=lambda length: None):
+        ended, chunk = [], Program.chunk
+
+        class Watched(loop.BackgroundTask):
+            def __init__(self, work, name="background"):
+                super().__init__(work, name)
+                ended.extend([self] if name == "report" else [])
+
+        def dispatched(self, algo, env, state, length, *others):
+            for one in ended:
+                one.wait()  # the thread has looked at the clock
+            then(length if ended else None)
+            return chunk(self, algo, env, state, length, *others)
+
+        monkeypatch.setattr(Program, "chunk", dispatched)
+        monkeypatch.setattr(loop, "BackgroundTask", Watched)
+        monkeypatch.setattr(journal, "Laps", lambda: timing.Laps(clock))
+        monkeypatch.setattr(loop, "_CHUNK_SECONDS", 4.0)
+
+    return use
 
 
-def test_a_chunk_has_its_own_time_where_dispatching_it_waits(monkeypatch):
+def test_a_chunk_has_its_own_time_where_dispatching_it_waits(clocked, monkeypatch):
     """As on a GPU, where a loop of unknown length holds its dispatch, and with actors on the host: one second each.
 
     The report of a chunk is read when the next one was dispatched, so when that has ended too.
     """
-    clock, ended, chunk = Clock(), [], Program.chunk
+    clock = Clock()
 
-    class Watched(timing.Completions):
-        def of(self, wait):
-            ended.append(super().of(wait))
-            return ended[-1]
-
-    def dispatched(self, algo, env, state, length, *others):
-        for one in ended:
-            one.result()  # the thread has looked at the clock
-        clock.now += length if ended else 30.0  # the first one compiles
-        return chunk(self, algo, env, state, length, *others)
+    def dispatched(length):
+        clock.now += length or 30.0  # the first one compiles
 
     def evaluated(*arguments, **settings):
         clock.now += 7.0
         return Evaluation(np.ones(1, np.float32), np.ones(1, np.int32), 0)
 
-    monkeypatch.setattr(Program, "chunk", dispatched)
-    monkeypatch.setattr(loop, "Completions", Watched)
-    monkeypatch.setattr(loop, "Laps", lambda: timing.Laps(clock))
+    clocked(clock, dispatched)
     monkeypatch.setattr(evaluating, "evaluate", evaluated)
-    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 4.0)
-    settings = {"topology": anakin(), "evaluate_every": 12 * ROWS, "evaluation_episodes": 4, "progress": False}
-    result = jaxrl.train(PPO, ENV, total_steps=32 * ROWS, **settings)
+    result = programs.train(total_steps=32 * ROWS, evaluate_every=12 * ROWS, evaluation_episodes=4)
     rows = [row for row in result.metrics if "steps_per_second" in row]
     assert len(rows) > 8 and all(row["steps_per_second"] == ROWS for row in rows), rows
     assert result.steps_per_second == ROWS
@@ -113,27 +121,12 @@ class Clocked(ServedFromHost):
 
 @pytest.mark.long
 @pytest.mark.parametrize("algo", [PPO, DQN], ids=["ppo", "dqn"])
-def test_rates_of_actors_on_the_host_are_those_of_a_clock(algo, monkeypatch):
+def test_rates_of_actors_on_the_host_are_those_of_a_clock(algo, clocked):
     """An audit found 718,464 steps/s shown for 1,659: a chunk that collects had the time of the next one."""
-    env, ended, chunk = Clocked(ENV), [], Program.chunk
-
-    class Watched(timing.Completions):
-        def of(self, wait):
-            ended.append(super().of(wait))
-            return ended[-1]
-
-    def dispatched(*arguments):
-        for one in ended:
-            one.result()  # the thread has looked at the clock
-        return chunk(*arguments)
-
-    monkeypatch.setattr(Program, "chunk", dispatched)
-    monkeypatch.setattr(loop, "Completions", Watched)
-    monkeypatch.setattr(loop, "Laps", lambda: timing.Laps(env.clock))
-    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 4.0)
-    settings = {"evaluate_every": 0, "evaluation_episodes": 1, "progress": False}
-    topology = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True)
-    result = jaxrl.train(algo, env, eval_env=ENV, total_steps=24 * ROWS, topology=topology, **settings)
+    env = Clocked(ENV)
+    clocked(env.clock)
+    settings = {"topology": jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True), "evaluation_episodes": 1}
+    result = programs.train(algo=algo, env=env, eval_env=ENV, total_steps=24 * ROWS, evaluate_every=0, **settings)
     rows = [row for row in result.metrics if "steps_per_second" in row]
     assert len(rows) > 4 and all(row["steps_per_second"] == ROWS for row in rows), rows
     for row, before in zip(rows[1:], rows, strict=False):
@@ -158,6 +151,5 @@ def test_chunks_are_as_long_as_the_first_process_has_measured(monkeypatch):
 
     monkeypatch.setattr(distributed, "exchange", with_a_slow_leader)
     monkeypatch.setattr(Program, "chunk", measured)
-    settings = {"topology": anakin(), "evaluate_every": 8 * ROWS, "evaluation_episodes": 4, "progress": False}
-    jaxrl.train(PPO, ENV, total_steps=32 * ROWS, **settings)
+    programs.train(total_steps=32 * ROWS, evaluate_every=8 * ROWS, evaluation_episodes=4)
     assert lengths == [1] * 32

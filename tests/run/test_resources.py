@@ -14,7 +14,7 @@ from jaxrl.cli.flags import build_parts
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.resources import Resources
 from jaxrl.parallel.ray.actors import Remote
-from jaxrl.run.async_evaluation import Evaluator
+from jaxrl.run import evaluating
 from jaxrl.run.callbacks import FunctionCallback
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux has it")
@@ -40,13 +40,13 @@ def test_every_part_is_where_it_was_put_and_learns_the_same(monkeypatch):
                 seen[thread.name] = os.sched_getaffinity(thread.native_id)
         seen["learner"] = os.sched_getaffinity(0)
 
-    play = Evaluator._run
+    evaluate = evaluating.evaluate
 
-    def played(*arguments):
+    def played(*arguments, **settings):
         seen["evaluator"] = os.sched_getaffinity(0)
-        play(*arguments)
+        return evaluate(*arguments, **settings)
 
-    monkeypatch.setattr(Evaluator, "_run", played)
+    monkeypatch.setattr(evaluating, "evaluate", played)
     placed = run(
         resources=Resources(learner="0", actors=str(LAST), environments=str(LAST), evaluator=f"0-{LAST}"),
         callbacks=[FunctionCallback(look)],

@@ -4,9 +4,9 @@ import re
 import warnings
 
 import pytest
-from helpers.programs import ALGORITHMS, ENV, NUM_ENVS, ROWS, anakin
+from helpers import programs
+from helpers.programs import ENV, NUM_ENVS, ROWS
 
-import jaxrl
 from jaxrl.run import run_log
 from jaxrl.run.run_log import RunLog
 
@@ -32,11 +32,11 @@ def test_what_was_said_before_there_was_a_directory_comes_first(tmp_path):
 
 def test_warnings_are_logged_and_shown_as_before(tmp_path):
     before = warnings.showwarning
-    with pytest.warns(RuntimeWarning, match="of something"), RunLog() as log:
+    with pytest.warns(RuntimeWarning, match="of something"), run_log.logged() as log:
         log.open(tmp_path)
         warnings.warn("of something", RuntimeWarning, stacklevel=1)
     assert lines(tmp_path) == ["warning: of something"] and warnings.showwarning is before
-    with pytest.raises(ValueError, match="wrong"), RunLog() as log:
+    with pytest.raises(ValueError, match="wrong"), run_log.logged() as log:
         log.open(tmp_path)
         raise ValueError("wrong")
     assert lines(tmp_path)[1:] == ["error: wrong"] and warnings.showwarning is before
@@ -65,10 +65,9 @@ def test_what_cannot_be_written_ends_nothing(tmp_path):
 
 @pytest.mark.long
 def test_a_run_says_how_it_went_and_goes_on_where_it_was(tmp_path):
-    settings = {"topology": anakin(), "run_dir": tmp_path, "evaluation_episodes": NUM_ENVS, "progress": False}
-
     def train(rows, **others):
-        return jaxrl.train(ALGORITHMS["ppo"], ENV, total_steps=rows * ROWS, seed=3, **settings, **others)
+        settings = {"evaluation_episodes": NUM_ENVS, "seed": 3, **others}
+        return programs.train(tmp_path, total_steps=rows * ROWS, **settings)
 
     train(2, evaluate_every=ROWS)
     began = f"PPO on {ENV.name}, seed 3, {2 * ROWS:,} steps"

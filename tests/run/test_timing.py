@@ -1,20 +1,11 @@
 """Where the time goes: every second in one part, and told in the sessions of a run that is resumed."""
 
-import functools
-import threading
-
 import pytest
+from helpers.patience import Clock
 
 from jaxrl.cli.summary import report
 from jaxrl.run import timing
-from jaxrl.run.timing import ChunkTimes, Completions, Laps, described
-
-
-class Clock:
-    now = 50.0
-
-    def __call__(self):
-        return self.now
+from jaxrl.run.timing import ChunkTimes, Laps, described
 
 
 def test_every_second_is_in_one_part():
@@ -50,28 +41,6 @@ def test_no_speed_counts_what_actors_collected_while_a_program_compiled():
 
 def test_programs_from_the_cache_are_told_apart():
     assert described({"start": 6.8, "train": 3.0}) == "start 6.8 (programs loaded from the cache), train 3.0"
-
-
-def test_the_end_of_work_is_noted_when_it_ends():
-    """Not when it is asked for, in the order of the work, and also of work that failed."""
-    clock, release = Clock(), [threading.Event() for _ in range(3)]
-    completions = Completions(clock)
-
-    def work(number):
-        release[number].wait()
-        if number == 1:
-            raise RuntimeError("a device failed")
-
-    ended = [completions.of(functools.partial(work, number)) for number in range(3)]
-    times = []
-    for number, event in enumerate(release):
-        clock.now += 1.0
-        assert not ended[number].done()
-        event.set()
-        times.append(ended[number].result())
-    completions.close()
-    clock.now += 9.0
-    assert times == [51.0, 52.0, 53.0] == [one.result() for one in ended]
 
 
 def test_what_a_command_imports_is_counted_once():
