@@ -6,11 +6,11 @@ import shutil
 import warnings
 
 import pytest
+from helpers import programs
 from helpers.disks import At
 from helpers.events import read_events
-from helpers.programs import ENV, PPO, ROWS, anakin
+from helpers.programs import ROWS
 
-import jaxrl
 from jaxrl.core.errors import RunDirectoryError
 from jaxrl.run import checkpoint, loop
 from jaxrl.run.loggers import read_metrics
@@ -24,10 +24,8 @@ def one_iteration_chunks(monkeypatch):
 
 
 def train(run_dir, *loggers, iterations=6):
-    settings = {"evaluate_every": 0, "evaluation_episodes": 8, "checkpoint_every": 2 * ROWS, "progress": False}
-    return jaxrl.train(
-        PPO, ENV, total_steps=iterations * ROWS, topology=anakin(), run_dir=run_dir, loggers=loggers, **settings
-    )
+    settings = {"evaluate_every": 0, "evaluation_episodes": 8, "checkpoint_every": 2 * ROWS}
+    return programs.train(run_dir, total_steps=iterations * ROWS, loggers=loggers, **settings)
 
 
 @pytest.mark.long

@@ -59,18 +59,9 @@ def chunks(monkeypatch):
     return dispatched
 
 
-def train(algo, env=FINE, *, run_dir=None, topology=None, **settings):
-    settings = {"evaluate_every": 0, "checkpoint_every": 2 * ROWS} | settings
-    return jaxrl.train(
-        algo,
-        env,
-        total_steps=ITERATIONS * ROWS,
-        topology=topology or anakin(),
-        run_dir=run_dir,
-        evaluation_episodes=8,
-        progress=False,
-        **settings,
-    )
+def train(algo, env=FINE, **settings):
+    settings = {"evaluate_every": 0, "checkpoint_every": 2 * ROWS, "evaluation_episodes": 8} | settings
+    return programs.train(algo=algo, env=env, total_steps=ITERATIONS * ROWS, **settings)
 
 
 def state_after(algo, env, iterations):

@@ -14,10 +14,11 @@ import warnings
 
 import numpy as np
 import pytest
+from helpers import programs
 from helpers.disks import At, Disk, nothing_fits, refuse
 from helpers.events import read_events
 from helpers.patience import PATIENCE
-from helpers.programs import ENV, PPO, ROWS, anakin, assert_equal
+from helpers.programs import ENV, ROWS, assert_equal
 from helpers.tiers import one_quick
 
 import jaxrl
@@ -53,16 +54,7 @@ def one_iteration_chunks(monkeypatch):
 
 def train(run_dir, *loggers, **settings):
     settings = {"evaluate_every": 0, "evaluation_episodes": 8, "checkpoint_every": 2 * ROWS} | settings
-    return jaxrl.train(
-        PPO,
-        ENV,
-        total_steps=ITERATIONS * ROWS,
-        topology=anakin(),
-        run_dir=run_dir,
-        loggers=loggers,
-        progress=False,
-        **settings,
-    )
+    return programs.train(run_dir, total_steps=ITERATIONS * ROWS, loggers=loggers, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -195,23 +187,6 @@ def test_a_disk_without_room_for_what_libraries_write(reference, tmp_path, monke
     ended, lines = told_of(tmp_path / "run", At(3 * ROWS, lambda: full.__setitem__(0, True)))
     full[0] = False
     assert ended.stopped == "unsaved" and "could not be saved" in lines[0] and len(lines) == 2, lines
-    assert_equal(reference.state, ended.state)
-    assert_it_goes_on(tmp_path / "run", reference)
-
-
-@pytest.mark.long
-def test_another_process_in_the_directory_is_turned_away_and_disturbs_nothing(reference, tmp_path):
-    told = []
-
-    def come_in():
-        with pytest.raises(RunDirectoryError, match="is in use by process") as caught:
-            train(tmp_path / "run")
-        with pytest.raises(RunDirectoryError, match="is in use by"):
-            train(tmp_path / "run", overwrite=True)
-        told.append(str(caught.value))
-
-    ended, lines = told_of(tmp_path / "run", At(3 * ROWS, come_in))
-    assert len(told) == 1 and "\n" not in told[0] and lines == []
     assert_equal(reference.state, ended.state)
     assert_it_goes_on(tmp_path / "run", reference)
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
-from helpers.programs import DQN, ENV, PPO, ROWS, anakin
+from helpers.programs import DQN, PPO, ROWS, train
 from helpers.registered import nothing_registered_for_good
 from helpers.tiers import one_quick
 
@@ -16,7 +16,7 @@ from jaxrl.envs.episode import restart, transition
 from jaxrl.networks import MLP, CategoricalValues, QNetwork
 from jaxrl.run import advice
 
-RUN = {"total_steps": 12 * ROWS, "evaluate_every": ROWS, "evaluation_episodes": 4, "progress": False}
+RUN = {"total_steps": 12 * ROWS, "evaluate_every": ROWS, "evaluation_episodes": 4}
 
 
 def trained(v_min, v_max):
@@ -24,7 +24,7 @@ def trained(v_min, v_max):
     network = QNetwork(torso=MLP((16,)), head=CategoricalValues(11))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        result = jaxrl.train(DQN.replace(v_min=v_min, v_max=v_max, network=network), ENV, topology=anakin(), **RUN)
+        result = train(algo=DQN.replace(v_min=v_min, v_max=v_max, network=network), **RUN)
     return result, [str(w.message) for w in caught if "support" in str(w.message)]
 
 
@@ -229,10 +229,10 @@ def test_a_run_ends_with_the_returns_of_greedy_actions_and_of_training(capsys, t
 @pytest.mark.parametrize(("rate", "learns"), one_quick([(3.0, False), (1e-2, True)]))
 def test_training_warns_once_at_its_end(rate, learns):
     algo = PPO.replace(learning_rate=rate, rollout_length=16, epochs=1)
-    settings = {"total_steps": 60 * 16 * 64, "evaluate_every": 0, "evaluation_episodes": 4, "progress": False}
+    settings = {"total_steps": 60 * 16 * 64, "topology": jaxrl.Anakin(64), "evaluate_every": 0}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        jaxrl.train(algo, "gymnax:CartPole-v1", num_envs=64, **settings)
+        train(algo=algo, env="gymnax:CartPole-v1", evaluation_episodes=4, **settings)
     said = [str(w.message) for w in caught if "did not learn" in str(w.message)]
     assert len(said) == (not learns)
     assert learns or "update/entropy is 0 since step" in said[0]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
-from helpers.programs import ALGORITHMS, ENV, NUM_ENVS, PPO, ROWS, assert_equal
+from helpers.programs import ALGORITHMS, ENV, NUM_ENVS, PPO, ROWS, assert_equal, train
 from helpers.tiers import one_quick
 
 import jaxrl
@@ -211,8 +211,8 @@ def test_host_environments_begin_other_episodes_than_in_training(monkeypatch):
 def test_a_run_on_the_host_plays_few_episodes_unless_it_says(given, played, tmp_path):
     """Each is played step by step; ten evaluations of 128 would be more steps than many a run."""
     topology = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True)
-    settings = {"topology": topology, "evaluate_every": 0, "evaluation_episodes": given, "progress": False}
-    result = jaxrl.train(PPO, ServedFromHost(ENV), total_steps=ROWS, run_dir=tmp_path / "run", **settings)
+    settings = {"env": ServedFromHost(ENV), "topology": topology, "evaluate_every": 0, "evaluation_episodes": given}
+    result = train(tmp_path / "run", total_steps=ROWS, **settings)
     assert result.evaluation.episodes == played
     assert read_config(tmp_path / "run")["logging"]["evaluation_episodes"] == played
     assert default_episodes(ENV) == EPISODES == 128

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from helpers import programs
 from helpers.patience import PATIENCE
 from helpers.programs import ENV, PPO, ROWS, anakin
 
@@ -34,9 +35,7 @@ EACH = 2 * ROWS
 
 def train(run_dir, total_steps=3 * EACH, **settings):
     settings = {"evaluate_every": 0, "checkpoint_every": EACH, "evaluation_episodes": 4, "keep": 9} | settings
-    return jaxrl.train(
-        PPO, ENV, total_steps=total_steps, topology=anakin(), run_dir=run_dir, progress=False, **settings
-    )
+    return programs.train(run_dir, total_steps=total_steps, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -199,8 +198,7 @@ def test_an_evaluator_knows_what_config_json_cannot_hold(tmp_path, placed):
     path = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(place, "_own", [LEARNER])
-        settings = {"evaluate_every": 0, "checkpoint_every": 0, "evaluation_episodes": 4, "progress": False}
-        jaxrl.train(algo, ENV, total_steps=ROWS, topology=anakin(), run_dir=path, **settings)
+        train(path, total_steps=ROWS, algo=algo, checkpoint_every=0)
     with pytest.raises(ConfigError, match="opaque|Own"):
         list(follow(path, episodes=4, out=tmp_path / "out.jsonl"))
     follow_to_its_end(path, algo)

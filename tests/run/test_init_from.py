@@ -6,7 +6,8 @@ import shutil
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, anakin, assert_equal
+from helpers import programs
+from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, assert_equal
 
 import jaxrl
 from jaxrl import networks
@@ -26,7 +27,7 @@ PENDULUM = env_spec(jaxrl.make("gymnax:Pendulum-v1"))
 
 def train(algo=PPO, env=ENV, total_steps=2 * ROWS, **settings):
     settings = {"evaluate_every": 0, "checkpoint_every": ROWS, "evaluation_episodes": 2} | settings
-    return jaxrl.train(algo, env, total_steps=total_steps, topology=anakin(), progress=False, **settings)
+    return programs.train(algo=algo, env=env, total_steps=total_steps, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -195,6 +196,5 @@ def test_a_parent_that_goes_on_does_not_change_a_child_that_was_killed_early(par
 def test_on_several_devices(parent):
     before, path = parent
     topology = jaxrl.Anakin(num_envs=NUM_ENVS, devices=2)
-    settings = {"total_steps": ROWS, "progress": False, "evaluate_every": 0, "evaluation_episodes": 2}
-    result = jaxrl.train(FROZEN, ENV, topology=topology, init_from=path, **settings)
+    result = train(FROZEN, total_steps=ROWS, topology=topology, init_from=path)
     assert_equal(result.policy.actor.params, before.policy.actor.params, tolerance=1e-20)

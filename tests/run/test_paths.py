@@ -1,7 +1,6 @@
 """`~` is the home directory in every path that a user can give, to Python and on the command line."""
 
 import ast
-import inspect
 import json
 import os
 from pathlib import Path
@@ -160,62 +159,6 @@ READERS = {
 def test_what_reads_says_where_it_looked(at_home, tmp_path, read):
     with pytest.raises(JaxrlError, match=f"{tmp_path}/home/nothing"):
         read(at_home("nothing"))
-
-
-# Each argument of the public face that is a path, and the test above that holds it.
-HELD = {
-    "Dataset.path": test_datasets,
-    "Record.path": test_training_and_all_that_follows,
-    "Record.check.run_dir": test_training_and_all_that_follows,
-    "Result.run_dir": None,  # which it says, and does not take
-    "Result.plot.path": test_training_and_all_that_follows,
-    "Result.save.path": test_training_and_all_that_follows,
-    "SweepResult.save.path": test_directories_and_logs,
-    "SweepResult.plot.path": test_directories_and_logs,
-    "SweepResult.plot_settings.path": test_directories_and_logs,
-    "PBTResult.save.path": test_directories_and_logs,
-    "PBTResult.plot.path": test_directories_and_logs,
-    "PBTResult.plot_settings.path": None,  # of SweepResult
-    "TuneResult.save.path": test_directories_and_logs,
-    "TuneResult.plot.path": test_directories_and_logs,
-    "TuneResult.plot_settings.path": test_directories_and_logs,
-    "evaluate.opponent": test_what_reads_says_where_it_looked,
-    "Result.evaluate.opponent": None,  # of evaluate
-    "export_policy.path": test_training_and_all_that_follows,
-    "export_policy.source": test_training_and_all_that_follows,
-    "export_minari.data_dir": test_datasets,
-    "export_replay.path": test_datasets,
-    "export_rlds.path": test_training_and_all_that_follows,
-    "load.path": test_training_and_all_that_follows,
-    "load_dataset.source": test_datasets,
-    "pull.path": None,  # tests/export/test_hub.py
-    "push.folder": None,
-    "render.path": test_training_and_all_that_follows,
-    "report.out": test_training_and_all_that_follows,
-    "report.runs": test_training_and_all_that_follows,
-    "sweep.run_dir": test_directories_and_logs,
-    "to_pandas.paths": test_training_and_all_that_follows,
-    "train.init_from": test_training_and_all_that_follows,
-    "train.record": test_training_and_all_that_follows,
-    "train.run_dir": test_training_and_all_that_follows,
-    "pbt.run_dir": test_directories_and_logs,
-    "tune.run_dir": test_directories_and_logs,
-}
-
-
-def test_every_path_of_the_public_face_is_held():
-    found = set()
-    for name in jaxrl.__all__:
-        public = getattr(jaxrl, name)
-        functions = {name: public} if inspect.isfunction(public) else {}
-        if inspect.isclass(public):
-            own = inspect.getmembers(public, inspect.isfunction)
-            functions = {f"{name}.{key}": x for key, x in own if key[0] != "_"} | {name: public.__init__}
-        for owner, function in functions.items():
-            for argument, parameter in inspect.signature(function).parameters.items():
-                if "Path" in str(parameter.annotation):
-                    found.add(f"{owner}.{argument}")
-    assert found == set(HELD)
 
 
 # --- the command line ------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from helpers import programs
 from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, SMALL, anakin, assert_equal
 from helpers.recorded import assert_bitwise
 
@@ -32,17 +33,9 @@ pytest.importorskip("tensorflow_datasets")
 ITERATIONS, EACH = 12, 4  # and how many between checkpoints
 
 
-def train(record=None, *, env=ENV, topology=None, **settings):
+def train(record=None, **settings):
     settings = {"evaluate_every": 0, "checkpoint_every": EACH * ROWS, "evaluation_episodes": 8} | settings
-    return jaxrl.train(
-        PPO,
-        env,
-        total_steps=ITERATIONS * ROWS,
-        topology=topology or anakin(),
-        record=record,
-        progress=False,
-        **settings,
-    )
+    return programs.train(record=record, total_steps=ITERATIONS * ROWS, **settings)
 
 
 def parts(path):
@@ -389,15 +382,7 @@ def test_what_a_gaussian_policy_did_can_be_learned_from(tmp_path, recwarn):
     """Its samples lie beyond the bounds of a box; recorded and exported are the actions that the environment took."""
     env = jaxrl.make("gymnax:Pendulum-v1", max_steps_in_episode=20)
     algo = jaxrl.PPO(rollout_length=8, epochs=1, minibatches=1, network=jaxrl.networks.ActorCritic(torso=SMALL))
-    result = jaxrl.train(
-        algo,
-        env,
-        total_steps=12 * ROWS,
-        num_envs=NUM_ENVS,
-        record=tmp_path / "lived",
-        evaluation_episodes=1,
-        progress=False,
-    )
+    result = train(tmp_path / "lived", algo=algo, env=env)
     settings = {"episodes": 8, "explore": True, "progress": False}
     jaxrl.export_rlds(result.policy, env, tmp_path / "rlds", **settings)
     jaxrl.export_minari(result.policy, env, "pendulum-v0", data_dir=tmp_path, **settings)

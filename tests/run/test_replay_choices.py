@@ -9,10 +9,10 @@ import re
 import jax
 import numpy as np
 import pytest
-from helpers.programs import DQN, ENV, NUM_ENVS, ROWS, Interrupt, all_finite, anakin, assert_equal
+from helpers import programs
+from helpers.programs import DQN, NUM_ENVS, ROWS, Interrupt, all_finite, assert_equal
 from helpers.tiers import few
 
-import jaxrl
 from jaxrl.core.errors import CheckpointError
 from jaxrl.core.sources import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Uniform, View
 from jaxrl.run import loop, manifest
@@ -56,17 +56,8 @@ def test_interrupted_and_started_again(choices, tmp_path):
     algo = DQN.replace(prioritized=False, **choices)
 
     def train(run_dir=None, loggers=()):
-        return jaxrl.train(
-            algo,
-            ENV,
-            total_steps=ITERATIONS * ROWS,
-            topology=anakin(),
-            run_dir=run_dir,
-            loggers=list(loggers),
-            checkpoint_every=ROWS,
-            evaluation_episodes=NUM_ENVS,
-            progress=False,
-        )
+        settings = {"total_steps": ITERATIONS * ROWS, "checkpoint_every": ROWS, "evaluation_episodes": NUM_ENVS}
+        return programs.train(run_dir, algo=algo, loggers=list(loggers), **settings)
 
     whole, half = train(), train(tmp_path / "run", [Interrupt(ITERATIONS // 2 * ROWS)])
     assert half.stopped == "interrupted" and half.total_steps < whole.total_steps
@@ -85,17 +76,17 @@ def test_interrupted_and_started_again(choices, tmp_path):
 def test_a_replay_that_was_saved_otherwise_is_refused_with_a_way_to_go_on(tmp_path):
     """As by an earlier version, which kept less of it."""
     algo = DQN.replace(prioritized=False, sampler=Lifo(), max_times_sampled=3)
-    settings = {"topology": anakin(), "evaluation_episodes": NUM_ENVS, "progress": False}
-    before = jaxrl.train(algo, ENV, total_steps=3 * ROWS, run_dir=tmp_path / "before", **settings)
+    settings = {"algo": algo, "evaluation_episodes": NUM_ENVS}
+    before = programs.train(tmp_path / "before", total_steps=3 * ROWS, **settings)
     saved = tmp_path / "before" / "checkpoints" / f"{3 * ROWS:012d}"
     record = manifest.read(saved / manifest.FILE)
     missing = next(leaf for leaf in record.leaves if leaf.name.startswith("buffers/"))
     record.leaves.remove(missing)
     manifest.write(saved / manifest.FILE, record)
     with pytest.raises(CheckpointError, match=f"leaf {missing.name} ") as refused:
-        jaxrl.train(algo, ENV, total_steps=4 * ROWS, run_dir=tmp_path / "before", **settings)
+        programs.train(tmp_path / "before", total_steps=4 * ROWS, **settings)
     source = re.search(r"init_from='(.*)' \(--init-from\)", str(refused.value))[1]
     with pytest.warns(RuntimeWarning, match="nothing is learned"):
-        again = jaxrl.train(algo, ENV, total_steps=ROWS, run_dir=tmp_path / "again", init_from=source, **settings)
+        again = programs.train(tmp_path / "again", total_steps=ROWS, init_from=source, **settings)
     assert again.config["parent"]["step"] == 3 * ROWS and again.config["parent"]["fresh"] == []
     assert_equal(again.policy.actor.params, before.policy.actor.params)

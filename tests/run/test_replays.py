@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from helpers.programs import DQN, ENV, NUM_ENVS, PPO, R2D2, ROWS, anakin
+from helpers.programs import DQN, NUM_ENVS, R2D2, ROWS, train
 from helpers.recorded import assert_bitwise
 from helpers.rows_alone import RowsAlone
 from helpers.tiers import few
@@ -260,10 +260,10 @@ def test_a_table_writes_what_its_items_hold(tmp_path, settings, stack):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    options = {"topology": anakin(), "evaluation_episodes": 8, "evaluate_every": 0, "progress": False}
-    dqn = jaxrl.train(DQN, ENV, total_steps=11 * ROWS, run_dir=folder / "dqn", checkpoint_every=10 * ROWS, **options)
-    jaxrl.train(DQN, ENV, total_steps=ROWS, run_dir=folder / "without", save_replay=False, **options)
-    jaxrl.train(PPO, ENV, total_steps=ROWS, run_dir=folder / "ppo", **options)
+    options = {"evaluation_episodes": 8, "evaluate_every": 0}
+    dqn = train(folder / "dqn", algo=DQN, total_steps=11 * ROWS, checkpoint_every=10 * ROWS, **options)
+    train(folder / "without", algo=DQN, total_steps=ROWS, save_replay=False, **options)
+    train(folder / "ppo", total_steps=ROWS, **options)
     return dqn, folder
 
 
@@ -332,8 +332,7 @@ STORAGES = {
 @pytest.mark.parametrize("name", few(STORAGES, "views", "table"))
 def test_every_storage_and_view_of_a_directory_is_that_of_the_run(tmp_path, name):
     algo, names = STORAGES[name]
-    options = {"topology": anakin(), "evaluation_episodes": 8, "evaluate_every": 0, "progress": False}
-    result = jaxrl.train(algo, ENV, total_steps=11 * ROWS, run_dir=tmp_path / "run", **options)
+    result = train(tmp_path / "run", algo=algo, total_steps=11 * ROWS, evaluate_every=0, evaluation_episodes=8)
     for name in names:
         path = jaxrl.export_replay(result, tmp_path / f"{name}-one", replay=name)
         again = jaxrl.export_replay(tmp_path / "run", tmp_path / f"{name}-two", replay=name)

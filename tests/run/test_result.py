@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS, SWEEP, anakin, assert_equal
+from helpers import programs
+from helpers.kills import StopAtTheFifth
+from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS, SWEEP, assert_equal
 from helpers.strict_json import check_folder
 from helpers.tiers import one_quick
 
@@ -20,7 +22,7 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.summary import byte_size, tree_summary
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.run import loggers
-from jaxrl.run.callbacks import Decision, FunctionCallback, StopAtReturn
+from jaxrl.run.callbacks import FunctionCallback, StopAtReturn
 from jaxrl.run.checkpoint import read_manifest
 from jaxrl.run.directory import RunDirectory
 from jaxrl.run.loading import load_run
@@ -32,8 +34,7 @@ WIDTH = 240
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     path = tmp_path_factory.mktemp("runs") / "ppo"
-    settings = {"num_envs": NUM_ENVS, "evaluation_episodes": 2, "progress": False}
-    return jaxrl.train(PPO, ENV, total_steps=ROWS, run_dir=path, **settings)
+    return programs.train(path, total_steps=ROWS, topology=jaxrl.Anakin(NUM_ENVS), evaluation_episodes=2)
 
 
 def test_results(trained):
@@ -64,25 +65,6 @@ def test_sweeps():
     assert repr(found).endswith("no score)")
 
 
-class Patient:
-    """Stops at the third call, and remembers how many there were."""
-
-    name = "patient"
-
-    def __init__(self):
-        self.calls = 0
-
-    def __call__(self, moment):
-        self.calls += 1
-        return Decision(stop="enough" if self.calls == 3 else None, metrics={"calls": self.calls})
-
-    def state_dict(self):
-        return {"calls": self.calls}
-
-    def load_state_dict(self, state):
-        self.calls = state["calls"]
-
-
 def interrupt(moment):
     if moment.step == 3 * ROWS:
         signal.raise_signal(signal.SIGINT)
@@ -91,7 +73,7 @@ def interrupt(moment):
 SCHEDULED = DQN.replace(epsilon=jaxrl.schedules.Linear(1.0, 0.0))
 ON_HOST = {"env": ServedFromHost(ENV), "topology": jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True)}
 ENDS = {
-    "enough": {"callbacks": Patient},
+    "fifth": {"callbacks": StopAtTheFifth},
     "target_return": {"callbacks": lambda: StopAtReturn(-1e9), "algo": PPO},
     "interrupted": {"callbacks": lambda: FunctionCallback(interrupt), "algo": PPO},
     "finished": {"algo": PPO, **ON_HOST},
@@ -102,13 +84,13 @@ ENDS = {
 @pytest.mark.parametrize("end", one_quick(list(ENDS)))
 def test_a_saved_result_is_the_run_directory_of_its_run(end, tmp_path):
     """Files, policy and schedules, and how it goes on; whatever ended it."""
-    settings = {"algo": SCHEDULED, "env": ENV, "topology": anakin()} | ENDS[end]
+    settings = {"algo": SCHEDULED} | ENDS[end]
     make = settings.pop("callbacks", None)
 
     def train(run_dir, **more):
         callbacks = [] if make is None else [make()]
-        everything = {"callbacks": callbacks, "callback_every": ROWS, "evaluation_episodes": 2, "progress": False}
-        return jaxrl.train(total_steps=6 * ROWS - 3, run_dir=run_dir, **everything | settings | more)
+        everything = {"callbacks": callbacks, "callback_every": ROWS, "evaluation_episodes": 2}
+        return programs.train(run_dir, total_steps=6 * ROWS - 3, **everything | settings | more)
 
     result = train(tmp_path / "run", evaluate_every=2 * ROWS)
     assert result.stopped == end

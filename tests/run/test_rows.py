@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.programs import DQN, ENV, PPO, ROWS, anakin, assert_equal
+from helpers import programs
+from helpers.programs import DQN, PPO, ROWS, assert_equal
 from helpers.tiers import one_quick
 from hypothesis import given
 from hypothesis import strategies as st
 
-import jaxrl
 from jaxrl.core.report import EpisodeSums, Report, joined
 from jaxrl.parallel.program import Program
 from jaxrl.run import loop
@@ -19,11 +19,9 @@ from jaxrl.run.rows import TrainingRows, row_period
 TIMED = ("seconds", "steps_per_second", "updates_per_second", "inserts_per_second", "samples_per_second")
 
 
-def train(run_dir=None, *, algo=PPO, total=12, **settings):
+def train(run_dir=None, *, total=12, **settings):
     settings = {"evaluate_every": 5 * ROWS, "checkpoint_every": 3 * ROWS, "evaluation_episodes": 2} | settings
-    return jaxrl.train(
-        algo, ENV, total_steps=total * ROWS, topology=anakin(), run_dir=run_dir, progress=False, **settings
-    )
+    return programs.train(run_dir, total_steps=total * ROWS, **settings)
 
 
 def rows(result):

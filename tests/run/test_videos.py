@@ -1,18 +1,18 @@
 """Videos of a run while it trains: at their steps, of the policy of that step, and without a change to the run."""
 
 import pytest
+from helpers import programs
 from helpers.events import all_events
-from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, assert_equal
+from helpers.programs import ENV, ROWS, assert_equal
 from PIL import Image
 
-import jaxrl
 from jaxrl.run import rendering
 from jaxrl.run.loading import load_run
 
 
-def train(env=ENV, **settings):
-    settings = {"total_steps": 5 * ROWS, "num_envs": NUM_ENVS, "evaluate_every": 0, "seed": 4} | settings
-    return jaxrl.train(PPO, env, evaluation_episodes=2, checkpoint_every=ROWS, keep=9, progress=False, **settings)
+def train(run_dir=None, **settings):
+    settings = {"total_steps": 5 * ROWS, "evaluate_every": 0, "seed": 4, "checkpoint_every": ROWS, "keep": 9} | settings
+    return programs.train(run_dir, evaluation_episodes=2, **settings)
 
 
 def frames(path):
