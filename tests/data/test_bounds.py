@@ -9,14 +9,13 @@ import zlib
 import numpy as np
 import pytest
 from helpers import hostile
-from helpers.recorded import episode, spaces_of
+from helpers.recorded import episode, write_minari
 from PIL import Image
 
-from jaxrl.core.errors import DatasetError, JaxrlError, RunDirectoryError
-from jaxrl.data import MinariWriter, bounds, features, load_dataset, tables, tfrecord
+from jaxrl.core.errors import DatasetError, RunDirectoryError
+from jaxrl.data import bounds, features, load_dataset, tables, tfrecord
 from jaxrl.data.minari_reader import check_hdf5
 from jaxrl.data.staging import Staging
-from jaxrl.data.tfrecord import TfRecordWriter
 from jaxrl.parallel import memory
 from jaxrl.run.loggers import WandbLogger
 
@@ -47,19 +46,16 @@ def test_pictures_that_are_what_they_say_are_decoded():
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (resized(picture(), 100_000, 100_000), "not an image|pixels"),
-        (resized(picture(), 9000, 9000), "9,000 x 9,000 pixels; at most"),
-        (picture(kind="GIF", mode="P"), "it is not an image in JPEG or PNG"),
-        (picture(kind="BMP"), "it is not an image in JPEG or PNG"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "it is not an image in JPEG or PNG"),
-        (b"", "it is not an image in JPEG or PNG"),
-        (picture(4, 2), "2 x 4 pixels, but 2 x 3 were declared"),
+        (resized(picture(), 9000, 9000), "9,000 x 9,000"),
+        (picture(kind="GIF", mode="P"), "no picture"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "no picture"),
+        (picture(4, 2), "2 x 4"),
     ],
-    ids=["bomb", "large", "gif", "bmp", "postscript", "empty", "another size"],
+    ids=["large", "gif", "postscript", "another size"],
 )
 def test_pictures_that_are_not_are_refused_unseen(data, said):
     with pytest.raises(ValueError, match=said):
-        bounds.check_pictures([picture(), data], (2, 3, 3) if "declared" in said else None)
+        bounds.check_pictures([picture(), data], (2, 3, 3) if said == "2 x 4" else None)
 
 
 def test_many_pictures_must_fit_together(monkeypatch):
@@ -69,10 +65,7 @@ def test_many_pictures_must_fit_together(monkeypatch):
         bounds.check_pictures([picture(100, 100)] * 5)
 
 
-@pytest.mark.parametrize(
-    "spoil", [resized(picture(4, 5), 20_000, 20_000), b"%!PS-Adobe-3.0 EPSF-3.0\n"], ids=["bomb", "eps"]
-)
-def test_a_dataset_of_pictures_that_are_not(spoil, tmp_path):
+def test_a_dataset_of_pictures_that_are_not(tmp_path):
     tfds = pytest.importorskip("tensorflow_datasets")
     feature = tfds.features.Image(shape=(5, 4, 3))
     field = features.Field("steps/observation", None, (), "foreign", feature)
@@ -84,7 +77,7 @@ def test_a_dataset_of_pictures_that_are_not(spoil, tmp_path):
 
     assert read(picture(4, 5), picture(4, 5))["steps/observation"].shape == (2, 5, 4, 3)
     with hostile.Watch(tmp_path) as watch, pytest.raises(DatasetError, match="steps/observation"):
-        read(picture(4, 5), spoil)
+        read(picture(4, 5), b"%!PS-Adobe-3.0 EPSF-3.0\n")
     assert watch.found == []
 
 
@@ -125,33 +118,15 @@ def test_a_file_of_nothing_but_a_hole_is_refused_at_once(tmp_path, monkeypatch):
     assert seen == [bytes(8)]
 
 
-def test_every_length_is_checked(tmp_path):
-    writer = TfRecordWriter(tmp_path / "file")
-    for number in range(8):
-        writer.write(bytes([number]) * number)
-    writer.close()
-    with tfrecord.records(tmp_path / "file") as read:
-        assert [len(x) for x in read(0, 8)] == list(range(8))
-    data = bytearray((tmp_path / "file").read_bytes())
-    data[8 + 16 * 4 + (0 + 1 + 2 + 3)] ^= 1  # of the fifth header
-    (tmp_path / "other").write_bytes(data)
-    with pytest.raises(DatasetError, match="record 4 has a wrong"), tfrecord.records(tmp_path / "other"):
-        pass
-
-
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=["arrow", "parquet"])
-def table(request, tmp_path_factory):
+@pytest.fixture(params=["arrow", "parquet"])
+def table(request, tmp_path):
     """A dataset of Minari's in this format, and the file of its one episode."""
     pytest.importorskip("minari")
     pytest.importorskip("pyarrow")
-    one, folder = episode(0, 3, dtypes=["float32", "uint8"]), tmp_path_factory.mktemp(request.param)
-    with MinariWriter("made-v0", *spaces_of(one), data_dir=folder, data_format=request.param) as writer:
-        writer.write(one)
-        writer.close()
-    path = folder / "made-v0"
+    path = write_minari(tmp_path, [episode(0, 3, dtypes=["float32", "uint8"])], data_format=request.param)
     (file,) = path.rglob(f"*.{request.param}")
     return request.param, path, file
 
@@ -159,10 +134,6 @@ def table(request, tmp_path_factory):
 def read(path):
     dataset = load_dataset(f"minari:{path}")
     return [dataset[number] for number in range(len(dataset))]
-
-
-def test_tables_that_are_what_they_say_are_read(table):
-    assert len(read(table[1])) == 1
 
 
 def rewritten(table, change, **how):
@@ -204,30 +175,21 @@ def _deep(pa, source):
 @pytest.mark.parametrize(
     "change",
     [_nulls, _extension, _dictionary, _deep],
-    ids=lambda change: change.__name__,
 )
 def test_tables_of_types_that_minari_does_not_write(table, change):
-    kept = table[2].read_bytes()
-    try:
-        path = rewritten(table, change)
-        with hostile.Watch(path) as watch, hostile.bounded(), pytest.raises(DatasetError, match="cannot be read"):
-            read(path)
-        assert watch.found == []
-    finally:
-        table[2].write_bytes(kept)
+    path = rewritten(table, change)
+    with hostile.Watch(path) as watch, hostile.bounded(), pytest.raises(DatasetError, match="cannot be read"):
+        read(path)
+    assert watch.found == []
 
 
 def test_tables_that_are_compressed_otherwise(table):
-    kept = table[2].read_bytes()
-    try:
-        rewritten(table, lambda pa, source: source, compression="zstd")
-        with pytest.raises(DatasetError, match="compressed"):
-            read(table[1])
-    finally:
-        table[2].write_bytes(kept)
+    with pytest.raises(DatasetError, match="compressed"):
+        read(rewritten(table, lambda pa, source: source, compression="zstd"))
 
 
 def test_a_table_of_more_than_memory(table, monkeypatch):
+    assert len(read(table[1])) == 1
     monkeypatch.setattr(memory, "free_on_host", lambda: 100)
     with pytest.raises(DatasetError, match="the table takes .* of memory"):
         read(table[1])
@@ -271,23 +233,6 @@ def test_pages_that_promise_more_than_they_hold(page, said):
         assert tables._check_column(io.BytesIO(page), len(page), column) == 40 + 9 * 16
 
 
-@pytest.mark.long
-def test_tables_with_bytes_changed(table):
-    """Each is read, or refused in jaxrl's own words; none ends the process."""
-    kept = table[2].read_bytes()
-    try:
-        for number in range(150):
-            table[2].write_bytes(hostile.spoiled(kept, np.random.default_rng([77, number])))
-            with hostile.Watch(table[1]) as watch, hostile.bounded():
-                try:
-                    read(table[1])
-                except JaxrlError as error:
-                    assert len(str(error)) < 4000
-            assert watch.found == []
-    finally:
-        table[2].write_bytes(kept)
-
-
 @pytest.mark.parametrize("shape", [(10**12,), (1, 10**12)], ids=str)
 def test_texts_without_end_are_refused_at_once(shape, tmp_path):
     h5py = pytest.importorskip("h5py")
@@ -305,17 +250,16 @@ def test_pictures_of_minaris_are_looked_at_however_they_are_stored(how, tmp_path
     pytest.importorskip("minari")
     postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 40 40\n%%EndComments\n"
     space = gymnasium.spaces.Dict({"camera": gymnasium.spaces.Box(0, 255, (40, 40, 3), np.uint8)})
+    numbers = np.frombuffer(postscript, np.uint8)
     with h5py.File(tmp_path / "file", "w") as file:
         group = file.create_group("episode_0/observations")
-        if how == "rows of bytes":
-            group["camera"] = np.frombuffer(postscript, np.uint8)[None]
+        if how == "rows of bytes":  # as Minari writes where all pictures are of one length
+            group["camera"] = numbers[None]
         elif how == "texts":
             group.create_dataset("camera", data=[postscript], dtype=h5py.string_dtype())
         else:
-            group.create_dataset("camera", (1,), h5py.vlen_dtype(np.int8))[0] = np.frombuffer(postscript, np.int8)
-    # Rows of bytes are what Minari writes where all pictures are of one length.
-    said = "it is not an image" if how == "rows of bytes" else "has images as .*, not in Minari's format"
-    with pytest.raises(ValueError, match=said):
+            group.create_dataset("camera", (1,), h5py.vlen_dtype(np.int8))[0] = numbers.astype(np.int8)
+    with pytest.raises(ValueError, match="picture"):
         check_hdf5(tmp_path / "file", [0], {"observations": space})
     check_hdf5(tmp_path / "file", [0], {"observations": gymnasium.spaces.Dict({})})
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers.discounted import Discounted
 from helpers.made import ENDINGS, made
+from helpers.recorded import write_rlds
 from helpers.registered import nothing_registered_for_good
 
 import jaxrl
@@ -17,7 +18,7 @@ from jaxrl.buffers import batches
 from jaxrl.core import registry
 from jaxrl.core.sources import Sequence
 from jaxrl.core.types import NetworkInputs, Rollout
-from jaxrl.data import RldsWriter, views
+from jaxrl.data import views
 from jaxrl.data.rows import EpisodeCutter, rows_from_episode
 from jaxrl.networks import MLP, QNetwork
 
@@ -45,10 +46,8 @@ def test_rows_of_dm_env_have_the_discounts_that_followed(lived):
 def test_a_dataset_keeps_them(lived, tmp_path):
     pytest.importorskip("tensorflow_datasets")
     episodes, _ = lived
-    with RldsWriter(tmp_path / "data", "test") as writer:
-        for episode in [*episodes, dataclasses.replace(episodes[0], discount=np.float32([1, 1, 1, 0, 0]))]:
-            writer.write(episode)
-        path = writer.close()
+    default = dataclasses.replace(episodes[0], discount=np.float32([1, 1, 1, 0, 0]))
+    path = write_rlds(tmp_path / "data", [*episodes, default])
     dataset = jaxrl.load_dataset(f"rlds:{path}")
     assert not dataset.report().faults
     for before, after in zip(episodes, dataset, strict=False):

@@ -8,13 +8,13 @@ import sys
 
 import pytest
 from helpers.programs import ENV
-from helpers.recorded import episode, spaces_of
+from helpers.recorded import episode, write_minari, write_rlds
 
 import jaxrl
 from jaxrl.algos import CQL
 from jaxrl.cli import main
 from jaxrl.core.errors import DatasetError
-from jaxrl.data import MinariWriter, RldsWriter, metadata
+from jaxrl.data import metadata
 
 tfds = pytest.importorskip("tensorflow_datasets")
 minari = pytest.importorskip("minari")
@@ -37,31 +37,21 @@ def marker(tmp_path, monkeypatch):
 
 def openers(source):
     """Everything that opens a dataset by its name."""
-    yield "load_dataset", lambda: jaxrl.load_dataset(source)
-    yield "train", lambda: jaxrl.train(CQL(), ENV, total_steps=64, dataset=source, progress=False)
-    yield "info", lambda: exits(["dataset", "info", source])
-    yield (
-        "jaxrl train",
-        lambda: exits(["train", "cql", "--env", "probe:Constant", "--total-steps", "64", "--dataset", source]),
-    )
+    yield lambda: jaxrl.train(CQL(), ENV, total_steps=64, dataset=source, progress=False)
+    yield lambda: exits(["dataset", "info", source])
+    yield lambda: exits(["train", "cql", "--env", "probe:Constant", "--total-steps", "64", "--dataset", source])
 
 
 def exits(argv):
     """The command with its error as an exception."""
-    code = main.main(argv)
-    raise DatasetError(f"exit code {code}")
+    assert main.main(argv) in (1, 2)
+    raise DatasetError
 
 
-def refused(source, marker, words, capsys):
-    for name, open_it in openers(source):
-        with pytest.raises(DatasetError) as caught:
-            open_it()
-        said = str(caught.value)
-        if said.startswith("exit code"):
-            assert said in ("exit code 1", "exit code 2"), name
-            said = capsys.readouterr().err.strip()
-        assert words in said and "\n" not in said and "Traceback" not in said, (name, said)
-        assert not marker.exists(), f"{name} ran what the file named"
+def refused(source, marker, words):
+    with pytest.raises(DatasetError, match=words) as caught:
+        jaxrl.load_dataset(source)
+    assert "\n" not in str(caught.value) and not marker.exists(), "it ran what the file named"
 
 
 # --- RLDS ------------------------------------------------------------------------------------------------------------
@@ -95,28 +85,31 @@ HOSTILE = {
 }
 
 
-def rlds(path):
-    with RldsWriter(path, "made") as writer:
-        writer.write(episode(0, 3, dtypes=["float32"]))
-        return writer.close()
+ONE = [episode(0, 3, dtypes=["float32"])]
 
 
 @pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
-def test_classes_that_features_name_are_not_imported(tmp_path, marker, capsys, change):
-    path = rlds(tmp_path / "data")
+def test_classes_that_features_name_are_not_imported(tmp_path, marker, change):
+    path = write_rlds(tmp_path / "data", ONE)
     file = path / "features.json"
     file.write_text(json.dumps(change(json.loads(file.read_text()))))
-    refused(f"rlds:{path}", marker, f"names the feature '{EVIL}', and TFDS would import its module", capsys)
+    refused(f"rlds:{path}", marker, f"names the feature '{EVIL}'")
     with contextlib.suppress(Exception):
         tfds.builder_from_directory(os.fspath(path))
     assert marker.exists(), "TFDS itself would not have run it: the test tries nothing"
 
 
-def test_parts_of_a_recording_are_no_way_around(tmp_path, marker, capsys):
-    rlds(tmp_path / "data" / "part-000000000000")
-    file = rlds(tmp_path / "data" / "part-000000000100") / "features.json"
+def test_parts_of_a_recording_are_no_way_around(tmp_path, marker):
+    """Whoever opens it."""
+    write_rlds(tmp_path / "data" / "part-000000000000", ONE)
+    file = write_rlds(tmp_path / "data" / "part-000000000100", ONE) / "features.json"
     file.write_text(json.dumps(HOSTILE["the whole"](json.loads(file.read_text()))))
-    refused(f"rlds:{tmp_path / 'data'}", marker, "part-000000000100/features.json names the feature", capsys)
+    source = f"rlds:{tmp_path / 'data'}"
+    refused(source, marker, "part-000000000100/features.json")
+    for open_it in openers(source):
+        with pytest.raises(DatasetError):
+            open_it()
+        assert not marker.exists()
 
 
 @pytest.mark.parametrize(
@@ -134,12 +127,10 @@ def test_parts_of_a_recording_are_no_way_around(tmp_path, marker, capsys):
         ({"pythonClassName": EVIL + "\n" + "x" * 9999}, "names the feature"),
     ],
 )
-def test_other_features_that_are_refused(tmp_path, features, words):
-    path = rlds(tmp_path / "data")
+def test_other_features_that_are_refused(tmp_path, marker, features, words):
+    path = write_rlds(tmp_path / "data", ONE)
     (path / "features.json").write_text(json.dumps(features))
-    with pytest.raises(DatasetError, match=words) as caught:
-        jaxrl.load_dataset(f"rlds:{path}")
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 800
+    refused(f"rlds:{path}", marker, words)
 
 
 def test_nesting_without_end_is_an_error(tmp_path):
@@ -150,52 +141,31 @@ def test_nesting_without_end_is_an_error(tmp_path):
             metadata.check_features(file)
 
 
-def test_every_kind_in_the_table_is_one_of_tfds():
-    registered = tfds.features.FeatureConnector._registered_features
-    assert metadata.FEATURE_KINDS <= set(registered)
-
-
 # --- Minari ----------------------------------------------------------------------------------------------------------
 
 
 def hostile_spec(marker):
-    return json.dumps(
-        {
-            "id": "Evil-v0",
-            "entry_point": "os:system",
-            "reward_threshold": None,
-            "nondeterministic": False,
-            "max_episode_steps": None,
-            "order_enforce": False,
-            "disable_env_checker": True,
-            "kwargs": {"command": f"touch {marker}"},
-            "additional_wrappers": [],
-            "vector_entry_point": None,
-        }
-    )
+    spec = {"id": "Evil-v0", "entry_point": "os:system", "kwargs": {"command": f"touch {marker}"}}
+    spec |= dict.fromkeys(("reward_threshold", "max_episode_steps", "vector_entry_point"))
+    spec |= {"nondeterministic": False, "order_enforce": False, "disable_env_checker": True, "additional_wrappers": []}
+    return json.dumps(spec)
 
 
-@pytest.mark.parametrize(
-    "spaces",
-    [
-        {"observation_space": None, "action_space": None},
-        {"observation_space": None},
-        {"action_space": None},
-    ],
-    ids=["neither", "no observations", "no actions"],
-)
-@pytest.mark.parametrize("by", ["path", "id"])
-def test_the_environment_that_minari_would_build_is_not(tmp_path, marker, monkeypatch, capsys, spaces, by):
-    one = episode(0, 3, dtypes=["float32"])
-    with MinariWriter("evil-v0", *spaces_of(one), data_dir=tmp_path) as writer:
-        writer.write(one)
-        path = writer.close()
-    monkeypatch.setenv("MINARI_DATASETS_PATH", os.fspath(tmp_path))
+def made(folder, change):
+    """A dataset of Minari's whose metadata are changed."""
+    path = write_minari(folder, ONE)
     file = path / "data" / "metadata.json"
-    whole = json.loads(file.read_text()) | {"env_spec": hostile_spec(marker)}
-    file.write_text(json.dumps({name: x for name, x in whole.items() if name not in spaces}))
-    source = f"minari:{path}" if by == "path" else "minari:evil-v0"
-    refused(source, marker, f"has no {next(iter(spaces))}, so Minari would build the environment", capsys)
+    file.write_text(json.dumps(change(json.loads(file.read_text()))))
+    return path
+
+
+@pytest.mark.parametrize("absent", [("observation_space", "action_space"), ("action_space",)])
+@pytest.mark.parametrize("by", ["path", "id"])
+def test_the_environment_that_minari_would_build_is_not(tmp_path, marker, monkeypatch, absent, by):
+    spec = {"env_spec": hostile_spec(marker)}
+    path = made(tmp_path, lambda whole: {name: x for name, x in (whole | spec).items() if name not in absent})
+    monkeypatch.setenv("MINARI_DATASETS_PATH", os.fspath(tmp_path))
+    refused(f"minari:{path}" if by == "path" else "minari:made-v0", marker, f"has no {absent[0]}")
     with contextlib.suppress(Exception):
         minari.MinariDataset(path / "data")
     assert marker.exists(), "Minari itself would not have run it: the test tries nothing"
@@ -204,22 +174,14 @@ def test_the_environment_that_minari_would_build_is_not(tmp_path, marker, monkey
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"observation_space": {"type": "Box"}}, "has no observation_space"),
-        ({"observation_space": '{"type": "Graph"}'}, "observation_space is 'Graph'; spaces of Minari are Box, Dict"),
+        ({"observation_space": {"type": "Box"}}, "observation_space"),
+        ({"observation_space": '{"type": "Graph"}'}, "observation_space is 'Graph'"),
         ({"action_space": '{"type": "Tuple", "subspaces": [{"type": "Evil"}]}'}, r"action_space\[0\] is 'Evil'"),
         ({"action_space": '{"type": "Box", "dtype": "U400000000"}'}, "action_space has dtype 'U400000000'"),
         ({"action_space": "{"}, "cannot be read"),
-        ({"data_format": "evil"}, "its data_format is 'evil', not hdf5 or arrow or parquet"),
-        ({"data_format": ["hdf5"]}, "its data_format is"),
+        ({"data_format": "evil"}, "data_format is 'evil'"),
+        ({"data_format": ["hdf5"]}, "data_format is"),
     ],
 )
-def test_other_metadata_that_is_refused(tmp_path, changes, words):
-    one = episode(0, 3, dtypes=["float32"])
-    with MinariWriter("made-v0", *spaces_of(one), data_dir=tmp_path) as writer:
-        writer.write(one)
-        path = writer.close()
-    file = path / "data" / "metadata.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-    with pytest.raises(DatasetError, match=words) as caught:
-        jaxrl.load_dataset(f"minari:{path}")
-    assert "\n" not in str(caught.value)
+def test_other_metadata_that_is_refused(tmp_path, marker, changes, words):
+    refused(f"minari:{made(tmp_path, lambda whole: whole | changes)}", marker, words)

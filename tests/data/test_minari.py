@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from helpers.programs import ENV, PPO
-from helpers.recorded import Clock, assert_bitwise, episode, killed, spaces_of, untrained
+from helpers.recorded import MADE_UP, Clock, assert_bitwise, check_made_up, untrained, write_minari
 from helpers.refused import refused
 from helpers.tiers import one_quick
 
@@ -23,39 +23,22 @@ from jaxrl.envs.wrappers import TimeLimit
 
 theirs = pytest.importorskip("minari")
 pytest.importorskip("h5py")
-MADE_UP = [
-    episode(0, 4, "terminated"),
-    episode(1, 1, "truncated"),
-    episode(2, 130, "cut off"),
-    episode(3, 7, "terminated"),
-]
 FORMATS = pytest.mark.parametrize("data_format", minari.DATA_FORMATS)
-
-
-def write(folder, episodes, dataset_id="made/up-v0", **options):
-    with MinariWriter(dataset_id, *spaces_of(episodes[0]), data_dir=folder, **options) as writer:
-        for one in episodes:
-            writer.write(one)
-        return writer.close()
 
 
 # --- round trips ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
-@FORMATS
-@pytest.mark.parametrize("at_once", [1, 1 << 22])
+@pytest.mark.parametrize(
+    ("data_format", "at_once"), [("hdf5", 1), *((data_format, 1 << 22) for data_format in minari.DATA_FORMATS)]
+)
 def test_every_bit_of_every_type_comes_back(tmp_path, monkeypatch, data_format, at_once):
     monkeypatch.setattr(minari, "_AT_ONCE", at_once)
-    path = write(tmp_path, MADE_UP, data_format=data_format)
+    path = write_minari(tmp_path, MADE_UP, "made/up-v0", data_format=data_format)
     dataset = jaxrl.load_dataset(f"minari:{path}")
-    assert len(dataset) == len(MADE_UP) and dataset.name == "made/up-v0" and dataset.path == path
-    for number, (wrote, read) in enumerate(zip(MADE_UP, dataset, strict=True)):
-        assert_bitwise(read.steps, wrote.steps)
-        assert_bitwise(dataset[number].steps, wrote.steps)
-        own = {"episode_id": number, "length": wrote.length, "return": wrote.episode_return}
-        assert read.metadata == dict(wrote.metadata) | own
-    assert dataset.lengths.tolist() == [one.length for one in MADE_UP]
+    assert dataset.name == "made/up-v0" and dataset.path == path
+    check_made_up(dataset)
     report = dataset.report()
     assert report.faults == [] or all("not finite" in fault for fault in report.faults)
     assert report.endings == {"terminated": 2, "truncated": 1, "cut off": 1}
@@ -67,7 +50,7 @@ def test_images_are_stored_without_loss(tmp_path, data_format):
     """Of this size Minari would make JPEGs of them."""
     rng = np.random.default_rng(0)
     one = dataclasses.replace(MADE_UP[0], observation=rng.integers(0, 256, (5, 36, 40, 3), np.uint8))
-    path = write(tmp_path, [one], data_format=data_format)
+    path = write_minari(tmp_path, [one], data_format=data_format)
     assert_bitwise(jaxrl.load_dataset(f"minari:{path}")[0].steps, one.steps)
     assert not theirs.MinariDataset(path / "data").storage.jpeg_encoding
 
@@ -96,7 +79,7 @@ def test_every_kind_of_space(tmp_path, data_format):
 
 def test_minari_reads_the_same(tmp_path, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", os.fspath(tmp_path))
-    write(None, MADE_UP, env_spec="CartPole-v1", algorithm="PPO")
+    write_minari(None, MADE_UP, "made/up-v0", env_spec="CartPole-v1", algorithm="PPO")
     dataset = theirs.load_dataset("made/up-v0")
     assert list(theirs.list_local_datasets()) == ["made/up-v0"]
     assert "made" in theirs.namespace.list_local_namespaces()
@@ -116,12 +99,12 @@ def test_minari_reads_the_same(tmp_path, monkeypatch):
 def test_what_else_the_steps_hold_comes_back(tmp_path):
     extras = {"log_prob": np.float32([-1, -2, -3, -4, 0]), "logits": np.arange(15, dtype=np.float64).reshape(5, 3)}
     one = dataclasses.replace(MADE_UP[0], extras=extras)
-    path = write(tmp_path, [one])
+    path = write_minari(tmp_path, [one])
     assert_bitwise(jaxrl.load_dataset(f"minari:{path}")[0].steps, one.steps)
     assert_bitwise(theirs.MinariDataset(path / "data")[0].infos, extras)
     with pytest.raises(ConfigError, match="steps/log_prob.*HDF5"):
-        write(tmp_path, [one], "other-v0", data_format="arrow")
-    refused(lambda: write(tmp_path, [one, MADE_UP[0]], "other-v0"), "an episode has the fields")
+        write_minari(tmp_path, [one], "other-v0", data_format="arrow")
+    refused(lambda: write_minari(tmp_path, [one, MADE_UP[0]], "other-v0"), "an episode has the fields")
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
@@ -142,7 +125,7 @@ def test_what_else_the_steps_hold_comes_back(tmp_path):
 )
 def test_what_would_not_come_back_is_refused_by_name(tmp_path, changes, words):
     with pytest.raises(ConfigError, match=words):
-        write(tmp_path, [dataclasses.replace(MADE_UP[0], **changes)], "bad-v0")
+        write_minari(tmp_path, [dataclasses.replace(MADE_UP[0], **changes)], "bad-v0")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -168,9 +151,9 @@ def test_episodes_unlike_their_spaces_are_refused(tmp_path):
 
 
 def test_nothing_is_overwritten_and_damage_does_not_appear(tmp_path, monkeypatch):
-    path = write(tmp_path, MADE_UP[:1], "one-v0")
+    path = write_minari(tmp_path, MADE_UP[:1], "one-v0")
     before = (path / "data" / "main_data.hdf5").read_bytes()
-    refused(lambda: write(tmp_path, MADE_UP[:2], "one-v0"), "already exists")
+    refused(lambda: write_minari(tmp_path, MADE_UP[:2], "one-v0"), "exists already")
     assert (path / "data" / "main_data.hdf5").read_bytes() == before
     real = MinariWriter._read_again
 
@@ -182,25 +165,9 @@ def test_nothing_is_overwritten_and_damage_does_not_appear(tmp_path, monkeypatch
         real(self)
 
     monkeypatch.setattr(MinariWriter, "_read_again", damaged)
-    with pytest.raises(DatasetError, match="does not contain the values that were written"):
-        write(tmp_path, MADE_UP[:1], "two-v0")
+    with pytest.raises(DatasetError, match="other values than were written"):
+        write_minari(tmp_path, MADE_UP[:1], "two-v0")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["one-v0"]
-
-
-@pytest.mark.long
-@pytest.mark.faults
-def test_a_killed_export_leaves_nothing_at_the_final_path(tmp_path):
-    told = killed(tmp_path, "minari")
-    assert len(told) == 7
-    for moment, signal, left in told:
-        assert signal == ("0" if moment == "never" else "9")
-        assert left == ("data" if moment in ("after renaming", "never") else "nothing"), moment
-    for moment in ("after_renaming", "never"):
-        episodes = list(jaxrl.load_dataset(f"minari:{tmp_path / moment}"))
-        for seed, read in enumerate(episodes):
-            assert_bitwise(read.steps, episode(seed, 3).steps)
-        assert len(episodes) == 4
-    assert not list(tmp_path.glob(".*"))
 
 
 # --- exports ---------------------------------------------------------------------------------------------------------
@@ -211,13 +178,8 @@ def test_a_killed_export_leaves_nothing_at_the_final_path(tmp_path):
     "env, algo, ends",
     one_quick(
         [
-            pytest.param(ENV, PPO, {"truncated"}, id="flat observations, discrete actions"),
-            pytest.param(
-                TimeLimit(Clock(), 6),
-                jaxrl.PPO(),
-                {"terminated", "truncated"},
-                id="nested observations, continuous actions",
-            ),
+            (ENV, PPO, {"truncated"}),  # flat observations, discrete actions
+            (TimeLimit(Clock(), 6), jaxrl.PPO(), {"terminated", "truncated"}),  # nested ones, continuous ones
         ]
     ),
 )
@@ -262,24 +224,25 @@ def test_one_process_alone_writes_for_minari(tmp_path, monkeypatch):
 
 @pytest.mark.long
 def test_a_run_is_exported_and_looked_at_from_the_shell(tmp_path, monkeypatch, capsys):
+    """In both kinds."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", os.fspath(tmp_path / "minari"))
-    run = tmp_path / "run"
+    run, out = os.fspath(tmp_path / "run"), os.fspath(tmp_path / "data")
     jaxrl.train(PPO, ENV, total_steps=64, run_dir=run, evaluation_episodes=2, num_envs=8, progress=False)
-    command = ["export-minari", str(run), "--id", "cartpole-v0", "--episodes", "9", "--no-progress"]
-    assert main.main([*command, "--env-spec", "CartPole-v1"]) == 0
-    assert main.main(["dataset", "info", "minari:cartpole-v0"]) == 0
-    printed = capsys.readouterr().out
-    assert str(tmp_path / "minari" / "cartpole-v0") in printed
-    assert "9 episodes" in printed and "no errors found" in printed
-    (metadata,) = {one.metadata["policy_version"] for one in jaxrl.load_dataset("minari:cartpole-v0")}
-    assert metadata == 64
+    exports = {
+        f"rlds:{out}": ["export-rlds", run, "--out", out],
+        "minari:cartpole-v0": ["export-minari", run, "--id", "cartpole-v0", "--env-spec", "CartPole-v1"],
+    }
+    for source, words in exports.items():
+        words += ["--episodes", "9", "--seed", "4", "--no-progress"]
+        assert main.main(words) == main.main(["dataset", "info", source]) == 0
+        printed = capsys.readouterr().out
+        assert "9 episodes" in printed and "no faults found" in printed
+        told = {(one.metadata["policy_version"], one.metadata["seed"]) for one in jaxrl.load_dataset(source)}
+        assert told == {(64, 4)}
+        assert main.main(words) == 2 and "exists already" in capsys.readouterr().err
     assert theirs.load_dataset("cartpole-v0").recover_environment().spec.id == "CartPole-v1"
-    assert main.main(command) == 2
-    assert "already exists" in capsys.readouterr().err
-    assert main.main(["export-minari", str(run)]) == 2
-    assert "--id ID" in capsys.readouterr().err
-    assert main.main(["dataset", "info", "minari:other-v0"]) == 2
-    assert "is not a Minari dataset" in capsys.readouterr().err
+    for words in (["export-rlds"], ["export-minari", run], *(["dataset", "info", x] for x in (run, "minari:other-v0"))):
+        assert main.main(words) == 2 and capsys.readouterr().err.startswith("error: "), words
     refused(lambda: jaxrl.load_dataset("minari:cartpole-v0", split="test"), "have no splits")
 
 
@@ -288,8 +251,6 @@ def test_a_run_is_exported_and_looked_at_from_the_shell(tmp_path, monkeypatch, c
 
 def foreign(folder, monkeypatch, steps=4, **changes):
     """A dataset that Minari itself wrote, of one episode of float64 rewards."""
-    import gymnasium
-
     monkeypatch.setenv("MINARI_DATASETS_PATH", os.fspath(folder))
     box = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float64)
     episode = {
@@ -387,7 +348,7 @@ def test_a_broken_rule_names_episode_and_field(tmp_path, monkeypatch, changes, w
 
 
 def test_damaged_datasets_are_told(tmp_path):
-    path = write(tmp_path, MADE_UP[:2], "one-v0")
+    path = write_minari(tmp_path, MADE_UP[:2], "one-v0")
     info, records = path / "data" / "metadata.json", path / "data" / "main_data.hdf5"
     whole = records.read_bytes()
     records.write_bytes(whole[:2000])

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.recorded import write_rlds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -17,7 +18,7 @@ from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError, DatasetError
 from jaxrl.core.sources import Dataset, FrameStack, Prioritized, Replay, Sequence
 from jaxrl.core.types import EnvSpec
-from jaxrl.data import RldsWriter, rings
+from jaxrl.data import rings
 from jaxrl.data.episodes import Episode
 from jaxrl.parallel import memory
 from jaxrl.parallel.replicas import SingleReplica
@@ -175,22 +176,10 @@ def test_frames_are_stored_once():
         ({"observation": np.zeros((4, 3), np.float32)}, r"episode 1: observation is float32 \(3,\)"),
         ({"observation": {"x": np.zeros((4, 2), np.float32)}}, r"episode 1: observation has \['x'\]"),
         ({"action": np.full((4, 1), 2, np.int32)}, r"episode 1: action is \[2\] at step 0.*scale it"),
-        (
-            {"action": np.full((4, 1), 1e300)},
-            r"episode 1: action is \[1.e\+300\] at step 0; which does not fit into float32",
-        ),
-        (
-            {"observation": np.full((4, 2), 1e300)},
-            "episode 1: observation is .* at step 0; which does not fit into float32",
-        ),
-        (
-            {"reward": np.array([0, 1e300, 0, 0])},
-            "episode 1: reward is 1.e.300 at step 1; which does not fit into float32",
-        ),
+        ({"action": np.full((4, 1), 1e300)}, r"episode 1: action is \[1.e\+300\] at step 0; which float32 cannot hold"),
         ({"reward": np.zeros((4, 1), np.float32)}, r"episode 1: reward has shape \(1,\) at each step"),
         ({"discount": np.float32([1, 0, 1, 0])}, "episode 1: discount is 0 at step 1"),
         ({"action": np.zeros((4, 1), np.int32)}, None),
-        ({"action": np.full((4, 1), np.nan, np.float32)}, "episode 1: action is not finite at step 0"),
         ({"reward": np.array([0, np.inf, 0, 0], np.float32)}, "episode 1: reward is not finite at step 1"),
     ],
 )
@@ -270,12 +259,11 @@ def test_nothing_to_learn_from():
 
 def test_a_stream_clips_actions_as_well_and_names_the_first_episode(tmp_path):
     pytest.importorskip("grain")
-    flags = {name: getattr(episode(0, 3, "truncated"), name) for name in ("is_first", "is_last", "is_terminal")}
-    with RldsWriter(tmp_path / "data", "data") as writer:
-        for number in range(2):
-            one = dataclasses.replace(episode(number, 3, "truncated"), **flags)
-            writer.write(dataclasses.replace(one, action=np.full((4, 1), 1.0 + number, np.float32)))
-        writer.close()
+    episodes = [
+        dataclasses.replace(episode(number, 3, "truncated"), action=np.full((4, 1), 1.0 + number, np.float32))
+        for number in range(2)
+    ]
+    write_rlds(tmp_path / "data", episodes)
     dataset = jaxrl.load_dataset(f"rlds:{tmp_path / 'data'}")
     with rings.stream(dataset, fixed.source_of(Dataset(6)), SPEC, seed=0) as stream:
         with pytest.warns(UserWarning, match=r"episode 1: 3 of 3 .*100.0%"):

@@ -8,14 +8,16 @@ import subprocess
 import sys
 import tracemalloc
 import zlib
+from pathlib import Path
 
 import jax
 import ml_dtypes
 import numpy as np
 import pytest
 from helpers.programs import PPO
-from helpers.recorded import TYPES, Clock, assert_bitwise, episode, killed, untrained
+from helpers.recorded import MADE_UP, TYPES, Clock, assert_bitwise, check_made_up, episode, untrained, write_rlds
 from helpers.refused import refused
+from helpers.tiers import few
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,13 +28,6 @@ from jaxrl.envs.wrappers import TimeLimit
 from jaxrl.run import recording
 
 tfds = pytest.importorskip("tensorflow_datasets")
-
-
-def write(path, episodes, **options):
-    with RldsWriter(path, "tests:Made up-v0", **options) as writer:
-        for one in episodes:
-            writer.write(one)
-        return writer.close()
 
 
 def as_tfds_reads(path):
@@ -46,26 +41,15 @@ def as_tfds_reads(path):
 
 # --- round trips ---------------------------------------------------------------------------------------------------
 
-MADE_UP = [
-    episode(0, 4, "terminated"),
-    episode(1, 1, "truncated"),
-    episode(2, 130, "cut off"),
-    episode(3, 7, "terminated"),
-]
-
 
 @pytest.mark.parametrize("file_format", ["array_record", "tfrecord"])
 @pytest.mark.parametrize("shard_bytes", [1, 1 << 28])
 def test_every_bit_of_every_type_comes_back(tmp_path, shard_bytes, file_format):
-    path = write(tmp_path / "data", MADE_UP, shard_bytes=shard_bytes, file_format=file_format)
+    path = write_rlds(tmp_path / "data", MADE_UP, shard_bytes=shard_bytes, file_format=file_format)
     dataset = jaxrl.load_dataset(f"rlds:{path}")
-    assert len(dataset) == len(MADE_UP) and dataset.name == "tests_Made_up_v0"
+    assert dataset.name == "tests_Made_up_v0"
     assert len(list(path.glob(f"*.{file_format}-*"))) == (4 if shard_bytes == 1 else 1)
-    for number, (wrote, read) in enumerate(zip(MADE_UP, dataset, strict=True)):
-        assert_bitwise(read.steps, wrote.steps)
-        assert_bitwise(dataset[number].steps, wrote.steps)
-        own = {"episode_id": number, "length": wrote.length, "return": wrote.episode_return}
-        assert read.metadata == dict(wrote.metadata) | own
+    check_made_up(dataset)
     assert_bitwise(dataset[-1].steps, MADE_UP[-1].steps)
     with pytest.raises(IndexError):
         dataset[len(MADE_UP)]
@@ -73,7 +57,7 @@ def test_every_bit_of_every_type_comes_back(tmp_path, shard_bytes, file_format):
 
 
 def test_tfds_reads_the_same(tmp_path):
-    path = write(tmp_path / "data", MADE_UP, shard_bytes=20_000)
+    path = write_rlds(tmp_path / "data", MADE_UP, shard_bytes=20_000)
     for (metadata, steps), wrote in zip(as_tfds_reads(path), MADE_UP, strict=True):
         jax.tree.map(np.testing.assert_array_equal, steps, wrote.steps)  # float32's NaNs lose their payload there
         assert jax.tree.map(lambda x: x.dtype, steps) == jax.tree.map(lambda x: x.dtype, wrote.steps)
@@ -84,14 +68,12 @@ def test_tfds_reads_the_same(tmp_path):
 def test_bfloat16_and_flat_arrays(tmp_path):
     wrote = episode(0, 5, dtypes=["uint8"])
     rng = np.random.default_rng(0)
-    flat = type(wrote)(
-        **{
-            **vars(wrote),
-            "observation": rng.normal(size=(6, 4)).astype(ml_dtypes.bfloat16),
-            "action": np.asarray([-(2**31), 2**31 - 1, -1, 127, 128, 0], np.int32),
-        }
+    flat = dataclasses.replace(
+        wrote,
+        observation=rng.normal(size=(6, 4)).astype(ml_dtypes.bfloat16),
+        action=np.asarray([-(2**31), 2**31 - 1, -1, 127, 128, 0], np.int32),
     )
-    path = write(tmp_path / "data", [flat])
+    path = write_rlds(tmp_path / "data", [flat])
     assert_bitwise(jaxrl.load_dataset(f"rlds:{path}")[0].steps, flat.steps)
     ((_, steps),) = as_tfds_reads(path)
     assert steps["observation"].dtype == ml_dtypes.bfloat16
@@ -100,7 +82,7 @@ def test_bfloat16_and_flat_arrays(tmp_path):
 
 def test_tensorflow_is_never_imported(tmp_path):
     """It would be found: one that says so stands first in line."""
-    path = write(tmp_path / "data", MADE_UP[:1])
+    path = write_rlds(tmp_path / "data", MADE_UP[:1])
     (tmp_path / "tensorflow").mkdir()
     (tmp_path / "tensorflow" / "__init__.py").write_text("raise AssertionError('TensorFlow was imported')")
     script = (
@@ -130,25 +112,23 @@ def test_what_would_not_come_back_is_refused_by_name(tmp_path):
         "a/b": np.zeros(3, np.float32),
     }
     with pytest.raises(ConfigError) as caught:
-        write(tmp_path / "data", [type(good)(**{**vars(good), "observation": bad})])
+        write_rlds(tmp_path / "data", [dataclasses.replace(good, observation=bad)])
     told = caught.value.problems
     assert sorted(line.split()[0].rstrip(":") for line in told) == sorted(f"steps/observation/{name}" for name in bad)
+    flat = [dataclasses.replace(good, observation=np.zeros(3, dtype)) for dtype in (np.float32, np.float64)]
     with pytest.raises(ConfigError, match=r"observation.*float64.*float32"):
-        flat = [{**vars(good), "observation": np.zeros(3, dtype)} for dtype in (np.float32, np.float64)]
-        write(tmp_path / "data", [type(good)(**fields) for fields in flat])
-    refused(
-        lambda: write(tmp_path / "data", [good, type(good)(**{**vars(good), "observation": good.reward})]), "fields"
-    )
-    refused(lambda: write(tmp_path / "data", []), "no episodes")
-    refused(lambda: write(tmp_path / "data", [good], file_format="tf_record"), "did you mean 'tfrecord'")
+        write_rlds(tmp_path / "data", flat)
+    refused(lambda: write_rlds(tmp_path / "data", [good, flat[0]]), "fields")
+    refused(lambda: write_rlds(tmp_path / "data", []), "no episodes")
+    refused(lambda: write_rlds(tmp_path / "data", [good], file_format="tf_record"), "did you mean 'tfrecord'")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_is_overwritten(tmp_path):
     (tmp_path / "data").mkdir()  # empty: what mktemp makes
-    path = write(tmp_path / "data", MADE_UP[:1])
+    path = write_rlds(tmp_path / "data", MADE_UP[:1])
     before = {file.name: file.read_bytes() for file in path.iterdir()}
-    refused(lambda: write(path, MADE_UP[:2]), "already exists")
+    refused(lambda: write_rlds(path, MADE_UP[:2]), "exists already")
     assert {file.name: file.read_bytes() for file in path.iterdir()} == before
     with RldsWriter(tmp_path / "other", "a"):
         with pytest.raises(ConfigError, match="another process writes"):
@@ -169,31 +149,28 @@ def test_what_was_damaged_before_it_was_read_again_does_not_appear(tmp_path, mon
 
     monkeypatch.setattr(RldsWriter, "_read_again", damaged)
     with pytest.raises(DatasetError):
-        write(tmp_path / "data", MADE_UP[:1])
+        write_rlds(tmp_path / "data", MADE_UP[:1])
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.long
 @pytest.mark.faults
-def test_a_killed_export_leaves_nothing_at_the_final_path(tmp_path):
-    """At eight moments that matter and twenty by chance; a line each, with what was killed and what it left."""
-    told = killed(tmp_path, "rlds", by_chance=20)
-    assert len(told) == 9 + 1 + 20
-    whole, lived = "dataset_info.json,features.json,killed-train.array_record-00000", ("never", "counted")
-    by_chance = {moment: left for moment, _, left in told if moment.startswith("line")}
+@pytest.mark.parametrize("kind", few(["rlds", "minari"], "rlds"))
+def test_a_killed_export_leaves_nothing_at_the_final_path(tmp_path, kind):
+    """Around the renaming and at twenty moments by chance; a line each, with what was killed and what it left."""
+    pytest.importorskip({"rlds": "tensorflow_datasets"}.get(kind, kind))
+    words = [sys.executable, "-m", "helpers.kill_writers", tmp_path, kind, "20"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    told = [line.split(": ") for line in done.stdout.splitlines()]
+    assert done.returncode == 0 and len(told) == 3 + 20, done.stderr
+    whole = {"rlds": "dataset_info.json,features.json,killed-train.array_record-00000", "minari": "data"}[kind]
+    known = {"before renaming": ["nothing"], "after renaming": [whole], "never": [whole]}
     for moment, signal, left in told:
-        assert signal == ("0" if moment in lived else "9"), moment
-        if moment in by_chance:  # some are after the renaming
-            assert left in ("nothing", whole), moment
-        else:
-            assert left == (whole if moment in (*lived, "after renaming") else "nothing"), moment
-    assert sum(left == "nothing" for left in by_chance.values()) >= 10
-    complete = [moment for moment, _, left in told if left == whole]
-    for moment in complete:  # and what the killed ones left beside it was no diagnose_connection
-        episodes = list(jaxrl.load_dataset(f"rlds:{tmp_path / moment.replace(' ', '_')}"))
-        for seed, read in enumerate(episodes):
-            assert_bitwise(read.steps, episode(seed, 3).steps)
-        assert len(episodes) == 4
+        assert signal == ("0" if moment == "never" else "9") and left in known.get(moment, ["nothing", whole]), moment
+        if left == whole:  # and what the killed ones left beside it did no harm
+            read = list(jaxrl.load_dataset(f"{kind}:{tmp_path / moment.replace(' ', '_')}"))
+            assert_bitwise([one.steps for one in read], [episode(seed, 3).steps for seed in range(4)])
+    assert sum(left == "nothing" for *_, left in told) >= 10
     assert {path.name for path in tmp_path.glob(".*")} <= {".data-v0.partial"}
 
 
@@ -201,9 +178,8 @@ def test_a_killed_export_leaves_nothing_at_the_final_path(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("rows", [3, 64])
-def test_every_step_of_an_export_is_what_the_environment_showed(tmp_path, monkeypatch, rows):
-    monkeypatch.setattr(recording, "_CHUNK_ROWS", rows)
+def test_every_step_of_an_export_is_what_the_environment_showed(tmp_path, monkeypatch):
+    monkeypatch.setattr(recording, "_CHUNK_ROWS", 3)
     env = TimeLimit(Clock(), 6)
     policy = untrained(env, jaxrl.PPO())
     path = jaxrl.export_rlds(policy, env, tmp_path / "data", episodes=20, num_envs=3, seed=5, progress=False)
@@ -214,9 +190,8 @@ def test_every_step_of_an_export_is_what_the_environment_showed(tmp_path, monkey
         times = np.arange(min(length, 6) + 1)
         assert read.observation["hands"]["now"].tolist() == [[time, length] for time in times]
         assert read.observation["hands"]["odd"].tolist() == [bool(time % 2) for time in times]
-        assert (read.observation["face"] == times.reshape(-1, 1, 1, 1)).all() and read.observation[
-            "face"
-        ].dtype == np.uint8
+        face = read.observation["face"]
+        assert (face == times.reshape(-1, 1, 1, 1)).all() and face.dtype == np.uint8
         assert read.reward.tolist() == [*times[1:], 0]
         assert read.metadata["return"] == times.sum() and read.metadata["length"] == len(times) - 1
         assert read.metadata["ending"] == ("terminated" if length <= 6 else "truncated")
@@ -249,17 +224,16 @@ def test_an_export_is_the_episodes_of_an_evaluation(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("end", ["terminated", "truncated"])
-def test_environments_on_the_host(tmp_path, monkeypatch, end):
+def test_environments_on_the_host(tmp_path, monkeypatch):
     monkeypatch.setattr(recording, "_CHUNK_ROWS", 5)
-    env = jaxrl.make("gymnasium:host_probes:Counting-v0", length=3, end=end, workers=0)
+    env = jaxrl.make("gymnasium:host_probes:Counting-v0", length=3, end="truncated", workers=0)
     path = jaxrl.export_rlds(untrained(env, PPO), env, tmp_path / "data", episodes=5, num_envs=2, progress=False)
     order = []
     for read in jaxrl.load_dataset(f"rlds:{path}"):
         number = int(read.observation[0, 0])
         assert read.observation.tolist() == [[number, step] for step in range(4)]
         assert read.reward.tolist() == [1, 2, 3, 0]
-        assert read.metadata["ending"] == end and bool(read.is_terminal[-1]) == (end == "terminated")
+        assert read.metadata["ending"] == "truncated" and not read.is_terminal[-1]
         order.append((read.metadata["env_index"], number))
     assert sorted(order) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
 
@@ -279,13 +253,13 @@ def test_episodes_without_end_are_cut_off_and_the_shortage_is_told(tmp_path):
 
 def test_the_metadata_is_the_same_wherever_it_was_written(tmp_path):
     """No path of this machine, and what TFDS needs to find the files."""
-    path = write(tmp_path / "data", MADE_UP[:3], shard_bytes=1)
+    path = write_rlds(tmp_path / "data", MADE_UP[:3], shard_bytes=1)
     info = json.loads((path / "dataset_info.json").read_text())
     assert os.fspath(tmp_path) not in json.dumps(info)
     assert info["fileFormat"] == "array_record" and info["splits"][0]["shardLengths"] == ["1", "1", "1"]
     moved = path.rename(tmp_path / "elsewhere")
     assert len(jaxrl.load_dataset(f"rlds:{moved}")) == 3
-    merged = tfds.builder_from_directories([os.fspath(moved), os.fspath(write(tmp_path / "more", MADE_UP))])
+    merged = tfds.builder_from_directories([os.fspath(moved), os.fspath(write_rlds(tmp_path / "more", MADE_UP))])
     assert len(merged.as_data_source("train")) == 7
     assert set(TYPES) < set((moved / "features.json").read_text().replace('"', " ").split())
 
@@ -300,16 +274,14 @@ def test_directories_side_by_side_are_read_as_one(tmp_path):
         ("c", MADE_UP[2:], "array_record"),
         (".d.partial", MADE_UP, "array_record"),
     ):
-        write(tmp_path / name, episodes, file_format=file_format)
+        write_rlds(tmp_path / name, episodes, file_format=file_format)
     (tmp_path / "notes").mkdir()
     dataset = jaxrl.load_dataset(f"rlds:{tmp_path}")
-    assert len(dataset) == 4
-    for number, (wrote, read) in enumerate(zip(MADE_UP, dataset, strict=True)):
-        assert_bitwise(read.steps, wrote.steps)
-        assert_bitwise(dataset[number].steps, wrote.steps)
+    assert_bitwise([read.steps for read in dataset], [one.steps for one in MADE_UP])
+    assert_bitwise(dataset[3].steps, MADE_UP[3].steps)
     assert dataset.report().lengths.tolist() == [one.length for one in MADE_UP]
     broken = dataclasses.replace(MADE_UP[0], is_last=np.zeros(5, bool))
-    write(tmp_path / "e", [MADE_UP[0], broken])
+    write_rlds(tmp_path / "e", [MADE_UP[0], broken])
     dataset = jaxrl.load_dataset(f"rlds:{tmp_path}")
     with pytest.raises(DatasetError, match=r"episode 5 .*of e\): is_last"):
         dataset[5]
@@ -317,14 +289,14 @@ def test_directories_side_by_side_are_read_as_one(tmp_path):
 
 
 def test_directories_that_do_not_fit_together_are_told(tmp_path):
-    write(tmp_path / "a", MADE_UP[:1])
+    write_rlds(tmp_path / "a", MADE_UP[:1])
     other = dataclasses.replace(MADE_UP[1], action={**MADE_UP[1].action, "how": np.zeros((2, 3), np.float32)})
-    write(tmp_path / "b", [other])
+    write_rlds(tmp_path / "b", [other])
     with pytest.raises(DatasetError, match=r"b: .*how is float32 \(3,\)"):
         jaxrl.load_dataset(f"rlds:{tmp_path}")
     more = dataclasses.replace(MADE_UP[1], extras={"log_prob": np.zeros(2, np.float32)})
     (tmp_path / "b").rename(tmp_path / ".b")
-    write(tmp_path / "b", [more])
+    write_rlds(tmp_path / "b", [more])
     with pytest.raises(DatasetError, match=r"b: steps/log_prob .*missing"):
         jaxrl.load_dataset(f"rlds:{tmp_path}")
 

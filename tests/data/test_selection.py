@@ -5,12 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 from helpers.made import ENDINGS, made
-from helpers.recorded import assert_bitwise
+from helpers.recorded import assert_bitwise, write_rlds
 from helpers.refused import refused
 
 import jaxrl
 from jaxrl.core.errors import ConfigError, DatasetError
-from jaxrl.data import RldsWriter, views
+from jaxrl.data import views
 from jaxrl.data.statistics import statistics
 
 pytest.importorskip("tensorflow_datasets")
@@ -20,10 +20,7 @@ LENGTHS = [5, 1, 9, 3, 7, 2, 8, 4, 6, 5]
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     path = tmp_path_factory.mktemp("selection") / "data"
-    with RldsWriter(path, "data", shard_bytes=2000) as writer:
-        for seed, length in enumerate(LENGTHS):
-            writer.write(made(length, ENDINGS[seed % 3], seed))
-        writer.close()
+    write_rlds(path, (made(n, ENDINGS[seed % 3], seed) for seed, n in enumerate(LENGTHS)), shard_bytes=2000)
     assert len(list(path.glob("*.array_record*"))) > 2
     return f"rlds:{path}"
 
@@ -125,11 +122,9 @@ def test_a_change_that_keeps_lengths_is_not_made_to_know_them(dataset):
 
 
 def test_an_episode_keeps_its_number_on_disk(tmp_path):
-    with RldsWriter(tmp_path / "bad", "data") as writer:
-        for seed in range(3):
-            one = made(4, "truncated", seed)
-            writer.write(one if seed != 1 else dataclasses.replace(one, is_last=np.zeros(5, bool)))
-        writer.close()
+    one, *others = (made(4, "truncated", seed) for seed in range(3))
+    others[0] = dataclasses.replace(others[0], is_last=np.zeros(5, bool))
+    write_rlds(tmp_path / "bad", [one, *others])
     chosen = jaxrl.load_dataset(f"rlds:{tmp_path / 'bad'}").select([2, 1])
     assert chosen[0].length == 4
     with pytest.raises(DatasetError, match="bad: episode 1: is_last"):

@@ -21,6 +21,7 @@ LONGEST = 20  # seconds that reading a file may take
 _DEEP: object = 1
 for _ in range(400):
     _DEEP = [_DEEP]
+NEAR = [1, -1, 2**31, 2**63, -(2**63)]  # what is added to a number
 LOOKS = {"array": [1], "shape": [1_000_000, 1_000_000], "dtype": "float32"}
 # What takes the place of a part of a valid file.
 VALUES = [
@@ -41,16 +42,20 @@ VALUES = [
 
 
 def changed(value, rng):
-    """A copy of a JSON value with one part replaced, taken away, or doubled under another name."""
+    """A copy of a JSON value with one part replaced, moved a little, made like another, taken away, or doubled."""
     value = copy.deepcopy(value)
     held = list(places(value))
     if not held:
         return VALUES[rng.integers(len(VALUES))]
-    holder, key = held[rng.integers(len(held))]
-    how = rng.integers(10)
-    if how < 7:
+    (holder, key), (there, other) = (held[place] for place in rng.integers(len(held), size=2))
+    how = rng.integers(12)
+    if how == 0 and type(holder[key]) in (int, float):
+        holder[key] += NEAR[rng.integers(len(NEAR))]
+    elif how < 7:
         holder[key] = VALUES[rng.integers(len(VALUES))]
-    elif how < 8:
+    elif how < 9 and not isinstance(there[other], dict | list):
+        holder[key] = there[other]
+    elif how < 10:
         del holder[key]
     elif isinstance(holder, dict):
         holder[f"{key}_"] = holder[key]
@@ -60,49 +65,59 @@ def changed(value, rng):
 
 
 def spoiled(data, rng):
-    """Bytes with some of them flipped, cut, repeated or inserted."""
-    how, at = rng.integers(6), int(rng.integers(max(len(data), 1)))
+    """Bytes with some of them flipped, cut, repeated, overwritten or inserted."""
+    how, at = rng.integers(7), int(rng.integers(max(len(data), 1)))
     if how == 0:
         return data[:at]
     if how == 1:
         return data[:at] + bytes([data[at] ^ 1 << int(rng.integers(8))]) + data[at + 1 :] if data else b"\xff"
-    if how == 2:
-        return data[:at] + rng.bytes(int(rng.integers(1, 40))) + data[at:]
-    if how == 3:
-        return data[:at] + b"[" * 100_000 + data[at:]
+    if how < 4:
+        new = rng.bytes(int(rng.integers(1, 40)))
+        return data[:at] + new + data[at + (how == 3) * len(new) :]
     if how == 4:
+        return data[:at] + b"[" * 100_000 + data[at:]
+    if how == 5:
         return data[:at] + data[at:] * 2
     return b"\xff\xfe" + data
 
 
-def mutations(data, count, seed, signed=False):
-    """(name, bytes) of so many mutations of a JSON file; every third is of its bytes.
+def bytes_mutated(data, count, seed):
+    """Yield `count` mutations of a file, as (name, bytes)."""
+    for number in range(count):
+        yield f"bytes {number}", spoiled(data, np.random.default_rng([seed, number]))
 
-    Args:
-      signed: it has a checksum, which is made to fit again.
-    """
+
+def _every_third_of_bytes(data, count, seed, change):
     for number in range(count):
         rng = np.random.default_rng([seed, number])
         if number % 3 == 2:
             yield f"bytes {number}", spoiled(data, rng)
-            continue
+        else:
+            yield f"values {number}", change(rng).encode(errors="surrogatepass")
+
+
+def json_mutated(data, count, seed, write=json.dumps):
+    """Yield the same of a JSON file, which `write` makes text of; every third is of its bytes."""
+
+    def change(rng):
         value = json.loads(data)
         for _ in range(int(rng.integers(1, 4))):
             value = changed(value, rng)
-        yield f"values {number}", (checksummed(value) if signed else json.dumps(value)).encode(errors="surrogatepass")
+        return write(value)
+
+    return _every_third_of_bytes(data, count, seed, change)
 
 
 def lines_mutated(data, count, seed):
-    """The same of a file with a JSON object a line."""
-    for number in range(count):
-        rng = np.random.default_rng([seed, number])
-        if number % 3 == 2:
-            yield f"bytes {number}", spoiled(data, rng)
-            continue
-        lines = data.splitlines()
+    """Yield the same of a file with a JSON object a line."""
+
+    def change(rng):
+        lines = data.decode().split("\n")[:-1]
         at = rng.integers(len(lines))
-        lines[at] = json.dumps(changed(json.loads(lines[at]), rng)).encode(errors="surrogatepass")
-        yield f"values {number}", b"\n".join(lines) + b"\n"
+        lines[at] = json.dumps(changed(json.loads(lines[at]), rng))
+        return "\n".join(lines) + "\n"
+
+    return _every_third_of_bytes(data, count, seed, change)
 
 
 def checksummed(body):

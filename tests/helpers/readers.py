@@ -11,10 +11,10 @@ import pytest
 import jaxrl
 from helpers import hostile
 from helpers.programs import DQN, ENV, PPO, ROWS, anakin
-from helpers.recorded import episode, spaces_of
+from helpers.recorded import episode, write_minari, write_rlds
 from jaxrl.core.errors import JaxrlError
 from jaxrl.core.types import env_spec
-from jaxrl.data import MinariWriter, RldsWriter, load_dataset
+from jaxrl.data import load_dataset
 from jaxrl.plots.curves import TRAINING
 from jaxrl.run import checkpoint, loop, run_status
 from jaxrl.run.directory import read_config, with_new_fields
@@ -46,14 +46,9 @@ def made(root):
         result = jaxrl.train(PPO, ENV, total_steps=2 * ROWS, run_dir=whole / "run", record=whole / "recording", **often)
         jaxrl.train(DQN, ENV, total_steps=4 * ROWS, run_dir=whole / "replay", **often)
     result.save(whole / "policy")
-    with RldsWriter(whole / "rlds", "made", file_format="tfrecord") as writer:
-        writer.write(one)
-        writer.close()
+    write_rlds(whole / "rlds", [one], file_format="tfrecord")
     for kind in ("hdf5", "arrow", "parquet"):
-        folder = whole if kind == "hdf5" else whole / kind
-        with MinariWriter("made-v0", *spaces_of(one), data_dir=folder, data_format=kind) as writer:
-            writer.write(one)
-            writer.close()
+        write_minari(whole if kind == "hdf5" else whole / kind, [one], data_format=kind)
     sys.path.insert(0, os.fspath(root / "outside"))
     try:
         yield root

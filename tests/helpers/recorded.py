@@ -1,10 +1,5 @@
 """Episodes made up for tests, comparisons of them bit by bit, and what plays others."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +10,7 @@ from jaxrl.core import spaces
 from jaxrl.core.keys import root_key
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import env_spec
+from jaxrl.data import MinariWriter, RldsWriter
 from jaxrl.data.episodes import Episode
 from jaxrl.envs.episode import restart, transition
 from jaxrl.run.policy import Policy
@@ -54,6 +50,40 @@ def episode(seed=0, transitions=4, ending="terminated", dtypes=TYPES):
     )
 
 
+MADE_UP = [
+    episode(0, 4, "terminated"),
+    episode(1, 1, "truncated"),
+    episode(2, 130, "cut off"),
+    episode(3, 7, "terminated"),
+]
+
+
+def check_made_up(dataset):
+    """Every bit of a dataset of the episodes `MADE_UP` is there, whether they are read one by one or all."""
+    assert len(dataset) == len(MADE_UP) and dataset.lengths.tolist() == [one.length for one in MADE_UP]
+    for number, (wrote, read) in enumerate(zip(MADE_UP, dataset, strict=True)):
+        assert_bitwise(read.steps, wrote.steps)
+        assert_bitwise(dataset[number].steps, wrote.steps)
+        own = {"episode_id": number, "length": wrote.length, "return": wrote.episode_return}
+        assert read.metadata == dict(wrote.metadata) | own
+
+
+def write_rlds(path, episodes, **options):
+    """Writes a dataset, and gives its path."""
+    with RldsWriter(path, "tests:Made up-v0", **options) as writer:
+        for one in episodes:
+            writer.write(one)
+        return writer.close()
+
+
+def write_minari(folder, episodes, dataset_id="made-v0", **options):
+    """The same of Minari's."""
+    with MinariWriter(dataset_id, *spaces_of(episodes[0]), data_dir=folder, **options) as writer:
+        for one in episodes:
+            writer.write(one)
+        return writer.close()
+
+
 def spaces_of(episode):
     """What its observations are elements of, and its actions."""
 
@@ -65,16 +95,6 @@ def spaces_of(episode):
         return spaces.Box(low, high, x.shape[1:], x.dtype)
 
     return space(episode.observation), space(episode.action)
-
-
-def killed(folder, kind, by_chance=0):
-    """What was seen of datasets whose writers were killed, `(moment, signal, files)`, the last ones by chance."""
-    tests = Path(__file__).parents[1]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.fspath(tests), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, tests / "helpers" / "kill_writers.py", folder, kind, str(by_chance)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    return [line.split(": ") for line in done.stdout.splitlines()]
 
 
 def assert_bitwise(one, other):
