@@ -22,14 +22,6 @@ MINUTES = float(os.environ.get("FAULTS_MINUTES") or 120)
 MORE = {"resident memory": lambda before: 1.05 * before + 8 * 2**20, "open files": 4, "threads": 10}
 
 
-def test_what_is_flat_is_flat():
-    seconds = np.linspace(0, 100, 500)
-    assert grown([[s, 5e8, 10, 20] for s in seconds]) == []
-    assert grown([[s, 5e8 + 1e8 * (s < 9), 10, 20] for s in seconds]) == [], "the first tenth may be anything"
-    told = grown([[s, 5e8 * (1 + s / 500), 10 + s, 20 + s] for s in seconds])
-    assert [line.split(":")[0] for line in told] == list(MORE)
-
-
 @pytest.mark.endurance
 @pytest.mark.parametrize("kind", ["anakin", "sebulba"])
 def test_what_a_training_of_hours_holds_is_flat(kind, tmp_path):

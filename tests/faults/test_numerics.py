@@ -45,9 +45,8 @@ def spoiled(tick, value=np.nan, what="reward"):
 
 
 @pytest.fixture(autouse=True)
-def chunks(monkeypatch):
+def chunks(monkeypatch, one_iteration_chunks):
     """Chunks of one iteration; how many were dispatched."""
-    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 0.0)
     dispatched = []
     chunk = Program.chunk
 
@@ -102,21 +101,13 @@ def test_a_reward_that_is_not_finite(value, devices, chunks, tmp_path):
 
 
 @pytest.mark.long
-def test_an_observation_that_is_not_finite():
-    env = spoiled(2 * TICKS + 1, what="observation")
-    with pytest.warns(RuntimeWarning, match=f"environment 0 .*as observation at its step {2 * TICKS + 1}"):
-        result = train(DQN, env)
-    assert result.stopped == "non_finite" and result.total_steps == 2 * ROWS and "observation" in result.problem
-    assert all_finite(result.state)
-
-
-@pytest.mark.long
-def test_the_last_observation_of_a_chunk():
-    """It is no row yet, but the state holds it: the state after that chunk is not the last good one."""
-    env = spoiled(2 * TICKS, what="observation")
-    with pytest.warns(RuntimeWarning, match=f"as observation at its step {2 * TICKS},.*timestep.observation"):
-        result = train(DQN, env)
-    assert result.total_steps == ROWS and all_finite(result.state)
+@pytest.mark.parametrize(("tick", "kept"), [(2 * TICKS + 1, 2), (2 * TICKS, 1)], ids=["a row", "the last of a chunk"])
+def test_an_observation_that_is_not_finite(tick, kept):
+    """The last of a chunk is no row yet, but the state after it holds it: that one is not the last good one."""
+    with pytest.warns(RuntimeWarning, match=f"environment 0 .*as observation at its step {tick},"):
+        result = train(DQN, spoiled(tick, what="observation"))
+    assert ("timestep.observation" in result.problem) == (kept == 1)
+    assert result.stopped == "non_finite" and result.total_steps == kept * ROWS and all_finite(result.state)
 
 
 @pytest.mark.long

@@ -3,28 +3,19 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
-from pathlib import Path
 
 import pytest
 from helpers import programs
 from helpers.kills import Curriculum
 from helpers.patience import PATIENCE
-from helpers.programs import ENV, PPO, ROWS, anakin, assert_equal
+from helpers.programs import ROWS, assert_equal
 
-import jaxrl
 from jaxrl.parallel.program import Program
 from jaxrl.run import checkpoint, evaluating, loop
 
+pytestmark = pytest.mark.usefixtures("one_iteration_chunks")
 TOTAL = 12 * ROWS
-
-
-@pytest.fixture(autouse=True)
-def one_iteration_chunks(monkeypatch):
-    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 0.0)
 
 
 class Raising:
@@ -163,13 +154,6 @@ def test_a_run_that_is_left_in_an_evaluation_goes_on_with_it(at, tmp_path, monke
     assert told[0] == told[1]
 
 
-@pytest.mark.long
-def test_ctrl_c_says_when_the_run_stops(tmp_path, handlers, capsys):
-    jaxrl.train(PPO, ENV, total_steps=TOTAL, topology=anakin(), loggers=[Raising(signal.SIGINT)], evaluate_every=0)
-    told = " ".join(capsys.readouterr().err.split())
-    assert told.count("the run stops when the chunk under way has ended; Ctrl-C again leaves at once") == 1
-
-
 def test_sigterm_saves_and_exits_143(tmp_path, handlers):
     with pytest.raises(SystemExit) as caught:
         train(tmp_path / "run", Raising(signal.SIGTERM))
@@ -207,47 +191,3 @@ def test_handlers_come_back_after_an_error(handlers, monkeypatch):
     with pytest.raises(RuntimeError, match="from the program"):
         train()
     assert handlers()
-
-
-@pytest.mark.long
-@pytest.mark.faults
-def test_sigterm_from_outside_gives_exit_code_143(tmp_path):
-    """The whole way: another process, told to end by the system."""
-    script = textwrap.dedent(
-        f"""
-        import sys
-        sys.path.insert(0, {str(Path(__file__).parents[1])!r})
-        import conftest, jaxrl
-        from helpers import programs
-
-        class Ready:
-            def write(self, step, metrics):
-                print("row", step, flush=True)
-                if step >= 2 * programs.ROWS:
-                    sys.stdin.readline()  # so that the signal always comes while it trains
-            def close(self):
-                pass
-
-        jaxrl.train(
-            programs.PPO, programs.ENV, total_steps={TOTAL}, topology=programs.anakin(), run_dir=sys.argv[1],
-            loggers=[Ready()], progress=False, evaluate_every=0, checkpoint_every=0, evaluation_episodes=8,
-        )
-        print("not reached")
-        """
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path / "run")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONWARNINGS": "ignore"},
-    )
-    for line in process.stdout:
-        if line.startswith(f"row {2 * ROWS}"):
-            break
-    process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate("\n" * 100, timeout=PATIENCE)
-    assert process.returncode == 143 and "not reached" not in out
-    saved = checkpoint.read_manifest(tmp_path / "run" / "checkpoints").step
-    assert 2 * ROWS <= saved < TOTAL
-    assert_equal(train(tmp_path / "run").state, train().state)

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import itertools
 import os
 import re
 import shutil
@@ -15,11 +16,11 @@ import warnings
 import numpy as np
 import pytest
 from helpers import programs
-from helpers.disks import At, Disk, nothing_fits, refuse
+from helpers.disks import Disk, nothing_fits, refuse
 from helpers.events import read_events
 from helpers.patience import PATIENCE
-from helpers.programs import ENV, ROWS, assert_equal
-from helpers.tiers import one_quick
+from helpers.programs import ENV, ROWS, At, assert_equal
+from helpers.tiers import few, one_quick
 
 import jaxrl
 from jaxrl.core.errors import CheckpointError, DatasetError, JaxrlError, RecordingError, RunDirectoryError
@@ -28,7 +29,7 @@ from jaxrl.run.checkpoint import Checkpointer
 from jaxrl.run.loggers import read_metrics
 from jaxrl.run.run_status import is_finished
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("one_iteration_chunks")]
 
 ITERATIONS = 6
 # By what is written: what its path holds, and the words in which a run tells that it cannot be.
@@ -45,11 +46,7 @@ KINDS = {
 # What happens once, when a run begins; only events come later, after the first row.
 AT_THE_START = [("configuration", "made"), ("configuration", "written"), ("metrics", "made"), ("events", "made")]
 ERRORS = {"disk full": errno.ENOSPC, "quota": errno.EDQUOT, "read-only": errno.EROFS}
-
-
-@pytest.fixture(autouse=True)
-def one_iteration_chunks(monkeypatch):
-    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 0.0)
+WAYS = ("made", "written")
 
 
 def train(run_dir, *loggers, **settings):
@@ -93,13 +90,14 @@ def told_of(run_dir, *loggers, **settings):
     return ended, [str(one.message) for one in caught if issubclass(one.category, RuntimeWarning)]
 
 
-CASES = [(kind, how, error) for kind in KINDS for how in ("made", "written") for error in ERRORS]
+# One in three errors for each kind and way.
+CASES = [(*case, error) for case, error in zip(itertools.product(KINDS, WAYS), itertools.cycle(ERRORS))]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "how", "error"),
-    one_quick(CASES, ("metrics", "written", "disk full"), ("manifest", "made", "read-only"), rest=CASES[::5]),
+    few(CASES, *CASES[::5], *CASES[3::6]),
 )
 def test_what_cannot_be_written_from_half_of_the_run_on(kind, how, error, reference, tmp_path, monkeypatch):
     words, told = KINDS[kind]
@@ -128,9 +126,7 @@ def test_what_cannot_be_written_from_half_of_the_run_on(kind, how, error, refere
 @pytest.mark.parametrize(
     ("kind", "how"),
     one_quick(
-        [(kind, how) for kind in KINDS for how in ("made", "written")],
-        ("result", "made"),
-        rest=[(kind, "made") for kind in KINDS],
+        list(itertools.product(KINDS, WAYS)), ("result", "made"), rest=[(kind, "made") for kind in list(KINDS)[::2]]
     ),
 )
 def test_the_directory_is_deleted_at_a_write(kind, how, reference, tmp_path, monkeypatch):
@@ -158,6 +154,15 @@ def test_the_directory_is_deleted_at_a_write(kind, how, reference, tmp_path, mon
         ended.save(tmp_path / "elsewhere")
         assert jaxrl.load(tmp_path / "elsewhere")([0.0, 0.0, 0.0, 0.0])[0] in (0, 1)
     assert_it_goes_on(run_dir, reference)
+
+
+@pytest.mark.long
+def test_a_run_whose_directory_is_moved_ends_and_goes_on_from_there(reference, tmp_path):
+    path, moved = tmp_path / "run", tmp_path / "moved"
+    ended, lines = told_of(path, At(3 * ROWS, lambda: path.rename(moved)))
+    assert ended.stopped == "unsaved" and ended.total_steps == 4 * ROWS and not path.exists()
+    assert len([line for line in lines if "was deleted or moved" in line]) == 1
+    assert_it_goes_on(moved, reference)
 
 
 @pytest.mark.long
@@ -239,9 +244,7 @@ def test_a_policy_that_cannot_be_saved_is_an_error(how, reference, tmp_path, mon
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("kind", "most"), one_quick([("arrow", 0), ("rlds", 0), ("rlds", 2000), ("tfrecord", 0), ("minari", 0)])
-)
+@pytest.mark.parametrize(("kind", "most"), [("arrow", 0), ("rlds", 2000), ("tfrecord", 0), ("minari", 0)])
 def test_a_dataset_that_does_not_fit_is_an_error_and_leaves_nothing(kind, most, reference, tmp_path):
     pytest.importorskip("tensorflow_datasets" if kind in ("rlds", "tfrecord") else "minari")
 
@@ -290,13 +293,11 @@ print(any(name.endswith("-cache") for name in os.listdir(folder)))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("how", "error"), one_quick([(how, error) for how in ("made", "written") for error in ERRORS], rest=[])
-)
-def test_programs_that_cannot_be_kept_are_compiled_and_nothing_is_said(how, error, tmp_path):
+@pytest.mark.parametrize("how", few(WAYS, "made"))
+def test_programs_that_cannot_be_kept_are_compiled_and_nothing_is_said(how, tmp_path):
     env = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "JAXRL_"))}
     env |= {"JAX_PLATFORMS": "cpu", "JAXRL_CACHE": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)}
-    words = [sys.executable, "-c", CACHED, how, str(ERRORS[error])]
+    words = [sys.executable, "-c", CACHED, how, str(errno.ENOSPC)]
     ended = subprocess.run(words, env=env, capture_output=True, text=True, timeout=PATIENCE)
     assert ended.returncode == 0 and ended.stderr == "", ended.stderr
     assert ended.stdout.split() == ["1.0", "True", "2.0", "True"]

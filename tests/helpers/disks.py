@@ -96,18 +96,3 @@ def nothing_fits(most=0):
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-class At:
-    """A logger that does something once, at a step."""
-
-    def __init__(self, step, then):
-        self.step, self.then = step, then
-
-    def write(self, step, metrics):
-        if self.step is not None and step >= self.step:
-            self.step = None
-            self.then()
-
-    def close(self):
-        pass

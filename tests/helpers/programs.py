@@ -151,19 +151,26 @@ class Spoiled:
         return (state, steps_per_env + 1), timestep
 
 
-class Interrupt:
-    """A logger that ends the run as a key press would, at its first row at or after a step."""
+class At:
+    """A logger that does something once, at its first row at or after a step."""
 
-    def __init__(self, step=0):
-        self.step = step
+    def __init__(self, step, then):
+        self.step, self.then = step, then
 
     def write(self, step, metrics):
         if self.step is not None and step >= self.step:
-            self.step = None  # a second one would not wait for the end of the chunk
-            signal.raise_signal(signal.SIGINT)
+            self.step = None  # a second Ctrl-C would not wait for the end of the chunk
+            self.then()
 
     def close(self):
         pass
+
+
+class Interrupt(At):
+    """Ends the run as a key press would."""
+
+    def __init__(self, step=0):
+        super().__init__(step, lambda: signal.raise_signal(signal.SIGINT))
 
 
 def actor_threads():
