@@ -8,16 +8,12 @@ import struct
 import jax
 import numpy as np
 import pytest
-from helpers.exported import policy_of
+from helpers.exported import write_folder
 from helpers.programs import ENV, PPO
 
 import jaxrl
-from jaxrl import envs
 from jaxrl.cli import main
-from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError, JaxrlError
-from jaxrl.core.types import env_spec
-from jaxrl.envs.configs import to_config
 from jaxrl.run import policy_folder
 from jaxrl.run.follow import follow
 from jaxrl.run.policy import Policy
@@ -28,17 +24,19 @@ SEEN = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """The policy of a run that learned nothing, as a folder."""
-    path, algo = tmp_path_factory.mktemp("folder"), PPO.replace(normalize_observation=True)
-    config = {"algorithm": encode(algo), "environment": to_config(envs.prepared(ENV)), "topology": None}
-    policy = policy_of(algo, env_spec(ENV))
-    policy_folder.write(path, policy.actor, config | {"total_steps": 256}, 128)
-    return path
+def written(tmp_path_factory):
+    """A policy, and the folder that it was written to."""
+    path = tmp_path_factory.mktemp("folder")
+    return write_folder(path), path
 
 
-def test_what_was_written_is_read(folder):
-    policy = policy_of(PPO.replace(normalize_observation=True), env_spec(ENV))
+@pytest.fixture
+def folder(written):
+    return written[1]
+
+
+def test_what_was_written_is_read(written):
+    policy, folder = written
     read = jaxrl.load(folder)
     assert jax.tree.structure(read.actor) == jax.tree.structure(policy.actor)
     for a, b in zip(jax.tree.leaves(read.actor), jax.tree.leaves(policy.actor), strict=True):
@@ -112,9 +110,9 @@ def parts_of(path):
 
 
 @pytest.mark.parametrize(("to", "name"), [("numpy", "x.npz"), ("stablehlo", "x.stablehlo"), ("onnx", "x.onnx")])
-def test_where_a_policy_was_trained_changes_nothing(to, name, tmp_path):
+def test_where_a_policy_was_trained_changes_nothing(to, name, written, tmp_path):
     pytest.importorskip({"numpy": "numpy", "stablehlo": "flatbuffers", "onnx": "jax2onnx"}[to])
-    plain = policy_of(PPO.replace(normalize_observation=True), env_spec(ENV))
+    plain, _ = written
     mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     placed = Policy(*jax.device_put((plain.algo, plain.actor), everywhere), plain.spec)
@@ -167,58 +165,38 @@ class Mark:
         return open, (str(self.path), "w")
 
 
-def tensors(folder):
-    return dict(safetensors.load((folder / MODEL).read_bytes()))
+def rewrite(change=lambda held, name: held, **metadata):
+    """Tensors as they are after `change`, which is given them and the name of a matrix."""
+
+    def write(folder, mark):
+        held = safetensors.load((folder / MODEL).read_bytes())
+        held = change(held, next(name for name in sorted(held) if held[name].ndim == 2))
+        data = safetensors.save(held, metadata={"format": "jaxrl policy 1", "step": "128"} | metadata)
+        (folder / MODEL).write_bytes(data)
+
+    return write
 
 
-def rewrite(folder, change, metadata=None):
-    held = tensors(folder)
-    change(held)
-    data = safetensors.save(held, metadata=metadata or {"format": "jaxrl policy 1", "step": "128"})
-    (folder / MODEL).write_bytes(data)
-
-
-def first(held):
-    return next(name for name in sorted(held) if held[name].ndim == 2)
-
-
-def _missing(held):
-    held.pop(first(held))
-
-
-def _shape(held):
-    held[first(held)] = np.zeros((3, 3), np.float32)
-
-
-def _dtype(held):
-    held[first(held)] = held[first(held)].astype(np.float64)
-
-
-def _more(held):
-    held["../../other"] = np.zeros(3, np.float32)
-
-
-def _nan(held):
-    for name, x in held.items():
-        if x.dtype.kind == "f":
-            held[name] = np.full_like(x, np.nan)
-
-
-def _nothing(held):
-    pass
+def bytes_of(make):
+    return lambda folder, mark: (folder / MODEL).write_bytes(make((folder / MODEL).read_bytes()))
 
 
 HOSTILE = {
-    "missing": (lambda f, mark: rewrite(f, _missing), "is missing"),
-    "shape": (lambda f, mark: rewrite(f, _shape), r"float32\[3, 3\] in place of"),
-    "dtype": (lambda f, mark: rewrite(f, _dtype), r"float64\[.*in place of float32"),
-    "more": (lambda f, mark: rewrite(f, _more), r"\.\./\.\./other is there"),
-    "nan": (lambda f, mark: rewrite(f, _nan), "NaN or infinity"),
-    "other format": (lambda f, mark: rewrite(f, _nothing, {"format": "pt"}), "does not contain a jaxrl policy"),
-    "step": (lambda f, mark: rewrite(f, _nothing, {"format": "jaxrl policy 1", "step": "-1"}), "no number of steps"),
-    "huge header": (lambda f, mark: (f / MODEL).write_bytes(struct.pack("<Q", 2**60) + b"{}"), "cannot be read"),
-    "cut short": (lambda f, mark: (f / MODEL).write_bytes((f / MODEL).read_bytes()[:-5]), "cannot be read"),
-    "empty": (lambda f, mark: (f / MODEL).write_bytes(b""), "cannot be read"),
+    "missing": (rewrite(lambda held, name: {n: x for n, x in held.items() if n != name}), "is missing"),
+    "shape": (
+        rewrite(lambda held, name: held | {name: np.zeros((3, 3), np.float32)}),
+        r"float32\[3, 3\] in place of",
+    ),
+    "dtype": (
+        rewrite(lambda held, name: held | {name: held[name].astype(np.float64)}),
+        r"float64\[.*in place of float32",
+    ),
+    "more": (rewrite(lambda held, name: held | {"../../other": np.zeros(3)}), r"\.\./\.\./other is there"),
+    "nan": (rewrite(lambda held, name: held | {name: held[name] * np.nan}), "NaN or infinity"),
+    "other format": (rewrite(format="pt"), "does not contain a jaxrl policy"),
+    "step": (rewrite(step="-1"), "no number of steps"),
+    "huge header": (bytes_of(lambda data: struct.pack("<Q", 2**60) + b"{}"), "cannot be read"),
+    "cut short": (bytes_of(lambda data: data[:-5]), "cannot be read"),
     "pickle": (lambda f, mark: (f / MODEL).write_bytes(pickle.dumps(Mark(mark))), "cannot be read"),
     "link": (
         lambda f, mark: ((f / MODEL).unlink(), (f / MODEL).symlink_to("/dev/zero")),

@@ -1,15 +1,18 @@
 """Policies to export: of every algorithm, on vectors and images, with parameters and statistics that matter."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from helpers.programs import ENV, PPO
 from helpers.registered import OWN_ALGORITHMS
+from jaxrl import envs
 from jaxrl.core import spaces
+from jaxrl.core.config import encode
 from jaxrl.core.schedules import resolve_schedules
-from jaxrl.core.types import EnvSpec
+from jaxrl.core.types import EnvSpec, env_spec
+from jaxrl.envs.configs import to_config
+from jaxrl.run import policy_folder
 from jaxrl.run.policy import Policy
 
 VECTORS, IMAGES = spaces.Box(-1.0, 1.0, (4,)), spaces.Box(0.0, 1.0, (10, 10, 4))
@@ -22,11 +25,8 @@ def combinations():
     for name, kind in OWN_ALGORITHMS.items():
         for word, actions in (("discrete", MANY), ("continuous", BOX)):
             for seen, observations in (("vectors", VECTORS), ("images", IMAGES)):
-                spec, fields = (
-                    EnvSpec("test", observations, actions),
-                    {field.name for field in dataclasses.fields(kind)},
-                )
-                algo = kind(**{"normalize_observation": True} if "normalize_observation" in fields else {})
+                spec = EnvSpec("test", observations, actions)
+                algo = kind(**{"normalize_observation": True} if hasattr(kind, "normalize_observation") else {})
                 if not algo.resolve(spec, 8).validate(spec, 8, 1):
                     found[f"{name}-{seen}-{word}"] = (algo, spec)
     return found
@@ -49,6 +49,15 @@ def policy_of(algo, spec, env=None):
     return Policy(algo, actor(jax.random.key(0)), spec, env)
 
 
+def write_folder(path):
+    """Writes an untrained policy of PPO in CartPole as a folder, at step 128 of 256; gives it."""
+    algo, spec = PPO.replace(normalize_observation=True), env_spec(ENV)
+    config = {"algorithm": encode(algo), "environment": to_config(envs.prepared(ENV)), "topology": None}
+    policy = policy_of(algo, spec)
+    policy_folder.write(path, policy.actor, config | {"total_steps": 256}, 128)
+    return policy
+
+
 def _floats(x):
     return jnp.issubdtype(x.dtype, jnp.floating)
 
@@ -63,3 +72,24 @@ def observations(spec, count, seed=0):
         return rng.integers(0, 2, (count, *space.shape)).astype(space.dtype)
 
     return spaces.tree_map(some, spec.observation_space)
+
+
+def assert_same(policy, act, *, batches=(1, 256), steps=1, sample=False, tolerance=1e-6):
+    """What was exported acts as the run's policy, for steps of episodes that begin anew now and then.
+
+    Args:
+      act: its call with observations, carry (None at the beginning), whether episodes begin, rewards and key.
+    """
+    for batch in batches:
+        memory, carry, rng = None, None, np.random.default_rng(batch)
+        for step in range(steps):
+            seen = observations(policy.spec, batch, step)
+            first = (rng.random(batch) < 0.05) | (step == 0)
+            reward, key = rng.normal(size=batch).astype(np.float32), jax.random.key(step) if sample else None
+            right, memory = policy(seen, memory, key=key, first=first, reward=reward)
+            action, carry = act(seen, carry, first, reward, key)
+            assert jax.tree.structure(right) == jax.tree.structure(action)
+            for a, b in zip(jax.tree.leaves(right), jax.tree.leaves(action), strict=True):
+                assert a.dtype == b.dtype and a.shape == b.shape
+                np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(1.0, np.abs(a).max()))
+    assert len({x.tobytes() for x in np.asarray(jax.tree.leaves(action)[0])}) > 1, "it does the same everywhere"
