@@ -27,23 +27,32 @@ class Scores:
         self.wall_seconds = float(sum(result.wall_seconds for result in results))
 
 
-def trained(algo, env, total_steps, seeds, topology, run_dir=None, **settings):
-    """Runs of several seeds; with `run_dir`, those of an interrupted test go on where they were."""
-    results = [
-        jaxrl.train(
-            algo,
-            env,
-            total_steps=total_steps,
-            seed=seed,
-            topology=topology,
-            progress=False,
-            run_dir=None if run_dir is None else run_dir / str(seed),
-            **{"evaluate_every": 0, "evaluation_episodes": 128} | settings,
-        )
-        for seed in range(seeds)
-    ]
-    assert all(result.stopped in ("finished", "target_return") for result in results)
-    return Scores(results)
+@pytest.fixture
+def trained(record):
+    """Trains several seeds of an algorithm, writes their scores down, and gives them.
+
+    With `run_dir`, the runs of an interrupted test go on where they were. A command of None is not written down.
+    """
+
+    def scores_of(name, algo, env, total_steps, seeds, reference, source, command="", run_dir=None, **settings):
+        settings = {"topology": None, "evaluate_every": 0, "evaluation_episodes": 128, "progress": False} | settings
+        results = []
+        for seed in range(seeds):
+            folder = None if run_dir is None else run_dir / str(seed)
+            results.append(jaxrl.train(algo, env, total_steps=total_steps, seed=seed, run_dir=folder, **settings))
+        assert all(result.stopped in ("finished", "target_return") for result in results)
+        scores, about = Scores(results), {"algorithm": str(algo), "env": str(env)}
+        if settings["topology"] is not None:
+            about |= {"num_envs": settings["topology"].num_envs}
+        if command is not None:
+            command = command or type(algo).__name__.lower()
+            about |= {"command": f"jaxrl train {command} --env {env} --total-steps {total_steps}"}
+        if "target_return" in settings:
+            total_steps = scores.steps
+        record(name, scores, total_steps=total_steps, reference=reference, source=source, settings=about)
+        return scores.scores[0]
+
+    return scores_of
 
 
 @pytest.mark.learning
@@ -54,57 +63,36 @@ def trained(algo, env, total_steps, seeds, topology, run_dir=None, **settings):
         ("sac", "gymnasium:Pendulum-v1", 20_000, -157),
     ],
 )
-def test_pendulum_on_the_host_at_the_defaults(algo, env, total_steps, published, record):
+def test_pendulum_on_the_host_at_the_defaults(algo, env, total_steps, published, trained):
     """`jaxrl train ALGO --env ENV --total-steps N`, five seeds: none below -200."""
     made = jaxrl.make_algorithm(algo)
-    scores = trained(made, env, total_steps, 5, None)
-    record(
-        f"host-pendulum-{algo}",
-        scores,
-        total_steps=total_steps,
-        reference=published,
-        source="RL Zoo",
-        settings={"algorithm": str(made), "command": f"jaxrl train {algo} --env {env} --total-steps {total_steps}"},
-    )
-    assert scores.scores.min() >= -200.0, scores.scores
+    assert trained(f"host-pendulum-{algo}", made, env, total_steps, 5, published, "RL Zoo").min() >= -200.0
 
 
 @pytest.mark.learning
-def test_the_kl_penalty_in_halfcheetah(record):
+def test_the_kl_penalty_in_halfcheetah(trained):
     """1M rows at the defaults, 5 seeds; the clipped ratio beside it, whose 25th percentile the mean must reach."""
-    scores = {}
-    for objective in ("clip", "kl"):
-        algo = jaxrl.PPO(objective=objective)
-        result = trained(algo, "envpool:HalfCheetah-v4", 1_000_000, 5, None)
-        scores[objective] = result.scores[0]
-        record(
+    clip, kl = (
+        trained(
             f"halfcheetah-defaults-{objective}",
-            result,
-            total_steps=1_000_000,
-            reference=1443,
-            source=CLEANRL,
-            settings={
-                "algorithm": str(algo),
-                "command": "jaxrl train ppo --env envpool:HalfCheetah-v4 --total-steps 1000000 "
-                f"--objective {objective}",
-            },
+            jaxrl.PPO(objective=objective),
+            "envpool:HalfCheetah-v4",
+            1_000_000,
+            5,
+            1443,
+            CLEANRL,
+            f"ppo --objective {objective}",
         )
-    assert scores["kl"].mean() >= np.percentile(scores["clip"], 25), scores
+        for objective in ("clip", "kl")
+    )
+    assert kl.mean() >= np.percentile(clip, 25)
 
 
 @pytest.mark.learning
-def test_sac_in_halfcheetah_at_the_defaults(record, kept_dir):
+def test_sac_in_halfcheetah_at_the_defaults(trained, kept_dir):
     """`jaxrl train sac --env envpool:HalfCheetah-v4 --total-steps 300000`, two seeds: issue 14 asks for 4,500."""
-    scores = trained(jaxrl.SAC(), "envpool:HalfCheetah-v4", 300_000, 2, None, run_dir=kept_dir)
-    record(
-        "halfcheetah-sac-defaults",
-        scores,
-        total_steps=300_000,
-        reference=4500,
-        source="issue 14",
-        settings={"algorithm": str(jaxrl.SAC()), "command": "jaxrl train sac --env envpool:HalfCheetah-v4"},
-    )
-    assert scores.scores.mean() >= 4500, scores.scores
+    name, env = "halfcheetah-sac-defaults", "envpool:HalfCheetah-v4"
+    assert trained(name, jaxrl.SAC(), env, 300_000, 2, 4500, "issue 14", run_dir=kept_dir).mean() >= 4500
 
 
 NARROW = {"widths": (64, 64)}
@@ -112,46 +100,44 @@ NORMALIZED = NARROW | {"normalization": "batch_renorm", "normalize_inputs": True
 IN_100K = {
     "sac": (
         jaxrl.SAC(replay_ratio=1, policy=Actor(**NARROW), critic=Critic(**NARROW)),
-        "sac --env envpool:HalfCheetah-v4 --replay-ratio 1 --policy.widths 64,64 --critic.widths 64,64",
+        "sac --replay-ratio 1 --policy.widths 64,64 --critic.widths 64,64",
     ),
     "crossq": (
         jaxrl.CrossQ(replay_ratio=1, policy=Actor(**NORMALIZED), critic=Critic(**NORMALIZED)),
-        "crossq --env envpool:HalfCheetah-v4 --replay-ratio 1 --policy.widths 64,64 --critic.widths 64,64",
+        "crossq --replay-ratio 1 --policy.widths 64,64 --critic.widths 64,64",
     ),
-    "flashsac": (
-        dataclasses.replace(PRESETS["flashsac-narrow"].algorithm, learning_rate=3e-4),
-        "--preset flashsac-narrow --learning-rate 3e-4",
-    ),
-    "xqc": (
-        dataclasses.replace(PRESETS["xqc-narrow"].algorithm, learning_rate=3e-4),
-        "--preset xqc-narrow --learning-rate 3e-4",
-    ),
+    **{
+        name: (
+            dataclasses.replace(PRESETS[f"{name}-narrow"].algorithm, learning_rate=3e-4),
+            f"--preset {name}-narrow --learning-rate 3e-4",
+        )
+        for name in ("flashsac", "xqc")
+    },
 }
+# The same run every time, and the environments step while the learner learns.
+LAGGING = jaxrl.Sebulba(num_envs=8, lockstep=True, lag=1)
 
 
 @pytest.mark.learning
 @pytest.mark.parametrize("name", list(IN_100K)[1:])
-def test_more_than_sac_from_equal_steps(name, record, kept_dir):
+def test_more_than_sac_from_equal_steps(name, trained, kept_dir):
     """100k rows, 3 seeds, narrow networks: two cores need 20 minutes for SAC and CrossQ, hours for the others."""
-    scores = {}
+    means = {"sac": None}
     for each in ("sac", name):
         algo, command = IN_100K[each]
-        topology = jaxrl.Sebulba(num_envs=8, lockstep=True, lag=1)
-        result = trained(algo, "envpool:HalfCheetah-v4", 100_000, 3, topology, run_dir=kept_dir / each)
-        scores[each] = result.scores[0]
-        record(
+        means[each] = trained(
             f"halfcheetah-100k-{each}",
-            result,
-            total_steps=100_000,
-            reference=float(scores["sac"].mean()),
-            source="SAC with networks of 64, beside it",
-            settings={
-                "algorithm": str(algo),
-                "num_envs": 8,
-                "command": f"jaxrl train {command} --total-steps 100000 --num-envs 8 --lockstep --lag 1",
-            },
-        )
-    assert scores[name].mean() >= 1.3 * scores["sac"].mean(), scores
+            algo,
+            "envpool:HalfCheetah-v4",
+            100_000,
+            3,
+            means["sac"],
+            "SAC with networks of 64, beside it",
+            f"{command} --num-envs 8 --lockstep --lag 1",
+            run_dir=kept_dir / each,
+            topology=LAGGING,
+        ).mean()
+    assert means[name] >= 1.3 * means["sac"], means
 
 
 @pytest.mark.learning
@@ -164,21 +150,11 @@ def test_more_than_sac_from_equal_steps(name, record, kept_dir):
     ],
     ids=["sac", "td3"],
 )
-def test_off_policy_in_halfcheetah(algo, reference, record):
+def test_off_policy_in_halfcheetah(algo, reference, trained):
     """1M rows in 8 environments, 3 seeds where there is an accelerator; on 2 cores one takes 50 minutes."""
-    seeds = 1 if jax.default_backend() == "cpu" else 3
-    # Lockstep with a lag: the same run every time, and the environments step while the learner learns.
-    topology = jaxrl.Sebulba(num_envs=8, lockstep=True, lag=1)
-    scores = trained(algo, "envpool:HalfCheetah-v4", 1_000_000, seeds, topology, evaluation_episodes=16)
-    record(
-        f"halfcheetah-{type(algo).__name__.lower()}",
-        scores,
-        total_steps=1_000_000,
-        reference=reference,
-        source=CLEANRL,
-        settings={"algorithm": str(algo), "num_envs": 8},
-    )
-    assert scores.scores.mean() >= 8200, scores.scores
+    seeds, name = 1 if jax.default_backend() == "cpu" else 3, f"halfcheetah-{type(algo).__name__.lower()}"
+    how = {"command": None, "topology": LAGGING, "evaluation_episodes": 16}
+    assert trained(name, algo, "envpool:HalfCheetah-v4", 1_000_000, seeds, reference, CLEANRL, **how).mean() >= 8200
 
 
 # After 1M steps, where rlpyt's figure 4 ends too; DDPG's is that of its JAX version.
@@ -199,21 +175,13 @@ CLEANRL_1M = {
 @pytest.mark.learning
 @pytest.mark.parametrize("task", ["HalfCheetah", "Hopper", "Walker2d"])
 @pytest.mark.parametrize("algo", ["ppo", "ddpg", "td3", "sac"])
-def test_mujoco_at_the_defaults(algo, task, record, kept_dir):
+def test_mujoco_at_the_defaults(algo, task, trained, kept_dir):
     """`jaxrl train ALGO --env envpool:TASK-v4 --total-steps N`, three seeds; two cores take 5 to 30 minutes for one."""
-    env, total_steps = f"envpool:{task}-v4", 1_000_000 if algo == "ppo" else 300_000
-    made = jaxrl.make_algorithm(algo)
-    scores = trained(made, env, total_steps, 3, None, run_dir=kept_dir, evaluation_episodes=16)
-    record(
-        f"mujoco-{task.lower()}-{algo}",
-        scores,
-        total_steps=total_steps,
-        reference=CLEANRL_1M.get((algo, task)),
-        source=f"{CLEANRL}, at 1M steps",
-        settings={"algorithm": str(made), "command": f"jaxrl train {algo} --env {env} --total-steps {total_steps}"},
-    )
-    floor = {"HalfCheetah": 1000.0, "Hopper": 500.0, "Walker2d": 500.0}[task]
-    assert scores.scores.mean() >= floor, scores.scores
+    name, total_steps = f"mujoco-{task.lower()}-{algo}", 1_000_000 if algo == "ppo" else 300_000
+    about = CLEANRL_1M.get((algo, task)), f"{CLEANRL}, at 1M steps"
+    how = {"run_dir": kept_dir, "evaluation_episodes": 16}
+    scores = trained(name, jaxrl.make_algorithm(algo), f"envpool:{task}-v4", total_steps, 3, *about, **how)
+    assert scores.mean() >= {"HalfCheetah": 1000.0, "Hopper": 500.0, "Walker2d": 500.0}[task]
 
 
 @pytest.mark.learning
@@ -260,35 +228,18 @@ def test_batchppo_in_mujoco(name, task, record_rows, kept_dir):
 @pytest.mark.learning
 @pytest.mark.skipif("jax.default_backend() == 'cpu'")
 @pytest.mark.parametrize("name", ["impala", "ppo"])
-def test_pong_is_solved(name, record):
+def test_pong_is_solved(name, trained):
     """Issue 4: 20 within 10M rows, where there is an accelerator."""
-    if name == "impala":
-        algo = PRESETS["impala-paper"].algorithm
-        topology = jaxrl.Sebulba(num_envs=32, actors=4)
-    else:
-        algo = jaxrl.PPO(
-            learning_rate=Linear(2.5e-4, 0.0),
-            clip=0.1,
-            rollout_length=128,
-            minibatches=4,
-            network=ActorCritic(NatureCNN(), shared=True),
-        )
-        topology = jaxrl.Sebulba(num_envs=32, actors=4)
+    network = ActorCritic(NatureCNN(), shared=True)
+    ppo = jaxrl.PPO(learning_rate=Linear(2.5e-4, 0.0), clip=0.1, rollout_length=128, minibatches=4, network=network)
+    algo = PRESETS["impala-paper"].algorithm if name == "impala" else ppo
+    how = {"command": None, "topology": jaxrl.Sebulba(num_envs=32, actors=4), "evaluation_episodes": 16}
     env = jaxrl.make("envpool:Pong-v5", preset="classic")
-    scores = trained(algo, env, 10_000_000, 1, topology, evaluation_episodes=16)
-    record(
-        f"pong-10m-{name}",
-        scores,
-        total_steps=10_000_000,
-        reference=20,
-        source="issue 4",
-        settings={"algorithm": str(algo), "num_envs": topology.num_envs, "preset": "classic"},
-    )
-    assert scores.scores.mean() >= 20, scores.scores
+    assert trained(f"pong-10m-{name}", algo, env, 10_000_000, 1, 20, "issue 4", **how).mean() >= 20
 
 
 @pytest.mark.learning
-def test_ppo_in_pong(record):
+def test_ppo_in_pong(trained):
     """2M rows on a CPU, issue 4: above -15, where it ends; CleanRL's settings for Atari, in 16 environments."""
     algo = jaxrl.PPO(
         learning_rate=Linear(5e-4, 0.0),
@@ -297,15 +248,7 @@ def test_ppo_in_pong(record):
         minibatches=8,
         network=ActorCritic(NatureCNN(filters=(16, 32, 32), width=256), shared=True),
     )
+    how = {"target_return": -14.0, "evaluate_every": 200_000, "evaluation_episodes": 8}
+    how |= {"command": None, "topology": jaxrl.Sebulba(num_envs=16, actors=2)}
     env = jaxrl.make("envpool:Pong-v5", preset="classic")
-    until = {"target_return": -14.0, "evaluate_every": 200_000, "evaluation_episodes": 8}
-    scores = trained(algo, env, 2_000_000, 1, jaxrl.Sebulba(num_envs=16, actors=2), **until)
-    record(
-        "pong-ppo",
-        scores,
-        total_steps=scores.steps,
-        reference=-15,
-        source="issue 4",
-        settings={"algorithm": str(algo), "num_envs": 16, "preset": "classic"},
-    )
-    assert scores.scores.mean() > -15, scores.scores
+    assert trained("pong-ppo", algo, env, 2_000_000, 1, -15, "issue 4", **how).mean() > -15

@@ -6,15 +6,12 @@ A score of 0 is random, of 1 the expert.
 import dataclasses
 
 import _record
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.recorded import untrained
 
 import jaxrl
-from jaxrl.core.schedules import resolve_schedules
 from jaxrl.networks import Actor, Critic
-from jaxrl.run.policy import Policy
 
 ENV, SEEDS, EPISODES, STEPS = "gymnax:Pendulum-v1", 5, 20, 10_000
 SAC = jaxrl.SAC(
@@ -41,8 +38,7 @@ def expert(tmp_path_factory):
     """The demonstrations, and the returns that are a score of 0 and of 1."""
     folder = tmp_path_factory.mktemp("data")
     result = jaxrl.train(SAC, ENV, total_steps=15_000, num_envs=1, evaluate_every=0, progress=False)
-    untrained = resolve_schedules(SAC, jnp.float32(0))  # and so it acts at random where it explores
-    random = Policy(untrained, untrained.actor(untrained.init(jax.random.key(0), result.spec)), result.spec)
+    random = untrained(jaxrl.make(ENV), SAC)  # and so it acts at random where it explores
     worst = jaxrl.evaluate(random.algo, random.actor, jaxrl.make(ENV), random.spec, episodes=128, explore=True)
     jaxrl.export_rlds(result.policy, ENV, folder, episodes=EPISODES, seed=1, progress=False)
     return jaxrl.load_dataset(f"rlds:{folder}"), worst.return_mean, result.evaluation.return_mean

@@ -3,15 +3,13 @@
 import dataclasses
 
 import _record
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.recorded import untrained
 
 import jaxrl
-from jaxrl.core.schedules import Cosine, resolve_schedules
+from jaxrl.core.schedules import Cosine
 from jaxrl.networks import Actor, Critic
-from jaxrl.run.policy import Policy
 
 ENV, SEEDS, UPDATES = "gymnax:Pendulum-v1", 5, 20_000
 UPDATES_OF_CQL = 6_000  # each takes as long as ten of the others
@@ -63,8 +61,7 @@ def data(tmp_path_factory):
     """40 episodes of an expert, and 10 others of it with 30 of uniform actions."""
     folder = tmp_path_factory.mktemp("data")
     result = jaxrl.train(EXPERT, ENV, total_steps=15_000, num_envs=1, evaluate_every=0, progress=False)
-    untrained = resolve_schedules(EXPERT, jnp.float32(0))  # and so it acts at random where it explores
-    random = Policy(untrained, untrained.actor(untrained.init(jax.random.key(0), result.spec)), result.spec)
+    random = untrained(jaxrl.make(ENV), EXPERT)  # and so it acts at random where it explores
     jaxrl.export_rlds(result.policy, ENV, folder / "expert", episodes=40, seed=1, progress=False)
     jaxrl.export_rlds(result.policy, ENV, folder / "mixed" / "expert", episodes=10, seed=2, progress=False)
     jaxrl.export_rlds(random, ENV, folder / "mixed" / "random", episodes=30, seed=3, explore=True, progress=False)

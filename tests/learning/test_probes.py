@@ -1,12 +1,11 @@
 """Every algorithm learns the values of the probes: one link of it each, known exactly, in seconds."""
 
-import functools
-
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.continuous import support
 from helpers.discounted import Discounted
+from helpers.probes import GAMMA, REPPO, TOPOLOGY, check_values, trained
 from helpers.tiers import few, one_quick
 
 import jaxrl
@@ -14,10 +13,6 @@ from jaxrl import envs, networks
 from jaxrl.algos import off_policy, q_learning
 from jaxrl.algos.train_state import Variables
 from jaxrl.core.types import NetworkInputs
-from jaxrl.parallel import program as compiled
-
-GAMMA = 0.9
-TOPOLOGY = jaxrl.Anakin(num_envs=16, devices=1)
 
 SMALL = networks.MLP((32,))
 ON_POLICY = {
@@ -101,25 +96,7 @@ ALGORITHMS = {
         ),
         150,
     ),
-    "reppo": (
-        jaxrl.REPPO(
-            gamma=GAMMA,
-            learning_rate=jaxrl.schedules.Linear(1e-2, 0.0),
-            learn_temperature=False,
-            temperature=1e-3,
-            normalize_observation=False,
-            normalize_reward=False,
-            rollout_length=16,
-            epochs=4,
-            v_min=-4.0,
-            v_max=12.0,
-            policy=networks.Actor(widths=(32,)),
-            critic=networks.Critic(
-                widths=(32,), ensemble=1, head=networks.SelfPredictiveValues(121, widths=(32,), gain=1.0)
-            ),
-        ),
-        150,
-    ),
+    "reppo": (REPPO, 150),
 }
 # What else there is of Q-learning: another head, a memory, no replay. Of each the time limit alone.
 ANOTHER = networks.QNetwork(SMALL, head=networks.CategoricalValues(41))
@@ -151,38 +128,18 @@ LIMITED = {
         150,
     ),
 }
-# What each probe is worth where its observation is seen, under the best policy.
-TRUTH = {
-    "Constant": lambda observation: np.ones_like(observation),
-    "RewardIsObservation": lambda observation: observation,
-    "TwoStepDiscount": lambda observation: np.where(observation == 0, GAMMA, 1.0),
-    "ActionReward": lambda observation: np.ones_like(observation),
-    "Truncated": lambda observation: np.full_like(observation, 1.0 / (1.0 - GAMMA)),
-}
 
 
 @pytest.mark.parametrize("name", one_quick(ALGORITHMS, "ppo", rest=["recurrent_ppo", "a2c", "impala", "dqn"]))
 def test_values(name):
-    algo, iterations = ALGORITHMS[name]
-    before = compiled._chunk._cache_size()
-    for probe, truth in TRUTH.items():
-        observation, value, action = trained(algo, iterations, probe)
-        wanted = truth(observation)
-        np.testing.assert_allclose(value, wanted, atol=0.1, err_msg=probe)
-        assert set(np.unique(observation)) == {
-            "RewardIsObservation": {-1.0, 1.0},
-            "TwoStepDiscount": {0.0, 1.0},
-        }.get(probe, {0.0})
-        if probe == "ActionReward":
-            assert (action == 0).mean() > 0.9
-    assert compiled._chunk._cache_size() == before + 1, "the probes must share one program"
+    check_values(*ALGORITHMS[name], act, lambda action: (action == 0).mean() > 0.9)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", LIMITED)
 def test_time_limits_are_bootstrapped_through(name):
     """Issue 3: within 5 %; a time limit taken for an end would give 4.1 at the first of the five observations."""
-    _, value, _ = trained(*LIMITED[name], "Truncated")
+    _, value, _ = trained(*LIMITED[name], envs.make("probe:Truncated"), act)
     np.testing.assert_allclose(value, 1.0 / (1.0 - GAMMA), rtol=0.05)
 
 
@@ -192,7 +149,7 @@ def test_discounts_of_the_environment(name):
     """Each step discounts by 0.5 beside gamma: a reward a step later is worth 0.45, one at every step 1.82, not 10."""
     algo, iterations = (ALGORITHMS | LIMITED)[name]
     for probe, beside in {"TwoStepDiscount": (0.5 * GAMMA, 1.0), "Truncated": (1.0 / (1.0 - 0.5 * GAMMA),) * 2}.items():
-        observation, value, _ = trained(algo, iterations, probe, lambda env: Discounted(env, 0.5))
+        observation, value, _ = trained(algo, iterations, Discounted(envs.make(f"probe:{probe}"), 0.5), act)
         np.testing.assert_allclose(value, np.where(observation == 0, *beside), atol=0.1, err_msg=probe)
 
 
@@ -230,54 +187,21 @@ def test_composite_actions(name):
     assert abs(action["amount"] - 0.5) < 0.25
 
 
-def trained(algo, iterations, probe, wrap=lambda env: env):
-    """Observations, values and actions of what was learned on a probe."""
-    env = envs.prepared(wrap(envs.make(f"probe:{probe}")))
-    program = TOPOLOGY.bind(algo, env)
-    algo = algo.resolve(program.layout.spec, program.layout.num_envs)
-    steps_per_env = iterations * program.steps_per_iteration(algo) // program.layout.num_envs
-    state, report = program.chunk(algo, env, program.start(algo, env, 0), iterations, steps_per_env)
-    assert report.failed_at == -1
-    return played(algo, program.layout.spec, env, state.learner)
-
-
-def played(algo, spec, env, learner):
-    """Observations, values and actions at the rows that count, of a few environments over some steps_per_env."""
-    observation, value, action, counts = _play(
-        jaxrl.schedules.resolve_schedules(algo, jnp.float32(1.0)), env, learner, spec=spec
-    )
-    counts = np.asarray(counts)
-    return np.asarray(observation)[..., 0][counts], np.asarray(value)[counts], np.asarray(action)[counts]
-
-
-@functools.partial(jax.jit, static_argnames="spec")
-def _play(algo, env, learner, *, spec):
-    actor = algo.actor(learner)
-    keys = jax.random.split(jax.random.key(1), (24, 8))
-    env_state, timestep = jax.vmap(env.reset)(keys[0])
-    carry = jax.vmap(lambda index: algo.initial_carry(spec, index, 8))(jnp.arange(8))
-
-    def step(moment, keys):
-        env_state, timestep, carry = moment
-        output = algo.act(actor, timestep, carry, keys, spec=spec, explore=True)
-        if "value" in output.extras:
-            value = output.extras["value"]
-        elif "search_value" in output.extras:
-            value = output.extras["search_value"]
-        elif isinstance(algo, (jaxrl.SAC, jaxrl.MPO, jaxrl.REPPO)):
-            values = off_policy.evaluate_critic(
-                algo.critic, Variables(learner.critic.params), timestep.observation, None, spec
-            )
-            ends = getattr(algo, "v_min", 0.0), getattr(algo, "v_max", 0.0)
-            value = q_learning.action_values(values, *ends).min(axis=0).max(axis=-1)
-        else:
-            seen = NetworkInputs.of_timesteps(jax.tree.map(lambda x: x[None], timestep))
-            carried = {"spec": spec, "model_state": actor.model_state, "train": False}
-            seen = algo.network.apply(actor.params, seen, carry.network, **carried)[0]
-            value = q_learning.action_values(seen, getattr(algo, "v_min", 0), getattr(algo, "v_max", 0))[0].max(axis=-1)
-            value = q_learning.unscaled(value) if isinstance(algo, jaxrl.R2D2) else value
-        env_state, following = jax.vmap(env.step)(env_state, output.action, keys)
-        row = timestep.observation, value, output.action, ~timestep.last
-        return (env_state, following, output.carry), row
-
-    return jax.lax.scan(step, (env_state, timestep, carry), keys[1:])[1]
+def act(algo, learner, actor, timestep, carry, keys, spec):
+    """An explored action, and the value of the best."""
+    output = algo.act(actor, timestep, carry, keys, spec=spec, explore=True)
+    if "value" in output.extras:
+        value = output.extras["value"]
+    elif "search_value" in output.extras:
+        value = output.extras["search_value"]
+    elif isinstance(algo, (jaxrl.SAC, jaxrl.MPO, jaxrl.REPPO)):
+        critic = Variables(learner.critic.params)
+        values = off_policy.evaluate_critic(algo.critic, critic, timestep.observation, None, spec)
+        value = q_learning.action_values(values, *support(algo)).min(axis=0).max(axis=-1)
+    else:
+        seen = NetworkInputs.of_timesteps(jax.tree.map(lambda x: x[None], timestep))
+        carried = {"spec": spec, "model_state": actor.model_state, "train": False}
+        seen = algo.network.apply(actor.params, seen, carry.network, **carried)[0]
+        value = q_learning.action_values(seen, *support(algo))[0].max(axis=-1)
+        value = q_learning.unscaled(value) if isinstance(algo, jaxrl.R2D2) else value
+    return output.action, value, output.carry
