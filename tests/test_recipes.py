@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers.patience import PATIENCE
+from helpers.tiers import few
 
 from jaxrl.run.checkpoint import complete_steps
 
@@ -184,7 +185,7 @@ def xpk(index, port):
     return ["bash", "-c", flag(xpk_words("mine"), "--command")], env
 
 
-TOOLS = [jobset, kubeflow, skypilot, slurm, xpk]
+TOOLS = [jobset, kubeflow, skypilot, xpk]
 
 
 def free_port(low=61440, high=65535):
@@ -242,14 +243,13 @@ def codes(processes, folder):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.__name__)
+@pytest.mark.parametrize("tool", few(TOOLS, kubeflow, xpk))  # slurm has its own below, of a run that is told to end
 def test_its_command_is_one_run_of_two_processes(tool, tmp_path):
     with started(tool, tmp_path, "--total-steps", "128") as processes:
         found, said = codes(processes, tmp_path)
     assert found == [0, 0], said
     assert json.loads((tmp_path / "run" / "result.json").read_text())["total_steps"] == 128
     assert said.count("PPO on gymnax:CartPole-v1: 128 steps") == 1, "one of them alone tells the result"
-    assert not (tmp_path / "scontrol").exists()
 
 
 def group(index, port):
@@ -313,5 +313,6 @@ def test_sigterm_at_one_saves_on_all_and_the_same_command_resumes(tmp_path):
     with started(slurm, tmp_path, "--total-steps", str(step + 64)) as processes:
         found, said = codes(processes, tmp_path)
     assert found == [0, 0], said
+    assert said.count(f"PPO on gymnax:CartPole-v1: {step + 64} steps") == 1, "one of them alone tells the result"
     record = json.loads((run_dir / "result.json").read_text())
     assert record["total_steps"] == step + 64 and record["session_steps"] == 64

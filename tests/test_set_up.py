@@ -51,6 +51,7 @@ def test_the_named_python_comes_first(machine):
     named = machine.put("opt/python", True)
     machine.put("bin/python3.13", True)
     assert machine.find(PYTHON=named).stdout.strip() == named
+    assert machine.find(PYTHON=sys.executable).stdout.strip() == sys.executable, "a real one passes the check"
 
 
 def test_the_order_on_the_path(machine):
@@ -89,10 +90,6 @@ def test_none_is_one_clear_line(machine):
     assert "jaxrl needs CPython 3.12 or newer" in found.stderr
 
 
-def test_a_real_python_passes_the_check(machine):
-    assert machine.find(PYTHON=sys.executable).stdout.strip() == sys.executable
-
-
 def test_the_lock_names_no_address_and_pins_every_hash():
     text = (ROOT / "requirements.lock").read_text()
     assert not re.search(r"://|file:|@ |--find-links|--index-url|--extra-index-url", text)
@@ -122,17 +119,11 @@ def test_no_path_of_this_machine_is_in_the_project():
 
 def test_the_type_checker_is_overruled_only_with_a_reason():
     assert "rules" not in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ty"]
-    lines = [line for path in sorted((ROOT / "jaxrl").rglob("*.py")) for line in _with_what_is_above(path)]
-    overruled = [(above, line) for above, line in lines if re.search(r"#.*\b(ty|type): ?ignore", line)]
-    for above, line in overruled:
-        assert re.search(r"# ty: ignore\[[a-z-]+\](  # \w.*)?$", line), f"name the rule: {line}"
-        assert line.count("#") > 1 or above.startswith("#"), f"say why: {line}"
-    assert 0 < len(overruled) < 10
-
-
-def _with_what_is_above(path):
-    lines = [line.strip() for line in path.read_text().splitlines()]
-    return list(zip(["", *lines], lines, strict=False))
+    for path in (ROOT / "jaxrl").rglob("*.py"):
+        for above, line in itertools.pairwise(line.strip() for line in ["", *path.read_text().splitlines()]):
+            if re.search(r"#.*\b(ty|type): ?ignore", line):
+                assert re.search(r"# ty: ignore\[[a-z-]+\](  # \w.*)?$", line), f"name the rule: {line}"
+                assert line.count("#") > 1 or above.startswith("#"), f"say why: {line}"
 
 
 def test_every_test_is_run_by_one_of_the_targets():
@@ -174,18 +165,9 @@ def test_the_release_is_named_alike_everywhere():
     version = project["version"]
     assert f'__version__ = "{version}"' in (ROOT / "jaxrl" / "__init__.py").read_text()
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
-    assert re.fullmatch(r"\d+\.\d+\.\d+", version)
-    for name in ("description", "readme", "license", "license-files", "requires-python", "keywords", "classifiers"):
-        assert project[name], f"{name} of a package is shown to those who look for one"
-
-
-def test_the_newest_release_is_read_in_a_minute():
-    """Users read the first section of the changelog: all its kinds of entries, on a screen or two."""
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    newest = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1]
-    assert newest.startswith(f"{version}\n")
-    assert re.findall(r"^### (\w+)$", newest, re.MULTILINE) == ["Added", "Changed", "Fixed"]
-    assert newest.count("\n") < 60 and len(newest) < 5_000
+    assert f"\n## {version}\n" in (ROOT / "CHANGELOG.md").read_text()
+    site = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
+    assert site["copyright"].startswith(f"jaxrl {version},")
 
 
 @pytest.mark.long

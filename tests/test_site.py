@@ -1,9 +1,9 @@
 """The documentation as a site: every page and every public name is in it, it builds strictly, and its links lead on."""
 
-import importlib
 import importlib.util
 import inspect
 import json
+import pydoc
 import re
 import shutil
 import subprocess
@@ -15,9 +15,6 @@ from types import ModuleType
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from helpers import curve_pictures
-
-import jaxrl
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs" / "reference"
@@ -41,16 +38,6 @@ def test_every_page_is_in_the_navigation():
 # --- the reference -------------------------------------------------------------------------------------------------
 
 
-def looked_up(name):
-    """What "jaxrl.run.callbacks.Moment" stands for."""
-    found, parts = jaxrl, name.split(".")
-    for position, part in enumerate(parts[1:], 2):
-        if not hasattr(found, part):
-            importlib.import_module(".".join(parts[:position]))
-        found = getattr(found, part)
-    return found
-
-
 def public(module):
     """What a module exports: what it lists, else what it defines."""
     if hasattr(module, "__all__"):
@@ -61,12 +48,13 @@ def public(module):
 
 def test_every_public_name_stands_in_a_page_of_the_reference():
     text = "\n".join(path.read_text() for path in sorted(REFERENCE.glob("*.md")))
-    entries = [looked_up(name) for name in re.findall(r"^::: (\S+)$", text, re.MULTILINE)]
+    entries = [pydoc.locate(name) for name in re.findall(r"^::: (\S+)$", text, re.MULTILINE)]
+    assert None not in entries, "one of them is not there"
     shown = {id(entry) for entry in entries}
     for module in filter(inspect.ismodule, entries):
         shown |= {id(thing) for thing in public(module)}
     for name in LISTED:
-        module = looked_up(name)
+        module = pydoc.locate(name)
         missing = [thing for thing in public(module) if not isinstance(thing, ModuleType) and id(thing) not in shown]
         assert missing == [], name
         for part in filter(inspect.ismodule, public(module)):  # jaxrl.networks and the like
@@ -74,7 +62,7 @@ def test_every_public_name_stands_in_a_page_of_the_reference():
 
 
 def test_every_public_name_says_what_it_is():
-    for module in map(looked_up, LISTED):
+    for module in map(pydoc.locate, LISTED):
         assert [thing for thing in public(module) if not inspect.getdoc(thing)] == []
 
 
@@ -153,6 +141,8 @@ def test_every_link_of_the_site_leads_on_and_nothing_is_loaded_from_elsewhere(si
 def test_llms_txt_has_every_page_of_the_navigation_as_markdown(tmp_path):
     write_llms(tmp_path)
     text, whole = (tmp_path / "llms.txt").read_text(), (tmp_path / "llms-full.txt").read_text()
+    write_llms(tmp_path)
+    assert (tmp_path / "llms-full.txt").read_text() == whole and " at 0x" not in whole
     nav = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
     assert text.startswith("# jaxrl\n\n> Reinforcement learning in JAX")
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == [name for entry in nav for name in entry]
@@ -167,33 +157,7 @@ def test_llms_txt_has_every_page_of_the_navigation_as_markdown(tmp_path):
             assert (tmp_path / path).parent.joinpath(link).is_file() or path in ("changelog.md", "contributing.md"), (
                 link
             )
-    for name, part in (
-        ("training", "jaxrl.train(algo"),
-        ("sweeps", "jaxrl.TuneResult.to_pandas"),
-        ("types", "ConfigError"),
-    ):
-        assert part in (tmp_path / "reference" / f"{name}.md").read_text()
-
-
-def test_llms_txt_is_the_same_whenever_it_is_written(tmp_path):
-    for name in "ab":
-        write_llms(tmp_path / name)
-    one, two = ((tmp_path / name / "llms-full.txt").read_text() for name in "ab")
-    assert one == two and " at 0x" not in one
-
-
-# What newcomers type, and the page that answers it.
-SEARCHED = {
-    "custom environment": "own_environment",
-    "hyperparameter": "sweeps",
-    "hyperparameter tuning": "sweeps",
-    "grid search": "sweeps",
-    "confidence interval": "getting_started",
-    "vectorized": "environments",
-    "onnx": "export",
-    "robot": "export",
-    "freeze layers": "fine_tuning",
-}
+    assert "jaxrl.train(algo" in (tmp_path / "reference" / "training.md").read_text()
 
 
 @pytest.mark.long
@@ -203,32 +167,14 @@ def test_the_markdown_of_every_page_lies_beside_it(site):
 
 
 @pytest.mark.long
-def test_search_finds_the_words_of_newcomers(site):
-    index = json.loads((site / "search.json").read_text())["items"]
-    for words, page in SEARCHED.items():
-        texts = [
-            f"{item['title']} {item['text']}".lower() for item in index if item["location"].startswith(f"{page}.html")
-        ]
-        assert any(all(word in text for word in words.split()) for text in texts), words
-
-
-@pytest.mark.long
-def test_a_page_of_an_algorithm_has_its_curve_and_source(site):
-    """In what was built: the picture of each record and the file are there, and the code stays out of the search."""
+def test_a_page_of_an_algorithm_has_its_source(site):
+    """In what was built the file is there, and its code stays out of the search."""
     for path in sorted((site / "algorithms").glob("*.html")):
         text = path.read_text()
-        if path.stem in curve_pictures.names():
-            assert Page(text).loaded >= {f"../assets/curves/{path.stem}.svg"}, path
         assert text.count("--8<--") == 0 and "The whole file" in text, path
     index = json.loads((site / "search.json").read_text())["items"]
     sources = [item for item in index if re.fullmatch(r"algorithms/\w+\.html#source", item["location"])]
     assert sources and all(len(item["text"]) < 200 for item in sources)
-
-
-def test_the_site_names_the_version():
-    config = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert config["copyright"].startswith(f"jaxrl {version},")
 
 
 def test_versions_of_the_site_lie_side_by_side(tmp_path):
@@ -244,12 +190,6 @@ def test_versions_of_the_site_lie_side_by_side(tmp_path):
         f"of {x['version']}" for x in listed
     ]
     assert Page((target / "index.html").read_text()).links == {"0.10.0/index.html"}
-
-
-@pytest.mark.long
-def test_the_selector_of_versions_is_on_every_page(site):
-    for path in site.rglob("*.html"):
-        assert '"version":{"provider":"mike"}' in path.read_text().replace(" ", ""), path
 
 
 @pytest.mark.long

@@ -11,22 +11,9 @@ OWN_ALGORITHMS = {
 }
 
 
-@contextlib.contextmanager
-def nothing_registered_for_good() -> Generator[None]:
+def nothing_registered_for_good() -> contextlib.AbstractContextManager[None]:
     """Forgets at the end what was registered within, but for what jaxrl's own modules entered as they were imported."""
-    table = {kind: dict(known) for kind, known in registry._TABLE.items()}
-    names = dict(registry._NAMES)
-
-    try:
-        yield
-    finally:
-        for kind, known in registry._TABLE.items():
-            lasting = {name: thing for name, thing in known.items() if _is_jaxrls(kind, thing)}
-            known.clear()
-            known.update(lasting | table[kind])
-        lasting = {thing: name for thing, name in registry._NAMES.items() if _is_jaxrls(name.partition(":")[0], thing)}
-        registry._NAMES.clear()
-        registry._NAMES.update(lasting | names)
+    return _without(lambda kind, thing: False)
 
 
 def only_what_jaxrl_registers() -> contextlib.AbstractContextManager[None]:
@@ -52,15 +39,18 @@ def _is_jaxrls(kind, thing):
 def _without(foreign: Callable[[str, object], bool]) -> Generator[None]:
     table = {kind: dict(known) for kind, known in registry._TABLE.items()}
     names = dict(registry._NAMES)
-    for kind, known in registry._TABLE.items():
-        for name, thing in table[kind].items():
+    for kind, known in table.items():
+        for name, thing in known.items():
             if foreign(kind, thing):
-                del known[name]
+                del registry._TABLE[kind][name]
                 registry._NAMES.pop(thing, None)
     try:
-        with nothing_registered_for_good():
-            yield
+        yield
     finally:
         for kind, known in registry._TABLE.items():
-            known.update(table[kind])
-        registry._NAMES.update(names)
+            lasting = {name: thing for name, thing in known.items() if _is_jaxrls(kind, thing)}
+            known.clear()
+            known.update(lasting | table[kind])
+        lasting = {thing: name for thing, name in registry._NAMES.items() if _is_jaxrls(name.partition(":")[0], thing)}
+        registry._NAMES.clear()
+        registry._NAMES.update(lasting | names)

@@ -36,55 +36,24 @@ _PLACE = re.compile(r"(<!-- records: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _SCORES = "environment | algorithm | mean | worst | IQM | published | steps | seeds |"
 
 CARTPOLE = ("ppo", "a2c", "impala", "pqn", "dqn")
-# Longer trainings: environment, algorithm, steps and command of each, by its record. Those without a command have their
-# settings in the record.
-_POOLED = "jaxrl train {} --env envpool:{} --total-steps {}".format
-_NARROW = "--replay-ratio 1 --policy.widths 64,64 --critic.widths 64,64 --num-envs 8 --lockstep --lag 1"
+# Longer trainings: environment and algorithm of each, by its record.
 TRAININGS = {
-    "minatar-breakout": ("MinAtar Breakout", "PPO (`purejaxrl-minatar`)", "10M", ""),
-    "minatar-breakout-5m-ppo": ("MinAtar Breakout", "PPO (`purejaxrl-minatar`)", "5M", ""),
-    "minatar-breakout-5m-dqn": ("MinAtar Breakout", "DQN", "5M", ""),
-    "minatar-breakout-5m-rainbow": ("MinAtar Breakout", "Rainbow", "5M", ""),
-    "host-pendulum-ppo": ("Pendulum-v1 (EnvPool)", "PPO", "500k", _POOLED("ppo", "Pendulum-v1", 500000)),
-    "halfcheetah-defaults-clip": ("HalfCheetah-v4", "PPO", "1M", _POOLED("ppo", "HalfCheetah-v4", 1000000)),
-    **{
-        f"mujoco-{task.lower()}-ppo": (
-            f"{task}-v4",
-            "PPO",
-            "1M",
-            f"jaxrl train ppo --env envpool:{task}-v4 --total-steps 1000000",
-        )
-        for task in ("HalfCheetah", "Hopper", "Walker2d")
-    },
-    "halfcheetah-defaults-kl": (
-        "HalfCheetah-v4",
-        "PPO, KL penalty",
-        "1M",
-        f"{_POOLED('ppo', 'HalfCheetah-v4', 1000000)} --objective kl",
-    ),
-    "host-pendulum-sac": (
-        "Pendulum-v1 (Gymnasium)",
-        "SAC",
-        "20k",
-        "jaxrl train sac --env gymnasium:Pendulum-v1 --total-steps 20000",
-    ),
-    "halfcheetah-sac-defaults": ("HalfCheetah-v4", "SAC", "300k", _POOLED("sac", "HalfCheetah-v4", 300000)),
-    "halfcheetah-100k-sac": (
-        "HalfCheetah-v4",
-        "SAC, networks of 64",
-        "100k",
-        f"{_POOLED('sac', 'HalfCheetah-v4', 100000)} {_NARROW}",
-    ),
-    "halfcheetah-100k-crossq": (
-        "HalfCheetah-v4",
-        "CrossQ, networks of 64",
-        "100k",
-        f"{_POOLED('crossq', 'HalfCheetah-v4', 100000)} {_NARROW}",
-    ),
-    "pong-ppo": ("Pong-v5 (EnvPool)", "PPO, a smaller network", "1M", ""),
+    "minatar-breakout": ("MinAtar Breakout", "PPO (`purejaxrl-minatar`)"),
+    "minatar-breakout-5m-ppo": ("MinAtar Breakout", "PPO (`purejaxrl-minatar`)"),
+    "minatar-breakout-5m-dqn": ("MinAtar Breakout", "DQN"),
+    "minatar-breakout-5m-rainbow": ("MinAtar Breakout", "Rainbow"),
+    "host-pendulum-ppo": ("Pendulum-v1 (EnvPool)", "PPO"),
+    "halfcheetah-defaults-clip": ("HalfCheetah-v4", "PPO"),
+    "mujoco-halfcheetah-ppo": ("HalfCheetah-v4", "PPO"),
+    "mujoco-hopper-ppo": ("Hopper-v4", "PPO"),
+    "mujoco-walker2d-ppo": ("Walker2d-v4", "PPO"),
+    "halfcheetah-defaults-kl": ("HalfCheetah-v4", "PPO, KL penalty"),
+    "host-pendulum-sac": ("Pendulum-v1 (Gymnasium)", "SAC"),
+    "halfcheetah-sac-defaults": ("HalfCheetah-v4", "SAC"),
+    "halfcheetah-100k-sac": ("HalfCheetah-v4", "SAC, networks of 64"),
+    "halfcheetah-100k-crossq": ("HalfCheetah-v4", "CrossQ, networks of 64"),
+    "pong-ppo": ("Pong-v5 (EnvPool)", "PPO, a smaller network"),
 }
-
-
 # Runs until an evaluation reaches a mark, with and without demonstrations.
 DEMONSTRATIONS = {
     "DQN in MountainCar, at the defaults": "mountaincar-dqn",
@@ -107,29 +76,23 @@ def _table(header: str, lines: list[str]) -> str:
     return "\n".join([f"| {header}", "|" + "---|" * header.count("|"), *lines])
 
 
-def _line(environment: str, algorithm: str, row: dict[str, Any], published: str, steps: str) -> str:
-    """Return one line of scores: what was trained first, then what it came to."""
-    scores = row["scores"]
-    figures = " | ".join(f"{score:g}" for score in (row["mean"], min(scores), row["interquartile_mean"]))
-    return f"| {environment} | {algorithm} | {figures} | {published} | {steps} | {len(scores)} |"
-
-
-def _with_commands(table: str, commands: list[str]) -> str:
-    """Return a table of scores, and the commands of its rows below it, folded in: beside scores they leave no room."""
-    shown = "\n".join(commands)
-    return f'{table}\n\n<details markdown="1"><summary>The commands</summary>\n\n```shell\n{shown}\n```\n\n</details>'
-
-
 def _trainings() -> str:
-    lines = []
-    for name, (environment, algorithm, steps, _) in TRAININGS.items():
+    """Return a table of scores, and the commands of its rows below it, folded in: beside scores they leave no room."""
+    lines, commands = [], []
+    for name, what in TRAININGS.items():
         record = _read(f"learning-{name}")
-        [row], reference = record["rows"], record["reference"]
+        [row], reference, settings = record["rows"], record["reference"], record["settings"]
         # Some were held against what an issue asked for, which nobody published.
         ours = any(word in reference["source"] for word in ("issue", "beside it"))
         published = "" if ours else f"{reference['score']:g} ({reference['source']})"
-        lines.append(_line(environment, algorithm, row, published, steps))
-    return _with_commands(_table(_SCORES, lines), [command for *_, command in TRAININGS.values() if command])
+        scores = [f"{score:g}" for score in (row["mean"], min(row["scores"]), row["interquartile_mean"])]
+        steps, seeds = _short(record["total_steps"]), str(len(row["scores"]))
+        lines.append(f"| {' | '.join([*what, *scores, published, steps, seeds])} |")
+        if isinstance(settings, dict) and "command" in settings:  # others have their settings in the record
+            missing = "" if "--total-steps" in settings["command"] else f" --total-steps {record['total_steps']}"
+            commands.append(settings["command"] + missing)
+    shown, table = "\n".join(commands), _table(_SCORES, lines)
+    return f'{table}\n\n<details markdown="1"><summary>The commands</summary>\n\n```shell\n{shown}\n```\n\n</details>'
 
 
 def _offline() -> str:

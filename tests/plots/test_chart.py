@@ -5,9 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_rgb
 
-from jaxrl.plots import chart
 from jaxrl.plots.curves import EVALUATION, TRAINING, Run, plot_run, plot_runs, plot_trials
 
 FIELDS = {"learning_rate": 3e-4, "gamma": 0.99, "rollout_length": 128, "gae_lambda": 0.95, "epochs": 4, "clip": 0.2}
@@ -100,14 +98,6 @@ def test_an_environment_has_a_panel_and_the_legend_is_shared():
     assert "interquartile mean" in caption and "95 % bootstrap confidence interval" in caption
 
 
-def test_what_the_algorithms_share_is_in_the_title():
-    figure = plot_runs([run(seed=1), run("a2c")])
-    assert figure.axes[0].get_title() == "gymnax:CartPole-v1"
-    assert not any(text.get_text() for text in figure.texts), "without bands there is nothing to explain"
-    assert plot_runs([run(), run(environment="Acrobot-v1")]).get_suptitle() == "PPO"
-    assert plot_runs([run(), run(seed=1)], resamples=20).axes[0].get_title() == "PPO on gymnax:CartPole-v1"
-
-
 def test_a_long_legend_names_abbreviations_and_uses_several_columns():
     figure = plot_runs(PICTURES["a grid of twelve"], resamples=20)
     (legend,) = figure.legends
@@ -119,18 +109,3 @@ def test_a_long_legend_names_abbreviations_and_uses_several_columns():
 def test_of_many_curves_the_legend_says_how_many_it_leaves_out():
     (legend,) = plot_runs(PICTURES["seventy curves"]).legends
     assert len(legend.get_texts()) == 60 and legend.get_texts()[-1].get_text() == "... and 11 more"
-
-
-def test_colors_lines_and_markers_tell_curves_apart():
-    styles = [chart.style(place) for place in range(32)]
-    assert len({(s["color"], s["linestyle"]) for s in styles}) == 32
-    assert {s["linestyle"] for s in styles[:8]} == {"-"} and "-" not in {s["linestyle"] for s in styles[8:]}
-    looks = {(s["linestyle"], s["marker"]) for s in styles[:7]}
-    assert len(looks) == 7, "in grey, markers do"
-
-    def grey(color):
-        return np.dot(to_rgb(color), [0.299, 0.587, 0.114])
-
-    neighbors = itertools.pairwise(chart.COLORS[:7])
-    assert all(abs(grey(one) - grey(other)) > 0.08 for one, other in neighbors)
-    assert len(set(chart.COLORS)) == 8
