@@ -16,7 +16,7 @@ from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import Algorithm, Environment, HostRecipe, Rollout, env_spec
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel import rollout as ro
-from jaxrl.parallel.layout import Layout
+from jaxrl.parallel.layout import Layout, checked_layout
 from jaxrl.parallel.program import Program
 from jaxrl.parallel.rollout import Acting
 from jaxrl.parallel.targets import Target
@@ -52,14 +52,10 @@ class Anakin(Topology):
         """Return the topology with `num_envs` set, by default in whole groups of agents."""
         return dataclasses.replace(self, num_envs=self._num_envs(algo, agents))
 
-    def steps_per_iteration(self, algo: Algorithm) -> int:
-        """Return the environment steps of an iteration, over all environments."""
-        return ro.rollout_length(algo) * self._num_envs(algo)
-
     def _num_envs(self, algo: Algorithm, agents: int = 1) -> int:
         if self.num_envs is not None:
             return self.num_envs
-        devices = meshes.default_device_count() if self.devices is None else self.devices
+        devices = meshes.device_count(self.devices)
         return ro.default_num_envs(algo, math.lcm(max(devices, 1), max(self.shards or 1, 1)), agents)
 
     def bind(
@@ -85,9 +81,8 @@ class Anakin(Topology):
             raise ConfigError(problems)
         spec = env_spec(env)
         num_envs = self._num_envs(algo, spec.num_agents)
-        devices = meshes.default_device_count() if self.devices is None else self.devices
-        shards = meshes.checked_layout(algo, spec, num_envs, devices, self.shards, dataset_fraction, processes, target)
-        layout = Layout(spec, num_envs, devices, shards, dataset_fraction, target=target)
+        devices = meshes.device_count(self.devices)
+        layout = checked_layout(algo, spec, num_envs, devices, self.shards, dataset_fraction, processes, target)
         return Program(layout, CompiledRollouts(layout))
 
 

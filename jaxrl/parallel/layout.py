@@ -7,15 +7,20 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl.buffers.ring import HostMemory
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.limits import count_problems
 from jaxrl.core.recorded import Recorded
 from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
-from jaxrl.core.types import Algorithm, EnvSpec, PyTree, Replicas
+from jaxrl.core.types import Algorithm, EnvSpec, Episodes, PyTree, Replicas
+from jaxrl.parallel import memory
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.experience import Experience
 from jaxrl.parallel.replicas import MeshReplicas, SingleReplica
 from jaxrl.parallel.targets import Target
+
+_DEFAULT_SHARDS = (8, 4, 2, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +110,73 @@ class Layout:
     def recorded(self, algo: Algorithm, every: int) -> Recorded:
         """Return the settings with which `Program.recorded_chunk` records about one in `every` episodes."""
         return Recorded.every(every, self.num_envs, ro.rollout_length(algo) * ro.row_bytes(self.spec))
+
+
+def checked_layout(
+    algo: Algorithm,
+    spec: EnvSpec,
+    num_envs: int,
+    devices: int,
+    shards: int | None,
+    dataset_fraction: float = 0.0,
+    processes: int | None = None,
+    target: Target | None = None,
+) -> Layout:
+    """Check that everything divides, and return the layout.
+
+    Args:
+      algo, spec: the algorithm, and the spec of its environments.
+      num_envs: number of environments over all devices.
+      devices: requested number of devices of all processes together.
+      shards: requested number of shards; None: the largest of 8, 4, 2, 1 that works.
+      dataset_fraction: the fraction of every batch that comes from a dataset.
+      processes: number of processes that have the devices; None: all.
+      target: accelerators that are only compiled for.
+
+    Raises:
+      ConfigError: with every problem found.
+    """
+    if problems := count_problems(num_envs=(num_envs, 1), devices=(devices, 1), shards=(shards, 1)):
+        raise ConfigError(problems)
+    problems = meshes.device_problems(devices, processes, target)
+    if not problems and num_envs % (rows := devices * spec.num_agents):
+        below, above = num_envs // rows * rows, -(-num_envs // rows) * rows
+        allowed = f"{below} or {above}" if below else f"{above}"
+        over = f"does not divide over {devices} devices"
+        if spec.num_agents > 1:
+            over = f"must be a multiple of the {spec.num_agents} agents of {spec.name}, on each of {devices} devices"
+        problems.append(f"num_envs={num_envs} {over}; use {allowed}")
+    if shards is not None:
+        if num_envs % shards:
+            problems.append(f"shards={shards} must divide num_envs={num_envs}")
+        elif shards % devices:
+            problems.append(f"shards={shards} must be a multiple of devices={devices}")
+    if problems:
+        raise ConfigError(problems + algo.validate(spec, num_envs, shards or 1))
+    length = ro.rollout_length(algo)
+    if isinstance(length, int) and length > 0:  # otherwise the algorithm reports it
+        of_all = list(meshes.data_mesh(devices, processes, target).devices.flat)
+        free = None if target is None else target.memory
+        if problems := memory.rollout_problems(ro.row_bytes(spec), num_envs, length, of_all, free):
+            raise ConfigError(problems)
+
+    # For whole episodes, as few as possible: a batch waits for the shard with the longest episodes.
+    most_first = not any(isinstance(source, Episodes) for source in algo.experience.values())
+    candidates = [shards] if shards else sorted({*_DEFAULT_SHARDS, devices}, reverse=most_first)
+    first_problems = None
+    for candidate in candidates:
+        if num_envs % candidate or candidate % devices:
+            continue
+        found = algo.validate(spec, num_envs, candidate)
+        try:
+            found += Experience(algo, spec, num_envs, candidate, dataset_fraction).problems()
+        except (AttributeError, TypeError, ValueError):
+            if not found:  # a field has a wrong type, which the algorithm reports
+                raise
+        if not found:
+            return Layout(spec, num_envs, devices, candidate, dataset_fraction, target=target)
+        first_problems = found
+    raise ConfigError(first_problems or [f"num_envs={num_envs} does not divide over {devices} devices"])
 
 
 def _is_spec(x) -> bool:

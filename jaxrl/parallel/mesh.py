@@ -1,4 +1,4 @@
-"""The mesh of devices that everything runs on, and the layout of environments over it."""
+"""The mesh of devices that everything runs on."""
 
 import math
 import os
@@ -12,19 +12,14 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxrl.core.errors import ConfigError
-from jaxrl.core.limits import count_problems
-from jaxrl.core.types import Algorithm, EnvSpec, Episodes, PyTree
-from jaxrl.parallel import memory
-from jaxrl.parallel import rollout as ro
-from jaxrl.parallel.experience import Experience
+from jaxrl.core.types import PyTree
 from jaxrl.parallel.targets import Target
 
-_DEFAULT_SHARDS = (8, 4, 2, 1)
 
-
-def default_device_count() -> int:
-    """Return the default number of devices of a run: 1 for one process on CPU, otherwise those of all processes."""
+def device_count(requested: int | None) -> int:
+    """Return the number of devices of a run; by default 1 for one process on CPU, otherwise those of all processes."""
+    if requested is not None:
+        return requested
     alone_on_cpu = jax.default_backend() == "cpu" and jax.process_count() == 1
     return 1 if alone_on_cpu else jax.device_count()
 
@@ -134,7 +129,7 @@ def use_cpu_devices(count: int) -> bool:
 
 
 def device_problems(devices: int, processes: int | None = None, target: Target | None = None) -> list[str]:
-    """Explain why a run cannot have that many devices; empty if it can. The arguments are those of `checked_layout`."""
+    """Explain why a run cannot have that many devices; empty if it can. The arguments are those of `data_mesh`."""
     here = len(local_devices(target))
     processes = 1 if target is not None else processes or jax.process_count()
     if 1 <= devices <= here * processes and devices % processes == 0:
@@ -146,73 +141,6 @@ def device_problems(devices: int, processes: int | None = None, target: Target |
         f"devices={devices} must be a multiple of {processes}, the processes, and at most {here * processes}, the "
         "devices that they have together"
     ]
-
-
-def checked_layout(
-    algo: Algorithm,
-    spec: EnvSpec,
-    num_envs: int,
-    devices: int,
-    shards: int | None,
-    dataset_fraction: float = 0.0,
-    processes: int | None = None,
-    target: Target | None = None,
-) -> int:
-    """Check that everything divides, and return the number of logical shards.
-
-    Args:
-      algo, spec: the algorithm, and the spec of its environments.
-      num_envs: number of environments over all devices.
-      devices: requested number of devices of all processes together.
-      shards: requested number of shards; None: the largest of 8, 4, 2, 1 that works.
-      dataset_fraction: the fraction of every batch that comes from a dataset.
-      processes: number of processes that have the devices; None: all.
-      target: accelerators that are only compiled for.
-
-    Raises:
-      ConfigError: with every problem found.
-    """
-    if problems := count_problems(num_envs=(num_envs, 1), devices=(devices, 1), shards=(shards, 1)):
-        raise ConfigError(problems)
-    problems = device_problems(devices, processes, target)
-    if not problems and num_envs % (rows := devices * spec.num_agents):
-        below, above = num_envs // rows * rows, -(-num_envs // rows) * rows
-        allowed = f"{below} or {above}" if below else f"{above}"
-        over = f"does not divide over {devices} devices"
-        if spec.num_agents > 1:
-            over = f"must be a multiple of the {spec.num_agents} agents of {spec.name}, on each of {devices} devices"
-        problems.append(f"num_envs={num_envs} {over}; use {allowed}")
-    if shards is not None:
-        if shards < 1 or num_envs % shards:
-            problems.append(f"shards={shards} must divide num_envs={num_envs}")
-        elif shards % devices:
-            problems.append(f"shards={shards} must be a multiple of devices={devices}")
-    if problems:
-        raise ConfigError(problems + algo.validate(spec, num_envs, shards or 1))
-    length = ro.rollout_length(algo)
-    if isinstance(length, int) and length > 0:  # otherwise the algorithm reports it
-        of_all = list(data_mesh(devices, processes, target).devices.flat)
-        free = None if target is None else target.memory
-        if problems := memory.rollout_problems(ro.row_bytes(spec), num_envs, length, of_all, free):
-            raise ConfigError(problems)
-
-    # For whole episodes, as few as possible: a batch waits for the shard with the longest episodes.
-    most_first = not any(isinstance(source, Episodes) for source in algo.experience.values())
-    candidates = [shards] if shards else sorted({*_DEFAULT_SHARDS, devices}, reverse=most_first)
-    first_problems = None
-    for candidate in candidates:
-        if num_envs % candidate or candidate % devices:
-            continue
-        found = algo.validate(spec, num_envs, candidate)
-        try:
-            found += Experience(algo, spec, num_envs, candidate, dataset_fraction).problems()
-        except (AttributeError, TypeError, ValueError):
-            if not found:  # a field has a wrong type, which the algorithm reports
-                raise
-        if not found:
-            return candidate
-        first_problems = found
-    raise ConfigError(first_problems or [f"num_envs={num_envs} does not divide over {devices} devices"])
 
 
 def over_devices(function: Callable, mesh: jax.sharding.Mesh, in_specs: Any, out_specs: Any) -> Callable:

@@ -11,12 +11,12 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.report import EpisodeSums
 from jaxrl.core.run_state import RunState
 from jaxrl.core.sources import Replay, Uniform
-from jaxrl.core.types import Algorithm, Environment, HostRecipe, env_spec
+from jaxrl.core.types import Algorithm, Environment, HostRecipe, PyTree, env_spec
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel import streamed
-from jaxrl.parallel.layout import Layout
+from jaxrl.parallel.layout import Layout, checked_layout
 from jaxrl.parallel.program import Program
-from jaxrl.parallel.rollout import Acting, nothing_acts
+from jaxrl.parallel.rollout import Acting
 from jaxrl.parallel.streamed import Stream, StreamLoop
 from jaxrl.parallel.topology import Topology
 
@@ -51,12 +51,12 @@ class Offline(Topology):
     def bind(
         self, algo: Algorithm, env: Environment | HostRecipe, dataset_fraction: float = _EVERYTHING
     ) -> Program[None, Rings] | Program[None, Stream]:
-        devices = meshes.default_device_count() if self.devices is None else self.devices
+        devices = meshes.device_count(self.devices)
         spec = env_spec(env)
         # There are as many columns of rows as shards.
         columns = self.shards or max(8, devices)
-        shards = meshes.checked_layout(algo, spec, columns, devices, self.shards, _EVERYTHING)
-        layout = Layout(spec, 1, devices, shards, _EVERYTHING, streams=bool(self.stream))
+        layout = checked_layout(algo, spec, columns, devices, self.shards, _EVERYTHING)
+        layout = dataclasses.replace(layout, num_envs=1, streams=bool(self.stream))
         if not layout.streams:
             return Program(layout, NoRollouts(layout))
         (name, source), *others = algo.experience.items()
@@ -85,7 +85,8 @@ class NoRollouts:
 
     def begin(self, algo: Algorithm, source: None, key: jax.Array) -> Acting:
         """Return an empty acting state: there are no environments."""
-        return nothing_acts()
+        parts: dict[str, PyTree] = {"env_state": (), "timestep": (), "carry": ()}
+        return Acting(**parts)
 
     def empty_buffers(
         self, algo: Algorithm, source: None, state: RunState, dataset: Rings | None

@@ -103,12 +103,6 @@ class Acting(struct.PyTreeNode):
     carry: Carry  # [B, ...]
 
 
-def nothing_acts() -> Acting:
-    """Return the acting state of a run without environments."""
-    parts: dict[str, PyTree] = {"env_state": (), "timestep": (), "carry": ()}
-    return Acting(**parts)
-
-
 def begin(
     algo: Algorithm, env: Environment, roots: jax.Array, env_index: jax.Array, *, spec: EnvSpec, num_envs: int
 ) -> Acting:

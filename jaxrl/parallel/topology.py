@@ -8,6 +8,7 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Algorithm, Environment, HostRecipe
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT
 from jaxrl.parallel.program import Program
+from jaxrl.parallel.rollout import rollout_length
 from jaxrl.parallel.targets import Target
 
 _WITHOUT_ENV = "without an env nothing acts: num_envs has no meaning, and the topology is Offline()"
@@ -17,8 +18,8 @@ _WITHOUT_ENV = "without an env nothing acts: num_envs has no meaning, and the to
 class Topology:
     """The devices and processes that a run uses; the defaults here are for a run in one compiled program.
 
-    A topology is a registered frozen dataclass (`registry.add("topology", ...)`). It implements `problems`,
-    `steps_per_iteration` and `bind`, and overrides other methods if it differs.
+    A topology is a registered frozen dataclass (`registry.add("topology", ...)`). It implements `problems` and `bind`,
+    and overrides other methods if it differs.
     """
 
     @property
@@ -75,7 +76,7 @@ class Topology:
 
     def steps_per_iteration(self, algo: Algorithm) -> int:
         """Return the environment steps of an iteration, over all environments; updates, if nothing acts."""
-        raise NotImplementedError
+        return rollout_length(algo) * (self.resolve(algo).batch_envs or 0)
 
     def bind(self, algo: Algorithm, env: Environment | HostRecipe, dataset_fraction: float = 0.0) -> Program[Any, Any]:
         """Check everything that can be checked before compiling, and return the program.

@@ -17,8 +17,8 @@ from jaxrl.core.sources import Replay, Sequence
 from jaxrl.core.types import Trajectory, TransitionBatch, env_spec
 from jaxrl.data import rings
 from jaxrl.data.episodes import Episode
-from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel.experience import Experience, of_dataset
+from jaxrl.parallel.layout import checked_layout
 from jaxrl.parallel.replicas import SingleReplica
 
 DQN = ALGORITHMS["dqn"]
@@ -81,11 +81,11 @@ def test_the_dataset_gives_its_fraction_of_every_batch(fraction, items, shards):
 def test_a_batch_is_never_more_than_was_asked_for(batch_size, shards):
     """There are as few shards as it divides over; before, 100 over 8 shards became 104."""
     algo, spec = DQN.replace(batch_size=batch_size), env_spec(ENV)
-    assert meshes.checked_layout(algo, spec, 8, 1, None) == shards
+    assert checked_layout(algo, spec, 8, 1, None).shards == shards
     assert Experience(algo, spec, 8, shards, 0.0).online_sources["replay"].batch_size == batch_size
     if shards < 4:
         with pytest.raises(ConfigError, match=f"batch_size={batch_size} "):
-            meshes.checked_layout(algo, spec, 8, 4, None)
+            checked_layout(algo, spec, 8, 4, None)
 
 
 @pytest.mark.long

@@ -19,9 +19,8 @@ from jaxrl.core import registry
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Algorithm, Environment, Episodes, HostRecipe, Rollouts, env_spec
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT
-from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel import rollout as ro
-from jaxrl.parallel.layout import Layout
+from jaxrl.parallel.layout import checked_layout
 from jaxrl.parallel.program import Program
 from jaxrl.parallel.ray.actors import Remote
 from jaxrl.parallel.sebulba import checks, rate_limit
@@ -118,9 +117,6 @@ class Sebulba(Topology):
     def batch_envs(self) -> int | None:
         return self.num_envs if self.learner_batch is None else self.learner_batch
 
-    def steps_per_iteration(self, algo: Algorithm) -> int:
-        return ro.rollout_length(algo) * (self.learner_batch or self._num_envs(algo))
-
     def _num_envs(self, algo: Algorithm) -> int:
         if self.num_envs is not None:
             return self.num_envs
@@ -181,19 +177,17 @@ class Sebulba(Topology):
             return self.resolve(algo).bind(algo, env, dataset_fraction)
         if problems := checks.problems(self, self.num_envs, algo, env):
             raise ConfigError(problems)
-        processes, spec = jax.process_count(), env_spec(env)
-        devices = processes if self.devices is None else self.devices
+        devices = jax.process_count() if self.devices is None else self.devices
         batch_envs = self.learner_batch or self.num_envs
         try:
-            shards = meshes.checked_layout(algo, spec, batch_envs, devices, self.shards, dataset_fraction)
+            layout = checked_layout(algo, env_spec(env), batch_envs, devices, self.shards, dataset_fraction)
         except ConfigError as error:
             if self.learner_batch is None:
                 raise
             # `checked_layout` calls the environments of a batch `num_envs`.
             raise ConfigError([line.replace("num_envs=", "learner_batch=") for line in error.problems]) from None
-        layout = Layout(spec, batch_envs, devices, shards, dataset_fraction)
         if self.error_buffer is not None:
-            steps = self.steps_per_iteration(algo)
+            steps = ro.rollout_length(algo) * batch_envs
             if problems := rate_limit.problems(layout.experience(algo), self.error_buffer, steps):
                 raise ConfigError(problems)
         return Program(layout, HostRollouts(layout), SebulbaLoop(self, layout))
