@@ -99,7 +99,7 @@ def test_the_public_face_is_what_checkers_see():
 
 
 def dependencies():
-    """Modules of jaxrl by name, with those that they import, also within functions; not those of annotations alone."""
+    """Modules of jaxrl by name, with those that they import, also within functions and for type checkers alone."""
     files = {".".join(("jaxrl", *path.relative_to(CODE).with_suffix("").parts)): path for path in CODE.rglob("*.py")}
     files = {name.removesuffix(".__init__"): path for name, path in files.items()}
     found = {}
@@ -112,7 +112,7 @@ def dependencies():
             elif isinstance(node, ast.ImportFrom):
                 whole = [f"{node.module}.{alias.name}" for alias in node.names]
                 found[name] |= {module if module in files else node.module for module in whole}
-            elif not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
+            else:
                 parts += ast.iter_child_nodes(node)
     return {name: modules & files.keys() - {name} for name, modules in found.items()}
 

@@ -173,11 +173,7 @@ def unroll(
       storage: memory for the rollout, which is overwritten; None: fresh memory, whose first use costs page faults.
     """
     initial = acting.carry
-    if storage is None:
-        (device,) = acting.roots.devices()
-        with jax.default_device(device):  # otherwise it would be made on the first device, and moved
-            storage = steps.storage(algo, actor, acting.timestep, acting.carry, acting.previous_action, acting.roots)
-        acting.extras = tuple(storage[2])
+    storage = new_storage(steps, algo, actor, acting) if storage is None else storage
     for number in range(steps.length):
         storage, acting.previous_action, acting.carry = steps.act(
             algo,
@@ -195,6 +191,15 @@ def unroll(
         acting.timestep = wait()
     acting.steps_per_env += steps.length
     return steps.finish(algo, actor, storage, acting.timestep, acting.previous_action, initial, acting.carry, version)
+
+
+def new_storage(steps: HostSteps, algo: Algorithm, actor: ActorState, acting: HostActing) -> Storage:
+    """Return zeros to store a rollout in, on the device that acts."""
+    (device,) = acting.roots.devices()
+    with jax.default_device(device):  # otherwise it would be made on the first device, and moved
+        storage = steps.storage(algo, actor, acting.timestep, acting.carry, acting.previous_action, acting.roots)
+    acting.extras = tuple(storage[2])
+    return storage
 
 
 def complete[T](unrolling: Generator[None, None, T]) -> T:

@@ -4,12 +4,14 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl.buffers.ring import HostMemory
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import count_problems
 from jaxrl.core.recorded import Recorded
+from jaxrl.core.report import Report, accumulate
 from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import Algorithm, EnvSpec, Episodes, PyTree, Replicas
@@ -70,6 +72,11 @@ class Layout:
         if self.target is not None:
             return meshes.described(tree, NamedSharding(self.mesh, PartitionSpec()))
         return meshes.everywhere(tree, self.mesh)
+
+    def accumulated(self, total: Report | None, report: Report, number: int) -> Report:
+        """Return a chunk's sum of reports with that of its iteration `number` added; `total` is None at the first."""
+        which, begins = self.place((np.int32(number), np.bool_(total is None)))
+        return accumulate(report if total is None else total, report, which, begins)
 
     def partition(self, algo: Algorithm) -> RunState:
         """Return the partition specs of a run's state, a prefix tree."""

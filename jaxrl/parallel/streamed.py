@@ -6,12 +6,11 @@ from typing import Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxrl.core import keys, spaces
 from jaxrl.core.recorded import Recorded
-from jaxrl.core.report import EpisodeSums, Report, accumulate, make_report
+from jaxrl.core.report import EpisodeSums, Report, make_report
 from jaxrl.core.run_state import RunState
 from jaxrl.core.shared_batch import shared_batch
 from jaxrl.core.types import Algorithm, Dataset, EnvSpec, PyTree, Replay, SampleInfo, SequenceBatch, TransitionBatch
@@ -80,7 +79,7 @@ class StreamLoop:
             batches = dataset.take(first + number * self.block, self.block)
             batches = jax.device_put(batches, self.layout.on_mesh(_batch_specs(batches)))
             state, report = _block(self, algo, state, batches, total_steps_per_env)
-            total = accumulate(report if total is None else total, report, np.int32(number), np.bool_(total is None))
+            total = self.layout.accumulated(total, report, number)
         assert total is not None  # length is at least 1
         return state, total, None
 

@@ -11,7 +11,6 @@ import jaxrl
 from jaxrl.core.report import EpisodeSums, make_report
 from jaxrl.core.types import env_spec
 from jaxrl.parallel.layout import Layout
-from jaxrl.parallel.sebulba.rounds import Total
 
 
 @jax.jit
@@ -76,11 +75,11 @@ def of_an_iteration(name, fine, made=1.0):
 )
 def test_where_updates_and_rollouts_come_apart_the_first_failure_has_its_iteration(rewards, losses, failed_at):
     layout = Layout(env_spec(jaxrl.make("gymnax:CartPole-v1")), num_envs=1, devices=1, shards=1)
-    stored, updated = Total(layout), Total(layout)
+    stored = updated = None
     for number, fine in rewards.items():
-        stored.add(of_an_iteration("reward", fine, made=0.0), number)
+        stored = layout.accumulated(stored, of_an_iteration("reward", fine, made=0.0), number)
     for number, fine in losses.items():
-        updated.add(of_an_iteration("loss", fine), number)
-    found = stored.sum.with_updates(updated.sum, 2) if losses else stored.sum
+        updated = layout.accumulated(updated, of_an_iteration("loss", fine), number)
+    found = stored if updated is None else stored.with_updates(updated, 2)
     assert found.failed_at == failed_at
     assert found.made == len(losses)

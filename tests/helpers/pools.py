@@ -16,6 +16,25 @@ BATCH = NUM_ENVS // 2
 IMPALA = ALGORITHMS["impala"]
 
 
+def watch_learning(monkeypatch):
+    """Return the list that gets the observations of every rollout that is learned from."""
+    learned, learn = [], HostLearning.learn
+
+    def watched(self, algo, state, buffers, rollouts, dataset):
+        learned.extend(np.array(one.rollout.timesteps.observation) for one in rollouts)
+        return learn(self, algo, state, buffers, rollouts, dataset)
+
+    monkeypatch.setattr(HostLearning, "learn", watched)
+    return learned
+
+
+def rows_learned(learned):
+    """Return the number of rows that were learned from, each once."""
+    rows = np.concatenate([one[:-1].reshape(-1, one.shape[-1]) for one in learned])
+    assert len(np.unique(rows, axis=0)) == len(rows), "each is learned from once"
+    return len(rows)
+
+
 def check_ends_while_groups_wait(env, monkeypatch, *, interrupted, **layout):
     """A run in `env` ends, by itself or interrupted, while no group has room, and each rollout is learned from once.
 
@@ -25,20 +44,15 @@ def check_ends_while_groups_wait(env, monkeypatch, *, interrupted, **layout):
       interrupted: whether it is ended by Ctrl-C.
       layout: fields of its topology.
     """
-    learned, learn, rollouts = [], HostLearning.learn, ActorThreads.rollouts
-
-    def watched(self, algo, state, buffers, batch, dataset):
-        learned.extend(np.asarray(one.rollout.timesteps.observation) for one in batch)
-        return learn(self, algo, state, buffers, batch, dataset)
+    learned, rollouts = watch_learning(monkeypatch), ActorThreads.rollouts
 
     def once_all_wait(self, *arguments):
         until = time.monotonic() + PATIENCE / 2
-        while not all(len(full) > self._depth for full in self._full) and self._error is None:
+        while not all(len(full) > self._selection.queue for full in self._full) and self._error is None:
             assert time.monotonic() < until, "a group has room and collects nothing"
             time.sleep(1e-3)
         return rollouts(self, *arguments)
 
-    monkeypatch.setattr(HostLearning, "learn", watched)
     monkeypatch.setattr(ActorThreads, "rollouts", once_all_wait)
     monkeypatch.setattr(loop, "_CHUNK_SECONDS", 0.0)  # an iteration each
     topology = jaxrl.Sebulba(num_envs=NUM_ENVS, learner_batch=BATCH, **layout)
@@ -51,5 +65,4 @@ def check_ends_while_groups_wait(env, monkeypatch, *, interrupted, **layout):
     updates = int(result.state.learner.updates)
     assert 1 <= updates < 6 if interrupted else updates == 6
     assert all_finite(plain(result.state.learner))
-    rows = np.concatenate([one[:-1].reshape(-1, one.shape[-1]) for one in learned])
-    assert len(np.unique(rows, axis=0)) == len(rows) >= updates * BATCH * 8, "each is learned from once"
+    assert rows_learned(learned) >= updates * BATCH * 8

@@ -1,5 +1,6 @@
 """Small programs that several tests train: a second or so to run, and compiled once for all tests of a process."""
 
+import contextlib
 import signal
 import threading
 from typing import Any
@@ -178,11 +179,18 @@ def actor_threads():
     return [thread for thread in threading.enumerate() if thread.name.startswith(("actor-", "stepper"))]
 
 
-def ran(topology, algo, env, iterations, seed=3):
-    """Return the state and the report after some iterations, as numpy; no thread is left."""
+@contextlib.contextmanager
+def started(topology, algo, env, seed=3):
+    """Yield a program and its first state; it is closed afterwards, and no thread is left."""
     program = topology.bind(algo, env)
     try:
-        return plain(program.chunk(algo, env, program.start(algo, env, seed), iterations, 100))
+        yield program, program.start(algo, env, seed)
     finally:
         program.close()
         assert not actor_threads()
+
+
+def ran(topology, algo, env, iterations, seed=3):
+    """Return the state and the report after some iterations, as numpy; no thread is left."""
+    with started(topology, algo, env, seed) as (program, state):
+        return plain(program.chunk(algo, env, state, iterations, 100))

@@ -25,7 +25,7 @@ from jaxrl.core.types import HostRecipe, PyTree, TimeStep
 from jaxrl.envs.host.watchdog import Stepper
 from jaxrl.parallel.host_rollout import HostSteps, complete
 from jaxrl.parallel.ray.cluster import START_TIMEOUT, actor_class, connect, kill
-from jaxrl.parallel.sebulba.collector import Collected, Group, Published, StepCollector, Stepping
+from jaxrl.parallel.sebulba.collector import Collected, Published, StepCollector, Stepping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +111,7 @@ class RolloutActor(EnvironmentActor):
     ):
         super().__init__(num_envs, seed, first_env, recipe)
         self._step_timeout = step_timeout
-        self._collector = StepCollector(Group(steps, keys.root_key(run_seed), first_env, jax.devices()[0]), self)
+        self._collector = StepCollector(steps, self, keys.root_key(run_seed), first_env, jax.devices()[0])
 
     def step(self, actions: PyTree) -> TimeStep[np.ndarray]:
         # The timer runs in C, and ends the process even if Python is blocked.

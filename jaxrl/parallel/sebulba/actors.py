@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -21,76 +21,19 @@ _POLL_INTERVAL = 2e-3  # seconds between two polls of the learner, while it lear
 _COMPILING = 60.0  # seconds that a compilation may still take at the end
 
 
-class ParameterServer:
-    """The published parameters by version; every group's k-th rollout uses the same version, or each the newest.
+class Progress(NamedTuple):
+    """The progress of a learner."""
 
-    Args:
-      period: actors only get versions that are multiples of it, and the first one.
-      lag: number of versions that rollouts are behind, exactly, or rounded down to a multiple of `period`; None: the
-        newest version when the first group begins the rollout.
-      apart: number of rollouts that groups may be apart; None: each group's rollouts use the newest version.
-      changed: notified when a version is published.
-    """
-
-    def __init__(self, lag: int | None, apart: int | None, changed: threading.Condition | None = None, period: int = 1):
-        self._lag, self._apart, self._changed = lag, apart, changed or threading.Condition()
-        self._period = period
-        self._published: dict[int, Any] = {}
-        self._chosen: dict[int, int] = {}  # the version of each rollout
-        self._closed = False
-
-    def is_due(self, version: int) -> bool:
-        """Return whether actors get this version."""
-        return not self._published or version % self._period == 0
-
-    def publish(self, version: int, what: Any) -> None:
-        """Publish a version that is due; versions must come in order."""
-        with self._changed:
-            self._published[version] = what
-            # Actors hold the versions that they use; versions that no rollout can use any more are dropped.
-            oldest = version if self._lag is None else version - self._lag - self._period + 1
-            self._published = {v: x for v, x in self._published.items() if v >= oldest or v in self._chosen.values()}
-            self._changed.notify_all()
-
-    def for_rollout(self, number: int, first: int = 0) -> tuple[int, Any] | None:
-        """Wait for the parameters of rollout `number`; return their version and the parameters, or None once closed.
-
-        Args:
-          number: number of the rollout in the whole run.
-          first: number of the first rollout since the actors began.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._choose(number, first) is not None)
-            if self._closed:
-                return None
-            version = self._choose(number, first)
-            return version, self._published[version]
-
-    def _choose(self, number, first):
-        if number in self._chosen:
-            return self._chosen[number]
-        if self._lag is None:
-            version = max(self._published, default=None)
-        else:
-            version = max((number - self._lag) // self._period * self._period, first)
-        if version is None or version not in self._published:
-            return None
-        if self._apart is not None:
-            self._chosen[number] = version
-            self._chosen = {n: v for n, v in self._chosen.items() if n >= number - self._apart}
-        return version
-
-    def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+    updates: int
+    iterations: int
 
 
 class Taken(NamedTuple):
     """A rollout of a batch."""
 
-    group: int  # index of the group that collected it
     version: int  # version of the parameters that acted
+    group: int  # index of the group that collected it
+    progress: Progress  # of the learner, when it published that version
     collected: Collected
 
 
@@ -100,10 +43,8 @@ class ActorThreads:
     Args:
       threads: for each thread its collectors, one or two.
       devices: for each thread the device it acts on.
-      selection: chooses the rollouts of a batch.
+      selection: chooses the parameters of each rollout and the rollouts of a batch.
       first: number of the first rollout.
-      lag, period: as in `ParameterServer`.
-      depth: number of rollouts of a group that may wait for the learner.
       step_timeout: seconds that environments have for one step.
     """
 
@@ -111,30 +52,23 @@ class ActorThreads:
         self,
         threads: list[list[Collector]],
         devices: list[jax.Device],
-        *,
         selection: Selection,
         first: int,
-        lag: int | None,
-        period: int,
-        depth: int,
         step_timeout: float,
     ):
         # Notified when a rollout is full or taken, when parameters are published, and at the end.
         self._changed = threading.Condition()
-        self._parameters = ParameterServer(lag, depth + 2 if selection.one_version else None, self._changed, period)
-        self._selection, self._first, self._depth = selection, first, depth
+        self._selection, self._first, self._closed = selection, first, False
+        self._published: dict[int, tuple[dict[jax.Device, Published], Progress]] = {}  # by version
+        self._versions: dict[int, int] = {}  # the version of each rollout that all groups collect with the same one
         self._devices = list(dict.fromkeys(devices))
         self._collectors = [collector for mine in threads for collector in mine]
         self._watches = {collector: Watch(collector.host, step_timeout) for collector in self._collectors}
         self._full: list[deque[Taken]] = [deque() for _ in self._collectors]
         self._collecting: dict[int, int] = {}  # by group: the version with which it acts now
-        self._no_room = dict.fromkeys(self._collectors, 0.0)  # seconds that groups waited for room for a rollout
+        self._blocked = dict.fromkeys(self._collectors, 0.0)  # seconds that groups waited for room or parameters
         self._learner_idle = 0.0  # seconds that the learner waited for rollouts
-        self._unpublished = dict.fromkeys(self._collectors, 0.0)  # seconds that groups waited for parameters
         self._error: BaseException | None = None
-        self._closed = False
-        with resources.on("actors"):
-            self._steppers = {collector: Stepper() for mine in threads for collector in mine if len(mine) > 1}
         numbers = iter(range(len(self._collectors)))
         self._threads = {
             threading.Thread(
@@ -146,21 +80,28 @@ class ActorThreads:
             for number, mine in enumerate(threads)
         }
         with resources.on("actors"):
+            self._steppers = {collector: Stepper() for mine in threads for collector in mine if len(mine) > 1}
             for thread in self._threads:
                 thread.start()
 
     # --- the learner's side --------------------------------------------------------------------------------------
 
-    def publish(self, version: int, published: Published) -> None:
-        """Publish the parameters for the next rollouts, if this version is due."""
-        if not self._parameters.is_due(version):
+    def publish(self, version: int, published: Published, progress: Progress) -> None:
+        """Publish the parameters for the next rollouts, with the learner's progress; versions must come in order."""
+        if self._published and version % self._selection.period:
             return
         # As an array of only that device, which costs no copy if it is there already: the learner's mesh is part of an
         # array's type, so the actors' programs would be compiled a second and a third time.
         copies = {
             device: jax.device_put(published, jax.sharding.SingleDeviceSharding(device)) for device in self._devices
         }
-        self._parameters.publish(version, copies)
+        with self._changed:
+            # Actors hold the versions that they use; versions that no rollout can use any more are dropped.
+            lag, period = self._selection.lag, self._selection.period
+            oldest = version if lag is None else version - lag - period + 1
+            self._published[version] = copies, progress
+            self._published = {v: x for v, x in self._published.items() if v >= oldest or v in self._versions.values()}
+            self._changed.notify_all()
 
     def rollouts(self, version: int, learning: Callable[[], bool] = lambda: False) -> list[Taken]:
         """Wait for the next batch and return it, sorted by version, oldest first, and then by group.
@@ -173,27 +114,23 @@ class ActorThreads:
           EnvironmentFailedError: environments took longer than `step_timeout`; the stacks are on standard error.
           Exception: any error that an actor thread raised.
         """
-        batch: list[Taken] = []
         while True:
             self._look()  # first, as some groups may fill batches while another hangs or has raised
             busy, began = learning(), time.monotonic()
             with self._changed:
-                batch += self._take(batch, version)
-                if len(batch) < self._selection.size:
-                    self._changed.wait(_POLL_INTERVAL if busy else TURN)
-                    batch += self._take(batch, version)
+                groups = self._changed.wait_for(lambda: self._next_batch(version), _POLL_INTERVAL if busy else TURN)
+                batch = [self._full[group].popleft() for group in groups]
+                if batch:
+                    self._changed.notify_all()
             if not busy:
                 self._learner_idle += time.monotonic() - began
-            if len(batch) == self._selection.size:
-                return sorted(batch, key=lambda taken: taken[:2][::-1])
+            if batch:
+                return sorted(batch, key=lambda taken: taken[:2])
 
-    def _take(self, batch, version):
-        """Return the rollouts of the next batch that are full now; the lock must be held."""
+    def _next_batch(self, version):
+        """Return the groups whose rollouts make the next batch now; the lock must be held."""
         full = [[taken.version for taken in waiting] for waiting in self._full]
-        groups = self._selection.choose(full, self._collecting, [taken.group for taken in batch], version)
-        if groups:
-            self._changed.notify_all()
-        return [self._full[group].popleft() for group in groups]
+        return self._selection.choose(full, self._collecting, version)
 
     def give_back(self, batch: Sequence[Taken], is_learned: Callable[[], bool]) -> None:
         """Let the actors overwrite the rollouts of a batch, once `is_learned` returns True.
@@ -226,11 +163,11 @@ class ActorThreads:
 
     def metrics(self) -> dict[str, float]:
         """Return the seconds since the beginning, for actors summed over groups, and the current queues."""
-        at_hand = sum(map(len, self._full)) + len(self._collecting)
+        at_hand, queue = sum(map(len, self._full)) + len(self._collecting), self._selection.queue
         return {
             "batches_at_hand": at_hand / self._selection.size,
-            "queue_depth": sum(min(len(waiting), self._depth) for waiting in self._full) / len(self._full),
-            "actor_blocked_seconds": sum(self._no_room.values()) + sum(self._unpublished.values()),
+            "queue_depth": sum(min(len(waiting), queue) for waiting in self._full) / len(self._full),
+            "actor_blocked_seconds": sum(self._blocked.values()),
             "learner_blocked_seconds": self._learner_idle,
             "stepping_seconds": sum(c.stepping.seconds for c in self._collectors),
         }
@@ -247,8 +184,9 @@ class ActorThreads:
         """
         if self._closed:
             return
-        self._closed = True
-        self._parameters.close()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
         until = time.monotonic() + GOODBYE
         for thread, mine in self._threads.items():
             _wait(thread, mine, until)
@@ -262,33 +200,46 @@ class ActorThreads:
     def _serve(self, mine, device):
         try:
             number = self._first
-            while self._has_room(mine):
-                began = time.monotonic()
-                with self._changed:  # atomic: `_collecting` must have the version as soon as it is chosen
-                    newest = self._parameters.for_rollout(number, self._first)
-                    if newest is None:
-                        return
-                    version, published = newest
-                    self._collecting |= dict.fromkeys(mine, version)
-                for collector in mine.values():
-                    self._unpublished[collector] += time.monotonic() - began
-                for group, collected in self._in_turn(mine, published[device]):
+            while (begun := self._begun(mine, number)) is not None:
+                version, copies, progress = begun
+                for group, collected in self._in_turn(mine, copies[device]):
                     with self._changed:
                         del self._collecting[group]
-                        self._full[group].append(Taken(group, version, collected))
+                        self._full[group].append(Taken(version, group, progress, collected))
                         self._changed.notify_all()
                 number += 1
         except BaseException as error:  # reraised in the thread that waits for a rollout
             self._error = self._error or error
 
-    def _has_room(self, mine):
-        """Wait until the learner has taken enough of the groups' rollouts; return False once closed."""
-        began = time.monotonic()
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or all(len(self._full[group]) <= self._depth for group in mine))
+    def _begun(self, mine, number):
+        """Wait for room for the groups' rollout `number`, and for its parameters.
+
+        Returns:
+          The version, the parameters by device, and the learner's progress when it published them; None once closed.
+        """
+        began, begun = time.monotonic(), None
+        with self._changed:  # atomic: `_collecting` must have the version as soon as it is chosen
+            self._changed.wait_for(lambda: self._closed or self._version_for(mine, number) is not None)
+            if not self._closed:
+                version = self._version_for(mine, number)
+                self._collecting |= dict.fromkeys(mine, version)
+                begun = version, *self._published[version]
         for collector in mine.values():
-            self._no_room[collector] += time.monotonic() - began
-        return not self._closed
+            self._blocked[collector] += time.monotonic() - began
+        return begun
+
+    def _version_for(self, mine, number):
+        """Return the version to collect rollout `number` with, or None if there is no room or no such version yet."""
+        queue = self._selection.queue
+        if any(len(self._full[group]) > queue for group in mine):
+            return None
+        if number in self._versions:
+            return self._versions[number]
+        version = self._selection.version_for(number, self._first, self._published)
+        if version is not None and self._selection.max_lag is None:
+            apart = queue + 2  # the most rollouts that groups are apart
+            self._versions = {n: v for n, v in self._versions.items() if n >= number - apart} | {number: version}
+        return version
 
     def _in_turn(self, mine, published):
         """Collect one rollout of each group, acting for one while another steps. Yield (group, rollout).

@@ -4,17 +4,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import jax
 import numpy as np
 from flax import struct
 
+from jaxrl.core.host_types import AsyncEnvironment
 from jaxrl.core.report import EpisodeSums
 from jaxrl.core.types import ActorState, Algorithm, HostEnvironment, PyTree, Rollout, TimeStep
 from jaxrl.envs.host.watchdog import Stepper
-from jaxrl.parallel.host_rollout import HostActing, HostSteps, unroll
+from jaxrl.parallel.host_rollout import HostActing, HostSteps, new_storage, unroll
 from jaxrl.parallel.rollout import episode_sums
+from jaxrl.parallel.sebulba.ready_scheduler import ReadyScheduler
 
 
 class Published(struct.PyTreeNode):
@@ -109,63 +111,64 @@ class RecyclingCollector(Protocol):
         ...
 
 
-class Group:
-    """The acting side of one group in this process: the compiled pieces, and the indices of its environments.
+class StepCollector:
+    """A `Collector` of environments in this process, which step all at once, or those first that are ready first.
+
+    With `ready`, it acts for the `host.batch_size` environments that are ready first. Every environment has its own
+    column of the rollout. One that has filled its share waits for the others, so that a rollout is complete and of one
+    version. The rollout does not depend on which were ready first: environment and step are folded into the random
+    keys.
 
     Args:
-      steps: the compiled pieces.
+      steps: the compiled pieces of acting for them.
+      host: the environments.
       key: the run's root key.
       first_env: the index of its first environment among all.
       device: the device that acts.
+      ready: act for those that are ready first; `host` is an `AsyncEnvironment`.
     """
 
-    def __init__(self, steps: HostSteps, key: jax.Array, first_env: int, device: jax.Device):
-        self.steps = steps
-        self._begin_at = 0
+    def __init__(
+        self,
+        steps: HostSteps,
+        host: HostEnvironment,
+        key: jax.Array,
+        first_env: int,
+        device: jax.Device,
+        *,
+        ready: bool = False,
+    ):
+        self.host, self.stepping = host, Stepping()
+        self._steps, self._async = steps, cast(AsyncEnvironment, host) if ready else None
+        self._steps_per_env = 0
         self._acting: HostActing | None = None  # set when the algorithm is known
+        self._recycled: deque[tuple[Rollout, Callable[[], bool]]] = deque()
         env_index = first_env + np.arange(steps.group, dtype=np.int32)
         self._key, self._env_index = jax.device_put((key, env_index), jax.sharding.SingleDeviceSharding(device))
-
-    def begin_at(self, steps_per_env: int) -> None:
-        self._begin_at = steps_per_env
-        if self._acting is not None:
-            self._acting.steps_per_env = steps_per_env
-
-    def acting(self, algo: Algorithm, first: TimeStep[np.ndarray]) -> HostActing:
-        """Return the acting state; `first` is the environments' first time step."""
-        if self._acting is None:
-            self._acting = self.steps.begin(algo, first, self._key, self._env_index)
-            self._acting.steps_per_env = self._begin_at
-        return self._acting
-
-
-class StepCollector:
-    """A `Collector` of environments that all step at once.
-
-    Args:
-      group: acts for them.
-      host: the environments.
-    """
-
-    def __init__(self, group: Group, host: HostEnvironment):
-        self.host, self.stepping = host, Stepping()
-        self._group = group
-        self._recycled: deque[tuple[Rollout, Callable[[], bool]]] = deque()
         with self.stepping:
-            self._first = host.reset()
+            self._first = host.reset() if self._async is None else _async_reset(self._async)
 
     def begin_at(self, steps_per_env: int) -> None:
-        self._group.begin_at(steps_per_env)
+        self._steps_per_env = steps_per_env
 
     def first_timestep(self) -> TimeStep[np.ndarray]:
         return self._first
 
     def collect(self, published: Published, stepper: Stepper | None) -> Generator[None, None, Collected]:
-        algo, actor, version = published.algo, published.actor, published.version
-        acting = self._group.acting(algo, self._first)
-        step = self._step if stepper is None else partial(self._step_in, stepper)
-        storage = self._storage(acting)
-        return with_episodes((yield from unroll(self._group.steps, algo, actor, acting, step, version, storage)))
+        """Collect one rollout; with `ready`, environments are sent actions in parts, and `stepper` is not used."""
+        steps, algo, actor, version = self._steps, published.algo, published.actor, published.version
+        if self._acting is None:
+            self._acting = steps.begin(algo, self._first, self._key, self._env_index)
+        acting, storage = self._acting, self._storage(self._acting)
+        acting.steps_per_env = self._steps_per_env
+        if self._async is None:
+            step = self._step if stepper is None else partial(self._step_in, stepper)
+            unrolling = unroll(steps, algo, actor, acting, step, version, storage)
+        else:
+            unrolling = self._unroll_ready(self._async, published, acting, storage)
+        rollout = yield from unrolling
+        self._steps_per_env += steps.length
+        return Collected(rollout, _episode_sums(rollout))
 
     def give_back(self, rollout: Rollout, is_learned: Callable[[], bool]) -> None:
         self._recycled.append((rollout, is_learned))
@@ -186,10 +189,41 @@ class StepCollector:
         stepper.begin(lambda: self._step(action)())
         return stepper.wait
 
+    def _unroll_ready(self, host, published, acting, storage):
+        """Yield while environments step, and return the rollout, as `unroll` does."""
+        steps, algo, actor, initial = self._steps, published.algo, published.actor, acting.carry
+        storage = new_storage(steps, algo, actor, acting) if storage is None else storage
+        turns = ReadyScheduler(steps.group, host.batch_size, steps.length)
+        while not turns.over:
+            turn = turns.take()
+            if turn is None:
+                yield
+                with self.stepping:
+                    came, timesteps = host.recv()
+                for newest, x in zip(jax.tree.leaves(acting.timestep), jax.tree.leaves(timesteps), strict=True):
+                    newest[came] = x
+                turns.came(came)
+                continue
+            env_ids, numbers = turn
+            timestep = jax.tree.map(lambda x, ids=env_ids: x[ids], acting.timestep)
+            ticks = acting.tick() + numbers.astype(np.uint32)
+            carry, previous_action, roots = acting.carry, acting.previous_action, acting.roots
+            storage, acting.previous_action, acting.carry, action = steps.act_some(
+                algo, actor, storage, timestep, carry, previous_action, roots, ticks, numbers, env_ids
+            )
+            host.send(jax.device_get(action), env_ids)
+        acting.steps_per_env += steps.length
+        # A copy: the next rollout's time steps overwrite these, maybe before the program has read them.
+        timestep, carry, previous_action = jax.tree.map(np.copy, acting.timestep), acting.carry, acting.previous_action
+        return steps.finish(algo, actor, storage, timestep, previous_action, initial, carry, published.version)
+
+
+def _async_reset(host):
+    """Return the first time step of all environments, whose arrays are overwritten as others arrive."""
+    host.async_reset()
+    came = [host.recv() for _ in range(host.num_envs // host.batch_size)]
+    env_ids, timesteps = jax.tree.map(lambda *x: np.concatenate(x), *came)
+    return jax.tree.map(lambda x: x[np.argsort(env_ids)], timesteps)
+
 
 _episode_sums = jax.jit(episode_sums)
-
-
-def with_episodes(rollout: Rollout) -> Collected:
-    """Return a rollout with the sums over its ended episodes, computed on the device that collected it."""
-    return Collected(rollout, _episode_sums(rollout))

@@ -22,6 +22,8 @@ from jaxrl.parallel.layout import Layout
 from jaxrl.parallel.rollout import Acting
 from jaxrl.parallel.sebulba.collector import Collected
 
+_AXES = {"timesteps": 1, "action": 1, "extras": 1, "carry": 0, "final_carry": 0}  # of environments, in a `Rollout`
+
 
 @dataclasses.dataclass(frozen=True)
 class HostRollouts:
@@ -92,7 +94,7 @@ class HostLearning:
             return rollouts  # `learn` joins them as it reads them, which saves a pass over the frames
         whole = self._whole(rollouts)
         everywhere: PyTree = PartitionSpec()
-        specs = Collected(self._rollout_specs(whole.rollout), everywhere)
+        specs = Collected(self._rollout_specs(), everywhere)
         if self.processes == 1:
             return [jax.device_put(whole, layout.on_mesh(specs))]
         # Each process counted the episodes of its own environments; `_on_devices` sums them.
@@ -109,10 +111,10 @@ class HostLearning:
         if not self.pooled:
             return parts[0].statistics
 
+        group = parts[0].timesteps.first.shape[1]  # the environments of each
+
         def of_environments(*leaves):
-            sizes = [part.timesteps.first.shape[1] for part in parts]
-            rows = [jnp.broadcast_to(x[None], (size, *x.shape)) for x, size in zip(leaves, sizes, strict=True)]
-            return jnp.concatenate(rows)
+            return jnp.concatenate([jnp.broadcast_to(x[None], (group, *x.shape)) for x in leaves])
 
         return jax.tree.map(of_environments, *(part.statistics for part in parts))
 
@@ -120,21 +122,15 @@ class HostLearning:
     def _joined(self, rollouts):
         """Join rollouts into one batch, with the version of the last rollout, the newest."""
         parts = [collected.rollout for collected in rollouts]
-        along_time = lambda *x: jnp.concatenate(x, axis=1)  # noqa: E731
-        at_once = lambda *x: jnp.concatenate(x, axis=0)  # noqa: E731
-        whole = Rollout(
-            timesteps=jax.tree.map(along_time, *(part.timesteps for part in parts)),
-            action=jax.tree.map(along_time, *(part.action for part in parts)),
-            extras=jax.tree.map(along_time, *(part.extras for part in parts)),
-            carry=jax.tree.map(at_once, *(part.carry for part in parts)),
-            final_carry=jax.tree.map(at_once, *(part.final_carry for part in parts)),
-            statistics=self._statistics(parts),
-            version=parts[-1].version,
-        )
+        whole = {
+            name: jax.tree.map(lambda *x, axis=axis: jnp.concatenate(x, axis), *(getattr(part, name) for part in parts))
+            for name, axis in _AXES.items()
+        }
+        whole |= {"statistics": self._statistics(parts), "version": parts[-1].version}
         episodes = rollouts[0].episodes
         for collected in rollouts[1:]:
             episodes = episodes + collected.episodes
-        return Collected(whole, episodes)
+        return Collected(Rollout(**whole), episodes)
 
     @partial(jax.jit, static_argnums=0, donate_argnums=3)
     def learn(self, algo, state, buffers, rollouts, dataset):
@@ -163,7 +159,7 @@ class HostLearning:
         advance = one_device
         if layout.devices > 1:
             rings = None if dataset is None else fixed.partition(dataset, "data")
-            rows = None if rollout is None else self._rollout_specs(rollout)
+            rows = None if rollout is None else self._rollout_specs()
             specs = (everywhere, partition, rows, rings, everywhere)
             advance = meshes.over_devices(one_device, layout.mesh, specs, (partition, everywhere))
         state, report = advance(algo, state.replace(buffers=buffers), rollout, dataset, number)
@@ -172,18 +168,13 @@ class HostLearning:
         episodes, summed = collected.episodes, partial(jax.tree.map, jnp.sum)
         return state, report.replace(episodes=episodes if self.processes == 1 else episodes.merged(summed))
 
-    def _rollout_specs(self, rollout: Rollout) -> Rollout:
+    def _rollout_specs(self) -> Rollout:
         """Return the partition specs of a rollout, a prefix tree."""
-        over_time, environments, everywhere = PartitionSpec(None, "data"), PartitionSpec("data"), PartitionSpec()
+        environments, everywhere = PartitionSpec("data"), PartitionSpec()
         specs: dict[str, PyTree] = {
-            "timesteps": over_time,
-            "action": over_time,
-            "extras": over_time,
-            "carry": environments,
-            "final_carry": environments,
-            "statistics": environments if self.pooled else everywhere,
-            "version": everywhere,
+            name: PartitionSpec(None, "data") if axis else environments for name, axis in _AXES.items()
         }
+        specs |= {"statistics": environments if self.pooled else everywhere, "version": everywhere}
         return Rollout(**specs)
 
 

@@ -7,21 +7,13 @@ queues, and so do the actors.
 """
 
 import dataclasses
-from enum import Enum
 from typing import NamedTuple
 
 from jaxrl.buffers.replay import ReplayState, least_size
 from jaxrl.parallel.experience import Experience
+from jaxrl.parallel.rollout import rollout_length
 
 _ROUNDING = 1e-6  # updates
-
-
-class Move(Enum):
-    """The learner's next action."""
-
-    INSERT = "stores a round of rollouts that is there"
-    SAMPLE = "makes an update"
-    WAIT = "is ahead, and waits for a round of rollouts to store"
 
 
 class Counts(NamedTuple):
@@ -29,6 +21,12 @@ class Counts(NamedTuple):
 
     inserted: int  # environment steps that were stored
     updates: int  # updates that sampled from it
+
+    def stored(self, steps: int) -> "Counts":
+        return self._replace(inserted=self.inserted + steps)
+
+    def updated(self) -> "Counts":
+        return self._replace(updates=self.updates + 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,33 +63,25 @@ class RateLimit:
     def _balance(self, inserted, updates):
         return self.replay_ratio * (inserted - self.min_size) - updates
 
-    def next_move(self, counts: Counts, *, is_round_ready: bool) -> Move:
-        """Return the next move; pure.
+    def is_update_next(self, counts: Counts, *, is_round_ready: bool) -> bool:
+        """Return whether the next move is an update, rather than to store a round, after waiting for it; pure.
 
         Args:
           counts: all insertions and updates so far.
           is_round_ready: whether the next rollout of every group is full.
         """
         can_store = self.can_store(counts)
-        if is_round_ready and can_store:
-            return Move.INSERT
-        if self.can_update(counts):
-            return Move.SAMPLE
-        assert can_store, "a tolerance of `least_tolerance` or more lets one of both sides go on"
-        return Move.WAIT
-
-    def after(self, counts: Counts, move: Move) -> Counts:
-        """Return the counts after a move."""
-        if move is Move.SAMPLE:
-            return counts._replace(updates=counts.updates + 1)
-        return counts._replace(inserted=counts.inserted + self.steps)
+        is_update = self.can_update(counts) and not (is_round_ready and can_store)
+        assert is_update or can_store, "a tolerance of `least_tolerance` or more lets one of both sides go on"
+        return is_update
 
 
-def rate_limit(experience: Experience, error_buffer: float, steps: int) -> RateLimit:
-    """Return the limit for the largest replay ratio; `error_buffer` is in transitions, `steps` are those of a round."""
+def rate_limit(experience: Experience, error_buffer: float) -> RateLimit:
+    """Return the limit for the largest replay ratio; `error_buffer` is in transitions."""
     sources = experience.online_sources.values()
     ratio = float(max(source.replay_ratio for source in sources))
     size = max(least_size(source, experience.num_envs) for source in sources)
+    steps = rollout_length(experience.algo) * experience.num_envs
     return RateLimit(ratio, size, steps, error_buffer / experience.samples_per_update)
 
 
@@ -103,17 +93,17 @@ def counts_of(experience: Experience, buffers: dict[str, ReplayState]) -> Counts
     return Counts(int(index.inserted), updates)
 
 
-def problems(experience: Experience, error_buffer: float, steps: int) -> list[str]:
+def problems(experience: Experience, error_buffer: float) -> list[str]:
     """Return why this limit is not possible; empty if it is. The algorithm's own settings must be valid."""
     kind = type(experience.algo).__name__
     if not experience.online_sources:
         return [f"error_buffer={error_buffer} is of a replay, and {kind} has none; use error_buffer=None"]
-    limit = rate_limit(experience, error_buffer, steps)
+    limit = rate_limit(experience, error_buffer)
     if limit.tolerance >= limit.least_tolerance:
         return []
     least = limit.least_tolerance * experience.samples_per_update
     return [
         f"error_buffer={error_buffer} lets both sides wait for each other: it must be at least the {least:g} "
-        f"transitions that {limit.least_tolerance:g} updates draw, those of a batch and of the {steps} environment "
-        "steps between two insertions"
+        f"transitions that {limit.least_tolerance:g} updates draw, those of a batch and of the {limit.steps} "
+        "environment steps between two insertions"
     ]

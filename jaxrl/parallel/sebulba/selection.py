@@ -1,77 +1,67 @@
-"""Selections of the rollouts of a learner's next batch: one of every group, or those that are full, oldest first."""
+"""The ages of a learner's data: the parameters that rollouts are collected with, and the rollouts of the next batch."""
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
 
 
-class Selection(Protocol):
-    """A rule that chooses the rollouts of a batch. Groups are numbered in the order of their environments."""
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """A rule that chooses the parameters of a rollout and the rollouts of a batch; its methods are pure.
 
-    # Whether every group's k-th rollout uses the same version, and so all rollouts of a batch.
-    one_version: bool
+    A batch has one rollout of every group, of the same version. With `max_lag` it has the full rollouts with the oldest
+    parameters, and no group waits for another: each acts with the newest version.
 
-    @property
-    def size(self) -> int:
-        """Number of rollouts of a batch."""
-        ...
+    With `max_lag`, no rollout is learned from by parameters more than `max_lag` versions after its own. A rollout of
+    version v that is still being collected stops the learner at version v + max_lag - D + 1, where D is the number of
+    batches that all rollouts at hand make (`batches_at_hand`). When the learner continues, it is full, and so are all
+    of the same age; no others of that age can begin, as actors then have the next version, which comes a period later.
+    They are at most all rollouts at hand and go first, so the last of them is learned from at most D batches later, at
+    version v + max_lag.
 
-    def choose(
-        self, full: Sequence[Sequence[int]], collecting: Mapping[int, int], taken: Sequence[int], version: int
-    ) -> list[int]:
-        """Return the groups whose oldest full rollout goes into the batch now; a group may occur more than once.
+    Args:
+      size: number of rollouts of a batch.
+      groups: number of groups, numbered in the order of their environments.
+      queue: number of full rollouts of a group that may wait while it collects the next one.
+      lag: number of versions that rollouts are behind, exactly, or rounded down to a multiple of `period`; None: the
+        newest version when the first group begins the rollout.
+      period: actors only get versions that are multiples of it, and the first one.
+      max_lag: versions, at least the sum of `batches_at_hand` and `period`; None: one rollout of every group.
+    """
+
+    size: int
+    groups: int
+    queue: int
+    lag: int | None = None
+    period: int = 1
+    max_lag: int | None = None
+
+    def version_for(self, number: int, first: int, published: Collection[int]) -> int | None:
+        """Return the version to collect rollout `number` with, or None if it is not published yet.
+
+        Args:
+          number: number of the rollout in the whole run.
+          first: number of the first rollout since the actors began.
+          published: the versions that actors may get.
+        """
+        if self.lag is None:
+            return max(published, default=None)
+        version = max((number - self.lag) // self.period * self.period, first)
+        return version if version in published else None
+
+    def choose(self, full: Sequence[Sequence[int]], collecting: Mapping[int, int], version: int) -> list[int]:
+        """Return the groups whose oldest full rollouts make the next batch; [] if there is none yet.
+
+        With `max_lag` a group may occur more than once.
 
         Args:
           full: for each group the versions of the parameters of its full rollouts, oldest first.
           collecting: for each group that collects a rollout, the version with which it acts.
-          taken: the groups of the rollouts that are in this batch already.
           version: version of the parameters that will learn from the batch.
         """
-        ...
-
-
-class OneOfEveryGroup:
-    """A `Selection` of one rollout of every group, taken as they are full.
-
-    Args:
-      groups: number of groups.
-    """
-
-    one_version = True
-
-    def __init__(self, groups: int):
-        self.size = groups
-
-    def choose(
-        self, full: Sequence[Sequence[int]], collecting: Mapping[int, int], taken: Sequence[int], version: int
-    ) -> list[int]:
-        return [group for group in range(self.size) if full[group] and group not in taken]
-
-
-class OldestFull:
-    """A `Selection` of the full rollouts with the oldest parameters: no group waits for another.
-
-    No rollout is learned from by parameters more than `lag` versions after its own. A rollout of version v that is
-    still being collected stops the learner at version v + lag - D + 1, where D is the number of batches that all
-    rollouts at hand make (`batches_at_hand`). When the learner continues, it is full, and so are all of the same age;
-    no others of that age can begin, as actors then have the next version, which comes a period later. They are at most
-    all rollouts at hand and go first, so the last of them is learned from at most D batches later, at version v + lag.
-
-    Args:
-      size: number of rollouts of a batch.
-      groups: number of groups.
-      queue: number of full rollouts of a group that may wait while it collects the next one.
-      lag: versions, at least the sum of `batches_at_hand` and the period of the versions that actors get.
-    """
-
-    one_version = False
-
-    def __init__(self, size: int, groups: int, queue: int, lag: int):
-        self.size, self._most = size, lag - batches_at_hand(size, groups, queue)
-
-    def choose(
-        self, full: Sequence[Sequence[int]], collecting: Mapping[int, int], taken: Sequence[int], version: int
-    ) -> list[int]:
-        if any(version - begun > self._most for begun in collecting.values()):
+        if self.max_lag is None:
+            return list(range(self.groups)) if all(full) else []
+        most = self.max_lag - batches_at_hand(self.size, self.groups, self.queue)
+        if any(version - begun > most for begun in collecting.values()):
             return []
         # Among rollouts of the same age, first one of every group.
         ranked = sorted((of, place, group) for group, versions in enumerate(full) for place, of in enumerate(versions))

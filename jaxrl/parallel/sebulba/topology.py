@@ -17,16 +17,19 @@ import jax
 from jaxrl.buffers.fixed import Rings
 from jaxrl.core import registry
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.types import Algorithm, Environment, Episodes, HostRecipe, Rollouts, env_spec
+from jaxrl.core.host_types import AsyncRecipe
+from jaxrl.core.limits import count_problems
+from jaxrl.core.planning import Planner
+from jaxrl.core.types import Algorithm, Environment, Episodes, HostRecipe, Replay, Rollouts, env_spec
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT
 from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.layout import checked_layout
 from jaxrl.parallel.program import Program
 from jaxrl.parallel.ray.actors import Remote
-from jaxrl.parallel.sebulba import checks, rate_limit
+from jaxrl.parallel.sebulba import rate_limit
 from jaxrl.parallel.sebulba.learning import HostRollouts
 from jaxrl.parallel.sebulba.loop import SebulbaLoop
-from jaxrl.parallel.sebulba.selection import batches_at_hand
+from jaxrl.parallel.sebulba.selection import Selection, batches_at_hand
 from jaxrl.parallel.topology import Topology, needs_environment
 
 
@@ -172,13 +175,11 @@ class Sebulba(Topology):
         """
         if isinstance(env, Environment):
             raise ConfigError(self.problems(env))
-        unresolved = self.learner_batch is not None and self.max_lag is None
-        if self.num_envs is None or self.lockstep is None or self.lag is None or unresolved:
-            return self.resolve(algo).bind(algo, env, dataset_fraction)
-        if problems := checks.problems(self, self.num_envs, algo, env):
+        topology, num_envs = self.resolve(algo), self._num_envs(algo)
+        if problems := _problems(topology, num_envs, algo, env):
             raise ConfigError(problems)
         devices = jax.process_count() if self.devices is None else self.devices
-        batch_envs = self.learner_batch or self.num_envs
+        batch_envs = self.learner_batch or num_envs
         try:
             layout = checked_layout(algo, env_spec(env), batch_envs, devices, self.shards, dataset_fraction)
         except ConfigError as error:
@@ -187,10 +188,139 @@ class Sebulba(Topology):
             # `checked_layout` calls the environments of a batch `num_envs`.
             raise ConfigError([line.replace("num_envs=", "learner_batch=") for line in error.problems]) from None
         if self.error_buffer is not None:
-            steps = ro.rollout_length(algo) * batch_envs
-            if problems := rate_limit.problems(layout.experience(algo), self.error_buffer, steps):
+            if problems := rate_limit.problems(layout.experience(algo), self.error_buffer):
                 raise ConfigError(problems)
-        return Program(layout, HostRollouts(layout), SebulbaLoop(self, layout))
+        groups, lag = self.threads * self.groups, topology.lag if topology.lockstep else None
+        size = groups * batch_envs // num_envs
+        loop = SebulbaLoop(
+            layout,
+            Selection(size, groups, self.queue, lag, self.parameter_period, topology.max_lag),
+            self._devices_of_threads(layout),
+            ready=self.ready,
+            error_buffer=self.error_buffer,
+            step_timeout=self.step_timeout,
+            remote=self.remote,
+        )
+        return Program(layout, HostRollouts(layout), loop)
+
+    def _devices_of_threads(self, layout):
+        """Return the device of each actor thread: those after the learner's if there are enough, otherwise the same."""
+        here = jax.local_devices(backend=self.actor_platform)
+        learning = sum(device in layout.mesh.local_devices for device in here)
+        apart = here[learning : learning + self.actor_devices]
+        devices = apart if len(apart) == self.actor_devices else here[: self.actor_devices]
+        return [devices[number % len(devices)] for number in range(self.threads)]
 
 
 registry.add("topology", Sebulba)
+
+
+def _problems(topology: Sebulba, num_envs: int, algo: Algorithm, env: HostRecipe) -> list[str]:
+    """Return all problems of a resolved topology that can be found without the environment's spaces."""
+    found = _out_of_range(topology) + _not_together(topology)
+    found += _not_dividing(topology, num_envs, env) + _not_in_any_order(topology, num_envs, algo)
+    if isinstance(algo, Planner):
+        found.append(
+            f"{type(algo).__name__} plans in the environment itself, and {env.name} is on the host; use one in JAX"
+        )
+    return found
+
+
+def _out_of_range(topology):
+    counts = ("actors", "groups", "actor_devices", "queue", "parameter_period")
+    found = count_problems(**{name: (getattr(topology, name), 1) for name in counts})
+    if topology.groups > 2:
+        found.append(f"groups={topology.groups} must be 1 or 2; use more actors instead")
+    if topology.lag not in (0, 1) or (topology.lag and not topology.lockstep):
+        found.append(f"lag={topology.lag} must be 0, or 1 with lockstep=True")
+    platform = topology.actor_platform
+    try:
+        jax.local_devices(backend=platform)
+    except (RuntimeError, AttributeError):
+        found.append(
+            f"actor_platform={platform!r} must be 'cpu', None, or a platform that JAX has started here; if "
+            "JAX_PLATFORMS is set, it must name both, as cuda,cpu does"
+        )
+    if topology.step_timeout <= 0:
+        found.append(f"step_timeout={topology.step_timeout} must be more than 0 seconds")
+    return found
+
+
+def _not_together(topology):
+    """Check for settings that exclude each other."""
+    processes, actors, groups, ready = jax.process_count(), topology.actors, topology.groups, topology.ready
+    remote, found = topology.remote, []
+    out_of_step = {
+        "learner_batch": "whose rollouts are full first differs by run; use lockstep=None and lag=None, in one process",
+        "ready": "who is ready first differs by run; use ready=None",
+        "error_buffer": "the learner is then in step with its actors; set lockstep=False and lag=None, or "
+        "error_buffer=None",
+    }
+    for name, why in out_of_step.items():
+        value = getattr(topology, name)
+        if value is not None and processes > 1:
+            found.append(
+                f"{name}={value} with {processes} processes, which run in lockstep; use {name}=None, or one process"
+            )
+        elif value is not None and topology.lockstep:
+            found.append(f"{name}={value} with lockstep=True: {why}")
+    if processes > 1 and not topology.lockstep:
+        found.append(f"{processes} processes need lockstep=True (and lag=1, to act while the learner learns)")
+    if remote is not None and remote.policy and actors * groups > 1:
+        found.append(f"actors={actors}, groups={groups}: both must be 1 with remote.policy=True")
+    if remote is not None and remote.policy and topology.actor_platform is not None:
+        found.append(
+            f"actor_platform={topology.actor_platform!r} with remote.policy=True: Ray actors act themselves; use "
+            "actor_platform=None"
+        )
+    if ready is not None and groups == 2:
+        found.append(f"ready={ready} with groups=2: some environments step already while others act; use groups=1")
+    if ready is not None and remote is not None:
+        found.append(f"ready={ready} with remote: Ray actors step all their environments at once; use ready=None")
+    return found
+
+
+def _not_dividing(topology, num_envs, env):
+    """Check that the environments divide into groups, and each group into its parts."""
+    processes, groups = jax.process_count(), topology.all_groups
+    if num_envs % groups or num_envs < groups:
+        below, above = num_envs // groups * groups, -(-num_envs // groups) * groups
+        return [
+            f"num_envs={num_envs} does not divide over {groups} groups "
+            f"(actors * groups{' * processes' if processes > 1 else ''}); use "
+            + (f"{below} or {above}" if below else f"{above}")
+        ]
+    group, ready, found = num_envs // groups, topology.ready, []
+    if topology.remote is not None:
+        found += topology.remote.problems(groups // processes, group)
+    if ready is not None and not isinstance(env, AsyncRecipe):
+        found.append(f"ready={ready}: {env.name} steps all its environments at once; use ready=None")
+    if ready is not None and (ready < 1 or group % ready):
+        fit = ", ".join(str(size) for size in range(1, group + 1) if group % size == 0)
+        found.append(f"ready={ready} does not divide the {group} environments of a group; use one of {fit}")
+    batch = topology.learner_batch
+    if batch is not None and (batch % group or not 0 < batch <= num_envs):
+        found.append(
+            f"learner_batch={batch} must be a multiple of {group}, the environments of a group, and at most "
+            f"num_envs={num_envs}; use {min(max(batch // group, 1) * group, num_envs)}, or other num_envs"
+        )
+    return found
+
+
+def _not_in_any_order(topology, num_envs, algo):
+    """Check the settings for learning from rollouts in the order in which they are full."""
+    batch, lag, found = topology.learner_batch, topology.max_lag, []
+    if batch is None:
+        why = f"max_lag={lag} is for batches of learner_batch environments; set it, or max_lag=None"
+        return [] if lag is None else [why]
+    if storing := [name for name, source in algo.experience.items() if isinstance(source, Replay | Episodes)]:
+        found.append(
+            f"learner_batch={batch}: {type(algo).__name__}'s source {storing[0]!r} stores a rollout of every "
+            "environment at a time; use learner_batch=None"
+        )
+    at_hand, period = topology.batches_at_hand(num_envs), topology.parameter_period
+    if lag < at_hand + period:
+        what = f"the {at_hand} batches that all groups' rollouts make"
+        what += f" by parameter_period={period}" if period > 1 else ""
+        found.append(f"max_lag={lag} must be more than {what}; use at least {at_hand + period}, or max_lag=None")
+    return found

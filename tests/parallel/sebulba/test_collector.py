@@ -10,17 +10,14 @@ import jaxrl
 from jaxrl.core.types import env_spec
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel.host_rollout import HostSteps, complete
-from jaxrl.parallel.sebulba.collector import Group, Published, StepCollector
+from jaxrl.parallel.sebulba.collector import Published, StepCollector
 
 STEPS = HostSteps(env_spec(ENV), NUM_ENVS, NUM_ENVS, 8)
 
 
 def collector():
-    made = StepCollector(
-        Group(STEPS, jax.random.key(3), 0, jax.devices()[0]), ServedFromHost(ENV).build(NUM_ENVS, 3, 0)
-    )
-    made.begin_at(0)
-    return made
+    host = ServedFromHost(ENV).build(NUM_ENVS, 3, 0)
+    return StepCollector(STEPS, host, jax.random.key(3), 0, jax.devices()[0])
 
 
 def published(name):

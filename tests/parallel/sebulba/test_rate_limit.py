@@ -5,16 +5,16 @@ from math import ceil, floor
 import jax
 import numpy as np
 import pytest
-from helpers.programs import DQN, ENV, NUM_ENVS, PPO, all_finite
+from helpers.programs import DQN, ENV, NUM_ENVS, PPO, all_finite, started
+from helpers.refused import refused
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import jaxrl
-from jaxrl.core.errors import ConfigError
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel.sebulba import rate_limit
 from jaxrl.parallel.sebulba.actors import ActorThreads
-from jaxrl.parallel.sebulba.rate_limit import Counts, Move, RateLimit
+from jaxrl.parallel.sebulba.rate_limit import Counts, RateLimit
 
 HOST = ServedFromHost(ENV)
 ROUND = 8 * NUM_ENVS  # environment steps
@@ -26,28 +26,32 @@ def topology(error_buffer, **fields):
     return jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, error_buffer=error_buffer, **fields)
 
 
+def after_move(limit, counts, is_update):
+    return counts.updated() if is_update else counts.stored(limit.steps)
+
+
 @pytest.mark.parametrize(
     ("tolerance", "inserted", "updates", "ready", "moves"),
     [
         (1, 0, 0, "++++++++", "iiisisis"),  # two rounds until there is enough, one ahead, then each in turn
-        (1, 0, 0, "--------", "wwswswsw"),
+        (1, 0, 0, "--------", "iisisisi"),
         (2, 0, 0, "++++++++", "iiiisisi"),
-        (2, 0, 0, "--------", "wwsswsws"),
-        (2, 0, 0, "--++-+--", "wwiisiss"),  # who was behind catches up
-        (2, 8, 4, "+-------", "iswswsws"),  # updates were ahead, as far as they may be
+        (2, 0, 0, "--------", "iissisis"),
+        (2, 0, 0, "--++-+--", "iiiisiss"),  # who was behind catches up
+        (2, 8, 4, "+-------", "isisisis"),  # updates were ahead, as far as they may be
     ],
 )
 def test_exact_moves(tolerance, inserted, updates, ready, moves):
-    """An update for every two steps once there are four; i and w store a round of two, s updates, + is a round there.
+    """An update for every two steps once there are four; i stores a round of two, s updates, + is a round there.
 
     Of rounds that are there as many are stored as the tolerance lets in; without one, updates go as far ahead.
     """
     limit, counts, made = RateLimit(0.5, 4, 2, tolerance), Counts(inserted, updates), ""
     for there in ready:
-        move = limit.next_move(counts, is_round_ready=there == "+")
-        counts, made = limit.after(counts, move), made + {Move.INSERT: "i", Move.WAIT: "w", Move.SAMPLE: "s"}[move]
+        is_update = limit.is_update_next(counts, is_round_ready=there == "+")
+        counts, made = after_move(limit, counts, is_update), made + "is"[is_update]
     assert made == moves
-    assert counts == (inserted + 2 * (made.count("i") + made.count("w")), updates + made.count("s"))
+    assert counts == (inserted + 2 * made.count("i"), updates + made.count("s"))
 
 
 @pytest.mark.long
@@ -72,44 +76,38 @@ def test_the_balance_stays_within_the_tolerance_on_every_schedule(ratio, steps, 
     assume(abs(ratio * (inserted - min_size) - updates) <= tolerance or inserted <= min_size)
     counts = Counts(inserted, updates)
     for there in ready:
-        move = limit.next_move(counts, is_round_ready=there)
-        counts, before = limit.after(counts, move), inserted
-        if move is Move.SAMPLE:
+        is_update = limit.is_update_next(counts, is_round_ready=there)
+        counts, before = after_move(limit, counts, is_update), inserted
+        if is_update:
             assert inserted >= min_size, "an update before there is enough"
             updates += 1
         else:
-            assert there or move is Move.WAIT
             inserted += steps
         balance = ratio * (inserted - min_size) - updates
         if inserted > min_size:
             assert -tolerance - 2e-6 <= balance
         if before >= min_size:
             assert balance <= tolerance + 2e-6
-        if move is Move.SAMPLE:  # the side that is not ahead goes first, if it can
+        if is_update:  # the side that is not ahead goes first, if it can
             assert not there or ratio * (inserted + steps - min_size) - updates + 1 > tolerance - 2e-6
     assert counts == (inserted, updates)
     # Both sides always there: after a while the ratio is kept.
     start = inserted, updates
     for _ in range(400):
-        counts = limit.after(counts, limit.next_move(counts, is_round_ready=True))
+        counts = after_move(limit, counts, limit.is_update_next(counts, is_round_ready=True))
     if start[0] >= min_size:
         assert abs(ratio * (counts.inserted - start[0]) - (counts.updates - start[1])) <= 2 * tolerance + 2e-6
 
 
-def after(topology, iterations, algo=ALGO, state=None):
+def after(topology, iterations, state=None):
     """The state after so many rounds, in chunks of three, and the reports; `state` to go on from."""
-    program, reports = topology.bind(algo, HOST), []
-    try:
-        fresh = program.start(algo, HOST, 0)
-        if state is not None:
-            state = state.replace(timestep=fresh.timestep, carry=fresh.carry)
-        state = fresh if state is None else state
+    reports = []
+    with started(topology, ALGO, HOST, 0) as (program, fresh):
+        state = fresh if state is None else state.replace(timestep=fresh.timestep, carry=fresh.carry)
         for _ in range(0, iterations, 3):
-            state, report = program.chunk(algo, HOST, state, 3, 10**6)
+            state, report = program.chunk(ALGO, HOST, state, 3, 10**6)
             reports.append(report)
         return jax.device_get((state, reports))
-    finally:
-        program.close()
 
 
 @pytest.mark.long
@@ -118,7 +116,7 @@ def test_a_run_keeps_the_ratio_within_the_tolerance_and_goes_on_where_it_was(fie
     buffer = 6 * UPDATE
     there = topology(buffer, **fields)
     state, reports = after(there, 12)
-    size = rate_limit.rate_limit(there.bind(ALGO, HOST).layout.experience(ALGO), buffer, ROUND).min_size
+    size = rate_limit.rate_limit(there.bind(ALGO, HOST).layout.experience(ALGO), buffer).min_size
 
     def balance(state):
         index = state.buffers["replay"].index
@@ -144,22 +142,17 @@ def test_a_run_keeps_the_ratio_within_the_tolerance_and_goes_on_where_it_was(fie
 @pytest.mark.long
 def test_what_is_recorded_names_the_iterations_behind_the_policy_that_acted():
     """And not the versions that were published, of which there is one after every update."""
-    program = topology(8 * UPDATE).bind(ALGO, HOST)
-    try:
-        state = program.start(ALGO, HOST, 0)
-        state, report, fetch = program.recorded_chunk(
-            ALGO, HOST, state, 6, 10**6, recorded=program.layout.recorded(ALGO, 1)
-        )
+    with started(topology(8 * UPDATE), ALGO, HOST) as (program, state):
+        recorded = program.layout.recorded(ALGO, 1)
+        _, report, fetch = program.recorded_chunk(ALGO, HOST, state, 6, 10**6, recorded=recorded)
         _, versions = fetch()
-    finally:
-        program.close()
     of_rounds = np.asarray(versions).reshape(6, 8)
     assert (of_rounds == of_rounds[:, :1]).all() and report.metrics()["train/updates"] > 6
     assert (of_rounds[:, 0] <= np.arange(6)).all() and (np.diff(of_rounds[:, 0]) >= 0).all()
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("ready", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("ready", [False, True])
 def test_whoever_is_ahead_waits(ready, monkeypatch):
     """Actors that are never there before they are waited for, and actors that always are."""
     monkeypatch.setattr(ActorThreads, "is_round_ready", lambda self: ready)
@@ -174,12 +167,11 @@ def test_whoever_is_ahead_waits(ready, monkeypatch):
 @pytest.mark.parametrize(
     ("algo", "fields", "said"),
     [
-        (ALGO, {"error_buffer": 3 * UPDATE}, "must be at least the 160 transitions that 5 updates draw"),
+        (ALGO, {"error_buffer": 3 * UPDATE}, "at least the 160 transitions that 5 updates"),
         (ALGO, {"error_buffer": 320.0, "lockstep": True}, "error_buffer=320.0 with lockstep"),
         (ALGO, {"error_buffer": 320.0, "lag": 1}, "error_buffer=320.0 with lockstep"),
-        (PPO, {"error_buffer": 320.0, "lockstep": False}, "error_buffer=320.0 is of a replay, and PPO has none"),
+        (PPO, {"error_buffer": 320.0, "lockstep": False}, "error_buffer=320.0"),
     ],
 )
 def test_what_cannot_be_kept_is_refused(algo, fields, said):
-    with pytest.raises(ConfigError, match=said):
-        jaxrl.Sebulba(num_envs=NUM_ENVS, **fields).bind(algo, HOST)
+    refused(lambda: jaxrl.Sebulba(num_envs=NUM_ENVS, **fields).bind(algo, HOST), said)

@@ -6,18 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.programs import ALGORITHMS, ENV, NUM_ENVS, actor_threads, assert_equal, plain
+from helpers.programs import ALGORITHMS, ENV, NUM_ENVS, assert_equal, plain, started
+from helpers.refused import refused
 from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxrl
 from jaxrl.core import keys
-from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import env_spec
 from jaxrl.envs.host.jax_host import JaxHostEnvironment, ServedFromHost
 from jaxrl.parallel.host_rollout import HostSteps, complete
-from jaxrl.parallel.sebulba.collector import Group, Published, StepCollector
-from jaxrl.parallel.sebulba.ready_collector import ReadyCollector, ReadyScheduler
+from jaxrl.parallel.sebulba.collector import Published, StepCollector
+from jaxrl.parallel.sebulba.ready_scheduler import ReadyScheduler
 
 # --- turns -------------------------------------------------------------------------------------------------------
 
@@ -137,22 +137,21 @@ def published():
 STEPS = HostSteps(env_spec(ENV), 2 * NUM_ENVS, NUM_ENVS, 8)
 
 
-def collector(cls, host, steps=STEPS):
-    group = Group(steps, jax.random.key(3), NUM_ENVS, jax.devices()[0])
-    made = cls(group, host)
+def collector(host, **ready):
+    made = StepCollector(STEPS, host, jax.random.key(3), NUM_ENVS, jax.devices()[0], **ready)
     made.begin_at(2**32 - 10)  # ticks wrap
     return made
 
 
 @pytest.fixture(scope="module")
 def in_step(published):
-    return rollouts(collector(StepCollector, ServedFromHost(ENV).build(NUM_ENVS, 3, NUM_ENVS)), published)
+    return rollouts(collector(ServedFromHost(ENV).build(NUM_ENVS, 3, NUM_ENVS)), published)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("ready", "order"), [(2, 0), (4, 0), (4, 1)])
 def test_who_is_ready_first_changes_nothing(ready, order, published, in_step):
-    made = collector(ReadyCollector, Shuffled(ENV, order).build_async(NUM_ENVS, ready, 3, NUM_ENVS))
+    made = collector(Shuffled(ENV, order).build_async(NUM_ENVS, ready, 3, NUM_ENVS), ready=True)
     assert_equal(made.first_timestep(), ServedFromHost(ENV).build(NUM_ENVS, 3, NUM_ENVS).reset())
     collected = rollouts(made, published)
     assert made.stepping.seconds > 0 and made.stepping.since is None
@@ -170,28 +169,21 @@ def lived(collected):
 # --- whole runs --------------------------------------------------------------------------------------------------
 
 
-def run(name, env, iterations, recorded=False, **topology):
-    """The state and the report after some iterations, and all rows if `recorded`, as numpy; and no thread is left."""
-    algo = ALGORITHMS[name]
-    program = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, **topology).bind(algo, env)
-    try:
-        state = program.start(algo, env, 3)
-        if not recorded:
-            return plain(program.chunk(algo, env, state, iterations, 100))
+def run(env, iterations, **topology):
+    """The state, the report and all rows after some iterations, as numpy."""
+    algo = ALGORITHMS["ppo"]
+    with started(jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, **topology), algo, env) as (program, state):
         state, report, fetch = program.recorded_chunk(
             algo, env, state, iterations, 100, recorded=program.layout.recorded(algo, 1)
         )
         return plain((state, report, fetch()))
-    finally:
-        program.close()
-        assert not actor_threads()
 
 
 @pytest.mark.long
 def test_envpool_gives_the_same_rows_and_the_same_update():
     env = jaxrl.make("envpool:CartPole-v1", max_episode_steps=12, num_threads=2)
-    one = run("ppo", env, 1, recorded=True)
-    state, report, rows = run("ppo", env, 1, recorded=True, ready=2)
+    one = run(env, 1)
+    state, report, rows = run(env, 1, ready=2)
     assert_equal(one[0], state, 1e-5)
     assert_equal(one[1].replace(actors={}), report.replace(actors={}), 1e-5)
     assert_equal(one[2], rows)
@@ -200,18 +192,12 @@ def test_envpool_gives_the_same_rows_and_the_same_update():
 
 @pytest.mark.long
 def test_runs_go_on_and_learn_from_every_row():
-    state, report = run("ppo", Shuffled(ENV), 6, ready=2, queue=2)
+    state, report, _ = run(Shuffled(ENV), 6, ready=2, queue=2)
     assert int(np.asarray(state.steps_per_env.low)) == 6 * 8 and report.failed_at == -1 and report.iterations == 6
     assert 0 <= report.actors["policy_lag"] <= 3 and report.actors["stepping_seconds"] > 0
 
 
 def test_remote_environments_are_refused(monkeypatch):
     monkeypatch.setattr(jaxrl.Remote, "problems", lambda *_: [])  # Ray need not be here
-    with pytest.raises(ConfigError, match="ready=2 with remote"):
-        jaxrl.Sebulba(num_envs=NUM_ENVS, ready=2, remote=jaxrl.Remote()).bind(ALGORITHMS["ppo"], Shuffled(ENV))
-
-
-def test_environments_that_are_stepped_together_are_refused():
-    env = jaxrl.make("gymnasium:CartPole-v1")
-    with pytest.raises(ConfigError, match="ready=2: gymnasium:CartPole-v1"):
-        jaxrl.Sebulba(num_envs=NUM_ENVS, ready=2).bind(ALGORITHMS["ppo"], env)
+    topology = jaxrl.Sebulba(num_envs=NUM_ENVS, ready=2, remote=jaxrl.Remote())
+    refused(lambda: topology.bind(ALGORITHMS["ppo"], Shuffled(ENV)), "ready=2 with remote")

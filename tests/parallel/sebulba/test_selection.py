@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from algorithms import ALGORITHMS
 from helpers.patience import PATIENCE, within
-from helpers.pools import check_ends_while_groups_wait
-from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, actor_threads, all_finite, assert_equal, plain, ran
+from helpers.pools import check_ends_while_groups_wait, rows_learned, watch_learning
+from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, all_finite, assert_equal, plain, ran, started
+from helpers.refused import refused
 from helpers.spoiled import Spoiled
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,9 +20,9 @@ from jaxrl.core import config
 from jaxrl.core.errors import ConfigError, EnvironmentFailedError
 from jaxrl.core.types import env_spec
 from jaxrl.envs.host.jax_host import ServedFromHost
-from jaxrl.parallel.sebulba.collector import Group
+from jaxrl.parallel.sebulba.collector import StepCollector
 from jaxrl.parallel.sebulba.learning import HostLearning
-from jaxrl.parallel.sebulba.selection import OldestFull, OneOfEveryGroup, batches_at_hand
+from jaxrl.parallel.sebulba.selection import Selection, batches_at_hand
 
 HOST = ServedFromHost(ENV)
 LENGTH = 8
@@ -42,7 +43,7 @@ def test_no_rollout_is_learned_from_too_late_and_nobody_waits_forever(groups, si
     """A simulation: groups collect at speeds of their own, on a clock that the next rollout to be full moves."""
     rng, size = np.random.default_rng(seed), min(size, groups)
     lag = batches_at_hand(size, groups, queue) + period + slack
-    selection = OldestFull(size, groups, queue, lag)
+    selection = Selection(size, groups, queue, period=period, max_lag=lag)
     seconds = rng.exponential(rng.choice([1.0, 30.0], groups))
     full, collecting, ends = [[] for _ in range(groups)], {}, np.full(groups, np.inf)
     version, now, lags = 0, 0.0, []
@@ -50,7 +51,7 @@ def test_no_rollout_is_learned_from_too_late_and_nobody_waits_forever(groups, si
         for group in range(groups):
             if group not in collecting and len(full[group]) <= queue:
                 collecting[group], ends[group] = version // period * period, now + seconds[group] * rng.random()
-        batch = selection.choose(full, collecting, [], version)
+        batch = selection.choose(full, collecting, version)
         if not batch:
             group = int(np.argmin(ends))
             assert ends[group] < np.inf, "nobody collects, and nothing is learned from"
@@ -66,19 +67,18 @@ def test_no_rollout_is_learned_from_too_late_and_nobody_waits_forever(groups, si
 
 
 def test_the_oldest_go_first_and_a_group_may_give_two():
-    pool = OldestFull(3, 3, 1, 9)
-    assert pool.choose([[4], [2, 3], [3]], {}, [], 5) == [1, 2, 1]
-    assert pool.choose([[2, 2], [2, 2], [2]], {}, [], 5) == [0, 1, 2], "of one age first one of every group"
-    assert pool.choose([[4], [], [3]], {1: 4}, [], 5) == [], "too few"
-    assert pool.choose([[8], [8, 8], []], {2: 1}, [], 8) == [0, 1, 1]
-    assert pool.choose([[9], [8, 8], []], {2: 1}, [], 9) == [], "two batches are at hand: it has to be full now"
+    pool = Selection(3, 3, 1, max_lag=9)
+    assert pool.choose([[4], [2, 3], [3]], {}, 5) == [1, 2, 1]
+    assert pool.choose([[2, 2], [2, 2], [2]], {}, 5) == [0, 1, 2], "of one age first one of every group"
+    assert pool.choose([[4], [], [3]], {1: 4}, 5) == [], "too few"
+    assert pool.choose([[8], [8, 8], []], {2: 1}, 8) == [0, 1, 1]
+    assert pool.choose([[9], [8, 8], []], {2: 1}, 9) == [], "two batches are at hand: it has to be full now"
 
 
-def test_one_of_every_group_is_taken_as_they_come():
-    every = OneOfEveryGroup(3)
-    assert every.choose([[0], [], [0, 1]], {1: 0}, [], 0) == [0, 2]
-    assert every.choose([[1], [], [1]], {1: 0}, [0, 2], 0) == []
-    assert every.choose([[1], [0], [1]], {}, [0, 2], 0) == [1]
+def test_one_of_every_group_is_taken_once_all_are_full():
+    every = Selection(3, 3, 1)
+    assert every.choose([[0], [], [0, 1]], {1: 0}, 0) == []
+    assert every.choose([[0], [0], [0, 1]], {}, 0) == [0, 1, 2]
 
 
 # --- whole runs --------------------------------------------------------------------------------------------------
@@ -94,32 +94,35 @@ class FirstIsSlow(Spoiled):
         return host
 
 
+@pytest.fixture
+def free():
+    """Set to let the environments go on that wait for it, at the latest when the test ends."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.fixture
+def slow(free):
+    """Environments of which those of the first group wait for `free` at their fifth step."""
+    return FirstIsSlow(ENV, at=5, then=lambda host: free.wait(PATIENCE))
+
+
+POOL = jaxrl.Sebulba(num_envs=NUM_ENVS, actors=4, learner_batch=4)
+
+
 @pytest.mark.long
-def test_a_group_that_hangs_holds_up_no_other(monkeypatch):
+def test_a_group_that_hangs_holds_up_no_other(slow, free, monkeypatch):
     """The others are learned from while it is at its first steps; once it is there, it is learned from too."""
-    learned, free, learn = [], threading.Event(), HostLearning.learn
-
-    def watched(self, algo, state, buffers, rollouts, dataset):
-        learned.append([np.asarray(one.rollout.timesteps.observation) for one in rollouts])
-        return learn(self, algo, state, buffers, rollouts, dataset)
-
-    monkeypatch.setattr(HostLearning, "learn", watched)
-    env = FirstIsSlow(ENV, at=5, then=lambda host: free.wait(PATIENCE))
-    program = jaxrl.Sebulba(num_envs=NUM_ENVS, actors=4, learner_batch=4).bind(IMPALA, env)
-    try:
-        with within(PATIENCE):
-            state, report = program.chunk(IMPALA, env, program.start(IMPALA, env, 3), 10, 100)
-            assert not free.is_set() and int(state.steps_per_env) == 10 * LENGTH
-            free.set()
-            state, report = program.chunk(IMPALA, env, state, 10, 100)
+    learned = watch_learning(monkeypatch)
+    with within(PATIENCE), started(POOL, IMPALA, slow) as (program, state):
+        state, report = program.chunk(IMPALA, slow, state, 10, 100)
+        assert not free.is_set() and int(state.steps_per_env) == 10 * LENGTH
+        free.set()
+        state, report = program.chunk(IMPALA, slow, state, 10, 100)
         assert report.actors["policy_lag_max"] >= 10, "the slow group's is the oldest, and is learned from"
         assert all_finite(plain(state.learner)) and int(state.learner.updates) == 20
-    finally:
-        free.set()
-        program.close()
-    assert not actor_threads()
-    rows = np.concatenate([one[:-1].reshape(-1, one.shape[-1]) for batch in learned for one in batch])
-    assert len(np.unique(rows, axis=0)) == len(rows) == 20 * 4 * LENGTH, "each is learned from once"
+    assert rows_learned(learned) == 20 * 4 * LENGTH
 
 
 @pytest.mark.long
@@ -138,26 +141,20 @@ def test_an_error_ends_the_run_though_other_groups_fill_every_batch(monkeypatch)
 
     monkeypatch.setattr(HostLearning, "learn", learn_late)
     env = FirstIsSlow(ENV, at=5, then=fail)
-    program = jaxrl.Sebulba(num_envs=NUM_ENVS, actors=4, learner_batch=4).bind(IMPALA, env)
-    try:
-        with within(PATIENCE), pytest.raises(ZeroDivisionError, match="in step 5"):
-            program.chunk(IMPALA, env, program.start(IMPALA, env, 3), 100, 100)
-    finally:
-        program.close()
+    with within(PATIENCE), started(POOL, IMPALA, env) as (program, state):
+        with pytest.raises(ZeroDivisionError, match="in step 5"):
+            program.chunk(IMPALA, env, state, 100, 100)
     assert len(learned) <= 1
 
 
 @pytest.mark.long
-def test_a_group_that_hangs_for_too_long_is_named_though_others_fill_every_batch():
-    free = threading.Event()
-    env = FirstIsSlow(ENV, at=5, then=lambda host: free.wait(PATIENCE))
-    program = jaxrl.Sebulba(num_envs=NUM_ENVS, actors=4, learner_batch=4, max_lag=10**6, step_timeout=5.0)
-    program = program.bind(IMPALA, env)
+def test_a_group_that_hangs_for_too_long_is_named_though_others_fill_every_batch(slow, free):
+    program = dataclasses.replace(POOL, max_lag=10**6, step_timeout=5.0).bind(IMPALA, slow)
     try:
         with within(PATIENCE), pytest.raises(EnvironmentFailedError, match="step_timeout is 5 s"):
-            state = program.start(IMPALA, env, 3)
+            state = program.start(IMPALA, slow, 3)
             while True:
-                state, _ = program.chunk(IMPALA, env, state, 20, 10**9)
+                state, _ = program.chunk(IMPALA, slow, state, 20, 10**9)
     finally:
         free.set()
         program.close()
@@ -165,32 +162,27 @@ def test_a_group_that_hangs_for_too_long_is_named_though_others_fill_every_batch
 
 @pytest.mark.long
 @pytest.mark.parametrize("devices", [1, 2])
-def test_each_rollout_is_normalized_as_it_was_acted(devices):
+def test_each_rollout_is_normalized_as_it_was_acted(devices, slow, free):
     """Of parameters that never change, the statistics of each version alone do: every probability ratio is 1."""
-    algo, free = PPO.replace(learning_rate=1e-30, normalize_observation=True), threading.Event()
-    env = FirstIsSlow(ENV, at=5, then=lambda host: free.wait(PATIENCE))
-    program = jaxrl.Sebulba(num_envs=NUM_ENVS, actors=4, learner_batch=4, devices=devices, shards=2).bind(algo, env)
+    algo = PPO.replace(learning_rate=1e-30, normalize_observation=True)
+    topology = dataclasses.replace(POOL, devices=devices, shards=2)
     mixed, divergence, until = False, [], time.monotonic() + PATIENCE / 2
-    try:
-        state = program.start(algo, env, 3)
+    with started(topology, algo, slow) as (program, state):
         while not mixed and time.monotonic() < until:
-            state, report = program.chunk(algo, env, state, 1, 10**6)
+            state, report = program.chunk(algo, slow, state, 1, 10**6)
             mixed = report.actors["policy_lag"] < report.actors["policy_lag_max"] and len(divergence) > 3
             divergence.append(float(report.metrics()["update/approximate_kl"]))
             if len(divergence) == 3:
                 free.set()  # its rollout is of the first version, the others are not
-    finally:
         free.set()
-        program.close()
     assert mixed and max(map(abs, divergence)) < 1e-6, divergence
 
 
 @pytest.mark.long
 def test_it_learns_and_resumes_with_other_random_numbers(tmp_path, monkeypatch):
-    began_at, begin_at = [], Group.begin_at
-    monkeypatch.setattr(Group, "begin_at", lambda self, steps: began_at.append(steps) or begin_at(self, steps))
-    topology = jaxrl.Sebulba(num_envs=NUM_ENVS, actors=4, learner_batch=4)
-    settings = {"topology": topology, "progress": False, "evaluate_every": 0, "evaluation_episodes": 4}
+    began_at, begin_at = [], StepCollector.begin_at
+    monkeypatch.setattr(StepCollector, "begin_at", lambda self, steps: began_at.append(steps) or begin_at(self, steps))
+    settings = {"topology": POOL, "progress": False, "evaluate_every": 0, "evaluation_episodes": 4}
     settings |= {"run_dir": tmp_path / "run"}
     first = jaxrl.train(IMPALA, HOST, total_steps=4 * ROWS, **settings)
     assert first.total_steps == 4 * ROWS and int(first.state.steps_per_env) * 4 == 4 * ROWS
@@ -226,14 +218,11 @@ def test_it_ends_while_groups_wait_for_room(ready, interrupted, monkeypatch):
 
 def test_two_processes_are_named_where_the_order_of_rollouts_differs(monkeypatch):
     monkeypatch.setattr("jax.process_count", lambda *_: 2)
-    with pytest.raises(ConfigError, match="^learner_batch=4 .*2 processes"):
-        jaxrl.Sebulba(num_envs=8, learner_batch=4).bind(IMPALA, HOST)
+    refused(lambda: POOL.bind(IMPALA, HOST), "learner_batch=4")
 
 
 def test_recording_is_refused(tmp_path):
-    topology = jaxrl.Sebulba(num_envs=NUM_ENVS, actors=4, learner_batch=4)
-    with pytest.raises(ConfigError, match="record: .* 4 of the 8 env"):
-        jaxrl.train(IMPALA, HOST, total_steps=ROWS, topology=topology, record=tmp_path / "data", progress=False)
+    refused(lambda: jaxrl.train(IMPALA, HOST, total_steps=ROWS, topology=POOL, record=tmp_path / "data"), "record")
 
 
 def test_a_run_of_before_is_read_where_a_field_that_is_gone_was_not_set():

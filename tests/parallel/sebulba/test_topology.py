@@ -1,15 +1,15 @@
 """Actor threads: the same run however environments are grouped, exact lags, and what is told of them."""
 
+import dataclasses
 import json
 import threading
 import time
+from types import SimpleNamespace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from algorithms import ALGORITHMS
-from flax import struct
 from gymnasium.envs.classic_control import CartPoleEnv
 from helpers.patience import PATIENCE, within
 from helpers.programs import (
@@ -21,15 +21,18 @@ from helpers.programs import (
     assert_equal,
     plain,
     ran,
+    started,
 )
 
 import jaxrl
 from jaxrl.core.types import env_spec
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel.host_rollout import HostSteps
-from jaxrl.parallel.sebulba import rounds
-from jaxrl.parallel.sebulba.actors import ActorThreads, ParameterServer
+from jaxrl.parallel.sebulba import loop
+from jaxrl.parallel.sebulba.actors import ActorThreads, Progress
+from jaxrl.parallel.sebulba.collector import Stepping
 from jaxrl.parallel.sebulba.learning import HostLearning
+from jaxrl.parallel.sebulba.selection import Selection
 from jaxrl.run.loop import Loop
 
 HOST = ServedFromHost(ENV)
@@ -111,68 +114,35 @@ def test_overlapping_runs_learn_from_every_row_and_tell_how_it_went():
     assert {f"actors/{name}" for name in figures} <= set(report.metrics())
 
 
-@struct.dataclass
-class Kept:
-    """IMPALA, whose state keeps what every update got: observations `[iteration, T + 1, B, ...]` and versions."""
-
-    impala: jaxrl.IMPALA
-    iterations: int = struct.field(pytree_node=False, default=8)
-
-    experience = property(lambda self: self.impala.experience)
-
-    def validate(self, spec, num_envs, shards):
-        return self.impala.validate(spec, num_envs, shards)
-
-    def init(self, key, spec):
-        shape = (self.iterations, self.impala.rollout_length + 1, NUM_ENVS, *spec.observation_space.shape)
-        return self.impala.init(key, spec), jnp.zeros(shape), jnp.full(self.iterations, -1, jnp.int32)
-
-    def actor(self, state):
-        return self.impala.actor(state[0])
-
-    def initial_carry(self, spec, env_index, num_envs):
-        return self.impala.initial_carry(spec, env_index, num_envs)
-
-    def act(self, *arguments, **settings):
-        return self.impala.act(*arguments, **settings)
-
-    def update(self, state, batch, **settings):
-        (learner, observations, versions), rollout = state, batch["rollout"]
-        observations = observations.at[learner.updates].set(rollout.timesteps.observation)
-        versions = versions.at[learner.updates].set(rollout.version)
-        learner, info = self.impala.update(learner, batch, **settings)
-        return (learner, observations, versions), info
-
-
 @pytest.mark.long
 def test_impala_learns_from_every_rollout_once_while_others_wait(monkeypatch):
     """With a learner so slow that both queues are full whenever it learns, and policies two or three updates old."""
-    algo, learn = Kept(ALGORITHMS["impala"].resolve(HOST_SPEC, NUM_ENVS)), HostLearning.learn
-    program = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, actors=2, queue=2).bind(algo, HOST)
-    assert not program.host.topology.lockstep
+    algo, learn, batches, iterations = ALGORITHMS["impala"].resolve(HOST_SPEC, NUM_ENVS), HostLearning.learn, [], 8
 
-    def learn_when_full(*arguments):
+    def learn_when_full(self, algo, state, buffers, rollouts, dataset):
         while program.host._threads.metrics()["queue_depth"] < 2:
             program.host._threads.is_round_ready()  # which raises what an actor raised
             time.sleep(1e-3)
-        return learn(*arguments)
+        batches.append([jax.tree.map(np.array, (x.rollout.timesteps.observation, x.rollout.version)) for x in rollouts])
+        return learn(self, algo, state, buffers, rollouts, dataset)
 
     monkeypatch.setattr(HostLearning, "learn", learn_when_full)
-    try:
-        with within(PATIENCE):
-            state, report = program.chunk(algo, HOST, program.start(algo, HOST, 3), algo.iterations, 100)
-        (learner, observations, versions), report = plain((state.learner, report))
-        standing = plain(state.timestep.observation)
-    finally:
-        program.close()
-    assert int(learner.updates) == algo.iterations and all_finite(learner) and report.failed_at == -1
+    with within(PATIENCE), started(jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, actors=2, queue=2), algo, HOST) as begun:
+        program, state = begun
+        assert program.host.selection.lag is None
+        state, report = program.chunk(algo, HOST, state, iterations, 100)
+        standing, learner, report = plain((state.timestep.observation, state.learner, report))
+    assert int(learner.updates) == iterations and all_finite(learner) and report.failed_at == -1
     # What an environment showed last in a rollout it shows first in the next one, and no two rows are the same.
+    observations = np.stack([np.concatenate([seen for seen, _ in batch], axis=1) for batch in batches])
     np.testing.assert_array_equal(observations[1:, 0], observations[:-1, -1])
     np.testing.assert_array_equal(observations[-1, -1], standing)
     rows = observations[:, :-1].reshape(-1, *observations.shape[3:])
-    assert len(np.unique(rows, axis=0)) == len(rows) == algo.iterations * ROWS
-    age = np.arange(algo.iterations) - versions
-    assert age[:3].tolist() == [0, 1, 2] and set(age[3:]) <= {2, 3} and (np.diff(versions) >= 0).all()
+    assert len(np.unique(rows, axis=0)) == len(rows) == iterations * ROWS
+    versions = np.array([[version for _, version in batch] for batch in batches])
+    assert (versions[:, :1] == versions).all(), "one version a batch"
+    age = np.arange(iterations) - versions[:, 0]
+    assert age[:3].tolist() == [0, 1, 2] and set(age[3:]) <= {2, 3} and (np.diff(versions[:, 0]) >= 0).all()
     assert report.actors["policy_lag"] == pytest.approx(age.mean())
     assert report.metrics()["update/importance_weight"] < 1.0
 
@@ -187,11 +157,11 @@ def test_who_waits_for_whom(monkeypatch):
         return learn(*arguments)
 
     monkeypatch.setattr(HostLearning, "learn", slowly)
-    monkeypatch.setattr(rounds, "_under_way", lambda state: lambda: True)
+    monkeypatch.setattr(loop, "_under_way", lambda state: lambda: True)
     figures = run("dqn", iterations=4, lockstep=True, groups=2)[1].actors
     assert figures["actor_blocked_seconds"] >= 2 * 3 * pause, "two groups, all rollouts but the first"
     assert figures["learner_blocked_seconds"] == 0
-    monkeypatch.setattr(rounds, "_under_way", lambda state: lambda: False)
+    monkeypatch.setattr(loop, "_under_way", lambda state: lambda: False)
     assert run("dqn", iterations=4, lockstep=True, groups=2)[1].actors["learner_blocked_seconds"] > 0
 
 
@@ -200,16 +170,13 @@ def test_failures_between_two_chunks_are_told(monkeypatch):
     """Actors go on there. Before, each chunk told of what failed since its own beginning."""
     algo, failures = ALGORITHMS["ppo"], [0]
     monkeypatch.setattr(ActorThreads, "failures", property(lambda self: failures[0]))
-    program = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4).bind(algo, HOST)
-    try:
-        state, told = program.start(algo, HOST, 3), []
+    with started(jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4), algo, HOST) as (program, state):
+        told = []
         for so_far in (0, 2, 2, 3):
             failures[0] = so_far
             state, report = program.chunk(algo, HOST, state, 1, 100)
             told.append(float(report.actors["failures"]))
         assert told == [0.0, 2.0, 0.0, 1.0]
-    finally:
-        program.close()
 
 
 @pytest.mark.long
@@ -261,17 +228,44 @@ def test_whole_episodes_go_on_after_a_resume(tmp_path):
 # --- versions --------------------------------------------------------------------------------------------------------
 
 
-def test_every_group_acts_with_the_version_that_the_first_one_took():
-    board = ParameterServer(lag=None, apart=3)
-    board.publish(0, "zero")
-    assert board.for_rollout(0) == (0, "zero")
-    board.publish(1, "one")
-    assert board.for_rollout(0) == (0, "zero"), "another group, later"
-    assert board.for_rollout(1) == (1, "one")
-    free = ParameterServer(lag=None, apart=None)
-    free.publish(0, "zero")
-    free.publish(1, "one")
-    assert free.for_rollout(0) == free.for_rollout(5) == (1, "one"), "each group's are of whatever is newest"
+class Instant:
+    """A collector whose rollouts are full at once, but for the first one if it waits for `gate`."""
+
+    def __init__(self, gate=None):
+        self.host, self.stepping, self._gate = SimpleNamespace(close=lambda: None), Stepping(), gate
+
+    def collect(self, published, stepper):
+        if self._gate is not None:
+            self._gate.wait(PATIENCE)
+        yield
+
+
+@pytest.mark.parametrize(
+    ("max_lag", "versions"), [(None, [[0, 0], [0, 0], [1, 1]]), (9, [[0, 0], [0, 1], [1, 1]])], ids=["rounds", "pool"]
+)
+def test_every_group_acts_with_the_version_that_the_first_one_took(max_lag, versions):
+    """In a pool each acts with whatever is newest. The second group begins its second rollout with version 1 there."""
+    gate, until = threading.Event(), time.monotonic() + PATIENCE
+    selection = Selection(2, 2, 1, max_lag=max_lag)
+    threads = ActorThreads([[Instant()], [Instant(gate)]], jax.devices()[:1] * 2, selection, 0, PATIENCE)
+    try:
+        for version, full in enumerate(threads._full):
+            threads.publish(version, np.int32(version), Progress(version, version))
+            if version == 1:
+                gate.set()
+            while len(full) < 2 and time.monotonic() < until:
+                time.sleep(1e-3)
+        assert [[taken.version for taken in threads.rollouts(1)] for _ in versions] == versions
+    finally:
+        gate.set()
+        threads.close()
+
+
+def test_an_exact_lag_waits_for_its_version():
+    assert Selection(1, 1, 1, lag=1).version_for(2, 0, [0]) is None, "it is waited for"
+    assert Selection(1, 1, 1, lag=1).version_for(2, 0, [0, 1]) == 1
+    third = Selection(1, 1, 1, lag=1, period=3)  # of a run that goes on at 5
+    assert [third.version_for(number, 5, range(5, number)) for number in range(6, 13)] == [5, 6, 6, 6, 9, 9, 9]
 
 
 @pytest.mark.parametrize(
@@ -290,8 +284,8 @@ def test_the_age_of_data_is_what_the_algorithm_can_learn_from(algo, wanted):
     free = jaxrl.Sebulba(num_envs=8)
     found = free.resolve(algo)
     assert (found.lockstep, found.lag) == wanted
-    bound = free.bind(algo.resolve(HOST_SPEC, 8), HOST).host.topology
-    assert (bound.lockstep, bound.lag) == wanted
+    bound = free.bind(algo.resolve(HOST_SPEC, 8), HOST).host.selection
+    assert bound.lag == (found.lag if found.lockstep else None)
     for given, expected in (
         ({"lockstep": False}, (False, 0)),
         ({"lockstep": True}, (True, 0)),
@@ -312,49 +306,13 @@ def test_a_run_keeps_what_was_resolved(tmp_path):
     assert saved["lockstep"] is True and saved["lag"] == 1
 
 
-def test_an_exact_lag_waits_for_its_version():
-    board, got = ParameterServer(lag=1, apart=3), []
-    board.publish(0, "zero")
-    assert board.for_rollout(0) == (0, "zero") and board.for_rollout(1) == (0, "zero")
-    waiting = threading.Thread(target=lambda: got.append(board.for_rollout(2)))
-    waiting.start()
-    waiting.join(0.05)
-    assert waiting.is_alive() and not got
-    board.publish(1, "one")
-    waiting.join(10)
-    assert got == [(1, "one")]
-
-
-def test_actors_are_given_every_third_version():
-    board = ParameterServer(lag=1, apart=3, period=3)
-    given = []
-    for version in range(5, 12):  # a run that goes on
-        if board.is_due(version):
-            board.publish(version, version)
-        given.append(board.for_rollout(version + 1, 5))
-    assert given == [(version, version) for version in (5, 6, 6, 6, 9, 9, 9)]
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(("layout", "mean", "most"), [({"lag": 0}, 1.0, 2), ({"lag": 1}, 2.0, 3)])
 def test_parameters_that_are_pushed_every_third_update(layout, mean, most):
-    algo, reports = ALGORITHMS["ppo"], []
-    program = jaxrl.Sebulba(num_envs=NUM_ENVS, actors=2, lockstep=True, parameter_period=3, **layout).bind(algo, HOST)
-    try:
-        state, report = program.chunk(algo, HOST, program.start(algo, HOST, 3), 3, 100)
+    algo, topology = ALGORITHMS["ppo"], jaxrl.Sebulba(num_envs=NUM_ENVS, actors=2, lockstep=True, **layout)
+    with started(dataclasses.replace(topology, parameter_period=3), algo, HOST) as (program, state):
+        state, _ = program.chunk(algo, HOST, state, 3, 100)
         for _ in range(2):
             state, report = program.chunk(algo, HOST, state, 3, 100)
-            reports.append(report.actors)
-    finally:
-        program.close()
-    assert [(one["policy_lag"], one["policy_lag_max"]) for one in reports] == [(pytest.approx(mean), most)] * 2
-    assert all_finite(plain(state.learner))
-
-
-def test_closing_lets_everybody_go():
-    board, got = ParameterServer(lag=0, apart=3), []
-    waiting = threading.Thread(target=lambda: got.append(board.for_rollout(4)))
-    waiting.start()
-    board.close()
-    waiting.join(10)
-    assert got == [None]
+            assert report.actors["policy_lag"] == pytest.approx(mean) and report.actors["policy_lag_max"] == most
+        assert all_finite(plain(state.learner))
