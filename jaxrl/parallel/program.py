@@ -12,6 +12,7 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import PartitionSpec
 
 from jaxrl.buffers import fixed
@@ -27,7 +28,6 @@ from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.iteration import RolloutCollector
 from jaxrl.parallel.layout import Layout
-from jaxrl.parallel.recorded import from_mesh
 
 
 class HostLoop[Env, Data](Protocol):
@@ -119,14 +119,6 @@ class Program[Env, Data]:
         iterate = iterate or partial(self.iterate, dataset=dataset)
         step = lambda state: (*iterate(algo, env, state, total_steps_per_env), ())  # noqa: E731
         return self._repeat(step, state, length, None)[:2]
-
-    def _iterate(self, algo, env, state, total_steps_per_env, dataset, recorded):
-        """Run `iterate`; return also the rows of all environments if some are recorded."""
-        algo = self.layout.resolve(algo, state, total_steps_per_env)
-        state, report, rollout = iteration.iterate(self.collects, algo, env, state, dataset)
-        if rollout is None or recorded is None:
-            return state, report, ()
-        return state, report, ro.bare(rollout.rows, self.layout.spec)
 
     def _repeat(self, step, state, length, recorded):
         """Run `step` `length` times; return the state, the report and this device's rows `[E, iterations * T, ...]`.
@@ -240,7 +232,7 @@ class Program[Env, Data]:
           EnvironmentFailedError: environments on the host hang, or failed too often.
           Exception: any other error that an actor raised.
         """
-        return self._chunk(algo, env, state, length, total_steps_per_env, dataset, None)[:2]
+        return self.recorded_chunk(algo, env, state, length, total_steps_per_env, dataset, recorded=None)[:2]
 
     def recorded_chunk(
         self,
@@ -251,22 +243,21 @@ class Program[Env, Data]:
         total_steps_per_env: int,
         dataset: Data | None = None,
         *,
-        recorded: Recorded,
-    ) -> tuple[RunState, Report, Fetch]:
+        recorded: Recorded | None,
+    ) -> tuple[RunState, Report, Fetch | None]:
         """Run `chunk` for at most `recorded.iterations` iterations; return also a function that fetches its rows."""
-        return self._chunk(algo, env, state, length, total_steps_per_env, dataset, recorded)
-
-    def _chunk(self, algo, env, state, length, total_steps_per_env, dataset, recorded):
         numbers = _placed(self.layout, length, total_steps_per_env)
         if self.host is not None:
             return self.host.chunk(algo, state, length, numbers[1], dataset, recorded)
         steps_per_env, time, buffers = state.steps_per_env, self.collects.steps_per_env(algo), state.buffers
         state, report, rows = _chunk(self, recorded, algo, env, state.replace(buffers={}), buffers, *numbers, dataset)
+        if recorded is None:
+            return state, report, None
 
         def fetch():
             first = int(meshes.local(steps_per_env)) // time
             versions = np.repeat(np.arange(first, first + length), time)
-            return from_mesh(rows, recorded, self.layout.devices, length * time), versions
+            return _recorded_rows(rows, recorded, self.layout, length * time), versions
 
         return state, report, fetch
 
@@ -334,16 +325,20 @@ def _beginnings(collects, structure):
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=5)
 def _chunk(program, recorded, algo, env, state, buffers, length, total_steps_per_env, dataset):
+    layout = program.layout
+
     def advance(algo, env, state, length, total_steps_per_env, dataset):
-        step = lambda state: program._iterate(algo, env, state, total_steps_per_env, dataset, recorded)  # noqa: E731
+        def step(state):
+            resolved = layout.resolve(algo, state, total_steps_per_env)
+            state, report, rollout = iteration.iterate(program.collects, resolved, env, state, dataset)
+            unrecorded = rollout is None or recorded is None
+            return state, report, () if unrecorded else ro.bare(rollout.rows, layout.spec)
+
         return program._repeat(step, state, length, recorded)
 
     # Only the buffers are donated: they are large, and the rest of the state before a chunk is kept for the case that
     # NaN occurs in the chunk.
-    arguments, layout = (
-        (algo, env, state.replace(buffers=buffers), length, total_steps_per_env, dataset),
-        program.layout,
-    )
+    arguments = algo, env, state.replace(buffers=buffers), length, total_steps_per_env, dataset
     if layout.devices == 1:
         return advance(*arguments)
     partition, everywhere = layout.partition(algo), PartitionSpec()
@@ -351,3 +346,12 @@ def _chunk(program, recorded, algo, env, state, buffers, length, total_steps_per
     in_specs = (everywhere, everywhere, partition, everywhere, everywhere, rings)
     out_specs = (partition, everywhere, PartitionSpec("data"))
     return meshes.over_devices(advance, layout.mesh, in_specs, out_specs)(*arguments)
+
+
+def _recorded_rows(rows, recorded, layout, length):
+    """Return this process's first `length` rows, `[length, E, ...]`, from padded rows `[E, time, ...]`."""
+    real = recorded.columns(layout.devices)[1]
+    real = np.split(real, jax.process_count())[jax.process_index()].ravel()
+    pick = slice(None) if real.all() else real
+    here = multihost_utils.global_array_to_host_local_array(rows, layout.mesh, PartitionSpec("data"))
+    return jax.tree.map(lambda x: np.swapaxes(np.asarray(x)[pick, :length], 0, 1), here)
