@@ -50,43 +50,18 @@ def check_run(
     Args:
       algo: the algorithm, which has the sources.
       state: shapes, as from `jax.eval_shape`.
-      devices: the devices that share the replays.
-      runs: number of such runs over all devices.
-      saved: whether checkpoints will hold the replays.
-      free: as in `check`.
-
-    Raises:
-      ConfigError: with the capacity that would fit.
-    """
-    sources = {name: source for name, source in algo.experience.items() if isinstance(source, Replay | Episodes)}
-    check(state.buffers, sources, devices=devices, runs=runs, saved=saved, free=free)
-
-
-def check(
-    buffers: Mapping[str, PyTree],
-    sources: Mapping[str, Replay | Episodes],
-    *,
-    devices: list[jax.Device],
-    runs: int = 1,
-    saved: bool = True,
-    free: Mapping[str, int | None] | None = None,
-) -> None:
-    """Raise if the replays do not fit.
-
-    Args:
-      buffers: the replay of each source, as shapes.
-      sources: the sources by name.
       devices: the devices of all processes, which share the replays evenly.
       runs: number of runs at once that have such replays, over all devices.
-      saved: whether checkpoints hold the replays: an asynchronous save keeps a copy on the host while it writes.
+      saved: whether checkpoints will hold the replays: an asynchronous save keeps a copy on the host while it writes.
       free: bytes free on "host" and on each "device"; None: as they are now.
 
     Raises:
       ConfigError: with the bytes needed and free, and the capacity that would fit.
     """
+    buffers, here = state.buffers, _here(devices)
     if not buffers:
         return
-    here = [device for device in devices if device.process_index == jax.process_index()]
+    sources = {name: source for name, source in algo.experience.items() if isinstance(source, Replay | Episodes)}
     if free is None:
         free = {"host": free_on_host(), "device": free_on_device(here[0])}
     on_cpu = here[0].platform == "cpu"
@@ -144,14 +119,10 @@ def rollout_problems(
       devices: the devices of all processes together.
       free: free bytes of a device; None: as they are now.
     """
-    here = [device for device in devices if device.process_index == jax.process_index()]
     what = f"rollouts of rollout_length={rollout_length} steps of num_envs={num_envs} environments"
     if num_envs * rollout_length >= 2**31:
         return [f"{what} have 2^31 steps or more; use fewer"]
-    on_cpu = here[0].platform == "cpu"
-    needed = row_bytes * num_envs * rollout_length * (len(here) if on_cpu else 1) // len(devices)
-    if free is None:
-        free = free_on_host() if on_cpu else free_on_device(here[0])
+    needed, free, _ = _share(row_bytes * num_envs * rollout_length, devices, free)
     if free is None or needed <= free * _HEADROOM:
         return []
     return [f"{what} need {readable(needed)}, where {readable(free)} are free; use fewer of either"]
@@ -163,16 +134,25 @@ def check_rings(made: PyTree, devices: list[jax.Device]) -> None:
     Raises:
       ConfigError: with the bytes needed and free.
     """
-    here = [device for device in devices if device.process_index == jax.process_index()]
-    needed, on_cpu = size_of(made), here[0].platform == "cpu"
-    free = free_on_host() if on_cpu else free_on_device(here[0])
-    each = needed * (len(here) if on_cpu else 1) // len(devices)
-    if free is not None and each > free * _HEADROOM:
-        place = "this machine" if on_cpu else f"each of {len(devices)} devices"
+    needed, free, place = _share(size_of(made), devices)
+    if free is not None and needed > free * _HEADROOM:
         raise ConfigError(
-            f"the dataset's rows need {readable(each)} of {place}, where {readable(free)} are free; "
+            f"the dataset's rows need {readable(needed)} of {place}, where {readable(free)} are free; "
             "use a part of it, more devices, or more memory"
         )
+
+
+def _here(devices):
+    return [device for device in devices if device.process_index == jax.process_index()]
+
+
+def _share(needed, devices, free=None):
+    """Return the bytes of `needed`, divided over the devices, in the memory of one, those free there, and its name."""
+    here = _here(devices)
+    if here[0].platform == "cpu":
+        return needed * len(here) // len(devices), free_on_host() if free is None else free, "this machine"
+    free = free_on_device(here[0]) if free is None else free
+    return needed // len(devices), free, f"each of {len(devices)} devices"
 
 
 def readable(count: float) -> str:

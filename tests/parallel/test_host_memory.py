@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from algorithms import ALGORITHMS, BOX
 from helpers import programs
-from helpers.programs import ENV, NUM_ENVS, anakin, assert_equal
+from helpers.programs import ENV, NUM_ENVS, anakin, assert_equal, started
 from helpers.streams import rows_of
 from helpers.tiers import few
 from helpers.tpu_compiler import tpu_compiler  # noqa: F401
@@ -38,17 +38,13 @@ def after(name, place, chunks=3):
     """The state of a run after some chunks, of which the replay wraps."""
     algo, env, topology = RUNS[name]
     algo = algo.replace(replay_memory=place)
-    program = topology.bind(algo, env)
-    try:
-        state = program.start(algo, env, 3)
+    with started(topology, algo, env) as (program, state):
         for _ in range(chunks):
             assert_lies(state, place)
             state, _ = program.chunk(algo, env, state, 40 if algo.rollout_length is None else 4, 10**4)
         assert int(state.learner.updates) > 5 and int(state.buffers["replay"].ring.filled) == 32
         assert_lies(state, place)
         return state
-    finally:
-        program.close()
 
 
 def assert_lies(state, place):
@@ -106,7 +102,8 @@ def test_it_is_counted_on_the_host():
 
     def check(state, host, device, **how):
         free = {"host": host, "device": device}
-        memory.check({"replay": state}, {"replay": source}, devices=[gpu], free=free, **how)
+        algo, run = SimpleNamespace(experience={"replay": source}), SimpleNamespace(buffers={"replay": state})
+        memory.check_run(algo, run, [gpu], free=free, **how)
 
     check(state, 2**29, 2**26, saved=False)  # 400 MB of observations there, and what is left here
     check(state, 2**30, 2**26)

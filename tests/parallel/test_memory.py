@@ -1,6 +1,7 @@
 """Replays that would not fit in memory are refused before anything is allocated, with the capacity that would fit."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -20,20 +21,24 @@ def bound(source):
     return replay.bind({"replay": source}, num_envs=4, rollout_length=4, shards=1, replicas=replicas)["replay"]
 
 
+def check(shapes, source, **changes):
+    algo, state = SimpleNamespace(experience={"replay": source}), SimpleNamespace(buffers={"replay": shapes})
+    memory.check_run(algo, state, jax.devices()[:1], free={"host": 2**30, "device": None}, **changes)
+
+
 def test_memory_is_asked_for_before_it_is_taken():
     rows = rows_of([[8]] * 4)
-    shapes = {"replay": jax.eval_shape(lambda: bound(SOURCE).init(rows, ()))}  # 20-odd GB
+    shapes = jax.eval_shape(lambda: bound(SOURCE).init(rows, ()))  # 20-odd GB
     with pytest.raises(ConfigError) as error:
-        memory.check(shapes, {"replay": SOURCE}, devices=jax.devices()[:1], free={"host": 2**30, "device": None})
+        check(shapes, SOURCE)
     message = str(error.value)
     assert "an asynchronous save's copy" in message and "1 GiB are free" in message
     fitting = int(message.split("capacity=")[1].split()[0])
     assert 0 < fitting < 10**8
 
     def fits(capacity, **changes):
-        sources = {"replay": dataclasses.replace(SOURCE, capacity=capacity)}
-        shapes = {"replay": jax.eval_shape(lambda: bound(sources["replay"]).init(rows, ()))}
-        memory.check(shapes, sources, devices=jax.devices()[:1], free={"host": 2**30, "device": None}, **changes)
+        source = dataclasses.replace(SOURCE, capacity=capacity)
+        check(jax.eval_shape(lambda: bound(source).init(rows, ())), source, **changes)
 
     fits(fitting)
     fits(int(fitting * 1.9), saved=False)
