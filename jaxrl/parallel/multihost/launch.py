@@ -162,7 +162,8 @@ def run_processes(command: Sequence[str], how: Several, again: Sequence[str] = (
         from jaxrl.parallel.ray.cluster import connect
 
         connect()  # before our signal handlers: Ray installs one for SIGTERM
-    with _Signals() as signals:
+    signals = _Signals()
+    with interrupts.receiving(signals.pass_on):
         code = 0
         for attempt in range(how.restarts + 1):
             last = attempt == how.restarts
@@ -217,31 +218,23 @@ def _started(command, how, signals):
 
 
 class _Signals:
-    """A context that passes signals on to the running processes, and records them in `passed`."""
+    """The signals that were passed on to the running processes."""
 
     def __init__(self):
         self.passed: list[int] = []
         self.processes: tuple[Started, ...] = ()
-        self._receiving = interrupts.receiving(self._pass_on)
 
-    def __enter__(self):
-        self._receiving.__enter__()
-        return self
-
-    def _pass_on(self, number):
+    def pass_on(self, number: int) -> None:
         self.passed.append(number)
         for process in self.processes:
             process.send_signal(number)  # does nothing if it has ended
-
-    def __exit__(self, *raised):
-        return self._receiving.__exit__(*raised)
 
 
 class _ProcessGroup:
     """The processes of one attempt."""
 
     def __init__(self, processes: Sequence[Started], how: Several, signals: _Signals):
-        self._ended: list[tuple[int, int]] = []  # index and exit code, in the order of their ends
+        self._ended: dict[int, int] = {}  # exit codes by index, in the order of their ends
         self._killed: set[int] = set()
         self._processes, self._signals = processes, signals
         self._learners, self._count = how.count, how.count + how.evaluators
@@ -256,30 +249,29 @@ class _ProcessGroup:
                 process.send_signal(self._signals.passed[-1])
         while len(self._ended) < len(self._processes):
             self._look()
-            if until is None and any(code for _, code in self._ended):
+            if until is None and any(self._ended.values()):
                 until = time.monotonic() + _GRACE_PERIOD
                 self._ask_others()
             if until is not None and time.monotonic() > until:
                 self._kill()
-            if not notified and sum(index < self._learners for index, _ in self._ended) == self._learners:
+            if not notified and sum(index < self._learners for index in self._ended) == self._learners:
                 notified = True
                 for process in self._processes[self._learners :]:
                     process.notify_training_finished()
             time.sleep(_LOOK)
         if self._signals.passed and len(self._processes) < self._count:
             return 128 + self._signals.passed[0]
-        return next((code for _, code in self._ended if code), self._cut_short)
+        return next((code for code in self._ended.values() if code), self._cut_short)
 
     def tell(self) -> None:
         """Print the end of the output of failed processes, except the first, and the signals that ended them."""
-        codes = dict(self._ended)
-        for index, code in self._ended:
+        for index, code in self._ended.items():
             if not code or index in self._killed or code in _END_CODES:
                 continue
             if code > 128:
                 name = signal.Signals(code - 128).name if code - 128 in set(signal.Signals) else f"signal {code - 128}"
                 print(f"error: {self._name(index)} was ended by {name}", file=sys.stderr)
-            if index and not code == codes.get(0) == _BAD_INPUT:  # otherwise the first has printed the same
+            if index and not code == self._ended.get(0) == _BAD_INPUT:  # otherwise the first has printed the same
                 for line in self._processes[index].stderr_tail().splitlines()[-_LINES:]:
                     print(f"{self._name(index)}: {line}", file=sys.stderr)
         if self._killed:
@@ -291,29 +283,26 @@ class _ProcessGroup:
         return f"process {index}" if index < self._learners else "the evaluator"
 
     def _look(self):
-        known = {index for index, _ in self._ended}
         for index, process in enumerate(self._processes):
-            if index not in known and (code := process.poll()) is not None:
+            if index not in self._ended and (code := process.poll()) is not None:
                 if index >= self._learners and (self._signals.passed or self._evaluators_ending):
                     # It has nothing to save and ends at once; a failure would leave the learners only the grace period.
                     self._cut_short, code = code, 0
-                self._ended.append((index, code))
+                self._ended[index] = code
 
     def _ask_others(self):
         """Ask those to end that would not notice the failure: evaluators, or the learners if an evaluator failed."""
-        known = dict(self._ended)
-        if any(code for index, code in known.items() if index < self._learners):
+        if any(code for index, code in self._ended.items() if index < self._learners):
             self._evaluators_ending = True
             others = range(self._learners, len(self._processes))
         else:
             others = range(min(self._learners, len(self._processes)))
         for index in others:
-            if index not in known:
+            if index not in self._ended:
                 self._processes[index].send_signal(signal.SIGTERM)
 
     def _kill(self):
-        known = {index for index, _ in self._ended}
         for index, process in enumerate(self._processes):
-            if index not in known and process.poll() is None:
+            if index not in self._ended and process.poll() is None:
                 self._killed.add(index)
                 process.kill()
