@@ -1,6 +1,5 @@
 """The mesh of devices that everything runs on."""
 
-import math
 import os
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -81,17 +80,12 @@ def from_processes(tree: PyTree, mesh: jax.sharding.Mesh, specs: Any) -> PyTree:
 
 def sharded(tree: PyTree, mesh: jax.sharding.Mesh, specs: Any) -> PyTree:
     """Shard host arrays that every process has whole over the mesh; `specs` is a prefix tree of partition specs."""
-    is_spec = lambda x: isinstance(x, PartitionSpec)  # noqa: E731
-    if jax.process_count() == 1:
-        return jax.device_put(tree, jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=is_spec))
-    number, processes = jax.process_index(), jax.process_count()
 
-    def mine(spec, part):
-        if not spec:
-            return part
-        return jax.tree.map(lambda x: np.split(x, processes)[number], part)
+    def place(spec, part):
+        sharding = NamedSharding(mesh, spec)
+        return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, sharding, lambda index: x[index]), part)
 
-    return from_processes(jax.tree.map(mine, specs, tree, is_leaf=is_spec), mesh, specs)
+    return jax.tree.map(place, specs, tree, is_leaf=_is_spec)
 
 
 def local(tree: PyTree) -> PyTree:
@@ -189,8 +183,7 @@ class _Empty:
         def of_leaf(spec):
             return lambda x: partial(_make, NamedSharding(mesh, spec), x.shape, x.dtype) if x.size == 0 else False
 
-        is_spec = lambda x: isinstance(x, PartitionSpec)  # noqa: E731
-        found = jax.tree.map(lambda spec, part: jax.tree.map(of_leaf(spec), part), specs, tree, is_leaf=is_spec)
+        found = jax.tree.map(lambda spec, part: jax.tree.map(of_leaf(spec), part), specs, tree, is_leaf=_is_spec)
         self._empty = jax.tree.leaves(found)  # False for arrays with elements
         self._structure = jax.tree.structure(tree)
         self.without = jax.tree.map(lambda x: None if x.size == 0 else x, tree)
@@ -210,8 +203,11 @@ def _make(sharding, shape, dtype, whole):
     """Return an empty array: with `whole`, that of all devices for a share's `shape`; otherwise one device's share."""
     if not whole:
         return jnp.zeros(sharding.shard_shape(shape), dtype)
-    parts = [() if axis is None else axis if isinstance(axis, tuple) else (axis,) for axis in sharding.spec]
-    times = [math.prod(sharding.mesh.shape[name] for name in names) for names in parts]
-    times += [1] * (len(shape) - len(times))
-    array = jnp.zeros([size * count for size, count in zip(shape, times, strict=True)], dtype)
-    return jax.lax.with_sharding_constraint(array, sharding)
+    one = partial(jnp.zeros, shape, dtype)
+    every = jax.shard_map(one, mesh=sharding.mesh, in_specs=(), out_specs=sharding.spec, check_vma=False)
+    of_all = jax.eval_shape(every)
+    return jax.lax.with_sharding_constraint(jnp.zeros(of_all.shape, dtype), sharding)
+
+
+def _is_spec(x) -> bool:
+    return isinstance(x, PartitionSpec)
