@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
+from helpers.programs import started
 from helpers.tiers import one_quick
 
 import jaxrl
@@ -159,10 +160,8 @@ class Counts:
 )
 def test_carries_are_those_of_the_episode(topology):
     algo, env = Counts(), Counting(breaks=True)
-    program = jaxrl.Sebulba(num_envs=NUM_ENVS, **topology).bind(algo, env)
     rollouts, met = [], {"within": 0, "stored": 0, "over an end": 0}
-    try:
-        state = program.start(algo, env, 0)
+    with started(jaxrl.Sebulba(num_envs=NUM_ENVS, **topology), algo, env, 0) as (program, state):
         for iteration in range(ITERATIONS):
             state, _ = program.chunk(algo, env, state, 1, 100)
             if iteration == 0:
@@ -185,8 +184,6 @@ def test_carries_are_those_of_the_episode(topology):
             np.testing.assert_array_equal(replay["carry"][begun], step[0][begun])
             met["stored"] += begun.sum()
             met["over an end"] += (replay["first"][1:] & mask[1:]).any(axis=0).sum()
-    finally:
-        program.close()
     assert min(met.values()) >= 8, "too little was met for this to show anything"
     # The carry of a rollout's start is that of the one before it, whatever begins there.
     for before, after in zip(rollouts, rollouts[1:], strict=False):

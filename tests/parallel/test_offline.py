@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from algorithms import ALGORITHMS as TINY
 from helpers.programs import DQN, ENV, NUM_ENVS, anakin, assert_equal, plain
+from helpers.refused import refused
 from helpers.tiers import few, one_quick
 
 import jaxrl
@@ -120,46 +121,47 @@ def test_imitating_two_devices_are_one_and_the_host_is_no_other(name):
     assert_equal(one.replace(env_state=()), on_host, 1e-5)
 
 
+def trained_twice(algo, env, folder, **settings):
+    """A run in one call, and the first part of the same in two calls, which leave the same state."""
+    settings |= {"evaluation_episodes": 4, "seed": 2, "progress": False}
+    whole = jaxrl.train(algo, env, run_dir=folder / "whole", **settings)
+    first = jaxrl.train(algo, env, run_dir=folder / "halves", target_return=-1e9, **settings)
+    assert first.stopped == "target_return" and first.total_steps < whole.total_steps
+    second = jaxrl.train(algo, env, run_dir=folder / "halves", **settings)
+    assert_equal(whole.state, second.state)
+    return whole, first
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", few(IMITATING, "gail"))
 def test_imitating_goes_on_bit_for_bit_and_needs_an_environment(name, tmp_path):
     """Whatever the fraction: the replay is the run's own, and so it is what the demonstrations are beside."""
-    arguments = {"dataset": written(tmp_path / "data"), "evaluation_episodes": 4, "seed": 2, "progress": False}
-    arguments |= {"topology": anakin(), "checkpoint_every": 256, "evaluate_every": 256, "total_steps": 512}
+    arguments = {"dataset": written(tmp_path / "data"), "topology": anakin(), "checkpoint_every": 256}
+    arguments |= {"evaluate_every": 256, "total_steps": 512}
     algo = IMITATING[name]
-    whole = jaxrl.train(algo, ENV, run_dir=tmp_path / "whole", **arguments)
+    whole, _ = trained_twice(algo, ENV, tmp_path, **arguments)
     assert int(whole.state.learner.updates) > 4
     config = json.loads((tmp_path / "whole" / "config.json").read_text())
     assert config["dataset"]["dataset_fraction"] == 0.0
-    first = jaxrl.train(algo, ENV, run_dir=tmp_path / "halves", target_return=-1e9, **arguments)
-    assert first.total_steps < 512
-    second = jaxrl.train(algo, ENV, run_dir=tmp_path / "halves", **arguments)
-    assert_equal(whole.state, second.state)
     for missing, said in (({"dataset": None}, "learns from a dataset"), ({"env": None, "eval_env": ENV}, "pass env=")):
-        with pytest.raises(ConfigError, match=said):
-            jaxrl.train(algo, **({"env": ENV} | arguments | missing | {"topology": None}))
+        refused(lambda: jaxrl.train(algo, **({"env": ENV} | arguments | missing | {"topology": None})), said)  # noqa: B023
 
 
 @pytest.mark.long
 def test_a_run_goes_on_bit_for_bit(tmp_path):
     """The second half in another call; the dataset is read again, and must be the same."""
-    data = written(tmp_path / "data")
-    arguments = {"dataset": data, "eval_env": ENV, "evaluation_episodes": 4, "seed": 2, "progress": False}
+    arguments = {"dataset": written(tmp_path / "data"), "eval_env": ENV, "total_steps": 40}
     arguments |= {"topology": jaxrl.Offline(shards=SHARDS), "checkpoint_every": 10}
-    whole = jaxrl.train(DQN, total_steps=40, run_dir=tmp_path / "whole", **arguments)
+    whole, _ = trained_twice(DQN, None, tmp_path, **arguments)
     assert whole.stopped == "finished" and whole.total_steps == 40 and whole.evaluation.episodes == 4
     assert whole.metrics[-1]["evaluation/episodes"] == 4
     config = json.loads((tmp_path / "whole" / "config.json").read_text())
     assert config["dataset"]["dataset_fraction"] == 1.0 and full_name(config["environment"]) == ENV.name
-    first = jaxrl.train(DQN, total_steps=40, run_dir=tmp_path / "halves", target_return=-1e9, **arguments)
-    assert first.stopped == "target_return" and first.total_steps < 40
-    second = jaxrl.train(DQN, total_steps=40, run_dir=tmp_path / "halves", **arguments)
-    assert_equal(whole.state, second.state)
     policy = jaxrl.load(tmp_path / "whole")
     assert policy.spec.name == ENV.name
     other = written(tmp_path / "other", episodes()[1:])
     with pytest.raises(jaxrl.JaxrlError, match="dataset"):
-        jaxrl.train(DQN, total_steps=40, run_dir=tmp_path / "whole", **arguments | {"dataset": other})
+        trained_twice(DQN, None, tmp_path, **arguments | {"dataset": other})
 
 
 @pytest.mark.long
@@ -179,21 +181,17 @@ def test_a_stream_goes_on_bit_for_bit(tmp_path, monkeypatch):
     """In blocks, so that the end may lie a little further; and without being told where rows do not fit."""
     monkeypatch.setattr(streamed, "_MOST", 8)
     algo = FromData(network=DQN.network, learning_rate=1e-2, target_period=3)
-    arguments = {"dataset": written(tmp_path / "data"), "eval_env": ENV, "evaluation_episodes": 4, "seed": 2}
-    arguments |= {"progress": False, "checkpoint_every": 8, "evaluate_every": 8}
+    arguments = {"dataset": written(tmp_path / "data"), "eval_env": ENV, "total_steps": 30}
+    arguments |= {"checkpoint_every": 8, "evaluate_every": 8}
     topology = jaxrl.Offline(shards=SHARDS, stream=True)
-    whole = jaxrl.train(algo, total_steps=30, run_dir=tmp_path / "whole", topology=topology, **arguments)
-    assert whole.total_steps == 32 and whole.state.learner.updates == 32
-    halves = {"run_dir": tmp_path / "halves", "topology": topology}
-    first = jaxrl.train(algo, total_steps=30, target_return=-1e9, **halves, **arguments)
-    assert first.total_steps == 8
-    second = jaxrl.train(algo, total_steps=30, **halves, **arguments)
-    assert_equal(whole.state, second.state)
+    whole, first = trained_twice(algo, None, tmp_path, topology=topology, **arguments)
+    assert whole.total_steps == 32 and whole.state.learner.updates == 32 and first.total_steps == 8
     monkeypatch.setattr(memory, "free_on_host", lambda: 1_000)
-    unasked = jaxrl.train(algo, total_steps=30, topology=jaxrl.Offline(shards=SHARDS), **arguments)
+    unasked = jaxrl.train(
+        algo, topology=jaxrl.Offline(shards=SHARDS), evaluation_episodes=4, seed=2, progress=False, **arguments
+    )
     assert_equal(whole.state, unasked.state)
-    with pytest.raises(ConfigError, match="a stream samples uniformly"):
-        jaxrl.train(DQN, total_steps=30, topology=topology, **arguments)
+    refused(lambda: jaxrl.train(DQN, topology=topology, **arguments), "a stream samples uniformly")
 
 
 class Pole(dm_env.Environment):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
-from helpers.programs import ENV
+from helpers.programs import ENV, started
 from helpers.tiers import one_quick
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -59,16 +59,13 @@ def counting(ratio, length, min_size=1):
 
 def after(algo, topology, iterations, env=ENV):
     """Updates that the learner counts after so many iterations, in two chunks, and those that the reports count."""
-    program = topology.bind(algo, env)
-    try:
-        state, made = program.start(algo, env, 0), 0.0
+    with started(topology, algo, env, 0) as (program, state):
+        made = 0.0
         for length in (iterations // 3, iterations - iterations // 3):
             if length:
                 state, report = program.chunk(algo, env, state, length, 10**6)
                 made += float(report.metrics()["train/updates"])
         return int(state.learner), made
-    finally:
-        program.close()
 
 
 @pytest.mark.long

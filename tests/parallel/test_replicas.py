@@ -3,10 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax.sharding import PartitionSpec as P
 
-from jaxrl.core.types import Replicas
 from jaxrl.parallel.replicas import MeshReplicas, SingleReplica
 
 MESH = jax.make_mesh((4,), ("devices",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -80,10 +78,3 @@ def test_several_axes_count_shards_along_both():
         lambda x: replicas.first_shard[None] + 0 * x, mesh=mesh, in_specs=both, out_specs=both, check_vma=False
     )(jnp.zeros(4, jnp.int32))
     np.testing.assert_array_equal(first, [0, 1, 2, 3])
-
-
-@pytest.mark.parametrize("replicas", [SingleReplica(), MeshReplicas("devices")])
-def test_hashable_hence_static(replicas):
-    assert hash(replicas) == hash(type(replicas)(*[getattr(replicas, name) for name in replicas.__dataclass_fields__]))
-    for name in ("mean", "sum", "max", "any"):
-        assert callable(getattr(replicas, name)) and hasattr(Replicas, name)

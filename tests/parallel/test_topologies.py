@@ -8,7 +8,7 @@ import pytest
 from algorithms import ALGORITHMS, ENVIRONMENTS, FROM_DATA
 from helpers import programs
 from helpers.discounted import Discounted
-from helpers.programs import ENV, NUM_ENVS, actor_threads, all_finite, anakin, assert_equal, plain
+from helpers.programs import ENV, NUM_ENVS, all_finite, anakin, assert_equal, plain, started
 from helpers.tiers import one_quick
 
 import jaxrl
@@ -31,10 +31,8 @@ def run(name, topology, host=False, seed=3):
     """The state after some updates, and the report of all of them, as numpy."""
     algo, env = RUNS[name], Discounted(ENV, 0.7) if name in DISCOUNTED else ENVIRONMENTS[name]
     env = ServedFromHost(env) if host else env
-    program = topology.bind(algo, env)
     iterations = UPDATES + ("replay" in algo.experience)  # whose first iteration only fills it
-    try:
-        state = program.start(algo, env, seed)
+    with started(topology, algo, env, seed) as (program, state):
         before = plain(state.learner)
         steps_per_env = 2 * iterations * program.steps_per_iteration(algo) // program.layout.num_envs
         state, report = plain(program.chunk(algo, env, state, iterations, steps_per_env))
@@ -44,9 +42,6 @@ def run(name, topology, host=False, seed=3):
         after = zip(*map(jax.tree.leaves, (before, state.learner)), strict=True)
         assert not all(np.array_equal(a, b) for a, b in after), "it learns"
         return state, report
-    finally:
-        program.close()
-        assert not actor_threads()
 
 
 @pytest.mark.long
