@@ -77,7 +77,7 @@ def read(folder: str | os.PathLike, template: PyTree) -> tuple[PyTree, int]:
             found = {name: (tuple(x.get_shape()), _DTYPES.get(x.get_dtype(), "?")) for name, x in slices.items()}
             if metadata.get("format") != _KIND:
                 raise ConfigError(
-                    f"{path} holds no policy of jaxrl: its metadata has format={metadata.get('format')!r:.40}"
+                    f"{path} does not contain a jaxrl policy: its metadata has format={metadata.get('format')!r:.40}"
                 )
             if problems := manifest.differences(expected, found):
                 raise ConfigError(f"{path} does not fit its config.json: {'; '.join(problems)}")

@@ -51,7 +51,7 @@ def test_the_least_capacity_that_is_named_works():
     for changes in ({"n_step": 12}, {"sequence": Sequence(9)}, {"frame_stack": FrameStack(4)}):
         line = problems(capacity=100, **changes)[0] if problems(capacity=100, **changes) else ""
         if "use" in line:
-            least = int(line.split("use ")[1].split()[0])
+            least = int(line.split("use ")[1].removeprefix("at least ").split()[0])
             assert problems(capacity=least, **changes) == []
 
 

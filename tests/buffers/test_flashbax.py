@@ -74,9 +74,9 @@ def test_two_devices_draw_what_one_does(sampler):
     "changes, said",
     [
         ({"n_step": 2}, "one-step transitions only"),
-        ({"sampler": Fifo()}, "no sampler Fifo()"),
+        ({"sampler": Fifo()}, "the sampler Fifo()"),
         ({"extras": ("log_prob",)}, "does not store extras"),
-        ({"capacity": 50}, "capacity=50, use 48"),
+        ({"capacity": 50}, "capacity=50; use 48"),
         ({"storage": "elsewhere"}, "must be 'ring', 'table' or 'flashbax'"),
     ],
 )

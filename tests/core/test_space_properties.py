@@ -300,8 +300,8 @@ def test_what_lies_within_whatever_its_type():
         (lambda: Dict({"a": Discrete(2), 1: Discrete(2)}), "pass a mapping of names"),
         (lambda: Tuple((Discrete(2), "b")), "part 1 of a Tuple is 'b'"),
         (lambda: Tuple(Discrete(2)), "pass a sequence"),
-        (lambda: Box(2**40, 2**41, (), np.int64).sample(jax.random.key(0)), "no number of int32"),
-        (lambda: Box(0.1, 0.1, (), np.float64).sample(jax.random.key(0)), "no number of float32"),
+        (lambda: Box(2**40, 2**41, (), np.int64).sample(jax.random.key(0)), "no number of type int32"),
+        (lambda: Box(0.1, 0.1, (), np.float64).sample(jax.random.key(0)), "no number of type float32"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_by_name(made, said):

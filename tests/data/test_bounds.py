@@ -61,7 +61,7 @@ def test_pictures_that_are_not_are_refused_unseen(data, said):
 def test_many_pictures_must_fit_together(monkeypatch):
     monkeypatch.setattr(memory, "free_on_host", lambda: 1 << 20)
     bounds.check_pictures([picture(100, 100)] * 4)
-    with pytest.raises(ValueError, match="pictures .* 1 MiB are free"):
+    with pytest.raises(ValueError, match="images .* 1 MiB of free memory"):
         bounds.check_pictures([picture(100, 100)] * 5)
 
 
@@ -102,7 +102,7 @@ def test_a_record_larger_than_memory_is_not_read(tmp_path, monkeypatch):
         file.write(header + tfrecord._checksum(header))
         file.truncate((1 << 26) + 16)
     monkeypatch.setattr(memory, "free_on_host", lambda: 1 << 27)
-    with pytest.raises(DatasetError, match="records 0 to 0 takes 128 MiB"):
+    with pytest.raises(DatasetError, match="records 0 to 0: 128 MiB"):
         with tfrecord.records(tmp_path / "file") as read:
             read(0, 1)
 
@@ -191,7 +191,7 @@ def test_tables_that_are_compressed_otherwise(table):
 def test_a_table_of_more_than_memory(table, monkeypatch):
     assert len(read(table[1])) == 1
     monkeypatch.setattr(memory, "free_on_host", lambda: 100)
-    with pytest.raises(DatasetError, match="the table takes .* of memory"):
+    with pytest.raises(DatasetError, match="the table: .* of free memory"):
         read(table[1])
 
 

@@ -201,5 +201,5 @@ def test_a_cast_rounds_or_raises(before, after, value):
 
 @pytest.mark.parametrize("x", [np.asarray(["1", "2"]), np.asarray([1j, 2j]), np.asarray([None, 1])])
 def test_what_is_no_real_number_is_not_cast(x):
-    with pytest.raises(DatasetError, match="reward is of"):
+    with pytest.raises(DatasetError, match="reward has dtype"):
         cast(x, np.float32, "reward", np.ones(2, bool))

@@ -113,7 +113,7 @@ def test_numpy_needs_numpy_alone(tmp_path):
     assert done.stdout.splitlines() == [
         f"{right} int32 () PPO test",
         "observation has shape (3,), but the policy expects (4,) or a batch",
-        "observation has dtype complex128, the policy reads float32; convert it first",
+        "observation has dtype complex128, but the policy expects float32; convert it first",
     ]
     with np.load(path, allow_pickle=False) as file:
         assert json.loads(file["description"].tobytes())["action_space"]["n"] == 6

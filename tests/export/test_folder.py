@@ -61,7 +61,7 @@ def test_the_command_names_flags_that_were_given(folder, tmp_path, capsys):
         (["--best"], f"{folder} holds one policy, and no checkpoints: leave out --best"),
         (["--step", "64"], f"{folder} holds one policy, and no checkpoints: leave out --step 64"),
         (["--step", "-1"], "--step -1 must be at least 0"),
-        (["--sample", "--to", "numpy"], "--sample: --to 'numpy' takes the best action only; use --to 'stablehlo'"),
+        (["--sample", "--to", "numpy"], "--sample: --to 'numpy' supports greedy actions only; use --to 'stablehlo'"),
         (["--out", "x"], "--out 'x' must end in .stablehlo"),
     ):
         assert main.main(["export", str(folder), "--out", str(tmp_path / "x.stablehlo"), *words]) == 2
