@@ -16,7 +16,7 @@ from jaxrl import networks
 from jaxrl.algos import optimizers
 from jaxrl.core import registry, schedules
 from jaxrl.core.types import EnvSpec
-from jaxrl.envs import TimeLimit
+from jaxrl.envs import TimeLimit, wrappers
 from jaxrl.run import callbacks
 
 DISCRETE = EnvSpec("probe", jaxrl.spaces.Box(-1.0, 1.0, (4,)), jaxrl.spaces.Discrete(2))
@@ -85,7 +85,7 @@ def test_notebooks_see_tables():
     assert "&lt;" in jaxrl.PPO(gamma=jnp.ones(3))._repr_html_()
 
 
-@pytest.mark.parametrize("module", [jaxrl, jaxrl.envs, networks, jaxrl.spaces, jaxrl.schedules, callbacks])
+@pytest.mark.parametrize("module", [jaxrl, jaxrl.envs, networks, jaxrl.spaces, jaxrl.schedules, wrappers, callbacks])
 def test_public_modules_list_public_names_only(module):
     names = dir(module)
     assert names and set(getattr(module, "__all__", names)) == set(names)

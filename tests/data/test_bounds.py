@@ -47,8 +47,8 @@ def test_pictures_that_are_what_they_say_are_decoded():
     ("data", "said"),
     [
         (resized(picture(), 9000, 9000), "9,000 x 9,000"),
-        (picture(kind="GIF", mode="P"), "no picture"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "no picture"),
+        (picture(kind="GIF", mode="P"), "it is not an image"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "it is not an image"),
         (picture(4, 2), "2 x 4"),
     ],
     ids=["large", "gif", "postscript", "another size"],
@@ -259,7 +259,7 @@ def test_pictures_of_minaris_are_looked_at_however_they_are_stored(how, tmp_path
             group.create_dataset("camera", data=[postscript], dtype=h5py.string_dtype())
         else:
             group.create_dataset("camera", (1,), h5py.vlen_dtype(np.int8))[0] = numbers.astype(np.int8)
-    with pytest.raises(ValueError, match="picture"):
+    with pytest.raises(ValueError, match="image"):
         check_hdf5(tmp_path / "file", [0], {"observations": space})
     check_hdf5(tmp_path / "file", [0], {"observations": gymnasium.spaces.Dict({})})
 

@@ -153,7 +153,7 @@ def test_episodes_unlike_their_spaces_are_refused(tmp_path):
 def test_nothing_is_overwritten_and_damage_does_not_appear(tmp_path, monkeypatch):
     path = write_minari(tmp_path, MADE_UP[:1], "one-v0")
     before = (path / "data" / "main_data.hdf5").read_bytes()
-    refused(lambda: write_minari(tmp_path, MADE_UP[:2], "one-v0"), "exists already")
+    refused(lambda: write_minari(tmp_path, MADE_UP[:2], "one-v0"), "already exists")
     assert (path / "data" / "main_data.hdf5").read_bytes() == before
     real = MinariWriter._read_again
 
@@ -165,7 +165,7 @@ def test_nothing_is_overwritten_and_damage_does_not_appear(tmp_path, monkeypatch
         real(self)
 
     monkeypatch.setattr(MinariWriter, "_read_again", damaged)
-    with pytest.raises(DatasetError, match="other values than were written"):
+    with pytest.raises(DatasetError, match="does not contain the values that were written"):
         write_minari(tmp_path, MADE_UP[:1], "two-v0")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["one-v0"]
 
@@ -236,10 +236,10 @@ def test_a_run_is_exported_and_looked_at_from_the_shell(tmp_path, monkeypatch, c
         words += ["--episodes", "9", "--seed", "4", "--no-progress"]
         assert main.main(words) == main.main(["dataset", "info", source]) == 0
         printed = capsys.readouterr().out
-        assert "9 episodes" in printed and "no faults found" in printed
+        assert "9 episodes" in printed and "no errors found" in printed
         told = {(one.metadata["policy_version"], one.metadata["seed"]) for one in jaxrl.load_dataset(source)}
         assert told == {(64, 4)}
-        assert main.main(words) == 2 and "exists already" in capsys.readouterr().err
+        assert main.main(words) == 2 and "already exists" in capsys.readouterr().err
     assert theirs.load_dataset("cartpole-v0").recover_environment().spec.id == "CartPole-v1"
     for words in (["export-rlds"], ["export-minari", run], *(["dataset", "info", x] for x in (run, "minari:other-v0"))):
         assert main.main(words) == 2 and capsys.readouterr().err.startswith("error: "), words

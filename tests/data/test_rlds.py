@@ -128,7 +128,7 @@ def test_nothing_is_overwritten(tmp_path):
     (tmp_path / "data").mkdir()  # empty: what mktemp makes
     path = write_rlds(tmp_path / "data", MADE_UP[:1])
     before = {file.name: file.read_bytes() for file in path.iterdir()}
-    refused(lambda: write_rlds(path, MADE_UP[:2]), "exists already")
+    refused(lambda: write_rlds(path, MADE_UP[:2]), "already exists")
     assert {file.name: file.read_bytes() for file in path.iterdir()} == before
     with RldsWriter(tmp_path / "other", "a"):
         with pytest.raises(ConfigError, match="another process writes"):

@@ -17,7 +17,6 @@ import jaxrl
 from jaxrl.cli import main
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError, EnvironmentFailedError, MissingExtraError
-from jaxrl.core.host_types import WatchedEnvironment
 from jaxrl.envs.configs import from_config, to_config
 from jaxrl.envs.host.episodes import environment_seeds
 from jaxrl.run.loading import load_run
@@ -195,17 +194,6 @@ def test_faults_are_named(fault, words, workers):
     text = "".join(traceback.format_exception(caught.value))
     assert words in text and f"{NAME}: environment 0 (seed {environment_seeds(0, 1)[0]}) in step" in text
     assert caught.value.index == 0 and caught.value.action.tolist() == [0.5, 2.0]
-
-
-def test_a_worker_that_is_killed_is_replaced():
-    host = jaxrl.from_dm_env(dm_probes.Counting, workers=1, fault="kill").build(1, 0)
-    assert isinstance(host, WatchedEnvironment)
-    host.reset()
-    host.step(ACTION[:1])
-    with pytest.warns(RuntimeWarning, match=f"{NAME}: .*step.*signal 9"):
-        after = host.step(ACTION[:1])
-    assert after.first.all() and host.failures == 1 and not after.observation["step"].any()
-    host.close()
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,34 @@ unless documented otherwise, under or over an auto-reset, and none is another's 
 """
 
 from jaxrl.core import registry
-from jaxrl.envs.episode import AutoReset, EpisodeStatistics, PooledReset, TimeLimit
+from jaxrl.envs.episode import AutoReset, EpisodeStatistics, PooledReset, TimeLimit, with_auto_reset
 from jaxrl.envs.wrappers.actions import ActionRepeat, ClipAction, RescaleAction, StickyActions
 from jaxrl.envs.wrappers.observations import Flatten, FrameStack, Hide
 from jaxrl.envs.wrappers.parameters import RandomParameters
 from jaxrl.envs.wrappers.rewards import ClipReward, ScaleReward
+
+__all__ = [
+    "ActionRepeat",
+    "AutoReset",
+    "ClipAction",
+    "ClipReward",
+    "EpisodeStatistics",
+    "Flatten",
+    "FrameStack",
+    "Hide",
+    "PooledReset",
+    "RandomParameters",
+    "RescaleAction",
+    "ScaleReward",
+    "StickyActions",
+    "TimeLimit",
+    "with_auto_reset",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
 
 registry.add(
     "wrapper",
