@@ -176,7 +176,10 @@ def test_frames_are_stored_once():
         ({"observation": np.zeros((4, 3), np.float32)}, r"episode 1: observation is float32 \(3,\)"),
         ({"observation": {"x": np.zeros((4, 2), np.float32)}}, r"episode 1: observation has \['x'\]"),
         ({"action": np.full((4, 1), 2, np.int32)}, r"episode 1: action is \[2\] at step 0.*scale it"),
-        ({"action": np.full((4, 1), 1e300)}, r"episode 1: action is \[1.e\+300\] at step 0; which does not fit into float32"),
+        (
+            {"action": np.full((4, 1), 1e300)},
+            r"episode 1: action is \[1.e\+300\] at step 0; which does not fit into float32",
+        ),
         ({"reward": np.zeros((4, 1), np.float32)}, r"episode 1: reward has shape \(1,\) at each step"),
         ({"discount": np.float32([1, 0, 1, 0])}, "episode 1: discount is 0 at step 1"),
         ({"action": np.zeros((4, 1), np.int32)}, None),
