@@ -66,7 +66,7 @@ def test_a_policy_goes_to_a_hub_and_comes_back(folder):
     said = done.stdout.splitlines()
     assert stand_in.COMMIT in said[0] and said[1] == "pulled"
     assert "'somebody/absent' cannot be downloaded: " in said[2] and "does not contain a jaxrl policy" in said[3]
-    assert "'not a name' cannot be pulled: " in said[4] and len(said) == 5
+    assert "'not a name' cannot be downloaded: " in said[4] and len(said) == 5
     assert {path.name for path in (root / "pulled").iterdir()} == {"README.md", "config.json", policy_folder.MODEL}
     assert {path.name for path in root.iterdir()} <= {"policy", "pulled", "home"}
     seen = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
