@@ -326,7 +326,7 @@ def test_every_process_writes_its_share_of_the_same_episodes(tmp_path, monkeypat
         assert_bitwise(one.steps, other.steps)
         assert one.metadata["env_index"] == other.metadata["env_index"]
     refused(lambda: jaxrl.export_rlds(policy, env, together, **settings), "already exists")
-    refused(lambda: jaxrl.export_rlds(policy, env, tmp_path, **settings), "holds alone already")
+    refused(lambda: jaxrl.export_rlds(policy, env, tmp_path, **settings), "already contains alone")
     refused(lambda: jaxrl.export_rlds(policy, env, tmp_path / "few", episodes=1), "each of 2 processes")
 
 
