@@ -449,7 +449,7 @@ def determinism(asked: TrainRequest) -> list[Task]:
 
     import jaxrl
     from jaxrl.networks import ActorCritic, MinAtarCNN
-    from jaxrl.run.checkpoint import complete_steps, read_manifest
+    from jaxrl.run.directory.checkpoint import complete_steps, read_manifest
 
     deterministic = asked.process.startswith("--deterministic")
     earlier = _EARLIER.get(asked.process)

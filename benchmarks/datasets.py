@@ -31,7 +31,7 @@ def export(episodes: int) -> dict:
     import jaxrl
     from jaxrl.core.schedules import resolve_schedules
     from jaxrl.core.types import env_spec
-    from jaxrl.run.policy import Policy
+    from jaxrl.run.policies.policy import Policy
 
     env = jaxrl.make("gymnax:CartPole-v1")
     spec = env_spec(jaxrl.envs.prepared(env))

@@ -83,7 +83,7 @@ def written(folder: pathlib.Path, episodes: int):
     from jaxrl.core.schedules import resolve_schedules
     from jaxrl.core.types import env_spec
     from jaxrl.data.rlds import FILE_FORMATS
-    from jaxrl.run.policy import Policy
+    from jaxrl.run.policies.policy import Policy
 
     env = jaxrl.make("gymnax:CartPole-v1")
     spec = env_spec(jaxrl.envs.prepared(env))

@@ -272,7 +272,8 @@ def watched_run(argv: list[str]) -> None:
     builtins.__import__ = importing
     with clock.during("train, and all the rest"):
         from jaxrl.cli.main import main as command_line
-        from jaxrl.run import checkpoint, loop
+        from jaxrl.run.directory import checkpoint
+        from jaxrl.run.loop import run_loop
 
         def heard(event, seconds, **_):
             if event in EVENTS:
@@ -281,10 +282,10 @@ def watched_run(argv: list[str]) -> None:
         import jax
 
         jax.monitoring.register_event_duration_secs_listener(heard)
-        clock.watch(loop, "evaluate", "evaluate")
+        clock.watch(run_loop, "evaluate", "evaluate")
         clock.watch(checkpoint.Checkpointer, "save", "save")
         clock.watch(checkpoint.Checkpointer, "wait", "save")
-        clock.watch(loop, "write_result", "result and picture")
+        clock.watch(run_loop, "write_result", "result and picture")
         code = command_line(argv)
     print("@" + json.dumps({"code": code, "seconds": clock.seconds, "calls": clock.calls}))
 

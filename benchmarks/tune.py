@@ -3,10 +3,10 @@
     python benchmarks/tune.py [--trials 30] [--repeats 10] [--total-steps 200000]
     python benchmarks/tune.py --small    # quick test of the benchmark: a minute, without a record
 
-Both samplers use the same space (that of PPO in `jaxrl.sweeps.spaces`), pruner, seeds and budget; repeat i of both uses
-`search_seed=i`. The best settings of each search are retrained with new seeds; the result is the mean return of these
-runs. Over the repeats, the record has the mean and its 95 % bootstrap interval, for each sampler and for the difference
-of pairs; also the score within the search and the number of pruned trials.
+Both samplers use the same space (that of PPO in `jaxrl.sweeps.search_spaces`), pruner, seeds and budget; repeat i of
+both uses `search_seed=i`. The best settings of each search are retrained with new seeds; the result is the mean return
+of these runs. Over the repeats, the record has the mean and its 95 % bootstrap interval, for each sampler and for the
+difference of pairs; also the score within the search and the number of pruned trials.
 
 A search takes one to three minutes. Finished searches are stored in `.cache/tune.json`: the same command continues with
 the next search after it was killed; with other settings, it starts over.

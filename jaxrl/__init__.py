@@ -46,25 +46,25 @@ if TYPE_CHECKING:
     from jaxrl.parallel.anakin import Anakin
     from jaxrl.parallel.multihost.launch import Processes, RayProcesses, launch
     from jaxrl.parallel.offline import Offline
-    from jaxrl.parallel.ray.actors import Remote
-    from jaxrl.parallel.sebulba.topology import Sebulba
+    from jaxrl.parallel.ray.ray_actors import Remote
+    from jaxrl.parallel.sebulba.sebulba import Sebulba
     from jaxrl.run.callbacks import Decision, FunctionCallback
-    from jaxrl.run.evaluation import Evaluation, evaluate
-    from jaxrl.run.export import export_minari, export_rlds
-    from jaxrl.run.loading import load
-    from jaxrl.run.policy import Policy
+    from jaxrl.run.directory.loading import load
+    from jaxrl.run.policies.evaluation import Evaluation, evaluate
+    from jaxrl.run.policies.policy import Policy
     from jaxrl.run.presets import Preset, preset
-    from jaxrl.run.recorder import Record
-    from jaxrl.run.rendering import render
-    from jaxrl.run.replays import export_replay
+    from jaxrl.run.recording.dataset_export import export_minari, export_rlds
+    from jaxrl.run.recording.recorder import Record
+    from jaxrl.run.recording.rendering import render
+    from jaxrl.run.recording.replay_export import export_replay
     from jaxrl.run.result import Result
     from jaxrl.run.training import train
     from jaxrl.sweeps.compile_for import compile_for
+    from jaxrl.sweeps.distributions import LogUniform, Uniform
+    from jaxrl.sweeps.html_report import report
     from jaxrl.sweeps.make_train import make_train
     from jaxrl.sweeps.pbt import PBTResult, pbt
     from jaxrl.sweeps.records import to_pandas
-    from jaxrl.sweeps.report import report
-    from jaxrl.sweeps.search import LogUniform, Uniform
     from jaxrl.sweeps.sweep import SweepResult, sweep
     from jaxrl.sweeps.tune import TuneResult, tune
 
@@ -99,36 +99,36 @@ _PUBLIC = {
     "Anakin": "parallel.anakin",
     "Dataset": "data",
     "Decision": "run.callbacks",
-    "Evaluation": "run.evaluation",
+    "Evaluation": "run.policies.evaluation",
     "FunctionCallback": "run.callbacks",
     "JaxrlError": "core.errors",
-    "LogUniform": "sweeps.search",
+    "LogUniform": "sweeps.distributions",
     "Offline": "parallel.offline",
     "PBTResult": "sweeps.pbt",
-    "Policy": "run.policy",
+    "Policy": "run.policies.policy",
     "Preset": "run.presets",
     "Processes": "parallel.multihost.launch",
     "RayProcesses": "parallel.multihost.launch",
-    "Record": "run.recorder",
-    "Remote": "parallel.ray.actors",
+    "Record": "run.recording.recorder",
+    "Remote": "parallel.ray.ray_actors",
     "Resources": "core.resources",
     "Result": "run.result",
-    "Sebulba": "parallel.sebulba.topology",
+    "Sebulba": "parallel.sebulba.sebulba",
     "SweepResult": "sweeps.sweep",
     "TuneResult": "sweeps.tune",
-    "Uniform": "sweeps.search",
+    "Uniform": "sweeps.distributions",
     "check_env": "envs",
     "compile_for": "sweeps.compile_for",
     "environments": "envs",
     "envs": "envs",
-    "evaluate": "run.evaluation",
-    "export_minari": "run.export",
+    "evaluate": "run.policies.evaluation",
+    "export_minari": "run.recording.dataset_export",
     "export_policy": "export.policies",
-    "export_replay": "run.replays",
-    "export_rlds": "run.export",
+    "export_replay": "run.recording.replay_export",
+    "export_rlds": "run.recording.dataset_export",
     "from_dm_env": "envs.host.dm_env",
     "launch": "parallel.multihost.launch",
-    "load": "run.loading",
+    "load": "run.directory.loading",
     "load_dataset": "data",
     "make": "envs",
     "make_algorithm": "algos",
@@ -139,8 +139,8 @@ _PUBLIC = {
     "pull": "export.hub",
     "push": "export.hub",
     "register": "core.registry",
-    "render": "run.rendering",
-    "report": "sweeps.report",
+    "render": "run.recording.rendering",
+    "report": "sweeps.html_report",
     "schedules": "schedules",
     "spaces": "spaces",
     "sweep": "sweeps.sweep",

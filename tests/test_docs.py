@@ -29,7 +29,7 @@ from jaxrl.core import spaces, suite_modules
 from jaxrl.core.registry import registered
 from jaxrl.parallel.topology import Topology
 from jaxrl.run.presets import preset
-from jaxrl.sweeps.spaces import search_space
+from jaxrl.sweeps.search_spaces import search_space
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

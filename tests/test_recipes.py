@@ -19,7 +19,7 @@ import yaml
 from helpers.patience import PATIENCE
 from helpers.tiers import few
 
-from jaxrl.run.checkpoint import complete_steps
+from jaxrl.run.directory.checkpoint import complete_steps
 
 ROOT = Path(__file__).parents[1]
 RECIPES = ROOT / "docs" / "recipes"

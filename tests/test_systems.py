@@ -13,9 +13,11 @@ from helpers.systems import COMMANDS, DEVICES, LINES, ROWS, write_datasets
 import jaxrl
 from jaxrl.cli import main, multihost, sweep
 from jaxrl.parallel.multihost import launch
-from jaxrl.run import follow, loading, replays, training
-from jaxrl.run.directory import RunDirectory
-from jaxrl.run.loop import Loop
+from jaxrl.run import training
+from jaxrl.run.directory import follow, loading
+from jaxrl.run.directory.run_directory import RunDirectory
+from jaxrl.run.loop.run_loop import Loop
+from jaxrl.run.recording import replay_export
 
 ROOT = Path(__file__).parents[1]
 ABSENT = re.compile(r"\*\*not (yet|carried over)\*\*(, because )?")
@@ -90,7 +92,7 @@ def begun(folder, monkeypatch):
     monkeypatch.setattr("jaxrl.sweeps.pbt.train_many", begin)
     monkeypatch.setattr("jaxrl.sweeps.tune.side_by_side", begin)
     monkeypatch.setattr(sweep, "launch", begin)
-    for module in (loading, replays):
+    for module in (loading, replay_export):
         monkeypatch.setattr(module, "load_run", begin)
     monkeypatch.setattr(follow, "follow", begin)
     monkeypatch.setattr(launch, "run_processes", begin)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from helpers import shortest, zoo_tables
 
-from jaxrl.sweeps import loop
+from jaxrl.sweeps import sweep_loop
 
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -219,7 +219,7 @@ def test_a_row_that_fails_leaves_the_others_their_turn(table, monkeypatch):
 @pytest.mark.long
 def test_a_row_that_is_stopped_is_gone_on_with(table, monkeypatch, capsys):
     """By the signal that ends a budget, after six of ten points."""
-    points, add = [], loop.Progress.add
+    points, add = [], sweep_loop.Progress.add
 
     def counted(progress, *arguments):
         points.append(1)
@@ -227,7 +227,7 @@ def test_a_row_that_is_stopped_is_gone_on_with(table, monkeypatch, capsys):
             os.kill(os.getpid(), signal.SIGTERM)
         add(progress, *arguments)
 
-    monkeypatch.setattr(loop.Progress, "add", counted)
+    monkeypatch.setattr(sweep_loop.Progress, "add", counted)
     monkeypatch.setattr(sys, "argv", ["zoo.py", "--row", "tiny", "--zoo", str(table)])
     with pytest.raises(SystemExit, match="143"):
         zoo.main()

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl.core import spaces
-from jaxrl.core.paths import named_leaves
+from jaxrl.core.trees import named_leaves
 from jaxrl.core.types import Counter, PyTree, Replicas, TimeStep
 from jaxrl.core.variation import varies
 

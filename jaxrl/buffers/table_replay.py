@@ -16,9 +16,9 @@ from jax.sharding import PartitionSpec
 
 from jaxrl.buffers import index, ring, samplers, sequences, transitions
 from jaxrl.buffers.batches import Batch, drawn_statistics, importance
+from jaxrl.buffers.item_table import Key, Table, TableState
 from jaxrl.buffers.replay import ReplayBuffer, ReplayState
 from jaxrl.buffers.ring import Ring
-from jaxrl.buffers.table import Key, Table, TableState
 from jaxrl.core.sources import Fifo, Prioritized, Replay
 from jaxrl.core.types import Counter, Metrics, PyTree, SampleInfo, Trajectory, TransitionBatch
 

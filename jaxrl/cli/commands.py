@@ -141,7 +141,7 @@ class Report(OfRuns):
     out: Path = Path("report.html")
 
     def execute(self) -> None:
-        from jaxrl.sweeps.report import report
+        from jaxrl.sweeps.html_report import report
 
         print(report(self.runs, self.out))
 

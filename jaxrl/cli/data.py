@@ -60,7 +60,7 @@ class ExportEpisodes(Playing):
     progress: bool = True
 
     def write(self, function: Any, output: Any, *options: str) -> None:
-        """Call a function of `jaxrl.run.export` with these fields and the common ones."""
+        """Call a function of `jaxrl.run.recording.dataset_export` with these fields and the common ones."""
         run = self.loaded()
         shared = ("episodes", "seed", "explore", "num_envs", "max_steps", "progress")
         print(function(run.policy, run.env, output, policy_version=run.step, **self.chosen(*shared, *options)))
@@ -79,9 +79,9 @@ class ExportRlds(ExportEpisodes):
     file_format: str = ""  # the table has the formats
 
     def execute(self) -> None:
-        from jaxrl.run import export
+        from jaxrl.run.recording import dataset_export
 
-        self.write(export.export_rlds, self.out, "file_format")
+        self.write(dataset_export.export_rlds, self.out, "file_format")
 
 
 @command
@@ -101,9 +101,9 @@ class ExportMinari(ExportEpisodes):
     env_spec: str | None = None
 
     def execute(self) -> None:
-        from jaxrl.run import export
+        from jaxrl.run.recording import dataset_export
 
-        self.write(export.export_minari, self.id, "data_format", "data_dir", "env_spec")
+        self.write(dataset_export.export_minari, self.id, "data_format", "data_dir", "env_spec")
 
 
 @command
@@ -121,9 +121,9 @@ class ExportReplay(OfRun):
     unfinished: bool = False
 
     def execute(self) -> None:
-        from jaxrl.run import replays
+        from jaxrl.run.recording import replay_export
 
-        print(replays.export_replay(self.run, self.out, **self.chosen("replay", "unfinished", "step", "best")))
+        print(replay_export.export_replay(self.run, self.out, **self.chosen("replay", "unfinished", "step", "best")))
 
 
 @command

@@ -19,15 +19,15 @@ from jaxrl.core.versions import installed_version
 from jaxrl.data.metadata import DATA_FORMATS
 from jaxrl.data.rlds import FILE_FORMATS
 from jaxrl.envs import brax, gymnax
-from jaxrl.envs import registry as environments
+from jaxrl.envs import env_registry as environments
 from jaxrl.envs.host import envpool
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT
 from jaxrl.export.policies import FORMATS as EXPORT_FORMATS
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.multihost import distributed
-from jaxrl.parallel.sebulba.topology import Sebulba
+from jaxrl.parallel.sebulba.sebulba import Sebulba
 from jaxrl.run.presets import PRESETS
-from jaxrl.run.recorder import Record
+from jaxrl.run.recording.recorder import Record
 from jaxrl.run.settings import RunSettings
 from jaxrl.run.training import train
 from jaxrl.sweeps.launcher import launch

@@ -23,7 +23,7 @@ from jaxrl.core.versions import installed_version, own_version
 from jaxrl.parallel import targets
 from jaxrl.parallel.mesh import cores
 from jaxrl.parallel.threads import VARIABLES
-from jaxrl.run.directory import check_no_pattern
+from jaxrl.run.directory.run_directory import check_no_pattern
 
 OK, NOTE, PROBLEM = "ok", "note", "PROBLEM"
 _ENOUGH_DISK = 1 << 30  # bytes

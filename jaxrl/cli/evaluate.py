@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxrl.cli import table
 from jaxrl.cli.commands import OfRun, command
-from jaxrl.cli.summary import score
+from jaxrl.cli.run_summary import score
 from jaxrl.core.limits import seed_problems
 
 
@@ -44,7 +44,7 @@ class Playing(OfRun):
 
     def loaded(self) -> Any:
         """Load the run at the checkpoint, with the environment to play in."""
-        from jaxrl.run.loading import load_run
+        from jaxrl.run.directory.loading import load_run
 
         return load_run(self.run, step=self.step, best=self.best, env=self.environment())
 
@@ -84,7 +84,7 @@ class Evaluate(Playing):
         }
 
     def execute(self) -> None:
-        from jaxrl.run import evaluation
+        from jaxrl.run.policies import evaluation
 
         settings = self.chosen("episodes", "seed", "explore", "step_timeout", "opponent")
         if self.follow:
@@ -97,8 +97,8 @@ class Evaluate(Playing):
         print(score(found.metrics()))
 
     def _follow(self, out, settings):
-        from jaxrl.run.directory import close_runs
-        from jaxrl.run.follow import follow
+        from jaxrl.run.directory.follow import follow
+        from jaxrl.run.directory.run_directory import close_runs
 
         env = self.environment()
         if not (self.run / "config.json").exists():
@@ -136,7 +136,7 @@ class Render(Playing):
         }
 
     def execute(self) -> None:
-        from jaxrl.run import rendering
+        from jaxrl.run.recording import rendering
 
         run = self.loaded()
         out = self.out or self.run / f"episode{rendering.suffix_of(run.env)}"

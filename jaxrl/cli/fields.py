@@ -16,12 +16,12 @@ from jaxrl.cli.flags import Flag, documented, first_line
 from jaxrl.cli.values import Kind, Part
 from jaxrl.core import limits, registry, schedules
 from jaxrl.core.errors import unknown
+from jaxrl.core.presentation import field_help
 from jaxrl.core.resources import Resources
-from jaxrl.core.settings import field_help
 from jaxrl.core.sources import FrameStack, View
 from jaxrl.core.types import Algorithm
 from jaxrl.networks import Core, DictEncoder, QHead, Torso
-from jaxrl.parallel.ray.actors import Remote
+from jaxrl.parallel.ray.ray_actors import Remote
 
 _OWN_NETWORK = "name of a registered network of your own, replacing the --{}.* flags"
 # Classes allowed in fields with these annotations. User-defined parts, and a torso per entry, are only set in Python.

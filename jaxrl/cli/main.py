@@ -27,7 +27,7 @@ from jaxrl.core.errors import (
     unknown,
 )
 from jaxrl.core.files import escape_for_terminal
-from jaxrl.run.timing import command_begins
+from jaxrl.run.loop.timing import command_begins
 
 _BAD_INPUT = (ConfigError, EnvironmentContractError, MissingExtraError, RunDirectoryError)
 _EXAMPLE = "jaxrl train ppo --env gymnax:CartPole-v1 --total-steps 500000 --run-dir runs/cartpole"
@@ -100,7 +100,7 @@ def _without_device():
     """Return why JAX has no device, or None if that is not the cause of the error."""
     if "jax" not in sys.modules:
         return None
-    from jaxrl.core.devices import device_problem
+    from jaxrl.core.resources import device_problem
 
     return device_problem()
 

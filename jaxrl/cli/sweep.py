@@ -18,9 +18,9 @@ from jaxrl.cli.values import assignments
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Algorithm
 from jaxrl.parallel.multihost import distributed
+from jaxrl.sweeps.distributions import LogUniform, Uniform
 from jaxrl.sweeps.launcher import Experiments, launch
 from jaxrl.sweeps.pbt import pbt as run_pbt
-from jaxrl.sweeps.search import LogUniform, Uniform
 from jaxrl.sweeps.sweep import sweep as run_sweep
 from jaxrl.sweeps.tune import tune as run_tune
 

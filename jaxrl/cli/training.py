@@ -9,8 +9,8 @@ from jaxrl.algos.base import field_problems, make_algorithm
 from jaxrl.cli import multihost
 from jaxrl.cli.environment import make_environment
 from jaxrl.cli.flags import build_parts, option, with_flags
+from jaxrl.cli.run_summary import report
 from jaxrl.cli.runs import ParsedCommand
-from jaxrl.cli.summary import report
 from jaxrl.core import ownership
 from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError
@@ -20,15 +20,15 @@ from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.experience import dataset_settings, learns_from_dataset
 from jaxrl.parallel.mesh import cores, use_cpu_devices
 from jaxrl.parallel.multihost import distributed
-from jaxrl.parallel.sebulba.topology import Sebulba
+from jaxrl.parallel.sebulba.sebulba import Sebulba
 from jaxrl.parallel.topology import default_topology
 from jaxrl.run import training
 from jaxrl.run.compile_cache import keep_apart, keep_compiled_programs
 from jaxrl.run.loggers import WandbLogger
+from jaxrl.run.loop.timing import is_for_a_command
 from jaxrl.run.presets import preset
-from jaxrl.run.recorder import Record
+from jaxrl.run.recording.recorder import Record
 from jaxrl.run.settings import RunSettings
-from jaxrl.run.timing import is_for_a_command
 
 # Flags that are fields of either topology.
 _LAYOUT = {field.name for topology in (Sebulba, Anakin) for field in dataclasses.fields(topology)}

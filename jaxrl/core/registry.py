@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, overload
 
-from jaxrl.core import settings, suite_modules
+from jaxrl.core import presentation, suite_modules
 from jaxrl.core.errors import ConfigError, unknown
 
 # Modules that register the names of each kind; they are imported when a name of the kind is first looked up.
@@ -33,8 +33,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "jaxrl.core.resources",
         "jaxrl.parallel.anakin",
         "jaxrl.parallel.offline",
-        "jaxrl.parallel.ray.actors",
-        "jaxrl.parallel.sebulba.topology",
+        "jaxrl.parallel.ray.ray_actors",
+        "jaxrl.parallel.sebulba.sebulba",
     ),
     "torso": ("jaxrl.networks",),
     "wrapper": ("jaxrl.envs.wrappers", "jaxrl.envs.host.jax_host"),
@@ -59,7 +59,7 @@ def add(kind: str, *classes: type, **named: type) -> None:
     """
     for name, thing in ({cls.__name__.lower(): cls for cls in classes} | named).items():
         _enter(kind, name, thing)
-        settings.finish(thing, kind)
+        presentation.finish(thing, kind)
 
 
 @overload

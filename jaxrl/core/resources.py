@@ -1,4 +1,4 @@
-"""Limits on the processor cores of the parts of a run, and on the memory of its worker processes.
+"""Limits on the processor cores of the parts of a run, and on the memory of its worker processes; JAX's devices.
 
 Linux provides both: a core mask for each thread, inherited by threads and processes that it starts, and limits per
 process. The settings in force are stored in one place by `applied`; every part is started within `on`.
@@ -257,3 +257,19 @@ def _mask_of(thread: int) -> Set[int]:
 def _move(thread: int, cores: Set[int]) -> None:
     with contextlib.suppress(ProcessLookupError, OSError):
         os.sched_setaffinity(thread, cores)
+
+
+def device_problem() -> str | None:
+    """Return why JAX has no device, in one line, or None if it has one. Start JAX if necessary."""
+    import jax
+
+    try:
+        jax.devices()
+    except Exception as error:  # an empty AssertionError if JAX_PLATFORMS is a platform that is not installed
+        platforms = os.environ.get("JAX_PLATFORMS") or jax.config.jax_platforms
+        said = " ".join(str(error).split())
+        return (
+            f"JAX has no device of JAX_PLATFORMS={platforms!s}{': ' if said else ''}{said:.300}; unset it to use "
+            "the available devices, or install the missing packages, for NVIDIA GPUs: pip install 'jaxrl[cuda13]'"
+        )
+    return None

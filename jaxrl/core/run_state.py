@@ -6,7 +6,7 @@ import jax
 from flax import struct
 
 from jaxrl.core.pickled import dumped, loaded
-from jaxrl.core.summary import tree_summary
+from jaxrl.core.trees import tree_summary
 from jaxrl.core.types import Counter, PyTree, TimeStep
 
 

@@ -13,8 +13,9 @@ import jax.core
 import jax.numpy as jnp
 from flax import struct
 
-from jaxrl.core import limits, public, registry, schedule_text
+from jaxrl.core import limits, registry, schedule_text
 from jaxrl.core.errors import ConfigError
+from jaxrl.core.presentation import public_names
 
 Number = float | jax.Array
 
@@ -224,4 +225,4 @@ def _fraction(progress, until):
 
 
 def __dir__() -> list[str]:
-    return public.names(globals())
+    return public_names(globals())

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.core import public, registry
+from jaxrl.core import registry
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import whole
+from jaxrl.core.presentation import public_names
 
 MOST_NUMBERS = 1 << 26  # per element
 _MOST_DIMENSIONS = 32
@@ -507,4 +508,4 @@ def named(x: Any) -> Any:
 
 
 def __dir__() -> list[str]:
-    return public.names(globals())
+    return public_names(globals())

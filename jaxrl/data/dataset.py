@@ -16,13 +16,13 @@ from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import checked_seed
 from jaxrl.core.types import Trajectory
 from jaxrl.data import episodes as rules
+from jaxrl.data.batching import Loader, arrays
+from jaxrl.data.dataset_report import Report, Tally
+from jaxrl.data.dataset_statistics import Images, Statistics, statistics
 from jaxrl.data.episodes import Episode
-from jaxrl.data.loading import Loader, arrays
 from jaxrl.data.minari_reader import MinariReader
 from jaxrl.data.order import permuted, runs
-from jaxrl.data.report import Report, Tally
 from jaxrl.data.rlds import open_directory
-from jaxrl.data.statistics import Images, Statistics, statistics
 from jaxrl.data.views import last_step_counts
 
 
@@ -227,15 +227,15 @@ class Dataset:
     # --- the whole dataset -------------------------------------------------------------------------------------------
 
     def statistics(self, *, images: Images = "channel") -> Statistics:
-        """Return the mean, deviation and range of every array, from one pass; see `jaxrl.data.statistics`."""
+        """Return the mean, deviation and range of every array, from one pass; see `jaxrl.data.dataset_statistics`."""
         return statistics(self, images=images)
 
     def arrays(self, *, extras: tuple[str, ...] = ()) -> Trajectory:
-        """Return all rows in memory, if they fit; see `jaxrl.data.loading.arrays`."""
+        """Return all rows in memory, if they fit; see `jaxrl.data.batching.arrays`."""
         return arrays(self, extras=extras)
 
     def loader(self, batch_size: int, **settings: Any) -> Loader:
-        """Return endless batches of transitions or sequences in a shuffled order; see `jaxrl.data.loading.Loader`."""
+        """Return endless batches of transitions or sequences in a shuffled order; see `jaxrl.data.batching.Loader`."""
         return Loader(self, batch_size, **settings)
 
     def report(self) -> Report:

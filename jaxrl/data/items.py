@@ -14,8 +14,8 @@ import jax
 import numpy as np
 
 from jaxrl.core.errors import ConfigError, DatasetError, unknown
-from jaxrl.core.paths import named_leaves
 from jaxrl.core.sources import Sequence
+from jaxrl.core.trees import named_leaves
 from jaxrl.core.types import PyTree, SequenceBatch, Trajectory, TransitionBatch
 from jaxrl.data import views
 from jaxrl.data.episodes import Episode

@@ -19,7 +19,7 @@ from jaxrl.core import files
 from jaxrl.core.errors import DatasetError, MissingExtraError, NoDatasetError
 from jaxrl.core.files import open_to_read
 from jaxrl.core.types import PyTree
-from jaxrl.data import bounds, tables
+from jaxrl.data import bounds, untrusted_tables
 from jaxrl.data.episodes import CUT_OFF, STEP_FIELDS, TERMINATED, TRUNCATED, Episode, cast, implied_discount
 from jaxrl.data.metadata import check_files, read_minari
 
@@ -108,7 +108,7 @@ class MinariReader:
                 if self._hdf5 is not None:
                     check_hdf5(self._hdf5, together, self._spaces)
                 else:
-                    tables.check_episode(self.path / "data" / str(together[0]), self._format, self._pictures)
+                    untrusted_tables.check_episode(self.path / "data" / str(together[0]), self._format, self._pictures)
                 for found in zip(storage.get_episodes(together), storage.get_episode_metadata(together), strict=True):
                     done += 1
                     yield found

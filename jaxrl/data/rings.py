@@ -15,10 +15,10 @@ from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError, DatasetError
 from jaxrl.core.sources import Replay
 from jaxrl.core.types import EnvSpec, PyTree, Trajectory
+from jaxrl.data.batching import Loader
 from jaxrl.data.dataset import Dataset
+from jaxrl.data.dataset_report import LAST_REWARD, NO_REWARD
 from jaxrl.data.episodes import Episode, cast, discount_problems, field_name, non_finite, refuse
-from jaxrl.data.loading import Loader
-from jaxrl.data.report import LAST_REWARD, NO_REWARD
 from jaxrl.data.rows import rows_from_episode
 from jaxrl.parallel import memory
 

@@ -1,9 +1,9 @@
 """Environments in JAX: adapters of suites, wrappers, and a registry of names."""
 
 from jaxrl.envs.check import check_env, prepared
+from jaxrl.envs.env_registry import as_environment, environments, make
 from jaxrl.envs.episode import with_auto_reset
 from jaxrl.envs.parameters import parameters, with_parameters
-from jaxrl.envs.registry import as_environment, environments, make
 from jaxrl.envs.wrappers import (
     ActionRepeat,
     AutoReset,

@@ -17,10 +17,10 @@ from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import checked_seed
 from jaxrl.core.types import Environment, HostRecipe, PyTree, TimeStep, num_agents
 from jaxrl.envs.agents import as_rows
+from jaxrl.envs.env_registry import EnvironmentLike, as_environment
 from jaxrl.envs.episode import EpisodeStatistics, with_auto_reset
-from jaxrl.envs.host import check as rules
+from jaxrl.envs.host import host_check as rules
 from jaxrl.envs.parameters import has_layer, unwrapped
-from jaxrl.envs.registry import EnvironmentLike, as_environment
 from jaxrl.envs.wrappers import ClipReward, ScaleReward
 
 _BATCH = 4

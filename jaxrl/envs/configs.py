@@ -16,8 +16,8 @@ from jaxrl.core.config import decode, decode_fields, encode, encode_fields, opaq
 from jaxrl.core.errors import ConfigError, MissingExtraError
 from jaxrl.core.spaces import Space
 from jaxrl.core.types import Environment, HostRecipe
+from jaxrl.envs.env_registry import made
 from jaxrl.envs.parameters import memory, parameters, with_parameters
-from jaxrl.envs.registry import made
 
 
 class SuiteClass(Protocol):

@@ -18,7 +18,7 @@ import numpy as np
 from flax import struct
 from jax.interpreters import partial_eval
 
-from jaxrl.core import registry, settings, spaces
+from jaxrl.core import presentation, registry, spaces
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.limits import number_problems
 from jaxrl.core.planning import Model
@@ -299,7 +299,7 @@ class SuiteEnv(struct.PyTreeNode):
         return dict(self.key[1]) | self.numbers
 
     def __repr__(self) -> str:
-        return settings.made(self.name, self.parameters, _shared(type(self), self.key).default.numbers)
+        return presentation.made(self.name, self.parameters, _shared(type(self), self.key).default.numbers)
 
     @property
     def num_agents(self) -> int:

@@ -8,9 +8,9 @@ from typing import Any
 
 from jaxrl.core import files
 from jaxrl.core.errors import ConfigError
-from jaxrl.run import policy_folder
-from jaxrl.run.policy import Policy
-from jaxrl.run.run_status import is_number
+from jaxrl.run.directory.run_status import is_number
+from jaxrl.run.policies import policy_folder
+from jaxrl.run.policies.policy import Policy
 
 _OF_ACTING = ("algorithm", "environment", "native", "topology", "total_steps", "seed")
 _SCORES = "evaluation/"

@@ -10,8 +10,8 @@ from jax.extend.core import ClosedJaxpr
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError, JaxrlError
 from jaxrl.core.types import Environment, PyTree
-from jaxrl.export.program import flat_equations, reachable
-from jaxrl.run.policy import Policy, act_once
+from jaxrl.export.operations import flat_equations, reachable
+from jaxrl.run.policies.policy import Policy, act_once
 
 
 class ActFunction:

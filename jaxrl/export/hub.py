@@ -10,7 +10,7 @@ from jaxrl.core import files
 from jaxrl.core.arguments import checked
 from jaxrl.core.errors import ConfigError, MissingExtraError
 from jaxrl.core.interrupts import interruptible
-from jaxrl.run.policy_folder import MODEL, is_policy_folder
+from jaxrl.run.policies.policy_folder import MODEL, is_policy_folder
 
 _FILES = ("README.md", "config.json", MODEL, "scores.json")  # nothing else is pushed, or pulled
 

@@ -14,7 +14,7 @@ from jaxrl.core import files
 from jaxrl.core.errors import ConfigError
 from jaxrl.export import numpy_policy
 from jaxrl.export.function import ActFunction
-from jaxrl.export.program import Constant, Equation, flat_equations, reachable
+from jaxrl.export.operations import Constant, Equation, flat_equations, reachable
 
 # Parameters that an operation needs in addition to arrays; the others are for compilers.
 _PARAMETERS = {

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxrl.core import files
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.paths import named_leaves
+from jaxrl.core.trees import named_leaves
 from jaxrl.export.function import ActFunction
 
 # jax2onnx requires an older orbax-checkpoint than jaxrl does; both run with this version.

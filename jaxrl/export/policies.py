@@ -15,12 +15,12 @@ from jaxrl.core.interrupts import interruptible
 from jaxrl.core.versions import own_version
 from jaxrl.export import folder, numpy_file, onnx_file, stablehlo
 from jaxrl.export.function import ActFunction
-from jaxrl.run.loading import chosen, load_run
+from jaxrl.run.directory.loading import chosen, load_run
+from jaxrl.run.directory.sweep_directory import METRICS, best_run
 from jaxrl.run.loggers import read_metrics
-from jaxrl.run.policy import Policy
-from jaxrl.run.policy_folder import is_policy_folder
+from jaxrl.run.policies.policy import Policy
+from jaxrl.run.policies.policy_folder import is_policy_folder
 from jaxrl.run.result import Result
-from jaxrl.run.sweep_directory import METRICS, best_run
 
 FORMATS = ("stablehlo", "numpy", "safetensors", "onnx")
 _SUFFIXES = {"stablehlo": ".stablehlo", "numpy": ".npz", "onnx": ".onnx"}  # suffix of each format's file

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 from flax import nnx
 
-from jaxrl.core.settings import finish
+from jaxrl.core.presentation import finish
 from jaxrl.core.types import EnvSpec, ModelState, NetworkInputs, Params
 from jaxrl.networks.body import Body, init_variables, run_module
 from jaxrl.networks.layers import DenseStack, check_positive, dense, freeze

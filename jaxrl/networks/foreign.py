@@ -32,7 +32,7 @@ from flax import nnx
 
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError, unknown
-from jaxrl.core.paths import named_leaves
+from jaxrl.core.trees import named_leaves
 from jaxrl.core.types import Carry, EnvSpec, ModelState, NetworkInputs, Params, PyTree, where_first
 from jaxrl.networks.actor_critic import PolicyValue
 from jaxrl.networks.body import Encoder

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from jaxrl.buffers import checks, fixed, index, replay
 from jaxrl.buffers.batches import Batch, join, split
-from jaxrl.buffers.episodes import EpisodeBuffer
+from jaxrl.buffers.episode_buffer import EpisodeBuffer
 from jaxrl.buffers.fixed import Rings
 from jaxrl.buffers.flashbax import FlashbaxReplay
 from jaxrl.buffers.replay import Buffer, ReplayBuffer, ReplayState

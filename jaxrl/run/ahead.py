@@ -25,9 +25,9 @@ from jaxrl.core.interrupts import interruptible
 from jaxrl.parallel.multihost import distributed
 from jaxrl.parallel.multihost.place import check_no_evaluator
 from jaxrl.run.compile_cache import cache_folder, keep_compiled_programs
-from jaxrl.run.directory import check_no_pattern
+from jaxrl.run.directory.run_directory import check_no_pattern
+from jaxrl.run.loop.schedule import LoopLimits
 from jaxrl.run.result import Result
-from jaxrl.run.schedule import LoopLimits
 from jaxrl.run.settings import RunSettings
 from jaxrl.run.training import run_training
 

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.core import public
 from jaxrl.core.config import check_sizes, decode, encode
 from jaxrl.core.errors import CheckpointError, ConfigError
+from jaxrl.core.presentation import public_names
 from jaxrl.core.run_state import RunState
 from jaxrl.core.types import Environment
 
@@ -300,4 +300,4 @@ def _like(old, new):
 
 
 def __dir__() -> list[str]:
-    return public.names(globals())
+    return public_names(globals())

@@ -20,7 +20,7 @@ from jaxrl.core import files, ownership
 from jaxrl.core.config import flatten
 from jaxrl.core.errors import MissingExtraError, RunDirectoryError
 from jaxrl.data.tfrecord import TfRecordWriter
-from jaxrl.run.run_status import is_number
+from jaxrl.run.directory.run_status import is_number
 
 _MOST_WAITING = 10_000  # rows that a failing logger has not accepted yet
 _LONGEST_PAUSE = 64  # rows between two attempts

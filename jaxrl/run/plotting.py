@@ -11,8 +11,8 @@ from jaxrl.plots import curves
 from jaxrl.plots.curves import Run
 from jaxrl.plots.labels import unique_names
 from jaxrl.plots.lineage import plot_lineage
-from jaxrl.run import sweep_directory
-from jaxrl.run.directory import MAY_CHANGE, read_config, with_new_fields
+from jaxrl.run.directory import sweep_directory
+from jaxrl.run.directory.run_directory import MAY_CHANGE, read_config, with_new_fields
 from jaxrl.run.loggers import read_metrics
 
 if TYPE_CHECKING:

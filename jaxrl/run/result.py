@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from jaxrl.core import files, settings
+from jaxrl.core import files, presentation
 from jaxrl.core.arguments import checked
 from jaxrl.core.errors import RunDirectoryError
 from jaxrl.core.keys import held_out_seed
@@ -29,13 +29,13 @@ from jaxrl.parallel.mesh import local
 from jaxrl.parallel.multihost import distributed
 from jaxrl.parallel.multihost.place import own_place
 from jaxrl.plots.curves import plot_run
-from jaxrl.run.advice import late_return
-from jaxrl.run.checkpoint import Checkpointer
-from jaxrl.run.directory import MAY_CHANGE, RunDirectory, check_no_pattern, read_config
-from jaxrl.run.evaluation import Evaluation, evaluate, scores_of
+from jaxrl.run.directory.checkpoint import Checkpointer
+from jaxrl.run.directory.run_directory import MAY_CHANGE, RunDirectory, check_no_pattern, read_config
 from jaxrl.run.loggers import CSVLogger, JSONLLogger, Logger, Loggers, TensorBoardLogger
+from jaxrl.run.loop.advice import late_return
 from jaxrl.run.plotting import as_run, plot_runs
-from jaxrl.run.policy import Policy
+from jaxrl.run.policies.evaluation import Evaluation, evaluate, scores_of
+from jaxrl.run.policies.policy import Policy
 
 if TYPE_CHECKING:
     from jaxrl.plots.chart import Chart
@@ -60,7 +60,7 @@ class Result:
       total_steps: environment steps so far, over all environments.
       steps_per_second: speed of the compiled loop, without compiling, evaluating and saving.
       wall_seconds: seconds of this call of `train`, or of this session of a resumed run.
-      seconds: the same by part, `jaxrl.run.timing.PARTS`; the imports of the command line come before.
+      seconds: the same by part, `jaxrl.run.loop.timing.PARTS`; the imports of the command line come before.
       session_steps: steps of this session.
       earlier_seconds: seconds of the earlier sessions, up to the metrics that were kept.
       config: the contents of `config.json`, with the total environment steps in whole iterations.
@@ -119,7 +119,7 @@ class Result:
         rows += [("steps a second", f"{self.steps_per_second:,.0f}"), ("seconds", f"{self.wall_seconds:,.1f}")]
         rows += [] if self.run_dir is None else [("run directory", str(self.run_dir))]
         title = f"{type(self.algo).__name__} on {self.env.name}"
-        found = settings.as_html(title, [(name, value, "", False) for name, value in rows])
+        found = presentation.as_html(title, [(name, value, "", False) for name, value in rows])
         if not any(name.endswith("return_mean") for row in self.metrics for name in row):
             return found
         picture = base64.b64encode(self.plot()._repr_png_()).decode()

@@ -20,14 +20,14 @@ from jaxrl.core.resources import problems as resources_problems
 from jaxrl.core.types import Algorithm, Environment, EnvSpec, NativeRecipe, env_spec, num_agents
 from jaxrl.data.dataset import load_dataset
 from jaxrl.envs.configs import to_config
-from jaxrl.networks.summary import summary
+from jaxrl.networks.network_summary import summary
 from jaxrl.parallel.experience import dataset_problems, has_separate_dataset
 from jaxrl.parallel.multihost.place import evaluator_problems, is_evaluator
 from jaxrl.parallel.topology import choose
 from jaxrl.run.callbacks import run_callbacks
-from jaxrl.run.evaluation import EPISODES, default_episodes, episodes_problems
 from jaxrl.run.loggers import Logger
-from jaxrl.run.recorder import Record
+from jaxrl.run.policies.evaluation import EPISODES, default_episodes, episodes_problems
+from jaxrl.run.recording.recorder import Record
 
 _DATASET_FRACTION = 0.5  # of every batch, if not set
 # Names of the maximum episode length among the parameters of environments and `TimeLimit`.

@@ -15,28 +15,28 @@ from jaxrl.core.resources import Resources, applied
 from jaxrl.core.sources import Replay
 from jaxrl.core.types import Algorithm
 from jaxrl.data import rings
+from jaxrl.data.batching import Loader
 from jaxrl.data.dataset import Dataset
-from jaxrl.data.loading import Loader
-from jaxrl.envs.registry import EnvironmentLike
+from jaxrl.envs.env_registry import EnvironmentLike
 from jaxrl.parallel import determinism, memory
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel.experience import of_dataset
 from jaxrl.parallel.multihost import distributed
 from jaxrl.parallel.multihost.place import is_evaluator
 from jaxrl.parallel.topology import Topology
-from jaxrl.run import run_log
 from jaxrl.run.callbacks import Callback, Decision, Moment
-from jaxrl.run.checkpoint import complete_steps
 from jaxrl.run.compile_cache import keep_compiled_programs
-from jaxrl.run.follow import follow_launched
-from jaxrl.run.init_from import InitFrom, load_initial, recorded_parent, said
-from jaxrl.run.journal import Journal
+from jaxrl.run.directory import run_log
+from jaxrl.run.directory.checkpoint import complete_steps
+from jaxrl.run.directory.follow import follow_launched
+from jaxrl.run.directory.init_from import InitFrom, load_initial, recorded_parent, said
 from jaxrl.run.loggers import Logger
-from jaxrl.run.loop import Loop
-from jaxrl.run.progress import ProgressBar
-from jaxrl.run.recorder import Record, Recorder
+from jaxrl.run.loop.journal import Journal
+from jaxrl.run.loop.progress import ProgressBar
+from jaxrl.run.loop.run_loop import Loop
+from jaxrl.run.loop.schedule import NO_LIMITS, LoopLimits
+from jaxrl.run.recording.recorder import Record, Recorder
 from jaxrl.run.result import Result, opened
-from jaxrl.run.schedule import NO_LIMITS, LoopLimits
 from jaxrl.run.settings import RunSettings, default_notes, network_lines
 
 
@@ -92,8 +92,8 @@ def train(
       dataset_fraction: with a dataset and an environment, the dataset's fraction of every batch; None: 0.5, that of
         Ball et al. (2023, arXiv:2302.02948).
       init_from: begin with what another run has learned: a run directory (its newest checkpoint) or one of its
-        checkpoints, a policy, or a learner state (`jaxrl.run.init_from`). The spaces must be the same, else settings
-        and environment may differ; also offline first and then online. Steps and schedules begin anew.
+        checkpoints, a policy, or a learner state (`jaxrl.run.directory.init_from`). The spaces must be the same;
+        settings and environment may differ; also offline first and then online. Steps and schedules start at 0.
       seed: seed of the run; the same seed gives the same run.
       topology: `Anakin` or `Sebulba`; None: by the kind of environment.
       num_envs: number of environments, if no topology is given. None: 1 for algorithms that learn from a replay of
@@ -176,7 +176,7 @@ def run_training(settings: RunSettings, limits: LoopLimits = NO_LIMITS) -> Resul
             described, dataset = learned(settings, program)
         recorder = _recorder(settings, program)
         if settings.video_every is not None:
-            from jaxrl.run import rendering  # most runs draw nothing
+            from jaxrl.run.recording import rendering  # most runs draw nothing
 
             with distributed.collective_errors("looking at what videos would show"):
                 rendering.check_drawable(settings.eval_env, program.layout.spec)

@@ -18,7 +18,7 @@ from jaxrl.parallel import targets
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.mesh import described, device_problems
 from jaxrl.parallel.targets import Target
-from jaxrl.run.evaluation import compile_evaluation
+from jaxrl.run.policies.evaluation import compile_evaluation
 from jaxrl.run.result import policy_at
 from jaxrl.run.settings import RunSettings
 from jaxrl.run.target_report import TargetReport, compiled_for

@@ -25,20 +25,20 @@ from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import amount_problems, count_problems
 from jaxrl.core.resources import Resources
 from jaxrl.core.types import Algorithm, env_spec, num_agents
-from jaxrl.envs.registry import EnvironmentLike
+from jaxrl.envs.env_registry import EnvironmentLike
 from jaxrl.parallel.multihost.place import check_no_evaluator
 from jaxrl.parallel.ray.cluster import connect, room
 from jaxrl.parallel.topology import Topology, choose
-from jaxrl.run import sweep_directory
-from jaxrl.run.directory import check_below, check_no_pattern, difference, read_config, with_new_fields
-from jaxrl.run.evaluation import default_episodes
+from jaxrl.run.directory import sweep_directory
+from jaxrl.run.directory.run_directory import check_below, check_no_pattern, difference, read_config, with_new_fields
+from jaxrl.run.directory.run_status import read_result
 from jaxrl.run.loggers import read_metrics
-from jaxrl.run.progress import ProgressBar
-from jaxrl.run.run_status import read_result
+from jaxrl.run.loop.progress import ProgressBar
+from jaxrl.run.policies.evaluation import default_episodes
 from jaxrl.run.settings import RunSettings
 from jaxrl.run.training import run_training
+from jaxrl.sweeps.distributions import checked_seeds, configurations
 from jaxrl.sweeps.results import SweepResult, leave
-from jaxrl.sweeps.search import checked_seeds, configurations
 
 _LONGEST_NAME = 100  # characters of a directory's name; file systems allow 255
 _ENDED = ("finished", "target_return")

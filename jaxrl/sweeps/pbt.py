@@ -22,11 +22,11 @@ from jaxrl.parallel.anakin import Anakin
 from jaxrl.plots.lineage import Lineage, plot_lineage
 from jaxrl.run.loggers import write_csv
 from jaxrl.run.settings import RunSettings
-from jaxrl.sweeps.loop import gathered, opened_session, settings_problems, train_many
 from jaxrl.sweeps.make_train import CompiledRun, bind_run
 from jaxrl.sweeps.population import Population, Score, Selection
 from jaxrl.sweeps.results import SweepResult, leave
-from jaxrl.sweeps.spaces import Range, ends, search_space
+from jaxrl.sweeps.search_spaces import Range, ends, search_space
+from jaxrl.sweeps.sweep_loop import gathered, opened_session, settings_problems, train_many
 from jaxrl.sweeps.vectorized import VectorizedRuns, devices_and_mapping
 
 if TYPE_CHECKING:

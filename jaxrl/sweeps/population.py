@@ -19,9 +19,9 @@ from jaxrl.core.report import Report
 from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import is_schedule
 from jaxrl.parallel.multihost import distributed
+from jaxrl.sweeps.distributions import Distribution, LogUniform, Uniform
 from jaxrl.sweeps.make_train import CompiledRun
-from jaxrl.sweeps.search import Distribution, LogUniform, Uniform
-from jaxrl.sweeps.spaces import Range
+from jaxrl.sweeps.search_spaces import Range
 from jaxrl.sweeps.vectorized import VectorizedRuns, share
 
 Score = Literal["training", "evaluation"]

@@ -12,7 +12,7 @@ from jaxrl.core.limits import amount_problems, count_problems
 from jaxrl.parallel.mesh import use_cpu_devices
 from jaxrl.parallel.ray.cluster import START_TIMEOUT, actor_class, connect, kill, room
 from jaxrl.run.compile_cache import keep_compiled_programs
-from jaxrl.run.sweep_directory import Trial
+from jaxrl.run.directory.sweep_directory import Trial
 
 if TYPE_CHECKING:
     from jaxrl.sweeps.study import Study, UnderWay

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl.core.errors import ConfigError
 from jaxrl.plots.labels import EVALUATION, Run, differing_settings, once
-from jaxrl.run import sweep_directory
-from jaxrl.run.directory import with_new_fields
+from jaxrl.run.directory import sweep_directory
+from jaxrl.run.directory.run_directory import with_new_fields
+from jaxrl.run.directory.run_status import is_number, read_result
 from jaxrl.run.plotting import as_run, named, read_runs
-from jaxrl.run.run_status import is_number, read_result
 from jaxrl.sweeps.tables import data_frame
 
 if TYPE_CHECKING:

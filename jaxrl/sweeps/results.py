@@ -16,7 +16,7 @@ from jaxrl.core.errors import JaxrlError, NonFiniteError, RunDirectoryError, unk
 from jaxrl.core.types import PyTree
 from jaxrl.plots.curves import EVALUATION, TRAINING, Run, interquartile_mean, plot_runs
 from jaxrl.plots.importance import importance, plot_parallel
-from jaxrl.run import sweep_directory
+from jaxrl.run.directory import sweep_directory
 from jaxrl.run.loggers import JSONLLogger
 from jaxrl.run.plotting import as_run
 from jaxrl.run.result import opened, origin

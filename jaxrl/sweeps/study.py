@@ -20,10 +20,10 @@ from optuna.trial import FrozenTrial, TrialState
 
 from jaxrl.core import files
 from jaxrl.core.errors import ConfigError, JaxrlError, NonFiniteError, RunDirectoryError
-from jaxrl.run.run_status import is_number
-from jaxrl.run.sweep_directory import Trial
-from jaxrl.sweeps.search import Distribution, LogUniform
-from jaxrl.sweeps.spaces import Range
+from jaxrl.run.directory.run_status import is_number
+from jaxrl.run.directory.sweep_directory import Trial
+from jaxrl.sweeps.distributions import Distribution, LogUniform
+from jaxrl.sweeps.search_spaces import Range
 
 MOST_TRIALS = 20_000  # trials of a search; limited by the file size and by the time that Optuna takes to choose
 _BEGINNING = b'{"settings": '  # the beginning of a line

@@ -17,12 +17,12 @@ from jaxrl.core.limits import count_problems, whole
 from jaxrl.core.types import Algorithm, Environment
 from jaxrl.envs.configs import to_config
 from jaxrl.parallel.anakin import Anakin
-from jaxrl.run.evaluation import EPISODES
+from jaxrl.run.policies.evaluation import EPISODES
 from jaxrl.run.settings import RunSettings
-from jaxrl.sweeps.loop import gathered, opened_session, settings_problems, train_many
+from jaxrl.sweeps.distributions import checked_seeds, configurations
 from jaxrl.sweeps.make_train import bind_run
 from jaxrl.sweeps.results import SweepResult, leave
-from jaxrl.sweeps.search import checked_seeds, configurations
+from jaxrl.sweeps.sweep_loop import gathered, opened_session, settings_problems, train_many
 from jaxrl.sweeps.vectorized import VectorizedRuns, devices_and_mapping, share
 
 

@@ -27,17 +27,17 @@ from jaxrl.envs.configs import to_config
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.plots.curves import EVALUATION, plot_trials
 from jaxrl.plots.importance import importance, plot_parallel
-from jaxrl.run import sweep_directory
-from jaxrl.run.directory import RunDirectory
-from jaxrl.run.progress import ProgressBar
+from jaxrl.run.directory import sweep_directory
+from jaxrl.run.directory.run_directory import RunDirectory
+from jaxrl.run.directory.sweep_directory import Trial
+from jaxrl.run.loop.progress import ProgressBar
 from jaxrl.run.settings import RunSettings
-from jaxrl.run.sweep_directory import Trial
-from jaxrl.sweeps.loop import settings_problems
+from jaxrl.sweeps.distributions import checked_seeds
 from jaxrl.sweeps.make_train import bind_run
 from jaxrl.sweeps.ray_trials import Actors, side_by_side
 from jaxrl.sweeps.results import save_policy
-from jaxrl.sweeps.search import checked_seeds
-from jaxrl.sweeps.spaces import ends, search_space
+from jaxrl.sweeps.search_spaces import ends, search_space
+from jaxrl.sweeps.sweep_loop import settings_problems
 from jaxrl.sweeps.tables import aligned, cells, data_frame, short, write_tables
 from jaxrl.sweeps.vectorized import VectorizedRuns, devices_and_mapping
 
@@ -202,8 +202,8 @@ def tune(
     cluster. The next one is then chosen by those that have ended, so what is tried depends on which end first; with
     `max_concurrent=1` it is the search without Ray. A trial whose process is lost has failed, and the search goes on.
 
-    What is searched is in one table (`jaxrl.sweeps.spaces.SPACES`). Fields of it that `algo` has at other values than
-    their defaults stay as they are. Needs Optuna: `pip install 'jaxrl[tune]'`.
+    The searched fields are in one table (`jaxrl.sweeps.search_spaces.SPACES`). Those that `algo` sets to other values
+    than their defaults are kept. Needs Optuna: `pip install 'jaxrl[tune]'`.
 
     Args:
       algo, env, total_steps, num_envs, topology: of every run, as for `make_train`.

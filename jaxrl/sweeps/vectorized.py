@@ -28,8 +28,8 @@ from jaxrl.parallel.mesh import (
     use_cpu_devices,
 )
 from jaxrl.parallel.program import Program
-from jaxrl.run.evaluation import MAX_STEPS, layout, play
-from jaxrl.run.manifest import is_key
+from jaxrl.run.directory.manifest import is_key
+from jaxrl.run.policies.evaluation import MAX_STEPS, layout, play
 from jaxrl.run.settings import RunSettings
 
 

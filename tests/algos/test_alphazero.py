@@ -27,7 +27,7 @@ from jaxrl.envs.episode import AutoReset, EpisodeStatistics, PooledReset, restar
 from jaxrl.envs.suite import model_of
 from jaxrl.networks import GRU, MLP, ActorCritic
 from jaxrl.parallel import rollout as ro
-from jaxrl.run.policy import Policy
+from jaxrl.run.policies.policy import Policy
 
 MOST = 9  # in a heap
 ROOTS = jnp.arange(1, MOST + 1, dtype=jnp.int32)

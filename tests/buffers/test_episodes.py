@@ -7,7 +7,7 @@ import pytest
 from helpers import programs
 
 import jaxrl
-from jaxrl.buffers.episodes import EpisodeBuffer
+from jaxrl.buffers.episode_buffer import EpisodeBuffer
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.report import EpisodeSums, make_report
 from jaxrl.core.sources import Episodes

@@ -12,7 +12,7 @@ from hypothesis import stateful
 from hypothesis import strategies as st
 from scipy import stats
 
-from jaxrl.buffers import table
+from jaxrl.buffers import item_table
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.sources import Fifo, Prioritized, Uniform
 
@@ -31,7 +31,7 @@ class Machine(stateful.RuleBasedStateMachine):
 
     @stateful.initialize(rules=st.sampled_from(RULES))
     def begin(self, rules):
-        self.rules = table.Table(4, *rules)
+        self.rules = item_table.Table(4, *rules)
         self.do = compiled(self.rules)
         self.state = self.rules.init(jnp.int32(0))
         self.model, self.keys, self.values = Model(self.rules), {}, 0
@@ -64,7 +64,7 @@ class Machine(stateful.RuleBasedStateMachine):
     def named(self, picks):
         values = [sorted(self.keys)[pick % len(self.keys)] for pick in picks]
         place, generation = zip(*(self.keys[v] for v in values), strict=True)
-        return values, table.Key(np.array(place, np.int32), np.array(generation, np.int32))
+        return values, item_table.Key(np.array(place, np.int32), np.array(generation, np.int32))
 
     @stateful.precondition(lambda self: self.keys)
     @stateful.rule(
@@ -97,7 +97,7 @@ test_the_table_is_the_plain_one = Machine.TestCase
 @pytest.mark.long
 @pytest.mark.parametrize("sampler", [Uniform(), Prioritized(exponent=0.5)])
 def test_frequencies(sampler):
-    rules = table.Table(40, sampler)
+    rules = item_table.Table(40, sampler)
     priority = np.arange(40, dtype=np.float32) ** 2
     state, _ = rules.insert(rules.init(jnp.int32(0)), np.arange(40, dtype=np.int32), priority)
     _, drawn = jax.jit(rules.sample, static_argnums=2)(state, jax.random.key(0), 20_000)
@@ -109,7 +109,7 @@ def test_frequencies(sampler):
 
 
 def test_a_queue_gives_each_item_once_in_order():
-    rules = table.Table(8, Fifo(), Fifo(), 1)
+    rules = item_table.Table(8, Fifo(), Fifo(), 1)
     state, _ = rules.insert(rules.init(jnp.int32(0)), np.arange(6, dtype=np.int32), np.ones(6, np.float32))
     state, drawn = rules.sample(state, jax.random.key(0), 4)
     np.testing.assert_array_equal(drawn.items, [0, 1, 2, 3])
@@ -129,4 +129,4 @@ def test_a_queue_gives_each_item_once_in_order():
 )
 def test_impossible_tables_are_refused(settings, said):
     with pytest.raises(ConfigError, match=said):
-        table.Table(**settings)
+        item_table.Table(**settings)

@@ -12,7 +12,7 @@ from helpers.refused import nothing_compiled
 
 from jaxrl.cli import main
 from jaxrl.core import suite_modules
-from jaxrl.run.directory import RunDirectory
+from jaxrl.run.directory.run_directory import RunDirectory
 
 TRAIN = ["train", "ppo", "--total-steps", "1000", "--env"]
 RUN = [*TRAIN, "gymnax:CartPole-v1", "--run-dir"]

@@ -27,16 +27,17 @@ from helpers.registered import OWN_ALGORITHMS
 from PIL import Image
 
 import jaxrl
-from jaxrl.cli import fields, flags, main, runs, summary, table, values
+from jaxrl.cli import fields, flags, main, run_summary, runs, table, values
 from jaxrl.cli.doctor import OK, PROBLEM, gpu_processes, packages
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import Linear
 from jaxrl.core.sources import Dataset
 from jaxrl.core.types import EnvSpec
 from jaxrl.networks import GRU, MLP
-from jaxrl.run import rendering, sweep_directory
-from jaxrl.run.loading import load_run
+from jaxrl.run.directory import sweep_directory
+from jaxrl.run.directory.loading import load_run
 from jaxrl.run.presets import PRESETS
+from jaxrl.run.recording import rendering
 
 SMALL = ["--num-envs", "2", "--rollout-length", "8", "--minibatches", "2", "--network.torso", "mlp:8", "--no-progress"]
 SMALL += ["--epochs", "1", "--evaluation-episodes", "2"]
@@ -597,4 +598,4 @@ def test_the_topology_has_flags(said, tmp_path):
 )
 def test_returns_of_any_size_are_shown_with_digits_that_say_something(mean, deviation, text):
     metrics = {"return_mean": mean, "return_std": deviation, "episodes": 16, "unfinished": 0}
-    assert summary.score(metrics) == f"{text} over 16 episodes"
+    assert run_summary.score(metrics) == f"{text} over 16 episodes"

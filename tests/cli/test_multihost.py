@@ -14,7 +14,7 @@ from jaxrl.cli import main, multihost, runs
 from jaxrl.core.errors import ConfigError, PeerError
 from jaxrl.parallel.multihost import distributed, launch, place
 from jaxrl.parallel.multihost.launch import Processes
-from jaxrl.run.checkpoint import complete_steps
+from jaxrl.run.directory.checkpoint import complete_steps
 from jaxrl.run.loggers import read_metrics
 
 TRAIN = ["train", "ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "128", "--num-envs", "4", "--devices", "2"]

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from jaxrl.cli import main, table
 from jaxrl.parallel.program import Program
-from jaxrl.run import follow, loading, replays  # all that hold `load_run`, before it is replaced
-from jaxrl.run.directory import RunDirectory
+from jaxrl.run.directory import follow, loading
+from jaxrl.run.directory.run_directory import RunDirectory
+from jaxrl.run.recording import replay_export  # all that hold `load_run`, before it is replaced
 
 ENV = ["--env", "gymnax:CartPole-v1"]
 RUN = [*ENV, "--total-steps", "1000"]
@@ -36,7 +37,7 @@ def said(capsys, monkeypatch):
 
     for owner, name in ((Program, "start"), (Program, "compile_chunk")):
         monkeypatch.setattr(owner, name, begin)
-    for module in (loading, replays, follow):
+    for module in (loading, replay_export, follow):
         monkeypatch.setattr(module, "load_run", begin)
     monkeypatch.setattr("jaxrl.sweeps.sweep.train_many", begin)
     monkeypatch.setattr("jaxrl.sweeps.tune._Training", begin)

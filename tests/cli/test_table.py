@@ -12,7 +12,7 @@ import jaxrl
 from jaxrl.cli import describe, fields, main, table
 from jaxrl.core import registry
 from jaxrl.core.types import EnvSpec
-from jaxrl.envs.registry import environments
+from jaxrl.envs.env_registry import environments
 
 
 def test_the_table_is_what_the_code_says():

@@ -19,8 +19,8 @@ from jaxrl.core.arguments import SEEDS, checked, is_whole, members, whole_argume
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import whole
 from jaxrl.data import views
-from jaxrl.run import loading
-from jaxrl.run.policy import Policy
+from jaxrl.run.directory import loading
+from jaxrl.run.policies.policy import Policy
 from jaxrl.sweeps import launcher
 
 # Public functions and methods that take counts.

@@ -22,8 +22,8 @@ NOT_TO_FILES = {
     "parallel/multihost/distributed.py",
     "parallel/multihost/local.py",
     "run/callbacks.py",
-    "run/export.py",
-    "run/manifest.py",
+    "run/recording/dataset_export.py",
+    "run/directory/manifest.py",
 }
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

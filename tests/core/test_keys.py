@@ -14,11 +14,11 @@ from jaxrl.core import keys
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import checked_seed, seed_problems
 from jaxrl.data.order import permuted
-from jaxrl.envs.host.episodes import environment_seeds
+from jaxrl.envs.host.time_steps import environment_seeds
 from jaxrl.networks import MLP, ActorCritic
 from jaxrl.plots.curves import bootstrap_interval
-from jaxrl.run.follow import follow
-from jaxrl.sweeps.search import Uniform, checked_seeds, configurations
+from jaxrl.run.directory.follow import follow
+from jaxrl.sweeps.distributions import Uniform, checked_seeds, configurations
 
 SEEDS = st.integers(0, 2**63 - 1)
 NO_SEEDS = [-1, 2**63, 2**70, 0.0, 1.5, np.float32(1), True, np.True_, "3", None, np.zeros(1, int), jnp.float32(1)]

@@ -4,7 +4,7 @@ import jax
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl.core.paths import named_leaves
+from jaxrl.core.trees import named_leaves
 
 KEYS = st.sampled_from(["", "a", "b", "a/b", "b/a", "/", "0"])
 TREES = st.recursive(st.integers(), lambda part: st.dictionaries(KEYS, part) | st.lists(part, max_size=2), max_leaves=9)

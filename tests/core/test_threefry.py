@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl.core import keys
-from jaxrl.run import manifest
+from jaxrl.run.directory import manifest
 
 DRAWS = {
     "split": lambda key: jax.random.key_data(jax.random.split(key, (3, 2))),

@@ -18,7 +18,7 @@ from jaxrl.core.errors import ConfigError, DatasetError
 from jaxrl.core.sources import Sequence
 from jaxrl.core.types import TransitionBatch
 from jaxrl.data import views
-from jaxrl.data.loading import Loader, arrays
+from jaxrl.data.batching import Loader, arrays
 from jaxrl.data.rows import rows_from_episode
 from jaxrl.parallel import memory
 

@@ -25,7 +25,7 @@ import jaxrl
 from jaxrl.core.errors import ConfigError, DatasetError
 from jaxrl.data import RldsWriter, features
 from jaxrl.envs.wrappers import TimeLimit
-from jaxrl.run import recording
+from jaxrl.run.recording import policy_rows
 
 tfds = pytest.importorskip("tensorflow_datasets")
 
@@ -179,7 +179,7 @@ def test_a_killed_export_leaves_nothing_at_the_final_path(tmp_path, kind):
 
 @pytest.mark.long
 def test_every_step_of_an_export_is_what_the_environment_showed(tmp_path, monkeypatch):
-    monkeypatch.setattr(recording, "_CHUNK_ROWS", 3)
+    monkeypatch.setattr(policy_rows, "_CHUNK_ROWS", 3)
     env = TimeLimit(Clock(), 6)
     policy = untrained(env, jaxrl.PPO())
     path = jaxrl.export_rlds(policy, env, tmp_path / "data", episodes=20, num_envs=3, seed=5, progress=False)
@@ -225,7 +225,7 @@ def test_an_export_is_the_episodes_of_an_evaluation(tmp_path):
 
 @pytest.mark.long
 def test_environments_on_the_host(tmp_path, monkeypatch):
-    monkeypatch.setattr(recording, "_CHUNK_ROWS", 5)
+    monkeypatch.setattr(policy_rows, "_CHUNK_ROWS", 5)
     env = jaxrl.make("gymnasium:host_probes:Counting-v0", length=3, end="truncated", workers=0)
     path = jaxrl.export_rlds(untrained(env, PPO), env, tmp_path / "data", episodes=5, num_envs=2, progress=False)
     order = []

@@ -11,7 +11,7 @@ from helpers.refused import refused
 import jaxrl
 from jaxrl.core.errors import ConfigError, DatasetError
 from jaxrl.data import views
-from jaxrl.data.statistics import statistics
+from jaxrl.data.dataset_statistics import statistics
 
 pytest.importorskip("tensorflow_datasets")
 LENGTHS = [5, 1, 9, 3, 7, 2, 8, 4, 6, 5]

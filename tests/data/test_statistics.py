@@ -11,7 +11,7 @@ from helpers.refused import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl.data.statistics import Moments, statistics
+from jaxrl.data.dataset_statistics import Moments, statistics
 
 
 def values(found, name, key=None):

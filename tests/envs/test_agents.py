@@ -16,7 +16,7 @@ from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError, EnvironmentContractError
 from jaxrl.core.types import ActorState, EnvSpec, Rollout, num_agents
 from jaxrl.envs.episode import restart, transition
-from jaxrl.run.opponents import RandomActions, evaluated_rows, opposed
+from jaxrl.run.policies.opponents import RandomActions, evaluated_rows, opposed
 
 AGENTS = 3
 LIMIT = 7

@@ -14,8 +14,8 @@ from jaxrl import envs
 from jaxrl.core import spaces
 from jaxrl.core.errors import EnvironmentContractError
 from jaxrl.envs.episode import restart, transition
-from jaxrl.envs.host.episodes import Episodes
 from jaxrl.envs.host.jax_host import ServedFromHost
+from jaxrl.envs.host.time_steps import Episodes
 
 # What replaces parts of time steps.
 FIRST = {

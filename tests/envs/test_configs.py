@@ -23,7 +23,7 @@ from jaxrl.envs import wrappers
 from jaxrl.envs.configs import from_config, full_name, to_config
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.envs.probes import Probe
-from jaxrl.run.loop import Loop
+from jaxrl.run.loop.run_loop import Loop
 
 
 def there_and_back(env):

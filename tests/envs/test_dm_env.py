@@ -18,8 +18,8 @@ from jaxrl.cli import main
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError, EnvironmentFailedError, MissingExtraError
 from jaxrl.envs.configs import from_config, to_config
-from jaxrl.envs.host.episodes import environment_seeds
-from jaxrl.run.loading import load_run
+from jaxrl.envs.host.time_steps import environment_seeds
+from jaxrl.run.directory.loading import load_run
 
 NAME = "dm_env:dm_probes:Counting"
 SMALL = jaxrl.PPO(rollout_length=8, epochs=1)  # its torso is for dictionaries

@@ -15,9 +15,9 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.host_types import AsyncEnvironment, WatchedEnvironment
 from jaxrl.core.types import EnvSpec, Rollout
 from jaxrl.envs.host import envpool as adapter
-from jaxrl.envs.host.episodes import Episodes, environment_seeds
+from jaxrl.envs.host.time_steps import Episodes, environment_seeds
 from jaxrl.parallel import rollout as ro
-from jaxrl.run import evaluation
+from jaxrl.run.policies import evaluation
 
 
 def make(name, **parameters):

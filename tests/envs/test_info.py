@@ -19,8 +19,8 @@ from jaxrl.core.errors import ConfigError, EnvironmentContractError, Environment
 from jaxrl.envs import check_env
 from jaxrl.envs.configs import from_config, to_config
 from jaxrl.envs.episode import restart, transition
-from jaxrl.envs.host.episodes import Episodes
 from jaxrl.envs.host.jax_host import ServedFromHost
+from jaxrl.envs.host.time_steps import Episodes
 from jaxrl.envs.wrappers import EpisodeStatistics
 
 COUNTING = f"gymnasium:{host_probes.__name__}:Counting-v0"

@@ -18,7 +18,7 @@ from jaxrl.envs.drawings import drawing_of
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.envs.parameters import unwrapped
 from jaxrl.run.callbacks import FunctionCallback
-from jaxrl.run.recorder import Record
+from jaxrl.run.recording.recorder import Record
 
 ROOT = Path(__file__).parents[2]
 EACH = pytest.mark.parametrize("suite", each_suite())

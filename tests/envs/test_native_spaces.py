@@ -22,7 +22,7 @@ from jaxrl.core.types import env_spec
 from jaxrl.envs.host import conversion
 from jaxrl.envs.host.dm_env import _converted
 from jaxrl.networks import MLP, ActorCritic
-from jaxrl.run.policy import Policy
+from jaxrl.run.policies.policy import Policy
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 FLOATS = ("float16", "float32", "float64")

@@ -18,7 +18,7 @@ from jaxrl.cli import main
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.host_types import only_instance
 from jaxrl.envs.configs import to_config
-from jaxrl.run.loading import load_run
+from jaxrl.run.directory.loading import load_run
 
 COUNTING = "gymnasium:host_probes.Counting"
 

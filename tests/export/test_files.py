@@ -21,7 +21,7 @@ from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError, MissingExtraError
 from jaxrl.core.types import EnvSpec
 from jaxrl.export import numpy_file, onnx_file
-from jaxrl.export.program import flat_equations
+from jaxrl.export.operations import flat_equations
 
 PAGE = Path(__file__).parents[2] / "docs" / "export.md"
 COMBINATIONS = combinations()

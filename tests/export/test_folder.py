@@ -14,10 +14,10 @@ from helpers.programs import ENV, PPO
 import jaxrl
 from jaxrl.cli import main
 from jaxrl.core.errors import ConfigError, JaxrlError
-from jaxrl.run import policy_folder
-from jaxrl.run.follow import follow
-from jaxrl.run.policy import Policy
-from jaxrl.run.policy_folder import MODEL
+from jaxrl.run.directory.follow import follow
+from jaxrl.run.policies import policy_folder
+from jaxrl.run.policies.policy import Policy
+from jaxrl.run.policies.policy_folder import MODEL
 
 safetensors = pytest.importorskip("safetensors.numpy")
 SEEN = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)

@@ -19,7 +19,7 @@ from jaxrl.core.types import EnvSpec, env_spec
 from jaxrl.envs.delegate import forward
 from jaxrl.export.function import ActFunction
 from jaxrl.export.stablehlo import PLATFORMS, exported
-from jaxrl.run.policy import Policy
+from jaxrl.run.policies.policy import Policy
 
 COMBINATIONS = combinations()
 # Each algorithm with vectors and its first kind of actions, and images where networks differ.

@@ -20,7 +20,7 @@ from jaxrl.core.errors import MissingExtraError
 from jaxrl.core.types import env_spec
 from jaxrl.envs.configs import to_config
 from jaxrl.export.hub import pull, push
-from jaxrl.run import policy_folder
+from jaxrl.run.policies import policy_folder
 
 pytest.importorskip("huggingface_hub")
 pytest.importorskip("safetensors")

@@ -1,8 +1,8 @@
 import pytest
 
-from jaxrl.run import loop
+from jaxrl.run.loop import run_loop
 
 
 @pytest.fixture
 def one_iteration_chunks(monkeypatch):
-    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 0.0)
+    monkeypatch.setattr(run_loop, "_CHUNK_SECONDS", 0.0)

@@ -26,15 +26,15 @@ from jaxrl.core.types import env_spec
 from jaxrl.envs.host import watchdog
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel.host_rollout import HostSteps
-from jaxrl.parallel.ray import actors as ray_actors
+from jaxrl.parallel.ray import ray_actors as ray_actors
 from jaxrl.parallel.sebulba import actors
-from jaxrl.parallel.sebulba import loop as sebulba
+from jaxrl.parallel.sebulba import host_loop as sebulba
 from jaxrl.parallel.sebulba.actors import ActorThreads
 from jaxrl.parallel.sebulba.collector import Published
 from jaxrl.parallel.sebulba.learning import HostLearning
-from jaxrl.run import recording
-from jaxrl.run.evaluation import evaluate
-from jaxrl.run.policy import Policy
+from jaxrl.run.policies.evaluation import evaluate
+from jaxrl.run.policies.policy import Policy
+from jaxrl.run.recording import policy_rows
 
 pytestmark = pytest.mark.faults
 
@@ -325,10 +325,10 @@ def test_the_command_line_says_how_long_a_step_of_an_evaluation_may_take(hang, t
 
 @pytest.mark.long
 def test_what_is_exported(hang, monkeypatch):
-    monkeypatch.setattr(recording, "STEP_TIMEOUT", 1.0)
+    monkeypatch.setattr(policy_rows, "STEP_TIMEOUT", 1.0)
     policy = Policy(PPO, actor(), env_spec(HOST))
     env = Spoiled(ENV, at=3, then=hang)
-    stream = recording.play(policy, env, env_index=np.arange(NUM_ENVS), all_envs=NUM_ENVS, seed=0, explore=False)
+    stream = policy_rows.play(policy, env, env_index=np.arange(NUM_ENVS), all_envs=NUM_ENVS, seed=0, explore=False)
     with named():
         next(stream)
 

@@ -19,11 +19,12 @@ from jaxrl.core.errors import JaxrlError
 from jaxrl.data.staging import Staging
 from jaxrl.export.policies import export_policy
 from jaxrl.plots.curves import plot_run
-from jaxrl.run import rendering, training
-from jaxrl.run.follow import follow
+from jaxrl.run import training
+from jaxrl.run.directory.follow import follow
 from jaxrl.run.loggers import JSONLLogger
+from jaxrl.run.recording import rendering
 from jaxrl.sweeps import launcher, pbt, sweep, tune
-from jaxrl.sweeps.report import report
+from jaxrl.sweeps.html_report import report
 
 
 def written(write, *arguments):

@@ -25,7 +25,7 @@ import jaxrl
 from jaxrl.cli import main
 from jaxrl.core.errors import ConfigError, EnvironmentContractError, EnvironmentFailedError
 from jaxrl.envs.host import watchdog, workers
-from jaxrl.envs.host.episodes import environment_seeds
+from jaxrl.envs.host.time_steps import environment_seeds
 
 pytestmark = pytest.mark.faults
 

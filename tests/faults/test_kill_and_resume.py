@@ -16,7 +16,7 @@ from helpers.programs import NUM_ENVS, ROWS, assert_equal
 from helpers.tiers import few
 from helpers.two_processes import both, together
 
-from jaxrl.run import checkpoint
+from jaxrl.run.directory import checkpoint
 from jaxrl.run.loggers import read_metrics
 from jaxrl.sweeps.pbt import PBTResult
 from jaxrl.sweeps.sweep import SweepResult

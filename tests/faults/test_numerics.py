@@ -20,7 +20,8 @@ from jaxrl.core.schedules import PiecewiseConstant
 from jaxrl.parallel import iteration
 from jaxrl.parallel.program import Program
 from jaxrl.parallel.replicas import SingleReplica
-from jaxrl.run import checkpoint, loop, stopping
+from jaxrl.run.directory import checkpoint
+from jaxrl.run.loop import run_loop, stopping
 
 ITERATIONS = 10
 TICKS = ROWS // NUM_ENVS  # of one iteration
@@ -147,7 +148,7 @@ def test_a_failure_in_the_first_chunk_leaves_the_first_state(tmp_path):
 
 @pytest.mark.long
 def test_in_a_long_chunk_the_iteration_is_named(monkeypatch):
-    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 1e6)
+    monkeypatch.setattr(run_loop, "_CHUNK_SECONDS", 1e6)
     with pytest.warns(RuntimeWarning, match=f"ended at step {7 * ROWS}: .*reward.*leaves at step"):
         result = train(PPO, spoiled(6 * TICKS + 1), checkpoint_every=0)
     # Three chunks of one iteration, until it is known how long one takes; the fourth is of all the others.

@@ -20,7 +20,7 @@ import pytest
 from helpers.patience import PATIENCE
 from helpers.tiers import few
 
-from jaxrl.run import checkpoint
+from jaxrl.run.directory import checkpoint
 from jaxrl.run.loggers import read_metrics
 
 pytestmark = pytest.mark.faults
@@ -144,8 +144,8 @@ PLACES = [
     ("sweep", "an evaluation", 'instead("jaxrl.sweeps.vectorized", "VectorizedRuns.evaluate", press_in_c, True)'),
     ("tune", "a trial", 'instead("jaxrl.sweeps.vectorized", "VectorizedRuns.evaluate", press_in_c, True)'),
     ("tune", "an import", 'importing("optuna", press_for_ever)'),
-    ("eval", "a checkpoint", 'instead("jaxrl.run.checkpoint", "restore", press_in_c, True)'),
-    ("eval", "episodes", 'instead("jaxrl.run.evaluation", "_play", press_in_c, True)'),
+    ("eval", "a checkpoint", 'instead("jaxrl.run.directory.checkpoint", "restore", press_in_c, True)'),
+    ("eval", "episodes", 'instead("jaxrl.run.policies.evaluation", "_play", press_in_c, True)'),
     ("export-rlds", "writing", 'instead("jaxrl.data.rlds", "RldsWriter.write", press_for_ever)'),
     ("compile", "a compile", 'instead("jaxrl.parallel.program", "Program.chunk", press_in_c)'),
     ("plot", "drawing", 'instead("jaxrl.run.plotting", "plot_runs", press_in_c, True)'),
@@ -177,10 +177,10 @@ def test_where_nothing_is_to_be_saved_a_command_ends_at_once(name, place, tmp_pa
     "place",
     few(
         [
-            pytest.param('instead("jaxrl.run.loop", "write_result", press, True)', id="the result is written"),
+            pytest.param('instead("jaxrl.run.loop.run_loop", "write_result", press, True)', id="the result is written"),
             pytest.param('instead("jaxrl.run.result", "plot_runs", press, True)', id="its curve is drawn"),
             pytest.param(
-                'instead("jaxrl.run.signals", "Signals.__exit__", press, True)', id="the run gives signals back"
+                'instead("jaxrl.run.loop.signals", "Signals.__exit__", press, True)', id="the run gives signals back"
             ),
             pytest.param('instead("jaxrl.cli.training", "_report", press)', id="all is done"),
         ],
@@ -197,7 +197,7 @@ def test_at_its_end_a_run_is_finished_and_the_exit_code_that_of_the_signal(place
 @pytest.mark.exhaustive
 def test_a_sweep_that_is_interrupted_after_its_last_point_has_saved_it(tmp_path):
     words = command("sweep", tmp_path / "run")
-    code, said = pressed('instead("jaxrl.sweeps.loop", "Progress.add", press_once)', *words)
+    code, said = pressed('instead("jaxrl.sweeps.sweep_loop", "Progress.add", press_once)', *words)
     assert code == 130, said
     assert checkpoint.read_manifest(tmp_path / "run" / "program-0" / "checkpoints").step > 0
     again = [sys.executable, "-m", "jaxrl", *words]

@@ -12,7 +12,8 @@ from helpers.patience import PATIENCE
 from helpers.programs import ROWS, assert_equal
 
 from jaxrl.parallel.program import Program
-from jaxrl.run import checkpoint, evaluating, loop
+from jaxrl.run.directory import checkpoint
+from jaxrl.run.loop import evaluating, run_loop
 
 pytestmark = pytest.mark.usefixtures("one_iteration_chunks")
 TOTAL = 12 * ROWS
@@ -143,7 +144,7 @@ def test_a_run_that_is_left_in_an_evaluation_goes_on_with_it(at, tmp_path, monke
         train(tmp_path / "run", **settings())
     assert checkpoint.read_manifest(tmp_path / "run" / "checkpoints").step == at * ROWS
     monkeypatch.undo()
-    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 0.0)
+    monkeypatch.setattr(run_loop, "_CHUNK_SECONDS", 0.0)
     result = train(tmp_path / "run", **settings())
     assert_equal(whole.state, result.state)
     assert vars(evaluated[0]) == vars(evaluated[-1]) and evaluated[-1].calls == 3

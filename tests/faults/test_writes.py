@@ -24,10 +24,11 @@ from helpers.tiers import few, one_quick
 
 import jaxrl
 from jaxrl.core.errors import CheckpointError, DatasetError, JaxrlError, RecordingError, RunDirectoryError
-from jaxrl.run import checkpoint, loop
-from jaxrl.run.checkpoint import Checkpointer
+from jaxrl.run.directory import checkpoint
+from jaxrl.run.directory.checkpoint import Checkpointer
+from jaxrl.run.directory.run_status import is_finished
 from jaxrl.run.loggers import read_metrics
-from jaxrl.run.run_status import is_finished
+from jaxrl.run.loop import run_loop
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("one_iteration_chunks")]
 
@@ -57,7 +58,7 @@ def train(run_dir, *loggers, **settings):
 @pytest.fixture(scope="module")
 def reference():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "_CHUNK_SECONDS", 0.0)
+        patch.setattr(run_loop, "_CHUNK_SECONDS", 0.0)
         return train(None)
 
 

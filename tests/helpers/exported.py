@@ -12,8 +12,8 @@ from jaxrl.core.config import encode
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import EnvSpec, env_spec
 from jaxrl.envs.configs import to_config
-from jaxrl.run import policy_folder
-from jaxrl.run.policy import Policy
+from jaxrl.run.policies import policy_folder
+from jaxrl.run.policies.policy import Policy
 
 VECTORS, IMAGES = spaces.Box(-1.0, 1.0, (4,)), spaces.Box(0.0, 1.0, (10, 10, 4))
 MANY, BOX = spaces.Discrete(6), spaces.Box(np.float32([-2, 0]), np.float32([2, 10]), (2,))

@@ -17,9 +17,10 @@ from helpers.programs import ROWS
 from jaxrl.core.errors import CheckpointError
 from jaxrl.core.sources import Lifo, MaxHeap, MinHeap, Prioritized, View
 from jaxrl.envs.host.jax_host import ServedFromHost
-from jaxrl.run import checkpoint, loop
 from jaxrl.run.callbacks import Decision, FunctionCallback
-from jaxrl.run.checkpoint import Checkpointer
+from jaxrl.run.directory import checkpoint
+from jaxrl.run.directory.checkpoint import Checkpointer
+from jaxrl.run.loop import run_loop
 
 # A table so small that most items are removed, a ring of which the items with the lowest
 # priority are drawn, and views of a ring, one of which holds few items of high priority.
@@ -226,7 +227,7 @@ def train_and_stop(name, run_dir, step):
 
 def main(name, run_dir, moment, patient):
     """Trains, and dies at a moment as by `kill -9`. The patient one has saved before it goes on, as if quickly."""
-    loop._CHUNK_SECONDS = 0.0
+    run_loop._CHUNK_SECONDS = 0.0
     Path(run_dir).mkdir(parents=True, exist_ok=True)
     if patient == "patient":
         save = Checkpointer.save

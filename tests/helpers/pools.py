@@ -10,7 +10,7 @@ from helpers.patience import PATIENCE, within
 from helpers.programs import NUM_ENVS, Interrupt, actor_threads, all_finite, plain
 from jaxrl.parallel.sebulba.actors import ActorThreads
 from jaxrl.parallel.sebulba.learning import HostLearning
-from jaxrl.run import loop
+from jaxrl.run.loop import run_loop
 
 BATCH = NUM_ENVS // 2
 IMPALA = ALGORITHMS["impala"]
@@ -54,7 +54,7 @@ def check_ends_while_groups_wait(env, monkeypatch, *, interrupted, **layout):
         return rollouts(self, *arguments)
 
     monkeypatch.setattr(ActorThreads, "rollouts", once_all_wait)
-    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 0.0)  # an iteration each
+    monkeypatch.setattr(run_loop, "_CHUNK_SECONDS", 0.0)  # an iteration each
     topology = jaxrl.Sebulba(num_envs=NUM_ENVS, learner_batch=BATCH, **layout)
     settings = {"total_steps": 6 * BATCH * 8, "log_every": BATCH * 8, "evaluate_every": 0, "evaluation_episodes": 2}
     with within(PATIENCE):

@@ -16,16 +16,17 @@ from jaxrl.core.errors import JaxrlError
 from jaxrl.core.types import env_spec
 from jaxrl.data import load_dataset
 from jaxrl.plots.curves import TRAINING
-from jaxrl.run import checkpoint, loop, run_status
-from jaxrl.run.directory import read_config, with_new_fields
-from jaxrl.run.evaluation import evaluate
-from jaxrl.run.export import export_rlds
-from jaxrl.run.loading import load_run
+from jaxrl.run.directory import checkpoint, run_status
+from jaxrl.run.directory.loading import load_run
+from jaxrl.run.directory.run_directory import read_config, with_new_fields
 from jaxrl.run.loggers import JSONLLogger, read_metrics
+from jaxrl.run.loop import run_loop
 from jaxrl.run.plotting import plot_runs, read_run
-from jaxrl.run.recorder import Record
-from jaxrl.run.rendering import render
-from jaxrl.run.replays import export_replay
+from jaxrl.run.policies.evaluation import evaluate
+from jaxrl.run.recording.dataset_export import export_rlds
+from jaxrl.run.recording.recorder import Record
+from jaxrl.run.recording.rendering import render
+from jaxrl.run.recording.replay_export import export_replay
 
 STEPS = 20  # of an episode of what was loaded
 
@@ -41,7 +42,7 @@ def made(root):
     one = episode(0, 3, dtypes=["float32", "uint8"])
     often = {"topology": anakin(), "evaluate_every": ROWS, "checkpoint_every": ROWS, "evaluation_episodes": 2}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "_CHUNK_SECONDS", 0.0)
+        patch.setattr(run_loop, "_CHUNK_SECONDS", 0.0)
         often |= {"progress": False}
         result = jaxrl.train(PPO, ENV, total_steps=2 * ROWS, run_dir=whole / "run", record=whole / "recording", **often)
         jaxrl.train(DQN, ENV, total_steps=4 * ROWS, run_dir=whole / "replay", **often)

@@ -13,7 +13,7 @@ from jaxrl.core.types import env_spec
 from jaxrl.data import MinariWriter, RldsWriter
 from jaxrl.data.episodes import Episode
 from jaxrl.envs.episode import restart, transition
-from jaxrl.run.policy import Policy
+from jaxrl.run.policies.policy import Policy
 
 TYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
 

@@ -1,4 +1,4 @@
-"""A table in plain Python, by Reverb's rules: the oracle of `jaxrl.buffers.table`."""
+"""A table in plain Python, by Reverb's rules: the oracle of `jaxrl.buffers.item_table`."""
 
 import numpy as np
 
@@ -19,7 +19,7 @@ class Model:
     """A list of items in the order of insertion, each a dictionary.
 
     Args:
-      rules: a `jaxrl.buffers.table.Table`.
+      rules: a `jaxrl.buffers.item_table.Table`.
     """
 
     def __init__(self, rules):

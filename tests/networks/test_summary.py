@@ -9,7 +9,7 @@ from helpers.registered import OWN_ALGORITHMS
 import jaxrl
 from jaxrl import networks
 from jaxrl.core.types import EnvSpec
-from jaxrl.networks.summary import summary
+from jaxrl.networks.network_summary import summary
 
 VECTORS = jaxrl.spaces.Box(-1.0, 1.0, (4,))
 IMAGES = jaxrl.spaces.Box(0.0, 1.0, (10, 10, 4))

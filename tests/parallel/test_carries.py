@@ -15,7 +15,7 @@ import jaxrl
 from jaxrl.core import spaces
 from jaxrl.core.sources import Sequence
 from jaxrl.core.types import ActorOutput, ActorState, EnvSpec, Replay, Rollouts, UpdateInfo
-from jaxrl.envs.host.episodes import Episodes
+from jaxrl.envs.host.time_steps import Episodes
 from jaxrl.networks.cores import unroll
 
 NUM_ENVS, LENGTH, ITERATIONS = 4, 5, 4

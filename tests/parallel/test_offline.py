@@ -27,7 +27,7 @@ from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel import memory, streamed
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel.experience import of_dataset
-from jaxrl.run import recording
+from jaxrl.run.recording import policy_rows
 
 SHARDS = 4
 IMITATING = {"sqil": TINY["sac_discrete"].replace(imitate=True), "gail": TINY["gail"]}
@@ -51,7 +51,7 @@ def episodes():
     policy = jaxrl.Policy(algo, algo.actor(state.learner), program.layout.spec)
     cutter, found = EpisodeCutter(NUM_ENVS), Episodes()
     which = {"env_index": np.arange(NUM_ENVS), "all_envs": NUM_ENVS}
-    stream = recording.play(policy, ENV, **which, seed=1, explore=True)
+    stream = policy_rows.play(policy, ENV, **which, seed=1, explore=True)
     found += [episode for _, episode in cutter.add(next(stream))][:40]
     stream.close()
     return found

@@ -17,7 +17,7 @@ from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.networks import MLP, ActorCritic
 from jaxrl.parallel import host_rollout
 from jaxrl.parallel import rollout as ro
-from jaxrl.run.policy import Policy
+from jaxrl.run.policies.policy import Policy
 
 T, B, TOTAL = 20, 4, 6  # the environments here are the last of a run's
 SPEC, INDEX, KEY = env_spec(ENV), np.arange(2, 6, dtype=np.int32), jax.random.key(3)

@@ -14,7 +14,7 @@ import jaxrl
 from jaxrl.cli import main
 from jaxrl.envs.episode import restart, transition
 from jaxrl.networks import MLP, CategoricalValues, QNetwork
-from jaxrl.run import advice
+from jaxrl.run.loop import advice
 
 RUN = {"total_steps": 12 * ROWS, "evaluate_every": ROWS, "evaluation_episodes": 4}
 

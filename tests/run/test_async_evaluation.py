@@ -9,10 +9,11 @@ from helpers.patience import PATIENCE
 from helpers.programs import ROWS, assert_equal
 from helpers.tiers import one_quick
 
-from jaxrl.run import evaluating, evaluation, loop
-from jaxrl.run.checkpoint import Checkpointer, best_step, read_manifest
-from jaxrl.run.evaluation import Evaluation
+from jaxrl.run.directory.checkpoint import Checkpointer, best_step, read_manifest
 from jaxrl.run.loggers import read_metrics
+from jaxrl.run.loop import evaluating, run_loop
+from jaxrl.run.policies import evaluation
+from jaxrl.run.policies.evaluation import Evaluation
 
 EACH = 4 * ROWS  # between evaluations
 TOTAL = 3 * EACH
@@ -26,7 +27,7 @@ def train(run_dir=None, **settings):
 @pytest.fixture(autouse=True)
 def long_chunks(monkeypatch):
     """Chunks that end at borders only, whatever the machine is doing."""
-    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 1e6)
+    monkeypatch.setattr(run_loop, "_CHUNK_SECONDS", 1e6)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +83,7 @@ def test_the_run_goes_on_meanwhile(monkeypatch):
         def close(self):
             pass
 
-    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 0.0)  # chunks of one iteration: some end before the next border
+    monkeypatch.setattr(run_loop, "_CHUNK_SECONDS", 0.0)  # chunks of one iteration: some end before the next border
     monkeypatch.setattr(evaluating, "evaluate", lambda *_, **__: found(float(further.wait(PATIENCE))))
     result = train(async_evaluation=True, loggers=[Rows()])
     assert evaluation.scores_of(result.metrics) == dict.fromkeys((EACH, 2 * EACH, 3 * EACH), 1.0)

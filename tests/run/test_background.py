@@ -11,8 +11,8 @@ from helpers.patience import PATIENCE
 from helpers.programs import PPO, ROWS, assert_equal
 
 from jaxrl.parallel.program import Program
-from jaxrl.run import background, evaluating
-from jaxrl.run.background import BackgroundTask, import_later_modules
+from jaxrl.run.loop import background, evaluating
+from jaxrl.run.loop.background import BackgroundTask, import_later_modules
 
 OURS = ("_chunk", "_init", "play", "policy_at")
 

@@ -15,7 +15,7 @@ import jaxrl
 from jaxrl.core.errors import CheckpointError, ConfigError
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.run.callbacks import Callbacks, Decision, FunctionCallback, Moment, StopAtReturn, as_callbacks
-from jaxrl.run.checkpoint import read_manifest
+from jaxrl.run.directory.checkpoint import read_manifest
 
 EVERY = 2 * ROWS
 TOTAL = 8 * ROWS

@@ -22,10 +22,10 @@ from jax.sharding import PartitionSpec as P
 
 import jaxrl
 from jaxrl.core.errors import CheckpointError, RunDirectoryError
-from jaxrl.run import checkpoint
 from jaxrl.run.ahead import compile_ahead
-from jaxrl.run.checkpoint import Checkpointer, best_step, read_manifest, restore
-from jaxrl.run.directory import check_no_pattern
+from jaxrl.run.directory import checkpoint
+from jaxrl.run.directory.checkpoint import Checkpointer, best_step, read_manifest, restore
+from jaxrl.run.directory.run_directory import check_no_pattern
 from jaxrl.run.settings import RunSettings
 
 # Orbax's event loop, after an error that is expected here.
@@ -458,7 +458,7 @@ def test_what_a_killed_save_left_is_cleaned(saved):
 KILLED: typing.Final = """
 import os, random, signal, sys, threading, time
 import jax, numpy as np
-from jaxrl.run.checkpoint import Checkpointer
+from jaxrl.run.directory.checkpoint import Checkpointer
 
 directory, seed = sys.argv[1], int(sys.argv[2])
 checkpointer = Checkpointer(directory, config={}, keep=2)

@@ -9,8 +9,8 @@ import jaxrl
 from jaxrl.core import files
 from jaxrl.core.config import encode
 from jaxrl.core.errors import CheckpointError, RunDirectoryError
-from jaxrl.run import directory as run_directory
-from jaxrl.run.directory import RunDirectory, difference, read_config
+from jaxrl.run.directory import run_directory as run_directory
+from jaxrl.run.directory.run_directory import RunDirectory, difference, read_config
 
 CONFIG = {"algorithm": {"name": "ppo", "gamma": 0.99, "network": {"sizes": [64, 64]}}, "total_steps": 100, "seed": 0}
 RESULT = '{"evaluation": {}, "stopped": "finished", "wall_seconds": 1.0}'
@@ -102,7 +102,9 @@ def test_files_without_a_configuration_are_not_taken_for_a_run(tmp_path, overwri
 
 @pytest.mark.long
 def test_a_second_process_is_refused_and_told_who_holds_it(tmp_path):
-    script = "import sys; from jaxrl.run.directory import RunDirectory; RunDirectory(sys.argv[1], {'algorithm': {}})"
+    script = (
+        "import sys\nfrom jaxrl.run.directory import run_directory as d; d.RunDirectory(sys.argv[1], {'algorithm': {}})"
+    )
     command = [sys.executable, "-c", script, str(tmp_path)]
     with RunDirectory(tmp_path, {"algorithm": {}}):
         refused = subprocess.run(command, capture_output=True, text=True)

@@ -14,12 +14,12 @@ from jaxrl.core import keys, spaces
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import env_spec
 from jaxrl.envs.episode import restart, transition
-from jaxrl.envs.host.episodes import environment_seeds
 from jaxrl.envs.host.jax_host import ServedFromHost
+from jaxrl.envs.host.time_steps import environment_seeds
 from jaxrl.parallel.rollout import first_timestep, with_previous_action
-from jaxrl.run import recording
-from jaxrl.run.directory import read_config
-from jaxrl.run.evaluation import EPISODES, default_episodes, layout
+from jaxrl.run.directory.run_directory import read_config
+from jaxrl.run.policies.evaluation import EPISODES, default_episodes, layout
+from jaxrl.run.recording import policy_rows
 
 LONG = 50
 
@@ -199,7 +199,7 @@ def test_host_environments_begin_other_episodes_than_in_training(monkeypatch):
             jaxrl.evaluate(algo, actor, host, spec, seed=seed, episodes=8)
     policy = jaxrl.Policy(algo, actor, spec)
     with pytest.raises(Built):
-        next(recording.play(policy, host, env_index=np.arange(8), all_envs=8, seed=3, explore=False))
+        next(policy_rows.play(policy, host, env_index=np.arange(8), all_envs=8, seed=3, explore=False))
     evaluation, again, other, exported = built
     assert evaluation == again == exported != other
     streams = [environment_seeds(seed, 128) for seed in (3, 4, evaluation, other)]

@@ -19,13 +19,13 @@ from jaxrl.core.types import env_spec
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT
 from jaxrl.parallel.multihost import distributed, place
 from jaxrl.parallel.multihost.place import Place
-from jaxrl.run import follow as following
 from jaxrl.run import training
 from jaxrl.run.ahead import compile_ahead
-from jaxrl.run.checkpoint import complete_steps
-from jaxrl.run.directory import RunDirectory, read_config
-from jaxrl.run.follow import follow, follow_launched
-from jaxrl.run.loading import load_run
+from jaxrl.run.directory import follow as following
+from jaxrl.run.directory.checkpoint import complete_steps
+from jaxrl.run.directory.follow import follow, follow_launched
+from jaxrl.run.directory.loading import load_run
+from jaxrl.run.directory.run_directory import RunDirectory, read_config
 from jaxrl.run.loggers import read_metrics
 from jaxrl.run.settings import RunSettings
 from jaxrl.sweeps.launcher import launch as experiments

@@ -15,7 +15,7 @@ from jaxrl.algos.optimizers import Adam
 from jaxrl.core.config import decode
 from jaxrl.core.errors import CheckpointError
 from jaxrl.networks import MLP, ActorCritic
-from jaxrl.run.loading import load_run
+from jaxrl.run.directory.loading import load_run
 from jaxrl.sweeps.launcher import launch
 from jaxrl.sweeps.records import read_records
 

@@ -14,8 +14,8 @@ from jaxrl import networks
 from jaxrl.core.errors import ConfigError, RunDirectoryError
 from jaxrl.core.schedules import Linear
 from jaxrl.core.types import env_spec
-from jaxrl.run.init_from import load_initial, recorded_parent
-from jaxrl.run.loading import load_run
+from jaxrl.run.directory.init_from import load_initial, recorded_parent
+from jaxrl.run.directory.loading import load_run
 
 # Schedules as PPO's own is, and so all train with the program of many other tests.
 FROZEN = PPO.replace(learning_rate=Linear(1e-30, 1e-30))  # what it begins with stays

@@ -13,7 +13,7 @@ from jaxrl import networks
 from jaxrl.core.config import decode, encode
 from jaxrl.core.errors import CheckpointError, ConfigError, RunDirectoryError
 from jaxrl.core.schedules import Linear
-from jaxrl.run.loading import load, load_run
+from jaxrl.run.directory.loading import load, load_run
 
 ALGO = jaxrl.DQN(
     learning_rate=2.5e-4,

@@ -13,9 +13,9 @@ import jaxrl
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel.multihost import distributed
 from jaxrl.parallel.program import Program
-from jaxrl.run import evaluating, journal, loop, timing
-from jaxrl.run.checkpoint import Checkpointer
-from jaxrl.run.evaluation import Evaluation
+from jaxrl.run.directory.checkpoint import Checkpointer
+from jaxrl.run.loop import evaluating, journal, run_loop, timing
+from jaxrl.run.policies.evaluation import Evaluation
 
 
 def live_bytes():
@@ -56,7 +56,7 @@ def clocked(monkeypatch):
     def use(clock, then=lambda length: None):
         ended, chunk = [], Program.chunk
 
-        class Watched(loop.BackgroundTask):
+        class Watched(run_loop.BackgroundTask):
             def __init__(self, work, name="background"):
                 super().__init__(work, name)
                 ended.extend([self] if name == "report" else [])
@@ -68,9 +68,9 @@ def clocked(monkeypatch):
             return chunk(self, algo, env, state, length, *others)
 
         monkeypatch.setattr(Program, "chunk", dispatched)
-        monkeypatch.setattr(loop, "BackgroundTask", Watched)
+        monkeypatch.setattr(run_loop, "BackgroundTask", Watched)
         monkeypatch.setattr(journal, "Laps", lambda: timing.Laps(clock))
-        monkeypatch.setattr(loop, "_CHUNK_SECONDS", 4.0)
+        monkeypatch.setattr(run_loop, "_CHUNK_SECONDS", 4.0)
 
     return use
 

@@ -9,13 +9,13 @@ from helpers.programs import ENV, PPO, ROWS, anakin
 from helpers.strict_json import check_folder
 
 import jaxrl
-from jaxrl.cli import summary
+from jaxrl.cli import run_summary
 from jaxrl.run.callbacks import Decision, FunctionCallback
-from jaxrl.run.follow import follow
+from jaxrl.run.directory.follow import follow
+from jaxrl.run.directory.run_status import read_result
 from jaxrl.run.loggers import read_metrics
+from jaxrl.run.loop.schedule import LoopLimits
 from jaxrl.run.plotting import plot_runs
-from jaxrl.run.run_status import read_result
-from jaxrl.run.schedule import LoopLimits
 from jaxrl.run.settings import RunSettings
 from jaxrl.run.training import run_training
 
@@ -51,7 +51,7 @@ def test_every_file_is_json_and_every_reader_takes_null(whole, tmp_path):
     assert json.loads((path / "result.json").read_text())["evaluation"]["return_mean"] is None
     record = read_result(path)
     assert math.isnan(record["evaluation"]["return_mean"]) and record["evaluation"]["unfinished"] == 2
-    last = summary.report(record | {"explored": True}, "PPO", "e", path)[-1]
+    last = run_summary.report(record | {"explored": True}, "PPO", "e", path)[-1]
     assert last.startswith("evaluation (exploring): no episode ended; 2 reached the step limit; in training ")
     plot_runs([path], tmp_path / "curve.png")
     plot_runs([path], tmp_path / "curve.png", metric="train/return_mean")

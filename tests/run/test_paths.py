@@ -18,16 +18,16 @@ from jaxrl.data import RldsWriter
 from jaxrl.data.minari_reader import MinariReader
 from jaxrl.data.rlds import RldsReader
 from jaxrl.plots import curves
-from jaxrl.run.checkpoint import best_step, complete_steps, read_manifest, restore
-from jaxrl.run.directory import RunDirectory, check_no_pattern, read_config
-from jaxrl.run.follow import follow
-from jaxrl.run.init_from import recorded_parent
+from jaxrl.run.directory.checkpoint import best_step, complete_steps, read_manifest, restore
+from jaxrl.run.directory.follow import follow
+from jaxrl.run.directory.init_from import recorded_parent
+from jaxrl.run.directory.run_directory import RunDirectory, check_no_pattern, read_config
+from jaxrl.run.directory.sweep_directory import Trial
 from jaxrl.run.loggers import CSVLogger, JSONLLogger, read_metrics, write_csv
-from jaxrl.run.opponents import as_opponent
 from jaxrl.run.plotting import plot_runs, read_run
+from jaxrl.run.policies.opponents import as_opponent
 from jaxrl.run.settings import RunSettings
-from jaxrl.run.sweep_directory import Trial
-from jaxrl.sweeps.loop import opened_session
+from jaxrl.sweeps.sweep_loop import opened_session
 
 pytest.importorskip("tensorflow_datasets")
 SOURCES = Path(jaxrl.__file__).parent

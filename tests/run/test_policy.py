@@ -17,7 +17,7 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import EnvSpec, NetworkInputs, env_spec
 from jaxrl.parallel.rollout import act, first_timestep, with_previous_action
-from jaxrl.run.policy import Policy, checked_batch
+from jaxrl.run.policies.policy import Policy, checked_batch
 
 
 def policy_of(algo, env=ENV, noise=0.5):
@@ -216,7 +216,7 @@ def test_a_step_is_traced_once(monkeypatch):
         traced.append(1)
         return act(*arguments, **options)
 
-    monkeypatch.setattr("jaxrl.run.policy.act", counted)
+    monkeypatch.setattr("jaxrl.run.policies.policy.act", counted)
     algo = PPO.replace(entropy_cost=0.0123)
     first, second = policy_of(algo), policy_of(algo)
     _, memory = first(OBSERVATIONS[0])

@@ -9,8 +9,8 @@ import pytest
 from helpers.patience import Clock
 from rich.console import Console
 
-from jaxrl.run import progress
-from jaxrl.run.progress import ProgressBar
+from jaxrl.run.loop import progress
+from jaxrl.run.loop.progress import ProgressBar
 
 
 def plain(**options):
@@ -83,7 +83,7 @@ def test_a_bar_in_a_terminal_and_the_cursor_back_after_an_exception():
 
 
 def test_the_cursor_is_back_when_the_process_ends_without_close():
-    script = "from jaxrl.run.progress import ProgressBar\n"
+    script = "from jaxrl.run.loop.progress import ProgressBar\n"
     script += "p = ProgressBar(); p.start(10); p.update(5); raise SystemExit(3)"
     leader, follower = pty.openpty()
     environment = {**os.environ, "TERM": "xterm"}

@@ -26,8 +26,9 @@ from jaxrl.data import rings
 from jaxrl.data.rlds import RldsWriter
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel.program import Program
-from jaxrl.run import loop, recorder
-from jaxrl.run.recorder import Record
+from jaxrl.run.loop import run_loop
+from jaxrl.run.recording import recorder
+from jaxrl.run.recording.recorder import Record
 
 pytest.importorskip("tensorflow_datasets")
 ITERATIONS, EACH = 12, 4  # and how many between checkpoints
@@ -66,7 +67,7 @@ def same(one, other):
 @pytest.fixture(autouse=True)
 def chunks_that_end_in_the_middle(monkeypatch):
     """Of 1, 3 and 4 iterations, whatever the machine is doing; the checkpoints are every 4."""
-    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 1e6)
+    monkeypatch.setattr(run_loop, "_CHUNK_SECONDS", 1e6)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,7 @@ def whole(tmp_path_factory):
     """A run with checkpoints that records everything: its result and where."""
     folder = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "_CHUNK_SECONDS", 1e6)
+        patch.setattr(run_loop, "_CHUNK_SECONDS", 1e6)
         return train(folder / "recording", run_dir=folder / "run", keep=10), folder
 
 
@@ -244,7 +245,7 @@ def test_what_is_lived_twice_is_recorded_once(whole, tmp_path, at):
 
 
 def test_a_run_that_stops_at_what_is_not_finite_records_what_came_before(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 0.0)
+    monkeypatch.setattr(run_loop, "_CHUNK_SECONDS", 0.0)
     chunk = Program.recorded_chunk
 
     def seventh_fails(self, algo, env, state, *arguments, **options):

@@ -28,8 +28,8 @@ from jaxrl.envs.episode import restart, transition
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.envs.parameters import unwrapped
 from jaxrl.networks import MLP, ActorCritic
-from jaxrl.run import rendering
-from jaxrl.run.policy import Policy
+from jaxrl.run.policies.policy import Policy
+from jaxrl.run.recording import rendering
 
 
 def untrained(env):

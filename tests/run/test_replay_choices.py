@@ -15,7 +15,8 @@ from helpers.tiers import few
 
 from jaxrl.core.errors import CheckpointError
 from jaxrl.core.sources import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Uniform, View
-from jaxrl.run import loop, manifest
+from jaxrl.run.directory import manifest
+from jaxrl.run.loop import run_loop
 
 ITERATIONS = 6
 REST = ("prioritized-3", "table-160-prioritized-lifo-4", "view-prioritized-lifo")
@@ -31,7 +32,7 @@ TABLE = [
 
 @pytest.fixture(autouse=True)
 def one_iteration_chunks(monkeypatch):
-    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 0.0)
+    monkeypatch.setattr(run_loop, "_CHUNK_SECONDS", 0.0)
 
 
 def name(choices):

@@ -33,7 +33,8 @@ from jaxrl.core.sources import (
 from jaxrl.core.types import Counter, EnvSpec, Trajectory
 from jaxrl.data.rows import EpisodeCutter
 from jaxrl.parallel.experience import Experience
-from jaxrl.run import manifest, replays
+from jaxrl.run.directory import manifest
+from jaxrl.run.recording import replay_export
 
 pytest.importorskip("tensorflow_datasets")
 ENVS, ROLLOUT, FRAMES = 3, 4, 3
@@ -313,7 +314,7 @@ def test_a_manifest_with_another_replay_than_jaxrl_saves(dtype, shape, tmp_path)
     manifest.write(tmp_path / "000000000064" / "manifest.json", manifest.Manifest(64, {}, leaves))
     spec = EnvSpec("made", spaces.Box(0, 1, (2,)), spaces.Discrete(2))
     with pytest.raises(CheckpointError, match="holds no replay"):
-        replays._saved(tmp_path, 64, {"replay": Replay(64, 8, 1)}, spec)
+        replay_export._saved(tmp_path, 64, {"replay": Replay(64, 8, 1)}, spec)
 
 
 STORAGES = {

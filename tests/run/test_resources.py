@@ -13,9 +13,9 @@ from jaxrl.cli import main, runs
 from jaxrl.cli.flags import build_parts
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.resources import Resources
-from jaxrl.parallel.ray.actors import Remote
-from jaxrl.run import evaluating
+from jaxrl.parallel.ray.ray_actors import Remote
 from jaxrl.run.callbacks import FunctionCallback
+from jaxrl.run.loop import evaluating
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux has it")
 HOST = "gymnasium:host_probes:Counting-v0"

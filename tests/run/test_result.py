@@ -19,13 +19,13 @@ from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.summary import byte_size, tree_summary
+from jaxrl.core.trees import byte_size, tree_summary
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.run import loggers
 from jaxrl.run.callbacks import FunctionCallback, StopAtReturn
-from jaxrl.run.checkpoint import read_manifest
-from jaxrl.run.directory import RunDirectory
-from jaxrl.run.loading import load_run
+from jaxrl.run.directory.checkpoint import read_manifest
+from jaxrl.run.directory.loading import load_run
+from jaxrl.run.directory.run_directory import RunDirectory
 from jaxrl.run.result import write_result
 
 WIDTH = 240

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from jaxrl.core.report import EpisodeSums, Report, joined
 from jaxrl.parallel.program import Program
-from jaxrl.run import loop
 from jaxrl.run.callbacks import FunctionCallback
-from jaxrl.run.rows import TrainingRows, row_period
+from jaxrl.run.loop import run_loop
+from jaxrl.run.loop.metric_rows import TrainingRows, row_period
 
 TIMED = ("seconds", "steps_per_second", "updates_per_second", "inserts_per_second", "samples_per_second")
 
@@ -46,7 +46,7 @@ def assert_same_rows(one, other):
 def test_rows_do_not_depend_on_the_chunks_nor_on_a_kill(algo, monkeypatch, tmp_path):
     found = []
     for seconds in (0.0, 1e6):
-        monkeypatch.setattr(loop, "_CHUNK_SECONDS", seconds)
+        monkeypatch.setattr(run_loop, "_CHUNK_SECONDS", seconds)
         found.append(train(algo=algo, log_every=4 * ROWS))
     assert steps(found[0]) == [3, 4, 5, 6, 8, 9, 10, 12], "every fourth, and where it is evaluated or saved"
     assert_same_rows(*found)
@@ -61,14 +61,14 @@ def test_rows_do_not_depend_on_the_chunks_nor_on_a_kill(algo, monkeypatch, tmp_p
 
 
 def test_a_run_of_a_hundred_iterations_has_even_rows(monkeypatch):
-    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 1e6)
+    monkeypatch.setattr(run_loop, "_CHUNK_SECONDS", 1e6)
     result = train(total=120, evaluate_every=30 * ROWS, checkpoint_every=0)
     assert steps(result) == list(range(10, 121, 10))
     assert steps(train(total=120, evaluate_every=0, checkpoint_every=0, log_every=50 * ROWS)) == [50, 100, 120]
 
 
 def test_a_short_chunk_before_a_row_does_not_shorten_those_after_it(monkeypatch):
-    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 1e6)
+    monkeypatch.setattr(run_loop, "_CHUNK_SECONDS", 1e6)
     lengths, chunk = [], Program.chunk
 
     def counted(self, algo, env, state, length, *rest):

@@ -7,8 +7,8 @@ import pytest
 from helpers import programs
 from helpers.programs import ENV, NUM_ENVS, ROWS
 
-from jaxrl.run import run_log
-from jaxrl.run.run_log import RunLog
+from jaxrl.run.directory import run_log
+from jaxrl.run.directory.run_log import RunLog
 
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d "
 

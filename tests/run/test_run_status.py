@@ -4,8 +4,8 @@ import pytest
 
 from jaxrl.core import files, ownership
 from jaxrl.core.errors import RunDirectoryError
-from jaxrl.run.directory import RunDirectory
-from jaxrl.run.run_status import is_finished, is_of_launch
+from jaxrl.run.directory.run_directory import RunDirectory
+from jaxrl.run.directory.run_status import is_finished, is_of_launch
 
 
 @pytest.mark.parametrize("name", ["missing", "file", "loop", "n" * 300], ids=lambda name: name[:8])

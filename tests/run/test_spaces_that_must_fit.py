@@ -13,7 +13,7 @@ from jaxrl import spaces
 from jaxrl.core.errors import ConfigError, DatasetError, EnvironmentContractError
 from jaxrl.envs.episode import restart, transition
 from jaxrl.networks import MLP, ActorCritic
-from jaxrl.run import evaluation
+from jaxrl.run.policies import evaluation
 
 
 @struct.dataclass

@@ -3,9 +3,9 @@
 import pytest
 from helpers.patience import Clock
 
-from jaxrl.cli.summary import report
-from jaxrl.run import timing
-from jaxrl.run.timing import ChunkTimes, Laps, described
+from jaxrl.cli.run_summary import report
+from jaxrl.run.loop import timing
+from jaxrl.run.loop.timing import ChunkTimes, Laps, described
 
 
 def test_every_second_is_in_one_part():

@@ -22,11 +22,12 @@ from jaxrl.core.schedules import Linear, resolve_schedules
 from jaxrl.core.types import env_spec
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.networks import GRU, Actor, Critic, QNetwork
-from jaxrl.run import checkpoint, loop
-from jaxrl.run.loading import load_run
+from jaxrl.run.directory import checkpoint
+from jaxrl.run.directory.loading import load_run
 from jaxrl.run.loggers import read_metrics
+from jaxrl.run.loop import run_loop
+from jaxrl.run.loop.timing import PARTS
 from jaxrl.run.settings import network_lines, resolved_defaults
-from jaxrl.run.timing import PARTS
 
 ITERATIONS = 12
 TOTAL = ITERATIONS * ROWS
@@ -54,7 +55,7 @@ def train(run_dir=None, *, total_steps=TOTAL, **settings):
 @pytest.fixture(autouse=True)
 def long_chunks(monkeypatch):
     """Chunks that end at borders only, whatever the machine is doing: 1, then up to 8 times the last."""
-    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 1e6)
+    monkeypatch.setattr(run_loop, "_CHUNK_SECONDS", 1e6)
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +133,7 @@ def test_every_checkpoint_stays_where_as_many_are_kept(tmp_path):
 
 def test_the_same_seed_is_the_same_run_and_chunks_do_not_matter(finished, monkeypatch):
     result, _ = finished
-    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 0.0)  # chunks of one iteration
+    monkeypatch.setattr(run_loop, "_CHUNK_SECONDS", 0.0)  # chunks of one iteration
     again = train()
     assert_equal(result.state, again.state)
     np.testing.assert_array_equal(result.evaluation.returns, again.evaluation.returns)

@@ -6,8 +6,8 @@ from helpers.events import all_events
 from helpers.programs import ENV, ROWS, assert_equal
 from PIL import Image
 
-from jaxrl.run import rendering
-from jaxrl.run.loading import load_run
+from jaxrl.run.directory.loading import load_run
+from jaxrl.run.recording import rendering
 
 
 def train(run_dir=None, **settings):

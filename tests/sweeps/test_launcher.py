@@ -12,7 +12,7 @@ from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, assert_equal
 import jaxrl
 from jaxrl.cli import main, sweep
 from jaxrl.core.errors import ConfigError, RunDirectoryError
-from jaxrl.run.loop import Loop
+from jaxrl.run.loop.run_loop import Loop
 from jaxrl.sweeps import launcher
 from jaxrl.sweeps.launcher import Experiments, launch
 

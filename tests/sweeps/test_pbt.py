@@ -21,9 +21,9 @@ from jaxrl.core import keys
 from jaxrl.core.errors import ConfigError, NonFiniteError, RunDirectoryError
 from jaxrl.core.schedules import Constant, Cosine, Linear, resolve_schedules
 from jaxrl.plots.lineage import Lineage
-from jaxrl.run import checkpoint, sweep_directory
+from jaxrl.run.directory import checkpoint, sweep_directory
+from jaxrl.sweeps.distributions import LogUniform, Uniform
 from jaxrl.sweeps.population import Hyperparameter, Population, Selection
-from jaxrl.sweeps.search import LogUniform, Uniform
 from jaxrl.sweeps.vectorized import VectorizedRuns
 
 pytestmark = pytest.mark.exact

@@ -17,9 +17,10 @@ from jaxrl.cli import main
 from jaxrl.core.errors import ConfigError, MissingExtraError
 from jaxrl.plots.curves import EVALUATION, TRAINING
 from jaxrl.plots.lineage import Lineage
-from jaxrl.run import plotting, sweep_directory
-from jaxrl.run.directory import RunDirectory
-from jaxrl.run.sweep_directory import Trial
+from jaxrl.run import plotting
+from jaxrl.run.directory import sweep_directory
+from jaxrl.run.directory.run_directory import RunDirectory
+from jaxrl.run.directory.sweep_directory import Trial
 from jaxrl.sweeps.records import read_records
 from jaxrl.sweeps.tune import TuneResult
 

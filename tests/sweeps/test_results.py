@@ -16,8 +16,9 @@ from jaxrl.cli import main
 from jaxrl.core.errors import JaxrlError, RunDirectoryError
 from jaxrl.plots.curves import EVALUATION, TRAINING
 from jaxrl.plots.importance import importance
-from jaxrl.run import plotting, sweep_directory
-from jaxrl.run.directory import read_config
+from jaxrl.run import plotting
+from jaxrl.run.directory import sweep_directory
+from jaxrl.run.directory.run_directory import read_config
 from jaxrl.run.loggers import read_metrics
 from jaxrl.sweeps.records import read_records, to_pandas
 from jaxrl.sweeps.results import leave

@@ -16,8 +16,8 @@ from helpers.tiers import few
 
 import jaxrl
 from jaxrl.core.errors import ConfigError, JaxrlError, NonFiniteError, RunDirectoryError
-from jaxrl.run import checkpoint
-from jaxrl.sweeps.search import LogUniform, Uniform, configurations
+from jaxrl.run.directory import checkpoint
+from jaxrl.sweeps.distributions import LogUniform, Uniform, configurations
 from jaxrl.sweeps.vectorized import VectorizedRuns, chunk_many
 
 pytestmark = pytest.mark.exact

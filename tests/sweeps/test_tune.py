@@ -17,13 +17,13 @@ import jaxrl
 from jaxrl.algos import ALGORITHMS
 from jaxrl.core.errors import ConfigError, MissingExtraError, NonFiniteError, PeerError, RunDirectoryError
 from jaxrl.core.sources import Dataset
-from jaxrl.run import checkpoint
-from jaxrl.run.loading import load_run
+from jaxrl.run.directory import checkpoint
+from jaxrl.run.directory.loading import load_run
 from jaxrl.run.loggers import read_metrics
 from jaxrl.run.plotting import plot_runs
 from jaxrl.sweeps import tune as tuning
 from jaxrl.sweeps.ray_trials import Actors, side_by_side
-from jaxrl.sweeps.spaces import SPACES, search_space
+from jaxrl.sweeps.search_spaces import SPACES, search_space
 from jaxrl.sweeps.vectorized import VectorizedRuns, chunk_many
 
 optuna = pytest.importorskip("optuna")

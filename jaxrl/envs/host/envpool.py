@@ -14,7 +14,7 @@ import gymnasium
 import jax
 import numpy as np
 
-from jaxrl.core import episode_info, registry, resources, settings
+from jaxrl.core import episode_info, presentation, registry, resources
 from jaxrl.core.config import decode_fields
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.native import NativeSpaces
@@ -23,8 +23,8 @@ from jaxrl.core.suites import unknown_name
 from jaxrl.core.types import PyTree, TimeStep
 from jaxrl.envs import suite
 from jaxrl.envs.host import conversion
-from jaxrl.envs.host.episodes import Episodes, environment_seeds
 from jaxrl.envs.host.stepped import check_recorded
+from jaxrl.envs.host.time_steps import Episodes, environment_seeds
 
 # Atari's two usual protocols. Other arguments of `make` override `preset`.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -109,7 +109,7 @@ class EnvPoolRecipe:
         return {**self.options, "lives": self.lives, "games": self.games, **reported}
 
     def __repr__(self) -> str:
-        return settings.made(self.name, self.options | ({"info": self.info} if self.info else {}), {})
+        return presentation.made(self.name, self.options | ({"info": self.info} if self.info else {}), {})
 
     @classmethod
     def restore(

@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import load_env_creator
 
-from jaxrl.core import registry, settings
+from jaxrl.core import presentation, registry
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.spaces import Space
 from jaxrl.core.suites import gymnasium_names as names
@@ -199,12 +199,12 @@ def arguments(name: str) -> dict[str, Any]:
 
 
 def _module_problem(name, options=()):
-    assigned = [f"{key}={settings.text(value)}" for key, value in dict(options).items()]
+    assigned = [f"{key}={presentation.text(value)}" for key, value in dict(options).items()]
     words = " ".join(f'"{x}"' if "'" in x and not set(x) & set('"$`\\!') else shlex.quote(x) for x in assigned)
     return (
         f"gymnasium:{name} asks for the import of a module, which a file may not; hand the environment in: in a shell "
         f"--env gymnasium:{name}{' --env-params ' * bool(assigned)}{words}, in Python "
-        f"env=jaxrl.{settings.made(f'gymnasium:{name}', dict(options), {})}"
+        f"env=jaxrl.{presentation.made(f'gymnasium:{name}', dict(options), {})}"
     )
 
 

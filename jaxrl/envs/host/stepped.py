@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl.core import episode_info, settings, spaces
+from jaxrl.core import episode_info, presentation, spaces
 from jaxrl.core.config import decode_fields
 from jaxrl.core.errors import ConfigError, EnvironmentContractError, EnvironmentFailedError
 from jaxrl.core.limits import count_problems, number_problems, whole
@@ -19,7 +19,7 @@ from jaxrl.core.spaces import Space
 from jaxrl.core.types import EnvSpec, PyTree, TimeStep
 from jaxrl.envs import suite
 from jaxrl.envs.host.conversion import Conversion
-from jaxrl.envs.host.episodes import Episodes
+from jaxrl.envs.host.time_steps import Episodes
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT, close_all, first_call, warn_if_slow
 from jaxrl.envs.host.workers import InProcess, Workers
 
@@ -71,7 +71,7 @@ class SteppedRecipe:
         return self.options | {name: value for name, value in stepping.items() if value != ()}
 
     def __repr__(self) -> str:
-        return settings.made(self.name, self.parameters, USUAL)
+        return presentation.made(self.name, self.parameters, USUAL)
 
 
 def restored(cls: type, where: str, recorded: Mapping[str, Any], **settings: Any) -> Any:

@@ -21,7 +21,7 @@ import numpy as np
 from jaxrl.core import resources
 from jaxrl.core.errors import ConfigError, EnvironmentFailedError
 from jaxrl.envs.host import worker_program
-from jaxrl.envs.host.episodes import environment_seeds
+from jaxrl.envs.host.time_steps import environment_seeds
 from jaxrl.envs.host.watchdog import warn_if_slow
 
 Command = tuple[str, Any]  # ("reset", seed or None) or ("step", action)

@@ -8,7 +8,7 @@ from jaxrl.core import registry
 from jaxrl.envs.episode import AutoReset, EpisodeStatistics, PooledReset, TimeLimit, with_auto_reset
 from jaxrl.envs.wrappers.actions import ActionRepeat, ClipAction, RescaleAction, StickyActions
 from jaxrl.envs.wrappers.observations import Flatten, FrameStack, Hide
-from jaxrl.envs.wrappers.parameters import RandomParameters
+from jaxrl.envs.wrappers.randomization import RandomParameters
 from jaxrl.envs.wrappers.rewards import ClipReward, ScaleReward
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jaxrl.core import settings
+from jaxrl.core import presentation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Cluster:
     """Processes that a cluster started: TPU pods, Slurm, Open MPI and Kubernetes are detected."""
 
 
-@settings.finish
+@presentation.finish
 @dataclasses.dataclass(frozen=True)
 class Processes:
     """Several processes of this machine, started, watched and ended together.
@@ -36,7 +36,7 @@ class Processes:
     evaluators: int = 0
 
 
-@settings.finish
+@presentation.finish
 @dataclasses.dataclass(frozen=True)
 class RayProcesses:
     """Several processes on the machines of a Ray cluster, started, watched and ended together.

@@ -16,8 +16,8 @@ jaxrl.launch(how)
 
 from helpers.programs import ENV, PPO, ROWS  # noqa: E402
 
-from jaxrl.run import follow  # noqa: E402
 from jaxrl.run.callbacks import FunctionCallback  # noqa: E402
+from jaxrl.run.directory import follow  # noqa: E402
 
 played = folder / "played"  # a character for every evaluation that has begun
 

@@ -16,7 +16,7 @@ import jax  # noqa: E402
 from helpers.programs import ENV, PPO, ROWS  # noqa: E402
 
 from jaxrl.run.callbacks import FunctionCallback  # noqa: E402
-from jaxrl.run.checkpoint import complete_steps  # noqa: E402
+from jaxrl.run.directory.checkpoint import complete_steps  # noqa: E402
 
 
 def kill(moment):

@@ -34,8 +34,8 @@ import jaxrl  # noqa: E402
 from jaxrl.core.errors import JaxrlError  # noqa: E402
 from jaxrl.envs.host.jax_host import JaxHostEnvironment, ServedFromHost  # noqa: E402
 from jaxrl.parallel.program import Program  # noqa: E402
-from jaxrl.run import loop  # noqa: E402
-from jaxrl.run.checkpoint import Checkpointer  # noqa: E402
+from jaxrl.run.directory.checkpoint import Checkpointer  # noqa: E402
+from jaxrl.run.loop import run_loop  # noqa: E402
 
 UPDATES = 10
 SETTINGS = {"evaluation_episodes": 8, "evaluate_every": 5 * ROWS, "checkpoint_every": 5 * ROWS, "progress": False}
@@ -104,7 +104,7 @@ def more(folder):
     }
     tuning = {"updates": 4, "init_from": folder / "unbroken", "video_every": 2 * ROWS}
     found["tuned"] = told(train(folder / "tuned", **tuning))
-    loop._CHUNK_SECONDS = 0.0  # an iteration a chunk
+    run_loop._CHUNK_SECONDS = 0.0  # an iteration a chunk
     if jax.process_index() == 1:
         at_chunk(3, signal.SIGINT)
     found["interrupted"] = told(train(folder / "resumed"))
@@ -114,7 +114,7 @@ def more(folder):
 
 def terminated(folder):
     """SIGTERM reaches the second process alone."""
-    loop._CHUNK_SECONDS = 0.0
+    run_loop._CHUNK_SECONDS = 0.0
     if jax.process_index() == 1:
         at_chunk(3, signal.SIGTERM)
     train(folder / "run")
@@ -134,7 +134,7 @@ def one_dies(folder):
         at_chunk(8, signal.SIGKILL)
     save = Checkpointer.save
     Checkpointer.save = lambda self, *arguments, **named: (save(self, *arguments, **named), self.wait())
-    loop._CHUNK_SECONDS = 0.0
+    run_loop._CHUNK_SECONDS = 0.0
     train(folder / "run")
 
 
@@ -145,7 +145,7 @@ def goes_on(folder):
 
 def lives(folder, moment="0", victim="0"):
     """A process is killed at a moment of the run's files, 0 for never; all lives of a folder are of one run."""
-    loop._CHUNK_SECONDS = 0.0
+    run_loop._CHUNK_SECONDS = 0.0
 
     def die(count):
         if count == int(moment):

@@ -22,7 +22,7 @@ from jaxrl.core.errors import ConfigError, PeerError
 from jaxrl.core.files import as_read_back
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel.multihost import distributed
-from jaxrl.run import checkpoint
+from jaxrl.run.directory import checkpoint
 from jaxrl.run.loggers import read_metrics
 
 

@@ -19,8 +19,8 @@ import jaxrl
 from jaxrl.core.errors import ConfigError
 from jaxrl.parallel.multihost import launch, place
 from jaxrl.parallel.multihost.launch import Cluster, Here, Processes
-from jaxrl.run import checkpoint
-from jaxrl.run.follow import follow
+from jaxrl.run.directory import checkpoint
+from jaxrl.run.directory.follow import follow
 from jaxrl.run.loggers import read_metrics
 
 LAUNCHED = Path(__file__).with_name("launched.py")

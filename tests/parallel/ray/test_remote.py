@@ -10,8 +10,8 @@ from helpers.tiers import few
 import jaxrl
 from jaxrl.cli import fields, values
 from jaxrl.core.errors import EnvironmentFailedError
-from jaxrl.envs.host.episodes import environment_seeds
-from jaxrl.parallel.ray.actors import ActorPool, EnvironmentActor, Remote
+from jaxrl.envs.host.time_steps import environment_seeds
+from jaxrl.parallel.ray.ray_actors import ActorPool, EnvironmentActor, Remote
 
 COUNTING = "gymnasium:host_probes:Counting-v0"
 HALF = Remote(actors=2, cpus=0.5)

@@ -28,12 +28,12 @@ import jaxrl
 from jaxrl.core.types import env_spec
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel.host_rollout import HostSteps
-from jaxrl.parallel.sebulba import loop
+from jaxrl.parallel.sebulba import host_loop
 from jaxrl.parallel.sebulba.actors import ActorThreads, Progress
 from jaxrl.parallel.sebulba.collector import Stepping
 from jaxrl.parallel.sebulba.learning import HostLearning
 from jaxrl.parallel.sebulba.selection import Selection
-from jaxrl.run.loop import Loop
+from jaxrl.run.loop.run_loop import Loop
 
 HOST = ServedFromHost(ENV)
 HOST_SPEC = env_spec(HOST)
@@ -157,11 +157,11 @@ def test_who_waits_for_whom(monkeypatch):
         return learn(*arguments)
 
     monkeypatch.setattr(HostLearning, "learn", slowly)
-    monkeypatch.setattr(loop, "_under_way", lambda state: lambda: True)
+    monkeypatch.setattr(host_loop, "_under_way", lambda state: lambda: True)
     figures = run("dqn", iterations=4, lockstep=True, groups=2)[1].actors
     assert figures["actor_blocked_seconds"] >= 2 * 3 * pause, "two groups, all rollouts but the first"
     assert figures["learner_blocked_seconds"] == 0
-    monkeypatch.setattr(loop, "_under_way", lambda state: lambda: False)
+    monkeypatch.setattr(host_loop, "_under_way", lambda state: lambda: False)
     assert run("dqn", iterations=4, lockstep=True, groups=2)[1].actors["learner_blocked_seconds"] > 0
 
 

@@ -1,0 +1,184 @@
+"""Environments by name, "suite:name". A suite is imported when it is first requested."""
+
+import functools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from jaxrl.core import registry, suite_modules, suites
+from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.core.interrupts import interruptible
+from jaxrl.core.limits import whole
+from jaxrl.core.resources import device_problem
+from jaxrl.core.types import Environment, EnvironmentFactory, HostRecipe, num_agents
+from jaxrl.envs.agents import as_rows
+from jaxrl.envs.parameters import memory
+from jaxrl.envs.suite import check_single
+from jaxrl.envs.wrappers import AutoReset, EpisodeStatistics, Hide, PooledReset, StickyActions
+
+if TYPE_CHECKING:
+    import gymnasium
+
+# The environment argument of public functions: also a name, or a Gymnasium instance, class or function.
+type EnvironmentLike = (
+    Environment | HostRecipe | str | gymnasium.Env | type[gymnasium.Env] | Callable[[], gymnasium.Env]
+)
+
+# Each module of a suite has `names()` and `make(name, **parameters)`, which returns a raw episodic environment or a
+# recipe of host environments.
+_AUTO_RESETS: dict[str | None, Callable[[Environment], Environment]] = {
+    "exact": AutoReset,
+    "pooled": PooledReset,
+    None: lambda env: env,
+}
+
+
+@interruptible
+def make(
+    name: str | Any,
+    *,
+    wrappers: Any = (),
+    auto_reset: str | None = "exact",
+    sticky_actions: float | None = None,
+    hide: int | tuple[int, ...] = (),
+    **parameters: Any,
+) -> Environment | HostRecipe:
+    """Return the environment `name` ("gymnax:CartPole-v1"), with episode statistics, ready for training.
+
+    Args:
+      name: "suite:name", one of `environments()`; or a Gymnasium environment, its class, or a function that makes one.
+      wrappers: functions from environment to environment, applied in order, under the auto-reset. For Gymnasium's
+        environments its own wrappers: a name (`"FlattenObservation"`, `"my_module:Mine"`) or a class, several of these,
+        or a table of their arguments by name (`{"FrameStackObservation": {"stack_size": 4}}`).
+      auto_reset: "exact" (`AutoReset`), "pooled" (`PooledReset`: cheaper if resets are costly), or None: a raw
+        environment, whose episodes end. For several agents, which end separately and reset together, None is the same
+        as "exact".
+      sticky_actions: the probability, in [0, 1], that a JAX environment repeats the previous action instead
+        (`StickyActions`; 0.1 in MinAtar's paper); None: never.
+      hide: entries of a JAX environment's observation, a vector, that the agent does not see (`Hide`).
+      parameters: the environment's own parameters; numbers become leaves, those that change shapes or the program are
+        static.
+
+    Raises:
+      ConfigError: unknown suite, name or parameter (close names are suggested), an invalid probability, or wrappers
+        that are not functions from environment to environment, or do not fit this one.
+      MissingExtraError: the suite's package is not installed.
+    """
+    if not isinstance(auto_reset, str | None) or auto_reset not in _AUTO_RESETS:
+        raise unknown("auto_reset", str(auto_reset), [str(k) for k in _AUTO_RESETS])
+    if not isinstance(name, str) and not is_gymnasium(name):
+        raise ConfigError(f"{name!r:.80} is no name of an environment, such as 'gymnax:CartPole-v1'")
+    if not isinstance(name, str) or name.startswith("gymnasium:"):
+        parameters, wrappers = parameters | {"wrappers": wrappers}, ()  # Gymnasium's own, around each environment
+    if not isinstance(wrappers, Sequence) or isinstance(wrappers, str) or not all(map(callable, wrappers)):
+        raise ConfigError(
+            f"wrappers={wrappers!r:.80} must be a tuple of functions from environment to environment, in Python: "
+            "wrappers=(jaxrl.envs.Flatten,)"
+        )
+    env = _factory(name)(**parameters)
+    if not isinstance(env, Environment):
+        if wrappers or sticky_actions is not None or hide != ():
+            named = "sticky_actions" if sticky_actions is not None else "hide"
+            what = "wrappers of JAX environments" if wrappers else f"{named}, but its suite's own parameters"
+            raise ConfigError(f"{env.name} is not a JAX environment, so it takes no {what}")
+        return env
+    if sticky_actions is not None:
+        try:
+            env = StickyActions(env, sticky_actions)
+        except ConfigError as error:
+            raise ConfigError(f"sticky_actions={sticky_actions!r:.80} must be a probability, from 0 to 1") from error
+    entries = tuple(map(whole, hide if isinstance(hide, tuple | list) else (hide,)))
+    if not all(isinstance(entry, int) and not isinstance(entry, bool) for entry in entries):
+        raise ConfigError(f"hide={hide!r} must be the number of an entry, or several: hide=2, hide=(0,2)")
+    if entries:
+        env = Hide(env, tuple(entries))
+        _ = env.observation_space  # raises, and says what is wrong
+    if env.resets:
+        return env
+    several = num_agents(env) > 1  # their rows reset together, under all wrappers of one row
+    env = env if several else EpisodeStatistics(env)
+    for wrapper in wrappers:
+        env = _wrapped(env, wrapper)
+    if several:
+        return as_rows(env, _AUTO_RESETS[auto_reset or "exact"])
+    return env if env.resets else _AUTO_RESETS[auto_reset](env)
+
+
+def _wrapped(env, wrapper):
+    """Return `wrapper(env)` after checking that it is an environment with valid spaces.
+
+    Raises:
+      ConfigError: it cannot be put around this environment, or does not return an environment.
+    """
+    name = getattr(wrapper, "__name__", None) or repr(wrapper)
+    try:
+        wrapped = wrapper(env)
+    except TypeError as error:
+        raise ConfigError(f"wrapper {name:.80} cannot be put around {env.name}: {error}") from error
+    if not isinstance(wrapped, Environment):
+        raise ConfigError(f"wrapper {name:.80} makes {wrapped!r:.80} of {env.name}, which is no JAX environment")
+    _ = wrapped.observation_space, wrapped.action_space  # raise if the wrapper does not fit
+    return wrapped
+
+
+def as_environment(env: EnvironmentLike) -> Environment | HostRecipe:
+    """Return `make(env)` for a name or a Gymnasium environment, class or function, and other environments unchanged.
+
+    Raises:
+      ConfigError: as `make`; or a parameter is an array to be mapped over where one environment has a number.
+    """
+    if isinstance(env, str) or is_gymnasium(env):
+        env = make(env)
+    if isinstance(env, Environment):
+        check_single(env)
+    return cast("Environment | HostRecipe", env)
+
+
+def is_gymnasium(env: Any) -> bool:
+    """Return whether `env` is a Gymnasium environment, its class, or a function that makes one; also if vectorized."""
+    if isinstance(env, str) or env is None:
+        return False
+    if (gymnasium := sys.modules.get("gymnasium")) is not None:
+        kinds = (gymnasium.Env, gymnasium.vector.VectorEnv)
+        if isinstance(env, kinds) or (isinstance(env, type) and issubclass(env, kinds)):
+            return True
+    return callable(env) and not isinstance(env, type | Environment) and not hasattr(env, "build")
+
+
+def environments() -> list[str]:
+    """Return every name that `make` knows, sorted; suites that are not installed are left out."""
+    return suites.environments(names)
+
+
+def made(name: str, parameters: Mapping[str, Any]) -> Any:
+    """Make an environment by its registered `name`, and store in it how it was made, for files."""
+    env = registry.registered("environment")[name](**parameters)
+    memory(env)["made_as"] = name, parameters
+    return env
+
+
+def _factory(name: Any) -> EnvironmentFactory:
+    if not isinstance(name, str):
+        from jaxrl.envs.host import passed  # Gymnasium takes time to import
+
+        return functools.partial(passed.recipe, name)
+    found = suites.suite_of(name, names)
+    if found is None:
+        return lambda **parameters: made(name, parameters)
+    suite, rest = found
+    try:
+        module = suite_modules.load(suite)
+    except (AssertionError, RuntimeError):  # some suites make arrays when they are imported
+        if (problem := device_problem()) is None:
+            raise
+        raise ConfigError(problem) from None
+    return lambda **parameters: module.make(rest, **parameters)
+
+
+def names(suite: str) -> Sequence[str]:
+    """Return the names of a suite's environments, without the suite's prefix.
+
+    Raises:
+      ConfigError: there is no such suite, or its module cannot be imported.
+    """
+    return suite_modules.load(suite).names()

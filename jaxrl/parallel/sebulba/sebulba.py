@@ -1,0 +1,326 @@
+"""Sebulba (Hessel et al., 2021, arXiv:2104.06272): environments on the host feed a learner on the accelerator.
+
+Actor threads step groups of environments and act on actor devices; the learner, in the caller's thread, learns from
+one rollout of every group at a time, or from those that are full. Rollouts wait in bounded queues, so neither side gets
+far ahead of the other.
+
+With several processes, each has its share of the environments and of the learner's devices. Each process acts only in
+its own environments; the rollouts become one batch, of which each process holds its own rows, and the learners
+all-reduce.
+"""
+
+import dataclasses
+import math
+
+import jax
+
+from jaxrl.buffers.fixed import Rings
+from jaxrl.core import registry
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.host_types import AsyncRecipe
+from jaxrl.core.limits import count_problems
+from jaxrl.core.planning import Planner
+from jaxrl.core.types import Algorithm, Environment, Episodes, HostRecipe, Replay, Rollouts, env_spec
+from jaxrl.envs.host.watchdog import STEP_TIMEOUT
+from jaxrl.parallel import rollout as ro
+from jaxrl.parallel.layout import checked_layout
+from jaxrl.parallel.program import Program
+from jaxrl.parallel.ray.ray_actors import Remote
+from jaxrl.parallel.sebulba import rate_limit
+from jaxrl.parallel.sebulba.host_loop import SebulbaLoop
+from jaxrl.parallel.sebulba.learning import HostRollouts
+from jaxrl.parallel.sebulba.selection import Selection, batches_at_hand
+from jaxrl.parallel.topology import Topology, needs_environment
+
+
+@dataclasses.dataclass(frozen=True)
+class Sebulba(Topology):
+    """The topology with host environments in actor threads, and a learner.
+
+    Args:
+      num_envs: number of environments over all groups, of all processes. None: as `Anakin`, or the next number that
+        divides as the other settings need it.
+      actors: number of actor threads in each process.
+      groups: groups of environments per actor thread; with 2, one group's environments step while the other acts.
+      devices: number of devices that learn; the environments are divided over them. With several processes: of all of
+        them together. None: one of each process.
+      actor_devices: number of devices that act, in each process: those after the learner's if there are enough, else
+        the same; threads are assigned to them in turn.
+      actor_platform: platform of the devices that act: "cpu" acts on the processor while an accelerator learns, which
+        suits small networks, whose calls cost an accelerator more than their arithmetic. None: the learner's.
+      shards: logical groups of environments, as in `Anakin`.
+      lockstep: deterministic runs: every rollout is collected with parameters exactly `lag` updates old. Without
+        it, with the newest parameters. Several processes need lockstep. None: with lockstep, unless the algorithm
+        learns from data of any age, as replays and V-trace do, or `ready` or `learner_batch` is set.
+      lag: with lockstep, 0 or 1. With 0 actors wait for the learner, and the run equals `Anakin`'s with the same
+        environments; with 1 they act while it updates. None: 0, or if `lockstep` is None too, 1 where the algorithm
+        allows it (PPO), else 0 (A2C).
+      queue: rollouts of each group that may wait for the learner.
+      learner_batch: environments whose rollouts an update learns from: those that are full, the oldest first, so that
+        no group waits for another. A multiple of the environments of a group. None: all of them, one rollout each.
+      max_lag: with `learner_batch`, the most updates by which a rollout's parameters may be older than those that learn
+        from it: the learner waits for rollouts that would be older. None: 16 times the batches that all groups'
+        rollouts make.
+      parameter_period: updates between two sets of parameters that actors are given, which are up to so many less one
+        older than `lag` says, also for algorithms that allow no such age by themselves. A larger one saves sending
+        them, to Ray actors with the policy above all.
+      ready: number of environments to act for at once: the first of their group that are ready; must divide the group.
+        None: the whole group, in step.
+      error_buffer: transitions that draws may be ahead of or behind the samples per insert: the learner then draws from
+        the replay while actors insert, and whichever side is further ahead waits. None: an algorithm with a replay
+        learns from it after every round of rollouts, and keeps its replay ratio exactly.
+      step_timeout: seconds for one step or reset; after that the run ends and names the environments. Environments that
+        replace failed workers or actors get the time for that in addition.
+      remote: Ray actors that hold the environments, for example on other machines; None: this process holds them. With
+        a copy of the policy, each actor is a group of its own, served by one thread.
+    """
+
+    num_envs: int | None = None
+    actors: int = 1
+    groups: int = 1
+    devices: int | None = None
+    actor_devices: int = 1
+    actor_platform: str | None = None
+    shards: int | None = None
+    lockstep: bool | None = None
+    lag: int | None = None
+    queue: int = 1
+    learner_batch: int | None = None
+    max_lag: int | None = None
+    parameter_period: int = 1
+    ready: int | None = None
+    error_buffer: float | None = None
+    step_timeout: float = STEP_TIMEOUT
+    remote: Remote | None = None
+
+    @property
+    def in_process(self) -> bool:
+        return self.remote is None
+
+    def problems(self, env: Environment | HostRecipe | None) -> list[str]:
+        if not isinstance(env, Environment):
+            return needs_environment(env)
+        return [f"Sebulba acts in environments on the host, and {env.name} is in JAX; use Anakin"]
+
+    def absent_resources(self, env: Environment | HostRecipe | None) -> dict[str, str]:
+        workers = getattr(env, "workers", None)
+        if not self.in_process:
+            return dict.fromkeys(("environments", "worker_memory"), "Ray places its actors, by remote.cpus")
+        if env is None or workers:
+            return {}
+        absent = {"worker_memory": f"{env.name} has no worker processes; make it with workers=N"}
+        if workers == 0:
+            absent["environments"] = "the actor threads step these; set actors, or make it with workers=N"
+        return absent
+
+    def worker_processes(self, env: Environment | HostRecipe | None) -> int:
+        return (getattr(env, "workers", None) or 0) * self.threads * self.groups if self.in_process else 0
+
+    @property
+    def batch_envs(self) -> int | None:
+        return self.num_envs if self.learner_batch is None else self.learner_batch
+
+    def _num_envs(self, algo: Algorithm) -> int:
+        if self.num_envs is not None:
+            return self.num_envs
+        processes, remote = jax.process_count(), self.remote
+        holders = 1 if remote is None or remote.policy else max(remote.actors * processes // self.all_groups, 1)
+        multiple = self.all_groups * math.lcm(max(self.ready or 1, 1), holders)  # of a group's environments
+        # A batch is divided over these: without `learner_batch` it has all environments.
+        devices, shards = (self.devices or processes, self.shards or 1) if self.learner_batch is None else (1, 1)
+        return ro.default_num_envs(algo, math.lcm(multiple, max(devices, 1), max(shards, 1)))
+
+    @property
+    def all_groups(self) -> int:
+        """Number of groups of environments over all processes."""
+        return max(self.threads * self.groups, 1) * jax.process_count()
+
+    @property
+    def threads(self) -> int:
+        """Number of actor threads in each process: one for every Ray actor that has the policy."""
+        return self.remote.actors if self.remote is not None and self.remote.policy else self.actors
+
+    def resolve(self, algo: Algorithm, agents: int = 1) -> "Sebulba":
+        """Return the topology with `num_envs`, `lockstep`, `lag` and `max_lag` set for `algo` if they are None."""
+        lockstep, lag, max_lag, num_envs = self.lockstep, self.lag, self.max_lag, self._num_envs(algo)
+        if self.learner_batch is not None and max_lag is None:
+            max_lag = 16 * self.batches_at_hand(num_envs) + self.parameter_period - 1
+        if lockstep is None:
+            sources = [source for source in algo.experience.values() if isinstance(source, Rollouts | Episodes)]
+            most = [source.max_policy_lag for source in sources if source.max_policy_lag is not None]
+            alone = jax.process_count() == 1
+            in_step = self.ready is None and self.learner_batch is None
+            lockstep = lag is not None or not alone or (bool(most) and in_step)
+            if lag is None:
+                # With parameters of several updates ago they would be older still.
+                lag = min([1, *most]) if lockstep and self.parameter_period == 1 else 0
+        return dataclasses.replace(self, num_envs=num_envs, lockstep=lockstep, lag=lag or 0, max_lag=max_lag)
+
+    def batches_at_hand(self, num_envs: int) -> int:
+        """Return the number of batches of `learner_batch` environments in all groups' full and current rollouts."""
+        groups_of_a_batch = (self.learner_batch or num_envs) * self.all_groups // max(num_envs, 1)
+        return batches_at_hand(max(groups_of_a_batch, 1), self.all_groups, self.queue)
+
+    def bind(
+        self, algo: Algorithm, env: Environment | HostRecipe, dataset_fraction: float = 0.0
+    ) -> Program[HostRecipe, Rings]:
+        """Check everything that can be checked before an environment is built, and return the program.
+
+        Args:
+          algo, env: the algorithm and a host environment.
+          dataset_fraction: the fraction of every batch that comes from a dataset.
+
+        Raises:
+          ConfigError: with every problem found.
+        """
+        if isinstance(env, Environment):
+            raise ConfigError(self.problems(env))
+        topology, num_envs = self.resolve(algo), self._num_envs(algo)
+        if problems := _problems(topology, num_envs, algo, env):
+            raise ConfigError(problems)
+        devices = jax.process_count() if self.devices is None else self.devices
+        batch_envs = self.learner_batch or num_envs
+        try:
+            layout = checked_layout(algo, env_spec(env), batch_envs, devices, self.shards, dataset_fraction)
+        except ConfigError as error:
+            if self.learner_batch is None:
+                raise
+            # `checked_layout` calls the environments of a batch `num_envs`.
+            raise ConfigError([line.replace("num_envs=", "learner_batch=") for line in error.problems]) from None
+        if self.error_buffer is not None:
+            if problems := rate_limit.problems(layout.experience(algo), self.error_buffer):
+                raise ConfigError(problems)
+        groups, lag = self.threads * self.groups, topology.lag if topology.lockstep else None
+        size = groups * batch_envs // num_envs
+        loop = SebulbaLoop(
+            layout,
+            Selection(size, groups, self.queue, lag, self.parameter_period, topology.max_lag),
+            self._devices_of_threads(layout),
+            ready=self.ready,
+            error_buffer=self.error_buffer,
+            step_timeout=self.step_timeout,
+            remote=self.remote,
+        )
+        return Program(layout, HostRollouts(layout), loop)
+
+    def _devices_of_threads(self, layout):
+        """Return the device of each actor thread: those after the learner's if there are enough, otherwise the same."""
+        here = jax.local_devices(backend=self.actor_platform)
+        learning = sum(device in layout.mesh.local_devices for device in here)
+        apart = here[learning : learning + self.actor_devices]
+        devices = apart if len(apart) == self.actor_devices else here[: self.actor_devices]
+        return [devices[number % len(devices)] for number in range(self.threads)]
+
+
+registry.add("topology", Sebulba)
+
+
+def _problems(topology: Sebulba, num_envs: int, algo: Algorithm, env: HostRecipe) -> list[str]:
+    """Return all problems of a resolved topology that can be found without the environment's spaces."""
+    found = _out_of_range(topology) + _not_together(topology)
+    found += _not_dividing(topology, num_envs, env) + _not_in_any_order(topology, num_envs, algo)
+    if isinstance(algo, Planner):
+        found.append(
+            f"{type(algo).__name__} plans in the environment itself, and {env.name} is on the host; use one in JAX"
+        )
+    return found
+
+
+def _out_of_range(topology):
+    counts = ("actors", "groups", "actor_devices", "queue", "parameter_period")
+    found = count_problems(**{name: (getattr(topology, name), 1) for name in counts})
+    if topology.groups > 2:
+        found.append(f"groups={topology.groups} must be 1 or 2; use more actors instead")
+    if topology.lag not in (0, 1) or (topology.lag and not topology.lockstep):
+        found.append(f"lag={topology.lag} must be 0, or 1 with lockstep=True")
+    platform = topology.actor_platform
+    try:
+        jax.local_devices(backend=platform)
+    except (RuntimeError, AttributeError):
+        found.append(
+            f"actor_platform={platform!r} must be 'cpu', None, or a platform that JAX has started here; if "
+            "JAX_PLATFORMS is set, it must name both, as cuda,cpu does"
+        )
+    if topology.step_timeout <= 0:
+        found.append(f"step_timeout={topology.step_timeout} must be more than 0 seconds")
+    return found
+
+
+def _not_together(topology):
+    """Check for settings that exclude each other."""
+    processes, actors, groups, ready = jax.process_count(), topology.actors, topology.groups, topology.ready
+    remote, found = topology.remote, []
+    out_of_step = {
+        "learner_batch": "whose rollouts are full first differs by run; use lockstep=None and lag=None, in one process",
+        "ready": "who is ready first differs by run; use ready=None",
+        "error_buffer": "the learner is then in step with its actors; set lockstep=False and lag=None, or "
+        "error_buffer=None",
+    }
+    for name, why in out_of_step.items():
+        value = getattr(topology, name)
+        if value is not None and processes > 1:
+            found.append(
+                f"{name}={value} with {processes} processes, which run in lockstep; use {name}=None, or one process"
+            )
+        elif value is not None and topology.lockstep:
+            found.append(f"{name}={value} with lockstep=True: {why}")
+    if processes > 1 and not topology.lockstep:
+        found.append(f"{processes} processes need lockstep=True (and lag=1, to act while the learner learns)")
+    if remote is not None and remote.policy and actors * groups > 1:
+        found.append(f"actors={actors}, groups={groups}: both must be 1 with remote.policy=True")
+    if remote is not None and remote.policy and topology.actor_platform is not None:
+        found.append(
+            f"actor_platform={topology.actor_platform!r} with remote.policy=True: Ray actors act themselves; use "
+            "actor_platform=None"
+        )
+    if ready is not None and groups == 2:
+        found.append(f"ready={ready} with groups=2: some environments step already while others act; use groups=1")
+    if ready is not None and remote is not None:
+        found.append(f"ready={ready} with remote: Ray actors step all their environments at once; use ready=None")
+    return found
+
+
+def _not_dividing(topology, num_envs, env):
+    """Check that the environments divide into groups, and each group into its parts."""
+    processes, groups = jax.process_count(), topology.all_groups
+    if num_envs % groups or num_envs < groups:
+        below, above = num_envs // groups * groups, -(-num_envs // groups) * groups
+        return [
+            f"num_envs={num_envs} does not divide over {groups} groups "
+            f"(actors * groups{' * processes' if processes > 1 else ''}); use "
+            + (f"{below} or {above}" if below else f"{above}")
+        ]
+    group, ready, found = num_envs // groups, topology.ready, []
+    if topology.remote is not None:
+        found += topology.remote.problems(groups // processes, group)
+    if ready is not None and not isinstance(env, AsyncRecipe):
+        found.append(f"ready={ready}: {env.name} steps all its environments at once; use ready=None")
+    if ready is not None and (ready < 1 or group % ready):
+        fit = ", ".join(str(size) for size in range(1, group + 1) if group % size == 0)
+        found.append(f"ready={ready} does not divide the {group} environments of a group; use one of {fit}")
+    batch = topology.learner_batch
+    if batch is not None and (batch % group or not 0 < batch <= num_envs):
+        found.append(
+            f"learner_batch={batch} must be a multiple of {group}, the environments of a group, and at most "
+            f"num_envs={num_envs}; use {min(max(batch // group, 1) * group, num_envs)}, or other num_envs"
+        )
+    return found
+
+
+def _not_in_any_order(topology, num_envs, algo):
+    """Check the settings for learning from rollouts in the order in which they are full."""
+    batch, lag, found = topology.learner_batch, topology.max_lag, []
+    if batch is None:
+        why = f"max_lag={lag} is for batches of learner_batch environments; set it, or max_lag=None"
+        return [] if lag is None else [why]
+    if storing := [name for name, source in algo.experience.items() if isinstance(source, Replay | Episodes)]:
+        found.append(
+            f"learner_batch={batch}: {type(algo).__name__}'s source {storing[0]!r} stores a rollout of every "
+            "environment at a time; use learner_batch=None"
+        )
+    at_hand, period = topology.batches_at_hand(num_envs), topology.parameter_period
+    if lag < at_hand + period:
+        what = f"the {at_hand} batches that all groups' rollouts make"
+        what += f" by parameter_period={period}" if period > 1 else ""
+        found.append(f"max_lag={lag} must be more than {what}; use at least {at_hand + period}, or max_lag=None")
+    return found

@@ -1,0 +1,522 @@
+"""Checkpoints of the whole training state: saved in the background, verified when read.
+
+Orbax writes the arrays but does not notice a flipped bit, so our own manifest next to them holds a checksum of every
+leaf, the versions and the configuration. A step is built in a temporary folder and renamed when it is complete, so a
+save that is killed leaves no incomplete step:
+
+    checkpoints/000000008192/manifest.json     what is inside, with checksums; itself checksummed
+    checkpoints/000000008192/state/            the arrays, in Orbax's format
+
+Nothing is pickled.
+"""
+
+# Orbax's CheckpointManager (0.12.8) was read for keeping, pruning and committing, and is not used:
+# - `save` of an existing step raises StepAlreadyExistsError, and deleting the step first would lose it in a kill. A run
+#   that is left during an evaluation saves a step before the evaluation and again after it.
+# - `BestN` knows scores that came with the save, or that were in Orbax's own files when the manager was made or
+#   reloaded. Ours come later, from evaluations in a thread, and are in the manifests of all earlier runs.
+# - A step whose manifest is damaged counts among the newest, and pushes out a sound one.
+# - It makes a folder again that was deleted, and its files and temporary names are unknown to `core/ownership.py`.
+# It could replace `_prune`, `_recover` and `_move_into_place`, some 260 tokens, by as many of workarounds.
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import errno
+import logging
+import math
+import os
+import shutil
+import time
+import warnings
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from jaxrl.core import files
+from jaxrl.core.errors import CheckpointError
+from jaxrl.core.types import PyTree
+from jaxrl.core.versions import own_version
+from jaxrl.parallel import memory
+from jaxrl.run.directory import manifest as manifests
+from jaxrl.run.directory.manifest import Damaged, Manifest
+from jaxrl.run.directory.run_directory import check_no_pattern
+
+_TEMPORARY = ".saving-"  # a save in progress, or one that was killed
+_REPLACED = ".replaced-"  # the old contents of a step that is being saved again
+
+
+class Checkpointer:
+    """A writer of the checkpoints of one run, which keeps the newest few and the best.
+
+    One process of a run owns the directory; to read another's run, use `restore` and `read_manifest`, which change
+    nothing on disk.
+
+    Args:
+      directory: folder of the steps; made if missing. Remains of a killed save are removed.
+      config: the resolved configuration, JSON values only; each manifest holds it.
+      keep: number of the newest steps to keep, at least 1; the step with the best score is kept as well.
+      max_failures: number of failed saves in a row that raises; the first one warns.
+
+    Raises:
+      CheckpointError: the directory cannot be made or written to.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike, *, config: Mapping[str, Any], keep: int = 3, max_failures: int = 3
+    ):
+        self.directory = files.expand(directory).absolute()
+        self.awaiting: int | None = None  # a step that is kept until `score` is called for it
+        self._failures_in_a_row = 0
+        self._failure: str | None = None  # error of the last save
+        self.has_warned = False  # since the last successful save
+        self.config = files.as_read_back(config)  # as it will be read back; a value that is not JSON fails here
+        self._keep = keep
+        self._max_failures = max_failures
+        self._damaged: set[int] = set()
+        self._pending: tuple[int, concurrent.futures.Future] | None = None
+        self._executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._folder: int | None = None
+        if jax.process_index() == 0:
+            try:
+                self.directory.mkdir(parents=True, exist_ok=True)
+                _recover(self.directory)
+                probe = self.directory / f"{_TEMPORARY}probe"
+                probe.write_bytes(bytes(4096))
+                probe.unlink()
+            except OSError as error:
+                raise CheckpointError(f"cannot keep checkpoints in {self.directory}: {error}") from error
+            # Held open: the inode number of a deleted folder may be reused.
+            self._folder = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._scores = {step: scored.score for step, scored in _complete(self.directory).items()}
+
+    def save(
+        self, step: int, state: PyTree, *, score: float | None = None, callbacks: Mapping[str, Any] | None = None
+    ) -> None:
+        """Save `state` as `step`, in the background; an older save of the same step is replaced.
+
+        Returns once the leaves are copied to host memory, so the caller may donate them at once. Waits first for the
+        previous save, if that is still being written. With several processes, all call it, and it returns when saved.
+
+        Args:
+          step: the number of this checkpoint.
+          state: a pytree of arrays (typed keys included) and Python numbers.
+          score: higher is better; the step with the best one is kept.
+          callbacks: the state of callbacks, JSON values only; stored in the manifest.
+
+        Raises:
+          CheckpointError: a leaf is not an array, or `max_failures` saves failed in a row. The first of fewer warns.
+        """
+        self.wait()
+        leaves = manifests.named_leaves(state)
+        arrays = {name: manifests.take(name, leaf) for name, leaf in leaves.items()}
+        if score is not None and not math.isfinite(score):
+            score = None
+        record = Manifest(
+            step=step,
+            score=score,
+            config=self.config,
+            leaves=[manifests.leaf_entry(n, x) for n, x in leaves.items()],
+            callbacks=dict(callbacks or {}),
+        )
+        if jax.process_count() == 1:
+            self._pending = step, self._executor.submit(self._write, record, arrays)
+        else:  # Orbax synchronizes processes by collectives, which a second thread must not start
+            future: concurrent.futures.Future = concurrent.futures.Future()
+            try:
+                future.set_result(self._write(record, arrays))
+            except Exception as error:
+                future.set_exception(error)
+            self._pending = step, future
+            self.wait()
+
+    def score(self, step: int, score: float) -> None:
+        """Set the score of a saved checkpoint.
+
+        Nothing happens if the checkpoint no longer exists or `score` is not finite; only the first of several processes
+        writes. Checkpoints that this makes superfluous are deleted at the next save.
+
+        Raises:
+          CheckpointError: as `wait`, which it does first.
+        """
+        self.wait()
+        self.awaiting = None
+        if step not in self._scores or not math.isfinite(score):
+            return
+        self._scores[step] = score
+        path = self.directory / _folder(step) / manifests.FILE
+        if jax.process_index() == 0 and not path.parent.is_symlink():  # the target of a link is not ours
+            try:
+                manifests.write(path, dataclasses.replace(manifests.read(path), score=score))
+            except (OSError, Damaged) as error:
+                message = f"the score of checkpoint {step} could not be written in {self.directory}: {_one_line(error)}"
+                warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+    def wait(self, *, last: bool = False) -> bool:
+        """Wait for the pending save; return whether the last save succeeded (True without one).
+
+        Args:
+          last: no later save follows, so a failure is an error.
+
+        Raises:
+          CheckpointError: `max_failures` saves failed in a row, or the last one did.
+        """
+        if self._pending is None:
+            if last and self._failure is not None:
+                raise CheckpointError(self._failure)
+            return self._failure is None
+        step, future = self._pending
+        error = future.exception()
+        self._pending = None
+        if error is None:
+            self._failures_in_a_row, self._failure, self.has_warned = 0, None, False
+            return True
+        self._failures_in_a_row += 1
+        message = f"checkpoint {step} could not be saved in {self.directory}: {_one_line(error)}"
+        self._failure = message
+        if last:
+            raise CheckpointError(message) from error
+        if self._failures_in_a_row >= self._max_failures:
+            raise CheckpointError(
+                f"{message}; {self._failures_in_a_row} saves in a row failed, so continuing would risk losing the run"
+            ) from error
+        if not self.has_warned:
+            warnings.warn(f"{message}; training continues, and the next save tries again", RuntimeWarning, stacklevel=2)
+        self.has_warned = True
+        return False
+
+    def steps(self) -> list[int]:
+        """Return the complete steps on disk, in ascending order."""
+        return complete_steps(self.directory)
+
+    def is_empty(self) -> bool:
+        """Return whether nothing was ever saved here.
+
+        False also if every checkpoint is damaged: check this before starting from scratch.
+        """
+        return not _numbered(self.directory)
+
+    @property
+    def best(self) -> int | None:
+        """The step with the highest score, or None if no step has one."""
+        return _best(self._scores)
+
+    def restore(self, template: PyTree, step: int | None = None) -> tuple[PyTree, int, Manifest]:
+        """Restore as `restore` does; the damaged steps that it skips no longer count towards `keep`."""
+        self.wait()
+        return restore(self.directory, template, step, damaged=self._damaged)
+
+    def close(self) -> None:
+        """Wait for the pending save and stop the background thread. May be called twice."""
+        try:
+            self.wait()
+        finally:
+            self._executor.shutdown()
+            folder, self._folder = self._folder, None
+            if folder is not None:
+                os.close(folder)
+
+    def __enter__(self) -> "Checkpointer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _write(self, record: Manifest, arrays: dict[str, Any]) -> None:
+        building = self.directory / f"{_TEMPORARY}{_folder(record.step)}"
+        leader = jax.process_index() == 0
+        try:
+            if leader:
+                shutil.rmtree(building, ignore_errors=True)
+                building.mkdir()  # not its parents: a deleted run directory must not reappear
+            _barrier("checkpoint folder")
+            for entry in record.leaves:
+                entry.crc32 = manifests.checksum(arrays[entry.name])
+            stored = {name: x for name, x in arrays.items() if math.prod(x.shape)}  # Orbax refuses empty arrays
+            if stored:
+                import orbax.checkpoint as ocp  # here, so that runs without a directory do not wait for its import
+
+                with _absl_quiet(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
+                    orbax.save(building / "state", args=ocp.args.PyTreeSave(stored))
+            if leader:
+                assert self._folder is not None  # until it is closed
+                # Orbax recreates deleted folders.
+                if not os.path.samestat(os.stat(self.directory), os.fstat(self._folder)):
+                    raise FileNotFoundError(errno.ENOENT, "the folder was deleted or moved", str(self.directory))
+                manifests.write(building / manifests.FILE, record)
+                _move_into_place(building, self.directory / _folder(record.step))
+                self._damaged.discard(record.step)
+                self._scores[record.step] = record.score
+                self._prune(record.step)
+            _barrier("checkpoint committed")
+        except BaseException:
+            _remove_until_it_stays_away(building)
+            raise
+
+    def _prune(self, saved: int) -> None:
+        here = _numbered(self.directory)
+        sound = sorted(set(here) - self._damaged)
+        stay = {saved, *sound[-self._keep :]}
+        stay |= {step for step in (self.best, self.awaiting) if step is not None}
+        for step in set(here) - stay:
+            shutil.rmtree(here[step], ignore_errors=True)
+            self._scores.pop(step, None)
+            self._damaged.discard(step)
+
+
+def restore(
+    directory: str | os.PathLike,
+    template: PyTree,
+    step: int | None = None,
+    *,
+    partial: bool = False,
+    damaged: set[int] | None = None,
+) -> tuple[PyTree, int, Manifest]:
+    """Read a checkpoint and verify every leaf, without changing anything on disk.
+
+    A damaged step gives a warning, and the one before it is read.
+
+    Args:
+      directory: the run's `checkpoints` folder.
+      template: a pytree of arrays or `jax.ShapeDtypeStruct`: structure, shapes, dtypes and shardings of the result. A
+        leaf without a sharding, and an uncommitted array, comes back uncommitted on the default device. numpy arrays
+        and Python numbers come back as such. The number of devices may differ from when it was saved.
+      step: the step to read; None: the newest sound one. A step given by number must be sound.
+      partial: the template may leave out leaves that were saved.
+      damaged: receives the damaged steps that were found.
+
+    Returns:
+      The state, its step, and its manifest.
+
+    Raises:
+      CheckpointError: no checkpoint exists; all are damaged (lists each with its reason); or the template has leaves
+        that the checkpoint lacks, or of another shape or dtype, or (unless `partial`) lacks some (named).
+    """
+    directory = files.expand(directory).absolute()
+    check_no_pattern(directory)  # otherwise the name of a parent folder would look like damage
+    here = _numbered(directory)
+    if step is not None and step not in here:
+        raise CheckpointError(f"no checkpoint {step} in {directory}; there are: {sorted(here) or 'none'}")
+    if not here:
+        raise CheckpointError(f"no checkpoint in {directory}")
+    tried = []
+    for candidate in [step] if step is not None else sorted(here, reverse=True):
+        try:
+            state, record = _read_step(here[candidate], template, partial)
+        except Damaged as error:
+            tried.append(f"{here[candidate]}: {error}")
+            if damaged is not None:
+                damaged.add(candidate)
+            continue
+        for reason in tried:
+            warnings.warn(f"damaged checkpoint {reason}; taking step {candidate} instead", RuntimeWarning, stacklevel=2)
+        return state, candidate, record
+    raise CheckpointError("no checkpoint can be restored; tried:\n  " + "\n  ".join(tried))
+
+
+def read_manifest(directory: str | os.PathLike, step: int | None = None) -> Manifest:
+    """Return the manifest of a step, or the newest sound manifest.
+
+    Raises:
+      CheckpointError: no such manifest exists.
+    """
+    directory = files.expand(directory).absolute()
+    if step is not None:
+        try:
+            return manifests.read(directory / _folder(step) / manifests.FILE)
+        except Damaged as error:
+            raise CheckpointError(f"checkpoint {step} in {directory}: {error}") from error
+    complete = _complete(directory)
+    if not complete:
+        raise CheckpointError(f"no complete checkpoint in {directory}")
+    return complete[max(complete)]
+
+
+def complete_steps(directory: str | os.PathLike) -> list[int]:
+    """Return the complete checkpoint steps in ascending order, also of a run in progress."""
+    return sorted(_complete(files.expand(directory).absolute()))
+
+
+def best_step(directory: str | os.PathLike) -> int:
+    """Return the step with the highest score, the latest of equals.
+
+    Raises:
+      CheckpointError: no complete checkpoint has a score.
+    """
+    directory = files.expand(directory).absolute()
+    best = _best({step: record.score for step, record in _complete(directory).items()})
+    if best is None:
+        raise CheckpointError(f"no checkpoint in {directory} has a score, so none is the best; take the newest")
+    return best
+
+
+def _best(scores: Mapping[int, float | None]) -> int | None:
+    scored = [(score, step) for step, score in scores.items() if score is not None]
+    return max(scored)[1] if scored else None
+
+
+def _read_step(path: Path, template: PyTree, partial: bool) -> tuple[PyTree, Manifest]:
+    record = manifests.read(path / manifests.FILE)
+    if record.step != int(path.name):
+        raise Damaged(f"its manifest is of step {record.step}")
+    template_leaves = manifests.named_leaves(template)
+    saved = {entry.name: (entry.shape, entry.dtype) for entry in record.leaves}
+    if problems := manifests.differences(template_leaves, saved, partial=partial):
+        raise CheckpointError(
+            f"checkpoint {path} does not fit this configuration:\n  " + "\n  ".join(problems) + "\n"
+            f"jaxrl {record.jaxrl_version} wrote it, and this is {own_version()}: where the settings are the "
+            "same, the versions have other states. Go on with the one that wrote it, or begin another run, in another "
+            f"run_dir, from what this one has learned: init_from={str(path)!r} (--init-from)"
+        )
+    entries = [entry for entry in record.leaves if entry.name in template_leaves]
+    for entry in entries:
+        if (entry.data_dtype, entry.data_shape) != manifests.stored_as(template_leaves[entry.name]):
+            raise Damaged(f"leaf {entry.name} is said to lie there as {entry.data_dtype}{list(entry.data_shape)}")
+    _check_memory(path, entries)
+    arrays = _read_arrays(path / "state", [entry for entry in entries if math.prod(entry.data_shape)])
+    leaves = {}
+    for entry in entries:
+        empty = entry.name not in arrays
+        value = np.zeros(entry.data_shape, jax.numpy.dtype(entry.data_dtype)) if empty else arrays[entry.name]
+        if entry.crc32 is not None and manifests.checksum(value) != entry.crc32:
+            raise Damaged(f"leaf {entry.name} does not match its checksum")
+        leaves[entry.name] = manifests.put(value, template_leaves[entry.name])
+    return jax.tree.unflatten(jax.tree.structure(template), [leaves[name] for name in template_leaves]), record
+
+
+def _read_arrays(folder: Path, entries: list[manifests.Leaf]) -> dict[str, np.ndarray]:
+    """Read the arrays of a step by name, in the shapes and dtypes of the manifest."""
+    if not entries:
+        return {}
+    import orbax.checkpoint as ocp
+
+    stored = {entry.name: ocp.RestoreArgs(restore_type=np.ndarray) for entry in entries}
+    request = ocp.args.PyTreeRestore(item=dict.fromkeys(stored, 0), restore_args=stored, partial_restore=True)
+    try:
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
+            files.check_regular(folder)
+            _check_arrays(entries, orbax.metadata(folder).item_metadata)  # before memory is allocated for any size
+            arrays = orbax.restore(folder, args=request)
+    except (MemoryError, Damaged):
+        raise
+    except Exception as error:  # tensorstore, json and the file system each have their own
+        raise Damaged(f"the arrays cannot be read: {_one_line(error)}") from error
+    _check_arrays(entries, arrays)
+    return arrays
+
+
+def _check_arrays(entries: list[manifests.Leaf], found: Mapping[str, Any]) -> None:
+    """Raise if arrays are missing, or differ in shape or dtype from the manifest."""
+    for entry in entries:
+        array = found.get(entry.name)
+        if array is None:
+            raise Damaged(f"leaf {entry.name} is missing from the arrays")
+        if (tuple(array.shape), str(array.dtype)) != (entry.data_shape, entry.data_dtype):
+            raise Damaged(f"leaf {entry.name} is {array.dtype}{list(array.shape)}, the manifest says otherwise")
+
+
+def _check_memory(path: Path, entries: list[manifests.Leaf]) -> None:
+    """Check that the arrays described by the manifest fit in memory, before any is allocated.
+
+    Raises:
+      CheckpointError: they do not fit.
+    """
+    needed = sum(math.prod(entry.data_shape) * jax.numpy.dtype(entry.data_dtype).itemsize for entry in entries)
+    free = memory.free_on_host()
+    if free is not None and needed > free:
+        raise CheckpointError(
+            f"checkpoint {path} needs {memory.readable(needed)} of memory, where {memory.readable(free)} are free"
+        )
+
+
+def _folder(step: int) -> str:
+    return f"{step:012d}"
+
+
+def _numbered(directory: Path) -> dict[int, Path]:
+    """Return the folders of all steps that were ever moved into place, sound or not."""
+    if not directory.is_dir():
+        return {}
+    return {int(path.name): path for path in directory.iterdir() if path.name.isdecimal() and path.is_dir()}
+
+
+def _complete(directory: Path) -> dict[int, Manifest]:
+    found = {}
+    for step, path in _numbered(directory).items():
+        try:
+            found[step] = manifests.read(path / manifests.FILE)
+        except Damaged:
+            continue
+    return found
+
+
+def _move_into_place(building: Path, final: Path) -> None:
+    if final.exists():
+        replaced = final.with_name(_REPLACED + final.name)
+        shutil.rmtree(replaced, ignore_errors=True)
+        final.rename(replaced)
+        building.rename(final)
+        shutil.rmtree(replaced, ignore_errors=True)
+    else:
+        building.rename(final)
+
+
+def _remove_until_it_stays_away(building: Path) -> None:
+    """Remove a folder that TensorStore's threads may recreate.
+
+    Orbax raises at the first error, while the threads continue to write and make the folder again.
+    """
+    quiet = 0
+    for _ in range(100):
+        quiet = 0 if building.exists() else quiet + 1
+        if quiet > 6:
+            return
+        shutil.rmtree(building, ignore_errors=True)
+        time.sleep(0.05)
+
+
+def _recover(directory: Path) -> None:
+    """Remove the remains of killed saves.
+
+    A step that was killed between its old and new contents gets the old ones back.
+    """
+    for path in directory.glob(_TEMPORARY + "[0-9]*"):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    for path in directory.glob(_REPLACED + "[0-9]*"):
+        original = directory / path.name.removeprefix(_REPLACED)
+        if original.exists():
+            shutil.rmtree(path)
+        else:
+            path.rename(original)
+
+
+def _barrier(name: str) -> None:
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)
+
+
+@contextlib.contextmanager
+def _absl_quiet() -> Generator[None]:
+    """Silence absl's errors: Orbax also logs what it raises, with a traceback, and our error is one line."""
+    logger = logging.getLogger("absl")
+    logger.addFilter(_is_no_error)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_is_no_error)
+
+
+def _is_no_error(record: logging.LogRecord) -> bool:
+    return record.levelno < logging.ERROR
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}"

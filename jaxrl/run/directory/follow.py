@@ -1,0 +1,161 @@
+"""An evaluator in a separate process that follows a run's directory and evaluates every checkpoint that appears."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+from jaxrl.core import files, interrupts, ownership
+from jaxrl.core.errors import CheckpointError, ConfigError, RunDirectoryError
+from jaxrl.core.limits import checked_seed
+from jaxrl.core.types import Algorithm
+from jaxrl.envs.env_registry import EnvironmentLike
+from jaxrl.envs.host.watchdog import STEP_TIMEOUT
+from jaxrl.parallel.multihost.place import have_learners_ended, own_place
+from jaxrl.run.directory import checkpoint
+from jaxrl.run.directory.loading import load_run
+from jaxrl.run.directory.run_directory import EVALUATIONS, read_config
+from jaxrl.run.directory.run_status import is_finished, is_of_launch
+from jaxrl.run.loggers import JSONLLogger, read_metrics
+from jaxrl.run.policies import policy_folder
+from jaxrl.run.policies.evaluation import Evaluation, evaluate
+from jaxrl.run.policies.opponents import as_opponent
+from jaxrl.run.policies.policy import Policy
+from jaxrl.run.settings import RunSettings
+
+_LATE = 60.0  # seconds after which the learners' last files are visible, also if NFS caches a folder
+
+
+def follow(
+    path: str | Path,
+    *,
+    episodes: int = 128,
+    seed: int | None = None,
+    explore: bool = False,
+    step_timeout: float = STEP_TIMEOUT,
+    opponent: Policy | str | os.PathLike | None = None,
+    algo: Algorithm | None = None,
+    env: EnvironmentLike | None = None,
+    out: str | Path | None = None,
+    poll: float = 1.0,
+) -> Iterator[tuple[int, Evaluation]]:
+    """Evaluate the checkpoints of a run that another process trains, here or on a machine that sees its directory.
+
+    It may begin before the run does. A checkpoint that the run deleted before its turn is skipped. Results are appended
+    to a file; steps in it are not evaluated again, so the same call continues where an earlier one stopped.
+
+    Args:
+      path: the run directory.
+      episodes, seed, explore, step_timeout, opponent: for every evaluation, as in `jaxrl.evaluate`; without a seed the
+        episodes differ from those of the run's own evaluations.
+      algo: replaces the one in `config.json`, as in `jaxrl.load`.
+      env: another environment to play in; None: the training environment.
+      out: the file; None: `evaluations.jsonl` in the run directory.
+      poll: seconds between two checks.
+
+    Yields:
+      Steps and their evaluations, until the run has ended and its last checkpoint is evaluated.
+
+    Raises:
+      CheckpointError: the checkpoints do not fit the configuration, or cannot be read.
+      ConfigError: `out` is a file with other contents, there is an opponent but no separate file, `path` is an exported
+        policy, or the seed is invalid.
+    """
+    path, seed = files.expand(path), None if seed is None else checked_seed("seed", seed)
+    out = None if out is None else files.expand(out)
+    if opponent is not None and out is None:
+        raise ConfigError(f"opponent={opponent!r:.80} needs out=, a file apart from the evaluations without one")
+    if out is not None:
+        ownership.check_output(out, "evaluations")
+    if policy_folder.is_policy_folder(path):
+        raise ConfigError(
+            f"{path} holds one policy, and no run that could be followed; leave out --follow to evaluate it"
+        )
+    if opponent is not None:
+        opponent = as_opponent(opponent) or "random"  # the same one each time, also if its run continues
+    while not _begun(path):
+        time.sleep(poll)
+    out = out or path / EVALUATIONS
+    log = JSONLLogger(out)
+    known = {row["step"] for row in read_metrics(out)}
+    try:
+        while True:
+            ended = is_finished(path) or have_learners_ended(_LATE)  # before the last check for checkpoints
+            for step in checkpoint.complete_steps(path / "checkpoints"):
+                if step in known:
+                    continue
+                try:
+                    run = load_run(path, step=step, algo=algo, env=env)
+                except CheckpointError:
+                    if step in checkpoint.complete_steps(path / "checkpoints"):
+                        raise
+                    continue  # it was deleted in the meantime
+                policy = run.policy
+                found = evaluate(
+                    policy.algo,
+                    policy.actor,
+                    run.env,
+                    policy.spec,
+                    seed=run.held_out_seed if seed is None else seed,
+                    episodes=episodes,
+                    explore=explore,
+                    step_timeout=step_timeout,
+                    opponent=opponent,
+                )
+                log.write(step, {f"evaluation/{name}": value for name, value in found.metrics().items()})
+                known.add(step)
+                yield step, found
+            if ended:
+                return
+            time.sleep(poll)
+    finally:
+        log.close()
+
+
+def follow_launched(settings: RunSettings, *, poll: float = 1.0) -> NoReturn:
+    """Follow the learners' run in the process of an evaluator that `jaxrl.launch` started.
+
+    An earlier run in the directory, finished or not, is ignored until the learners have resumed it.
+
+    Args:
+      settings: resolved settings of the training.
+      poll: seconds between two checks.
+
+    Raises:
+      SystemExit: with code 0, once the run has ended and its last checkpoint is evaluated.
+      CheckpointError, ConfigError: as in `follow`.
+    """
+    place, path = own_place(), settings.run_dir
+    assert place is not None and path is not None  # otherwise `prepared` has raised
+    if threading.current_thread() is threading.main_thread() and not interrupts.owned():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # end at once, as at SIGTERM, rather than wait for XLA
+    ended = False
+    while not is_of_launch(path, place.start):
+        if ended:  # without having trained there
+            raise SystemExit(0)
+        time.sleep(poll)
+        ended = have_learners_ended(_LATE)  # before the last check
+    for _ in follow(
+        path,
+        episodes=settings.evaluation_episodes,
+        explore=settings.explore_in_evaluation,
+        step_timeout=settings.topology.step_timeout,
+        algo=settings.algo,  # config.json cannot hold parts that are not registered
+        env=settings.eval_env,
+        poll=poll,
+    ):
+        pass
+    raise SystemExit(0)
+
+
+def _begun(path):
+    try:
+        read_config(path)
+    except RunDirectoryError:
+        if (path / "config.json").exists():
+            raise
+        return False
+    return True

@@ -1,0 +1,299 @@
+"""Initialization of a run from another one: fine-tuning, other settings, offline first and then online.
+
+`load_initial` compares the learner of the new run with the given one, leaf by leaf and before anything is compiled.
+Leaves that fit are taken over, and the rest is initialized; the parameters and statistics that the policy acts with
+must fit. Environments, replays, steps and schedules always start from the beginning.
+"""
+
+import dataclasses
+import os
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl.algos.train_state import TrainState
+from jaxrl.core import files
+from jaxrl.core.errors import ConfigError, JaxrlError
+from jaxrl.core.matching import check_spaces
+from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.trees import named_leaves
+from jaxrl.core.types import ActorState, Algorithm, Environment, EnvSpec, HostRecipe, PyTree
+from jaxrl.run.directory.loading import load_run
+from jaxrl.run.directory.run_directory import read_config
+from jaxrl.run.policies.policy import Policy
+
+InitFrom = str | os.PathLike | Policy | PyTree
+_PROBLEMS_NAMED = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Initial:
+    """The arrays that a run begins with in place of fresh parameters.
+
+    Attributes:
+      parent: its record in `config.json`, JSON values.
+      values: arrays by the index of the learner's leaf that they replace.
+    """
+
+    parent: dict[str, Any]
+    values: Mapping[int, Any]
+
+    def into(self, learner: PyTree, place: Callable[[PyTree], PyTree]) -> PyTree:
+        """Return `learner` with the arrays that were taken over; `place` moves arrays to the run's devices."""
+        leaves, structure = jax.tree.flatten(learner)
+        values = place(dict(self.values))
+        return jax.tree.unflatten(structure, [values.get(number, leaf) for number, leaf in enumerate(leaves)])
+
+
+def said(parent: Mapping[str, Any]) -> list[str]:
+    """Return lines for the user on what was taken over."""
+    where = parent.get("run") or f"a {'policy' if 'policy' in parent else 'learner state'}"
+    where += f" at step {parent['step']:,}" if "step" in parent else ""
+    lines = [f"begins with what {where} has learned: {', '.join(parent['taken'])}"]
+    return lines + ([f"begins afresh: {', '.join(parent['fresh'])}"] if parent["fresh"] else [])
+
+
+def recorded_parent(run_dir: str | Path | None, source: InitFrom) -> dict[str, Any] | None:
+    """Return the record of this parent in the configuration of `run_dir`, or None if it has none or another."""
+    if run_dir is None:
+        return None
+    try:
+        parent = read_config(run_dir).get("parent")
+    except JaxrlError:  # no run here, or an error that opening the directory reports
+        return None
+    named = _identity(source)
+    same = isinstance(parent, dict) and all(parent.get(name) == value for name, value in named.items())
+    whole = (
+        same and isinstance(parent.get("step", 0), int) and all(map(_are_names, map(parent.get, ("taken", "fresh"))))
+    )
+    return parent if whole else None
+
+
+def _are_names(value):
+    return isinstance(value, list) and all(isinstance(name, str) and name.isprintable() for name in value)
+
+
+def load_initial(
+    source: InitFrom, algo: Algorithm, env: Environment | HostRecipe, spec: EnvSpec, *, step: int | None = None
+) -> Initial:
+    """Return the initial arrays of a run of `algo` in `env`, taken from `source`.
+
+    Args:
+      source: a run directory, or one of its checkpoints (`runs/a/checkpoints/000000008192`); a policy, whose parameters
+        and statistics are taken; or a learner state, such as `result.state.learner`.
+      algo: resolved algorithm of the new run.
+      env, spec: environment of the new run; its parameters and name may differ, the spaces must be the same.
+      step: the checkpoint of a run directory; None: the newest.
+
+    Raises:
+      ConfigError: a leaf that acting needs does not fit; lists every leaf with both shapes.
+      RunDirectoryError: the path is not a run directory.
+      CheckpointError: it has no sound checkpoint.
+    """
+    parent, initial = _identity(source), resolve_schedules(algo, 0.0)
+    shapes = jax.eval_shape(lambda key: initial.init(key, spec), jax.random.key(0))
+    acting = _acting(initial, shapes)
+    if isinstance(source, str | os.PathLike):
+        run, at = _run_and_step(source)
+        loaded = load_run(run, step=at if step is None else step)
+        if loaded.learner is None:
+            how = f"pass jaxrl.load({str(run)!r})"
+            raise ConfigError(f"init_from: {run} holds a policy, and nothing else that was learned; {how}")
+        check_spaces(loaded.policy.spec, env)
+        parent |= {"step": loaded.step, "algorithm": type(loaded.algo).__name__, "environment": loaded.env.name}
+        learner, theirs = loaded.learner, loaded.policy.actor
+        values = _matched(shapes, learner)
+    elif isinstance(source, Policy):
+        check_spaces(source.spec, env)
+        parent |= {"algorithm": type(source.algo).__name__, "environment": source.spec.name}
+        learner, theirs = None, source.actor
+        values = _of_policy(acting, theirs, shapes)
+    else:
+        learner, theirs = source, None
+        values = _matched(shapes, learner)
+    if problems := _problems(acting, theirs, learner, shapes, values):
+        what = parent.get("run") or ("the policy" if isinstance(source, Policy) else "the learner state")
+        raise ConfigError([f"init_from: {what} does not fit {type(algo).__name__} here: {line}" for line in problems])
+    taken, fresh = _names(shapes, values)
+    return Initial(parent | {"taken": taken, "fresh": fresh}, values)
+
+
+# --- the source ------------------------------------------------------------------------------------------------------
+
+
+def _identity(source):
+    """Return a key that identifies `source`: the run's path, or a checksum of its arrays."""
+    if isinstance(source, str | os.PathLike):
+        return {"run": str(_run_and_step(source)[0].absolute())}
+    of_policy = isinstance(source, Policy)
+    leaves = jax.tree.leaves(source.actor if of_policy else source)
+    if not leaves or not all(isinstance(leaf, jax.Array | np.ndarray | np.generic) for leaf in leaves):
+        raise ConfigError(
+            f"init_from={source!r:.80} is neither a run directory, nor a policy, nor a learner state; of a result pass "
+            "result.policy or result.state.learner"
+        )
+    checksum = 0
+    for leaf in leaves:
+        plain = jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+        checksum = zlib.crc32(np.ascontiguousarray(jax.device_get(plain)).tobytes(), checksum)
+    return {"policy" if of_policy else "learner": checksum}
+
+
+def _run_and_step(source):
+    """Return a run directory, and the step if the path is one of its checkpoints."""
+    path = files.expand(source)
+    if path.absolute().parent.name == "checkpoints" and path.name.isdecimal():
+        return path.absolute().parent.parent, int(path.name)
+    return path, None
+
+
+# --- matching of leaves ----------------------------------------------------------------------------------------------
+
+
+def _acting(algo, shapes) -> ActorState:
+    """Return the indices of the learner's leaves that acting reads; -1 for leaves that it computes."""
+    found = []
+
+    def trace(learner):
+        number_of = {id(leaf): number for number, leaf in enumerate(jax.tree.leaves(learner))}
+        actor = algo.actor(learner)
+        found.append(jax.tree.map(lambda x: number_of.get(id(x), -1), actor))
+        return actor
+
+    jax.eval_shape(trace, shapes)
+    return found[0]
+
+
+def _needed(actor):
+    """Return the parts of an actor state that determine its actions."""
+    return {"parameters": actor.params, "model state": actor.model_state, "statistics": actor.statistics}
+
+
+def _of_policy(acting, actor, shapes):
+    """Return the policy's values for the learner's leaves that acting reads, and for their targets."""
+    values = {}
+    for name, numbers in _needed(acting).items():
+        theirs = _needed(actor)[name]
+        if jax.tree.structure(numbers) == jax.tree.structure(theirs):
+            pairs = zip(jax.tree.leaves(numbers), jax.tree.leaves(theirs), strict=True)
+            values |= {number: x for number, x in pairs if number >= 0}
+    leaves = jax.tree.leaves(shapes)
+    values = {number: x for number, x in values.items() if _kind(x) == _kind(leaves[number])}
+    for state in jax.tree.leaves(_numbered(shapes), is_leaf=lambda x: isinstance(x, TrainState)):
+        if isinstance(state, TrainState):
+            pairs = ((state.target_params, state.params), (state.target_model_state, state.model_state))
+            for target, online in pairs:
+                if jax.tree.structure(target) == jax.tree.structure(online):
+                    both = zip(jax.tree.leaves(target), jax.tree.leaves(online), strict=True)
+                    values |= {number: values[other] for number, other in both if other in values}
+    return values
+
+
+def _matched(shapes, learner):
+    """Return another learner's values for the leaves of this one, from parts of the same name and shape."""
+    values: dict[int, Any] = {}
+
+    def take(numbers, theirs):
+        values.update(zip(jax.tree.leaves(numbers), jax.tree.leaves(theirs), strict=True))
+
+    def same(mine, theirs):
+        return jax.tree.structure(mine) == jax.tree.structure(theirs) and all(
+            _kind(a) == _kind(b) for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(theirs), strict=True)
+        )
+
+    def match(mine, numbers, theirs):
+        if same(mine, theirs):
+            take(numbers, theirs)
+        elif isinstance(mine, TrainState) and isinstance(theirs, TrainState):
+            for name in ("params", "model_state"):
+                if same(getattr(mine, name), getattr(theirs, name)):
+                    take(getattr(numbers, name), getattr(theirs, name))
+                for candidate in (getattr(theirs, f"target_{name}"), getattr(theirs, name)):
+                    if same(getattr(mine, f"target_{name}"), candidate):
+                        take(getattr(numbers, f"target_{name}"), candidate)
+                        break
+        else:
+            parts, ours, others = _parts(mine), _parts(numbers), _parts(theirs)
+            for name in parts.keys() & others.keys():
+                match(parts[name], ours[name], others[name])
+
+    match(shapes, _numbered(shapes), learner)
+    return values
+
+
+def _parts(tree):
+    """Return the parts of a dataclass or a dictionary, by name."""
+    if isinstance(tree, dict):
+        return tree
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        return {field.name: getattr(tree, field.name) for field in dataclasses.fields(tree)}
+    return {}
+
+
+def _numbered(tree):
+    structure = jax.tree.structure(tree)
+    return jax.tree.unflatten(structure, range(structure.num_leaves))
+
+
+def _kind(x):
+    return tuple(x.shape), x.dtype
+
+
+# --- reports ---------------------------------------------------------------------------------------------------------
+
+
+def _problems(acting, theirs, learner, shapes, values):
+    """Return why a policy could not act with the values taken over: the leaves that are missing or do not fit."""
+    paths, leaves = list(named_leaves(shapes, ".")), jax.tree.leaves(shapes)
+    found = []
+    for name, numbers in _needed(acting).items():
+        if name == "statistics" and theirs is not None:
+            there, here = set(named_leaves(theirs.statistics, ".")), set(named_leaves(numbers, "."))
+            if there != here:
+                more = "normalizes what this one does not" if there - here else "does not normalize all"
+                differing = ", ".join(sorted({path.partition(".")[0] for path in there ^ here}))
+                found.append(f"it {more} ({differing}); set normalize_observation and normalize_reward as there")
+                continue
+        others = named_leaves(learner if theirs is None or learner is not None else _needed(theirs)[name], ".")
+        for path, number in named_leaves(numbers, ".").items():
+            if number < 0 and learner is None:
+                found.append(f"{name} of acting are computed from the learner; pass a run or the learner state instead")
+            elif number >= 0 and number not in values:
+                other = others.get(path if learner is None else paths[number])
+                there = "there is none of that name" if other is None else f"there {_described(other)}"
+                if other is None or _kind(other) != _kind(leaves[number]):
+                    found.append(f"{paths[number]} is {_described(leaves[number])} here, and {there}")
+        if not found and any(number >= 0 and number not in values for number in jax.tree.leaves(numbers)):
+            found.append(f"the {name} are of another structure")
+    if len(found) > _PROBLEMS_NAMED:
+        found = [*found[:_PROBLEMS_NAMED], f"and {len(found) - _PROBLEMS_NAMED} more parts"]
+    return list(dict.fromkeys(found))
+
+
+def _names(shapes, values):
+    """Return the names of what is taken over and of what is initialized: a whole part by its own name."""
+    numbers = _numbered(shapes)
+
+    def divide(name, part):
+        inside = jax.tree.leaves(part)
+        if not inside:
+            return [], []
+        if name and all(number in values for number in inside):
+            return [name], []
+        if name and not any(number in values for number in inside):
+            return [], [name]
+        taken, fresh = [], []
+        for child, below in _parts(part).items():
+            more = divide(f"{name}.{child}" if name else child, below)
+            taken, fresh = taken + more[0], fresh + more[1]
+        return (taken, fresh) if taken or fresh else ([f"part of {name}"], [])
+
+    return divide("" if _parts(numbers) else "learner", numbers)
+
+
+def _described(x):
+    return f"{x.dtype}{list(x.shape)}"

@@ -1,0 +1,224 @@
+"""Loading of runs from their directories: policies and learner states."""
+
+import contextlib
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxrl import envs
+from jaxrl.algos.base import field_problems
+from jaxrl.core import registry
+from jaxrl.core.arguments import checked
+from jaxrl.core.config import decode
+from jaxrl.core.errors import ConfigError, JaxrlError, RunDirectoryError
+from jaxrl.core.interrupts import interruptible
+from jaxrl.core.keys import held_out_seed
+from jaxrl.core.matching import space_problems
+from jaxrl.core.native import NativeSpaces, check_fits
+from jaxrl.core.run_state import RunState
+from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.types import Algorithm, Environment, EnvSpec, HostRecipe, NativeRecipe, PyTree, env_spec
+from jaxrl.envs.configs import from_config, full_name
+from jaxrl.envs.env_registry import EnvironmentLike
+from jaxrl.run.compile_cache import keep_compiled_programs
+from jaxrl.run.directory import checkpoint
+from jaxrl.run.directory.run_directory import read_config
+from jaxrl.run.directory.sweep_directory import best_run
+from jaxrl.run.policies import policy_folder
+from jaxrl.run.policies.policy import Policy
+
+_LONGEST_PROBLEM = 1000  # characters
+_NEEDED = ("algorithm", "environment", "topology", "total_steps")
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedRun:
+    """A run at one of its checkpoints.
+
+    Attributes:
+      policy: the policy at that step, its statistics frozen.
+      algo: the algorithm as configured, with its schedules.
+      env: the training environment, prepared for playing.
+      config: the contents of `config.json`.
+      step: environment steps at the checkpoint.
+      learner: the algorithm's state; None in a folder that holds only a policy.
+    """
+
+    policy: Policy
+    algo: Algorithm
+    env: Environment | HostRecipe
+    config: dict[str, Any]
+    step: int
+    learner: PyTree = None
+
+    @property
+    def held_out_seed(self) -> int:
+        """A seed whose episodes no evaluation of the run has played, for an unbiased evaluation."""
+        seed = self.config.get("seed") or 0
+        return held_out_seed(seed if type(seed) is int and seed >= 0 else 0)
+
+    def __repr__(self) -> str:
+        return f"LoadedRun({type(self.algo).__name__} on {self.env.name} at step {self.step:,})"
+
+
+@interruptible
+@checked(step={"low": 0})
+def load(
+    path: str | Path,
+    *,
+    step: int | None = None,
+    best: bool = False,
+    algo: Algorithm | None = None,
+    env: EnvironmentLike | None = None,
+) -> Policy:
+    """Load the policy of a run.
+
+        policy = jaxrl.load("runs/cartpole")
+        action, carry = policy(observation)
+
+    Args:
+      path: the run directory; for a sweep, its best run is loaded. Or a folder of
+        `export_policy(..., to="safetensors")`.
+      step: the checkpoint to load; None: the newest sound one.
+      best: load the checkpoint with the highest evaluation instead.
+      algo, env: replace those in `config.json`; needed if a class in them is not registered with `jaxrl.register`.
+
+    Raises:
+      RunDirectoryError: `path` is not a run directory.
+      CheckpointError: there is no such checkpoint, or none that is sound and fits.
+      ConfigError: the configuration cannot be read back; names the argument to pass.
+    """
+    return load_run(path, step=step, best=best, algo=algo, env=env).policy
+
+
+@checked(step={"low": 0})
+def load_run(
+    path: str | Path,
+    *,
+    step: int | None = None,
+    best: bool = False,
+    algo: Algorithm | None = None,
+    env: EnvironmentLike | None = None,
+) -> LoadedRun:
+    """Load a policy as `load` does, with its algorithm, environment, configuration and learner state."""
+    keep_compiled_programs()
+    if best and step is not None:
+        raise ConfigError(f"step={step} and best=True: give one of them")
+    path = best_run(path)
+    holds_policy = policy_folder.is_policy_folder(path)
+    if holds_policy and (best or step is not None):
+        raise ConfigError(f"{path} holds one policy, and no checkpoints: leave out {chosen(step, best)}")
+    config, algo, env, spec, total = _described_run(path, algo, env)
+    with _described(path):
+        initial = resolve_schedules(algo, 0.0)
+        learner = jax.eval_shape(lambda key: initial.init(key, spec), jax.random.key(0))
+        actor = jax.eval_shape(initial.actor, learner)
+    if holds_policy:
+        actor, step = policy_folder.read(path, actor)
+        return LoadedRun(Policy(_resolved(algo, step, total), actor, spec, env), algo, env, config, step)
+    # The rest of the state is left out of the template, and so is not read.
+    left_out: Any = None
+    template = RunState(
+        learner=learner,
+        env_state=left_out,
+        timestep=left_out,
+        carry=left_out,
+        buffers={},
+        key=left_out,
+        steps_per_env=left_out,
+        empty_at=left_out,
+    )
+    directory = path / "checkpoints"
+    if best:
+        step = checkpoint.best_step(directory)
+    state, step, _ = checkpoint.restore(directory, template, step, partial=True)
+    final = _resolved(algo, step, total)
+    policy = Policy(final, final.actor(state.learner), spec, env)
+    return LoadedRun(policy, algo, env, config, step, state.learner)
+
+
+def chosen(step: int | None, best: bool) -> str:
+    """Return the arguments that choose a checkpoint; empty for the newest."""
+    return ", ".join([f"step={step}"] * (step is not None) + ["best=True"] * best)
+
+
+def _resolved(algo, step, total):
+    """Return the algorithm with its schedules resolved at a step of the run."""
+    return resolve_schedules(algo, min(step / total, 1.0) if total else 1.0)
+
+
+def _described_run(path, algo, env):
+    """Return the configuration in a folder, its algorithm for acting, its environment and spec, and its steps."""
+    config = read_config(path)
+    if missing := [name for name in _NEEDED if name not in config]:
+        raise RunDirectoryError(f"{path} is not a run directory: its config.json lacks {', '.join(missing)}")
+    made = None if env is None else envs.as_environment(env)
+    with _described(path):
+        algo = _algorithm(config["algorithm"]) if algo is None else algo
+        if not isinstance(config["environment"], dict):
+            raise ConfigError("config.json describes no environment under 'environment'")
+        if made is None:
+            made = _with_native(from_config(config["environment"]), config.get("native"))
+        else:
+            _check_spaces(config["environment"], made)
+        env = envs.prepared(made)
+        spec = env_spec(env)
+        algo = algo.resolve(spec, 0)  # loaded to act, without training environments
+        return config, algo, env, spec, _steps_in_all(config, algo)
+
+
+@contextlib.contextmanager
+def _described(path):
+    """Reraise construction errors as errors of config.json: its values are checked only field by field."""
+    try:
+        yield
+    except ConfigError as error:  # which may quote the file's contents
+        raise ConfigError([problem[:_LONGEST_PROBLEM] for problem in error.problems]) from error
+    except JaxrlError:
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {error!s:.500}"
+        raise ConfigError(f"{path / 'config.json'} does not describe a run that can be made here: {what}") from error
+
+
+def _algorithm(config):
+    algo = decode(config)
+    if not (registry.name_of(type(algo)) or "").startswith("algorithm:"):
+        raise ConfigError("config.json names no algorithm under 'algorithm'")
+    if problems := field_problems(algo):
+        raise ConfigError([f"config.json: {problem}" for problem in problems])
+    return algo
+
+
+def _with_native(env, config):
+    """Return the environment with its own spaces, if config.json has them."""
+    if config is None or not isinstance(env, NativeRecipe) or env.native is not None:
+        return env
+    native = decode(config)
+    if not isinstance(native, NativeSpaces):
+        raise ConfigError("config.json describes no spaces under 'native'")
+    check_fits(native.observation, env.observation_space)
+    check_fits(native.action, env.action_space)
+    return dataclasses.replace(env, native=native)
+
+
+def _check_spaces(trained_on, env):
+    """Refuse an `env` that the policy cannot play in, before its parameters fail to fit."""
+    spaces_there = (decode(trained_on.get(f"{what}_space")) for what in ("observation", "action"))
+    if problems := space_problems(env, EnvSpec(full_name(trained_on), *spaces_there), "the policy was trained on"):
+        raise ConfigError([f"{problem} ({full_name(trained_on)})" for problem in problems])
+
+
+def _steps_in_all(config, algo):
+    """Return the environment steps of the run, in whole iterations, which may exceed `total_steps`."""
+    total, topology = config["total_steps"], decode(config["topology"])
+    if not isinstance(total, int) or total < 0:
+        raise ConfigError(f"config.json: total_steps={total!r} must be a whole number")
+    if topology is not None:
+        if not (registry.name_of(type(topology)) or "").startswith("topology:"):
+            raise ConfigError("config.json names no topology under 'topology'")
+        rows = topology.steps_per_iteration(algo)
+        total = -(-total // rows) * rows
+    return total

@@ -1,0 +1,211 @@
+"""The manifest of a checkpoint: versions, configuration, and how every leaf is stored, with its checksum."""
+
+import dataclasses
+import datetime
+import json
+import platform
+import zlib
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.core import files, keys, trees
+from jaxrl.core.config import build
+from jaxrl.core.errors import CheckpointError, ConfigError
+from jaxrl.core.types import PyTree
+from jaxrl.core.versions import own_version
+
+FILE = "manifest.json"
+FORMAT = 1
+_MOST_NAMED = 8  # differences
+
+
+class Damaged(Exception):
+    """An error of a checkpoint or manifest that differs from what was written; the message says how."""
+
+
+@dataclasses.dataclass
+class Leaf:
+    """One saved array: `shape` and `dtype` in the state, `data_*` on disk (typed keys are stored as words)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data_dtype: str
+    data_shape: tuple[int, ...]
+    key_impl: str | None = None  # of typed keys
+    crc32: int | None = None  # None: spread over processes, so no single one could compute it
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+@dataclasses.dataclass
+class Manifest:
+    """A description of a checkpoint's contents and of the versions that wrote it."""
+
+    step: int
+    config: dict[str, Any]
+    leaves: list[Leaf]
+    score: float | None = None
+    callbacks: dict[str, Any] = dataclasses.field(default_factory=dict)  # state of the callbacks
+    time: str = dataclasses.field(default_factory=_now)
+    jaxrl_version: str = dataclasses.field(default_factory=own_version)
+    jax_version: str = jax.__version__
+    python_version: str = platform.python_version()
+    format: int = FORMAT
+
+
+def is_key(leaf: Any) -> bool:
+    """Return whether `leaf` holds typed PRNG keys."""
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def named_leaves(tree: PyTree) -> dict[str, Any]:
+    """Return the leaves by their path: `learner/params/policy/kernel`."""
+    return trees.named_leaves(tree, root="value")
+
+
+def leaf_entry(name: str, leaf: Any) -> Leaf:
+    """Return the entry of a leaf of the state, without its checksum."""
+    shape, dtype = _signature(leaf)
+    return Leaf(name, dtype, shape, *stored_as(leaf), keys.algorithm(leaf) if is_key(leaf) else None)
+
+
+def stored_as(leaf: Any) -> tuple[str, tuple[int, ...]]:
+    """Return the dtype and the shape in which a leaf is stored on disk."""
+    data = jax.eval_shape(jax.random.key_data, leaf) if is_key(leaf) else leaf
+    data = np.asarray(data) if _is_number(data) else data
+    return str(data.dtype), tuple(data.shape)
+
+
+def checksum(array: Any) -> int | None:
+    """Return the CRC-32 of an array's bytes, or None if this process does not hold all of it."""
+    if not isinstance(array, np.ndarray):
+        return None
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+
+def differences(
+    expected: Mapping[str, Any], found: Mapping[str, tuple[tuple[int, ...], str]], *, partial: bool = False
+) -> list[str]:
+    """Return how leaves that were stored differ from those that are expected, one line each.
+
+    Args:
+      expected: leaves by name.
+      found: shapes and dtypes by name.
+      partial: others than those that are expected are allowed.
+    """
+    signatures = {name: _signature(leaf) for name, leaf in expected.items()}
+    lines = [f"leaf {name} is missing" for name in expected if name not in found]
+    lines += [f"leaf {name:.80} is there, and not here" for name in found if name not in expected and not partial]
+    lines += [
+        f"leaf {name} is {found[name][1]}{list(found[name][0])} in place of {dtype}{list(shape)}"
+        for name, (shape, dtype) in signatures.items()
+        if found.get(name, (shape, dtype)) != (shape, dtype)
+    ]
+    return lines if len(lines) <= _MOST_NAMED else [*lines[:_MOST_NAMED], f"and {len(lines) - _MOST_NAMED} more"]
+
+
+def take(name: str, leaf: Any) -> Any:
+    """Return an unshared host copy: on CPU a numpy view of a donated array would change under the writer.
+
+    With several processes, an array that no process holds whole is copied on its devices, and Orbax gathers it.
+
+    Args:
+      name: name of the leaf, for the error.
+      leaf: an array, typed keys (copied as their words), or a Python number.
+
+    Raises:
+      CheckpointError: it is none of these.
+    """
+    if isinstance(leaf, jax.Array):
+        if is_key(leaf):
+            leaf = jax.random.key_data(leaf)
+        if not leaf.is_fully_addressable:
+            if not leaf.is_fully_replicated:
+                return jax.numpy.copy(leaf)
+            leaf = leaf.addressable_data(0)
+        with jax.transfer_guard_device_to_host("allow"):
+            return np.array(leaf, copy=True)
+    if isinstance(leaf, bool | int | float | np.ndarray | np.generic):
+        return np.array(leaf, copy=True)
+    raise CheckpointError(f"leaf {name} of the state is a {type(leaf).__name__}; only arrays and numbers can be saved")
+
+
+def put(value: np.ndarray, like: Any) -> Any:
+    """Return `value` in the form of the template: a typed key, an array on its sharding, or a plain number."""
+    if isinstance(like, bool | int | float):
+        return type(like)(value)
+    if isinstance(like, np.ndarray | np.generic):
+        return value
+    sharding = like.sharding
+    if isinstance(like, jax.Array) and not like.committed:
+        sharding = None
+    if sharding is not None and not sharding.is_fully_addressable:
+        if not is_key(like):
+            return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+        return jax.jit(partial(jax.random.wrap_key_data, impl=keys.kind(like)), out_shardings=sharding)(value)
+    if is_key(like):
+        wrapped = jax.random.wrap_key_data(jax.device_put(value), impl=keys.kind(like))
+        return wrapped if sharding is None else jax.device_put(wrapped, sharding)
+    return jax.device_put(value, sharding, may_alias=False)
+
+
+def write(path: Path, record: Manifest) -> None:
+    """Write a manifest atomically."""
+    body = files.as_read_back(dataclasses.asdict(record))
+    body["crc32"] = _body_checksum(body)
+    files.write_json(path, body)
+
+
+def read(path: Path) -> Manifest:
+    """Read and verify a manifest.
+
+    Raises:
+      Damaged: it is missing, cut short or altered.
+      CheckpointError: a newer jaxrl wrote it, in a format unknown here.
+    """
+    try:
+        body = files.read_json(path)
+    except FileNotFoundError:
+        raise Damaged("the manifest is missing, so the save was not completed") from None
+    except (ValueError, OSError) as error:
+        raise Damaged(f"the manifest cannot be read: {error}") from error
+    expected = body.pop("crc32", None) if isinstance(body, dict) else None
+    if expected is None or expected != _body_checksum(body):
+        raise Damaged("the manifest does not match its checksum")
+    if isinstance(newer := body.get("format"), int) and newer > FORMAT:
+        raise CheckpointError(
+            f"{path} has format {newer}, written by jaxrl {body.get('jaxrl_version', '?')!s:.40}; this jaxrl "
+            f"{own_version()} reads up to {FORMAT}: install that version"
+        )
+    try:
+        return build(Manifest, body | {"leaves": [_leaf(entry) for entry in body.get("leaves", ())]})
+    except (ConfigError, TypeError) as error:
+        raise Damaged(f"the manifest is none: {error}") from error
+
+
+def _leaf(entry):
+    shapes = {name: tuple(entry[name]) for name in ("shape", "data_shape") if name in entry}
+    return build(Leaf, entry | shapes)
+
+
+def _body_checksum(body: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(body, sort_keys=True).encode())  # not `to_json`: older manifests may hold NaN
+
+
+def _is_number(leaf: Any) -> bool:
+    return isinstance(leaf, bool | int | float)
+
+
+def _signature(leaf: Any) -> tuple[tuple[int, ...], str]:
+    if _is_number(leaf):
+        return (), type(leaf).__name__
+    return tuple(leaf.shape), str(leaf.dtype)

@@ -1,0 +1,302 @@
+"""Evaluation: a fixed number of complete episodes in every environment, with the whole policy frozen."""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.core import keys
+from jaxrl.core.arguments import checked
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.host_types import only_instance
+from jaxrl.core.interrupts import interruptible
+from jaxrl.core.limits import checked_seed, seed_problems
+from jaxrl.core.matching import space_problems
+from jaxrl.core.types import ActorState, Algorithm, Environment, EnvSpec, HostRecipe, PyTree, num_agents
+from jaxrl.envs.env_registry import EnvironmentLike, as_environment
+from jaxrl.envs.host.watchdog import STEP_TIMEOUT, Supervised
+from jaxrl.parallel import rollout as ro
+from jaxrl.parallel.host_rollout import HostSteps, complete, in_this_thread, unroll
+from jaxrl.run.policies.opponents import evaluated_rows, opposed
+from jaxrl.run.policies.policy import Policy
+
+MAX_STEPS = 27_000  # per episode: Atari's half hour at 60 frames per second and four frames per step
+EPISODES, HOST_EPISODES = 128, 10  # default episodes per evaluation during training: in JAX, and on the host
+_HOST_STEPS = 8  # of host environments between two checks for ended episodes
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """The result of an evaluation.
+
+    Attributes:
+      returns, lengths: one entry per complete episode.
+      unfinished: number of episodes that the step limit cut off; they are not in `returns`.
+    """
+
+    returns: np.ndarray
+    lengths: np.ndarray
+    unfinished: int
+
+    def __repr__(self) -> str:
+        count = f"{self.episodes} episodes" + (f", {self.unfinished} unfinished" if self.unfinished else "")
+        return f"Evaluation(return {self.return_mean:.4g} ± {self.return_std:.4g}, {count})"
+
+    @property
+    def return_mean(self) -> float:
+        return float(np.mean(self.returns)) if self.returns.size else float("nan")
+
+    @property
+    def return_std(self) -> float:
+        return float(np.std(self.returns)) if self.returns.size else float("nan")
+
+    @property
+    def episodes(self) -> int:
+        return int(self.returns.size)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics by the names used in logs and `result.json`."""
+        return {
+            "return_mean": self.return_mean,
+            "return_std": self.return_std,
+            "length_mean": float(np.mean(self.lengths)) if self.lengths.size else float("nan"),
+            "episodes": self.episodes,
+            "unfinished": self.unfinished,
+        }
+
+
+def scores_of(rows: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    """Return the mean returns of the evaluations in the metrics of a run, by step."""
+    name = "evaluation/return_mean"
+    return {row["step"]: row[name] for row in rows if name in row}
+
+
+def default_episodes(env: Environment | HostRecipe) -> int:
+    """Return the default number of episodes per evaluation, fewer for host environments."""
+    return EPISODES if isinstance(env, Environment) else HOST_EPISODES
+
+
+def layout(episodes: int, num_envs: int | None = None, agents: int = 1) -> tuple[int, int]:
+    """Return the number of environments and of episodes in each.
+
+    At least `episodes` in all are played, in whole groups of agents.
+    """
+    num_envs = min(episodes, 128) if num_envs is None else min(num_envs, episodes)
+    num_envs = -(-num_envs // agents) * agents
+    return num_envs, -(-episodes // num_envs)
+
+
+def episodes_problems(name: str, episodes: int, num_envs: int | None = None, max_steps: int = MAX_STEPS) -> list[str]:
+    """Return why the argument `name` asks for too many episodes to count; empty if they can be played."""
+    num_envs, quota = layout(episodes, num_envs)
+    most = (2**31 - 1) // (max_steps + 1)  # episodes per environment: its steps are counted in 32 bits
+    if quota <= most:
+        return []
+    return [f"{name}={episodes} is too many for {num_envs} environments; at most {most * num_envs:,} can be played"]
+
+
+@interruptible
+@checked(episodes={"low": 1}, num_envs={"low": 1}, max_steps={"low": 0}, step_timeout={"above": 0})
+def evaluate(
+    algo: Algorithm,
+    actor: ActorState,
+    env: EnvironmentLike,
+    spec: EnvSpec,
+    *,
+    seed: int = 0,
+    episodes: int = 128,
+    num_envs: int | None = None,
+    max_steps: int = MAX_STEPS,
+    explore: bool = False,
+    step_timeout: float = STEP_TIMEOUT,
+    opponent: Policy | str | os.PathLike | None = None,
+) -> Evaluation:
+    """Evaluate a policy on complete episodes, the same number in every environment, so short ones are not favored.
+
+    Args:
+      algo: the algorithm, its schedules resolved.
+      actor: the actor state; its statistics stay frozen.
+      env: where to play: a JAX environment with auto-reset, a recipe of host environments, or a Gymnasium environment,
+        class or function.
+      spec: of the environment that the policy was trained on.
+      seed: of episodes and of action sampling; training with the same seed gets other episodes. The evaluations of a
+        run with this seed play these very episodes: judge a policy that they chose by another
+        (`jaxrl.core.keys.held_out_seed`).
+      episodes: number of episodes, rounded up to a multiple of the environments.
+      num_envs: number of environments; None: as many as episodes, at most 128.
+      max_steps: every environment has as many steps as its episodes take if each is this long; unfinished episodes are
+        counted but not averaged.
+      explore: sample actions as in training, rather than take the best.
+      step_timeout: seconds that host environments have for one step or reset.
+      opponent: acts for all agents of an environment but one, each in turn, whose returns count: a policy, the
+        directory of a run, or "random". None: the evaluated policy acts for all, and the returns of all count.
+
+    Raises:
+      ConfigError: the spaces of `env` differ from those of `spec` (bounds may differ), the seed is invalid, there are
+        more episodes than can be counted, or there is an opponent in an environment of one agent.
+      EnvironmentFailedError: host environments hang, or failed too often.
+    """
+    env = as_environment(env)
+    if num_envs is None and only_instance(env) is not None:
+        num_envs = 1
+    problems = space_problems(env, spec, "the policy was trained on")
+    problems += seed_problems("seed", seed) + episodes_problems("episodes", episodes, num_envs, max_steps)
+    if problems:
+        raise ConfigError(problems)
+    agents = num_agents(env)
+    if opponent is not None:
+        algo, actor = opposed(algo, actor, opponent, env)
+        episodes *= agents
+    # Against an opponent the evaluated seat rotates from game to game, each equally often.
+    together = agents if opponent is None else agents**2
+    seed, (num_envs, quota) = checked_seed("seed", seed), layout(episodes, num_envs, together)
+    key = _root(seed)
+    if isinstance(env, Environment):
+        env, key, most = _on_devices_of(actor, (env, key, np.int32(max_steps)))
+        scores = _play(algo, actor, env, key, most, spec=spec, num_envs=num_envs, quota=quota, explore=explore)
+        returns, lengths, done = jax.device_get(scores)
+    else:
+        returns, lengths, done = _play_on_host(
+            algo, actor, env, key, max_steps, spec, num_envs, quota, explore, seed, step_timeout
+        )
+    if opponent is not None:
+        returns, lengths, done = (x[..., evaluated_rows(num_envs, agents)] for x in (returns, lengths, done))
+    counts = np.arange(quota)[:, None] < done[None]
+    return Evaluation(returns[counts], lengths[counts], int(counts.size - counts.sum()))
+
+
+def compile_evaluation(
+    algo: Algorithm,
+    actor: ActorState,
+    env: Environment,
+    spec: EnvSpec,
+    *,
+    seed: int = 0,
+    episodes: int = 128,
+    explore: bool = False,
+    place: Callable[[PyTree], PyTree] | None = None,
+) -> jax.stages.Compiled:
+    """Compile the program of `evaluate` for the same arguments, without playing.
+
+    Args:
+      algo, actor: as for `evaluate`, or their shapes and shardings.
+      env, spec, seed, episodes, explore: as for `evaluate`.
+      place: places arrays on the actor's devices; None: those that it is on.
+    """
+    num_envs, quota = layout(episodes, agents=num_agents(env))
+    place = functools.partial(_on_devices_of, actor) if place is None else place
+    env, key, most = place((env, _root(seed), np.int32(0)))
+    how = {"spec": spec, "num_envs": num_envs, "quota": quota, "explore": explore}
+    return _play.lower(algo, actor, env, key, most, **how).compile()
+
+
+@functools.lru_cache(maxsize=8)
+def _root(seed):
+    """Return a run's root key; cached, because making a key moves its seed to the device."""
+    return keys.root_key(seed)
+
+
+def _steps_in_all(max_steps, quota):
+    """Return the steps of one environment: those of `quota` episodes, and the resets between two of them."""
+    return quota * max_steps + (quota - 1) * jnp.minimum(max_steps, 1)
+
+
+def _on_devices_of(actor, tree):
+    """Return `tree` on the devices of the actor, moved explicitly rather than by the call that needs it."""
+    held = [x.sharding for x in jax.tree.leaves(actor) if isinstance(x, jax.Array | jax.ShapeDtypeStruct)]
+    return jax.device_put(tree, held[0] if held else None)
+
+
+def _record(scores, timestep):
+    """Record the episodes that ended at `timestep`, up to the quota."""
+    returns, lengths, done = scores
+    quota, num_envs = returns.shape
+    complete = timestep.episode.complete
+    ended = (timestep.last if complete is None else complete) & (done < quota)
+    slot = jnp.minimum(done, quota - 1)
+    column = jnp.arange(num_envs, dtype=jnp.int32)
+    returns = returns.at[slot, column].set(jnp.where(ended, timestep.episode.returns, returns[slot, column]))
+    lengths = lengths.at[slot, column].set(jnp.where(ended, timestep.episode.length, lengths[slot, column]))
+    return returns, lengths, done + ended.astype(jnp.int32)
+
+
+def _no_scores(num_envs, quota):
+    return (
+        jnp.zeros((quota, num_envs), jnp.float32),
+        jnp.zeros((quota, num_envs), jnp.int32),
+        jnp.zeros((num_envs,), jnp.int32),
+    )
+
+
+def play(
+    algo: Algorithm,
+    actor: ActorState,
+    env: Environment,
+    key: jax.Array,
+    max_steps: jax.Array,
+    *,
+    spec: EnvSpec,
+    num_envs: int,
+    quota: int,
+    explore: bool,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Play `quota` episodes in each of `num_envs` environments; pure.
+
+    Every evaluation of a run's policy uses this: the same seed then gives the same episodes, and never those of
+    training.
+
+    Args:
+      algo, actor, env, spec, num_envs, quota, explore: as for `evaluate`.
+      key: the run's root key, from which the key of evaluations is derived.
+      max_steps: as for `evaluate`, int32.
+
+    Returns:
+      Returns and lengths, each (quota, num_envs), and the number of episodes filled in, (num_envs,).
+    """
+    env_index = jnp.arange(num_envs, dtype=jnp.int32)
+    key, limit = keys.evaluation_key(key), _steps_in_all(max_steps, quota)
+    env_roots, act_roots = keys.environment_keys(key, env_index), keys.policy_keys(key, env_index)
+    acting = ro.begin(algo, env, env_roots, env_index, spec=spec, num_envs=num_envs)
+
+    def unfinished(carried):
+        tick, _, scores = carried
+        return (tick < limit) & jnp.any(scores[2] < quota)
+
+    def step(carried):
+        tick, acting, scores = carried
+        now = tick.astype(jnp.uint32)
+        step_keys = keys.tick_keys(env_roots, now, 1), keys.tick_keys(act_roots, now, 1)
+        acting, _ = ro.unroll(algo, actor, env, acting, step_keys, spec=spec, explore=explore)
+        return tick + 1, acting, _record(scores, acting.timestep)
+
+    return jax.lax.while_loop(unfinished, step, (jnp.int32(0), acting, _no_scores(num_envs, quota)))[-1]
+
+
+_play = jax.jit(play, static_argnames=("spec", "num_envs", "quota", "explore"))
+
+
+@jax.jit
+def _record_rollout(scores, timesteps):
+    """Apply `_record` to every time step that followed an action."""
+    return jax.lax.scan(lambda scores, timestep: (_record(scores, timestep), None), scores, timesteps[1:])[0]
+
+
+def _play_on_host(algo, actor, env, key, max_steps, spec, num_envs, quota, explore, seed, step_timeout):
+    key, limit = keys.evaluation_key(key), int(_steps_in_all(max_steps, quota))
+    host = Supervised(env, num_envs, keys.evaluation_seed(seed), step_timeout=step_timeout)
+    steps = HostSteps(spec, num_envs, num_envs, _HOST_STEPS, explore)
+    try:
+        acting = steps.begin(algo, host.reset(), key, jnp.arange(num_envs, dtype=jnp.int32))
+        scores = _no_scores(num_envs, quota)
+        while acting.steps_per_env < limit and np.any(np.asarray(scores[2]) < quota):
+            some = dataclasses.replace(steps, length=min(_HOST_STEPS, limit - acting.steps_per_env))
+            rollout = complete(unroll(some, algo, actor, acting, in_this_thread(host.step)))
+            scores = _record_rollout(scores, rollout.timesteps.replace(observation=(), action_mask=None))
+        return jax.device_get(scores)
+    finally:
+        host.close()

@@ -1,0 +1,137 @@
+"""Two policies in one multi-agent environment: the evaluated one, and its opponent or partner."""
+
+import os
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from jaxrl.core import files, spaces
+from jaxrl.core.errors import ConfigError, RunDirectoryError
+from jaxrl.core.matching import check_spaces
+from jaxrl.core.types import (
+    ActorOutput,
+    ActorState,
+    Algorithm,
+    Carry,
+    Environment,
+    EnvSpec,
+    HostRecipe,
+    PyTree,
+    TimeStep,
+    num_agents,
+)
+from jaxrl.networks.heads import masks_of_parts, to_distribution
+from jaxrl.run.directory.loading import load_run
+from jaxrl.run.policies.policy import Policy
+
+
+class RandomActions(struct.PyTreeNode):
+    """A policy that samples uniformly among the allowed actions, and from the space for boxes."""
+
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
+        return ()
+
+    def act(
+        self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
+    ) -> ActorOutput:
+        return ActorOutput(_uniform(spec.action_space, timestep.action_mask, key), carry)
+
+
+def _uniform(space: spaces.Space, mask: PyTree | None, keys: jax.Array) -> PyTree:
+    """Return random allowed actions `[B, ...]`."""
+    if isinstance(space, spaces.Composite):
+        masks = masks_of_parts(space, mask)
+        parts = {
+            k: _uniform(child, masks[k], jax.vmap(jax.random.fold_in, (0, None))(keys, n))
+            for n, (k, child) in enumerate(space.items)
+        }
+        return parts if isinstance(space, spaces.Dict) else tuple(parts.values())
+    if mask is None:
+        return jax.vmap(space.sample)(keys)
+    return to_distribution(space, jnp.zeros(mask.shape), mask=mask).sample(keys)
+
+
+class Opposed(struct.PyTreeNode):
+    """A policy that acts with one algorithm for one agent of each environment, and with another for all others.
+
+    The agent rotates: it is agent k of the k-th environment, modulo the number of agents.
+
+    Args:
+      algo, opponent: the algorithms, their schedules resolved; the parameters of an actor state are the two actors.
+      num_agents: agents per environment.
+    """
+
+    algo: Any
+    opponent: Any
+    num_agents: int = struct.field(pytree_node=False)
+
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
+        return tuple(one.initial_carry(spec, env_index, num_envs) for one in (self.algo, self.opponent))
+
+    def act(
+        self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
+    ) -> ActorOutput:
+        one, other = (
+            algo.act(actor, timestep, carry, key, spec=spec, explore=explore)
+            for algo, actor, carry in zip((self.algo, self.opponent), actor.params, carry, strict=True)
+        )
+        mine = evaluated_rows(len(timestep.first), self.num_agents)
+
+        def choose(x: jax.Array, y: jax.Array) -> jax.Array:
+            return jnp.where(mine.reshape(mine.shape + (1,) * (x.ndim - 1)), x, y)
+
+        return ActorOutput(jax.tree.map(choose, one.action, other.action), (one.carry, other.carry))
+
+
+def evaluated_rows(rows: int, num_agents: int) -> np.ndarray:
+    """Return which rows of a batch the evaluated policy plays, bool [rows]."""
+    index = np.arange(rows)
+    return index % num_agents == index // num_agents % num_agents
+
+
+def as_opponent(opponent: Policy | str | os.PathLike) -> Policy | None:
+    """Return the policy that `opponent` is or names (a run's directory), or None for "random".
+
+    Raises:
+      ConfigError: `opponent` is none of these.
+      CheckpointError: the run has no sound checkpoint.
+    """
+    if isinstance(opponent, Policy) or opponent == "random":
+        return opponent if isinstance(opponent, Policy) else None
+    allowed = f"opponent={opponent!r:.200} must be 'random', a policy or the directory of a run"
+    if not isinstance(opponent, str | os.PathLike):
+        raise ConfigError(allowed)
+    try:
+        return load_run(files.expand(opponent)).policy
+    except RunDirectoryError as error:
+        raise ConfigError(f"{allowed}: {error}") from error
+
+
+def opposed(
+    algo: Algorithm, actor: ActorState, opponent: Policy | str | os.PathLike, env: Environment | HostRecipe
+) -> tuple[Any, ActorState]:
+    """Return an algorithm and an actor state that act for both sides.
+
+    Args:
+      algo, actor: the evaluated policy.
+      opponent: another policy, the directory of its run, or "random".
+      env: the environment that they play in.
+
+    Returns:
+      An object that acts as an algorithm does, and its actor state.
+
+    Raises:
+      ConfigError: there is one agent, there is no such opponent, or it was trained in other spaces.
+    """
+    agents = num_agents(env)
+    if agents == 1:
+        raise ConfigError(f"opponent={opponent!r:.80}: {env.name} has one agent; leave it out")
+    policy = as_opponent(opponent)
+    other: tuple[PyTree, PyTree] = (RandomActions(), ActorState(()))
+    if policy is not None:
+        check_spaces(policy.spec, env)
+        other = policy.algo, policy.actor
+    return Opposed(algo, other[0], agents), ActorState((actor, other[1]))

@@ -1,0 +1,231 @@
+"""A policy's episodes as datasets that other programs read."""
+
+import contextlib
+import hashlib
+import json
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl import envs
+from jaxrl.core import files
+from jaxrl.core.arguments import checked
+from jaxrl.core.config import encode
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.host_types import only_instance
+from jaxrl.core.interrupts import interruptible
+from jaxrl.core.limits import checked_seed, seed_problems
+from jaxrl.core.matching import check_spaces
+from jaxrl.core.types import Algorithm, Environment, HostRecipe, num_agents
+from jaxrl.data.minari import MinariWriter
+from jaxrl.data.rlds import RldsWriter, check_hosts, host_directory
+from jaxrl.data.rows import EpisodeCutter
+from jaxrl.envs.configs import to_config
+from jaxrl.envs.env_registry import EnvironmentLike
+from jaxrl.run.loop.progress import ProgressBar
+from jaxrl.run.policies.policy import Policy
+from jaxrl.run.recording import policy_rows
+
+_NUM_ENVS = 128
+_MOST_ENVS = 1 << 20
+
+
+_COUNTS = {"episodes": {"low": 1}, "num_envs": {"low": 1}, "max_steps": {"low": 1}}
+
+
+@interruptible
+@checked(**_COUNTS)
+def export_rlds(
+    policy: Policy,
+    env: EnvironmentLike,
+    path: str | os.PathLike,
+    *,
+    episodes: int,
+    seed: int = 0,
+    explore: bool = False,
+    num_envs: int | None = None,
+    max_steps: int = 27_000,
+    policy_version: int = 0,
+    file_format: str = "array_record",
+    progress: bool = True,
+) -> Path:
+    """Play episodes with a policy and write them as an RLDS dataset in TFDS's layout.
+
+    Every environment plays the same number of episodes, or one less, so short ones are not favored; with the same seed
+    and number of environments they are the episodes of `evaluate`. The dataset is written to a hidden directory next to
+    `path`, verified, and renamed. Memory use is that of the unfinished episodes.
+
+    With several processes (`jaxrl.parallel.multihost.distributed`) each plays a part of the environments and writes it
+    to its own directory in `path`, `host-00000-of-00002`, without waiting for the others. `load_dataset` reads them
+    together.
+
+    Args:
+      policy: of a `Result`, or from `jaxrl.load`.
+      env: where to play; an environment from `jaxrl.make`, or its name. Its spaces must be those that the policy was
+        trained on.
+      path: the directory to create; `tfds.load("cartpole", data_dir=...)` looks for `.../cartpole/1.0.0`.
+      episodes: number of episodes.
+      seed: of episodes and of action sampling.
+      explore: sample actions as in training, rather than take the best.
+      num_envs: number of environments, of all processes; None: as many as episodes, at most 128 per process.
+      max_steps: longer episodes are cut off at this length.
+      policy_version: written with every episode; the command line uses the step of the checkpoint.
+      file_format: "array_record", or "tfrecord" for programs that read only that.
+      progress: show a progress bar.
+
+    Returns:
+      The path.
+
+    Raises:
+      ConfigError: `path` exists, the environment differs from the policy's, or it returns arrays that cannot be stored
+        bit for bit (the message names them).
+      MissingExtraError: `jaxrl[data]` is not installed.
+    """
+
+    def open_writer(env):
+        where, processes = files.expand(path), jax.process_count()
+        if processes > 1:
+            check_hosts(where, processes)
+            where /= host_directory(jax.process_index(), processes)
+        return RldsWriter(where, env.name, file_format=file_format)
+
+    return _export(open_writer, policy, env, episodes, seed, explore, num_envs, max_steps, policy_version, progress)
+
+
+@interruptible
+@checked(**_COUNTS)
+def export_minari(
+    policy: Policy,
+    env: EnvironmentLike,
+    dataset_id: str,
+    *,
+    episodes: int,
+    seed: int = 0,
+    explore: bool = False,
+    num_envs: int | None = None,
+    max_steps: int = 27_000,
+    policy_version: int = 0,
+    data_format: str = "hdf5",
+    data_dir: str | os.PathLike | None = None,
+    env_spec: str | None = None,
+    progress: bool = True,
+) -> Path:
+    """Play episodes with a policy and write them as a Minari dataset: the same episodes as `export_rlds`.
+
+    Images are stored without loss. The dataset appears under its id when it is complete and verified. Memory use is
+    that of the unfinished episodes, plus a few megabytes.
+
+    Args:
+      policy: of a `Result`, or from `jaxrl.load`.
+      env: where to play; an environment from `jaxrl.make`, or its name. Its spaces must be those that the policy was
+        trained on.
+      dataset_id: `NAME-v0`, or `NAMESPACE/NAME-v0`.
+      episodes: number of episodes.
+      seed: of episodes and of action sampling.
+      explore: sample actions as in training, rather than take the best.
+      num_envs: number of environments; None: as many as episodes, at most 128.
+      max_steps: longer episodes are cut off at this length.
+      policy_version: written with every episode; the command line uses the step of the checkpoint.
+      data_format: "hdf5": one file, which every Minari reader supports; "arrow" or "parquet": one directory per
+        episode.
+      data_dir: directory of the datasets; None: Minari's own, `MINARI_DATASETS_PATH` or `~/.minari/datasets`.
+      env_spec: the id of the Gymnasium environment that `recover_environment` makes; d3rlpy needs it.
+      progress: show a progress bar.
+
+    Returns:
+      The directory of the dataset.
+
+    Raises:
+      ConfigError: as `export_rlds`; or there are several processes, which Minari does not support.
+      MissingExtraError: `jaxrl[data]` is not installed.
+    """
+    if jax.process_count() > 1:
+        raise ConfigError(
+            f"{jax.process_count()} processes: a Minari dataset is written by one; use export_rlds, or one process"
+        )
+
+    def open_writer(env):
+        return MinariWriter(
+            dataset_id,
+            env.observation_space,
+            env.action_space,
+            data_format=data_format,
+            data_dir=data_dir,
+            env_spec=env_spec,
+            algorithm=type(policy.algo).__name__,
+        )
+
+    return _export(open_writer, policy, env, episodes, seed, explore, num_envs, max_steps, policy_version, progress)
+
+
+def _export(open_writer, policy, env, episodes, seed, explore, num_envs, max_steps, policy_version, progress):
+    """Play, and pass every episode to the writer."""
+    process, processes = jax.process_index(), jax.process_count()
+    problems = seed_problems("seed", seed)
+    if min(episodes, num_envs or episodes) < processes:
+        problems.append(f"episodes={episodes}, num_envs={num_envs}: each of {processes} processes needs at least one")
+    if num_envs is not None and num_envs > _MOST_ENVS:
+        problems.append(f"num_envs={num_envs} must be at most {_MOST_ENVS:,}")
+    if problems:
+        raise ConfigError(problems)
+    env, seed = envs.prepared(env), checked_seed("seed", seed)
+    check_spaces(policy.spec, env)
+    most = processes * _NUM_ENVS if only_instance(env) is None else 1
+    num_envs = min(episodes, most if num_envs is None else num_envs)
+    together = processes * num_agents(env) if num_agents(env) > 1 else 1
+    num_envs = -(-num_envs // together) * together
+    here = np.array_split(np.arange(num_envs), processes)[process]
+    left = episodes // num_envs + (here < episodes % num_envs)
+    mine, limit = int(left.sum()), int(left.max()) * (max_steps + 1)
+    common = provenance(policy.algo, env, seed) | {"policy_version": policy_version}
+    cutter, rows, written = EpisodeCutter(len(here), max_steps), 0, 0
+    with open_writer(env) as writer, contextlib.ExitStack() as stack:
+        bar = stack.enter_context(ProgressBar(unit="episodes")) if progress else None
+        if bar is not None:
+            bar.start(mine)
+        stream = policy_rows.play(policy, env, env_index=here, all_envs=num_envs, seed=seed, explore=explore)
+        stack.callback(stream.close)
+
+        def write(found):
+            nonlocal written
+            for index, episode in found:
+                if left[index]:
+                    left[index] -= 1
+                    writer.write(episode, common | {"env_index": int(here[index])})
+                    written += 1
+
+        for stretch in stream:
+            write(cutter.add(stretch))
+            rows += len(stretch.first)
+            if bar is not None:
+                bar.update(written)
+            if not left.any():
+                break
+            if rows >= limit:
+                write(cutter.finish())
+                break
+        if left.any():
+            warnings.warn(
+                f"{env.name} finished {written} of {mine} episodes in {rows:,} steps of each environment; "
+                "a larger max_steps may give more",
+                stacklevel=3,
+            )
+        return writer.close()
+
+
+def provenance(algo: Algorithm, env: Environment | HostRecipe, seed: int) -> dict[str, Any]:
+    """Return the metadata of episodes that say where they come from.
+
+    The hash identifies the algorithm's and the environment's settings.
+    """
+    text = json.dumps({"algorithm": encode(algo), "environment": to_config(env)}, sort_keys=True)
+    return {
+        "algorithm": type(algo).__name__,
+        "environment": env.name,
+        "seed": seed,
+        "configuration_hash": hashlib.sha256(text.encode()).hexdigest()[:16],
+    }

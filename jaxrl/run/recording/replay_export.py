@@ -1,0 +1,327 @@
+"""Export of the episodes in a replay buffer as a dataset."""
+
+import os
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.buffers import flashbax, frames
+from jaxrl.buffers.index import Index
+from jaxrl.buffers.item_table import TableState
+from jaxrl.buffers.replay import ReplayState, lookahead
+from jaxrl.buffers.ring import Ring, is_on_host
+from jaxrl.buffers.table_replay import Item, TableIndex, TableRows
+from jaxrl.core import files, spaces
+from jaxrl.core.arguments import checked
+from jaxrl.core.errors import CheckpointError, ConfigError
+from jaxrl.core.interrupts import interruptible
+from jaxrl.core.sources import FrameStack, Replay
+from jaxrl.core.trees import named_leaves
+from jaxrl.core.types import Counter, EnvSpec, PyTree, SequenceBatch, Trajectory, TransitionBatch
+from jaxrl.data.rlds import RldsWriter
+from jaxrl.data.rows import episode_from_rows
+from jaxrl.parallel.rollout import rollout_length
+from jaxrl.run.directory import checkpoint
+from jaxrl.run.directory.checkpoint import read_manifest
+from jaxrl.run.directory.loading import load_run
+from jaxrl.run.recording.dataset_export import provenance
+
+# Consecutive rows [T + 1, ...] of one episode, and the step of the first; oldest first.
+Stretches = Iterator[tuple[int, Trajectory[np.ndarray]]]
+
+
+@interruptible
+@checked(step={"low": 0})
+def export_replay(
+    run: Any,
+    path: str | os.PathLike,
+    *,
+    replay: str | None = None,
+    unfinished: bool = False,
+    step: int | None = None,
+    best: bool = False,
+) -> Path:
+    """Write the episodes in a replay buffer as an RLDS dataset, oldest first in every environment.
+
+    For a ring, episodes whose first transitions were overwritten are left out. For a table, and for a view of a ring's
+    rows, every item is written: items that follow one another in an episode are joined into one, from the first step of
+    the first to the last step of the last, "cut off" there unless the episode ends. A table's item of n steps stores
+    only the first and the last observation; if no item begins at its next step, and the episode continues, it is left
+    out with a warning.
+
+    Frame stacks are rebuilt. `path` appears when the dataset is complete, as with `export_rlds`; `policy_version` is
+    the iteration in which the first step was taken.
+
+    Args:
+      run: a `Result`, or a run directory whose checkpoints hold the replay buffer.
+      path: the directory to create.
+      replay: name of a replay buffer of the algorithm, or of a view; None: the buffer, if there is only one.
+      unfinished: also write a ring's unfinished episodes, as "cut off".
+      step: the checkpoint to read; None: the newest.
+      best: read the checkpoint with the highest evaluation instead.
+
+    Returns:
+      The path.
+
+    Raises:
+      ConfigError: there is no such replay buffer, it holds no complete episode or item, or `path` exists.
+      RunDirectoryError, CheckpointError: as in `jaxrl.load`.
+      MissingExtraError: `jaxrl[data]` is not installed.
+    """
+    if isinstance(run, str | os.PathLike):
+        loaded = load_run(run, step=step, best=best)
+        algo, env, seed = loaded.algo, loaded.env, loaded.config.get("seed")
+        saved = files.expand(run) / "checkpoints"
+        buffers, empty_at = _saved(saved, loaded.step, algo.experience, loaded.policy.spec)
+    elif step is not None or best:
+        raise ConfigError("step and best select a checkpoint of a run directory; a result has one state")
+    else:
+        algo, env, seed = run.algo, run.env, run.seed
+        buffers, empty_at = run.state.buffers, run.state.empty_at
+    sources = {name: x for name, x in algo.experience.items() if isinstance(x, Replay) and name in buffers}
+    name = _chosen(sources, replay, type(algo).__name__)
+    stored = buffers[sources[name].over or name]
+    if not all(x.is_fully_addressable for x in jax.tree.leaves(stored.ring) if isinstance(x, jax.Array)):
+        raise ConfigError("the replay is divided over processes; export it from the run directory, in one process")
+    common = provenance(algo, env, -1 if seed is None else seed)
+    empty, length = int(empty_at), rollout_length(algo)
+    with RldsWriter(path, env.name) as writer:
+        for env_index, stretches in enumerate(_stretches(sources, buffers, name, unfinished)):
+            for steps_per_env, rows in stretches:
+                episode = episode_from_rows(rows, {"policy_version": (empty + steps_per_env) // length})
+                writer.write(episode, common | {"env_index": env_index})
+        if not writer.episodes:
+            raise ConfigError(f"no complete episode in replay {name!r}, or of a table or view no item")
+        return writer.close()
+
+
+def _chosen(sources: Mapping[str, Replay], name: str | None, kind: str) -> str:
+    if not sources:
+        raise ConfigError(
+            f"there is no replay: {kind} keeps none, or its checkpoints were saved without (save_replay=False)"
+        )
+    stores = [name for name, source in sources.items() if source.over is None]
+    if name is None and len(stores) == 1:
+        return stores[0]
+    if name is None or name not in sources:
+        known = ", ".join(sorted(sources))
+        raise ConfigError(f"replay={name!r}: {kind} has the replay buffers {known}; use one of them")
+    return name
+
+
+# --- rows of each environment ---------------------------------------------------------------------------------------
+
+
+def _stretches(
+    sources: Mapping[str, Replay], buffers: Mapping[str, ReplayState], name: str, unfinished: bool
+) -> Iterator[Stretches]:
+    source, held = sources[name], buffers[name]
+    if source.storage == "table":
+        yield from _of_table(held, source, name)
+        return
+    owner = source.over or name
+    ring = flashbax.as_ring(held) if source.storage == "flashbax" else buffers[owner].ring
+    starts = None
+    if source.over is not None:
+        starts = np.asarray(ring.rows.weight)  # any row that counts begins an item
+        if held.index.priority is not None:
+            begun = np.asarray(held.index.priority) >= 0.0
+            starts = begun.reshape(len(begun), ring.slots, -1).swapaxes(1, 2).reshape(starts.shape)
+    for env in range(ring.columns):
+        of_items = None if starts is None else starts[env]
+        yield _of_ring(ring, env, source, sources[owner].frame_stack, of_items, unfinished)
+
+
+def _of_ring(
+    ring: Ring, env: int, source: Replay, stack: FrameStack | None, starts: np.ndarray | None, unfinished: bool
+) -> Stretches:
+    """Yield whole episodes; with `starts`, bool [slots], the rows of the items that begin there."""
+    filled, reach = int(ring.filled), lookahead(source)
+    number = np.arange(filled)
+    slot = (int(ring.cursor) - filled + number) % ring.slots
+    rows = ring.rows.replace(action_mask=None, extras={})
+    column = jax.tree.map(lambda x: np.asarray((np.asarray(x) if is_on_host(x) else x)[env]), rows)
+    first, weight = column.first[slot], column.weight[slot]
+    began = np.maximum.accumulate(np.where(first, number, 0))  # the beginning of each row's episode
+    known = weight[:-1] & ~first[1:]  # the next row is stored
+    if starts is not None:
+        begins = starts[slot]
+        begins[: frames.lookback(stack) if filled == ring.slots else 0] = False  # their stacks are incomplete
+        last = np.maximum.accumulate(np.where(begins, number, -filled - reach))
+        crosses = source.sequence is not None and source.sequence.end == "continue"
+        known &= ((number - last < reach) & (crosses | (last >= began)))[:-1]
+    known = np.flatnonzero(known)
+    for run in _runs(known):
+        rows = np.append(known[run], known[run[-1]] + 1)
+        ended = rows[-1] + 1 < filled or not weight[rows[-1]]
+        if starts is not None or (first[rows[0]] and (unfinished or ended)):
+            stretch = _at(column.replace(observation=()), slot[rows])
+            observation = _stacked(column.observation, slot, rows, began, stack)
+            yield int(ring.written) - filled + int(rows[0]), stretch.replace(observation=observation)
+
+
+def _of_table(state: ReplayState, source: Replay, name: str) -> Iterator[Stretches]:
+    items, priority = jax.tree.map(np.asarray, (_read(state.ring.items), state.index.tables.priority))
+    newest = int(state.ring.recent.written) - 1
+    left = 0
+    for env in range(state.ring.recent.columns):
+        held = _at(items, np.nonzero((priority >= 0.0) & (items.column == env)))
+        step = newest - (np.uint32(newest % 2**32) - held.step).astype(np.int64)  # step numbers may have wrapped
+        if isinstance(held.batch, SequenceBatch):
+            yield _of_sequences(held.batch.rows, step)
+        elif source.n_step > 1 and held.batch.bootstrap.dtype != bool:
+            raise ConfigError(
+                f"replay {name!r} holds items of {source.n_step} steps, and of discounts within episodes their product "
+                "alone; use n_step=1, sequences, or storage='ring'"
+            )
+        else:
+            order = np.argsort(step)
+            runs = [order[run] for run in _runs(step[order])]
+            left += sum(int(held.batch.steps[run[-1]] > 1) for run in runs)
+            yield _of_transitions(held, step, runs)
+    if left:
+        warnings.warn(
+            f"{left:,} items of replay {name!r} are left out: of {source.n_step} steps, they hold no observation after "
+            "the first, and no other item begins there; use n_step=1, or sequences",
+            stacklevel=4,
+        )
+
+
+def _of_transitions(items: Item, step: np.ndarray, runs: list[np.ndarray]) -> Stretches:
+    """Yield the items [n], joined within each run of items that follow one another."""
+    for run in runs:
+        if len(run) > 1 or items.batch.steps[run[0]] == 1:
+            yield int(step[run[0]]), _joined(items, run)
+
+
+def _joined(items: Item, run: np.ndarray) -> Trajectory[np.ndarray]:
+    unread: PyTree = None
+    batch, last = items.batch, run[-1:]
+    one = batch.steps == 1  # an item's next observation is the observation of the next row
+    discounted = batch.bootstrap.dtype != bool
+    rows, after = (np.append(run, last), batch.next_observation) if one[last[0]] else (run, batch.observation)
+    terminated = (one & (batch.bootstrap == 0))[rows]
+    return Trajectory(
+        observation=jax.tree.map(lambda x, y: np.append(x[rows[:-1]], y[last], axis=0), batch.observation, after),
+        action=_at(batch.action, rows),
+        reward=batch.rewards[rows, 0],
+        terminated=terminated,
+        truncated=(one & items.truncated)[rows],
+        first=unread,
+        weight=unread,
+        discount=np.where(terminated, 0, batch.bootstrap[rows] if discounted else 1).astype(np.float32),
+    )
+
+
+def _of_sequences(rows: Trajectory, step: np.ndarray) -> Stretches:
+    """Yield the rows of sequences [n, length, ...], without the duplicates of rows that are in several."""
+    item, offset = np.nonzero(rows.weight[:, :-1])
+    steps, chosen = np.unique(step[item] + offset, return_index=True)
+    item, offset = item[chosen], offset[chosen]
+    for run in _runs(steps):
+        last = run[-1]
+        yield (
+            int(steps[run[0]]),
+            _at(rows, (np.append(item[run], item[last]), np.append(offset[run], offset[last] + 1))),
+        )
+
+
+def _runs(step: np.ndarray) -> list[np.ndarray]:
+    """Return the places [k] of each run of consecutive steps in ascending steps [n]."""
+    places = np.split(np.arange(len(step)), np.flatnonzero(np.diff(step) != 1) + 1)
+    return [run for run in places if len(run)]
+
+
+def _at(tree: PyTree, place: Any) -> PyTree:
+    return jax.tree.map(lambda x: x[place], tree)
+
+
+def _stacked(stored: PyTree, slot: np.ndarray, rows: np.ndarray, began: np.ndarray, stack: FrameStack | None) -> PyTree:
+    """Return the observations of rows, stacked with earlier frames of their episodes; only the newest is stored."""
+    if stack is None:
+        return _at(stored, slot[rows])
+
+    def one(leaf):
+        pieces = []
+        for back in reversed(range(stack.frames)):
+            piece = leaf[slot[np.maximum(rows - back, began[rows])]]
+            if stack.fill == "zeros":
+                piece[rows - back < began[rows]] = 0
+            pieces.append(piece)
+        return np.concatenate(pieces, axis=leaf.ndim + stack.axis if stack.axis < 0 else 1 + stack.axis)
+
+    return jax.tree.map(one, stored)
+
+
+# --- reading of a checkpoint ----------------------------------------------------------------------------------------
+
+
+def _read(items: Item) -> Item:
+    """Return the items without the parts that are not exported."""
+    batch = items.batch
+    if isinstance(batch, SequenceBatch):
+        rows = batch.rows.replace(action_mask=None, extras={})
+        return items.replace(batch=batch.replace(rows=rows, timesteps=None, mask=None, carry=()), stamp=None)
+    batch = batch.replace(action_mask=None, next_action_mask=None, extras={}, weight=None)
+    return items.replace(batch=batch, stamp=None)
+
+
+def _template(source: Replay, spec: EnvSpec, discounted: bool) -> ReplayState:
+    """Return a template of a source's state, with numbers for arrays; `discounted`: its rows store discounts."""
+    number: PyTree = jnp.int32(0)
+    unread: PyTree = None
+    observation, action = spaces.zeros(spec.observation_space), spaces.zeros(spec.action_space)
+    rows = Trajectory(observation, action, *[number] * 5, discount=number if discounted else None)
+    if source.storage == "flashbax":
+        return flashbax.template(rows, number)
+    if source.storage == "table":
+        batch: PyTree = SequenceBatch(rows, unread, unread, (), unread)
+        if source.sequence is None:
+            batch = TransitionBatch(observation, action, number, number, number, observation, unread)
+        counts = Ring(Trajectory(unread, unread, number, *[unread] * 4), (), unread, unread, unread, number)
+        tables = TableState((), number, *[unread] * 7)
+        items = Item(batch, number, number, number, unread)
+        return ReplayState(TableRows(counts, items), TableIndex(tables, *[unread] * 5))
+    if source.over is not None:
+        return ReplayState(unread, Index(number, *[unread] * 12))
+    return ReplayState(Ring(rows, (), None, number, number, number), unread)
+
+
+def _saved(
+    directory: Path, step: int, sources: Mapping[str, Any], spec: EnvSpec
+) -> tuple[dict[str, ReplayState], Counter]:
+    """Return the replays of a checkpoint, in host memory, and the time at which they were empty."""
+    leaves = {leaf.name: leaf for leaf in read_manifest(directory, step).leaves}
+    found = {match[1] for name in leaves if (match := re.match(r"buffers/([^/]+)/", name))} & sources.keys()
+    number = jnp.int32(0)
+
+    def discounted(name):
+        return any(
+            re.fullmatch(f"buffers/{name}/ring/((items/batch/)?rows|experience)/discount", leaf) for leaf in leaves
+        )
+
+    replays = {name: sources[name] for name in found if isinstance(sources[name], Replay)}
+    buffers = {name: _template(source, spec, discounted(name)) for name, source in replays.items()}
+    template = {"buffers": buffers, "empty_at": Counter(number, number)}  # as in `RunState`
+
+    def shaped(name):
+        if name not in leaves and re.fullmatch(r"buffers/[^/]+/index/priority", name):
+            return None  # a view whose items have equal priorities
+        leaf = leaves[name]
+        dtype = jnp.dtype(leaf.dtype)
+        if dtype.itemsize > 8:
+            raise ValueError(f"it has numbers of type {leaf.dtype!r:.80}")
+        return np.broadcast_to(np.zeros((), dtype), leaf.shape)  # of that shape, without allocating memory
+
+    try:
+        template = jax.tree.unflatten(jax.tree.structure(template), map(shaped, named_leaves(template)))
+    except (KeyError, TypeError, ValueError) as error:  # from a manifest that jaxrl did not write
+        raise CheckpointError(f"checkpoint {step} in {directory} holds no replay as jaxrl saves it: {error}") from error
+    saved, _, _ = checkpoint.restore(directory, template, step, partial=True)
+    return saved["buffers"], saved["empty_at"]

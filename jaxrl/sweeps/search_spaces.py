@@ -1,0 +1,146 @@
+"""The search spaces of `jaxrl.tune` and `jaxrl.pbt`: a table of ranges by algorithm, and the changes of a call.
+
+Every field of the table is traced, so all trials of a study are one compiled program.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxrl.algos.base import field_problems, has_effect, replace
+from jaxrl.algos.fields import ActorCriticFields, TargetFields, TemperatureFields
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.schedules import is_schedule
+from jaxrl.core.types import Algorithm
+from jaxrl.sweeps.distributions import Distribution, LogUniform, Uniform, range_problems
+
+Range = Distribution | list[Any] | tuple[Any, ...]
+
+_RATE = LogUniform(1e-5, 1e-2)
+_GAMMA = (0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
+_TAU = LogUniform(1e-3, 5e-2)
+_LEARNER: dict[str, Range] = {"learning_rate": _RATE, "gamma": _GAMMA}
+_POLICY_GRADIENT = _LEARNER | {"entropy_cost": LogUniform(1e-8, 0.1), "value_cost": Uniform(0.2, 1.0)}
+_ACTOR_AND_CRITIC: dict[str, Range] = {"learning_rate": _RATE, "policy_learning_rate": _RATE, "gamma": _GAMMA}
+_ACTOR_CRITIC = _ACTOR_AND_CRITIC | {"tau": _TAU}
+# For algorithms without an entry below: the ranges of their groups of fields.
+_GROUPS: dict[type, dict[str, Range]] = {
+    ActorCriticFields: _ACTOR_AND_CRITIC,
+    TargetFields: {"tau": _TAU},
+    TemperatureFields: {"temperature_learning_rate": _RATE},
+}
+_NOISE = Uniform(0.05, 0.5)  # standard deviation of exploration noise
+_SMOOTHING = Uniform(0.05, 0.4)  # standard deviation of the target policy's noise
+
+# By algorithm and field. Algorithms that need a dataset (BC, GAIL) are missing, as a search takes none.
+SPACES: dict[str, dict[str, Range]] = {
+    "a2c": _POLICY_GRADIENT | {"gae_lambda": Uniform(0.8, 1.0), "max_grad_norm": LogUniform(0.3, 5.0)},
+    "alphazero": _LEARNER | {"value_cost": Uniform(0.2, 1.0), "epsilon": Uniform(0.0, 0.5)},
+    "cql": _ACTOR_CRITIC | {"coefficient": LogUniform(0.1, 10.0)},
+    "crr": _ACTOR_AND_CRITIC | {"temperature": LogUniform(0.1, 10.0)},
+    "d4pg": _ACTOR_CRITIC | {"exploration_noise": _NOISE, "priority_exponent": Uniform(0.0, 1.0)},
+    "ddpg": _ACTOR_CRITIC | {"exploration_noise": _NOISE},
+    "dqn": _LEARNER
+    | {
+        "target_update": LogUniform(0.01, 1.0),
+        "max_grad_norm": LogUniform(1.0, 100.0),
+        "priority_exponent": Uniform(0.2, 1.0),
+    },
+    "dreamer": {
+        "learning_rate": LogUniform(1e-5, 1e-3),
+        "gamma": _GAMMA,
+        "entropy_cost": LogUniform(1e-5, 1e-2),
+    },
+    "impala": _POLICY_GRADIENT | {"trace_lambda": Uniform(0.8, 1.0), "max_grad_norm": LogUniform(0.5, 50.0)},
+    "iql": _ACTOR_CRITIC | {"expectile": Uniform(0.5, 0.95), "inverse_temperature": LogUniform(0.5, 10.0)},
+    "mpo": {
+        "learning_rate": _RATE,
+        "policy_learning_rate": _RATE,
+        "dual_learning_rate": LogUniform(1e-3, 0.1),
+        "gamma": _GAMMA,
+        "epsilon": LogUniform(0.02, 0.5),
+        "epsilon_mean": LogUniform(5e-4, 5e-2),
+    },
+    "muzero": _LEARNER | {"value_cost": Uniform(0.1, 1.0), "max_grad_norm": LogUniform(0.5, 50.0)},
+    "ppo": _POLICY_GRADIENT
+    | {"gae_lambda": Uniform(0.8, 1.0), "clip": Uniform(0.1, 0.4), "max_grad_norm": LogUniform(0.3, 5.0)},
+    "pqn": _LEARNER | {"return_lambda": Uniform(0.0, 1.0), "max_grad_norm": LogUniform(1.0, 100.0)},
+    "r2d2": _LEARNER
+    | {
+        "epsilon": Uniform(0.05, 0.6),
+        "max_grad_norm": LogUniform(1.0, 100.0),
+        "priority_exponent": Uniform(0.2, 1.0),
+    },
+    "td3": _ACTOR_CRITIC | {"exploration_noise": _NOISE, "target_noise": _SMOOTHING},
+    "td3bc": _ACTOR_CRITIC | {"alpha": LogUniform(0.5, 10.0), "exploration_noise": _NOISE},
+    "vmpo": {
+        "learning_rate": _RATE,
+        "dual_learning_rate": LogUniform(1e-3, 0.1),
+        "gamma": _GAMMA,
+        "gae_lambda": Uniform(0.8, 1.0),
+        "epsilon": LogUniform(0.02, 0.5),
+        "epsilon_mean": LogUniform(1e-3, 0.1),
+    },
+}
+
+
+def _ranges(algo: Algorithm) -> dict[str, Range]:
+    """Return the ranges of an algorithm's own entry, or of its groups of fields if it has none."""
+    of_groups: dict[str, Range] = {}
+    for group, ranges in _GROUPS.items():
+        if isinstance(algo, group):
+            of_groups |= ranges
+    return SPACES.get(type(algo).__name__.lower(), of_groups)
+
+
+def search_space(
+    algo: Algorithm, overrides: Mapping[str, Any], *, schedules: bool = False
+) -> tuple[dict[str, Any], dict[str, Range]]:
+    """Return the fields that are fixed, and those that are searched.
+
+    A field of the table is searched if it is at its default in `algo` and has an effect there.
+
+    Args:
+      algo: the algorithm to tune.
+      overrides: by field, a range or a list in place of the table's; a single value fixes it.
+      schedules: whether a list may contain schedules.
+
+    Raises:
+      ConfigError: all problems: a field does not exist or cannot have one of its values, or nothing is searched.
+    """
+    default = type(algo)()
+    table = {
+        name: values
+        for name, values in _ranges(algo).items()
+        if has_effect(algo, name) and getattr(algo, name) == getattr(default, name)
+    }
+    space = table | {name: list(values) if isinstance(values, range) else values for name, values in overrides.items()}
+    fixed = {name: value for name, value in space.items() if not isinstance(value, Distribution | list | tuple)}
+    ranges = {name: values for name, values in space.items() if name not in fixed}
+    problems = field_problems(replace(algo, **fixed))
+    for name, values in ranges.items():
+        problems += range_problems(name, values)
+        tried = ends(values)
+        if isinstance(values, Distribution):
+            if not problems:  # fields of whole numbers accept only the ends
+                tried.append(values.low + 0.3 * (values.high - values.low))
+        else:
+            problems += [
+                f"{name}={value!r:.80}: a study keeps numbers, text, True, False and None only"
+                for value in values
+                if not isinstance(value, bool | int | float | str | None) and not (schedules and is_schedule(value))
+            ]
+        for value in tried:
+            problems += field_problems(replace(algo, **fixed | {name: value}))
+    if not ranges:
+        problems.append(
+            f"nothing to search: no field of {type(algo).__name__} has a range; give one, such as "
+            "learning_rate=LogUniform(1e-5, 1e-2) or --space learning_rate=log:1e-5:1e-2"
+        )
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)))
+    return fixed, ranges
+
+
+def ends(values: Range) -> list[Any]:
+    """Return the values of a list, or the two ends of a distribution."""
+    return [values.low, values.high] if isinstance(values, Distribution) else list(values)
