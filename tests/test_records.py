@@ -17,7 +17,7 @@ RECORDS = {path.name: json.loads(path.read_text()) for path in (ROOT / "benchmar
 LOST = {
     f"{name}.json"
     for name in """
-    cores jax-or-envpool learning-alphazero-tic-tac-toe learning-self-play-connect-four
+    learning-alphazero-tic-tac-toe learning-self-play-connect-four
     learning-self-play-tic-tac-toe targets
 """.split()
 }
