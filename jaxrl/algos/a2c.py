@@ -12,7 +12,7 @@ from jaxrl.algos.base import algorithm, changed, static
 from jaxrl.algos.fields import AdvantageFields, BonusFields
 from jaxrl.algos.on_policy import PolicyState, PolicyValueActing
 from jaxrl.algos.optimizers import Optimizer, RMSProp
-from jaxrl.algos.train_state import Variables, weighted_mean
+from jaxrl.algos.train_state import weighted_mean
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import (
     EnvSpec,
@@ -62,8 +62,7 @@ class A2C(BonusFields, AdvantageFields, PolicyValueActing):
             advantages = on_policy.standardized(advantages, acting, replicas)
         inputs = on_policy.batch_inputs(self, rollout)
 
-        def loss(params):
-            network = Variables(params, state.network.model_state)
+        def loss(network):
             output, _, model_state = on_policy.unroll(self, network, inputs, rollout.carry.network, spec, train=True)
             log_prob = output.distribution.log_prob(rollout.rows.action)
             policy_loss = weighted_mean(-log_prob * advantages, acting, replicas)
@@ -72,9 +71,8 @@ class A2C(BonusFields, AdvantageFields, PolicyValueActing):
             total = on_policy.total_loss(self, policy_loss, value_loss, entropy)
             return total, ({"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}, model_state)
 
-        gradients, (metrics, model_state) = jax.grad(loss, has_aux=True)(state.network.params)
-        network, sizes = on_policy.apply_gradients(self, state.network, gradients, replicas, model_state)
-        metrics = replicas.mean(metrics) | sizes | explored
+        network, norms, metrics = on_policy.gradient_step(self, loss, state.network, replicas)
+        metrics = replicas.mean(metrics) | norms | explored
         metrics |= {
             "learning_rate": jnp.asarray(self.learning_rate),
             "explained_variance": on_policy.explained_variance(targets, rollout.rows.extras["value"], weight, replicas),

@@ -153,12 +153,10 @@ class AlphaZero(SearchFields, AdvantageFields, MinibatchFields, PolicyValueActin
         )
 
         def step(network, indices):
-            minibatch, carry = divided.take(indices)
-            gradients, (metrics, model_state) = jax.grad(self._loss, has_aux=True)(
-                network.params, network.model_state, minibatch, carry, spec, replicas
+            network, norms, metrics = on_policy.gradient_step(
+                self, self._loss, network, replicas, *divided.take(indices), spec, replicas
             )
-            network, sizes = on_policy.apply_gradients(self, network, gradients, replicas, model_state)
-            return network, metrics | sizes
+            return network, metrics | norms
 
         network, metrics = steps_over_minibatches(step, state.network, divided.indices)
         explained = on_policy.explained_variance(targets, rows.extras["value"], rows.weight, replicas)
@@ -166,9 +164,8 @@ class AlphaZero(SearchFields, AdvantageFields, MinibatchFields, PolicyValueActin
         metrics["learning_rate"] = jnp.asarray(self.learning_rate)
         return state.replace(network=network, statistics=statistics, updates=state.updates + 1), UpdateInfo(metrics)
 
-    def _loss(self, params, model_state, minibatch, carry, spec, replicas):
+    def _loss(self, network, minibatch, carry, spec, replicas):
         """Return (z - v)^2 / 2 - pi log p, the loss of Silver et al. without its weight decay, and its parts."""
-        network = Variables(params, model_state)
         output, _, model_state = on_policy.unroll(self, network, minibatch["inputs"], carry, spec, train=True)
         values = {
             "policy_loss": search.cross_entropy(minibatch["policy"], _log_probs(output)),

@@ -95,8 +95,7 @@ class BC(NormalizationFields):
     ) -> tuple[BCState, UpdateInfo]:
         statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas)
 
-        def loss(params):
-            variables = state.policy.variables.replace(params=params)
+        def loss(variables):
             output, model_state = off_policy.train_policy(
                 self.policy, variables, replay.observation, spec, replay.action_mask
             )
@@ -114,7 +113,6 @@ class BC(NormalizationFields):
             metrics = {name: weighted_mean(x, replay.weight, replicas) for name, x in scores.items()}
             return loss, (metrics | {"policy_loss": loss}, model_state)
 
-        gradients, (metrics, model_state) = jax.grad(loss, has_aux=True)(state.policy.params)
         optimizer = self.optimizer(self.learning_rate)
-        policy, _ = train_state.apply_gradients(state.policy, gradients, optimizer, replicas, model_state)
+        policy, _, metrics = train_state.gradient_step(loss, state.policy, optimizer, replicas)
         return BCState(policy, statistics, state.updates + 1), UpdateInfo(replicas.mean(metrics))

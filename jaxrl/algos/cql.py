@@ -116,22 +116,20 @@ class CQL(StochasticActing, ReplayFields, NStepFields, TargetFields, Temperature
         if not isinstance(spec.action_space, spaces.Discrete):
             drawn = proposals(self.policy, state.policy.variables, replay, next_key, self.samples, spec)
 
-        def critic_loss(params):
+        def critic_loss(variables):
             """Return half the authors' loss: squared errors, and coefficient times the gap over all actions.
 
             Equation 4 halves only the squared errors, which would double the penalty at the same coefficient.
             """
-            variables = state.critic.variables.replace(params=params)
-            loss, fit = off_policy.critic_loss(self.critic, variables, replay, target, spec, replicas)
+            loss, (fit, model_state) = off_policy.critic_loss(self.critic, variables, replay, target, spec, replicas)
             if drawn is None:
                 maxima = jax.nn.logsumexp(fit.values, axis=-1)
             else:
                 maxima = soft_maximum(self.critic, variables, replay, *drawn, spec)
             gaps = jax.vmap(lambda gap: weighted_mean(gap, replay.weight, replicas))(maxima - fit.taken)
-            return loss + 0.5 * coefficient * jnp.sum(gaps), (fit, jnp.mean(gaps))
+            return loss + 0.5 * coefficient * jnp.sum(gaps), ((fit, jnp.mean(gaps)), model_state)
 
-        gradients, (fit, gap) = jax.grad(critic_loss, has_aux=True)(state.critic.params)
-        critic, _ = train_state.apply_gradients(state.critic, gradients, optimizer, replicas, fit.model_state)
+        critic, _, (fit, gap) = train_state.gradient_step(critic_loss, state.critic, optimizer, replicas)
         log_coefficient = state.log_coefficient
         if self.lagrange_threshold is not None:
             slope = -0.5 * coefficient * (gap - self.lagrange_threshold)  # ascends the loss that the critics descend

@@ -238,8 +238,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
             for k in jax.random.split(key, 4)
         ]
 
-        def loss(params):
-            online = Variables(params, state.network.model_state)
+        def loss(online):
             output, model_state = view.output(online, noise[0], train=True)
             target = jax.lax.stop_gradient(
                 self._target(view, state.network.variables, state.network.target_variables, output, noise)
@@ -259,12 +258,10 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
                 "td_error": weighted_mean(error, view.weight, replicas),
             }
             metrics |= q_learning.support_metrics(current, target, self.v_min, self.v_max, view.weight, replicas)
-            return loss, (metrics, error, model_state)
+            return loss, ((metrics, error), model_state)
 
-        gradients, (metrics, error, model_state) = jax.grad(loss, has_aux=True)(state.network.params)
-        network, norm = train_state.apply_gradients(
-            state.network, gradients, self._transformation(), replicas, model_state
-        )
+        optimizer = self._transformation()
+        network, norm, (metrics, error) = train_state.gradient_step(loss, state.network, optimizer, replicas)
         updates = state.updates + 1
         tau = jnp.where(updates % self.target_period == 0, self.target_update, 0.0)
         network = train_state.polyak_update(network, tau)

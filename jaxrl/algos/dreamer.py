@@ -19,7 +19,7 @@ from jaxrl.algos.base import algorithm, changed, field_problems, network_problem
 from jaxrl.algos.fields import DiscountFields, ReplayFields
 from jaxrl.algos.optimizers import LaProp, Optimizer
 from jaxrl.algos.returns import Segment
-from jaxrl.algos.train_state import TrainState, weighted_mean
+from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.sources import Sequence
@@ -29,6 +29,7 @@ from jaxrl.core.types import (
     ActorState,
     EnvSpec,
     Metrics,
+    ModelState,
     NetworkInputs,
     Params,
     PyTree,
@@ -152,9 +153,9 @@ class Dreamer(ReplayFields, DiscountFields):
     ) -> tuple[DreamerState, UpdateInfo]:
         [drawn] = batch.values()
         keys = q_learning.transition_keys(key, drawn.mask.shape[1], replicas)
-        loss = jax.grad(self._loss, has_aux=True)
-        gradients, (metrics, return_range) = loss(state.network.params, state, drawn, keys, spec, replicas)
-        network, norm = train_state.apply_gradients(state.network, gradients, self._transformation, replicas)
+        network, norm, (metrics, return_range) = train_state.gradient_step(
+            self._loss, state.network, self._transformation, replicas, state, drawn, keys, spec, replicas
+        )
         slow = optax.incremental_update(network.params["critic"], state.slow_critic, self.tau)
         metrics = replicas.mean(metrics) | {"return_scale": return_scale(return_range), "gradient_norm": norm}
         return DreamerState(network, slow, return_range), UpdateInfo(metrics)
@@ -165,14 +166,15 @@ class Dreamer(ReplayFields, DiscountFields):
 
     def _loss(
         self,
-        params: Params,
+        learned: Variables,
         state: DreamerState,
         batch: SequenceBatch,
         keys: jax.Array,
         spec: EnvSpec,
         replicas: Replicas,
-    ) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
+    ) -> tuple[jax.Array, tuple[tuple[Metrics, jax.Array], ModelState]]:
         """Return this device's share of the loss, with metrics and the new percentiles of returns."""
+        params = learned.params
         observing, imagining = jax.vmap(jax.random.split, out_axes=1)(keys)
         observed, batch = observe(self.network, params["model"], batch, observing, spec)
         timesteps, count = batch.timesteps, batch.mask.astype(jnp.float32)
@@ -218,7 +220,7 @@ class Dreamer(ReplayFields, DiscountFields):
         }
         loss = jnp.sum(jnp.stack([scales.get(name, 1.0) * x for name, x in means.items()]))
         figures = {"entropy": entropy, "imagined_return": imagined.returns, "imagined_value": imagined.values}
-        return loss, (means | {"loss": loss} | jax.tree.map(jnp.mean, figures), return_range)
+        return loss, ((means | {"loss": loss} | jax.tree.map(jnp.mean, figures), return_range), ())
 
     def _imagine(self, params: Params, start: LatentState, keys: jax.Array, spec: EnvSpec) -> Imagined:
         """Return trajectories of the policy in the model.

@@ -118,9 +118,10 @@ class GAIL(StochasticActing, ReplayFields, TargetFields, TemperatureFields):
         statistics, own = off_policy.normalize_batch(state.statistics, batch["replay"], clip, replicas)
         expert = expert.replace(observation=off_policy.normalize_observation(statistics, expert.observation, clip))
 
-        def loss(params):
+        def loss(learned):
             """Return the cross-entropy (Ho & Ermon, equation 17) plus the penalty."""
-            variables = Variables(params["network"], state.discriminator.model_state)
+            params = learned.params
+            variables = learned.replace(params=params["network"])
             parts = (own.observation, own.action), (expert.observation, expert.action)
             both = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
             logit, model_state = logits(self.discriminator, variables, *both, spec, train=True)
@@ -139,10 +140,8 @@ class GAIL(StochasticActing, ReplayFields, TargetFields, TemperatureFields):
             metrics = {"discriminator_loss": entropy, "discriminator_accuracy": accuracy, "gradient_penalty": penalty}
             return entropy + self.gradient_penalty * penalty, (metrics, model_state)
 
-        gradients, (metrics, model_state) = jax.grad(loss, has_aux=True)(state.discriminator.params)
-        discriminator, _ = train_state.apply_gradients(
-            state.discriminator, gradients, self._optimizer(), replicas, model_state
-        )
+        optimizer = self._optimizer()
+        discriminator, _, metrics = train_state.gradient_step(loss, state.discriminator, optimizer, replicas)
 
         # The environment's rewards are not read, not even those that are overwritten here.
         variables = Variables(discriminator.params["network"], discriminator.model_state)

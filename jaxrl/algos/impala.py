@@ -12,7 +12,7 @@ from jaxrl.algos.base import algorithm, changed, number, static
 from jaxrl.algos.fields import BonusFields
 from jaxrl.algos.on_policy import PolicyState, PolicyValueActing
 from jaxrl.algos.optimizers import Optimizer, RMSProp
-from jaxrl.algos.train_state import Variables, weighted_mean
+from jaxrl.algos.train_state import weighted_mean
 from jaxrl.core.schedules import Linear, Scalar
 from jaxrl.core.types import (
     EnvSpec,
@@ -71,19 +71,17 @@ class IMPALA(BonusFields, PolicyValueActing):
         bonus, intrinsic, explored = on_policy.explore(
             self, state.bonus, rollout, spec=spec, key=key, replicas=replicas
         )
-        gradients, (metrics, model_state) = jax.grad(self._loss, has_aux=True)(
-            state.network.params, state.network.model_state, rollout, intrinsic, spec, replicas
+        network, norms, metrics = on_policy.gradient_step(
+            self, self._loss, state.network, replicas, rollout, intrinsic, spec, replicas
         )
-        network, sizes = on_policy.apply_gradients(self, state.network, gradients, replicas, model_state)
-        metrics = replicas.mean(metrics) | sizes | explored | {"learning_rate": jnp.asarray(self.learning_rate)}
+        metrics = replicas.mean(metrics) | norms | explored | {"learning_rate": jnp.asarray(self.learning_rate)}
         new = state.replace(network=network, statistics=statistics, bonus=bonus, updates=state.updates + 1)
         return new, UpdateInfo(metrics)
 
-    def _loss(self, params, model_state, rollout, intrinsic, spec, replicas):
+    def _loss(self, network, rollout, intrinsic, spec, replicas):
         rows, weight = rollout.rows, rollout.rows.weight
         acting = on_policy.acting(weight, rollout.active)
         inputs = on_policy.batch_inputs(self, rollout)
-        network = Variables(params, model_state)
         output, carry, model_state = on_policy.unroll(self, network, inputs, rollout.carry.network, spec, train=True)
         log_prob = output.distribution.log_prob(rows.action)
         log_rho = log_prob - rows.extras["log_prob"]

@@ -94,16 +94,14 @@ class IQL(StochasticActing, TargetFields, ReplayFields, NStepFields):
         statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas)
         taken = regression.taken_values(self.critic, state.critic.target_variables, replay, spec)
 
-        def value_loss(params):
+        def value_loss(variables):
             """Return the value loss (equation 5)."""
-            variables = state.value.variables.replace(params=params)
             value, model_state = state_value(self.value, variables, replay.observation, spec, train=True)
             loss = weighted_mean(expectile_loss(taken - value, self.expectile), replay.weight, replicas)
             metrics = {"value_loss": loss, "value": weighted_mean(value, replay.weight, replicas)}
             return loss, (metrics, model_state)
 
-        gradients, (value_metrics, model_state) = jax.grad(value_loss, has_aux=True)(state.value.params)
-        value, _ = train_state.apply_gradients(state.value, gradients, optimizer, replicas, model_state)
+        value, _, value_metrics = train_state.gradient_step(value_loss, state.value, optimizer, replicas)
 
         # The policy (equation 7).
         advantage = taken - state_value(self.value, value.variables, replay.observation, spec, train=False)[0]

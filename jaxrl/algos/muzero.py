@@ -121,19 +121,17 @@ class MuZero(SearchFields, ReplayFields, NStepFields, SupportFields, DiscountFie
         targets = self._targets(batch["replay"], key, spec, replicas)
         observation = jax.tree.map(lambda x: x[0], batch["replay"].rows.observation)
 
-        def loss(params):
+        def loss(network):
             inputs = NetworkInputs.of_transitions(observation)
-            output, _, model_state = self.network.apply(
-                params, inputs, (), spec=spec, model_state=state.network.model_state, train=True
-            )
+            variables = {"spec": spec, "model_state": network.model_state}
+            output, _, model_state = self.network.apply(network.params, inputs, (), train=True, **variables)
             output = jax.tree.map(lambda x: x[0], output)
             total: dict[str, Any] = {}
             for k in range(self.unroll_steps + 1):
                 if k:
                     # Half of the gradient passes on, so that long unrolls weigh no more than short ones (appendix G).
                     latent = 0.5 * (output.latent + jax.lax.stop_gradient(output.latent))
-                    action, variables = targets.action[k - 1], {"spec": spec, "model_state": state.network.model_state}
-                    output = self.network.step(params, latent, action, **variables)
+                    output = self.network.step(network.params, latent, targets.action[k - 1], **variables)
                 losses = {
                     "policy_loss": targets.real[k] * _entropy_to(targets.policy[k], output.logits),
                     "value_loss": targets.known[k] * _entropy_to(targets.value[k], output.value),
@@ -149,10 +147,7 @@ class MuZero(SearchFields, ReplayFields, NStepFields, SupportFields, DiscountFie
             costs = {name: self.value_cost if name == "value_loss" else 1.0 for name in metrics}
             return sum(costs[name] * x for name, x in metrics.items()), (metrics, model_state)
 
-        gradients, (metrics, model_state) = jax.grad(loss, has_aux=True)(state.network.params)
-        network, norm = train_state.apply_gradients(
-            state.network, gradients, self._transformation(), replicas, model_state
-        )
+        network, norm, metrics = train_state.gradient_step(loss, state.network, self._transformation(), replicas)
         metrics["value_target"] = weighted_mean(targets.returns, targets.real[0], replicas)
         metrics = replicas.mean(metrics) | {"gradient_norm": norm, "learning_rate": jnp.asarray(self.learning_rate)}
         return MuZeroState(network, state.updates + 1), UpdateInfo(metrics)

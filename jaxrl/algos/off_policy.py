@@ -308,7 +308,6 @@ class CriticLoss(struct.PyTreeNode):
     error: jax.Array  # [batch], mean error of the members
     values: jax.Array  # [ensemble, batch, actions], expected
     taken: jax.Array  # [ensemble, batch], of the actions that were taken
-    model_state: ModelState
 
 
 def critic_loss(
@@ -319,8 +318,8 @@ def critic_loss(
     spec: EnvSpec,
     replicas: Replicas,
     **options: Any,
-) -> tuple[jax.Array, CriticLoss]:
-    """Return the critics' loss: this device's share, summed over the members.
+) -> tuple[jax.Array, tuple[CriticLoss, ModelState]]:
+    """Return the critics' loss, this device's share, summed over the members; and their new model state.
 
     Args:
       network, critic: the ensemble and its variables.
@@ -329,12 +328,12 @@ def critic_loss(
     """
     boxed = None if isinstance(spec.action_space, spaces.Discrete) else batch.action
     output, model_state = train_critic(network, critic, batch.observation, boxed, spec, batch.action_mask)
-    return output_loss(output, model_state, batch, target, spec, replicas, **options)
+    loss, fit = output_loss(output, batch, target, spec, replicas, **options)
+    return loss, (fit, model_state)
 
 
 def output_loss(
     output: Any,
-    model_state: ModelState,
     batch: TransitionBatch,
     target: Returns,
     spec: EnvSpec,
@@ -349,7 +348,6 @@ def output_loss(
 
     Args:
       output: output of `train_critic`, leaves [ensemble, batch, actions, ...].
-      model_state: the ensemble's model state after it.
       batch: transitions.
       target: target of each transition.
       spec, replicas: as passed to `update`.
@@ -368,7 +366,7 @@ def output_loss(
     taken = jnp.take_along_axis(values, action[None, :, None], axis=-1)[..., 0]
     metrics = {"critic_loss": loss, "q_value": jnp.mean(each(taken)), "td_error": jnp.mean(each(errors))}
     metrics |= q_learning.support_metrics(output, target, v_min, v_max, batch.weight, replicas)
-    return loss, CriticLoss(metrics, jnp.mean(errors, axis=0), values, taken, model_state)
+    return loss, CriticLoss(metrics, jnp.mean(errors, axis=0), values, taken)
 
 
 def critic_step(
@@ -383,13 +381,11 @@ def critic_step(
 ) -> tuple[TrainState, CriticLoss]:
     """Take a step of every member of the ensemble towards the targets; arguments as in `critic_loss`."""
 
-    def loss(params):
-        variables = critic.variables.replace(params=params)
+    def loss(variables):
         return critic_loss(network, variables, batch, target, spec, replicas, **options)
 
-    gradients, aux = jax.grad(loss, has_aux=True)(critic.params)
-    critic, _ = train_state.apply_gradients(critic, gradients, transformation, replicas, aux.model_state)
-    return critic, aux
+    critic, _, fit = train_state.gradient_step(loss, critic, transformation, replicas)
+    return critic, fit
 
 
 # --- deterministic policies ------------------------------------------------------------------------------------------

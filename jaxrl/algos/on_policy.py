@@ -376,6 +376,24 @@ def _separate_networks(params: Params) -> dict[str, str]:
     return _value_and_rest(params) if set(params) == {"policy", "value"} else dict.fromkeys(params, "policy")
 
 
+def gradient_step[Aux](
+    algo: OnPolicyFields, loss: train_state.Loss[Aux], network: TrainState, replicas: Replicas, *inputs: Any
+) -> tuple[TrainState, Metrics, Aux]:
+    """Take a step down the gradient of `loss`, clipped by `transformation`.
+
+    Args:
+      algo: defines the optimizer and the clipping.
+      loss, network, inputs: as for `train_state.gradients_of`.
+      replicas: as passed to `update`.
+
+    Returns:
+      The state after the step, the metrics of `apply_gradients`, and the auxiliary outputs of the loss.
+    """
+    gradients, (aux, model_state) = train_state.gradients_of(loss, network, *inputs)
+    network, norms = apply_gradients(algo, network, gradients, replicas, model_state)
+    return network, norms, aux
+
+
 def apply_gradients(
     algo: OnPolicyFields, network: TrainState, gradients: Params, replicas: Replicas, model_state: ModelState
 ) -> tuple[TrainState, Metrics]:

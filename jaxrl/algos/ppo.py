@@ -12,7 +12,7 @@ from jaxrl.algos.base import algorithm, changed, number, static
 from jaxrl.algos.fields import AdvantageFields, BonusFields, MinibatchFields
 from jaxrl.algos.minibatches import steps_over_minibatches
 from jaxrl.algos.on_policy import PolicyState, PolicyValueActing
-from jaxrl.algos.train_state import Variables, weighted_mean, weighted_means
+from jaxrl.algos.train_state import weighted_mean, weighted_means
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import Linear, Scalar
@@ -129,11 +129,10 @@ class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
         def step(learned, indices):
             before, going = learned
             minibatch, carry = divided.take(indices)
-            gradients, (metrics, model_state) = jax.grad(self._loss, has_aux=True)(
-                before.params, before.model_state, minibatch, carry, state.penalty, spec, replicas
+            network, norms, metrics = on_policy.gradient_step(
+                self, self._loss, before, replicas, minibatch, carry, state.penalty, spec, replicas
             )
-            network, sizes = on_policy.apply_gradients(self, before, gradients, replicas, model_state)
-            metrics |= sizes
+            metrics |= norms
             if self.target_kl is not None:
                 going &= replicas.mean(metrics["approximate_kl"]) <= 1.5 * self.target_kl
                 network = jax.tree.map(lambda new, old: jnp.where(going, new, old), network, before)
@@ -154,10 +153,9 @@ class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
             metrics |= {"penalty": new.penalty, "kl_after_update": divergence}
         return new, UpdateInfo(metrics)
 
-    def _loss(self, params, model_state, minibatch, carry, penalty, spec, replicas):
+    def _loss(self, network, minibatch, carry, penalty, spec, replicas):
         old, weight = minibatch["old"], minibatch["weight"]
         acting = on_policy.acting(weight, minibatch["active"])
-        network = Variables(params, model_state)
         output, _, model_state = on_policy.unroll(self, network, minibatch["inputs"], carry, spec, train=True)
         log_prob = output.distribution.log_prob(minibatch["action"])
         log_ratio = log_prob - old["log_prob"]

@@ -143,9 +143,9 @@ class PQN(MinibatchFields, QLearningFields):
             data, rollout.carry.network, key, replicas, by=by, epochs=self.epochs, count=self.minibatches
         )
 
-        def loss(params, model_state, minibatch, carry):
+        def loss(network, minibatch, carry):
             values, _, model_state = self.network.apply(
-                params, minibatch["inputs"], carry, spec=spec, model_state=model_state, train=True
+                network.params, minibatch["inputs"], carry, spec=spec, model_state=network.model_state, train=True
             )
             chosen = jnp.take_along_axis(values, minibatch["action"][..., None], axis=-1)[..., 0]
             error, weight = minibatch["target"] - chosen, minibatch["weight"]
@@ -158,11 +158,8 @@ class PQN(MinibatchFields, QLearningFields):
             return loss, (metrics, model_state)
 
         def step(network, indices):
-            gradients, (metrics, model_state) = jax.grad(loss, has_aux=True)(
-                network.params, network.model_state, *divided.take(indices)
-            )
-            network, norm = train_state.apply_gradients(
-                network, gradients, self._transformation(), replicas, model_state
+            network, norm, metrics = train_state.gradient_step(
+                loss, network, self._transformation(), replicas, *divided.take(indices)
             )
             return network, metrics | {"gradient_norm": norm}
 

@@ -80,9 +80,9 @@ def critic_step(
     elif algo.tau is not None:
         outputs = joint_outputs(algo.critic, slow, batch, following.action, spec, drop[0])[1]
 
-    def loss(params):
+    def loss(variables):
         """Return the loss of the critics, without gradient through the targets."""
-        variables, there = critic.variables.replace(params=params), outputs
+        there = outputs
         if algo.joint_batch:
             output, own, model_state = joint_outputs(algo.critic, variables, batch, following.action, spec, drop[1])
             there = own if outputs is None else outputs
@@ -96,12 +96,11 @@ def critic_step(
             there = mean_member(there)
         returns = pessimistic_returns(there, **algo.support, dropped=algo.dropped_quantiles)
         target = soft_target(batch, returns, following.policy, following.log_prob, temperature, algo.gamma)
-        return off_policy.output_loss(
-            output, model_state, batch, target, spec, replicas, quantile_huber=algo.quantile_huber, **algo.support
-        )
+        options = algo.support | {"quantile_huber": algo.quantile_huber}
+        loss, fit = off_policy.output_loss(output, batch, target, spec, replicas, **options)
+        return loss, (fit, model_state)
 
-    gradients, fit = jax.grad(loss, has_aux=True)(critic.params)
-    critic, _ = train_state.apply_gradients(critic, gradients, algo.critic_optimizer, replicas, fit.model_state)
+    critic, _, fit = train_state.gradient_step(loss, critic, algo.critic_optimizer, replicas)
     return critic, fit
 
 

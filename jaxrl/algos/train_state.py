@@ -1,6 +1,7 @@
 """Training state of a network: parameters, optimizer state, gradient steps over all replicas, and targets."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,6 +58,42 @@ def create(
         optimizer_state = transformation.init(params)
     targets = jax.tree.map(jnp.copy, (params, model_state)) if target else ((), ())
     return TrainState(params, model_state, optimizer_state, *targets)
+
+
+type Loss[Aux] = Callable[..., tuple[jax.Array, tuple[Aux, ModelState]]]
+
+
+def gradients_of[Aux](loss: Loss[Aux], state: TrainState, *inputs: Any) -> tuple[Params, tuple[Aux, ModelState]]:
+    """Return this device's gradients of a loss, with its auxiliary outputs and new model state.
+
+    Args:
+      loss: function from the network's variables and `inputs` to this device's loss, made of `weighted_mean`s, and a
+        pair: auxiliary outputs, such as metrics, and the new model state.
+      state: the network's current state.
+      inputs: further arguments of `loss`, without gradient.
+    """
+
+    def of_params(params):
+        return loss(Variables(params, state.model_state), *inputs)
+
+    return jax.grad(of_params, has_aux=True)(state.params)
+
+
+def gradient_step[Aux](
+    loss: Loss[Aux], state: TrainState, transformation: optax.GradientTransformation, replicas: Replicas, *inputs: Any
+) -> tuple[TrainState, jax.Array, Aux]:
+    """Take a step down the gradient of a loss, averaged over replicas.
+
+    Args:
+      loss, state, inputs: as for `gradients_of`.
+      transformation, replicas: as for `apply_gradients`.
+
+    Returns:
+      The state after the step, the global norm of the averaged gradient before clipping, and the auxiliary outputs.
+    """
+    gradients, (aux, model_state) = gradients_of(loss, state, *inputs)
+    state, norm = apply_gradients(state, gradients, transformation, replicas, model_state)
+    return state, norm, aux
 
 
 def apply_gradients(

@@ -139,9 +139,9 @@ class VMPO(BonusFields, KLFields, AdvantageFields, MinibatchFields, PolicyValueA
             gradients, (metrics, model_state) = jax.grad(self._loss, has_aux=True)(
                 (network.params, duals.params), network.model_state, minibatch, carry, spec, replicas
             )
-            network, sizes = on_policy.apply_gradients(self, network, gradients[0], replicas, model_state)
+            network, norms = on_policy.apply_gradients(self, network, gradients[0], replicas, model_state)
             duals = clip_duals(train_state.apply_gradients(duals, gradients[1], dual_optimizer, replicas)[0])
-            return (network, duals), metrics | sizes
+            return (network, duals), metrics | norms
 
         (learned, duals), metrics = steps_over_minibatches(step, (state.network, state.duals), divided.indices)
         updates = state.updates + 1
