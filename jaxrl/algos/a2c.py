@@ -1,16 +1,14 @@
 """Advantage actor-critic, the synchronous form of A3C (Mnih et al., 2016, arXiv:1602.01783)."""
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl.algos import on_policy
 from jaxrl.algos.base import algorithm, changed, static
-from jaxrl.algos.fields import AdvantageFields, BonusFields
-from jaxrl.algos.on_policy import PolicyState, PolicyValueActing
+from jaxrl.algos.on_policy import AdvantageFields, BonusFields, PolicyState, PolicyValueActing
 from jaxrl.algos.optimizers import Optimizer, RMSProp
 from jaxrl.algos.train_state import weighted_mean
 from jaxrl.core.schedules import Scalar
@@ -33,18 +31,9 @@ class A2C(BonusFields, AdvantageFields, PolicyValueActing):
     gae_lambda: Scalar = changed(1.0)
     normalize_advantage: bool = static(False, help="standardize advantages per batch")
 
-    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        return dataclasses.replace(self, **on_policy.resolved(self, spec))
-
-    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        return on_policy.problems(self, spec)
-
     @property
     def experience(self) -> Mapping[str, Source]:
         return {"rollout": on_policy.source(self, max_policy_lag=0)}
-
-    def init(self, key: jax.Array, spec: EnvSpec) -> PolicyState:
-        return on_policy.init(self, key, spec)
 
     def update(
         self, state: PolicyState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas

@@ -1,25 +1,22 @@
 """AlphaZero (Silver et al., 2018, doi:10.1126/science.aar6404), by PUCT or Gumbel search (Danihelka et al., 2022)."""
 
-import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
 from jaxrl.algos import normalization, on_policy, search
-from jaxrl.algos.base import algorithm, changed, field_problems, network_problems
-from jaxrl.algos.fields import AdvantageFields, MinibatchFields, SearchFields
-from jaxrl.algos.minibatches import steps_over_minibatches
-from jaxrl.algos.on_policy import PolicyCarry, PolicyState, PolicyValueActing
-from jaxrl.algos.search import Expansion
+from jaxrl.algos.base import algorithm, changed, discrete_problems
+from jaxrl.algos.minibatches import MinibatchFields, steps_over_minibatches
+from jaxrl.algos.on_policy import AdvantageFields, PolicyCarry, PolicyState, PolicyValueActing
+from jaxrl.algos.search import Expansion, SearchFields
 from jaxrl.algos.train_state import Variables, weighted_means
 from jaxrl.core.planning import Model
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import (
-    SEQUENCE_INPUTS,
     ActorOutput,
     ActorState,
     Carry,
@@ -61,26 +58,18 @@ class AlphaZero(SearchFields, AdvantageFields, MinibatchFields, PolicyValueActin
     epochs: int | None = changed(2)
     minibatches: int | None = changed(8)
 
-    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        return dataclasses.replace(self, **on_policy.resolved(self, spec))
-
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        problems = field_problems(self) + search.problems("AlphaZero", spec)
+        problems = super().validate(spec, num_envs, shards) + discrete_problems("AlphaZero", spec)
         if spec.num_agents > 1:
             problems.append(
                 f"AlphaZero plans for one agent, but {spec.name} has {spec.num_agents}; for PGX's games of two players "
                 "use opponent=turns"
             )
-        problems += network_problems("AlphaZero.network", self.network, spec, SEQUENCE_INPUTS)
-        by = on_policy.minibatch_unit(self.network)
-        return problems + on_policy.minibatch_problems(self, num_envs, shards, by)
+        return problems
 
     @property
     def experience(self) -> Mapping[str, Source]:
         return {"rollout": on_policy.source(self, max_policy_lag=None)}  # the search's policy is a target at any lag
-
-    def init(self, key: jax.Array, spec: EnvSpec) -> PolicyState:
-        return on_policy.init(self, key, spec)
 
     def plan(
         self,
@@ -147,10 +136,7 @@ class AlphaZero(SearchFields, AdvantageFields, MinibatchFields, PolicyValueActin
             "target": targets,
             "weight": rows.weight,
         }
-        by = on_policy.minibatch_unit(self.network)
-        divided = on_policy.split_into_minibatches(
-            data, rollout.carry.network, key, replicas, by=by, epochs=self.epochs, count=self.minibatches
-        )
+        divided = self.divided(data, rollout.carry.network, key, replicas)
 
         def step(network, indices):
             network, norms, metrics = on_policy.gradient_step(

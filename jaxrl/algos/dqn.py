@@ -7,40 +7,28 @@ from typing import Any, Literal, Self
 import jax
 import jax.numpy as jnp
 import optax
-from flax import struct
 
 from jaxrl.algos import combined_replay, q_learning, q_views, train_state
 from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static, unresolved
-from jaxrl.algos.fields import CombinedReplayFields, PrioritizedFields, QLearningFields, SupportFields
+from jaxrl.algos.fields import CombinedReplayFields, PrioritizedFields, SupportFields
 from jaxrl.algos.optimizers import clipped
-from jaxrl.algos.q_learning import QCarry, Returns
-from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
-from jaxrl.core import spaces
+from jaxrl.algos.q_learning import QLearningFields, QState, Returns
+from jaxrl.algos.train_state import Variables, weighted_mean
 from jaxrl.core.schedules import Linear, Scalar
 from jaxrl.core.sources import FrameStack, Prioritized, Sequence
 from jaxrl.core.types import (
     SEQUENCE_INPUTS,
     TRANSITION_INPUTS,
-    ActorOutput,
     ActorState,
     EnvSpec,
-    NetworkInputs,
     PyTree,
     Replicas,
     Rollout,
     Source,
-    TimeStep,
     UpdateInfo,
 )
 from jaxrl.networks import MLP, ActionValues, CategoricalValues, QNetwork, resolve_network
 from jaxrl.networks.torsos import has_images
-
-
-class DQNState(struct.PyTreeNode):
-    """State of the learner."""
-
-    network: TrainState
-    updates: jax.Array  # int32
 
 
 @algorithm
@@ -145,13 +133,8 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         problems, name = field_problems(self), type(self).__name__
-        if not isinstance(spec.action_space, spaces.Discrete):
-            problems.append(
-                f"{name} needs a Discrete action space, but {spec.name} has {spec.action_space!r}; use PPO or A2C"
-            )
-        else:
-            known = SEQUENCE_INPUTS if self.recurrent else TRANSITION_INPUTS
-            problems += network_problems(f"{name}.network", self.network, spec, known)
+        known = SEQUENCE_INPUTS if self.recurrent else TRANSITION_INPUTS
+        problems += network_problems(f"{name}.network", self.network, spec, known, discrete=True)
         return problems + self._head_problems()
 
     def _head_problems(self) -> list[str]:
@@ -187,32 +170,12 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
         )
         return self.combined_sources(replay)
 
-    def init(self, key: jax.Array, spec: EnvSpec) -> DQNState:
+    def init(self, key: jax.Array, spec: EnvSpec) -> QState:
         network = train_state.create(*self.network.init(key, spec), self._transformation(), target=True)
-        return DQNState(network, jnp.int32(0))
+        return QState(network, jnp.int32(0))
 
-    def actor(self, state: DQNState) -> ActorState:
-        return q_learning.actor(state.network, self.epsilon, self.ladder_exponent if self.ladder else None)
-
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> QCarry:
-        return q_learning.initial_carry(self.network, spec, env_index, num_envs, self.random_persistence)
-
-    def act(
-        self, actor: ActorState, timestep: TimeStep, carry: QCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
-    ) -> ActorOutput:
-        noise = jax.vmap(lambda k: jax.random.fold_in(k, 1))(key) if explore else None
-        inputs = NetworkInputs.of_timesteps(jax.tree.map(lambda x: x[None], timestep))
-        output, network, _ = self.network.apply(
-            actor.params, inputs, carry.network, spec=spec, model_state=actor.model_state, train=False, key=noise
-        )
-        values = q_learning.action_values(jax.tree.map(lambda x: x[0], output), self.v_min, self.v_max)
-        action = jnp.argmax(values, axis=-1).astype(jnp.int32)
-        carry = carry.replace(network=network)
-        if explore:
-            action, carry = q_learning.explore(
-                actor, action, timestep, carry, key, spec=spec, persistence=self.random_persistence
-            )
-        return ActorOutput(action, carry)
+    def values_of(self, output: PyTree) -> jax.Array:
+        return q_learning.action_values(output, self.v_min, self.v_max)
 
     def rollout_extras(self, actor: ActorState, rollout: Rollout, *, spec: EnvSpec) -> dict[str, jax.Array]:
         """Return each row's TD error under the acting parameters, as its initial priority (R2D2, section 2.3)."""
@@ -229,8 +192,8 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
         return {"priority": error + q_learning.LEAST_PRIORITY}
 
     def update(
-        self, state: DQNState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
-    ) -> tuple[DQNState, UpdateInfo]:
+        self, state: QState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
+    ) -> tuple[QState, UpdateInfo]:
         drawn = combined_replay.combined_batch(batch, replicas)
         view = q_views.view(drawn, self.network, spec, self._n_step)
         noise = [
@@ -250,7 +213,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
             if combined_replay.sources_by_priority(self.experience):
                 losses = losses * view.importance
             loss = view.loss(losses, self.time_reduction, replicas)
-            values = q_learning.action_values(current, self.v_min, self.v_max)
+            values = self.values_of(current)
             chosen = jnp.take_along_axis(values, view.action[:, None], axis=-1)[:, 0]
             metrics = {
                 "loss": loss,
@@ -272,7 +235,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
         }
         priority = view.priorities(error, self.priority_eta) + q_learning.LEAST_PRIORITY
         priorities = combined_replay.priorities(priority, self.experience, batch, replicas)
-        return DQNState(network, updates), UpdateInfo(metrics, priorities)
+        return QState(network, updates), UpdateInfo(metrics, priorities)
 
     @property
     def _n_step(self) -> int:
@@ -294,13 +257,13 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
         noise: list[jax.Array] | list[None],
     ) -> Returns:
         """Return the target distribution of returns of each transition; `output` is the online network's."""
-        low, high, rewards = self.v_min, self.v_max, view.rewards
+        rewards = view.rewards
         target_output, _ = view.output(target_network, noise[1], train=False)
         next_output = view.next(target_output, target_network, noise[2])
-        next_values = q_learning.action_values(next_output, low, high)
+        next_values = self.values_of(next_output)
         if self.munchausen:
             temperature = self.munchausen_temperature
-            values = q_learning.action_values(view.current(target_output), low, high)
+            values = self.values_of(view.current(target_output))
             bonus = q_learning.munchausen_bonus(
                 values, view.action, temperature, self.munchausen_scale, self.munchausen_clip
             )
@@ -310,8 +273,9 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
         else:
             if self.double:
                 online_output = view.next(output, online, noise[3])
-                next_values = q_learning.action_values(online_output, low, high)
-            next_returns = q_learning.returns_of(next_output, jnp.argmax(next_values, axis=-1), low, high)
+                next_values = self.values_of(online_output)
+            best = jnp.argmax(next_values, axis=-1)
+            next_returns = q_learning.returns_of(next_output, best, self.v_min, self.v_max)
         if not self.value_rescaling:
             return q_learning.n_step_returns(rewards, view.steps, view.bootstrap, next_returns, self.gamma)
         next_returns = next_returns.replace(atoms=q_learning.unscaled(next_returns.atoms))

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl.algos import on_policy, returns
 from jaxrl.algos.base import algorithm, changed, number, static
-from jaxrl.algos.fields import BonusFields
-from jaxrl.algos.on_policy import PolicyState, PolicyValueActing
+from jaxrl.algos.on_policy import BonusFields, PolicyState, PolicyValueActing
 from jaxrl.algos.optimizers import Optimizer, RMSProp
 from jaxrl.algos.train_state import weighted_mean
 from jaxrl.core.schedules import Linear, Scalar
@@ -52,15 +51,9 @@ class IMPALA(BonusFields, PolicyValueActing):
         scaled = self.reward_clipping == "none" if self.normalize_reward is None else self.normalize_reward
         return dataclasses.replace(self, **on_policy.resolved(self, spec) | {"normalize_reward": scaled})
 
-    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        return on_policy.problems(self, spec)
-
     @property
     def experience(self) -> Mapping[str, Source]:
         return {"rollout": on_policy.source(self, max_policy_lag=None)}  # V-trace corrects for it
-
-    def init(self, key: jax.Array, spec: EnvSpec) -> PolicyState:
-        return on_policy.init(self, key, spec)
 
     def update(
         self, state: PolicyState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas

@@ -17,13 +17,12 @@ from jaxrl.algos.acting import StochasticActing
 from jaxrl.algos.base import algorithm, changed, field_problems, static
 from jaxrl.algos.fields import (
     CombinedReplayFields,
-    KLFields,
     NStepFields,
     PeriodicTargetFields,
     ReplayFields,
     SupportFields,
 )
-from jaxrl.algos.kl_limits import clip_duals, decoupled_kl, inverse_softplus, lagrangian_loss
+from jaxrl.algos.kl_limits import KLFields, clip_duals, decoupled_kl, inverse_softplus, lagrangian_loss
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.q_learning import Returns
 from jaxrl.algos.train_state import TrainState, weighted_mean

@@ -11,10 +11,10 @@ from flax import struct
 
 from jaxrl.algos import q_learning, q_views, search, train_state
 from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static
-from jaxrl.algos.fields import DiscountFields, NStepFields, ReplayFields, SearchFields, SupportFields
+from jaxrl.algos.fields import DiscountFields, NStepFields, ReplayFields, SupportFields
 from jaxrl.algos.optimizers import Adam, Optimizer, clipped
 from jaxrl.algos.q_learning import Returns
-from jaxrl.algos.search import Expansion
+from jaxrl.algos.search import Expansion, SearchFields
 from jaxrl.algos.train_state import TrainState, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Linear, Scalar
@@ -65,16 +65,10 @@ class MuZero(SearchFields, ReplayFields, NStepFields, SupportFields, DiscountFie
         return dataclasses.replace(self, network=resolve_network(self.network, spec), rollout_length=length)
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        problems = field_problems(self) + search.problems("MuZero", spec)
-        problems += q_learning.support_problems("MuZero", self.v_min, self.v_max)
-        if not isinstance(self.network, ModelNetwork):
-            return [
-                *problems,
-                f"MuZero.network={self.network!r:.80} has no model; pass jaxrl.networks.ModelNetwork(...)",
-            ]
-        if isinstance(spec.action_space, spaces.Discrete):
-            problems += network_problems("MuZero.network", self.network, spec, TRANSITION_INPUTS)
-        return problems
+        problems, network = field_problems(self), self.network
+        if not isinstance(network, ModelNetwork):
+            return [*problems, f"MuZero.network={network!r:.80} has no model; pass jaxrl.networks.ModelNetwork(...)"]
+        return problems + network_problems("MuZero.network", network, spec, TRANSITION_INPUTS, discrete=True)
 
     @property
     def experience(self) -> Mapping[str, Source]:

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 
 from jaxrl.algos import on_policy
 from jaxrl.algos.base import algorithm, changed, number, static
-from jaxrl.algos.fields import AdvantageFields, BonusFields, MinibatchFields
-from jaxrl.algos.minibatches import steps_over_minibatches
-from jaxrl.algos.on_policy import PolicyState, PolicyValueActing
+from jaxrl.algos.minibatches import MinibatchFields, steps_over_minibatches
+from jaxrl.algos.on_policy import AdvantageFields, BonusFields, PolicyState, PolicyValueActing
 from jaxrl.algos.train_state import weighted_mean, weighted_means
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
@@ -87,11 +86,10 @@ class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
         return dataclasses.replace(self, **found)
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        problems = on_policy.problems(self, spec)
+        problems = super().validate(spec, num_envs, shards)
         if self.policy_loss is not None and not callable(self.policy_loss):
             problems.append(f"PPO.policy_loss={self.policy_loss!r} must be a function (jaxrl.algos.ppo.PolicyLoss)")
-        by = on_policy.minibatch_unit(self.network)
-        return problems + on_policy.minibatch_problems(self, num_envs, shards, by)
+        return problems
 
     @property
     def experience(self) -> Mapping[str, Source]:
@@ -100,7 +98,7 @@ class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
 
     def init(self, key: jax.Array, spec: EnvSpec) -> PolicyState:
         penalty = jnp.asarray(self.initial_penalty, jnp.float32) if self.objective == "kl" else ()
-        return on_policy.init(self, key, spec, penalty)
+        return on_policy.init(self, key, spec).replace(penalty=penalty)
 
     def update(
         self, state: PolicyState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
@@ -121,10 +119,7 @@ class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
             "weight": rows.weight,
             "active": rollout.active,
         }
-        by = on_policy.minibatch_unit(self.network)
-        divided = on_policy.split_into_minibatches(
-            data, rollout.carry.network, key, replicas, by=by, epochs=self.epochs, count=self.minibatches
-        )
+        divided = self.divided(data, rollout.carry.network, key, replicas)
 
         def step(learned, indices):
             before, going = learned

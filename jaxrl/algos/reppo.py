@@ -15,9 +15,10 @@ from flax import struct
 
 from jaxrl.algos import minibatches, off_policy, on_policy, q_learning, returns, soft_policies, train_state
 from jaxrl.algos.base import algorithm, changed, field_problems, number
-from jaxrl.algos.fields import MinibatchFields, RolloutFields, SupportFields, TemperatureFields
+from jaxrl.algos.fields import SupportFields, TemperatureFields
 from jaxrl.algos.kl_limits import step_log
-from jaxrl.algos.on_policy import PolicyCarry, Statistics
+from jaxrl.algos.minibatches import MinibatchFields
+from jaxrl.algos.on_policy import PolicyCarry, RolloutFields, Statistics
 from jaxrl.algos.optimizers import clipped
 from jaxrl.algos.q_learning import Returns
 from jaxrl.algos.train_state import TrainState, weighted_mean
@@ -86,7 +87,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
         problems = field_problems(self) + off_policy.problems(
             "REPPO", self.policy, self.critic, spec, stochastic=True, discrete=True, heads=_HEADS
         )
-        return problems + on_policy.minibatch_problems(self, num_envs, shards)
+        return problems + self.minibatch_problems(num_envs, shards)
 
     @property
     def experience(self) -> Mapping[str, Source]:

@@ -14,9 +14,10 @@ from flax import struct
 
 from jaxrl.algos import imitation, off_policy, soft_critics, soft_policies, train_state
 from jaxrl.algos.base import algorithm, changed, field_problems, static
-from jaxrl.algos.fields import CombinedReplayFields, ResetFields, SequenceFields, SoftCriticFields, TemperatureFields
+from jaxrl.algos.fields import CombinedReplayFields, ResetFields, SequenceFields, TemperatureFields
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.scaled_rewards import RETURN, ReturnScale, ScaledRewardActing
+from jaxrl.algos.soft_critics import SoftCriticFields
 from jaxrl.algos.train_state import TrainState, weighted_mean
 from jaxrl.core.types import (
     EnvSpec,
