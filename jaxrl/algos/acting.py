@@ -133,7 +133,10 @@ def with_noise(
       timestep: the time step to act at, [B, ...].
       key: keys [B].
     """
-    noise = next_noise(carry.noise, correlation(algo, actor), timestep, key)
+    correlation = algo.noise_correlation
+    if algo.random_correlation is not None:  # before the first update
+        correlation = jnp.where(actor.exploration["warm_up"], algo.random_correlation, correlation)
+    noise = next_noise(carry.noise, correlation, timestep, key)
     if isinstance(carry.noise_steps, tuple):
         return carry.replace(noise=noise)
     again = timestep.first | (carry.noise_steps == 0)
@@ -151,13 +154,6 @@ def held_steps(key: jax.Array, most: int) -> jax.Array:
     below = jnp.asarray(np.cumsum(mass)[:-1] / np.sum(mass), jnp.float32)
     draw = jax.vmap(lambda k: jax.random.uniform(jax.random.fold_in(k, 2), (), jnp.float32))(key)
     return 1 + jnp.sum(draw[:, None] >= below[None], axis=-1, dtype=jnp.int32)
-
-
-def correlation(algo: NoiseFields, actor: ActorState) -> Number:
-    """Return the correlation of noise between two steps, which may differ before the first update."""
-    if algo.random_correlation is None:
-        return algo.noise_correlation
-    return jnp.where(actor.exploration["warm_up"], algo.random_correlation, algo.noise_correlation)
 
 
 def next_noise(noise: Noise, correlation: Number, timestep: TimeStep, key: jax.Array) -> Noise:
@@ -269,11 +265,3 @@ def add_noise(
 def shifted(action: jax.Array, noise: jax.Array, space: spaces.Box) -> jax.Array:
     """Add noise [B, n] in units of half the box's range to actions [B, n], clipped to the box."""
     return from_unit(to_unit(action, space) + noise, space)
-
-
-def smoothed_action(action: jax.Array, key: jax.Array, std: Number, limit: Number, spec: EnvSpec) -> jax.Array:
-    """Add clipped noise to target actions [batch, n]: similar actions should have similar values (TD3, section 5.3).
-
-    `key` are keys [batch].
-    """
-    return add_noise(action, key, std, spaces.expect(spec.action_space, spaces.Box), limit)

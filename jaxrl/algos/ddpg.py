@@ -27,8 +27,8 @@ from jaxrl.algos.fields import (
     TargetFields,
 )
 from jaxrl.algos.off_policy import CriticLoss, Statistics
-from jaxrl.algos.q_learning import Returns
-from jaxrl.algos.train_state import TrainState, polyak_update
+from jaxrl.algos.train_state import TrainState, polyak_update, weighted_mean
+from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.sources import Prioritized
 from jaxrl.core.types import EnvSpec, Replicas, Source, TransitionBatch, UpdateInfo
@@ -63,35 +63,67 @@ class DeterministicLearner(NStepFields, SupportFields, QuantileFields, ResetFiel
             updates=jnp.int32(0),
         )
 
+    def update(
+        self, state: DDPGState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
+    ) -> tuple[DDPGState, UpdateInfo]:
+        statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas, n_step=self.n_step)
+        critic, fit = self._critic_step(state, replay, self._target_action(state, replay, spec), spec, replicas)
+        policy, loss = self._policy_step(state.policy, critic, replay, spec, replicas)
+        policy, critic = polyak_update(policy, self.tau), polyak_update(critic, self.tau)
+        priorities = combined_replay.priorities(fit.error, self.experience, batch, replicas)
+        metrics = replicas.mean(fit.metrics | {"policy_loss": loss})
+        new = DDPGState(policy, critic, statistics, state.updates + 1)
+        return self.after_reset(new, key, spec), UpdateInfo(metrics, priorities)
+
     def _target_action(self, state: DDPGState, replay: TransitionBatch, spec: EnvSpec) -> jax.Array:
         """Return the target policy's actions at the next observations, [batch, n]."""
         return off_policy.evaluate_policy(self.policy, state.policy.target_variables, replay.next_observation, spec)
 
-    def _target(self, state: DDPGState, replay: TransitionBatch, next_action: jax.Array, spec: EnvSpec) -> Returns:
-        """Return the critics' target for each transition, by the smallest target critic."""
-        slow = state.critic.target_variables
-        return off_policy.smallest_target(self.critic, slow, replay, next_action, self.gamma, spec, **self.support)
-
     def _critic_step(
-        self,
-        critic: TrainState,
-        replay: TransitionBatch,
-        target: Returns,
-        spec: EnvSpec,
-        replicas: Replicas,
-        importance: jax.Array | None = None,
+        self, state: DDPGState, replay: TransitionBatch, next_action: jax.Array, spec: EnvSpec, replicas: Replicas
     ) -> tuple[TrainState, CriticLoss]:
-        options = self.support | {"quantile_huber": self.quantile_huber, "importance": importance}
+        """Take a step of the critics towards the returns that follow if `next_action` [batch, n] is next.
+
+        They are the rewards plus, unless the task terminated, the next action's returns under the target critic with
+        the smallest expectation (Fujimoto et al., 2018, equation 10).
+        """
+        seen = replay.next_observation
+        output = off_policy.evaluate_critic(self.critic, state.critic.target_variables, seen, next_action, spec)
+        least = jnp.argmin(q_learning.action_values(output, self.v_min, self.v_max)[..., 0], axis=0)
+
+        def of_least(x):
+            return jnp.take_along_axis(x, least.reshape((1, -1) + (1,) * (x.ndim - 2)), axis=0)[0]
+
+        only = jnp.zeros(least.shape, jnp.int32)
+        following = q_learning.returns_of(jax.tree.map(of_least, output), only, self.v_min, self.v_max)
+        target = q_learning.n_step_returns(replay.rewards, replay.steps, replay.bootstrap, following, self.gamma)
+        options = self.support | {"quantile_huber": self.quantile_huber}
+        if combined_replay.sources_by_priority(self.experience):
+            options["importance"] = replay.importance
         optimizer = self.critic_optimizer
-        return off_policy.critic_step(self.critic, critic, optimizer, replay, target, spec, replicas, **options)
+        return off_policy.critic_step(self.critic, state.critic, optimizer, replay, target, spec, replicas, **options)
 
     def _policy_step(
         self, policy: TrainState, critic: TrainState, replay: TransitionBatch, spec: EnvSpec, replicas: Replicas
     ) -> tuple[TrainState, jax.Array]:
-        optimizer = self.policy_optimizer
-        return off_policy.dpg_step(
-            self.policy, policy, optimizer, self.critic, critic, replay, spec, replicas, **self.support
-        )
+        """Take a step of the policy, and return this device's loss before it; the first critic evaluates its actions."""
+        first = jax.tree.map(lambda x: x[:1], critic.variables)
+
+        def loss(variables):
+            action, model_state = off_policy.train_policy(self.policy, variables, replay.observation, spec)
+            output = off_policy.evaluate_critic(self.critic, first, replay.observation, action, spec)
+            value = q_learning.action_values(output, self.v_min, self.v_max)[0, :, 0]
+            loss = weighted_mean(self._policy_loss(action, value, replay, spec, replicas), replay.weight, replicas)
+            return loss, (loss, model_state)
+
+        policy, _, value = train_state.gradient_step(loss, policy, self.policy_optimizer, replicas)
+        return policy, value
+
+    def _policy_loss(
+        self, action: jax.Array, value: jax.Array, replay: TransitionBatch, spec: EnvSpec, replicas: Replicas
+    ) -> jax.Array:
+        """Return the policy's loss for each transition, from its actions and their values (Lillicrap, equation 6)."""
+        return -value
 
 
 @field_group
@@ -106,19 +138,22 @@ class DelayedLearner(DeterministicLearner, DelayedPolicyFields):
     ) -> tuple[TD3State, UpdateInfo]:
         statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas, n_step=self.n_step)
         keys = off_policy.transition_keys(key, replay, replicas)
-        target_action = self._target_action(state, replay, spec)
-        smoothed = acting.smoothed_action(target_action, keys, self.target_noise, self.target_noise_clip, spec)
-        target = self._target(state, replay, smoothed, spec)
-        critic, fit = self._critic_step(state.critic, replay, target, spec, replicas)
+        box = spaces.expect(spec.action_space, spaces.Box)
+        # Similar actions should have similar values (section 5.3).
+        smoothed = acting.add_noise(
+            self._target_action(state, replay, spec), keys, self.target_noise, box, self.target_noise_clip
+        )
+        critic, fit = self._critic_step(state, replay, smoothed, spec, replicas)
 
-        def policy_step(policy):
-            return self._policy_step(policy, critic, replay, spec, replicas)
+        def step(policy, slow, _):
+            policy, loss = self._policy_step(policy, critic, replay, spec, replicas)
+            return polyak_update(policy, self.tau), polyak_update(slow, self.tau), replicas.mean(loss)
 
         updates = state.updates + 1
+        learned = state.policy, critic, state.policy_loss
+        # In vmapped runs, both results are computed.
         due = updates % self.policy_delay == 0
-        policy, critic, loss = off_policy.delayed_step(
-            policy_step, state.policy, critic, state.policy_loss, due, self.tau, replicas
-        )
+        policy, critic, loss = jax.lax.cond(due, step, lambda *same: same, *learned)
         metrics = replicas.mean(fit.metrics) | {"policy_loss": loss}
         new = TD3State(policy, critic, statistics, updates, loss)
         return self.after_reset(new, key, spec), UpdateInfo(metrics)
@@ -147,18 +182,6 @@ class DDPG(DeterministicSequenceLearner):
     """Deep deterministic policy gradients: a deterministic policy that ascends its critic; uniform replay."""
 
     critic: Critic = changed(Critic(ensemble=1))
-
-    def update(
-        self, state: DDPGState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
-    ) -> tuple[DDPGState, UpdateInfo]:
-        statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas, n_step=self.n_step)
-        target = self._target(state, replay, self._target_action(state, replay, spec), spec)
-        critic, fit = self._critic_step(state.critic, replay, target, spec, replicas)
-        policy, loss = self._policy_step(state.policy, critic, replay, spec, replicas)
-        policy, critic = polyak_update(policy, self.tau), polyak_update(critic, self.tau)
-        metrics = replicas.mean(fit.metrics | {"policy_loss": loss})
-        new = DDPGState(policy, critic, statistics, state.updates + 1)
-        return self.after_reset(new, key, spec), UpdateInfo(metrics)
 
 
 @algorithm
@@ -190,18 +213,3 @@ class D4PG(PrioritizedFields, CombinedReplayFields, DeterministicLearner):
         prioritized = Prioritized(exponent=self.priority_exponent, beta=self.importance_exponent)
         replay = self.source(prioritized if self.prioritized else None, n_step=self.n_step)
         return self.combined_sources(replay)
-
-    def update(
-        self, state: DDPGState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
-    ) -> tuple[DDPGState, UpdateInfo]:
-        statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas)
-        target = self._target(state, replay, self._target_action(state, replay, spec), spec)
-        importance = replay.importance if combined_replay.sources_by_priority(self.experience) else None
-        critic, fit = self._critic_step(state.critic, replay, target, spec, replicas, importance)
-        policy, policy_loss = self._policy_step(state.policy, critic, replay, spec, replicas)
-        policy, critic = polyak_update(policy, self.tau), polyak_update(critic, self.tau)
-        priority = fit.error + q_learning.LEAST_PRIORITY
-        priorities = combined_replay.priorities(priority, self.experience, batch, replicas)
-        metrics = replicas.mean(fit.metrics | {"policy_loss": policy_loss})
-        new = DDPGState(policy, critic, statistics, state.updates + 1)
-        return self.after_reset(new, key, spec), UpdateInfo(metrics, priorities)

@@ -189,7 +189,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
             view.current(output), view.action, target, self.v_min, self.v_max, self.quantile_huber, self.huber
         )[1]
         error = error.reshape(rollout.timesteps.first.shape)[:-1]
-        return {"priority": error + q_learning.LEAST_PRIORITY}
+        return {"priority": error + combined_replay.LEAST_PRIORITY}
 
     def update(
         self, state: QState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
@@ -233,8 +233,8 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
             "epsilon": jnp.asarray(self.epsilon),
             "learning_rate": jnp.asarray(self.learning_rate),
         }
-        priority = view.priorities(error, self.priority_eta) + q_learning.LEAST_PRIORITY
-        priorities = combined_replay.priorities(priority, self.experience, batch, replicas)
+        errors = view.priorities(error, self.priority_eta)
+        priorities = combined_replay.priorities(errors, self.experience, batch, replicas)
         return QState(network, updates), UpdateInfo(metrics, priorities)
 
     @property

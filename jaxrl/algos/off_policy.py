@@ -1,6 +1,6 @@
 """Functions of the off-policy actor-critics: their networks over a batch, targets, losses and normalization."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -266,41 +266,6 @@ def expected_target(batch: TransitionBatch, value: jax.Array, gamma: Number) -> 
     return Returns(target[:, None], jnp.ones_like(target[:, None]))
 
 
-def smallest_target(
-    network: Critic,
-    critic: Variables,
-    batch: TransitionBatch,
-    next_action: jax.Array,
-    gamma: Number,
-    spec: EnvSpec,
-    *,
-    v_min: Number = 0.0,
-    v_max: Number = 0.0,
-) -> Returns:
-    """Return the critics' target for each transition if `next_action` [batch, n] follows; no gradient.
-
-    The target is the rewards plus, unless the task terminated, the next action's returns under the critic with the
-    smallest expectation (Fujimoto et al., 2018, equation 10).
-
-    Args:
-      network, critic: the ensemble and the variables of its target.
-      batch: transitions.
-      next_action: actions of the box.
-      gamma: discount.
-      spec: the environment's spec.
-      v_min, v_max: the ends of the support of a categorical head.
-    """
-    output = evaluate_critic(network, critic, batch.next_observation, next_action, spec)
-    least = jnp.argmin(q_learning.action_values(output, v_min, v_max)[..., 0], axis=0)
-
-    def of_least(x):
-        return jnp.take_along_axis(x, least.reshape((1, -1) + (1,) * (x.ndim - 2)), axis=0)[0]
-
-    only = jnp.zeros(least.shape, jnp.int32)
-    next_returns = q_learning.returns_of(jax.tree.map(of_least, output), only, v_min, v_max)
-    return q_learning.n_step_returns(batch.rewards, batch.steps, batch.bootstrap, next_returns, gamma)
-
-
 class CriticLoss(struct.PyTreeNode):
     """Auxiliary outputs of the critics' loss."""
 
@@ -386,89 +351,3 @@ def critic_step(
 
     critic, _, fit = train_state.gradient_step(loss, critic, transformation, replicas)
     return critic, fit
-
-
-# --- deterministic policies ------------------------------------------------------------------------------------------
-
-
-def first_value(
-    network: Critic,
-    critic: TrainState,
-    observation: PyTree,
-    action: jax.Array,
-    spec: EnvSpec,
-    *,
-    v_min: Number = 0.0,
-    v_max: Number = 0.0,
-) -> jax.Array:
-    """Return the first critic's expected value [batch] of actions [batch, n], without computing the others."""
-    first = jax.tree.map(lambda x: x[:1], critic.variables)
-    output = evaluate_critic(network, first, observation, action, spec)
-    return q_learning.action_values(output, v_min, v_max)[0, :, 0]
-
-
-def dpg_step(
-    network: Network,
-    policy: TrainState,
-    transformation: optax.GradientTransformation,
-    critic_network: Critic,
-    critic: TrainState,
-    batch: TransitionBatch,
-    spec: EnvSpec,
-    replicas: Replicas,
-    **support: Number,
-) -> tuple[TrainState, jax.Array]:
-    """Take a step of a deterministic policy up the first critic's value of its actions (Lillicrap et al., equation 6).
-
-    Args:
-      network, policy: a deterministic policy, and its training state.
-      transformation: the policy's optimizer at its learning rate.
-      critic_network, critic: the critics, and their training state.
-      batch: transitions, normalized.
-      spec: the environment's spec.
-      replicas: as passed to `update`.
-      support: `v_min` and `v_max` of critics over a fixed support.
-
-    Returns:
-      The policy after the step, and this device's loss before it, a scalar.
-    """
-
-    def loss(params):
-        variables = policy.variables.replace(params=params)
-        action, model_state = train_policy(network, variables, batch.observation, spec)
-        value = first_value(critic_network, critic, batch.observation, action, spec, **support)
-        return weighted_mean(-value, batch.weight, replicas), model_state
-
-    (value, model_state), gradients = jax.value_and_grad(loss, has_aux=True)(policy.params)
-    return train_state.apply_gradients(policy, gradients, transformation, replicas, model_state)[0], value
-
-
-def delayed_step(
-    step: Callable[[TrainState], tuple[TrainState, jax.Array]],
-    policy: TrainState,
-    critic: TrainState,
-    last_loss: jax.Array,
-    due: jax.Array,
-    tau: Number,
-    replicas: Replicas,
-) -> tuple[TrainState, TrainState, jax.Array]:
-    """Take a step of the policy and of both targets if it is due (Fujimoto et al., 2018, section 5.2).
-
-    Args:
-      step: function from the policy to the policy after a step and this device's loss before it.
-      policy, critic: their training states.
-      last_loss: loss of the last step, over all devices.
-      due: whether the step is due, a scalar bool, the same on all devices. In vmapped runs, both results are computed.
-      tau: fraction of new parameters in the targets.
-      replicas: as passed to `update`.
-
-    Returns:
-      The policy, the critic, and the loss of the newest step.
-    """
-
-    def now(policy, critic, _):
-        policy, loss = step(policy)
-        policy, critic = train_state.polyak_update(policy, tau), train_state.polyak_update(critic, tau)
-        return policy, critic, replicas.mean(loss)
-
-    return jax.lax.cond(due, now, lambda *same: same, policy, critic, last_loss)

@@ -33,8 +33,6 @@ from jaxrl.networks import QNetwork
 from jaxrl.networks.heads import mask_values
 from jaxrl.networks.q_heads import CategoricalReturns, QuantileReturns
 
-LEAST_PRIORITY = 1e-6  # added to priorities so that every item stays reachable
-
 
 class QCarry(struct.PyTreeNode):
     """Carry of an environment: recurrent state, position on the ladder of epsilons, and repeated random action."""

@@ -7,11 +7,11 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 
-from jaxrl.algos import off_policy, regression, train_state
+from jaxrl.algos import off_policy, regression
 from jaxrl.algos.base import algorithm, changed, field_problems, number
 from jaxrl.algos.ddpg import DelayedLearner
 from jaxrl.algos.fields import ReplayFields
-from jaxrl.algos.train_state import TrainState, weighted_mean
+from jaxrl.algos.train_state import weighted_mean
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import (
     EnvSpec,
@@ -44,24 +44,10 @@ class TD3BC(ReplayFields, DelayedLearner):
     def experience(self) -> Mapping[str, Source]:
         return {"replay": self.source(n_step=self.n_step)}
 
-    def _policy_step(
-        self,
-        policy: TrainState,
-        critic: TrainState,
-        replay: TransitionBatch,
-        spec: EnvSpec,
-        replicas: Replicas,
-    ) -> tuple[TrainState, jax.Array]:
-        def policy_loss(params):
-            """Return the mean of |pi(o) - a|^2 - lambda Q_1(o, pi(o)), lambda = alpha / mean |Q_1| (equation 5)."""
-            variables = policy.variables.replace(params=params)
-            action, model_state = off_policy.train_policy(self.policy, variables, replay.observation, spec)
-            value = off_policy.first_value(self.critic, critic, replay.observation, action, spec, **self.support)
-            size = replicas.mean(weighted_mean(jnp.abs(jax.lax.stop_gradient(value)), replay.weight, replicas))
-            scale = self.alpha / jnp.maximum(size, 1e-6)
-            distance = regression.squared_distance(action, replay.action, spec)
-            return weighted_mean(distance - scale * value, replay.weight, replicas), model_state
-
-        (loss, model_state), gradients = jax.value_and_grad(policy_loss, has_aux=True)(policy.params)
-        policy, _ = train_state.apply_gradients(policy, gradients, self.policy_optimizer, replicas, model_state)
-        return policy, loss
+    def _policy_loss(
+        self, action: jax.Array, value: jax.Array, replay: TransitionBatch, spec: EnvSpec, replicas: Replicas
+    ) -> jax.Array:
+        """Return |pi(o) - a|^2 - lambda Q_1(o, pi(o)) [batch], with lambda = alpha / mean |Q_1| (equation 5)."""
+        size = replicas.mean(weighted_mean(jnp.abs(jax.lax.stop_gradient(value)), replay.weight, replicas))
+        scale = self.alpha / jnp.maximum(size, 1e-6)
+        return regression.squared_distance(action, replay.action, spec) - scale * value
