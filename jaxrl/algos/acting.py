@@ -8,12 +8,13 @@ import numpy as np
 from flax import struct
 
 from jaxrl.algos import off_policy, q_learning
-from jaxrl.algos.base import changed, field_group
-from jaxrl.algos.fields import ActorCriticFields, ExplorationNoiseFields, NoiseFields, NormalizationFields
+from jaxrl.algos.base import changed, field_group, number
+from jaxrl.algos.fields import ActorCriticFields, NoiseFields, NormalizationFields
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.optimizers import Number
 from jaxrl.algos.train_state import TrainState
 from jaxrl.core import spaces
+from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import ActorOutput, ActorState, Carry, EnvSpec, Network, NetworkInputs, PyTree, TimeStep
 from jaxrl.networks import Actor, Distribution, TanhGaussian, from_unit, to_unit
 
@@ -62,9 +63,18 @@ class StochasticActing(NoiseFields, NormalizationFields, ActorCriticFields):
 
 
 @field_group
-class DeterministicActing(ExplorationNoiseFields, NormalizationFields, ActorCriticFields):
+class DeterministicActing(NoiseFields, NormalizationFields, ActorCriticFields):
     """Acting by a deterministic policy with noise, and randomly before the first update."""
 
+    exploration_noise: Scalar = number(
+        0.1, low=0, help="standard deviation of the exploration noise, in units of half the action range"
+    )
+    least_noise: Scalar | None = number(
+        None,
+        low=0,
+        at_most="exploration_noise",
+        help="minimum noise standard deviation, sampled per episode up to exploration_noise; None: exploration_noise",
+    )
     policy: Network = changed(Actor(stochastic=False))
 
     def actor(self, state: ActorCriticState) -> ActorState:

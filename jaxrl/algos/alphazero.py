@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl.algos import normalization, on_policy, search
-from jaxrl.algos.base import algorithm, changed, discrete_problems
+from jaxrl.algos.base import action_problems, algorithm, changed
 from jaxrl.algos.minibatches import MinibatchFields, steps_over_minibatches
 from jaxrl.algos.on_policy import AdvantageFields, PolicyCarry, PolicyState, PolicyValueActing
 from jaxrl.algos.search import Expansion, SearchFields
@@ -59,7 +59,7 @@ class AlphaZero(SearchFields, AdvantageFields, MinibatchFields, PolicyValueActin
     minibatches: int | None = changed(8)
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        problems = super().validate(spec, num_envs, shards) + discrete_problems("AlphaZero", spec)
+        problems = super().validate(spec, num_envs, shards) + action_problems("AlphaZero", spec, discrete=True)
         if spec.num_agents > 1:
             problems.append(
                 f"AlphaZero plans for one agent, but {spec.name} has {spec.num_agents}; for PGX's games of two players "

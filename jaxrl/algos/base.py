@@ -237,15 +237,26 @@ class Readable(Protocol):
     def init(self, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]: ...
 
 
-def discrete_problems(name: str, spec: EnvSpec) -> list[str]:
-    """Explain that the algorithm `name` needs discrete actions; empty if the environment has them."""
-    if isinstance(spec.action_space, spaces.Discrete):
+def action_problems(name: str, spec: EnvSpec, *, box: bool = False, discrete: bool = False) -> list[str]:
+    """Explain why the algorithm `name`, for bounded boxes or discrete actions, cannot act; empty if it can."""
+    space = spec.action_space
+    if discrete and isinstance(space, spaces.Discrete):
         return []
-    return [f"{name} needs a Discrete action space, but {spec.name} has {spec.action_space!r}; use PPO or SAC"]
+    if box and isinstance(space, spaces.Box) and len(space.shape) == 1:
+        if space.bounded and (space.low < space.high).all():
+            return []
+    kinds = ["a bounded Box of actions, shape (n,)"] * box + ["a Discrete space of actions"] * discrete
+    return [f"{name} needs {' or '.join(kinds)}, but {spec.name} has {space!r}; PPO supports all action spaces"]
 
 
 def network_problems(
-    label: str, network: Readable, spec: EnvSpec, known: frozenset[str], *, discrete: bool = False
+    label: str,
+    network: Readable,
+    spec: EnvSpec,
+    known: frozenset[str],
+    *,
+    discrete: bool = False,
+    dropout: bool = False,
 ) -> list[str]:
     """Explain why a network does not fit the environment, or reads unknown inputs, one line each.
 
@@ -255,9 +266,13 @@ def network_problems(
       spec: the environment's spec.
       known: fields of `NetworkInputs`: `SEQUENCE_INPUTS`, or `TRANSITION_INPUTS` for a replay of single transitions.
       discrete: whether its outputs are of discrete actions.
+      dropout: whether its dropout has an effect.
     """
-    if discrete and (problems := discrete_problems(label.partition(".")[0], spec)):
+    if discrete and (problems := action_problems(label.partition(".")[0], spec, discrete=True)):
         return problems
+    if not dropout and (rate := getattr(network, "dropout", 0.0)):
+        what = "only the critics of SAC, CrossQ and GAIL support dropout"
+        return [f"{label}: dropout={rate} has no effect here, as {what}; set dropout=0.0"]
     missing = sorted(network.requires - known)
     if missing:
         return [

@@ -1,8 +1,7 @@
 """Critic regularized regression (Wang et al., 2020, arXiv:2006.15134)."""
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +9,8 @@ from flax import struct
 
 from jaxrl.algos import off_policy, q_learning, regression, train_state
 from jaxrl.algos.acting import StochasticActing
-from jaxrl.algos.base import algorithm, changed, field_problems, number, static
-from jaxrl.algos.fields import NStepFields, PeriodicTargetFields, ReplayFields
+from jaxrl.algos.base import algorithm, changed, number, static
+from jaxrl.algos.fields import NStepReplayFields, PeriodicTargetFields
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.train_state import TrainState, Variables
 from jaxrl.core import spaces
@@ -20,7 +19,6 @@ from jaxrl.core.types import (
     EnvSpec,
     PyTree,
     Replicas,
-    Source,
     TransitionBatch,
     UpdateInfo,
 )
@@ -37,7 +35,7 @@ class CRRState(struct.PyTreeNode):
 
 
 @algorithm
-class CRR(StochasticActing, PeriodicTargetFields, ReplayFields, NStepFields):
+class CRR(StochasticActing, PeriodicTargetFields, NStepReplayFields):
     """Critic-regularized regression: regression on the data's actions, weighted by the critic's advantage."""
 
     critic: Critic = changed(Critic(ensemble=1))
@@ -53,20 +51,8 @@ class CRR(StochasticActing, PeriodicTargetFields, ReplayFields, NStepFields):
     )
     max_weight: Scalar = number(20.0, above=0, only_with="weighting=exp", help="maximum weight of an action")
 
-    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        return dataclasses.replace(
-            self,
-            **self.resolved_networks(spec),
-            rollout_length=self.steps_per_update(num_envs),
-        )
-
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        networks = off_policy.problems("CRR", self.policy, self.critic, spec, stochastic=True, discrete=True)
-        return field_problems(self) + networks
-
-    @property
-    def experience(self) -> Mapping[str, Source]:
-        return {"replay": self.source(n_step=self.n_step)}
+        return self.actor_critic_problems(spec, stochastic=True, discrete=True)
 
     def init(self, key: jax.Array, spec: EnvSpec) -> CRRState:
         policy_key, critic_key = jax.random.split(key)

@@ -4,9 +4,8 @@ Lillicrap et al. (2016, arXiv:1509.02971), Fujimoto et al. (2018, arXiv:1802.094
 arXiv:1804.08617).
 """
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ from flax import struct
 
 from jaxrl.algos import acting, combined_replay, off_policy, q_learning, train_state
 from jaxrl.algos.acting import DeterministicActing
-from jaxrl.algos.base import algorithm, changed, field_group, field_problems
+from jaxrl.algos.base import algorithm, changed, field_group
 from jaxrl.algos.fields import (
     CombinedReplayFields,
     DelayedPolicyFields,
@@ -53,6 +52,9 @@ class TD3State(DDPGState):
 @field_group
 class DeterministicLearner(NStepFields, SupportFields, QuantileFields, ResetFields, DeterministicActing, TargetFields):
     """A deterministic policy and critics, with target networks of both."""
+
+    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
+        return self.actor_critic_problems(spec, stochastic=False)
 
     def init(self, key: jax.Array, spec: EnvSpec) -> DDPGState:
         policy_key, critic_key = jax.random.split(key)
@@ -106,11 +108,11 @@ class DeterministicLearner(NStepFields, SupportFields, QuantileFields, ResetFiel
     def _policy_step(
         self, policy: TrainState, critic: TrainState, replay: TransitionBatch, spec: EnvSpec, replicas: Replicas
     ) -> tuple[TrainState, jax.Array]:
-        """Take a step of the policy, and return this device's loss before it; the first critic evaluates its actions."""
-        first = jax.tree.map(lambda x: x[:1], critic.variables)
+        """Take a step of the policy up the first critic's value, and return this device's loss before it."""
 
         def loss(variables):
             action, model_state = off_policy.train_policy(self.policy, variables, replay.observation, spec)
+            first = jax.tree.map(lambda x: x[:1], critic.variables)  # without computing the other members
             output = off_policy.evaluate_critic(self.critic, first, replay.observation, action, spec)
             value = q_learning.action_values(output, self.v_min, self.v_max)[0, :, 0]
             loss = weighted_mean(self._policy_loss(action, value, replay, spec, replicas), replay.weight, replicas)
@@ -163,15 +165,6 @@ class DelayedLearner(DeterministicLearner, DelayedPolicyFields):
 class DeterministicSequenceLearner(SequenceFields, CombinedReplayFields, DeterministicLearner):
     """Learner from single transitions, or from sequences if a network is recurrent."""
 
-    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        steps = self.steps_per_update_with_memory(num_envs)
-        return dataclasses.replace(self, **self.resolved_networks(spec), rollout_length=steps)
-
-    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        name = type(self).__name__
-        networks = off_policy.problems(name, self.policy, self.critic, spec, stochastic=False, memory=True)
-        return field_problems(self) + networks
-
     @property
     def experience(self) -> Mapping[str, Source]:
         return self.combined_sources(self.source_with_memory())
@@ -199,14 +192,6 @@ class D4PG(PrioritizedFields, CombinedReplayFields, DeterministicLearner):
     n_step: int = changed(5)
     exploration_noise: Scalar = changed(0.3)
     critic: Critic = changed(Critic(ensemble=1, head=CategoricalValues(51)))
-
-    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        steps = self.steps_per_update(num_envs)
-        return dataclasses.replace(self, **self.resolved_networks(spec), rollout_length=steps)
-
-    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        networks = off_policy.problems("D4PG", self.policy, self.critic, spec, stochastic=False)
-        return field_problems(self) + networks
 
     @property
     def experience(self) -> Mapping[str, Source]:

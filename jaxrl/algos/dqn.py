@@ -10,12 +10,12 @@ import optax
 
 from jaxrl.algos import combined_replay, q_learning, q_views, train_state
 from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static, unresolved
-from jaxrl.algos.fields import CombinedReplayFields, PrioritizedFields, SupportFields
+from jaxrl.algos.fields import CombinedReplayFields, MemoryFields, PrioritizedFields, SupportFields
 from jaxrl.algos.optimizers import clipped
 from jaxrl.algos.q_learning import QLearningFields, QState, Returns
 from jaxrl.algos.train_state import Variables, weighted_mean
 from jaxrl.core.schedules import Linear, Scalar
-from jaxrl.core.sources import FrameStack, Prioritized, Sequence
+from jaxrl.core.sources import FrameStack, Prioritized
 from jaxrl.core.types import (
     SEQUENCE_INPUTS,
     TRANSITION_INPUTS,
@@ -32,7 +32,7 @@ from jaxrl.networks.torsos import has_images
 
 
 @algorithm
-class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningFields):
+class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, QLearningFields):
     """Deep Q-learning with replay and a target network; its head predicts expected values or distributions."""
 
     learning_rate: Scalar | None = number(
@@ -90,18 +90,8 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
     munchausen: bool = static(
         False, help="Munchausen targets: soft values, and the scaled log-policy added to the reward"
     )
-    sequence_length: int = static(
-        16,
-        low=2,
-        only_with="network.recurrent",
-        help="time steps per sequence; the last one is only used for bootstrapping",
-    )
-    burn_in: int = static(
-        0,
-        low=0,
-        only_with="network.recurrent",
-        help="steps before each sequence, only used to warm up the recurrent state",
-    )
+    sequence_length: int = changed(16, only_with="network.recurrent")
+    burn_in: int = changed(0, only_with="network.recurrent")
     cross_episodes: bool = static(
         True,
         only_with="network.recurrent",
@@ -118,11 +108,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
     )
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        length = self.rollout_length
-        if length is None and self.recurrent:
-            length = max(self.sequence_length // 4, 1)  # sequences begin at every rollout
-        elif length is None:
-            length = self.steps_per_update(num_envs)
+        length = self.steps_per_update(num_envs)
         network = resolve_network(self.network, spec, MLP((120, 84), activation="relu", stretch=True))
         images, rate = has_images(spec.observation_space), self.learning_rate
         if rate is None:
@@ -159,9 +145,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
             insertion="priority" if self.initial_priorities == "td_error" else None,
             eta=self.priority_eta,
         )
-        end = "continue" if self.cross_episodes else "truncate"
-        length = 1 if self.rollout_length is None else self.rollout_length
-        sequence = Sequence(self.sequence_length, length, end, self.burn_in, stored_carry=True)
+        sequence = self.sequence if self.cross_episodes else dataclasses.replace(self.sequence, end="truncate")
         replay = self.source(
             prioritized if self.prioritized else None,
             sequence=sequence if self.recurrent else None,

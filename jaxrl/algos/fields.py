@@ -6,13 +6,23 @@ module of its functions, such as `on_policy`.
 
 import dataclasses
 import typing
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl.algos.base import changed, field_group, number, static
+from jaxrl.algos.base import (
+    Readable,
+    action_problems,
+    changed,
+    field_group,
+    field_problems,
+    network_problems,
+    number,
+    static,
+)
 from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.core.schedules import Linear, Scalar
 from jaxrl.core.sources import (
@@ -30,8 +40,8 @@ from jaxrl.core.sources import (
     by_priority,
     steps_per_update,
 )
-from jaxrl.core.types import EnvSpec, Network, Replay
-from jaxrl.networks import Actor, Critic, resolve_network
+from jaxrl.core.types import SEQUENCE_INPUTS, TRANSITION_INPUTS, EnvSpec, Network, Replay
+from jaxrl.networks import ActionValues, Actor, CategoricalValues, Critic, QuantileValues, resolve_network
 
 
 @field_group
@@ -52,8 +62,52 @@ class ActorCriticFields(DiscountFields):
     critic: Critic = static(Critic())
 
     def resolved_networks(self, spec: EnvSpec) -> dict[str, Any]:
-        """Return `policy` and `critic`, with unset torsos replaced by defaults for the observations."""
-        return {"policy": resolve_network(self.policy, spec), "critic": resolve_network(self.critic, spec)}
+        """Return the networks by field, with unset torsos replaced by defaults for the observations."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: resolve_network(value, spec) for name, value in values.items() if isinstance(value, Readable)}
+
+    def resolve(self: Any, spec: EnvSpec, num_envs: int) -> Any:
+        return dataclasses.replace(self, **self.resolved_networks(spec), rollout_length=self.steps_per_update(num_envs))
+
+    def actor_critic_problems(
+        self,
+        spec: EnvSpec,
+        *,
+        stochastic: bool,
+        discrete: bool = False,
+        heads: tuple[type, ...] = (),
+        dropout: bool = False,
+    ) -> list[str]:
+        """Explain wrong fields, and networks that do not suit the algorithm or the environment, one line each.
+
+        Args:
+          spec: the environment's spec.
+          stochastic: the kind of policy that it needs.
+          discrete: whether it can choose among discrete actions.
+          heads: the heads that its critics may have; empty: expected values, or any head if policies are deterministic.
+          dropout: whether its critics may have dropout.
+        """
+        name, policy, critic = type(self).__name__, self.policy, self.critic
+        found, head = action_problems(name, spec, box=True, discrete=discrete), critic.head
+        recurrent = policy.recurrent or critic.recurrent
+        if recurrent and not isinstance(self, SequenceFields):
+            found.append(
+                f"{name} learns from single transitions; use a policy and critics without a recurrent core, or SAC, "
+                "TD3, DDPG or R2D2"
+            )
+        elif not found:
+            known = SEQUENCE_INPUTS if recurrent else TRANSITION_INPUTS
+            found += network_problems(f"{name}.policy", policy, spec, known)
+            found += network_problems(f"{name}.critic", critic, spec, known, dropout=dropout)
+        if isinstance(policy, Actor) and policy.stochastic != stochastic:
+            found.append(f"{name}.policy={policy!r} must have stochastic={stochastic}")
+        if head.noisy:
+            found.append(f"{name}.critic: noisy heads are not supported ({head!r}); set noisy=False")
+        heads = heads or ((ActionValues,) if stochastic else (ActionValues, CategoricalValues, QuantileValues))
+        if not isinstance(head, heads):
+            allowed = " or ".join(f"{kind.__name__}()" for kind in heads)
+            found.append(f"{name}.critic.head={head!r} must be {allowed}; SAC, TD3 and MPO support categorical values")
+        return field_problems(self) + found
 
     @property
     def critic_optimizer(self) -> optax.GradientTransformation:
@@ -216,21 +270,6 @@ class NoiseFields:
         1,
         low=1,
         help="continuous actions: maximum steps of holding exploration noise; n steps have probability ~ 1 / n^2",
-    )
-
-
-@field_group
-class ExplorationNoiseFields(NoiseFields):
-    """Exploration noise of deterministic policies."""
-
-    exploration_noise: Scalar = number(
-        0.1, low=0, help="standard deviation of the exploration noise, in units of half the action range"
-    )
-    least_noise: Scalar | None = number(
-        None,
-        low=0,
-        at_most="exploration_noise",
-        help="minimum noise standard deviation, sampled per episode up to exploration_noise; None: exploration_noise",
     )
 
 
@@ -402,37 +441,52 @@ class PrioritizedFields(StorageFields):
 
 
 @field_group
-class SequenceFields(ReplayFields, NStepFields):
-    """Sequences instead of transitions, for recurrent policies or critics."""
+class NStepReplayFields(ReplayFields, NStepFields):
+    """Uniform replay of multi-step transitions."""
+
+    @property
+    def experience(self) -> Mapping[str, Source]:
+        return {"replay": self.source(n_step=self.n_step)}
+
+
+_MEMORY = "policy.recurrent or critic.recurrent"
+
+
+@field_group
+class MemoryFields(StorageFields):
+    """Sequences for recurrent networks; every rollout begins one."""
 
     sequence_length: int = static(
-        17,
-        low=2,
-        only_with="policy.recurrent or critic.recurrent",
-        help="time steps per sequence; the last one is only used for bootstrapping",
+        17, low=2, only_with=_MEMORY, help="time steps per sequence; the last one is only used for bootstrapping"
     )
     burn_in: int = static(
-        8,
-        low=0,
-        only_with="policy.recurrent or critic.recurrent",
-        help="steps before each sequence, only used to warm up the recurrent states",
+        8, low=0, only_with=_MEMORY, help="steps before each sequence, only used to warm up the recurrent states"
     )
+
+    @property
+    def sequence(self) -> Sequence:
+        """Return the sequences that these fields describe, which continue into the next episode."""
+        length = 1 if self.rollout_length is None else self.rollout_length
+        return Sequence(self.sequence_length, length, "continue", self.burn_in, stored_carry=True)
+
+    def steps_per_update(self, num_envs: int) -> int:
+        """Return the steps of each environment for an update; if recurrent, a quarter of a sequence."""
+        if self.rollout_length is None and self.recurrent:
+            return max(self.sequence_length // 4, 1)
+        return super().steps_per_update(num_envs)
+
+
+@field_group
+class SequenceFields(NStepReplayFields, MemoryFields):
+    """Sequences instead of transitions, for recurrent policies or critics."""
 
     def source_with_memory(self) -> Replay:
         """Return the replay of transitions, or if recurrent, of sequences with about as many transitions."""
         if not self.recurrent:
             return self.source(n_step=self.n_step)
-        length = 1 if self.rollout_length is None else self.rollout_length
-        sequence = Sequence(self.sequence_length, length, "continue", self.burn_in, stored_carry=True)
         # Not `batch_size` sequences, which would make an update more expensive by their length.
         whole = max(self.batch_size // max(self.sequence_length - 1, 1), 1)
-        return self.source(sequence=sequence, batch_size=whole, n_step=self.n_step)
-
-    def steps_per_update_with_memory(self, num_envs: int) -> int:
-        """Return `steps_per_update`, or if a network is recurrent, a quarter of a sequence: each rollout begins one."""
-        if self.rollout_length is None and self.recurrent:
-            return max(self.sequence_length // 4, 1)
-        return self.steps_per_update(num_envs)
+        return self.source(sequence=self.sequence, batch_size=whole, n_step=self.n_step)
 
 
 @field_group

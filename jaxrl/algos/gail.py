@@ -14,7 +14,7 @@ import optax
 
 from jaxrl.algos import off_policy, q_learning, train_state
 from jaxrl.algos.acting import StochasticActing
-from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static
+from jaxrl.algos.base import algorithm, changed, network_problems, number, static
 from jaxrl.algos.fields import ReplayFields, TargetFields, TemperatureFields
 from jaxrl.algos.sac import SAC, SACState
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
@@ -31,7 +31,7 @@ from jaxrl.core.types import (
     TransitionBatch,
     UpdateInfo,
 )
-from jaxrl.networks import ActionValues, Critic, resolve_network
+from jaxrl.networks import ActionValues, Critic
 from jaxrl.networks.torsos import to_float
 
 # The fields that SAC lacks; it has all others.
@@ -70,28 +70,15 @@ class GAIL(StochasticActing, ReplayFields, TargetFields, TemperatureFields):
     )
     discriminator: Critic = static(Critic(widths=(100, 100), activation="tanh", ensemble=1))
 
-    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        return dataclasses.replace(
-            self,
-            **self.resolved_networks(spec),
-            discriminator=resolve_network(self.discriminator, spec),
-            rollout_length=self.steps_per_update(num_envs),
-        )
-
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        networks = off_policy.problems(
-            "GAIL", self.policy, self.critic, spec, stochastic=True, discrete=True, dropout=True
-        )
-        found, judge = field_problems(self) + networks, self.discriminator
+        found = self.actor_critic_problems(spec, stochastic=True, discrete=True, dropout=True)
+        judge = self.discriminator
         plain = isinstance(judge, Critic) and isinstance(judge.head, ActionValues) and not judge.head.noisy
         if not (plain and judge.ensemble == 1):
             found.append(
                 f"GAIL.discriminator={judge!r:.250} must be a Critic(ensemble=1) with ActionValues(noisy=False)"
             )
-        elif not networks:
-            found += off_policy.dropout_problems("GAIL.discriminator", judge)
-            found += network_problems("GAIL.discriminator", judge, spec, TRANSITION_INPUTS)
-        return found
+        return found or network_problems("GAIL.discriminator", judge, spec, TRANSITION_INPUTS)
 
     @property
     def experience(self) -> Mapping[str, Source]:

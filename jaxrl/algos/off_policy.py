@@ -9,7 +9,6 @@ import optax
 from flax import struct
 
 from jaxrl.algos import combined_replay, histories, normalization, q_learning, train_state
-from jaxrl.algos.base import network_problems
 from jaxrl.algos.fields import NormalizationFields
 from jaxrl.algos.histories import History
 from jaxrl.algos.normalization import RunningStatistics
@@ -18,8 +17,6 @@ from jaxrl.algos.q_learning import Returns
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.types import (
-    SEQUENCE_INPUTS,
-    TRANSITION_INPUTS,
     EnvSpec,
     Metrics,
     ModelState,
@@ -30,74 +27,11 @@ from jaxrl.core.types import (
     TransitionBatch,
 )
 from jaxrl.networks import (
-    ActionValues,
-    Actor,
     Categorical,
-    CategoricalValues,
     Critic,
-    QuantileValues,
 )
 
 Statistics = RunningStatistics | tuple[()]  # of observations; () if they are not normalized
-
-
-def problems(
-    name: str,
-    policy: Network,
-    critic: Critic,
-    spec: EnvSpec,
-    *,
-    stochastic: bool,
-    discrete: bool = False,
-    heads: tuple[type, ...] = (),
-    memory: bool = False,
-    dropout: bool = False,
-) -> list[str]:
-    """Explain why an algorithm's networks do not suit it or the environment, one line each; empty if they do.
-
-    Args:
-      name: the algorithm's name.
-      policy, critic: its networks.
-      spec: the environment's spec.
-      stochastic: the kind of policy that it needs.
-      discrete: whether it can choose among discrete actions.
-      heads: the heads that its critics may have; empty: expected values, or any head if policies are deterministic.
-      memory: whether its networks may be recurrent.
-      dropout: whether its critics may have dropout.
-    """
-    found, space, head = [], spec.action_space, critic.head
-    bounded = isinstance(space, spaces.Box) and len(space.shape) == 1 and space.bounded
-    if not (bounded and (space.low < space.high).all()) and not (discrete and isinstance(space, spaces.Discrete)):
-        required = "a bounded Box of actions, shape (n,)" + (", or a Discrete space" if discrete else "")
-        found.append(f"{name} needs {required}, but {spec.name} has {space!r}; use PPO")
-    recurrent = policy.recurrent or critic.recurrent
-    if recurrent and not memory:
-        found.append(
-            f"{name} learns from single transitions; use a policy and critics without a recurrent core, or SAC, "
-            "TD3, DDPG or R2D2"
-        )
-    elif not found:
-        known = SEQUENCE_INPUTS if recurrent else TRANSITION_INPUTS
-        found += network_problems(f"{name}.policy", policy, spec, known)
-        found += network_problems(f"{name}.critic", critic, spec, known)
-    if isinstance(policy, Actor) and policy.stochastic != stochastic:
-        found.append(f"{name}.policy={policy!r} must have stochastic={stochastic}")
-    found += [] if dropout else dropout_problems(f"{name}.critic", critic)
-    if head.noisy:
-        found.append(f"{name}.critic: noisy heads are not supported ({head!r}); set noisy=False")
-    heads = heads or ((ActionValues,) if stochastic else (ActionValues, CategoricalValues, QuantileValues))
-    if not isinstance(head, heads):
-        allowed = " or ".join(f"{kind.__name__}()" for kind in heads)
-        found.append(f"{name}.critic.head={head!r} must be {allowed}; SAC, TD3 and MPO support categorical values")
-    return found
-
-
-def dropout_problems(label: str, critic: Critic) -> list[str]:
-    """Explain that dropout has no effect in the network of the field `label`; empty if it has no dropout."""
-    if not critic.dropout:
-        return []
-    what = "only the critics of SAC, CrossQ and GAIL support dropout"
-    return [f"{label}: dropout={critic.dropout} has no effect here, as {what}; set dropout=0.0"]
 
 
 # --- normalizing observations ----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl.algos import minibatches, off_policy, on_policy, q_learning, returns, soft_policies, train_state
-from jaxrl.algos.base import algorithm, changed, field_problems, number
+from jaxrl.algos.base import algorithm, changed, number
 from jaxrl.algos.fields import SupportFields, TemperatureFields
 from jaxrl.algos.kl_limits import step_log
 from jaxrl.algos.minibatches import MinibatchFields
@@ -84,9 +84,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
         return dataclasses.replace(self, **self.resolved_networks(spec), **on_policy.resolved_normalization(self, spec))
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        problems = field_problems(self) + off_policy.problems(
-            "REPPO", self.policy, self.critic, spec, stochastic=True, discrete=True, heads=_HEADS
-        )
+        problems = self.actor_critic_problems(spec, stochastic=True, discrete=True, heads=_HEADS)
         return problems + self.minibatch_problems(num_envs, shards)
 
     @property

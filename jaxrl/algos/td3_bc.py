@@ -1,48 +1,28 @@
 """TD3 with a pull towards the data's actions (Fujimoto and Gu, 2021, arXiv:2106.06860)."""
 
-import dataclasses
-from collections.abc import Mapping
-from typing import Self
-
 import jax
 import jax.numpy as jnp
 
-from jaxrl.algos import off_policy, regression
-from jaxrl.algos.base import algorithm, changed, field_problems, number
+from jaxrl.algos import regression
+from jaxrl.algos.base import algorithm, changed, number
 from jaxrl.algos.ddpg import DelayedLearner
-from jaxrl.algos.fields import ReplayFields
+from jaxrl.algos.fields import NStepReplayFields
 from jaxrl.algos.train_state import weighted_mean
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import (
     EnvSpec,
     Replicas,
-    Source,
     TransitionBatch,
 )
 
 
 @algorithm
-class TD3BC(ReplayFields, DelayedLearner):
+class TD3BC(NStepReplayFields, DelayedLearner):
     """TD3 whose policy loss adds a squared error to the data's actions; observations are normalized."""
 
     normalize_observation: bool = changed(True)
     observation_clip: Scalar | None = changed(None)
     alpha: Scalar = number(2.5, above=0, help="weight of the critic's value, normalized to a mean magnitude of 1")
-
-    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        return dataclasses.replace(
-            self,
-            **self.resolved_networks(spec),
-            rollout_length=self.steps_per_update(num_envs),
-        )
-
-    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        networks = off_policy.problems("TD3BC", self.policy, self.critic, spec, stochastic=False)
-        return field_problems(self) + networks
-
-    @property
-    def experience(self) -> Mapping[str, Source]:
-        return {"replay": self.source(n_step=self.n_step)}
 
     def _policy_loss(
         self, action: jax.Array, value: jax.Array, replay: TransitionBatch, spec: EnvSpec, replicas: Replicas
