@@ -101,7 +101,8 @@ class AlphaZero(SearchFields, AdvantageFields, MinibatchFields, PolicyValueActin
     def _evaluate(self, actor, timestep, carry, spec):
         """Return the policy's logits and the value at time steps [B, ...], and the network's next carry."""
         inputs = jax.tree.map(lambda x: x[None], on_policy.network_inputs(self, timestep, actor.statistics))
-        output, carry, _ = on_policy.unroll(self, _variables(actor), inputs, carry, spec, train=False)
+        network = Variables(actor.params, actor.model_state)
+        output, carry, _ = on_policy.unroll(self, network, inputs, carry, spec, train=False)
         return (_log_probs(output)[0], output.value[0]), carry
 
     def _expand(self, actor, model, spec, node, action, key) -> Expansion:
@@ -167,7 +168,3 @@ class AlphaZero(SearchFields, AdvantageFields, MinibatchFields, PolicyValueActin
 def _log_probs(output: PolicyValue) -> jax.Array:
     assert isinstance(output.distribution, Categorical)  # as actions are discrete
     return output.distribution.log_probs()
-
-
-def _variables(actor: ActorState) -> Variables:
-    return Variables(actor.params, actor.model_state)

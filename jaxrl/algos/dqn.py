@@ -170,7 +170,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
         output, _ = view.output(acted, None, train=False)
         target = self._target(view, acted, acted, output, [None] * 4)
         error = q_learning.td_loss(
-            view.current(output), view.action, target, self.v_min, self.v_max, self.quantile_huber, self.huber
+            view.current(output), view.rows.action, target, self.v_min, self.v_max, self.quantile_huber, self.huber
         )[1]
         error = error.reshape(rollout.timesteps.first.shape)[:-1]
         return {"priority": error + combined_replay.LEAST_PRIORITY}
@@ -190,21 +190,21 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
             target = jax.lax.stop_gradient(
                 self._target(view, state.network.variables, state.network.target_variables, output, noise)
             )
-            current = view.current(output)
+            current, rows = view.current(output), view.rows
             losses, error = q_learning.td_loss(
-                current, view.action, target, self.v_min, self.v_max, self.quantile_huber, self.huber
+                current, rows.action, target, self.v_min, self.v_max, self.quantile_huber, self.huber
             )
             if combined_replay.sources_by_priority(self.experience):
                 losses = losses * view.importance
             loss = view.loss(losses, self.time_reduction, replicas)
             values = self.values_of(current)
-            chosen = jnp.take_along_axis(values, view.action[:, None], axis=-1)[:, 0]
+            chosen = jnp.take_along_axis(values, rows.action[:, None], axis=-1)[:, 0]
             metrics = {
                 "loss": loss,
-                "q_value": weighted_mean(chosen, view.weight, replicas),
-                "td_error": weighted_mean(error, view.weight, replicas),
+                "q_value": weighted_mean(chosen, rows.weight, replicas),
+                "td_error": weighted_mean(error, rows.weight, replicas),
             }
-            metrics |= q_learning.support_metrics(current, target, self.v_min, self.v_max, view.weight, replicas)
+            metrics |= q_learning.support_metrics(current, target, self.v_min, self.v_max, rows.weight, replicas)
             return loss, ((metrics, error), model_state)
 
         optimizer = self._transformation()
@@ -241,7 +241,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
         noise: list[jax.Array] | list[None],
     ) -> Returns:
         """Return the target distribution of returns of each transition; `output` is the online network's."""
-        rewards = view.rewards
+        rows, rewards = view.rows, view.rows.rewards
         target_output, _ = view.output(target_network, noise[1], train=False)
         next_output = view.next(target_output, target_network, noise[2])
         next_values = self.values_of(next_output)
@@ -249,7 +249,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
             temperature = self.munchausen_temperature
             values = self.values_of(view.current(target_output))
             bonus = q_learning.munchausen_bonus(
-                values, view.action, temperature, self.munchausen_scale, self.munchausen_clip
+                values, rows.action, temperature, self.munchausen_scale, self.munchausen_clip
             )
             # Only for the first of several steps: the replay stores no other action.
             rewards = rewards.at[:, 0].add(bonus)
@@ -261,7 +261,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
             best = jnp.argmax(next_values, axis=-1)
             next_returns = q_learning.returns_of(next_output, best, self.v_min, self.v_max)
         if not self.value_rescaling:
-            return q_learning.n_step_returns(rewards, view.steps, view.bootstrap, next_returns, self.gamma)
+            return q_learning.n_step_returns(rewards, rows.steps, rows.bootstrap, next_returns, self.gamma)
         next_returns = next_returns.replace(atoms=q_learning.unscaled(next_returns.atoms))
-        target = q_learning.n_step_returns(rewards, view.steps, view.bootstrap, next_returns, self.gamma)
+        target = q_learning.n_step_returns(rewards, rows.steps, rows.bootstrap, next_returns, self.gamma)
         return target.replace(atoms=q_learning.rescaled(target.atoms))

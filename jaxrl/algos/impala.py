@@ -79,10 +79,19 @@ class IMPALA(BonusFields, PolicyValueActing):
         log_prob = output.distribution.log_prob(rows.action)
         log_rho = log_prob - rows.extras["log_prob"]
         # The learner's own carry, because the actors' `final_carry` is of their older parameters.
-        fixed = jax.lax.stop_gradient((network, output.value, log_rho, carry))
-        corrected = self._vtrace(*fixed, rollout, spec)
+        fixed, values, log_rhos, carry = jax.lax.stop_gradient((network, output.value, log_rho, carry))
+        bootstrap_value = on_policy.bootstrap_value(self, fixed, rollout, carry, spec)
+        corrected = returns.vtrace(
+            on_policy.segment(self, rollout, values, bootstrap_value),
+            jnp.exp(log_rhos),
+            self.gamma,
+            trace_lambda=self.trace_lambda,
+            clip_rho=self.clip_rho,
+            clip_c=self.clip_c,
+            clip_pg_rho=self.clip_pg_rho,
+        )
         if intrinsic is not None:  # weighted as V-trace weights its own
-            intrinsic = jnp.minimum(self.clip_pg_rho, jnp.exp(fixed[2])) * intrinsic
+            intrinsic = jnp.minimum(self.clip_pg_rho, jnp.exp(log_rhos)) * intrinsic
         advantages = on_policy.with_bonus(self, corrected.advantages, intrinsic)
 
         def mean(x):
@@ -106,19 +115,6 @@ class IMPALA(BonusFields, PolicyValueActing):
             "explained_variance": on_policy.explained_variance(corrected.values, output.value, weight, replicas),
         }
         return loss, (metrics, model_state)
-
-    def _vtrace(self, network, values, log_rho, carry, rollout, spec):
-        bootstrap_value = on_policy.bootstrap_value(self, network, rollout, carry, spec)
-        segment = on_policy.segment(self, rollout, values, bootstrap_value)
-        return returns.vtrace(
-            segment,
-            jnp.exp(log_rho),
-            self.gamma,
-            trace_lambda=self.trace_lambda,
-            clip_rho=self.clip_rho,
-            clip_c=self.clip_c,
-            clip_pg_rho=self.clip_pg_rho,
-        )
 
     def preprocess(self, timesteps: TimeStep) -> TimeStep:
         return timesteps.replace(reward=clipped_reward(timesteps.reward, self.reward_clipping))

@@ -143,7 +143,11 @@ class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
         metrics["learning_rate"] = jnp.asarray(self.learning_rate)
         new = state.replace(network=network, statistics=statistics, bonus=bonus, updates=state.updates + 1)
         if self.objective == "kl":
-            divergence = self._divergence(network.variables, data, rollout, spec, replicas)
+            inputs, carry = data["inputs"], rollout.carry.network
+            output, _, _ = on_policy.unroll(self, network.variables, inputs, carry, spec, train=False)
+            divergence = rows.extras["distribution"].kl(output.distribution)
+            acting = on_policy.acting(rows.weight, rollout.active)
+            divergence = replicas.mean(weighted_mean(divergence, acting, replicas))
             new = new.replace(penalty=adapted_penalty(state.penalty, divergence, self.kl_target, self.initial_penalty))
             metrics |= {"penalty": new.penalty, "kl_after_update": divergence}
         return new, UpdateInfo(metrics)
@@ -187,11 +191,6 @@ class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
             metrics["value_loss"] = weighted_mean(values["value_loss"], weight, replicas)
         loss = on_policy.total_loss(self, metrics["policy_loss"], metrics["value_loss"], metrics["entropy"])
         return loss, (metrics, model_state)
-
-    def _divergence(self, network, data, rollout, spec, replicas):
-        output, _, _ = on_policy.unroll(self, network, data["inputs"], rollout.carry.network, spec, train=False)
-        divergence = data["old"]["distribution"].kl(output.distribution)
-        return replicas.mean(weighted_mean(divergence, on_policy.acting(data["weight"], data["active"]), replicas))
 
 
 def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, clip: Scalar) -> jax.Array:
