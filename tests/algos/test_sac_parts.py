@@ -41,7 +41,7 @@ from scipy.special import log_softmax, softmax
 import jaxrl
 from jaxrl.algos import normalization, q_learning, soft_critics
 from jaxrl.algos.optimizers import Adam, AdamW
-from jaxrl.algos.scaled_rewards import ReturnScale
+from jaxrl.algos.sac import ReturnScale
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Cosine, Linear, resolve_schedules
 from jaxrl.core.types import EnvSpec
