@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
-from helpers.programs import SMALL, assert_equal
+from helpers.programs import SMALL, assert_equal, resumed
 from helpers.tiers import few
 
 import jaxrl
@@ -110,10 +110,7 @@ WITH_STATISTICS = {
 def test_running_statistics_are_learned_saved_and_acted_with(name, tmp_path):
     """They move, a run that was stopped goes on from them bit for bit, and the policy acts with the last ones."""
     algo = WITH_STATISTICS[name]
-    whole = jaxrl.train(algo, "gymnax:CartPole-v1", total_steps=512, **SETTINGS)
-    jaxrl.train(algo, "gymnax:CartPole-v1", total_steps=256, run_dir=tmp_path, **SETTINGS)
-    resumed = jaxrl.train(algo, "gymnax:CartPole-v1", total_steps=512, run_dir=tmp_path, **SETTINGS)
-    assert_equal(whole.state, resumed.state)
+    whole = resumed(tmp_path, algo, "gymnax:CartPole-v1", 512, **SETTINGS)
     network = whole.state.learner.network
     assert all(np.abs(np.asarray(x)).max() > 0 for x in jax.tree.leaves(network.model_state))
     if name == "dqn":

@@ -9,7 +9,7 @@ import optax
 import pytest
 from helpers.on_policy import ACTIONS, SPEC, B, Data, T, broken_moments, collect, learner, updated, updated_on_two
 from helpers.oracle import affine, close, divergence, exact, gradient, layer_normed
-from helpers.programs import assert_equal
+from helpers.programs import resumed
 from helpers.tiers import one_quick
 from scipy.special import log_softmax, softmax
 from scipy.stats import norm
@@ -309,12 +309,7 @@ def small():
 
 @pytest.mark.long
 def test_it_learns_and_resumes_bit_for_bit(tmp_path):
-    settings = {"num_envs": 16, "evaluate_every": 0, "progress": False, "seed": 3}
-    whole = jaxrl.train(small(), ENV, total_steps=8_192, **settings)
-    assert whole.evaluation.return_mean > 0.97
-    jaxrl.train(small(), ENV, total_steps=4_096, run_dir=tmp_path, **settings)
-    again = jaxrl.train(small(), ENV, total_steps=8_192, run_dir=tmp_path, **settings)
-    assert_equal(whole.state, again.state)
+    assert resumed(tmp_path, small(), ENV, 8_192, num_envs=16).evaluation.return_mean > 0.97
 
 
 @pytest.mark.long
