@@ -547,17 +547,6 @@ def test_acting_is_the_posterior_of_what_was_seen_and_forgets_at_a_first_observa
     np.testing.assert_array_equal(output.action, policy(p, spec, features)[0].argmax(-1))
 
 
-def test_what_it_cannot_learn_is_refused():
-    unbounded = EnvSpec("wide", PLAIN.observation_space, spaces.Box(-np.inf, np.inf, (2,)))
-    [problem] = ALGO.validate(unbounded, 8, 1)
-    assert "wide" in problem and "bounded actions" in problem
-    [problem] = ALGO.replace(network=WorldModel(deter=10, blocks=4)).validate(PLAIN, 8, 1)
-    assert "deter=10" in problem and "blocks=4" in problem
-    [problem] = ALGO.replace(network=jaxrl.networks.QNetwork()).validate(PLAIN, 8, 1)
-    assert "WorldModel" in problem
-    assert ALGO.validate(PLAIN, 8, 1) == [] and ALGO.validate(MIXED, 8, 1) == []
-
-
 # --- learning --------------------------------------------------------------------------------------------------------
 
 SMALL = ALGO.replace(

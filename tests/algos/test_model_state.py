@@ -74,19 +74,6 @@ def test_sac_with_critics_that_know_more_than_the_policy():
     assert np.isfinite(last(result, "update/critic_loss"))
 
 
-@pytest.mark.parametrize(
-    "algo",
-    [
-        jaxrl.PPO(network=ActorCritic(policy_observation_keys=("sate",))),
-        jaxrl.DQN(network=QNetwork(observation_keys=("sate",))),
-        jaxrl.SAC(critic=Critic(observation_keys=("sate",))),
-    ],
-)
-def test_keys_that_the_observation_does_not_have_are_refused(algo):
-    (problem,) = algo.validate(jaxrl.core.types.env_spec(Guess()), 8, 1)
-    assert "'sate'" in problem and "'state'" in problem
-
-
 NORMED = MLP((16,), normalization="batch")
 WITH_STATISTICS = {
     # Numbers, no schedules: these would have another length in the run that stops earlier.
