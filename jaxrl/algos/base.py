@@ -238,7 +238,7 @@ class Readable(Protocol):
 
 
 def action_problems(name: str, spec: EnvSpec, *, box: bool = False, discrete: bool = False) -> list[str]:
-    """Explain why the algorithm `name`, for bounded boxes or discrete actions, cannot act; empty if it can."""
+    """Explain why the algorithm `name`, which needs bounded boxes or discrete actions, cannot act; empty if it can."""
     space = spec.action_space
     if discrete and isinstance(space, spaces.Discrete):
         return []

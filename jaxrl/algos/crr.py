@@ -5,14 +5,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
 from jaxrl.algos import off_policy, q_learning, regression, train_state
 from jaxrl.algos.acting import StochasticActing
 from jaxrl.algos.base import algorithm, changed, number, static
 from jaxrl.algos.fields import NStepReplayFields, PeriodicTargetFields
-from jaxrl.algos.off_policy import Statistics
-from jaxrl.algos.train_state import TrainState, Variables
+from jaxrl.algos.off_policy import LearnerState
+from jaxrl.algos.train_state import Variables
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import (
@@ -23,15 +22,6 @@ from jaxrl.core.types import (
     UpdateInfo,
 )
 from jaxrl.networks import Critic
-
-
-class CRRState(struct.PyTreeNode):
-    """State of the learner."""
-
-    policy: TrainState
-    critic: TrainState
-    statistics: Statistics
-    updates: jax.Array  # int32
 
 
 @algorithm
@@ -54,9 +44,9 @@ class CRR(StochasticActing, PeriodicTargetFields, NStepReplayFields):
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         return self.actor_critic_problems(spec, stochastic=True, discrete=True)
 
-    def init(self, key: jax.Array, spec: EnvSpec) -> CRRState:
+    def init(self, key: jax.Array, spec: EnvSpec) -> LearnerState:
         policy_key, critic_key = jax.random.split(key)
-        return CRRState(
+        return LearnerState(
             policy=train_state.create(*self.policy.init(policy_key, spec), self.policy_optimizer, target=True),
             critic=train_state.create(*self.critic.init(critic_key, spec), self.critic_optimizer, target=True),
             statistics=off_policy.init_statistics(spec, self.normalize_observation),
@@ -64,8 +54,8 @@ class CRR(StochasticActing, PeriodicTargetFields, NStepReplayFields):
         )
 
     def update(
-        self, state: CRRState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
-    ) -> tuple[CRRState, UpdateInfo]:
+        self, state: LearnerState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
+    ) -> tuple[LearnerState, UpdateInfo]:
         statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas)
         next_key, key = (q_learning.transition_keys(k, replay.weight.shape[0], replicas) for k in jax.random.split(key))
 
@@ -91,7 +81,7 @@ class CRR(StochasticActing, PeriodicTargetFields, NStepReplayFields):
         updates = state.updates + 1
         tau = jnp.where(updates % self.target_period == 0, self.tau, 0.0)
         policy, critic = train_state.polyak_update(policy, tau), train_state.polyak_update(critic, tau)
-        return CRRState(policy, critic, statistics, updates), UpdateInfo(replicas.mean(fit.metrics | metrics))
+        return LearnerState(policy, critic, statistics, updates), UpdateInfo(replicas.mean(fit.metrics | metrics))
 
     def _weights(
         self, policy: Variables, critic: Variables, batch: TransitionBatch, key: jax.Array, spec: EnvSpec

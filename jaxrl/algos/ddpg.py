@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
 from jaxrl.algos import acting, combined_replay, off_policy, q_learning, train_state
 from jaxrl.algos.acting import DeterministicActing
@@ -25,7 +24,7 @@ from jaxrl.algos.fields import (
     SupportFields,
     TargetFields,
 )
-from jaxrl.algos.off_policy import CriticLoss, Statistics
+from jaxrl.algos.off_policy import CriticLoss, LearnerState
 from jaxrl.algos.train_state import TrainState, polyak_update, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
@@ -34,16 +33,7 @@ from jaxrl.core.types import EnvSpec, Replicas, Source, TransitionBatch, UpdateI
 from jaxrl.networks import CategoricalValues, Critic
 
 
-class DDPGState(struct.PyTreeNode):
-    """State of the learner."""
-
-    policy: TrainState
-    critic: TrainState
-    statistics: Statistics
-    updates: jax.Array  # int32
-
-
-class TD3State(DDPGState):
+class TD3State(LearnerState):
     """State of the learner."""
 
     policy_loss: jax.Array  # at the policy's last step; most updates have none
@@ -56,9 +46,9 @@ class DeterministicLearner(NStepFields, SupportFields, QuantileFields, ResetFiel
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         return self.actor_critic_problems(spec, stochastic=False)
 
-    def init(self, key: jax.Array, spec: EnvSpec) -> DDPGState:
+    def init(self, key: jax.Array, spec: EnvSpec) -> LearnerState:
         policy_key, critic_key = jax.random.split(key)
-        return DDPGState(
+        return LearnerState(
             policy=train_state.create(*self.policy.init(policy_key, spec), self.policy_optimizer, target=True),
             critic=train_state.create(*self.critic.init(critic_key, spec), self.critic_optimizer, target=True),
             statistics=off_policy.init_statistics(spec, self.normalize_observation),
@@ -66,23 +56,23 @@ class DeterministicLearner(NStepFields, SupportFields, QuantileFields, ResetFiel
         )
 
     def update(
-        self, state: DDPGState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
-    ) -> tuple[DDPGState, UpdateInfo]:
+        self, state: LearnerState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
+    ) -> tuple[LearnerState, UpdateInfo]:
         statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas, n_step=self.n_step)
         critic, fit = self._critic_step(state, replay, self._target_action(state, replay, spec), spec, replicas)
         policy, loss = self._policy_step(state.policy, critic, replay, spec, replicas)
         policy, critic = polyak_update(policy, self.tau), polyak_update(critic, self.tau)
         priorities = combined_replay.priorities(fit.error, self.experience, batch, replicas)
         metrics = replicas.mean(fit.metrics | {"policy_loss": loss})
-        new = DDPGState(policy, critic, statistics, state.updates + 1)
+        new = LearnerState(policy, critic, statistics, state.updates + 1)
         return self.after_reset(new, key, spec), UpdateInfo(metrics, priorities)
 
-    def _target_action(self, state: DDPGState, replay: TransitionBatch, spec: EnvSpec) -> jax.Array:
+    def _target_action(self, state: LearnerState, replay: TransitionBatch, spec: EnvSpec) -> jax.Array:
         """Return the target policy's actions at the next observations, [batch, n]."""
         return off_policy.evaluate_policy(self.policy, state.policy.target_variables, replay.next_observation, spec)
 
     def _critic_step(
-        self, state: DDPGState, replay: TransitionBatch, next_action: jax.Array, spec: EnvSpec, replicas: Replicas
+        self, state: LearnerState, replay: TransitionBatch, next_action: jax.Array, spec: EnvSpec, replicas: Replicas
     ) -> tuple[TrainState, CriticLoss]:
         """Take a step of the critics towards the returns that follow if `next_action` [batch, n] is next.
 

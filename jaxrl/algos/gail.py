@@ -34,8 +34,6 @@ from jaxrl.core.types import (
 from jaxrl.networks import ActionValues, Critic
 from jaxrl.networks.torsos import to_float
 
-# The fields that SAC lacks; it has all others.
-_OF_THE_DISCRIMINATOR = ("discriminator_learning_rate", "gradient_penalty", "reward", "absorbing", "discriminator")
 _LEAST_NORM = 1e-6  # of a gradient: a norm is not differentiable at 0
 
 
@@ -86,8 +84,8 @@ class GAIL(StochasticActing, ReplayFields, TargetFields, TemperatureFields):
 
     @property
     def sac(self) -> SAC:
-        """Return the SAC that learns from the discriminator's rewards, with all other settings."""
-        names = [field.name for field in dataclasses.fields(self) if field.name not in _OF_THE_DISCRIMINATOR]
+        """Return the SAC that learns from the discriminator's rewards, with the settings that both have."""
+        names = [field.name for field in dataclasses.fields(SAC) if hasattr(self, field.name)]
         return SAC(**{name: getattr(self, name) for name in names})
 
     def init(self, key: jax.Array, spec: EnvSpec) -> GAILState:

@@ -71,10 +71,10 @@ class MinibatchFields:
 def permutation(key: jax.Array, n: int) -> jax.Array:
     """Return a pseudo-random permutation of 0 .. n-1.
 
-    From 33 on it is an alternating Feistel network (Luby and Rackoff, 1988) over the digits (l, r) of
+    For n of at least 33, it is an alternating Feistel network (Luby and Rackoff, 1988) over the digits (l, r) of
     i = l b + r: l <- l + f(r) mod a, then r <- r + f(l) mod b, and so on; each round is a bijection for any a and b.
-    Where n has no factorization into two digits of like size the network permutes a slightly larger a b and the
-    indices beyond n - 1 are left out, which keeps it exact for every n.
+    If n has no factorization into two digits of similar size, the network permutes a slightly larger a b, and the
+    indices above n - 1 are left out, which keeps it exact for every n.
 
     Args:
       key: a typed key.
@@ -243,8 +243,8 @@ def _digits(n):
 def _rounds(a):
     """Return enough rounds to spread pairs of rows like a random permutation, for a smaller digit below `a`.
 
-    Two indices that share a digit still share it after every second round by a chance of 1 / a each. With 4 rounds,
-    enough for the places of single rows, neighbors stay neighbors twice as often as they should.
+    Two indices that share a digit share it again after every second round with a probability of 1 / a. With 4 rounds,
+    which are enough for the positions of single rows, neighbors stay neighbors twice as often as they should.
     """
     return max(6, 2 * math.ceil(15 / math.log2(a)))
 

@@ -34,6 +34,15 @@ from jaxrl.networks import (
 Statistics = RunningStatistics | tuple[()]  # of observations; () if they are not normalized
 
 
+class LearnerState(struct.PyTreeNode):
+    """State of the learner of a policy and critics."""
+
+    policy: TrainState
+    critic: TrainState
+    statistics: Statistics
+    updates: jax.Array  # int32
+
+
 # --- normalizing observations ----------------------------------------------------------------------------------------
 
 
