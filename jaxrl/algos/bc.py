@@ -106,6 +106,6 @@ class BC(NormalizationFields):
             metrics = {name: weighted_mean(x, replay.weight, replicas) for name, x in scores.items()}
             return loss, (metrics | {"policy_loss": loss}, model_state)
 
-        optimizer = self.optimizer(self.learning_rate)
-        policy, _, metrics = train_state.gradient_step(loss, state.policy, optimizer, replicas)
+        found = train_state.gradient(loss, state.policy)
+        policy, _, metrics = found.step(self.optimizer(self.learning_rate), replicas)
         return BCState(policy, statistics, state.updates + 1), UpdateInfo(replicas.mean(metrics))

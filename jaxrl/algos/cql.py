@@ -115,7 +115,7 @@ class CQL(StochasticActing, NStepReplayFields, TargetFields, TemperatureFields):
             gaps = jax.vmap(lambda gap: weighted_mean(gap, replay.weight, replicas))(maxima - fit.taken)
             return loss + 0.5 * coefficient * jnp.sum(gaps), ((fit, jnp.mean(gaps)), model_state)
 
-        critic, _, (fit, gap) = train_state.gradient_step(critic_loss, state.critic, optimizer, replicas)
+        critic, _, (fit, gap) = train_state.gradient(critic_loss, state.critic).step(optimizer, replicas)
         log_coefficient = state.log_coefficient
         if self.lagrange_threshold is not None:
             slope = -0.5 * coefficient * (gap - self.lagrange_threshold)  # ascends the loss that the critics descend

@@ -25,11 +25,11 @@ from jaxrl.algos.fields import (
     TargetFields,
 )
 from jaxrl.algos.off_policy import CriticLoss, LearnerState
-from jaxrl.algos.train_state import TrainState, polyak_update, weighted_mean
+from jaxrl.algos.train_state import TrainState, Variables, polyak_update, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.sources import Prioritized
-from jaxrl.core.types import EnvSpec, Replicas, Source, TransitionBatch, UpdateInfo
+from jaxrl.core.types import EnvSpec, ModelState, Replicas, Source, TransitionBatch, UpdateInfo
 from jaxrl.networks import CategoricalValues, Critic
 
 
@@ -55,24 +55,17 @@ class DeterministicLearner(NStepFields, SupportFields, QuantileFields, ResetFiel
             updates=jnp.int32(0),
         )
 
-    def update(
-        self, state: LearnerState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
-    ) -> tuple[LearnerState, UpdateInfo]:
-        statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas, n_step=self.n_step)
-        critic, fit = self._critic_step(state, replay, self._target_action(state, replay, spec), spec, replicas)
-        policy, loss = self._policy_step(state.policy, critic, replay, spec, replicas)
-        policy, critic = polyak_update(policy, self.tau), polyak_update(critic, self.tau)
-        priorities = combined_replay.priorities(fit.error, self.experience, batch, replicas)
-        metrics = replicas.mean(fit.metrics | {"policy_loss": loss})
-        new = LearnerState(policy, critic, statistics, state.updates + 1)
-        return self.after_reset(new, key, spec), UpdateInfo(metrics, priorities)
-
     def _target_action(self, state: LearnerState, replay: TransitionBatch, spec: EnvSpec) -> jax.Array:
         """Return the target policy's actions at the next observations, [batch, n]."""
         return off_policy.evaluate_policy(self.policy, state.policy.target_variables, replay.next_observation, spec)
 
     def _critic_step(
-        self, state: LearnerState, replay: TransitionBatch, next_action: jax.Array, spec: EnvSpec, replicas: Replicas
+        self: Any,
+        state: LearnerState,
+        replay: TransitionBatch,
+        next_action: jax.Array,
+        spec: EnvSpec,
+        replicas: Replicas,
     ) -> tuple[TrainState, CriticLoss]:
         """Take a step of the critics towards the returns that follow if `next_action` [batch, n] is next.
 
@@ -98,24 +91,42 @@ class DeterministicLearner(NStepFields, SupportFields, QuantileFields, ResetFiel
     def _policy_step(
         self, policy: TrainState, critic: TrainState, replay: TransitionBatch, spec: EnvSpec, replicas: Replicas
     ) -> tuple[TrainState, jax.Array]:
-        """Take a step of the policy up the first critic's value, and return this device's loss before it."""
+        """Take a step of the policy up its value (Lillicrap et al., equation 6); return it and the loss before it."""
+        optimizer = self.policy_optimizer
 
         def loss(variables):
-            action, model_state = off_policy.train_policy(self.policy, variables, replay.observation, spec)
-            first = jax.tree.map(lambda x: x[:1], critic.variables)  # without computing the other members
-            output = off_policy.evaluate_critic(self.critic, first, replay.observation, action, spec)
-            value = q_learning.action_values(output, self.v_min, self.v_max)[0, :, 0]
-            loss = weighted_mean(self._policy_loss(action, value, replay, spec, replicas), replay.weight, replicas)
+            _, value, model_state = self._action_and_value(variables, critic, replay, spec)
+            loss = weighted_mean(-value, replay.weight, replicas)
             return loss, (loss, model_state)
 
-        policy, _, value = train_state.gradient_step(loss, policy, self.policy_optimizer, replicas)
-        return policy, value
+        policy, _, before = train_state.gradient(loss, policy).step(optimizer, replicas)
+        return policy, before
 
-    def _policy_loss(
-        self, action: jax.Array, value: jax.Array, replay: TransitionBatch, spec: EnvSpec, replicas: Replicas
-    ) -> jax.Array:
-        """Return the policy's loss for each transition, from its actions and their values (Lillicrap, equation 6)."""
-        return -value
+    def _action_and_value(
+        self, policy: Variables, critic: TrainState, replay: TransitionBatch, spec: EnvSpec
+    ) -> tuple[jax.Array, jax.Array, ModelState]:
+        """Return the policy's actions [batch, n], their values [batch] by the first critic, and the new model state."""
+        action, model_state = off_policy.train_policy(self.policy, policy, replay.observation, spec)
+        first = jax.tree.map(lambda x: x[:1], critic.variables)  # without computing the other members
+        output = off_policy.evaluate_critic(self.critic, first, replay.observation, action, spec)
+        return action, q_learning.action_values(output, self.v_min, self.v_max)[0, :, 0], model_state
+
+
+@field_group
+class JointLearner(DeterministicLearner):
+    """DDPG's update: a step of the critics, the policy and the targets every time."""
+
+    def update(
+        self: Any, state: LearnerState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
+    ) -> tuple[LearnerState, UpdateInfo]:
+        statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas, n_step=self.n_step)
+        critic, fit = self._critic_step(state, replay, self._target_action(state, replay, spec), spec, replicas)
+        policy, loss = self._policy_step(state.policy, critic, replay, spec, replicas)
+        policy, critic = polyak_update(policy, self.tau), polyak_update(critic, self.tau)
+        priorities = combined_replay.priorities(fit.error, self.experience, batch, replicas)
+        metrics = replicas.mean(fit.metrics | {"policy_loss": loss})
+        new = LearnerState(policy, critic, statistics, state.updates + 1)
+        return self.after_reset(new, key, spec), UpdateInfo(metrics, priorities)
 
 
 @field_group
@@ -161,7 +172,7 @@ class DeterministicSequenceLearner(SequenceFields, CombinedReplayFields, Determi
 
 
 @algorithm
-class DDPG(DeterministicSequenceLearner):
+class DDPG(DeterministicSequenceLearner, JointLearner):
     """Deep deterministic policy gradients: a deterministic policy that ascends its critic; uniform replay."""
 
     critic: Critic = changed(Critic(ensemble=1))
@@ -176,7 +187,7 @@ class TD3(DeterministicSequenceLearner, DelayedLearner):
 
 
 @algorithm
-class D4PG(PrioritizedFields, CombinedReplayFields, DeterministicLearner):
+class D4PG(PrioritizedFields, CombinedReplayFields, JointLearner):
     """DDPG with a distributional critic, n-step returns and prioritized replay."""
 
     n_step: int = changed(5)

@@ -158,6 +158,9 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
         network = train_state.create(*self.network.init(key, spec), self._transformation(), target=True)
         return QState(network, jnp.int32(0))
 
+    def noise_keys(self, key: jax.Array) -> jax.Array:
+        return jax.vmap(lambda k: jax.random.fold_in(k, 1))(key)
+
     def values_of(self, output: PyTree) -> jax.Array:
         return q_learning.action_values(output, self.v_min, self.v_max)
 
@@ -207,8 +210,8 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
             metrics |= q_learning.support_metrics(current, target, self.v_min, self.v_max, rows.weight, replicas)
             return loss, ((metrics, error), model_state)
 
-        optimizer = self._transformation()
-        network, norm, (metrics, error) = train_state.gradient_step(loss, state.network, optimizer, replicas)
+        found = train_state.gradient(loss, state.network)
+        network, norm, (metrics, error) = found.step(self._transformation(), replicas)
         updates = state.updates + 1
         tau = jnp.where(updates % self.target_period == 0, self.target_update, 0.0)
         network = train_state.polyak_update(network, tau)

@@ -149,9 +149,8 @@ class Dreamer(ReplayFields, MemoryFields, DiscountFields):
     ) -> tuple[DreamerState, UpdateInfo]:
         [drawn] = batch.values()
         keys = q_learning.transition_keys(key, drawn.mask.shape[1], replicas)
-        network, norm, (metrics, return_range) = train_state.gradient_step(
-            self._loss, state.network, self._transformation, replicas, state, drawn, keys, spec, replicas
-        )
+        found = train_state.gradient(self._loss, state.network, state, drawn, keys, spec, replicas)
+        network, norm, (metrics, return_range) = found.step(self._transformation, replicas)
         slow = optax.incremental_update(network.params["critic"], state.slow_critic, self.tau)
         metrics = replicas.mean(metrics) | {"return_scale": return_scale(return_range), "gradient_norm": norm}
         return DreamerState(network, slow, return_range), UpdateInfo(metrics)

@@ -125,8 +125,7 @@ class GAIL(StochasticActing, ReplayFields, TargetFields, TemperatureFields):
             metrics = {"discriminator_loss": entropy, "discriminator_accuracy": accuracy, "gradient_penalty": penalty}
             return entropy + self.gradient_penalty * penalty, (metrics, model_state)
 
-        optimizer = self._optimizer()
-        discriminator, _, metrics = train_state.gradient_step(loss, state.discriminator, optimizer, replicas)
+        discriminator, _, metrics = train_state.gradient(loss, state.discriminator).step(self._optimizer(), replicas)
 
         # The environment's rewards are not read, not even those that are overwritten here.
         variables = Variables(discriminator.params["network"], discriminator.model_state)

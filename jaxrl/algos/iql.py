@@ -86,7 +86,7 @@ class IQL(StochasticActing, TargetFields, NStepReplayFields):
             metrics = {"value_loss": loss, "value": weighted_mean(value, replay.weight, replicas)}
             return loss, (metrics, model_state)
 
-        value, _, value_metrics = train_state.gradient_step(value_loss, state.value, optimizer, replicas)
+        value, _, value_metrics = train_state.gradient(value_loss, state.value).step(optimizer, replicas)
 
         # The policy (equation 7).
         advantage = taken - state_value(self.value, value.variables, replay.observation, spec, train=False)[0]

@@ -203,8 +203,10 @@ def minibatch_problems(
       count: minibatches per epoch.
       recurrent: whether minibatches consist of whole environments, as in `minibatch_indices`.
     """
+    if rows is None or count is None:
+        return []
     if any(not isinstance(number, int) or number < 1 for number in (rows, num_envs, count)):
-        return []  # not resolved yet, or reported by the limits of fields and settings
+        return []  # reported by the limits of fields and settings
     if num_envs % shards:
         return [f"num_envs={num_envs} is not divisible by {shards} shards; use {_multiples(num_envs, shards)}"]
     envs = num_envs // shards

@@ -117,7 +117,7 @@ class MuZero(SearchFields, ReplayFields, NStepFields, SupportFields, DiscountFie
 
         def loss(network):
             inputs = NetworkInputs.of_transitions(observation)
-            variables = {"spec": spec, "model_state": network.model_state}
+            variables: Any = {"spec": spec, "model_state": network.model_state}
             output, _, model_state = self.network.apply(network.params, inputs, (), train=True, **variables)
             output = jax.tree.map(lambda x: x[0], output)
             total: dict[str, Any] = {}
@@ -141,7 +141,7 @@ class MuZero(SearchFields, ReplayFields, NStepFields, SupportFields, DiscountFie
             costs = {name: self.value_cost if name == "value_loss" else 1.0 for name in metrics}
             return sum(costs[name] * x for name, x in metrics.items()), (metrics, model_state)
 
-        network, norm, metrics = train_state.gradient_step(loss, state.network, self._transformation(), replicas)
+        network, norm, metrics = train_state.gradient(loss, state.network).step(self._transformation(), replicas)
         metrics["value_target"] = weighted_mean(targets.returns, targets.real[0], replicas)
         metrics = replicas.mean(metrics) | {"gradient_norm": norm, "learning_rate": jnp.asarray(self.learning_rate)}
         return MuZeroState(network, state.updates + 1), UpdateInfo(metrics)

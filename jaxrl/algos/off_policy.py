@@ -292,5 +292,5 @@ def critic_step(
     def loss(variables):
         return critic_loss(network, variables, batch, target, spec, replicas, **options)
 
-    critic, _, fit = train_state.gradient_step(loss, critic, transformation, replicas)
+    critic, _, fit = train_state.gradient(loss, critic).step(transformation, replicas)
     return critic, fit

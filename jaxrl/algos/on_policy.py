@@ -465,15 +465,15 @@ def gradient_step[Aux](
 
     Args:
       algo: defines the optimizer and the clipping.
-      loss, network, inputs: as for `train_state.gradients_of`.
+      loss, network, inputs: as for `train_state.gradient`.
       replicas: as passed to `update`.
 
     Returns:
       The state after the step, the metrics of `apply_gradients`, and the auxiliary outputs of the loss.
     """
-    gradients, (aux, model_state) = train_state.gradients_of(loss, network, *inputs)
-    network, norms = apply_gradients(algo, network, gradients, replicas, model_state)
-    return network, norms, aux
+    found = train_state.gradient(loss, network, *inputs)
+    network, norms = apply_gradients(algo, network, found.gradients, replicas, found.model_state)
+    return network, norms, found.aux
 
 
 def apply_gradients(

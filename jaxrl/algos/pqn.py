@@ -105,9 +105,8 @@ class PQN(MinibatchFields, QLearningFields):
             return loss, (metrics, model_state)
 
         def step(network, indices):
-            network, norm, metrics = train_state.gradient_step(
-                loss, network, self._transformation(), replicas, *divided.take(indices)
-            )
+            found = train_state.gradient(loss, network, *divided.take(indices))
+            network, norm, metrics = found.step(self._transformation(), replicas)
             return network, metrics | {"gradient_norm": norm}
 
         network, metrics = steps_over_minibatches(step, state.network, divided.indices)

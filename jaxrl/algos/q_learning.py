@@ -79,6 +79,10 @@ class QLearningFields(DiscountFields):
         """Return the expected values [..., actions] of the network's output."""
         return output
 
+    def noise_keys(self, key: jax.Array) -> jax.Array | None:
+        """Return keys [B] for the noise of the network's layers; None without noise."""
+        return None
+
     def actor(self, state: QState) -> ActorState:
         values = {"epsilon": self.epsilon} | ({"ladder_exponent": self.ladder_exponent} if self.ladder else {})
         exploration = {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
@@ -92,7 +96,7 @@ class QLearningFields(DiscountFields):
         self, actor: ActorState, timestep: TimeStep, carry: QCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
     ) -> ActorOutput:
         """Return the best action; when exploring, `epsilon_greedy` ones, persistent ones if the carry holds them."""
-        noise = jax.vmap(lambda k: jax.random.fold_in(k, 1))(key) if explore else None
+        noise = self.noise_keys(key) if explore else None
         inputs = NetworkInputs.of_timesteps(jax.tree.map(lambda x: x[None], timestep))
         output, network, _ = self.network.apply(
             actor.params, inputs, carry.network, spec=spec, model_state=actor.model_state, train=False, key=noise

@@ -90,5 +90,5 @@ def policy_step(
         }
         return loss, (metrics, model_state)
 
-    policy, _, metrics = train_state.gradient_step(loss, policy, transformation, replicas)
+    policy, _, metrics = train_state.gradient(loss, policy).step(transformation, replicas)
     return policy, metrics

@@ -212,8 +212,8 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
             wrong = mean(jnp.where(rows.bootstrap, error, 0.0))
             return loss + self.prediction_cost * wrong, (fit.metrics | {"prediction_loss": wrong}, model_state)
 
-        optimizer = self._clipped(self.critic_optimizer)
-        critic, _, metrics = train_state.gradient_step(critic_loss, critic, optimizer, replicas)
+        found = train_state.gradient(critic_loss, critic)
+        critic, _, metrics = found.step(self._clipped(self.critic_optimizer), replicas)
         temperature, penalty = soft_policies.temperature_of(self, log_temperature), jnp.exp(log_penalty.params)
         rows = rows.replace(weight=on_policy.acting(rows.weight, rows.extras["active"]))
 
@@ -225,9 +225,8 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
             loss = mean(jnp.where(divergence < self.kl_limit, temperature * log_prob - value, penalty * divergence))
             return loss, ((loss, log_prob, divergence), model_state)
 
-        optimizer = self._clipped(self.policy_optimizer)
-        policy, _, aux = train_state.gradient_step(policy_loss, policy, optimizer, replicas)
-        loss, log_prob, divergence = aux
+        found = train_state.gradient(policy_loss, policy)
+        policy, _, (loss, log_prob, divergence) = found.step(self._clipped(self.policy_optimizer), replicas)
         log_temperature = soft_policies.temperature_step(self, log_temperature, rows, log_prob, spec, replicas)
         # The loss is log(penalty) times (limit - divergence).
         slack = self.kl_limit - mean(divergence)

@@ -158,7 +158,7 @@ class RND:
             return predictor_loss + value_loss, (metrics, {"predictor": predictor_state, "value": value_state})
 
         def step(learned: TrainState, index):
-            learned, _, metrics = train_state.gradient_step(loss, learned, self._optimizer, replicas, *index)
+            learned, _, metrics = train_state.gradient(loss, learned, *index).step(self._optimizer, replicas)
             return learned, metrics
 
         indices = minibatches.minibatch_indices(

@@ -137,11 +137,12 @@ def critic_step(
             there = mean_member(there)
         returns = pessimistic_returns(there, **algo.support, dropped=algo.dropped_quantiles)
         target = soft_target(batch, returns, following.policy, following.log_prob, temperature, algo.gamma)
-        options = algo.support | {"quantile_huber": algo.quantile_huber}
-        loss, fit = off_policy.output_loss(output, batch, target, spec, replicas, **options)
+        loss, fit = off_policy.output_loss(
+            output, batch, target, spec, replicas, quantile_huber=algo.quantile_huber, **algo.support
+        )
         return loss, (fit, model_state)
 
-    critic, _, fit = train_state.gradient_step(loss, critic, algo.critic_optimizer, replicas)
+    critic, _, fit = train_state.gradient(loss, critic).step(algo.critic_optimizer, replicas)
     return critic, fit
 
 

@@ -119,7 +119,7 @@ def policy_step(
         loss = weighted_mean(temperature * log_prob - value, batch.weight, replicas)
         return loss, ((loss, log_prob), model_state)
 
-    policy, _, (before, log_prob) = train_state.gradient_step(loss, policy, algo.policy_optimizer, replicas)
+    policy, _, (before, log_prob) = train_state.gradient(loss, policy).step(algo.policy_optimizer, replicas)
     return policy, before, log_prob
 
 

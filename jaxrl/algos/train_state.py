@@ -1,7 +1,7 @@
 """Training state of a network: parameters, optimizer state, gradient steps over all replicas, and targets."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -63,8 +63,24 @@ def create(
 type Loss[Aux] = Callable[..., tuple[jax.Array, tuple[Aux, ModelState]]]
 
 
-def gradients_of[Aux](loss: Loss[Aux], state: TrainState, *inputs: Any) -> tuple[Params, tuple[Aux, ModelState]]:
-    """Return this device's gradients of a loss, with its auxiliary outputs and new model state.
+class Gradient[Aux](NamedTuple):
+    """Gradient of a loss on this device, and what the loss returned."""
+
+    state: TrainState
+    gradients: Params
+    aux: Aux
+    model_state: ModelState
+
+    def step(
+        self, transformation: optax.GradientTransformation, replicas: Replicas
+    ) -> tuple[TrainState, jax.Array, Aux]:
+        """Take a step with `apply_gradients`; return the state, the gradient's norm and the auxiliary outputs."""
+        state, norm = apply_gradients(self.state, self.gradients, transformation, replicas, self.model_state)
+        return state, norm, self.aux
+
+
+def gradient[Aux](loss: Loss[Aux], state: TrainState, *inputs: Any) -> Gradient[Aux]:
+    """Return the gradient of a loss with respect to a network's parameters.
 
     Args:
       loss: function from the network's variables and `inputs` to this device's loss, made of `weighted_mean`s, and a
@@ -76,24 +92,8 @@ def gradients_of[Aux](loss: Loss[Aux], state: TrainState, *inputs: Any) -> tuple
     def of_params(params):
         return loss(Variables(params, state.model_state), *inputs)
 
-    return jax.grad(of_params, has_aux=True)(state.params)
-
-
-def gradient_step[Aux](
-    loss: Loss[Aux], state: TrainState, transformation: optax.GradientTransformation, replicas: Replicas, *inputs: Any
-) -> tuple[TrainState, jax.Array, Aux]:
-    """Take a step down the gradient of a loss, averaged over replicas.
-
-    Args:
-      loss, state, inputs: as for `gradients_of`.
-      transformation, replicas: as for `apply_gradients`.
-
-    Returns:
-      The state after the step, the global norm of the averaged gradient before clipping, and the auxiliary outputs.
-    """
-    gradients, (aux, model_state) = gradients_of(loss, state, *inputs)
-    state, norm = apply_gradients(state, gradients, transformation, replicas, model_state)
-    return state, norm, aux
+    gradients, (aux, model_state) = jax.grad(of_params, has_aux=True)(state.params)
+    return Gradient(state, gradients, aux, model_state)
 
 
 def apply_gradients(

@@ -100,7 +100,7 @@ class JointSAC(StochasticActing, ReplayFields):
                 model_state,
             )
 
-        critic, _, metrics = train_state.gradient_step(critic_loss, state.critic, self.critic_optimizer, replicas)
+        critic, _, metrics = train_state.gradient(critic_loss, state.critic).step(self.critic_optimizer, replicas)
 
         def policy_loss(variables):
             distribution, model_state = off_policy.train_policy(self.policy, variables, replay.observation, spec)
@@ -110,7 +110,7 @@ class JointSAC(StochasticActing, ReplayFields):
             loss = weighted_mean(self.temperature * log_prob - value, replay.weight, replicas)
             return loss, (loss, model_state)
 
-        policy, _, loss = train_state.gradient_step(policy_loss, state.policy, self.policy_optimizer, replicas)
+        policy, _, loss = train_state.gradient(policy_loss, state.policy).step(self.policy_optimizer, replicas)
         metrics = replicas.mean(metrics | {"policy_loss": loss})
         return JointSACState(policy, critic, statistics, state.updates + 1), UpdateInfo(metrics)
 
