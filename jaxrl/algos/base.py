@@ -297,17 +297,24 @@ def field_problems(algo: "DataclassInstance") -> list[str]:
     problems = []
     for field in dataclasses.fields(algo):
         value, label = getattr(algo, field.name), f"{type(algo).__name__}.{field.name}"
-        if not has_effect(algo, field.name) and not _is_default(value, field.default):
+        if has_effect(algo, field.name):
+            problems += _relation_problems(algo, label, field, value)
+        elif not _is_default(value, field.default):
             problems.append(f"{label}={value!r} has no effect unless {field.metadata['only_with']}")
         problems += _value_problems(label, field, value)
-        for relation, holds in (("at_most", operator.le), ("less_than", operator.lt)):
-            path = field.metadata.get(relation)
-            # Traced and scheduled numbers are not compared.
-            largest = _value_at(algo, path) if path and isinstance(value, int | float) else None
-            if isinstance(largest, int | float) and not holds(value, largest):
-                problems.append(f"{label}={value:g} must be {relation.replace('_', ' ')} {path}={largest:g}")
     groups = (vars(group).get("problems") for group in type(algo).__mro__)
     return problems + [problem for check in groups if check is not None for problem in check(algo)]
+
+
+def _relation_problems(algo: "DataclassInstance", label: str, field: dataclasses.Field, value: Any) -> list[str]:
+    """Explain which setting a number exceeds; traced and scheduled numbers are not compared."""
+    problems = []
+    for relation, holds in (("at_most", operator.le), ("less_than", operator.lt)):
+        path = field.metadata.get(relation)
+        largest = _value_at(algo, path) if path and isinstance(value, int | float) else None
+        if isinstance(largest, int | float) and not holds(value, largest):
+            problems.append(f"{label}={value:g} must be {relation.replace('_', ' ')} {path}={largest:g}")
+    return problems
 
 
 def _value_problems(label: str, field: dataclasses.Field, value: Any) -> list[str]:
