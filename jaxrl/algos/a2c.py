@@ -1,18 +1,16 @@
 """Advantage actor-critic, the synchronous form of A3C (Mnih et al., 2016, arXiv:1602.01783)."""
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl.algos import on_policy
 from jaxrl.algos.base import algorithm, changed, static
-from jaxrl.algos.fields import AdvantageFields, BonusFields
-from jaxrl.algos.on_policy import PolicyState, PolicyValueActing
+from jaxrl.algos.on_policy import AdvantageFields, BonusFields, PolicyState, PolicyValueActing
 from jaxrl.algos.optimizers import Optimizer, RMSProp
-from jaxrl.algos.train_state import Variables, weighted_mean
+from jaxrl.algos.train_state import weighted_mean
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import (
     EnvSpec,
@@ -33,18 +31,9 @@ class A2C(BonusFields, AdvantageFields, PolicyValueActing):
     gae_lambda: Scalar = changed(1.0)
     normalize_advantage: bool = static(False, help="standardize advantages per batch")
 
-    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        return dataclasses.replace(self, **on_policy.resolved(self, spec))
-
-    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        return on_policy.problems(self, spec)
-
     @property
     def experience(self) -> Mapping[str, Source]:
         return {"rollout": on_policy.source(self, max_policy_lag=0)}
-
-    def init(self, key: jax.Array, spec: EnvSpec) -> PolicyState:
-        return on_policy.init(self, key, spec)
 
     def update(
         self, state: PolicyState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
@@ -62,8 +51,7 @@ class A2C(BonusFields, AdvantageFields, PolicyValueActing):
             advantages = on_policy.standardized(advantages, acting, replicas)
         inputs = on_policy.batch_inputs(self, rollout)
 
-        def loss(params):
-            network = Variables(params, state.network.model_state)
+        def loss(network):
             output, _, model_state = on_policy.unroll(self, network, inputs, rollout.carry.network, spec, train=True)
             log_prob = output.distribution.log_prob(rollout.rows.action)
             policy_loss = weighted_mean(-log_prob * advantages, acting, replicas)
@@ -72,9 +60,8 @@ class A2C(BonusFields, AdvantageFields, PolicyValueActing):
             total = on_policy.total_loss(self, policy_loss, value_loss, entropy)
             return total, ({"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}, model_state)
 
-        gradients, (metrics, model_state) = jax.grad(loss, has_aux=True)(state.network.params)
-        network, sizes = on_policy.apply_gradients(self, state.network, gradients, replicas, model_state)
-        metrics = replicas.mean(metrics) | sizes | explored
+        network, norms, metrics = on_policy.gradient_step(self, loss, state.network, replicas)
+        metrics = replicas.mean(metrics) | norms | explored
         metrics |= {
             "learning_rate": jnp.asarray(self.learning_rate),
             "explained_variance": on_policy.explained_variance(targets, rollout.rows.extras["value"], weight, replicas),

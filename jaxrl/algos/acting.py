@@ -8,12 +8,13 @@ import numpy as np
 from flax import struct
 
 from jaxrl.algos import off_policy, q_learning
-from jaxrl.algos.base import changed, field_group
-from jaxrl.algos.fields import ActorCriticFields, ExplorationNoiseFields, NoiseFields, NormalizationFields
+from jaxrl.algos.base import changed, field_group, number
+from jaxrl.algos.fields import ActorCriticFields, NoiseFields, NormalizationFields
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.optimizers import Number
 from jaxrl.algos.train_state import TrainState
 from jaxrl.core import spaces
+from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import ActorOutput, ActorState, Carry, EnvSpec, Network, NetworkInputs, PyTree, TimeStep
 from jaxrl.networks import Actor, Distribution, TanhGaussian, from_unit, to_unit
 
@@ -62,9 +63,18 @@ class StochasticActing(NoiseFields, NormalizationFields, ActorCriticFields):
 
 
 @field_group
-class DeterministicActing(ExplorationNoiseFields, NormalizationFields, ActorCriticFields):
+class DeterministicActing(NoiseFields, NormalizationFields, ActorCriticFields):
     """Acting by a deterministic policy with noise, and randomly before the first update."""
 
+    exploration_noise: Scalar = number(
+        0.1, low=0, help="standard deviation of the exploration noise, in units of half the action range"
+    )
+    least_noise: Scalar | None = number(
+        None,
+        low=0,
+        at_most="exploration_noise",
+        help="minimum noise standard deviation, sampled per episode up to exploration_noise; None: exploration_noise",
+    )
     policy: Network = changed(Actor(stochastic=False))
 
     def actor(self, state: ActorCriticState) -> ActorState:
@@ -133,7 +143,10 @@ def with_noise(
       timestep: the time step to act at, [B, ...].
       key: keys [B].
     """
-    noise = next_noise(carry.noise, correlation(algo, actor), timestep, key)
+    correlation = algo.noise_correlation
+    if algo.random_correlation is not None:  # before the first update
+        correlation = jnp.where(actor.exploration["warm_up"], algo.random_correlation, correlation)
+    noise = next_noise(carry.noise, correlation, timestep, key)
     if isinstance(carry.noise_steps, tuple):
         return carry.replace(noise=noise)
     again = timestep.first | (carry.noise_steps == 0)
@@ -151,13 +164,6 @@ def held_steps(key: jax.Array, most: int) -> jax.Array:
     below = jnp.asarray(np.cumsum(mass)[:-1] / np.sum(mass), jnp.float32)
     draw = jax.vmap(lambda k: jax.random.uniform(jax.random.fold_in(k, 2), (), jnp.float32))(key)
     return 1 + jnp.sum(draw[:, None] >= below[None], axis=-1, dtype=jnp.int32)
-
-
-def correlation(algo: NoiseFields, actor: ActorState) -> Number:
-    """Return the correlation of noise between two steps, which may differ before the first update."""
-    if algo.random_correlation is None:
-        return algo.noise_correlation
-    return jnp.where(actor.exploration["warm_up"], algo.random_correlation, algo.noise_correlation)
 
 
 def next_noise(noise: Noise, correlation: Number, timestep: TimeStep, key: jax.Array) -> Noise:
@@ -269,11 +275,3 @@ def add_noise(
 def shifted(action: jax.Array, noise: jax.Array, space: spaces.Box) -> jax.Array:
     """Add noise [B, n] in units of half the box's range to actions [B, n], clipped to the box."""
     return from_unit(to_unit(action, space) + noise, space)
-
-
-def smoothed_action(action: jax.Array, key: jax.Array, std: Number, limit: Number, spec: EnvSpec) -> jax.Array:
-    """Add clipped noise to target actions [batch, n]: similar actions should have similar values (TD3, section 5.3).
-
-    `key` are keys [batch].
-    """
-    return add_noise(action, key, std, spaces.expect(spec.action_space, spaces.Box), limit)

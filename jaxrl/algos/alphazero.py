@@ -1,25 +1,22 @@
 """AlphaZero (Silver et al., 2018, doi:10.1126/science.aar6404), by PUCT or Gumbel search (Danihelka et al., 2022)."""
 
-import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
 from jaxrl.algos import normalization, on_policy, search
-from jaxrl.algos.base import algorithm, changed, field_problems, network_problems
-from jaxrl.algos.fields import AdvantageFields, MinibatchFields, SearchFields
-from jaxrl.algos.minibatches import steps_over_minibatches
-from jaxrl.algos.on_policy import PolicyCarry, PolicyState, PolicyValueActing
-from jaxrl.algos.search import Expansion
+from jaxrl.algos.base import action_problems, algorithm, changed
+from jaxrl.algos.minibatches import MinibatchFields, steps_over_minibatches
+from jaxrl.algos.on_policy import AdvantageFields, PolicyCarry, PolicyState, PolicyValueActing
+from jaxrl.algos.search import Expansion, SearchFields
 from jaxrl.algos.train_state import Variables, weighted_means
 from jaxrl.core.planning import Model
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import (
-    SEQUENCE_INPUTS,
     ActorOutput,
     ActorState,
     Carry,
@@ -61,26 +58,18 @@ class AlphaZero(SearchFields, AdvantageFields, MinibatchFields, PolicyValueActin
     epochs: int | None = changed(2)
     minibatches: int | None = changed(8)
 
-    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        return dataclasses.replace(self, **on_policy.resolved(self, spec))
-
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        problems = field_problems(self) + search.problems("AlphaZero", spec)
+        problems = super().validate(spec, num_envs, shards) + action_problems("AlphaZero", spec, discrete=True)
         if spec.num_agents > 1:
             problems.append(
                 f"AlphaZero plans for one agent, but {spec.name} has {spec.num_agents}; for PGX's games of two players "
                 "use opponent=turns"
             )
-        problems += network_problems("AlphaZero.network", self.network, spec, SEQUENCE_INPUTS)
-        by = on_policy.minibatch_unit(self.network)
-        return problems + on_policy.minibatch_problems(self, num_envs, shards, by)
+        return problems
 
     @property
     def experience(self) -> Mapping[str, Source]:
         return {"rollout": on_policy.source(self, max_policy_lag=None)}  # the search's policy is a target at any lag
-
-    def init(self, key: jax.Array, spec: EnvSpec) -> PolicyState:
-        return on_policy.init(self, key, spec)
 
     def plan(
         self,
@@ -112,7 +101,8 @@ class AlphaZero(SearchFields, AdvantageFields, MinibatchFields, PolicyValueActin
     def _evaluate(self, actor, timestep, carry, spec):
         """Return the policy's logits and the value at time steps [B, ...], and the network's next carry."""
         inputs = jax.tree.map(lambda x: x[None], on_policy.network_inputs(self, timestep, actor.statistics))
-        output, carry, _ = on_policy.unroll(self, _variables(actor), inputs, carry, spec, train=False)
+        network = Variables(actor.params, actor.model_state)
+        output, carry, _ = on_policy.unroll(self, network, inputs, carry, spec, train=False)
         return (_log_probs(output)[0], output.value[0]), carry
 
     def _expand(self, actor, model, spec, node, action, key) -> Expansion:
@@ -147,18 +137,13 @@ class AlphaZero(SearchFields, AdvantageFields, MinibatchFields, PolicyValueActin
             "target": targets,
             "weight": rows.weight,
         }
-        by = on_policy.minibatch_unit(self.network)
-        divided = on_policy.split_into_minibatches(
-            data, rollout.carry.network, key, replicas, by=by, epochs=self.epochs, count=self.minibatches
-        )
+        divided = self.divided(data, rollout.carry.network, key, replicas)
 
         def step(network, indices):
-            minibatch, carry = divided.take(indices)
-            gradients, (metrics, model_state) = jax.grad(self._loss, has_aux=True)(
-                network.params, network.model_state, minibatch, carry, spec, replicas
+            network, norms, metrics = on_policy.gradient_step(
+                self, self._loss, network, replicas, *divided.take(indices), spec, replicas
             )
-            network, sizes = on_policy.apply_gradients(self, network, gradients, replicas, model_state)
-            return network, metrics | sizes
+            return network, metrics | norms
 
         network, metrics = steps_over_minibatches(step, state.network, divided.indices)
         explained = on_policy.explained_variance(targets, rows.extras["value"], rows.weight, replicas)
@@ -166,9 +151,8 @@ class AlphaZero(SearchFields, AdvantageFields, MinibatchFields, PolicyValueActin
         metrics["learning_rate"] = jnp.asarray(self.learning_rate)
         return state.replace(network=network, statistics=statistics, updates=state.updates + 1), UpdateInfo(metrics)
 
-    def _loss(self, params, model_state, minibatch, carry, spec, replicas):
+    def _loss(self, network, minibatch, carry, spec, replicas):
         """Return (z - v)^2 / 2 - pi log p, the loss of Silver et al. without its weight decay, and its parts."""
-        network = Variables(params, model_state)
         output, _, model_state = on_policy.unroll(self, network, minibatch["inputs"], carry, spec, train=True)
         values = {
             "policy_loss": search.cross_entropy(minibatch["policy"], _log_probs(output)),
@@ -184,7 +168,3 @@ class AlphaZero(SearchFields, AdvantageFields, MinibatchFields, PolicyValueActin
 def _log_probs(output: PolicyValue) -> jax.Array:
     assert isinstance(output.distribution, Categorical)  # as actions are discrete
     return output.distribution.log_probs()
-
-
-def _variables(actor: ActorState) -> Variables:
-    return Variables(actor.params, actor.model_state)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import operator
 import types
 import typing
 from collections.abc import Callable, Iterable
@@ -14,7 +15,7 @@ import numpy as np
 from flax import struct
 
 from jaxrl.algos.optimizers import optimizer_problems
-from jaxrl.core import registry
+from jaxrl.core import registry, spaces
 from jaxrl.core.config import BEFORE
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.limits import problem
@@ -38,6 +39,8 @@ def _field(
     below=None,
     choices=None,
     only_with=None,
+    at_most=None,
+    less_than=None,
     options=None,
     help="",
     before=dataclasses.MISSING,
@@ -45,6 +48,7 @@ def _field(
     limits = {"low": low, "above": above, "high": high, "below": below, "choices": choices}
     limits = {name: limit for name, limit in limits.items() if limit is not None}
     metadata = {"limits": limits, "only_with": only_with, "options": options, "help": help}
+    metadata |= {"at_most": at_most, "less_than": less_than}
     if before is not dataclasses.MISSING:
         metadata[BEFORE] = before
     return struct.field(pytree_node=traced, default=default, metadata=metadata)
@@ -57,8 +61,9 @@ def number(default: Any, **limits) -> Any:
       default: a number, a schedule, or None.
       **limits: `low`, `high` (inclusive), `above`, `below` (exclusive), `help`, one line, and `only_with`: the setting
         without which the field does nothing, as "prioritized", "objective=kl" or "network.head=quantilevalues"; several
-        with "and" or "or" between. `options`: a field group whose instances the field may hold, or None. `before`: the
-        value for configurations written before the field existed, if not the default.
+        with "and" or "or" between. `at_most` and `less_than`: a setting that the number must not exceed, as
+        "critic.ensemble". `options`: a field group whose instances the field may hold, or None. `before`: the value for
+        configurations written before the field existed, if not the default.
     """
     return _field(default, True, **limits)
 
@@ -96,7 +101,7 @@ def _with_changes[T](cls: type[T]) -> type[T]:
         if name not in inherited:
             raise TypeError(f"{cls.__name__}.{name} = changed(...): no group of {cls.__name__} has this field")
         metadata = inherited[name].metadata
-        settings = {"only_with": metadata["only_with"], "help": metadata["help"]} | change.metadata
+        settings = {key: metadata[key] for key in ("only_with", "at_most", "less_than", "help")} | change.metadata
         if not _LIMITS & settings.keys():
             settings |= metadata["limits"]
         setattr(cls, name, _field(change.default, metadata["pytree_node"], **settings))
@@ -232,7 +237,27 @@ class Readable(Protocol):
     def init(self, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]: ...
 
 
-def network_problems(label: str, network: Readable, spec: EnvSpec, known: frozenset[str]) -> list[str]:
+def action_problems(name: str, spec: EnvSpec, *, box: bool = False, discrete: bool = False) -> list[str]:
+    """Explain why the algorithm `name`, which needs bounded boxes or discrete actions, cannot act; empty if it can."""
+    space = spec.action_space
+    if discrete and isinstance(space, spaces.Discrete):
+        return []
+    if box and isinstance(space, spaces.Box) and len(space.shape) == 1:
+        if space.bounded and (space.low < space.high).all():
+            return []
+    kinds = ["a bounded Box of actions, shape (n,)"] * box + ["a Discrete space of actions"] * discrete
+    return [f"{name} needs {' or '.join(kinds)}, but {spec.name} has {space!r}; PPO supports all action spaces"]
+
+
+def network_problems(
+    label: str,
+    network: Readable,
+    spec: EnvSpec,
+    known: frozenset[str],
+    *,
+    discrete: bool = False,
+    dropout: bool = False,
+) -> list[str]:
     """Explain why a network does not fit the environment, or reads unknown inputs, one line each.
 
     Args:
@@ -240,7 +265,14 @@ def network_problems(label: str, network: Readable, spec: EnvSpec, known: frozen
       network: the network; it is not evaluated.
       spec: the environment's spec.
       known: fields of `NetworkInputs`: `SEQUENCE_INPUTS`, or `TRANSITION_INPUTS` for a replay of single transitions.
+      discrete: whether its outputs are of discrete actions.
+      dropout: whether its dropout has an effect.
     """
+    if discrete and (problems := action_problems(label.partition(".")[0], spec, discrete=True)):
+        return problems
+    if not dropout and (rate := getattr(network, "dropout", 0.0)):
+        what = "only the critics of SAC, CrossQ and GAIL support dropout"
+        return [f"{label}: dropout={rate} has no effect here, as {what}; set dropout=0.0"]
     missing = sorted(network.requires - known)
     if missing:
         return [
@@ -265,11 +297,24 @@ def field_problems(algo: "DataclassInstance") -> list[str]:
     problems = []
     for field in dataclasses.fields(algo):
         value, label = getattr(algo, field.name), f"{type(algo).__name__}.{field.name}"
-        if not has_effect(algo, field.name) and not _is_default(value, field.default):
+        if has_effect(algo, field.name):
+            problems += _relation_problems(algo, label, field, value)
+        elif not _is_default(value, field.default):
             problems.append(f"{label}={value!r} has no effect unless {field.metadata['only_with']}")
         problems += _value_problems(label, field, value)
     groups = (vars(group).get("problems") for group in type(algo).__mro__)
     return problems + [problem for check in groups if check is not None for problem in check(algo)]
+
+
+def _relation_problems(algo: "DataclassInstance", label: str, field: dataclasses.Field, value: Any) -> list[str]:
+    """Explain which setting a number exceeds; traced and scheduled numbers are not compared."""
+    problems = []
+    for relation, holds in (("at_most", operator.le), ("less_than", operator.lt)):
+        path = field.metadata.get(relation)
+        largest = _value_at(algo, path) if path and isinstance(value, int | float) else None
+        if isinstance(largest, int | float) and not holds(value, largest):
+            problems.append(f"{label}={value:g} must be {relation.replace('_', ' ')} {path}={largest:g}")
+    return problems
 
 
 def _value_problems(label: str, field: dataclasses.Field, value: Any) -> list[str]:
@@ -329,12 +374,15 @@ def has_effect(algo: "DataclassInstance", name: str) -> bool:
 def _holds(algo: "DataclassInstance", part: str) -> bool:
     """Return whether a condition such as "prioritized", "objective=kl" or "network.head=quantilevalues" holds."""
     path, equals, expected = part.partition("=")
-    value: object = algo
-    for attribute in path.split("."):
-        value = getattr(value, attribute, None)  # a user's network may lack a head
+    value = _value_at(algo, path)
     if not equals:
         return bool(value)
     return value == expected or (registry.name_of(type(value)) or "").partition(":")[2] == expected
+
+
+def _value_at(algo: "DataclassInstance", path: str) -> Any:
+    """Return the setting of a dotted path; None where it does not exist, as a user's network may lack a head."""
+    return functools.reduce(lambda value, attribute: getattr(value, attribute, None), path.split("."), algo)
 
 
 def _is_default(value, default):

@@ -10,7 +10,7 @@ from flax import struct
 
 from jaxrl.algos import off_policy, regression, train_state
 from jaxrl.algos.acting import policy_output
-from jaxrl.algos.base import algorithm, field_problems, network_problems, number, static
+from jaxrl.algos.base import action_problems, algorithm, field_problems, network_problems, number, static
 from jaxrl.algos.fields import NormalizationFields
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.optimizers import Adam, Optimizer
@@ -53,17 +53,10 @@ class BC(NormalizationFields):
         return dataclasses.replace(self, policy=resolve_network(self.policy, spec))
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        problems, space = field_problems(self), spec.action_space
-        bounded = isinstance(space, spaces.Box) and len(space.shape) == 1 and space.bounded
-        if not (bounded and (space.low < space.high).all()) and not isinstance(space, spaces.Discrete):
-            problems.append(
-                f"BC needs a bounded Box of actions, shape (n,), or a Discrete space, but {spec.name} has {space!r}"
-            )
+        problems, space = field_problems(self) + action_problems("BC", spec, box=True, discrete=True), spec.action_space
         if isinstance(space, spaces.Discrete) and not self.policy.stochastic:
             problems.append(f"BC.policy={self.policy!r} needs a Box, not {space!r}; use stochastic=True")
-        if not problems:
-            problems = network_problems("BC.policy", self.policy, spec, TRANSITION_INPUTS)
-        return problems
+        return problems or network_problems("BC.policy", self.policy, spec, TRANSITION_INPUTS)
 
     @property
     def experience(self) -> Mapping[str, Source]:
@@ -95,8 +88,7 @@ class BC(NormalizationFields):
     ) -> tuple[BCState, UpdateInfo]:
         statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas)
 
-        def loss(params):
-            variables = state.policy.variables.replace(params=params)
+        def loss(variables):
             output, model_state = off_policy.train_policy(
                 self.policy, variables, replay.observation, spec, replay.action_mask
             )
@@ -114,7 +106,6 @@ class BC(NormalizationFields):
             metrics = {name: weighted_mean(x, replay.weight, replicas) for name, x in scores.items()}
             return loss, (metrics | {"policy_loss": loss}, model_state)
 
-        gradients, (metrics, model_state) = jax.grad(loss, has_aux=True)(state.policy.params)
-        optimizer = self.optimizer(self.learning_rate)
-        policy, _ = train_state.apply_gradients(state.policy, gradients, optimizer, replicas, model_state)
+        found = train_state.gradient(loss, state.policy)
+        policy, _, metrics = found.step(self.optimizer(self.learning_rate), replicas)
         return BCState(policy, statistics, state.updates + 1), UpdateInfo(replicas.mean(metrics))

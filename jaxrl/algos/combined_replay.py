@@ -35,13 +35,16 @@ def sources_by_priority(sources: Mapping[str, Source]) -> list[str]:
     return [name for name, source in replays.items() if by_priority(source.sampler, source.remover)]
 
 
+LEAST_PRIORITY = 1e-6  # added to priorities so that every item stays reachable
+
+
 def priorities(
-    x: jax.Array, sources: Mapping[str, Source], batch: Mapping[str, Any], replicas: Replicas
+    error: jax.Array, sources: Mapping[str, Source], batch: Mapping[str, Any], replicas: Replicas
 ) -> dict[str, jax.Array]:
-    """Return the entries of x [items], of a combined batch, for each source that uses priorities."""
+    """Return the priorities by the errors [items] of a combined batch, for each source that uses priorities."""
     if not (needed := sources_by_priority(sources)):
         return {}
     names = [name for name in _PARTS if name in batch]
     ends = list(accumulate(batch[name].sample_info.position.shape[0] // replicas.shards for name in names))
-    parts = jnp.split(x.reshape(replicas.shards, -1), ends[:-1], axis=1)
+    parts = jnp.split((error + LEAST_PRIORITY).reshape(replicas.shards, -1), ends[:-1], axis=1)
     return {name: part.reshape(-1) for name, part in zip(names, parts, strict=True) if name in needed}

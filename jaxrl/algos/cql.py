@@ -1,9 +1,8 @@
 """Conservative Q-learning (Kumar et al., 2020, arXiv:2006.04779): SAC with a penalty on actions outside data."""
 
-import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +10,8 @@ from flax import struct
 
 from jaxrl.algos import off_policy, q_learning, regression, soft_policies, train_state
 from jaxrl.algos.acting import StochasticActing
-from jaxrl.algos.base import algorithm, changed, field_problems, number, static
-from jaxrl.algos.fields import NStepFields, ReplayFields, TargetFields, TemperatureFields
+from jaxrl.algos.base import algorithm, changed, number, static
+from jaxrl.algos.fields import NStepReplayFields, TargetFields, TemperatureFields
 from jaxrl.algos.kl_limits import step_log
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
@@ -22,7 +21,6 @@ from jaxrl.core.types import (
     EnvSpec,
     Network,
     Replicas,
-    Source,
     TransitionBatch,
     UpdateInfo,
 )
@@ -43,7 +41,7 @@ class CQLState(struct.PyTreeNode):
 
 
 @algorithm
-class CQL(StochasticActing, ReplayFields, NStepFields, TargetFields, TemperatureFields):
+class CQL(StochasticActing, NStepReplayFields, TargetFields, TemperatureFields):
     """Conservative Q-learning, CQL(H): SAC whose critic loss penalizes out-of-distribution actions."""
 
     policy_learning_rate: Scalar | None = changed(3e-5)
@@ -61,27 +59,15 @@ class CQL(StochasticActing, ReplayFields, NStepFields, TargetFields, Temperature
     )
     entropy_in_target: bool = static(False, help="include the entropy of the next action in the critics' targets")
 
-    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        return dataclasses.replace(
-            self,
-            **self.resolved_networks(spec),
-            rollout_length=self.steps_per_update(num_envs),
-        )
-
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        networks = off_policy.problems("CQL", self.policy, self.critic, spec, stochastic=True, discrete=True)
-        problems = field_problems(self) + networks
+        problems = self.actor_critic_problems(spec, stochastic=True, discrete=True)
         if self.lagrange_threshold is not None and self.coefficient == 0:
             problems.append("CQL.coefficient=0 cannot be learned (lagrange_threshold is set); it must be more than 0")
         return problems
 
-    @property
-    def experience(self) -> Mapping[str, Source]:
-        return {"replay": self.source(n_step=self.n_step)}
-
     def init(self, key: jax.Array, spec: EnvSpec) -> CQLState:
         policy_key, critic_key = jax.random.split(key)
-        optimizer = self.optimizer(self.learning_rate)
+        optimizer = self.critic_optimizer
         learned = self.lagrange_threshold is not None
         log_coefficient = jnp.log(jnp.asarray(self.coefficient, jnp.float32)) if learned else ()
         return CQLState(
@@ -116,22 +102,20 @@ class CQL(StochasticActing, ReplayFields, NStepFields, TargetFields, Temperature
         if not isinstance(spec.action_space, spaces.Discrete):
             drawn = proposals(self.policy, state.policy.variables, replay, next_key, self.samples, spec)
 
-        def critic_loss(params):
+        def critic_loss(variables):
             """Return half the authors' loss: squared errors, and coefficient times the gap over all actions.
 
             Equation 4 halves only the squared errors, which would double the penalty at the same coefficient.
             """
-            variables = state.critic.variables.replace(params=params)
-            loss, fit = off_policy.critic_loss(self.critic, variables, replay, target, spec, replicas)
+            loss, (fit, model_state) = off_policy.critic_loss(self.critic, variables, replay, target, spec, replicas)
             if drawn is None:
                 maxima = jax.nn.logsumexp(fit.values, axis=-1)
             else:
                 maxima = soft_maximum(self.critic, variables, replay, *drawn, spec)
             gaps = jax.vmap(lambda gap: weighted_mean(gap, replay.weight, replicas))(maxima - fit.taken)
-            return loss + 0.5 * coefficient * jnp.sum(gaps), (fit, jnp.mean(gaps))
+            return loss + 0.5 * coefficient * jnp.sum(gaps), ((fit, jnp.mean(gaps)), model_state)
 
-        gradients, (fit, gap) = jax.grad(critic_loss, has_aux=True)(state.critic.params)
-        critic, _ = train_state.apply_gradients(state.critic, gradients, optimizer, replicas, fit.model_state)
+        critic, _, (fit, gap) = train_state.gradient(critic_loss, state.critic).step(optimizer, replicas)
         log_coefficient = state.log_coefficient
         if self.lagrange_threshold is not None:
             slope = -0.5 * coefficient * (gap - self.lagrange_threshold)  # ascends the loss that the critics descend

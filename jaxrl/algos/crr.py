@@ -1,43 +1,31 @@
 """Critic regularized regression (Wang et al., 2020, arXiv:2006.15134)."""
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
 from jaxrl.algos import off_policy, q_learning, regression, train_state
 from jaxrl.algos.acting import StochasticActing
-from jaxrl.algos.base import algorithm, changed, field_problems, number, static
-from jaxrl.algos.fields import NStepFields, PeriodicTargetFields, ReplayFields
-from jaxrl.algos.off_policy import Statistics
-from jaxrl.algos.train_state import TrainState, Variables
+from jaxrl.algos.base import algorithm, changed, number, static
+from jaxrl.algos.fields import NStepReplayFields, PeriodicTargetFields
+from jaxrl.algos.off_policy import LearnerState
+from jaxrl.algos.train_state import Variables
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import (
     EnvSpec,
     PyTree,
     Replicas,
-    Source,
     TransitionBatch,
     UpdateInfo,
 )
 from jaxrl.networks import Critic
 
 
-class CRRState(struct.PyTreeNode):
-    """State of the learner."""
-
-    policy: TrainState
-    critic: TrainState
-    statistics: Statistics
-    updates: jax.Array  # int32
-
-
 @algorithm
-class CRR(StochasticActing, PeriodicTargetFields, ReplayFields, NStepFields):
+class CRR(StochasticActing, PeriodicTargetFields, NStepReplayFields):
     """Critic-regularized regression: regression on the data's actions, weighted by the critic's advantage."""
 
     critic: Critic = changed(Critic(ensemble=1))
@@ -53,24 +41,12 @@ class CRR(StochasticActing, PeriodicTargetFields, ReplayFields, NStepFields):
     )
     max_weight: Scalar = number(20.0, above=0, only_with="weighting=exp", help="maximum weight of an action")
 
-    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        return dataclasses.replace(
-            self,
-            **self.resolved_networks(spec),
-            rollout_length=self.steps_per_update(num_envs),
-        )
-
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        networks = off_policy.problems("CRR", self.policy, self.critic, spec, stochastic=True, discrete=True)
-        return field_problems(self) + networks
+        return self.actor_critic_problems(spec, stochastic=True, discrete=True)
 
-    @property
-    def experience(self) -> Mapping[str, Source]:
-        return {"replay": self.source(n_step=self.n_step)}
-
-    def init(self, key: jax.Array, spec: EnvSpec) -> CRRState:
+    def init(self, key: jax.Array, spec: EnvSpec) -> LearnerState:
         policy_key, critic_key = jax.random.split(key)
-        return CRRState(
+        return LearnerState(
             policy=train_state.create(*self.policy.init(policy_key, spec), self.policy_optimizer, target=True),
             critic=train_state.create(*self.critic.init(critic_key, spec), self.critic_optimizer, target=True),
             statistics=off_policy.init_statistics(spec, self.normalize_observation),
@@ -78,8 +54,8 @@ class CRR(StochasticActing, PeriodicTargetFields, ReplayFields, NStepFields):
         )
 
     def update(
-        self, state: CRRState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
-    ) -> tuple[CRRState, UpdateInfo]:
+        self, state: LearnerState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
+    ) -> tuple[LearnerState, UpdateInfo]:
         statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas)
         next_key, key = (q_learning.transition_keys(k, replay.weight.shape[0], replicas) for k in jax.random.split(key))
 
@@ -105,7 +81,7 @@ class CRR(StochasticActing, PeriodicTargetFields, ReplayFields, NStepFields):
         updates = state.updates + 1
         tau = jnp.where(updates % self.target_period == 0, self.tau, 0.0)
         policy, critic = train_state.polyak_update(policy, tau), train_state.polyak_update(critic, tau)
-        return CRRState(policy, critic, statistics, updates), UpdateInfo(replicas.mean(fit.metrics | metrics))
+        return LearnerState(policy, critic, statistics, updates), UpdateInfo(replicas.mean(fit.metrics | metrics))
 
     def _weights(
         self, policy: Variables, critic: Variables, batch: TransitionBatch, key: jax.Array, spec: EnvSpec

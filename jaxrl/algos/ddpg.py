@@ -4,17 +4,15 @@ Lillicrap et al. (2016, arXiv:1509.02971), Fujimoto et al. (2018, arXiv:1802.094
 arXiv:1804.08617).
 """
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
 from jaxrl.algos import acting, combined_replay, off_policy, q_learning, train_state
 from jaxrl.algos.acting import DeterministicActing
-from jaxrl.algos.base import algorithm, changed, field_group, field_problems
+from jaxrl.algos.base import algorithm, changed, field_group
 from jaxrl.algos.fields import (
     CombinedReplayFields,
     DelayedPolicyFields,
@@ -26,25 +24,16 @@ from jaxrl.algos.fields import (
     SupportFields,
     TargetFields,
 )
-from jaxrl.algos.off_policy import CriticLoss, Statistics
-from jaxrl.algos.q_learning import Returns
-from jaxrl.algos.train_state import TrainState, polyak_update
+from jaxrl.algos.off_policy import CriticLoss, LearnerState
+from jaxrl.algos.train_state import TrainState, Variables, polyak_update, weighted_mean
+from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.sources import Prioritized
-from jaxrl.core.types import EnvSpec, Replicas, Source, TransitionBatch, UpdateInfo
+from jaxrl.core.types import EnvSpec, ModelState, Replicas, Source, TransitionBatch, UpdateInfo
 from jaxrl.networks import CategoricalValues, Critic
 
 
-class DDPGState(struct.PyTreeNode):
-    """State of the learner."""
-
-    policy: TrainState
-    critic: TrainState
-    statistics: Statistics
-    updates: jax.Array  # int32
-
-
-class TD3State(DDPGState):
+class TD3State(LearnerState):
     """State of the learner."""
 
     policy_loss: jax.Array  # at the policy's last step; most updates have none
@@ -54,44 +43,90 @@ class TD3State(DDPGState):
 class DeterministicLearner(NStepFields, SupportFields, QuantileFields, ResetFields, DeterministicActing, TargetFields):
     """A deterministic policy and critics, with target networks of both."""
 
-    def init(self, key: jax.Array, spec: EnvSpec) -> DDPGState:
+    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
+        return self.actor_critic_problems(spec, stochastic=False)
+
+    def init(self, key: jax.Array, spec: EnvSpec) -> LearnerState:
         policy_key, critic_key = jax.random.split(key)
-        return DDPGState(
+        return LearnerState(
             policy=train_state.create(*self.policy.init(policy_key, spec), self.policy_optimizer, target=True),
             critic=train_state.create(*self.critic.init(critic_key, spec), self.critic_optimizer, target=True),
             statistics=off_policy.init_statistics(spec, self.normalize_observation),
             updates=jnp.int32(0),
         )
 
-    def _target_action(self, state: DDPGState, replay: TransitionBatch, spec: EnvSpec) -> jax.Array:
+    def _target_action(self, state: LearnerState, replay: TransitionBatch, spec: EnvSpec) -> jax.Array:
         """Return the target policy's actions at the next observations, [batch, n]."""
         return off_policy.evaluate_policy(self.policy, state.policy.target_variables, replay.next_observation, spec)
 
-    def _target(self, state: DDPGState, replay: TransitionBatch, next_action: jax.Array, spec: EnvSpec) -> Returns:
-        """Return the critics' target for each transition, by the smallest target critic."""
-        slow = state.critic.target_variables
-        return off_policy.smallest_target(self.critic, slow, replay, next_action, self.gamma, spec, **self.support)
-
     def _critic_step(
-        self,
-        critic: TrainState,
+        self: Any,
+        state: LearnerState,
         replay: TransitionBatch,
-        target: Returns,
+        next_action: jax.Array,
         spec: EnvSpec,
         replicas: Replicas,
-        importance: jax.Array | None = None,
     ) -> tuple[TrainState, CriticLoss]:
-        options = self.support | {"quantile_huber": self.quantile_huber, "importance": importance}
+        """Take a step of the critics towards the returns that follow if `next_action` [batch, n] is next.
+
+        They are the rewards plus, unless the task terminated, the next action's returns under the target critic with
+        the smallest expectation (Fujimoto et al., 2018, equation 10).
+        """
+        seen = replay.next_observation
+        output = off_policy.evaluate_critic(self.critic, state.critic.target_variables, seen, next_action, spec)
+        least = jnp.argmin(q_learning.action_values(output, self.v_min, self.v_max)[..., 0], axis=0)
+
+        def of_least(x):
+            return jnp.take_along_axis(x, least.reshape((1, -1) + (1,) * (x.ndim - 2)), axis=0)[0]
+
+        only = jnp.zeros(least.shape, jnp.int32)
+        following = q_learning.returns_of(jax.tree.map(of_least, output), only, self.v_min, self.v_max)
+        target = q_learning.n_step_returns(replay.rewards, replay.steps, replay.bootstrap, following, self.gamma)
+        options = self.support | {"quantile_huber": self.quantile_huber}
+        if combined_replay.sources_by_priority(self.experience):
+            options["importance"] = replay.importance
         optimizer = self.critic_optimizer
-        return off_policy.critic_step(self.critic, critic, optimizer, replay, target, spec, replicas, **options)
+        return off_policy.critic_step(self.critic, state.critic, optimizer, replay, target, spec, replicas, **options)
 
     def _policy_step(
         self, policy: TrainState, critic: TrainState, replay: TransitionBatch, spec: EnvSpec, replicas: Replicas
     ) -> tuple[TrainState, jax.Array]:
+        """Take a step of the policy up its value (Lillicrap et al., equation 6); return it and the loss before it."""
         optimizer = self.policy_optimizer
-        return off_policy.dpg_step(
-            self.policy, policy, optimizer, self.critic, critic, replay, spec, replicas, **self.support
-        )
+
+        def loss(variables):
+            _, value, model_state = self._action_and_value(variables, critic, replay, spec)
+            loss = weighted_mean(-value, replay.weight, replicas)
+            return loss, (loss, model_state)
+
+        policy, _, before = train_state.gradient(loss, policy).step(optimizer, replicas)
+        return policy, before
+
+    def _action_and_value(
+        self, policy: Variables, critic: TrainState, replay: TransitionBatch, spec: EnvSpec
+    ) -> tuple[jax.Array, jax.Array, ModelState]:
+        """Return the policy's actions [batch, n], their values [batch] by the first critic, and the new model state."""
+        action, model_state = off_policy.train_policy(self.policy, policy, replay.observation, spec)
+        first = jax.tree.map(lambda x: x[:1], critic.variables)  # without computing the other members
+        output = off_policy.evaluate_critic(self.critic, first, replay.observation, action, spec)
+        return action, q_learning.action_values(output, self.v_min, self.v_max)[0, :, 0], model_state
+
+
+@field_group
+class JointLearner(DeterministicLearner):
+    """DDPG's update: a step of the critics, the policy and the targets every time."""
+
+    def update(
+        self: Any, state: LearnerState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
+    ) -> tuple[LearnerState, UpdateInfo]:
+        statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas, n_step=self.n_step)
+        critic, fit = self._critic_step(state, replay, self._target_action(state, replay, spec), spec, replicas)
+        policy, loss = self._policy_step(state.policy, critic, replay, spec, replicas)
+        policy, critic = polyak_update(policy, self.tau), polyak_update(critic, self.tau)
+        priorities = combined_replay.priorities(fit.error, self.experience, batch, replicas)
+        metrics = replicas.mean(fit.metrics | {"policy_loss": loss})
+        new = LearnerState(policy, critic, statistics, state.updates + 1)
+        return self.after_reset(new, key, spec), UpdateInfo(metrics, priorities)
 
 
 @field_group
@@ -106,19 +141,22 @@ class DelayedLearner(DeterministicLearner, DelayedPolicyFields):
     ) -> tuple[TD3State, UpdateInfo]:
         statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas, n_step=self.n_step)
         keys = off_policy.transition_keys(key, replay, replicas)
-        target_action = self._target_action(state, replay, spec)
-        smoothed = acting.smoothed_action(target_action, keys, self.target_noise, self.target_noise_clip, spec)
-        target = self._target(state, replay, smoothed, spec)
-        critic, fit = self._critic_step(state.critic, replay, target, spec, replicas)
+        box = spaces.expect(spec.action_space, spaces.Box)
+        # Similar actions should have similar values (section 5.3).
+        smoothed = acting.add_noise(
+            self._target_action(state, replay, spec), keys, self.target_noise, box, self.target_noise_clip
+        )
+        critic, fit = self._critic_step(state, replay, smoothed, spec, replicas)
 
-        def policy_step(policy):
-            return self._policy_step(policy, critic, replay, spec, replicas)
+        def step(policy, slow, _):
+            policy, loss = self._policy_step(policy, critic, replay, spec, replicas)
+            return polyak_update(policy, self.tau), polyak_update(slow, self.tau), replicas.mean(loss)
 
         updates = state.updates + 1
+        learned = state.policy, critic, state.policy_loss
+        # In vmapped runs, both results are computed.
         due = updates % self.policy_delay == 0
-        policy, critic, loss = off_policy.delayed_step(
-            policy_step, state.policy, critic, state.policy_loss, due, self.tau, replicas
-        )
+        policy, critic, loss = jax.lax.cond(due, step, lambda *same: same, *learned)
         metrics = replicas.mean(fit.metrics) | {"policy_loss": loss}
         new = TD3State(policy, critic, statistics, updates, loss)
         return self.after_reset(new, key, spec), UpdateInfo(metrics)
@@ -128,37 +166,16 @@ class DelayedLearner(DeterministicLearner, DelayedPolicyFields):
 class DeterministicSequenceLearner(SequenceFields, CombinedReplayFields, DeterministicLearner):
     """Learner from single transitions, or from sequences if a network is recurrent."""
 
-    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        steps = self.steps_per_update_with_memory(num_envs)
-        return dataclasses.replace(self, **self.resolved_networks(spec), rollout_length=steps)
-
-    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        name = type(self).__name__
-        networks = off_policy.problems(name, self.policy, self.critic, spec, stochastic=False, memory=True)
-        return field_problems(self) + networks
-
     @property
     def experience(self) -> Mapping[str, Source]:
         return self.combined_sources(self.source_with_memory())
 
 
 @algorithm
-class DDPG(DeterministicSequenceLearner):
+class DDPG(DeterministicSequenceLearner, JointLearner):
     """Deep deterministic policy gradients: a deterministic policy that ascends its critic; uniform replay."""
 
     critic: Critic = changed(Critic(ensemble=1))
-
-    def update(
-        self, state: DDPGState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
-    ) -> tuple[DDPGState, UpdateInfo]:
-        statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas, n_step=self.n_step)
-        target = self._target(state, replay, self._target_action(state, replay, spec), spec)
-        critic, fit = self._critic_step(state.critic, replay, target, spec, replicas)
-        policy, loss = self._policy_step(state.policy, critic, replay, spec, replicas)
-        policy, critic = polyak_update(policy, self.tau), polyak_update(critic, self.tau)
-        metrics = replicas.mean(fit.metrics | {"policy_loss": loss})
-        new = DDPGState(policy, critic, statistics, state.updates + 1)
-        return self.after_reset(new, key, spec), UpdateInfo(metrics)
 
 
 @algorithm
@@ -170,38 +187,15 @@ class TD3(DeterministicSequenceLearner, DelayedLearner):
 
 
 @algorithm
-class D4PG(PrioritizedFields, CombinedReplayFields, DeterministicLearner):
+class D4PG(PrioritizedFields, CombinedReplayFields, JointLearner):
     """DDPG with a distributional critic, n-step returns and prioritized replay."""
 
     n_step: int = changed(5)
     exploration_noise: Scalar = changed(0.3)
     critic: Critic = changed(Critic(ensemble=1, head=CategoricalValues(51)))
 
-    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        steps = self.steps_per_update(num_envs)
-        return dataclasses.replace(self, **self.resolved_networks(spec), rollout_length=steps)
-
-    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        networks = off_policy.problems("D4PG", self.policy, self.critic, spec, stochastic=False)
-        return field_problems(self) + networks
-
     @property
     def experience(self) -> Mapping[str, Source]:
         prioritized = Prioritized(exponent=self.priority_exponent, beta=self.importance_exponent)
         replay = self.source(prioritized if self.prioritized else None, n_step=self.n_step)
         return self.combined_sources(replay)
-
-    def update(
-        self, state: DDPGState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
-    ) -> tuple[DDPGState, UpdateInfo]:
-        statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas)
-        target = self._target(state, replay, self._target_action(state, replay, spec), spec)
-        importance = replay.importance if combined_replay.sources_by_priority(self.experience) else None
-        critic, fit = self._critic_step(state.critic, replay, target, spec, replicas, importance)
-        policy, policy_loss = self._policy_step(state.policy, critic, replay, spec, replicas)
-        policy, critic = polyak_update(policy, self.tau), polyak_update(critic, self.tau)
-        priority = fit.error + q_learning.LEAST_PRIORITY
-        priorities = combined_replay.priorities(priority, self.experience, batch, replicas)
-        metrics = replicas.mean(fit.metrics | {"policy_loss": policy_loss})
-        new = DDPGState(policy, critic, statistics, state.updates + 1)
-        return self.after_reset(new, key, spec), UpdateInfo(metrics, priorities)

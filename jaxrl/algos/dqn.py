@@ -7,44 +7,32 @@ from typing import Any, Literal, Self
 import jax
 import jax.numpy as jnp
 import optax
-from flax import struct
 
 from jaxrl.algos import combined_replay, q_learning, q_views, train_state
 from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static, unresolved
-from jaxrl.algos.fields import CombinedReplayFields, PrioritizedFields, QLearningFields, SupportFields
+from jaxrl.algos.fields import CombinedReplayFields, MemoryFields, PrioritizedFields, SupportFields
 from jaxrl.algos.optimizers import clipped
-from jaxrl.algos.q_learning import QCarry, Returns
-from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
-from jaxrl.core import spaces
+from jaxrl.algos.q_learning import QLearningFields, QState, Returns
+from jaxrl.algos.train_state import Variables, weighted_mean
 from jaxrl.core.schedules import Linear, Scalar
-from jaxrl.core.sources import FrameStack, Prioritized, Sequence
+from jaxrl.core.sources import FrameStack, Prioritized
 from jaxrl.core.types import (
     SEQUENCE_INPUTS,
     TRANSITION_INPUTS,
-    ActorOutput,
     ActorState,
     EnvSpec,
-    NetworkInputs,
     PyTree,
     Replicas,
     Rollout,
     Source,
-    TimeStep,
     UpdateInfo,
 )
 from jaxrl.networks import MLP, ActionValues, CategoricalValues, QNetwork, resolve_network
 from jaxrl.networks.torsos import has_images
 
 
-class DQNState(struct.PyTreeNode):
-    """State of the learner."""
-
-    network: TrainState
-    updates: jax.Array  # int32
-
-
 @algorithm
-class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningFields):
+class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, QLearningFields):
     """Deep Q-learning with replay and a target network; its head predicts expected values or distributions."""
 
     learning_rate: Scalar | None = number(
@@ -102,18 +90,8 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
     munchausen: bool = static(
         False, help="Munchausen targets: soft values, and the scaled log-policy added to the reward"
     )
-    sequence_length: int = static(
-        16,
-        low=2,
-        only_with="network.recurrent",
-        help="time steps per sequence; the last one is only used for bootstrapping",
-    )
-    burn_in: int = static(
-        0,
-        low=0,
-        only_with="network.recurrent",
-        help="steps before each sequence, only used to warm up the recurrent state",
-    )
+    sequence_length: int = changed(16, only_with="network.recurrent")
+    burn_in: int = changed(0, only_with="network.recurrent")
     cross_episodes: bool = static(
         True,
         only_with="network.recurrent",
@@ -130,11 +108,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
     )
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        length = self.rollout_length
-        if length is None and self.recurrent:
-            length = max(self.sequence_length // 4, 1)  # sequences begin at every rollout
-        elif length is None:
-            length = self.steps_per_update(num_envs)
+        length = self.steps_per_update(num_envs)
         network = resolve_network(self.network, spec, MLP((120, 84), activation="relu", stretch=True))
         images, rate = has_images(spec.observation_space), self.learning_rate
         if rate is None:
@@ -145,13 +119,8 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         problems, name = field_problems(self), type(self).__name__
-        if not isinstance(spec.action_space, spaces.Discrete):
-            problems.append(
-                f"{name} needs a Discrete action space, but {spec.name} has {spec.action_space!r}; use PPO or A2C"
-            )
-        else:
-            known = SEQUENCE_INPUTS if self.recurrent else TRANSITION_INPUTS
-            problems += network_problems(f"{name}.network", self.network, spec, known)
+        known = SEQUENCE_INPUTS if self.recurrent else TRANSITION_INPUTS
+        problems += network_problems(f"{name}.network", self.network, spec, known, discrete=True)
         return problems + self._head_problems()
 
     def _head_problems(self) -> list[str]:
@@ -176,9 +145,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
             insertion="priority" if self.initial_priorities == "td_error" else None,
             eta=self.priority_eta,
         )
-        end = "continue" if self.cross_episodes else "truncate"
-        length = 1 if self.rollout_length is None else self.rollout_length
-        sequence = Sequence(self.sequence_length, length, end, self.burn_in, stored_carry=True)
+        sequence = self.sequence if self.cross_episodes else dataclasses.replace(self.sequence, end="truncate")
         replay = self.source(
             prioritized if self.prioritized else None,
             sequence=sequence if self.recurrent else None,
@@ -187,32 +154,15 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
         )
         return self.combined_sources(replay)
 
-    def init(self, key: jax.Array, spec: EnvSpec) -> DQNState:
+    def init(self, key: jax.Array, spec: EnvSpec) -> QState:
         network = train_state.create(*self.network.init(key, spec), self._transformation(), target=True)
-        return DQNState(network, jnp.int32(0))
+        return QState(network, jnp.int32(0))
 
-    def actor(self, state: DQNState) -> ActorState:
-        return q_learning.actor(state.network, self.epsilon, self.ladder_exponent if self.ladder else None)
+    def noise_keys(self, key: jax.Array) -> jax.Array:
+        return jax.vmap(lambda k: jax.random.fold_in(k, 1))(key)
 
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> QCarry:
-        return q_learning.initial_carry(self.network, spec, env_index, num_envs, self.random_persistence)
-
-    def act(
-        self, actor: ActorState, timestep: TimeStep, carry: QCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
-    ) -> ActorOutput:
-        noise = jax.vmap(lambda k: jax.random.fold_in(k, 1))(key) if explore else None
-        inputs = NetworkInputs.of_timesteps(jax.tree.map(lambda x: x[None], timestep))
-        output, network, _ = self.network.apply(
-            actor.params, inputs, carry.network, spec=spec, model_state=actor.model_state, train=False, key=noise
-        )
-        values = q_learning.action_values(jax.tree.map(lambda x: x[0], output), self.v_min, self.v_max)
-        action = jnp.argmax(values, axis=-1).astype(jnp.int32)
-        carry = carry.replace(network=network)
-        if explore:
-            action, carry = q_learning.explore(
-                actor, action, timestep, carry, key, spec=spec, persistence=self.random_persistence
-            )
-        return ActorOutput(action, carry)
+    def values_of(self, output: PyTree) -> jax.Array:
+        return q_learning.action_values(output, self.v_min, self.v_max)
 
     def rollout_extras(self, actor: ActorState, rollout: Rollout, *, spec: EnvSpec) -> dict[str, jax.Array]:
         """Return each row's TD error under the acting parameters, as its initial priority (R2D2, section 2.3)."""
@@ -223,14 +173,14 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
         output, _ = view.output(acted, None, train=False)
         target = self._target(view, acted, acted, output, [None] * 4)
         error = q_learning.td_loss(
-            view.current(output), view.action, target, self.v_min, self.v_max, self.quantile_huber, self.huber
+            view.current(output), view.rows.action, target, self.v_min, self.v_max, self.quantile_huber, self.huber
         )[1]
         error = error.reshape(rollout.timesteps.first.shape)[:-1]
-        return {"priority": error + q_learning.LEAST_PRIORITY}
+        return {"priority": error + combined_replay.LEAST_PRIORITY}
 
     def update(
-        self, state: DQNState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
-    ) -> tuple[DQNState, UpdateInfo]:
+        self, state: QState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
+    ) -> tuple[QState, UpdateInfo]:
         drawn = combined_replay.combined_batch(batch, replicas)
         view = q_views.view(drawn, self.network, spec, self._n_step)
         noise = [
@@ -238,33 +188,30 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
             for k in jax.random.split(key, 4)
         ]
 
-        def loss(params):
-            online = Variables(params, state.network.model_state)
+        def loss(online):
             output, model_state = view.output(online, noise[0], train=True)
             target = jax.lax.stop_gradient(
                 self._target(view, state.network.variables, state.network.target_variables, output, noise)
             )
-            current = view.current(output)
+            current, rows = view.current(output), view.rows
             losses, error = q_learning.td_loss(
-                current, view.action, target, self.v_min, self.v_max, self.quantile_huber, self.huber
+                current, rows.action, target, self.v_min, self.v_max, self.quantile_huber, self.huber
             )
             if combined_replay.sources_by_priority(self.experience):
                 losses = losses * view.importance
             loss = view.loss(losses, self.time_reduction, replicas)
-            values = q_learning.action_values(current, self.v_min, self.v_max)
-            chosen = jnp.take_along_axis(values, view.action[:, None], axis=-1)[:, 0]
+            values = self.values_of(current)
+            chosen = jnp.take_along_axis(values, rows.action[:, None], axis=-1)[:, 0]
             metrics = {
                 "loss": loss,
-                "q_value": weighted_mean(chosen, view.weight, replicas),
-                "td_error": weighted_mean(error, view.weight, replicas),
+                "q_value": weighted_mean(chosen, rows.weight, replicas),
+                "td_error": weighted_mean(error, rows.weight, replicas),
             }
-            metrics |= q_learning.support_metrics(current, target, self.v_min, self.v_max, view.weight, replicas)
-            return loss, (metrics, error, model_state)
+            metrics |= q_learning.support_metrics(current, target, self.v_min, self.v_max, rows.weight, replicas)
+            return loss, ((metrics, error), model_state)
 
-        gradients, (metrics, error, model_state) = jax.grad(loss, has_aux=True)(state.network.params)
-        network, norm = train_state.apply_gradients(
-            state.network, gradients, self._transformation(), replicas, model_state
-        )
+        found = train_state.gradient(loss, state.network)
+        network, norm, (metrics, error) = found.step(self._transformation(), replicas)
         updates = state.updates + 1
         tau = jnp.where(updates % self.target_period == 0, self.target_update, 0.0)
         network = train_state.polyak_update(network, tau)
@@ -273,9 +220,9 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
             "epsilon": jnp.asarray(self.epsilon),
             "learning_rate": jnp.asarray(self.learning_rate),
         }
-        priority = view.priorities(error, self.priority_eta) + q_learning.LEAST_PRIORITY
-        priorities = combined_replay.priorities(priority, self.experience, batch, replicas)
-        return DQNState(network, updates), UpdateInfo(metrics, priorities)
+        errors = view.priorities(error, self.priority_eta)
+        priorities = combined_replay.priorities(errors, self.experience, batch, replicas)
+        return QState(network, updates), UpdateInfo(metrics, priorities)
 
     @property
     def _n_step(self) -> int:
@@ -297,15 +244,15 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
         noise: list[jax.Array] | list[None],
     ) -> Returns:
         """Return the target distribution of returns of each transition; `output` is the online network's."""
-        low, high, rewards = self.v_min, self.v_max, view.rewards
+        rows, rewards = view.rows, view.rows.rewards
         target_output, _ = view.output(target_network, noise[1], train=False)
         next_output = view.next(target_output, target_network, noise[2])
-        next_values = q_learning.action_values(next_output, low, high)
+        next_values = self.values_of(next_output)
         if self.munchausen:
             temperature = self.munchausen_temperature
-            values = q_learning.action_values(view.current(target_output), low, high)
+            values = self.values_of(view.current(target_output))
             bonus = q_learning.munchausen_bonus(
-                values, view.action, temperature, self.munchausen_scale, self.munchausen_clip
+                values, rows.action, temperature, self.munchausen_scale, self.munchausen_clip
             )
             # Only for the first of several steps: the replay stores no other action.
             rewards = rewards.at[:, 0].add(bonus)
@@ -313,10 +260,11 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
         else:
             if self.double:
                 online_output = view.next(output, online, noise[3])
-                next_values = q_learning.action_values(online_output, low, high)
-            next_returns = q_learning.returns_of(next_output, jnp.argmax(next_values, axis=-1), low, high)
+                next_values = self.values_of(online_output)
+            best = jnp.argmax(next_values, axis=-1)
+            next_returns = q_learning.returns_of(next_output, best, self.v_min, self.v_max)
         if not self.value_rescaling:
-            return q_learning.n_step_returns(rewards, view.steps, view.bootstrap, next_returns, self.gamma)
+            return q_learning.n_step_returns(rewards, rows.steps, rows.bootstrap, next_returns, self.gamma)
         next_returns = next_returns.replace(atoms=q_learning.unscaled(next_returns.atoms))
-        target = q_learning.n_step_returns(rewards, view.steps, view.bootstrap, next_returns, self.gamma)
+        target = q_learning.n_step_returns(rewards, rows.steps, rows.bootstrap, next_returns, self.gamma)
         return target.replace(atoms=q_learning.rescaled(target.atoms))

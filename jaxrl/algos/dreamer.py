@@ -16,19 +16,19 @@ from flax import struct
 
 from jaxrl.algos import q_learning, returns, train_state
 from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static
-from jaxrl.algos.fields import DiscountFields, ReplayFields
+from jaxrl.algos.fields import DiscountFields, MemoryFields, ReplayFields
 from jaxrl.algos.optimizers import LaProp, Optimizer
 from jaxrl.algos.returns import Segment
-from jaxrl.algos.train_state import TrainState, weighted_mean
+from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
-from jaxrl.core.sources import Sequence
 from jaxrl.core.types import (
     SEQUENCE_INPUTS,
     ActorOutput,
     ActorState,
     EnvSpec,
     Metrics,
+    ModelState,
     NetworkInputs,
     Params,
     PyTree,
@@ -71,7 +71,7 @@ class Imagined(struct.PyTreeNode):
 
 
 @algorithm
-class Dreamer(ReplayFields, DiscountFields):
+class Dreamer(ReplayFields, MemoryFields, DiscountFields):
     """DreamerV3: a world model learned from replayed sequences, and a policy learned from imagined trajectories."""
 
     learning_rate: Scalar = number(4e-5, above=0, help="learning rate")
@@ -90,8 +90,8 @@ class Dreamer(ReplayFields, DiscountFields):
     return_decay: Scalar = number(0.99, low=0, below=1, help="decay rate of the running percentiles of returns")
     tau: Scalar = number(0.02, above=0, high=1, help="soft update coefficient of the slow critic")
     imagination_length: int = static(15, low=1, help="number of steps of imagined trajectories")
-    sequence_length: int = static(64, low=2, help="time steps per sequence")
-    burn_in: int = static(0, low=0, help="steps before each sequence, only used to warm up the recurrent state")
+    sequence_length: int = changed(64, only_with=None, help="time steps per sequence")
+    burn_in: int = changed(0, only_with=None)
     min_size: int = changed(1_024, help="transitions collected before the first update")
     batch_size: int = changed(16, help="sequences per update")
     rollout_length: int | None = changed(
@@ -102,8 +102,7 @@ class Dreamer(ReplayFields, DiscountFields):
     network: WorldModel = static(WorldModel())
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        length = max(self.sequence_length // 4, 1) if self.rollout_length is None else self.rollout_length
-        return dataclasses.replace(self, rollout_length=length)
+        return dataclasses.replace(self, rollout_length=self.steps_per_update(num_envs))
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         problems = field_problems(self)
@@ -116,9 +115,7 @@ class Dreamer(ReplayFields, DiscountFields):
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        period = 1 if self.rollout_length is None else self.rollout_length
-        sequence = Sequence(self.sequence_length, period, "continue", self.burn_in, stored_carry=True)
-        return {"replay": self.source(sequence=sequence)}
+        return {"replay": self.source(sequence=self.sequence)}
 
     def init(self, key: jax.Array, spec: EnvSpec) -> DreamerState:
         model, predictions, critic = jax.random.split(key, 3)
@@ -152,9 +149,8 @@ class Dreamer(ReplayFields, DiscountFields):
     ) -> tuple[DreamerState, UpdateInfo]:
         [drawn] = batch.values()
         keys = q_learning.transition_keys(key, drawn.mask.shape[1], replicas)
-        loss = jax.grad(self._loss, has_aux=True)
-        gradients, (metrics, return_range) = loss(state.network.params, state, drawn, keys, spec, replicas)
-        network, norm = train_state.apply_gradients(state.network, gradients, self._transformation, replicas)
+        found = train_state.gradient(self._loss, state.network, state, drawn, keys, spec, replicas)
+        network, norm, (metrics, return_range) = found.step(self._transformation, replicas)
         slow = optax.incremental_update(network.params["critic"], state.slow_critic, self.tau)
         metrics = replicas.mean(metrics) | {"return_scale": return_scale(return_range), "gradient_norm": norm}
         return DreamerState(network, slow, return_range), UpdateInfo(metrics)
@@ -165,14 +161,15 @@ class Dreamer(ReplayFields, DiscountFields):
 
     def _loss(
         self,
-        params: Params,
+        learned: Variables,
         state: DreamerState,
         batch: SequenceBatch,
         keys: jax.Array,
         spec: EnvSpec,
         replicas: Replicas,
-    ) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
+    ) -> tuple[jax.Array, tuple[tuple[Metrics, jax.Array], ModelState]]:
         """Return this device's share of the loss, with metrics and the new percentiles of returns."""
+        params = learned.params
         observing, imagining = jax.vmap(jax.random.split, out_axes=1)(keys)
         observed, batch = observe(self.network, params["model"], batch, observing, spec)
         timesteps, count = batch.timesteps, batch.mask.astype(jnp.float32)
@@ -218,7 +215,7 @@ class Dreamer(ReplayFields, DiscountFields):
         }
         loss = jnp.sum(jnp.stack([scales.get(name, 1.0) * x for name, x in means.items()]))
         figures = {"entropy": entropy, "imagined_return": imagined.returns, "imagined_value": imagined.values}
-        return loss, (means | {"loss": loss} | jax.tree.map(jnp.mean, figures), return_range)
+        return loss, ((means | {"loss": loss} | jax.tree.map(jnp.mean, figures), return_range), ())
 
     def _imagine(self, params: Params, start: LatentState, keys: jax.Array, spec: EnvSpec) -> Imagined:
         """Return trajectories of the policy in the model.

@@ -14,7 +14,7 @@ import optax
 
 from jaxrl.algos import off_policy, q_learning, train_state
 from jaxrl.algos.acting import StochasticActing
-from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static
+from jaxrl.algos.base import algorithm, changed, network_problems, number, static
 from jaxrl.algos.fields import ReplayFields, TargetFields, TemperatureFields
 from jaxrl.algos.sac import SAC, SACState
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
@@ -31,11 +31,9 @@ from jaxrl.core.types import (
     TransitionBatch,
     UpdateInfo,
 )
-from jaxrl.networks import ActionValues, Critic, resolve_network
+from jaxrl.networks import ActionValues, Critic
 from jaxrl.networks.torsos import to_float
 
-# The fields that SAC lacks; it has all others.
-_OF_THE_DISCRIMINATOR = ("discriminator_learning_rate", "gradient_penalty", "reward", "absorbing", "discriminator")
 _LEAST_NORM = 1e-6  # of a gradient: a norm is not differentiable at 0
 
 
@@ -70,28 +68,15 @@ class GAIL(StochasticActing, ReplayFields, TargetFields, TemperatureFields):
     )
     discriminator: Critic = static(Critic(widths=(100, 100), activation="tanh", ensemble=1))
 
-    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        return dataclasses.replace(
-            self,
-            **self.resolved_networks(spec),
-            discriminator=resolve_network(self.discriminator, spec),
-            rollout_length=self.steps_per_update(num_envs),
-        )
-
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        networks = off_policy.problems(
-            "GAIL", self.policy, self.critic, spec, stochastic=True, discrete=True, dropout=True
-        )
-        found, judge = field_problems(self) + networks, self.discriminator
+        found = self.actor_critic_problems(spec, stochastic=True, discrete=True, dropout=True)
+        judge = self.discriminator
         plain = isinstance(judge, Critic) and isinstance(judge.head, ActionValues) and not judge.head.noisy
         if not (plain and judge.ensemble == 1):
             found.append(
                 f"GAIL.discriminator={judge!r:.250} must be a Critic(ensemble=1) with ActionValues(noisy=False)"
             )
-        elif not networks:
-            found += off_policy.dropout_problems("GAIL.discriminator", judge)
-            found += network_problems("GAIL.discriminator", judge, spec, TRANSITION_INPUTS)
-        return found
+        return found or network_problems("GAIL.discriminator", judge, spec, TRANSITION_INPUTS)
 
     @property
     def experience(self) -> Mapping[str, Source]:
@@ -99,8 +84,8 @@ class GAIL(StochasticActing, ReplayFields, TargetFields, TemperatureFields):
 
     @property
     def sac(self) -> SAC:
-        """Return the SAC that learns from the discriminator's rewards, with all other settings."""
-        names = [field.name for field in dataclasses.fields(self) if field.name not in _OF_THE_DISCRIMINATOR]
+        """Return the SAC that learns from the discriminator's rewards, with the settings that both have."""
+        names = [field.name for field in dataclasses.fields(SAC) if hasattr(self, field.name)]
         return SAC(**{name: getattr(self, name) for name in names})
 
     def init(self, key: jax.Array, spec: EnvSpec) -> GAILState:
@@ -118,9 +103,10 @@ class GAIL(StochasticActing, ReplayFields, TargetFields, TemperatureFields):
         statistics, own = off_policy.normalize_batch(state.statistics, batch["replay"], clip, replicas)
         expert = expert.replace(observation=off_policy.normalize_observation(statistics, expert.observation, clip))
 
-        def loss(params):
+        def loss(learned):
             """Return the cross-entropy (Ho & Ermon, equation 17) plus the penalty."""
-            variables = Variables(params["network"], state.discriminator.model_state)
+            params = learned.params
+            variables = learned.replace(params=params["network"])
             parts = (own.observation, own.action), (expert.observation, expert.action)
             both = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
             logit, model_state = logits(self.discriminator, variables, *both, spec, train=True)
@@ -139,10 +125,7 @@ class GAIL(StochasticActing, ReplayFields, TargetFields, TemperatureFields):
             metrics = {"discriminator_loss": entropy, "discriminator_accuracy": accuracy, "gradient_penalty": penalty}
             return entropy + self.gradient_penalty * penalty, (metrics, model_state)
 
-        gradients, (metrics, model_state) = jax.grad(loss, has_aux=True)(state.discriminator.params)
-        discriminator, _ = train_state.apply_gradients(
-            state.discriminator, gradients, self._optimizer(), replicas, model_state
-        )
+        discriminator, _, metrics = train_state.gradient(loss, state.discriminator).step(self._optimizer(), replicas)
 
         # The environment's rewards are not read, not even those that are overwritten here.
         variables = Variables(discriminator.params["network"], discriminator.model_state)

@@ -59,10 +59,7 @@ class History(struct.PyTreeNode):
             inputs, model_state = self._part(time), policy.model_state
             return network.apply(policy.params, inputs, carry, spec=spec, model_state=model_state, train=train)
 
-        carry = self.carry
-        if self.burn_in:
-            carry = jax.lax.stop_gradient(unroll(jax.lax.stop_gradient(policy), slice(self.burn_in), carry, False)[1])
-        output, _, model_state = unroll(policy, slice(self.burn_in, None), carry, train)
+        output, model_state = q_views.after_burn_in(unroll, policy, self.carry, self.burn_in, train=train)
         return jax.tree.map(self._taken, output), model_state
 
     def critic(
@@ -96,10 +93,7 @@ class History(struct.PyTreeNode):
         carry = jax.tree.map(
             lambda x: jnp.broadcast_to(x, (members, self.columns, *x.shape)), network.initial_carry(spec)
         )
-        if self.burn_in:
-            frozen = jax.lax.stop_gradient(critic)
-            carry = jax.lax.stop_gradient(encode(frozen, slice(self.burn_in), carry, False)[1])
-        features, _, model_state = encode(critic, slice(self.burn_in, None), carry, train)
+        features, model_state = q_views.after_burn_in(encode, critic, carry, self.burn_in, train=train)
         features = jax.vmap(self._taken)(features)[:, None]
         output, model_state = network.evaluate(
             critic.params, features, action, mask, spec=spec, model_state=model_state, train=train, key=key

@@ -9,10 +9,9 @@ import jax.numpy as jnp
 
 from jaxrl.algos import on_policy, returns
 from jaxrl.algos.base import algorithm, changed, number, static
-from jaxrl.algos.fields import BonusFields
-from jaxrl.algos.on_policy import PolicyState, PolicyValueActing
+from jaxrl.algos.on_policy import BonusFields, PolicyState, PolicyValueActing
 from jaxrl.algos.optimizers import Optimizer, RMSProp
-from jaxrl.algos.train_state import Variables, weighted_mean
+from jaxrl.algos.train_state import weighted_mean
 from jaxrl.core.schedules import Linear, Scalar
 from jaxrl.core.types import (
     EnvSpec,
@@ -52,15 +51,9 @@ class IMPALA(BonusFields, PolicyValueActing):
         scaled = self.reward_clipping == "none" if self.normalize_reward is None else self.normalize_reward
         return dataclasses.replace(self, **on_policy.resolved(self, spec) | {"normalize_reward": scaled})
 
-    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        return on_policy.problems(self, spec)
-
     @property
     def experience(self) -> Mapping[str, Source]:
         return {"rollout": on_policy.source(self, max_policy_lag=None)}  # V-trace corrects for it
-
-    def init(self, key: jax.Array, spec: EnvSpec) -> PolicyState:
-        return on_policy.init(self, key, spec)
 
     def update(
         self, state: PolicyState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
@@ -71,27 +64,34 @@ class IMPALA(BonusFields, PolicyValueActing):
         bonus, intrinsic, explored = on_policy.explore(
             self, state.bonus, rollout, spec=spec, key=key, replicas=replicas
         )
-        gradients, (metrics, model_state) = jax.grad(self._loss, has_aux=True)(
-            state.network.params, state.network.model_state, rollout, intrinsic, spec, replicas
+        network, norms, metrics = on_policy.gradient_step(
+            self, self._loss, state.network, replicas, rollout, intrinsic, spec, replicas
         )
-        network, sizes = on_policy.apply_gradients(self, state.network, gradients, replicas, model_state)
-        metrics = replicas.mean(metrics) | sizes | explored | {"learning_rate": jnp.asarray(self.learning_rate)}
+        metrics = replicas.mean(metrics) | norms | explored | {"learning_rate": jnp.asarray(self.learning_rate)}
         new = state.replace(network=network, statistics=statistics, bonus=bonus, updates=state.updates + 1)
         return new, UpdateInfo(metrics)
 
-    def _loss(self, params, model_state, rollout, intrinsic, spec, replicas):
+    def _loss(self, network, rollout, intrinsic, spec, replicas):
         rows, weight = rollout.rows, rollout.rows.weight
         acting = on_policy.acting(weight, rollout.active)
         inputs = on_policy.batch_inputs(self, rollout)
-        network = Variables(params, model_state)
         output, carry, model_state = on_policy.unroll(self, network, inputs, rollout.carry.network, spec, train=True)
         log_prob = output.distribution.log_prob(rows.action)
         log_rho = log_prob - rows.extras["log_prob"]
         # The learner's own carry, because the actors' `final_carry` is of their older parameters.
-        fixed = jax.lax.stop_gradient((network, output.value, log_rho, carry))
-        corrected = self._vtrace(*fixed, rollout, spec)
+        fixed, values, log_rhos, carry = jax.lax.stop_gradient((network, output.value, log_rho, carry))
+        bootstrap_value = on_policy.bootstrap_value(self, fixed, rollout, carry, spec)
+        corrected = returns.vtrace(
+            on_policy.segment(self, rollout, values, bootstrap_value),
+            jnp.exp(log_rhos),
+            self.gamma,
+            trace_lambda=self.trace_lambda,
+            clip_rho=self.clip_rho,
+            clip_c=self.clip_c,
+            clip_pg_rho=self.clip_pg_rho,
+        )
         if intrinsic is not None:  # weighted as V-trace weights its own
-            intrinsic = jnp.minimum(self.clip_pg_rho, jnp.exp(fixed[2])) * intrinsic
+            intrinsic = jnp.minimum(self.clip_pg_rho, jnp.exp(log_rhos)) * intrinsic
         advantages = on_policy.with_bonus(self, corrected.advantages, intrinsic)
 
         def mean(x):
@@ -115,19 +115,6 @@ class IMPALA(BonusFields, PolicyValueActing):
             "explained_variance": on_policy.explained_variance(corrected.values, output.value, weight, replicas),
         }
         return loss, (metrics, model_state)
-
-    def _vtrace(self, network, values, log_rho, carry, rollout, spec):
-        bootstrap_value = on_policy.bootstrap_value(self, network, rollout, carry, spec)
-        segment = on_policy.segment(self, rollout, values, bootstrap_value)
-        return returns.vtrace(
-            segment,
-            jnp.exp(log_rho),
-            self.gamma,
-            trace_lambda=self.trace_lambda,
-            clip_rho=self.clip_rho,
-            clip_c=self.clip_c,
-            clip_pg_rho=self.clip_pg_rho,
-        )
 
     def preprocess(self, timesteps: TimeStep) -> TimeStep:
         return timesteps.replace(reward=clipped_reward(timesteps.reward, self.reward_clipping))

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +10,8 @@ from flax import struct
 
 from jaxrl.algos import off_policy, regression, train_state
 from jaxrl.algos.acting import StochasticActing
-from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static
-from jaxrl.algos.fields import NStepFields, ReplayFields, TargetFields
+from jaxrl.algos.base import algorithm, changed, network_problems, number, static
+from jaxrl.algos.fields import NStepReplayFields, TargetFields
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
@@ -23,10 +23,9 @@ from jaxrl.core.types import (
     NetworkInputs,
     PyTree,
     Replicas,
-    Source,
     UpdateInfo,
 )
-from jaxrl.networks import ActionValues, Critic, resolve_network
+from jaxrl.networks import ActionValues, Critic
 
 
 class IQLState(struct.PyTreeNode):
@@ -40,7 +39,7 @@ class IQLState(struct.PyTreeNode):
 
 
 @algorithm
-class IQL(StochasticActing, TargetFields, ReplayFields, NStepFields):
+class IQL(StochasticActing, TargetFields, NStepReplayFields):
     """Implicit Q-learning: values by expectile regression, and advantage-weighted regression of the policy."""
 
     policy_learning_rate: Scalar | None = changed(Cosine(3e-4, 0.0))
@@ -56,29 +55,15 @@ class IQL(StochasticActing, TargetFields, ReplayFields, NStepFields):
     max_weight: Scalar = number(100.0, above=0, help="maximum weight of an action")
     value: Critic = static(Critic(ensemble=1))
 
-    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        return dataclasses.replace(
-            self,
-            **self.resolved_networks(spec),
-            value=resolve_network(self.value, spec),
-            rollout_length=self.steps_per_update(num_envs),
-        )
-
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        networks = off_policy.problems("IQL", self.policy, self.critic, spec, stochastic=True, discrete=True)
-        problems, head = field_problems(self) + networks, self.value.head
+        problems, head = self.actor_critic_problems(spec, stochastic=True, discrete=True), self.value.head
         if self.value.ensemble != 1 or not isinstance(head, ActionValues) or head.noisy:
             problems.append(f"IQL.value={self.value!r} must predict one number: use ensemble=1 and head=ActionValues()")
-        problems += off_policy.dropout_problems("IQL.value", self.value)
-        return problems + ([] if networks else network_problems("IQL.value", self.value, spec, TRANSITION_INPUTS))
-
-    @property
-    def experience(self) -> Mapping[str, Source]:
-        return {"replay": self.source(n_step=self.n_step)}
+        return problems or network_problems("IQL.value", self.value, spec, TRANSITION_INPUTS)
 
     def init(self, key: jax.Array, spec: EnvSpec) -> IQLState:
         policy_key, critic_key, value_key = jax.random.split(key, 3)
-        optimizer = self.optimizer(self.learning_rate)
+        optimizer = self.critic_optimizer
         return IQLState(
             policy=train_state.create(*self.policy.init(policy_key, spec), self.policy_optimizer),
             critic=train_state.create(*self.critic.init(critic_key, spec), optimizer, target=True),
@@ -94,16 +79,14 @@ class IQL(StochasticActing, TargetFields, ReplayFields, NStepFields):
         statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas)
         taken = regression.taken_values(self.critic, state.critic.target_variables, replay, spec)
 
-        def value_loss(params):
+        def value_loss(variables):
             """Return the value loss (equation 5)."""
-            variables = state.value.variables.replace(params=params)
             value, model_state = state_value(self.value, variables, replay.observation, spec, train=True)
             loss = weighted_mean(expectile_loss(taken - value, self.expectile), replay.weight, replicas)
             metrics = {"value_loss": loss, "value": weighted_mean(value, replay.weight, replicas)}
             return loss, (metrics, model_state)
 
-        gradients, (value_metrics, model_state) = jax.grad(value_loss, has_aux=True)(state.value.params)
-        value, _ = train_state.apply_gradients(state.value, gradients, optimizer, replicas, model_state)
+        value, _, value_metrics = train_state.gradient(value_loss, state.value).step(optimizer, replicas)
 
         # The policy (equation 7).
         advantage = taken - state_value(self.value, value.variables, replay.observation, spec, train=False)[0]

@@ -10,26 +10,71 @@ digits of the index, computes every index independently: 33 us.
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 
+from jaxrl.algos.base import field_group, static
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.types import Metrics, PyTree, Replicas
-
-By = Literal["row", "environment"]
+from jaxrl.core.types import Carry, Metrics, PyTree, Replicas
 
 _RANKED_UP_TO = 32  # below, counting is quick, and the two digits of a Feistel network are too small to mix well
+
+
+class Minibatches(struct.PyTreeNode):
+    """A batch and its division into minibatches: by rows, or, for recurrent networks, by whole environments."""
+
+    indices: jax.Array  # [epochs * minibatches, size]
+    data: PyTree  # [rows, ...] or [time, environment, ...]
+    carry: Carry  # [environment, ...]
+    recurrent: bool = struct.field(pytree_node=False)
+
+    def take(self, indices: jax.Array) -> tuple[PyTree, Carry]:
+        """Return one minibatch, time-major, and the carry at its first row."""
+        if self.recurrent:
+            return take_environments(self.data, indices), take_environments(self.carry, indices, axis=0)
+        return jax.tree.map(lambda x: x[None], take_rows(self.data, indices)), self.carry
+
+
+@field_group
+class MinibatchFields:
+    """Gradient steps on minibatches of one batch."""
+
+    epochs: int | None = static(4, low=1, help="passes over each batch")
+    minibatches: int | None = static(4, low=1, help="gradient steps per pass")
+
+    def divided(self, data: PyTree, carry: Carry, key: jax.Array, replicas: Replicas) -> Minibatches:
+        """Divide `data` [T, B, ...], acted with `carry` [B, ...], into minibatches, shuffled every epoch."""
+        rows, envs = jax.tree.leaves(data)[0].shape[:2]
+        sizes = {"rows": rows, "num_envs": envs, "count": self.minibatches, "epochs": self.epochs}
+        indices = minibatch_indices(key, replicas=replicas, recurrent=self._recurrent, **sizes)
+        return Minibatches(indices, data if self._recurrent else flatten_rows(data), carry, self._recurrent)
+
+    def minibatch_problems(self: Any, num_envs: int, shards: int) -> list[str]:
+        """Explain why batches of an algorithm with a `rollout_length` cannot be divided, one line each."""
+        sizes = {"shards": shards, "count": self.minibatches, "recurrent": self._recurrent}
+        if not (episodes := getattr(self, "whole_episodes", 0)):
+            return minibatch_problems(rows=self.rollout_length, num_envs=num_envs, **sizes)
+        if isinstance(episodes, int) and episodes % shards:
+            return []  # reported by the episode buffer, for all algorithms
+        # Batches have a multiple of `minibatches` rows.
+        found = minibatch_problems(rows=self.minibatches, num_envs=episodes, **sizes)
+        return [line.replace("num_envs", "whole_episodes").replace("environments", "episodes") for line in found]
+
+    @property
+    def _recurrent(self) -> bool:
+        return getattr(getattr(self, "network", None), "recurrent", False)
 
 
 def permutation(key: jax.Array, n: int) -> jax.Array:
     """Return a pseudo-random permutation of 0 .. n-1.
 
-    From 33 on it is an alternating Feistel network (Luby and Rackoff, 1988) over the digits (l, r) of
+    For n of at least 33, it is an alternating Feistel network (Luby and Rackoff, 1988) over the digits (l, r) of
     i = l b + r: l <- l + f(r) mod a, then r <- r + f(l) mod b, and so on; each round is a bijection for any a and b.
-    Where n has no factorization into two digits of like size the network permutes a slightly larger a b and the
-    indices beyond n - 1 are left out, which keeps it exact for every n.
+    If n has no factorization into two digits of similar size, the network permutes a slightly larger a b, and the
+    indices above n - 1 are left out, which keeps it exact for every n.
 
     Args:
       key: a typed key.
@@ -80,7 +125,7 @@ def minibatch_indices(
     num_envs: int,
     count: int | None,
     replicas: Replicas,
-    by: By = "row",
+    recurrent: bool = False,
     epochs: int | None = 1,
 ) -> jax.Array:
     """Return the indices of this device's rows or environments in each minibatch, for scanning over.
@@ -91,12 +136,12 @@ def minibatch_indices(
       num_envs: environments on this device, the shards' side by side, static.
       count: minibatches per epoch, static; None if the algorithm was not resolved.
       replicas: which logical shards this device holds.
-      by: "row" selects single rows; "environment" selects environments with all their rows, for recurrent networks.
+      recurrent: select environments with all their rows, as recurrent networks need, instead of single rows.
       epochs: passes over the data, each with a different permutation, static.
 
     Returns:
-      int32, shape (epochs * count, size): into the axis [T * num_envs] of `flatten_rows` for "row" (see `take_rows`),
-      into the environment axis for "environment" (see `take_environments`). Every index occurs once per epoch.
+      int32, shape (epochs * count, size): rows, into the axis [T * num_envs] of `flatten_rows` (see `take_rows`), or
+      environments, into their axis (see `take_environments`). Every index occurs once per epoch.
 
     Raises:
       ConfigError: the algorithm was not resolved.
@@ -104,20 +149,22 @@ def minibatch_indices(
     """
     if count is None or epochs is None:
         raise ConfigError("epochs or minibatches is not set; call algo.resolve(spec, num_envs) first")
-    problems = minibatch_problems(rows=rows, num_envs=num_envs, shards=replicas.shards, count=count, by=by)
+    problems = minibatch_problems(
+        rows=rows, num_envs=num_envs, shards=replicas.shards, count=count, recurrent=recurrent
+    )
     if problems:
         raise ValueError("\n".join(problems))
     shards = replicas.shards
     envs_per_shard = num_envs // shards
-    per_shard = envs_per_shard * (rows if by == "row" else 1)
+    per_shard = envs_per_shard * (1 if recurrent else rows)
 
     def epoch(epoch_key):
         local = shuffled_indices(epoch_key, per_shard, shards, replicas.first_shard)
         first_env = envs_per_shard * jnp.arange(shards, dtype=jnp.int32)[:, None]
-        if by == "row":
-            index = (local // envs_per_shard) * num_envs + first_env + local % envs_per_shard
-        else:
+        if recurrent:
             index = first_env + local
+        else:
+            index = (local // envs_per_shard) * num_envs + first_env + local % envs_per_shard
         portions = index.reshape(shards, count, per_shard // count)
         return jnp.swapaxes(portions, 0, 1).reshape(count, shards * (per_shard // count))
 
@@ -144,37 +191,32 @@ def take_environments(tree: PyTree, indices: jax.Array, axis: int = 1) -> PyTree
     return jax.tree.map(lambda x: jnp.take(x, indices, axis=axis, mode="clip"), tree)
 
 
-def minibatch_problems(*, rows: int | None, num_envs: int, shards: int, count: int | None, by: By = "row") -> list[str]:
+def minibatch_problems(
+    *, rows: int | None, num_envs: int, shards: int, count: int | None, recurrent: bool = False
+) -> list[str]:
     """Explain why a batch cannot be divided into `count` equal minibatches; empty if it can.
 
     Args:
-      rows: T, rows of each environment; None, like `count=None`, is unresolved and not checked.
+      rows: T, rows of each environment.
       num_envs: environments, of one device with its `shards`, or of all devices with all shards.
       shards: logical shards that hold them.
       count: minibatches per epoch.
-      by: "row" or "environment", as in `minibatch_indices`.
+      recurrent: whether minibatches consist of whole environments, as in `minibatch_indices`.
     """
-    if by not in ("row", "environment"):
-        return [f"minibatches by={by!r}; use 'row' or 'environment'"]
     if rows is None or count is None:
         return []
-    problems = [
-        f"{name}={value} must be at least 1"
-        for name, value in (("rows", rows), ("num_envs", num_envs), ("shards", shards), ("minibatches", count))
-        if value < 1
-    ]
-    if problems:
-        return problems
+    if any(not isinstance(number, int) or number < 1 for number in (rows, num_envs, count)):
+        return []  # reported by the limits of fields and settings
     if num_envs % shards:
         return [f"num_envs={num_envs} is not divisible by {shards} shards; use {_multiples(num_envs, shards)}"]
     envs = num_envs // shards
-    if by == "environment" and envs % count:
+    if recurrent and envs % count:
         return [
             f"minibatches={count} does not divide the {envs} environments of a shard (num_envs={num_envs} over "
             f"{shards} shards), and a recurrent network needs whole environments; "
             f"use num_envs={_multiples(num_envs, shards * count)}, or minibatches={_divisors(envs, count)}"
         ]
-    if by == "row" and (envs * rows) % count:
+    if not recurrent and (envs * rows) % count:
         step = shards * count // math.gcd(count, rows)
         return [
             f"minibatches={count} does not divide the {envs * rows} rows of a shard ({rows} rows of {envs} "
@@ -203,8 +245,8 @@ def _digits(n):
 def _rounds(a):
     """Return enough rounds to spread pairs of rows like a random permutation, for a smaller digit below `a`.
 
-    Two indices that share a digit still share it after every second round by a chance of 1 / a each. With 4 rounds,
-    enough for the places of single rows, neighbors stay neighbors twice as often as they should.
+    Two indices that share a digit share it again after every second round with a probability of 1 / a. With 4 rounds,
+    which are enough for the positions of single rows, neighbors stay neighbors twice as often as they should.
     """
     return max(6, 2 * math.ceil(15 / math.log2(a)))
 

@@ -4,9 +4,8 @@ The KL divergences of the Gaussian's mean and deviation have separate limits (Ab
 arXiv:1812.02256). For discrete actions, expectations over them are exact.
 """
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,16 +13,14 @@ from flax import struct
 
 from jaxrl.algos import off_policy, q_learning, train_state
 from jaxrl.algos.acting import StochasticActing
-from jaxrl.algos.base import algorithm, changed, field_problems, static
+from jaxrl.algos.base import algorithm, changed, static
 from jaxrl.algos.fields import (
     CombinedReplayFields,
-    KLFields,
-    NStepFields,
+    NStepReplayFields,
     PeriodicTargetFields,
-    ReplayFields,
     SupportFields,
 )
-from jaxrl.algos.kl_limits import clip_duals, decoupled_kl, inverse_softplus, lagrangian_loss
+from jaxrl.algos.kl_limits import KLFields, clip_duals, decoupled_kl, inverse_softplus, lagrangian_loss
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.q_learning import Returns
 from jaxrl.algos.train_state import TrainState, weighted_mean
@@ -100,9 +97,7 @@ class SampledActions(struct.PyTreeNode):
 
 
 @algorithm
-class MPO(
-    StochasticActing, PeriodicTargetFields, ReplayFields, NStepFields, CombinedReplayFields, SupportFields, KLFields
-):
+class MPO(StochasticActing, PeriodicTargetFields, NStepReplayFields, CombinedReplayFields, SupportFields, KLFields):
     """Maximum a posteriori policy optimization: KL-constrained regression on Q-weighted actions; uniform replay."""
 
     samples: int = static(20, low=1, help="continuous actions: policy samples per observation")
@@ -111,18 +106,9 @@ class MPO(
     )
     critic: Critic = changed(Critic(ensemble=1))
 
-    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        return dataclasses.replace(
-            self,
-            **self.resolved_networks(spec),
-            rollout_length=self.steps_per_update(num_envs),
-        )
-
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         heads = (ActionValues, CategoricalValues)
-        return field_problems(self) + off_policy.problems(
-            "MPO", self.policy, self.critic, spec, stochastic=True, discrete=True, heads=heads
-        )
+        return self.actor_critic_problems(spec, stochastic=True, discrete=True, heads=heads)
 
     @property
     def experience(self) -> Mapping[str, Source]:

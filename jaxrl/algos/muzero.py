@@ -11,10 +11,10 @@ from flax import struct
 
 from jaxrl.algos import q_learning, q_views, search, train_state
 from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static
-from jaxrl.algos.fields import DiscountFields, NStepFields, ReplayFields, SearchFields, SupportFields
+from jaxrl.algos.fields import DiscountFields, NStepFields, ReplayFields, SupportFields
 from jaxrl.algos.optimizers import Adam, Optimizer, clipped
 from jaxrl.algos.q_learning import Returns
-from jaxrl.algos.search import Expansion
+from jaxrl.algos.search import Expansion, SearchFields
 from jaxrl.algos.train_state import TrainState, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Linear, Scalar
@@ -65,16 +65,10 @@ class MuZero(SearchFields, ReplayFields, NStepFields, SupportFields, DiscountFie
         return dataclasses.replace(self, network=resolve_network(self.network, spec), rollout_length=length)
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        problems = field_problems(self) + search.problems("MuZero", spec)
-        problems += q_learning.support_problems("MuZero", self.v_min, self.v_max)
-        if not isinstance(self.network, ModelNetwork):
-            return [
-                *problems,
-                f"MuZero.network={self.network!r:.80} has no model; pass jaxrl.networks.ModelNetwork(...)",
-            ]
-        if isinstance(spec.action_space, spaces.Discrete):
-            problems += network_problems("MuZero.network", self.network, spec, TRANSITION_INPUTS)
-        return problems
+        problems, network = field_problems(self), self.network
+        if not isinstance(network, ModelNetwork):
+            return [*problems, f"MuZero.network={network!r:.80} has no model; pass jaxrl.networks.ModelNetwork(...)"]
+        return problems + network_problems("MuZero.network", network, spec, TRANSITION_INPUTS, discrete=True)
 
     @property
     def experience(self) -> Mapping[str, Source]:
@@ -121,19 +115,17 @@ class MuZero(SearchFields, ReplayFields, NStepFields, SupportFields, DiscountFie
         targets = self._targets(batch["replay"], key, spec, replicas)
         observation = jax.tree.map(lambda x: x[0], batch["replay"].rows.observation)
 
-        def loss(params):
+        def loss(network):
             inputs = NetworkInputs.of_transitions(observation)
-            output, _, model_state = self.network.apply(
-                params, inputs, (), spec=spec, model_state=state.network.model_state, train=True
-            )
+            variables: Any = {"spec": spec, "model_state": network.model_state}
+            output, _, model_state = self.network.apply(network.params, inputs, (), train=True, **variables)
             output = jax.tree.map(lambda x: x[0], output)
             total: dict[str, Any] = {}
             for k in range(self.unroll_steps + 1):
                 if k:
                     # Half of the gradient passes on, so that long unrolls weigh no more than short ones (appendix G).
                     latent = 0.5 * (output.latent + jax.lax.stop_gradient(output.latent))
-                    action, variables = targets.action[k - 1], {"spec": spec, "model_state": state.network.model_state}
-                    output = self.network.step(params, latent, action, **variables)
+                    output = self.network.step(network.params, latent, targets.action[k - 1], **variables)
                 losses = {
                     "policy_loss": targets.real[k] * _entropy_to(targets.policy[k], output.logits),
                     "value_loss": targets.known[k] * _entropy_to(targets.value[k], output.value),
@@ -149,10 +141,7 @@ class MuZero(SearchFields, ReplayFields, NStepFields, SupportFields, DiscountFie
             costs = {name: self.value_cost if name == "value_loss" else 1.0 for name in metrics}
             return sum(costs[name] * x for name, x in metrics.items()), (metrics, model_state)
 
-        gradients, (metrics, model_state) = jax.grad(loss, has_aux=True)(state.network.params)
-        network, norm = train_state.apply_gradients(
-            state.network, gradients, self._transformation(), replicas, model_state
-        )
+        network, norm, metrics = train_state.gradient(loss, state.network).step(self._transformation(), replicas)
         metrics["value_target"] = weighted_mean(targets.returns, targets.real[0], replicas)
         metrics = replicas.mean(metrics) | {"gradient_norm": norm, "learning_rate": jnp.asarray(self.learning_rate)}
         return MuZeroState(network, state.updates + 1), UpdateInfo(metrics)

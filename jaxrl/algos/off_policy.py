@@ -1,6 +1,6 @@
 """Functions of the off-policy actor-critics: their networks over a batch, targets, losses and normalization."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -9,7 +9,6 @@ import optax
 from flax import struct
 
 from jaxrl.algos import combined_replay, histories, normalization, q_learning, train_state
-from jaxrl.algos.base import network_problems
 from jaxrl.algos.fields import NormalizationFields
 from jaxrl.algos.histories import History
 from jaxrl.algos.normalization import RunningStatistics
@@ -18,8 +17,6 @@ from jaxrl.algos.q_learning import Returns
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.types import (
-    SEQUENCE_INPUTS,
-    TRANSITION_INPUTS,
     EnvSpec,
     Metrics,
     ModelState,
@@ -30,74 +27,20 @@ from jaxrl.core.types import (
     TransitionBatch,
 )
 from jaxrl.networks import (
-    ActionValues,
-    Actor,
     Categorical,
-    CategoricalValues,
     Critic,
-    QuantileValues,
 )
 
 Statistics = RunningStatistics | tuple[()]  # of observations; () if they are not normalized
 
 
-def problems(
-    name: str,
-    policy: Network,
-    critic: Critic,
-    spec: EnvSpec,
-    *,
-    stochastic: bool,
-    discrete: bool = False,
-    heads: tuple[type, ...] = (),
-    memory: bool = False,
-    dropout: bool = False,
-) -> list[str]:
-    """Explain why an algorithm's networks do not suit it or the environment, one line each; empty if they do.
+class LearnerState(struct.PyTreeNode):
+    """State of the learner of a policy and critics."""
 
-    Args:
-      name: the algorithm's name.
-      policy, critic: its networks.
-      spec: the environment's spec.
-      stochastic: the kind of policy that it needs.
-      discrete: whether it can choose among discrete actions.
-      heads: the heads that its critics may have; empty: expected values, or any head if policies are deterministic.
-      memory: whether its networks may be recurrent.
-      dropout: whether its critics may have dropout.
-    """
-    found, space, head = [], spec.action_space, critic.head
-    bounded = isinstance(space, spaces.Box) and len(space.shape) == 1 and space.bounded
-    if not (bounded and (space.low < space.high).all()) and not (discrete and isinstance(space, spaces.Discrete)):
-        required = "a bounded Box of actions, shape (n,)" + (", or a Discrete space" if discrete else "")
-        found.append(f"{name} needs {required}, but {spec.name} has {space!r}; use PPO")
-    recurrent = policy.recurrent or critic.recurrent
-    if recurrent and not memory:
-        found.append(
-            f"{name} learns from single transitions; use a policy and critics without a recurrent core, or SAC, "
-            "TD3, DDPG or R2D2"
-        )
-    elif not found:
-        known = SEQUENCE_INPUTS if recurrent else TRANSITION_INPUTS
-        found += network_problems(f"{name}.policy", policy, spec, known)
-        found += network_problems(f"{name}.critic", critic, spec, known)
-    if isinstance(policy, Actor) and policy.stochastic != stochastic:
-        found.append(f"{name}.policy={policy!r} must have stochastic={stochastic}")
-    found += [] if dropout else dropout_problems(f"{name}.critic", critic)
-    if head.noisy:
-        found.append(f"{name}.critic: noisy heads are not supported ({head!r}); set noisy=False")
-    heads = heads or ((ActionValues,) if stochastic else (ActionValues, CategoricalValues, QuantileValues))
-    if not isinstance(head, heads):
-        allowed = " or ".join(f"{kind.__name__}()" for kind in heads)
-        found.append(f"{name}.critic.head={head!r} must be {allowed}; SAC, TD3 and MPO support categorical values")
-    return found
-
-
-def dropout_problems(label: str, critic: Critic) -> list[str]:
-    """Explain that dropout has no effect in the network of the field `label`; empty if it has no dropout."""
-    if not critic.dropout:
-        return []
-    what = "only the critics of SAC, CrossQ and GAIL support dropout"
-    return [f"{label}: dropout={critic.dropout} has no effect here, as {what}; set dropout=0.0"]
+    policy: TrainState
+    critic: TrainState
+    statistics: Statistics
+    updates: jax.Array  # int32
 
 
 # --- normalizing observations ----------------------------------------------------------------------------------------
@@ -266,41 +209,6 @@ def expected_target(batch: TransitionBatch, value: jax.Array, gamma: Number) -> 
     return Returns(target[:, None], jnp.ones_like(target[:, None]))
 
 
-def smallest_target(
-    network: Critic,
-    critic: Variables,
-    batch: TransitionBatch,
-    next_action: jax.Array,
-    gamma: Number,
-    spec: EnvSpec,
-    *,
-    v_min: Number = 0.0,
-    v_max: Number = 0.0,
-) -> Returns:
-    """Return the critics' target for each transition if `next_action` [batch, n] follows; no gradient.
-
-    The target is the rewards plus, unless the task terminated, the next action's returns under the critic with the
-    smallest expectation (Fujimoto et al., 2018, equation 10).
-
-    Args:
-      network, critic: the ensemble and the variables of its target.
-      batch: transitions.
-      next_action: actions of the box.
-      gamma: discount.
-      spec: the environment's spec.
-      v_min, v_max: the ends of the support of a categorical head.
-    """
-    output = evaluate_critic(network, critic, batch.next_observation, next_action, spec)
-    least = jnp.argmin(q_learning.action_values(output, v_min, v_max)[..., 0], axis=0)
-
-    def of_least(x):
-        return jnp.take_along_axis(x, least.reshape((1, -1) + (1,) * (x.ndim - 2)), axis=0)[0]
-
-    only = jnp.zeros(least.shape, jnp.int32)
-    next_returns = q_learning.returns_of(jax.tree.map(of_least, output), only, v_min, v_max)
-    return q_learning.n_step_returns(batch.rewards, batch.steps, batch.bootstrap, next_returns, gamma)
-
-
 class CriticLoss(struct.PyTreeNode):
     """Auxiliary outputs of the critics' loss."""
 
@@ -308,7 +216,6 @@ class CriticLoss(struct.PyTreeNode):
     error: jax.Array  # [batch], mean error of the members
     values: jax.Array  # [ensemble, batch, actions], expected
     taken: jax.Array  # [ensemble, batch], of the actions that were taken
-    model_state: ModelState
 
 
 def critic_loss(
@@ -319,8 +226,8 @@ def critic_loss(
     spec: EnvSpec,
     replicas: Replicas,
     **options: Any,
-) -> tuple[jax.Array, CriticLoss]:
-    """Return the critics' loss: this device's share, summed over the members.
+) -> tuple[jax.Array, tuple[CriticLoss, ModelState]]:
+    """Return the critics' loss, this device's share, summed over the members; and their new model state.
 
     Args:
       network, critic: the ensemble and its variables.
@@ -329,12 +236,12 @@ def critic_loss(
     """
     boxed = None if isinstance(spec.action_space, spaces.Discrete) else batch.action
     output, model_state = train_critic(network, critic, batch.observation, boxed, spec, batch.action_mask)
-    return output_loss(output, model_state, batch, target, spec, replicas, **options)
+    loss, fit = output_loss(output, batch, target, spec, replicas, **options)
+    return loss, (fit, model_state)
 
 
 def output_loss(
     output: Any,
-    model_state: ModelState,
     batch: TransitionBatch,
     target: Returns,
     spec: EnvSpec,
@@ -349,7 +256,6 @@ def output_loss(
 
     Args:
       output: output of `train_critic`, leaves [ensemble, batch, actions, ...].
-      model_state: the ensemble's model state after it.
       batch: transitions.
       target: target of each transition.
       spec, replicas: as passed to `update`.
@@ -368,7 +274,7 @@ def output_loss(
     taken = jnp.take_along_axis(values, action[None, :, None], axis=-1)[..., 0]
     metrics = {"critic_loss": loss, "q_value": jnp.mean(each(taken)), "td_error": jnp.mean(each(errors))}
     metrics |= q_learning.support_metrics(output, target, v_min, v_max, batch.weight, replicas)
-    return loss, CriticLoss(metrics, jnp.mean(errors, axis=0), values, taken, model_state)
+    return loss, CriticLoss(metrics, jnp.mean(errors, axis=0), values, taken)
 
 
 def critic_step(
@@ -383,96 +289,8 @@ def critic_step(
 ) -> tuple[TrainState, CriticLoss]:
     """Take a step of every member of the ensemble towards the targets; arguments as in `critic_loss`."""
 
-    def loss(params):
-        variables = critic.variables.replace(params=params)
+    def loss(variables):
         return critic_loss(network, variables, batch, target, spec, replicas, **options)
 
-    gradients, aux = jax.grad(loss, has_aux=True)(critic.params)
-    critic, _ = train_state.apply_gradients(critic, gradients, transformation, replicas, aux.model_state)
-    return critic, aux
-
-
-# --- deterministic policies ------------------------------------------------------------------------------------------
-
-
-def first_value(
-    network: Critic,
-    critic: TrainState,
-    observation: PyTree,
-    action: jax.Array,
-    spec: EnvSpec,
-    *,
-    v_min: Number = 0.0,
-    v_max: Number = 0.0,
-) -> jax.Array:
-    """Return the first critic's expected value [batch] of actions [batch, n], without computing the others."""
-    first = jax.tree.map(lambda x: x[:1], critic.variables)
-    output = evaluate_critic(network, first, observation, action, spec)
-    return q_learning.action_values(output, v_min, v_max)[0, :, 0]
-
-
-def dpg_step(
-    network: Network,
-    policy: TrainState,
-    transformation: optax.GradientTransformation,
-    critic_network: Critic,
-    critic: TrainState,
-    batch: TransitionBatch,
-    spec: EnvSpec,
-    replicas: Replicas,
-    **support: Number,
-) -> tuple[TrainState, jax.Array]:
-    """Take a step of a deterministic policy up the first critic's value of its actions (Lillicrap et al., equation 6).
-
-    Args:
-      network, policy: a deterministic policy, and its training state.
-      transformation: the policy's optimizer at its learning rate.
-      critic_network, critic: the critics, and their training state.
-      batch: transitions, normalized.
-      spec: the environment's spec.
-      replicas: as passed to `update`.
-      support: `v_min` and `v_max` of critics over a fixed support.
-
-    Returns:
-      The policy after the step, and this device's loss before it, a scalar.
-    """
-
-    def loss(params):
-        variables = policy.variables.replace(params=params)
-        action, model_state = train_policy(network, variables, batch.observation, spec)
-        value = first_value(critic_network, critic, batch.observation, action, spec, **support)
-        return weighted_mean(-value, batch.weight, replicas), model_state
-
-    (value, model_state), gradients = jax.value_and_grad(loss, has_aux=True)(policy.params)
-    return train_state.apply_gradients(policy, gradients, transformation, replicas, model_state)[0], value
-
-
-def delayed_step(
-    step: Callable[[TrainState], tuple[TrainState, jax.Array]],
-    policy: TrainState,
-    critic: TrainState,
-    last_loss: jax.Array,
-    due: jax.Array,
-    tau: Number,
-    replicas: Replicas,
-) -> tuple[TrainState, TrainState, jax.Array]:
-    """Take a step of the policy and of both targets if it is due (Fujimoto et al., 2018, section 5.2).
-
-    Args:
-      step: function from the policy to the policy after a step and this device's loss before it.
-      policy, critic: their training states.
-      last_loss: loss of the last step, over all devices.
-      due: whether the step is due, a scalar bool, the same on all devices. In vmapped runs, both results are computed.
-      tau: fraction of new parameters in the targets.
-      replicas: as passed to `update`.
-
-    Returns:
-      The policy, the critic, and the loss of the newest step.
-    """
-
-    def now(policy, critic, _):
-        policy, loss = step(policy)
-        policy, critic = train_state.polyak_update(policy, tau), train_state.polyak_update(critic, tau)
-        return policy, critic, replicas.mean(loss)
-
-    return jax.lax.cond(due, now, lambda *same: same, policy, critic, last_loss)
+    critic, _, fit = train_state.gradient(loss, critic).step(transformation, replicas)
+    return critic, fit

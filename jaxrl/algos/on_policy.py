@@ -1,17 +1,19 @@
 """Functions shared by the on-policy algorithms: acting, carries, normalization, and advantages of rollouts."""
 
+import dataclasses
 from collections.abc import Hashable
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
 
-from jaxrl.algos import minibatches, normalization, returns, train_state
-from jaxrl.algos.base import field_group, field_problems, network_problems, unresolved
-from jaxrl.algos.fields import BonusFields, OnPolicyFields, RolloutFields
-from jaxrl.algos.optimizers import clip_by_norm, clip_factor, clipped, global_norm
+from jaxrl.algos import normalization, returns, train_state
+from jaxrl.algos.base import field_group, field_problems, network_problems, number, static, unresolved
+from jaxrl.algos.fields import DiscountFields
+from jaxrl.algos.minibatches import MinibatchFields
+from jaxrl.algos.optimizers import Adam, Optimizer, clip_by_norm, clip_factor, clipped, global_norm
 from jaxrl.algos.rnd import RND
 from jaxrl.algos.train_state import TrainState, Variables
 from jaxrl.core import spaces
@@ -33,8 +35,80 @@ from jaxrl.core.types import (
     Rollout,
     Rollouts,
     TimeStep,
+    ValueNetwork,
 )
-from jaxrl.networks import PolicyValue, resolve_network
+from jaxrl.networks import ActorCritic, PolicyValue, resolve_network
+
+
+@field_group
+class RolloutFields(DiscountFields):
+    """Rollouts and their normalization."""
+
+    max_grad_norm: Scalar | None = number(0.5, above=0, help="clip gradients to this norm; None: no clipping")
+    observation_clip: Scalar = number(
+        10.0, above=0, only_with="normalize_observation", help="maximum absolute value of normalized observations"
+    )
+    reward_clip: Scalar = number(
+        10.0, above=0, only_with="normalize_reward", help="maximum absolute value of normalized rewards"
+    )
+    rollout_length: int | None = static(
+        128,
+        low=1,
+        help="steps per environment and batch; with whole_episodes: between checks for finished episodes",
+    )
+    normalize_observation: bool | None = static(
+        None,
+        choices=(None, True, False),
+        help="normalize observations by running mean and standard deviation; None: only for continuous actions",
+    )
+    normalize_reward: bool | None = static(
+        None,
+        choices=(None, True, False),
+        help="divide rewards by the running deviation of discounted returns; None: only for continuous actions",
+    )
+    whole_episodes: int = static(0, low=0, help="number of complete episodes per batch; 0: batches are rollouts")
+    max_episode_length: int = static(
+        1000, low=1, only_with="whole_episodes", help="maximum number of transitions per episode to learn from"
+    )
+    bootstrap_truncated: bool = static(True, help="bootstrap at time limits; False treats them as terminations")
+
+
+@field_group
+class AdvantageFields:
+    """Generalized advantage estimation."""
+
+    gae_lambda: Scalar = number(
+        0.95, low=0, high=1, help="lambda of GAE; 0: one-step TD errors, 1: returns of the whole rollout"
+    )
+
+
+@field_group
+class BonusFields:
+    """A bonus added to the rewards, for policies that learn from advantages."""
+
+    exploration_bonus: RND | None = number(
+        None, options=RND, help="intrinsic reward for novel observations; None: no bonus"
+    )
+
+
+@field_group
+class OnPolicyFields(RolloutFields):
+    """Policy, value and their optimizer."""
+
+    learning_rate: Scalar | None = number(
+        None, above=0, help="learning rate (of the policy, if value_learning_rate is set)"
+    )
+    value_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the value; None: learning_rate")
+    value_cost: Scalar = number(0.5, low=0, help="weight of the value loss")
+    entropy_cost: Scalar | None = number(
+        None, low=0, help="weight of the entropy bonus; None: 0.01 for discrete actions, 0 for continuous ones"
+    )
+    joint_grad_norm: bool = static(
+        False,
+        help="clip policy and value gradients by their joint norm; False: separate networks by their own norms",
+    )
+    optimizer: Optimizer = number(Adam(eps=1e-5))
+    network: ValueNetwork = static(ActorCritic())
 
 
 class Statistics(struct.PyTreeNode):
@@ -103,15 +177,13 @@ def resolved_normalization(algo: RolloutFields, spec: EnvSpec) -> dict[str, bool
     return {name: continuous if value is None else value for name, value in chosen.items()}
 
 
-def init(
-    algo: OnPolicyFields, key: jax.Array, spec: EnvSpec, penalty: PyTree = (), *, target: bool = False
-) -> PolicyState:
-    """Return a new learner state."""
+def init(algo: OnPolicyFields, key: jax.Array, spec: EnvSpec, *, target: bool = False) -> PolicyState:
+    """Return a new learner state; `target` adds a target network."""
     network = train_state.create(*algo.network.init(key, spec), transformation(algo), target=target)
     bonus = ()
     if isinstance(algo, BonusFields) and algo.exploration_bonus:
         bonus = algo.exploration_bonus.init(_bonus_key(key), spec)
-    return PolicyState(network, init_statistics(algo, spec), jnp.int32(0), bonus, penalty)
+    return PolicyState(network, init_statistics(algo, spec), jnp.int32(0), bonus)
 
 
 def init_statistics(algo: RolloutFields, spec: EnvSpec) -> Statistics:
@@ -147,7 +219,17 @@ def network_inputs(algo: RolloutFields, timesteps: TimeStep, statistics: Statist
 
 @field_group
 class PolicyValueActing(OnPolicyFields):
-    """Acting by sampling from a policy whose network also returns the value."""
+    """Acting by sampling from a policy whose network also returns the value, and the usual preparation for it."""
+
+    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
+        return dataclasses.replace(self, **resolved(self, spec))
+
+    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
+        found = problems(self, spec)
+        return found + self.minibatch_problems(num_envs, shards) if isinstance(self, MinibatchFields) else found
+
+    def init(self, key: jax.Array, spec: EnvSpec) -> ActingState:
+        return init(self, key, spec)
 
     def preprocess(self, timesteps: TimeStep) -> TimeStep:
         """Return time steps as the networks and the update read them."""
@@ -376,6 +458,24 @@ def _separate_networks(params: Params) -> dict[str, str]:
     return _value_and_rest(params) if set(params) == {"policy", "value"} else dict.fromkeys(params, "policy")
 
 
+def gradient_step[Aux](
+    algo: OnPolicyFields, loss: train_state.Loss[Aux], network: TrainState, replicas: Replicas, *inputs: Any
+) -> tuple[TrainState, Metrics, Aux]:
+    """Take a step down the gradient of `loss`, clipped by `transformation`.
+
+    Args:
+      algo: defines the optimizer and the clipping.
+      loss, network, inputs: as for `train_state.gradient`.
+      replicas: as passed to `update`.
+
+    Returns:
+      The state after the step, the metrics of `apply_gradients`, and the auxiliary outputs of the loss.
+    """
+    found = train_state.gradient(loss, network, *inputs)
+    network, norms = apply_gradients(algo, network, found.gradients, replicas, found.model_state)
+    return network, norms, found.aux
+
+
 def apply_gradients(
     algo: OnPolicyFields, network: TrainState, gradients: Params, replicas: Replicas, model_state: ModelState
 ) -> tuple[TrainState, Metrics]:
@@ -407,57 +507,3 @@ def source(algo: RolloutFields, *, max_policy_lag: int | None) -> Rollouts | Epi
         return Rollouts(length, max_policy_lag)
     unit = getattr(algo, "minibatches", None) or 1
     return Episodes(algo.whole_episodes, algo.max_episode_length, length, max_policy_lag, unit)
-
-
-def minibatch_problems(algo: Any, num_envs: int, shards: int, by: minibatches.By = "row") -> list[str]:
-    """Explain why batches of an algorithm with `RolloutFields` and `MinibatchFields` cannot be divided."""
-    episodes, count = algo.whole_episodes, algo.minibatches
-    sizes = {"shards": shards, "count": count, "by": by}
-    if not episodes:
-        return minibatches.minibatch_problems(rows=algo.rollout_length, num_envs=num_envs, **sizes)
-    if any(type(number) is not int or number < 1 for number in (episodes, count)):
-        return []  # reported by the fields' own limits
-    if episodes % shards:
-        return []  # reported by the episode buffer, for all algorithms
-    found = minibatches.minibatch_problems(rows=count, num_envs=episodes, **sizes)  # batches have a multiple of it
-    return [line.replace("num_envs", "whole_episodes").replace("environments", "episodes") for line in found]
-
-
-def minibatch_unit(network: Network) -> minibatches.By:
-    """Return the unit of minibatches: rows, or, for recurrent networks, whole environments."""
-    return "environment" if network.recurrent else "row"
-
-
-class Minibatches(struct.PyTreeNode):
-    """A batch and its division into minibatches: by rows, or, for recurrent networks, by whole environments."""
-
-    indices: jax.Array  # [epochs * minibatches, size]
-    data: PyTree  # [rows, ...] or [time, environment, ...]
-    carry: Carry  # [environment, ...]
-    recurrent: bool = struct.field(pytree_node=False)
-
-    def take(self, indices: jax.Array) -> tuple[PyTree, Carry]:
-        """Return one minibatch, time-major, and the carry at its first row."""
-        if self.recurrent:
-            data = minibatches.take_environments(self.data, indices)
-            return data, minibatches.take_environments(self.carry, indices, axis=0)
-        return jax.tree.map(lambda x: x[None], minibatches.take_rows(self.data, indices)), self.carry
-
-
-def split_into_minibatches(
-    data: PyTree,
-    carry: Carry,
-    key: jax.Array,
-    replicas: Replicas,
-    *,
-    by: minibatches.By,
-    epochs: int | None,
-    count: int | None,
-) -> Minibatches:
-    """Divide `data` [T, B, ...] into `epochs` times `count` minibatches, shuffled every epoch."""
-    rows, envs = jax.tree.leaves(data)[0].shape[:2]
-    indices = minibatches.minibatch_indices(
-        key, rows=rows, num_envs=envs, count=count, replicas=replicas, by=by, epochs=epochs
-    )
-    recurrent = by == "environment"
-    return Minibatches(indices, data if recurrent else minibatches.flatten_rows(data), carry, recurrent)

@@ -9,10 +9,9 @@ import jax.numpy as jnp
 
 from jaxrl.algos import on_policy
 from jaxrl.algos.base import algorithm, changed, number, static
-from jaxrl.algos.fields import AdvantageFields, BonusFields, MinibatchFields
-from jaxrl.algos.minibatches import steps_over_minibatches
-from jaxrl.algos.on_policy import PolicyState, PolicyValueActing
-from jaxrl.algos.train_state import Variables, weighted_mean, weighted_means
+from jaxrl.algos.minibatches import MinibatchFields, steps_over_minibatches
+from jaxrl.algos.on_policy import AdvantageFields, BonusFields, PolicyState, PolicyValueActing
+from jaxrl.algos.train_state import weighted_mean, weighted_means
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import Linear, Scalar
@@ -87,11 +86,10 @@ class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
         return dataclasses.replace(self, **found)
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        problems = on_policy.problems(self, spec)
+        problems = super().validate(spec, num_envs, shards)
         if self.policy_loss is not None and not callable(self.policy_loss):
             problems.append(f"PPO.policy_loss={self.policy_loss!r} must be a function (jaxrl.algos.ppo.PolicyLoss)")
-        by = on_policy.minibatch_unit(self.network)
-        return problems + on_policy.minibatch_problems(self, num_envs, shards, by)
+        return problems
 
     @property
     def experience(self) -> Mapping[str, Source]:
@@ -100,7 +98,7 @@ class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
 
     def init(self, key: jax.Array, spec: EnvSpec) -> PolicyState:
         penalty = jnp.asarray(self.initial_penalty, jnp.float32) if self.objective == "kl" else ()
-        return on_policy.init(self, key, spec, penalty)
+        return on_policy.init(self, key, spec).replace(penalty=penalty)
 
     def update(
         self, state: PolicyState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
@@ -121,19 +119,15 @@ class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
             "weight": rows.weight,
             "active": rollout.active,
         }
-        by = on_policy.minibatch_unit(self.network)
-        divided = on_policy.split_into_minibatches(
-            data, rollout.carry.network, key, replicas, by=by, epochs=self.epochs, count=self.minibatches
-        )
+        divided = self.divided(data, rollout.carry.network, key, replicas)
 
         def step(learned, indices):
             before, going = learned
             minibatch, carry = divided.take(indices)
-            gradients, (metrics, model_state) = jax.grad(self._loss, has_aux=True)(
-                before.params, before.model_state, minibatch, carry, state.penalty, spec, replicas
+            network, norms, metrics = on_policy.gradient_step(
+                self, self._loss, before, replicas, minibatch, carry, state.penalty, spec, replicas
             )
-            network, sizes = on_policy.apply_gradients(self, before, gradients, replicas, model_state)
-            metrics |= sizes
+            metrics |= norms
             if self.target_kl is not None:
                 going &= replicas.mean(metrics["approximate_kl"]) <= 1.5 * self.target_kl
                 network = jax.tree.map(lambda new, old: jnp.where(going, new, old), network, before)
@@ -149,15 +143,18 @@ class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
         metrics["learning_rate"] = jnp.asarray(self.learning_rate)
         new = state.replace(network=network, statistics=statistics, bonus=bonus, updates=state.updates + 1)
         if self.objective == "kl":
-            divergence = self._divergence(network.variables, data, rollout, spec, replicas)
+            inputs, carry = data["inputs"], rollout.carry.network
+            output, _, _ = on_policy.unroll(self, network.variables, inputs, carry, spec, train=False)
+            divergence = rows.extras["distribution"].kl(output.distribution)
+            acting = on_policy.acting(rows.weight, rollout.active)
+            divergence = replicas.mean(weighted_mean(divergence, acting, replicas))
             new = new.replace(penalty=adapted_penalty(state.penalty, divergence, self.kl_target, self.initial_penalty))
             metrics |= {"penalty": new.penalty, "kl_after_update": divergence}
         return new, UpdateInfo(metrics)
 
-    def _loss(self, params, model_state, minibatch, carry, penalty, spec, replicas):
+    def _loss(self, network, minibatch, carry, penalty, spec, replicas):
         old, weight = minibatch["old"], minibatch["weight"]
         acting = on_policy.acting(weight, minibatch["active"])
-        network = Variables(params, model_state)
         output, _, model_state = on_policy.unroll(self, network, minibatch["inputs"], carry, spec, train=True)
         log_prob = output.distribution.log_prob(minibatch["action"])
         log_ratio = log_prob - old["log_prob"]
@@ -194,11 +191,6 @@ class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
             metrics["value_loss"] = weighted_mean(values["value_loss"], weight, replicas)
         loss = on_policy.total_loss(self, metrics["policy_loss"], metrics["value_loss"], metrics["entropy"])
         return loss, (metrics, model_state)
-
-    def _divergence(self, network, data, rollout, spec, replicas):
-        output, _, _ = on_policy.unroll(self, network, data["inputs"], rollout.carry.network, spec, train=False)
-        divergence = data["old"]["distribution"].kl(output.distribution)
-        return replicas.mean(weighted_mean(divergence, on_policy.acting(data["weight"], data["active"]), replicas))
 
 
 def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, clip: Scalar) -> jax.Array:

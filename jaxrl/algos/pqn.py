@@ -7,21 +7,16 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import optax
-from flax import struct
 
-from jaxrl.algos import on_policy, q_learning, returns, train_state
-from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static, unresolved
-from jaxrl.algos.fields import MinibatchFields, QLearningFields
-from jaxrl.algos.minibatches import minibatch_problems, steps_over_minibatches
+from jaxrl.algos import returns, train_state
+from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static
+from jaxrl.algos.minibatches import MinibatchFields, steps_over_minibatches
 from jaxrl.algos.optimizers import Optimizer, RAdam, clipped
-from jaxrl.algos.q_learning import QCarry
-from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
-from jaxrl.core import spaces
+from jaxrl.algos.q_learning import QLearningFields, QState
+from jaxrl.algos.train_state import Variables, weighted_mean
 from jaxrl.core.schedules import Linear, Scalar
 from jaxrl.core.types import (
     SEQUENCE_INPUTS,
-    ActorOutput,
-    ActorState,
     Carry,
     EnvSpec,
     NetworkInputs,
@@ -40,13 +35,6 @@ _VECTORS = MLP((128, 128), activation="relu", normalization="layer")
 # Number of observations evaluated at once for the targets, or one step of all environments if that is more: a
 # convolution over 32,768 images takes 130 MB.
 _AT_ONCE = 1024
-
-
-class PQNState(struct.PyTreeNode):
-    """State of the learner."""
-
-    network: TrainState
-    updates: jax.Array  # int32
 
 
 @algorithm
@@ -72,13 +60,8 @@ class PQN(MinibatchFields, QLearningFields):
         return dataclasses.replace(self, network=network, random_persistence=persistence)
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        problems = field_problems(self) + self._minibatch_problems(num_envs, shards)
-        if not isinstance(spec.action_space, spaces.Discrete):
-            problems.append(
-                f"PQN needs a Discrete action space, but {spec.name} has {spec.action_space!r}; use PPO or A2C"
-            )
-        else:
-            problems += network_problems("PQN.network", self.network, spec, SEQUENCE_INPUTS)
+        problems = field_problems(self) + self.minibatch_problems(num_envs, shards)
+        problems += network_problems("PQN.network", self.network, spec, SEQUENCE_INPUTS, discrete=True)
         if isinstance(self.network, QNetwork):
             head = self.network.head
             if not isinstance(head, ActionValues) or head.noisy:
@@ -91,45 +74,12 @@ class PQN(MinibatchFields, QLearningFields):
         # corrected.
         return {"rollout": Rollouts(self.rollout_length, max_policy_lag=1)}
 
-    @property
-    def _persistence(self) -> float:
-        if self.random_persistence is None:
-            raise unresolved(self, "random_persistence")
-        return self.random_persistence
-
-    def _minibatch_problems(self, num_envs: int, shards: int) -> list[str]:
-        by = on_policy.minibatch_unit(self.network)
-        return minibatch_problems(
-            rows=self.rollout_length, num_envs=num_envs, shards=shards, count=self.minibatches, by=by
-        )
-
-    def init(self, key: jax.Array, spec: EnvSpec) -> PQNState:
-        return PQNState(train_state.create(*self.network.init(key, spec), self._transformation()), jnp.int32(0))
-
-    def actor(self, state: PQNState) -> ActorState:
-        return q_learning.actor(state.network, self.epsilon, self.ladder_exponent if self.ladder else None)
-
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> QCarry:
-        return q_learning.initial_carry(self.network, spec, env_index, num_envs, self._persistence)
-
-    def act(
-        self, actor: ActorState, timestep: TimeStep, carry: QCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
-    ) -> ActorOutput:
-        inputs = NetworkInputs.of_timesteps(jax.tree.map(lambda x: x[None], timestep))
-        values, network, _ = self.network.apply(
-            actor.params, inputs, carry.network, spec=spec, model_state=actor.model_state, train=False
-        )
-        action = jnp.argmax(values[0], axis=-1).astype(jnp.int32)
-        carry = carry.replace(network=network)
-        if explore:
-            action, carry = q_learning.explore(
-                actor, action, timestep, carry, key, spec=spec, persistence=self._persistence
-            )
-        return ActorOutput(action, carry)
+    def init(self, key: jax.Array, spec: EnvSpec) -> QState:
+        return QState(train_state.create(*self.network.init(key, spec), self._transformation()), jnp.int32(0))
 
     def update(
-        self, state: PQNState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
-    ) -> tuple[PQNState, UpdateInfo]:
+        self, state: QState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
+    ) -> tuple[QState, UpdateInfo]:
         rollout: Rollout = batch["rollout"]
         rows = rollout.rows
         data = {
@@ -138,14 +88,11 @@ class PQN(MinibatchFields, QLearningFields):
             "target": self._targets(state.network.variables, rollout, spec),
             "weight": rows.weight,
         }
-        by = on_policy.minibatch_unit(self.network)
-        divided = on_policy.split_into_minibatches(
-            data, rollout.carry.network, key, replicas, by=by, epochs=self.epochs, count=self.minibatches
-        )
+        divided = self.divided(data, rollout.carry.network, key, replicas)
 
-        def loss(params, model_state, minibatch, carry):
+        def loss(network, minibatch, carry):
             values, _, model_state = self.network.apply(
-                params, minibatch["inputs"], carry, spec=spec, model_state=model_state, train=True
+                network.params, minibatch["inputs"], carry, spec=spec, model_state=network.model_state, train=True
             )
             chosen = jnp.take_along_axis(values, minibatch["action"][..., None], axis=-1)[..., 0]
             error, weight = minibatch["target"] - chosen, minibatch["weight"]
@@ -158,18 +105,14 @@ class PQN(MinibatchFields, QLearningFields):
             return loss, (metrics, model_state)
 
         def step(network, indices):
-            gradients, (metrics, model_state) = jax.grad(loss, has_aux=True)(
-                network.params, network.model_state, *divided.take(indices)
-            )
-            network, norm = train_state.apply_gradients(
-                network, gradients, self._transformation(), replicas, model_state
-            )
+            found = train_state.gradient(loss, network, *divided.take(indices))
+            network, norm, metrics = found.step(self._transformation(), replicas)
             return network, metrics | {"gradient_norm": norm}
 
         network, metrics = steps_over_minibatches(step, state.network, divided.indices)
         metrics = replicas.mean(metrics)
         metrics |= {"epsilon": jnp.asarray(self.epsilon), "learning_rate": jnp.asarray(self.learning_rate)}
-        return PQNState(network, state.updates + 1), UpdateInfo(metrics)
+        return QState(network, state.updates + 1), UpdateInfo(metrics)
 
     def _transformation(self) -> optax.GradientTransformation:
         return clipped(self.optimizer(self.learning_rate), self.max_grad_norm)

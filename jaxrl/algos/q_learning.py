@@ -12,14 +12,26 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
+from jaxrl.algos.base import field_group, number, static, unresolved
+from jaxrl.algos.fields import DiscountFields
+from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.algos.train_state import TrainState, weighted_mean
 from jaxrl.core import spaces
-from jaxrl.core.schedules import Scalar
-from jaxrl.core.types import ActorState, Carry, EnvSpec, Metrics, Network, Replicas, TimeStep
+from jaxrl.core.schedules import Linear, Scalar
+from jaxrl.core.types import (
+    ActorOutput,
+    ActorState,
+    Carry,
+    EnvSpec,
+    Metrics,
+    Network,
+    NetworkInputs,
+    Replicas,
+    TimeStep,
+)
+from jaxrl.networks import QNetwork
 from jaxrl.networks.heads import mask_values
 from jaxrl.networks.q_heads import CategoricalReturns, QuantileReturns
-
-LEAST_PRIORITY = 1e-6  # added to priorities so that every item stays reachable
 
 
 class QCarry(struct.PyTreeNode):
@@ -35,6 +47,80 @@ class Returns(struct.PyTreeNode):
 
     atoms: jax.Array  # [batch, K]
     probabilities: jax.Array  # [batch, K]
+
+
+class QState(struct.PyTreeNode):
+    """State of a learner of values."""
+
+    network: TrainState
+    updates: jax.Array  # int32
+
+
+@field_group
+class QLearningFields(DiscountFields):
+    """Q-network, its optimizer, and epsilon-greedy exploration."""
+
+    max_grad_norm: Scalar | None = number(10.0, above=0, help="clip gradients to this global norm; None: no clipping")
+    epsilon: Scalar = number(Linear(1.0, 0.05, 0.1), low=0, high=1, help="probability of a random action")
+    ladder_exponent: Scalar = number(
+        7.0,
+        low=0,
+        only_with="ladder",
+        help="exponent alpha of the ladder; the last environment uses epsilon^(1 + alpha)",
+    )
+    random_persistence: float | None = static(
+        0.0, low=0, below=1, help="probability that a random action is repeated at the next step"
+    )
+    ladder: bool = static(False, help="Ape-X ladder: epsilon decreases from the first environment to the last")
+    optimizer: Optimizer = number(Adam(eps=1e-8))
+    network: Network = static(QNetwork())
+
+    def values_of(self, output: Any) -> jax.Array:
+        """Return the expected values [..., actions] of the network's output."""
+        return output
+
+    def noise_keys(self, key: jax.Array) -> jax.Array | None:
+        """Return keys [B] for the noise of the network's layers; None without noise."""
+        return None
+
+    def actor(self, state: QState) -> ActorState:
+        values = {"epsilon": self.epsilon} | ({"ladder_exponent": self.ladder_exponent} if self.ladder else {})
+        exploration = {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
+        return ActorState(state.network.params, model_state=state.network.model_state, exploration=exploration)
+
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> QCarry:
+        random_action = jnp.int32(-1) if self._persistence else ()
+        return QCarry(self.network.initial_carry(spec), ladder_position(env_index, num_envs), random_action)
+
+    def act(
+        self, actor: ActorState, timestep: TimeStep, carry: QCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
+    ) -> ActorOutput:
+        """Return the best action; when exploring, `epsilon_greedy` ones, persistent ones if the carry holds them."""
+        noise = self.noise_keys(key) if explore else None
+        inputs = NetworkInputs.of_timesteps(jax.tree.map(lambda x: x[None], timestep))
+        output, network, _ = self.network.apply(
+            actor.params, inputs, carry.network, spec=spec, model_state=actor.model_state, train=False, key=noise
+        )
+        values = self.values_of(jax.tree.map(lambda x: x[0], output))
+        greedy, carry = jnp.argmax(values, axis=-1).astype(jnp.int32), carry.replace(network=network)
+        if not explore:
+            return ActorOutput(greedy, carry)
+        epsilon = actor.exploration["epsilon"]
+        if "ladder_exponent" in actor.exploration:
+            epsilon = epsilon_ladder(epsilon, carry.ladder_position, actor.exploration["ladder_exponent"])
+        choice = key, greedy, timestep.action_mask, epsilon, spaces.expect(spec.action_space, spaces.Discrete).n
+        if isinstance(carry.random_action, tuple):
+            return ActorOutput(epsilon_greedy(*choice), carry)
+        action, random = persistent_epsilon_greedy(
+            *choice, previous=carry.random_action, first=timestep.first, persistence=self._persistence
+        )
+        return ActorOutput(action, carry.replace(random_action=random))
+
+    @property
+    def _persistence(self) -> float:
+        if self.random_persistence is None:
+            raise unresolved(self, "random_persistence")
+        return self.random_persistence
 
 
 # --- exploration -----------------------------------------------------------------------------------------------------
@@ -107,12 +193,6 @@ def _uniform_action(draw, mask, actions):
     return jnp.argmax(allowed > rank[:, None], axis=-1).astype(jnp.int32)
 
 
-def initial_carry(network: Network, spec: EnvSpec, env_index: jax.Array, num_envs: int, persistence: float) -> QCarry:
-    """Return the carry of one environment before its first step; `persistence` is that of its random actions."""
-    random_action = jnp.int32(-1) if persistence else ()
-    return QCarry(network.initial_carry(spec), ladder_position(env_index, num_envs), random_action)
-
-
 def ladder_position(env_index: jax.Array, num_envs: int) -> jax.Array:
     """Return an environment's position among all N, i / (N - 1), float32."""
     return env_index.astype(jnp.float32) / max(num_envs - 1, 1)
@@ -129,47 +209,6 @@ def epsilon_ladder(epsilon: Scalar, position: jax.Array, exponent: Scalar) -> ja
     return jnp.power(epsilon, 1.0 + exponent * position)
 
 
-def actor(network: TrainState, epsilon: Scalar, ladder_exponent: Scalar | None) -> ActorState:
-    """Return the actor state; `ladder_exponent` is None if all environments have the same epsilon."""
-    values = {"epsilon": epsilon} | ({} if ladder_exponent is None else {"ladder_exponent": ladder_exponent})
-    exploration = {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
-    return ActorState(network.params, model_state=network.model_state, exploration=exploration)
-
-
-def explore(
-    actor: ActorState,
-    greedy: jax.Array,
-    timestep: TimeStep,
-    carry: QCarry,
-    key: jax.Array,
-    *,
-    spec: EnvSpec,
-    persistence: float,
-) -> tuple[jax.Array, QCarry]:
-    """Return `epsilon_greedy` actions [B], persistent ones if the carry holds them, with epsilons on a ladder.
-
-    Returns:
-      The actions, and the carry for the next step.
-    """
-    actions = spaces.expect(spec.action_space, spaces.Discrete).n
-    epsilon = actor.exploration["epsilon"]
-    if "ladder_exponent" in actor.exploration:
-        epsilon = epsilon_ladder(epsilon, carry.ladder_position, actor.exploration["ladder_exponent"])
-    if isinstance(carry.random_action, tuple):
-        return epsilon_greedy(key, greedy, timestep.action_mask, epsilon, actions), carry
-    action, random = persistent_epsilon_greedy(
-        key,
-        greedy,
-        timestep.action_mask,
-        epsilon,
-        actions,
-        previous=carry.random_action,
-        first=timestep.first,
-        persistence=persistence,
-    )
-    return action, carry.replace(random_action=random)
-
-
 def transition_keys(key: jax.Array, batch: int, replicas: Replicas) -> jax.Array:
     """Return a key for each transition [batch] of this device, by logical shard, independent of the devices."""
     shards = replicas.first_shard + jnp.arange(replicas.shards, dtype=jnp.int32)
@@ -183,16 +222,6 @@ def transition_keys(key: jax.Array, batch: int, replicas: Replicas) -> jax.Array
 def support(low: Scalar, high: Scalar, atoms: int) -> jax.Array:
     """Return C51's fixed returns [atoms], evenly from `low` to `high`."""
     return low + (high - low) * jnp.arange(atoms, dtype=jnp.float32) / max(atoms - 1, 1)
-
-
-def support_problems(name: str, low: Scalar, high: Scalar) -> list[str]:
-    """Explain why the fields v_min and v_max of the algorithm `name` cannot be ends of a support; empty if they can.
-
-    Values that are traced or scheduled are not checked.
-    """
-    if isinstance(low, int | float) and isinstance(high, int | float) and not low < high:
-        return [f"{name}.v_min={low} must be less than v_max={high}"]
-    return []
 
 
 def action_values(output: Any, low: Scalar, high: Scalar) -> jax.Array:

@@ -4,6 +4,8 @@ A view has the transitions' actions, rewards and weights, and returns a network'
 observations. A recurrent network is unrolled once for both.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -28,20 +30,18 @@ class Transitions(struct.PyTreeNode):
     """View of a batch of N single transitions."""
 
     batch: TransitionBatch
-    action: jax.Array  # int32 [N]
-    rewards: jax.Array  # [N, n], not discounted, 0 after an ending
-    steps: jax.Array  # int32 [N], number of steps taken
-    bootstrap: jax.Array  # as in `TransitionBatch`, [N]
-    weight: jax.Array  # bool [N], False for rows to ignore in learning
-    importance: jax.Array  # float32 [N]
     network: Network = struct.field(pytree_node=False)
     spec: EnvSpec = struct.field(pytree_node=False)
 
-    @classmethod
-    def of(cls, batch: TransitionBatch, network: Network, spec: EnvSpec, n_step: int) -> "Transitions":
-        """Return the view of a batch with rewards of `n_step` steps."""
-        parts = (batch.action, batch.rewards, batch.steps, batch.bootstrap, batch.weight, batch.importance)
-        return cls(batch, *parts, network, spec)
+    @property
+    def rows(self) -> TransitionBatch:
+        """Return the transitions: their actions, rewards, steps, whether to bootstrap, and weights."""
+        return self.batch
+
+    @property
+    def importance(self) -> jax.Array:
+        """Return the importance weights [N]."""
+        return self.batch.importance
 
     def output(self, network: Variables, key: jax.Array | None, *, train: bool) -> tuple[PyTree, ModelState]:
         """Return the output for `current` and `next`, and the new model state; `key` [N] is for noisy layers."""
@@ -58,7 +58,7 @@ class Transitions(struct.PyTreeNode):
     def loss(self, losses: jax.Array, reduction: str, replicas: Replicas) -> jax.Array:
         """Return this device's share of the mean of losses [N]; `reduction` over time does not apply."""
         del reduction
-        return weighted_mean(losses, self.weight, replicas)
+        return weighted_mean(losses, self.rows.weight, replicas)
 
     def priorities(self, error: jax.Array, eta: Scalar) -> jax.Array:
         """Return the priority of every item of the batch from the error of each transition [N]."""
@@ -81,11 +81,7 @@ class Sequences(struct.PyTreeNode):
     """
 
     batch: SequenceBatch
-    action: jax.Array  # as in `Transitions`
-    rewards: jax.Array
-    steps: jax.Array
-    bootstrap: jax.Array
-    weight: jax.Array
+    rows: "StepsWithin"  # as in `Transitions`
     importance: jax.Array
     network: Network = struct.field(pytree_node=False)
     spec: EnvSpec = struct.field(pytree_node=False)
@@ -93,23 +89,21 @@ class Sequences(struct.PyTreeNode):
     @classmethod
     def of(cls, batch: SequenceBatch, network: Network, spec: EnvSpec, n_step: int) -> "Sequences":
         """Return the view of a batch, with transitions of up to `n_step` steps."""
-        of, columns = steps_within(batch, n_step), batch.mask.shape[1]
-        importance = jnp.tile(batch.importance, of.weight.shape[0] // columns)
-        return cls(batch, of.action, of.rewards, of.steps, of.bootstrap, of.weight, importance, network, spec)
+        rows, columns = steps_within(batch, n_step), batch.mask.shape[1]
+        importance = jnp.tile(batch.importance, rows.weight.shape[0] // columns)
+        return cls(batch, rows, importance, network, spec)
 
     def output(self, network: Variables, key: jax.Array | None, *, train: bool) -> tuple[PyTree, ModelState]:
-        """Unroll the network over the rows after the burn-in, [L, batch, ...]; one noise per sequence, by first key.
-
-        The burn-in only warms up the recurrent state, without gradient.
-        """
-        burn_in, carry = self.batch.burn_in, self.batch.carry.network
+        """Unroll the network over the rows after the burn-in, [L, batch, ...]; one noise per sequence, by first key."""
         key = None if key is None else key[: self.batch.mask.shape[1]]
-        if burn_in:
-            frozen = jax.lax.stop_gradient(network)
-            _, carry, _ = self._unroll(frozen, slice(burn_in), carry, key, train=False)
-            carry = jax.lax.stop_gradient(carry)
-        output, _, model_state = self._unroll(network, slice(burn_in, None), carry, key, train=train)
-        return output, model_state
+
+        def unroll(network, time, carry, train):
+            inputs = NetworkInputs.of_timesteps(jax.tree.map(lambda x: x[time], self.batch.timesteps))
+            return self.network.apply(
+                network.params, inputs, carry, spec=self.spec, model_state=network.model_state, train=train, key=key
+            )
+
+        return after_burn_in(unroll, network, self.batch.carry.network, self.batch.burn_in, train=train)
 
     def current(self, output: PyTree) -> PyTree:
         """Return the network's output where the transitions begin, [N, ...]."""
@@ -118,42 +112,61 @@ class Sequences(struct.PyTreeNode):
     def next(self, output: PyTree, network: Variables, key: jax.Array | None) -> PyTree:
         """Return the network's output at the next observations, [N, ...], already in `output`."""
         columns = self.batch.mask.shape[1]
-        there = jnp.arange(self.steps.shape[0], dtype=jnp.int32) + self.steps * columns
+        there = jnp.arange(self.rows.steps.shape[0], dtype=jnp.int32) + self.rows.steps * columns
         return jax.tree.map(lambda x: x[there], self.current(output))
 
     def loss(self, losses: jax.Array, reduction: str, replicas: Replicas) -> jax.Array:
         """Return this device's share of the mean over sequences of losses [N] summed or averaged over time."""
         if reduction == "mean":
-            return weighted_mean(losses, self.weight, replicas)
-        counts = self.weight.reshape((-1, self.batch.mask.shape[1]))
+            return weighted_mean(losses, self.rows.weight, replicas)
+        counts = self.rows.weight.reshape((-1, self.batch.mask.shape[1]))
         total = jnp.sum(jnp.where(counts, losses.reshape(counts.shape), 0.0), axis=0)
         return weighted_mean(total, jnp.any(counts, axis=0), replicas)
 
     def priorities(self, error: jax.Array, eta: Scalar) -> jax.Array:
         """Return eta max |error| + (1 - eta) mean |error| of each sequence (Kapturowski et al., 2019, section 2.3)."""
         columns = self.batch.mask.shape[1]
-        counts = self.weight.reshape((-1, columns)).astype(jnp.float32)
+        counts = self.rows.weight.reshape((-1, columns)).astype(jnp.float32)
         error = error.reshape((-1, columns)) * counts
         mean = jnp.sum(error, axis=0) / jnp.maximum(jnp.sum(counts, axis=0), 1.0)
         return eta * jnp.max(error, axis=0) + (1.0 - eta) * mean
-
-    def _unroll(
-        self, network: Variables, time: slice, carry: Carry, key: jax.Array | None, *, train: bool
-    ) -> tuple[PyTree, Carry, ModelState]:
-        inputs = NetworkInputs.of_timesteps(jax.tree.map(lambda x: x[time], self.batch.timesteps))
-        return self.network.apply(
-            network.params, inputs, carry, spec=self.spec, model_state=network.model_state, train=train, key=key
-        )
 
 
 class StepsWithin(struct.PyTreeNode):
     """The transitions of up to n steps that begin at the rows of sequences, N = L * batch."""
 
     action: PyTree  # [N, ...]
-    rewards: jax.Array  # as in `Transitions`
-    steps: jax.Array
-    bootstrap: jax.Array
-    weight: jax.Array
+    rewards: jax.Array  # [N, n], not discounted, 0 after an ending
+    steps: jax.Array  # int32 [N], number of steps taken
+    bootstrap: jax.Array  # as in `TransitionBatch`, [N]
+    weight: jax.Array  # bool [N], False for rows to ignore in learning
+
+
+def after_burn_in(
+    unroll: Callable[..., tuple[PyTree, Carry, ModelState]],
+    variables: Variables,
+    carry: Carry,
+    burn_in: int,
+    *,
+    train: bool,
+) -> tuple[PyTree, ModelState]:
+    """Return a network's output for the time steps after the burn-in, and its new model state.
+
+    The burn-in only warms up the recurrent state: it has no loss and no gradient.
+
+    Args:
+      unroll: function from variables, a slice of time, the carry before it and whether to train to the output, the next
+        carry and the model state.
+      variables: of the network.
+      carry: before the burn-in.
+      burn_in: number of its time steps.
+      train: whether the later time steps are in training mode.
+    """
+    if burn_in:
+        frozen = jax.lax.stop_gradient(variables)
+        carry = jax.lax.stop_gradient(unroll(frozen, slice(burn_in), carry, False)[1])
+    output, _, model_state = unroll(variables, slice(burn_in, None), carry, train)
+    return output, model_state
 
 
 def steps_within(batch: SequenceBatch, n_step: int) -> StepsWithin:
@@ -186,7 +199,7 @@ def view(
     """Return the view of a replay's batch."""
     if isinstance(batch, SequenceBatch):
         return Sequences.of(batch, network, spec, n_step)
-    return Transitions.of(batch, network, spec, n_step)
+    return Transitions(batch, network, spec)
 
 
 def of_rollout(rollout: Rollout, network: Network, spec: EnvSpec, n_step: int) -> Sequences:

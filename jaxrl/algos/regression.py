@@ -77,8 +77,7 @@ def policy_step(
       The policy after the step, and this device's share of metrics.
     """
 
-    def loss(params):
-        variables = policy.variables.replace(params=params)
+    def loss(variables):
         distribution, model_state = off_policy.train_policy(
             network, variables, batch.observation, spec, batch.action_mask
         )
@@ -91,6 +90,5 @@ def policy_step(
         }
         return loss, (metrics, model_state)
 
-    gradients, (metrics, model_state) = jax.grad(loss, has_aux=True)(policy.params)
-    policy, _ = train_state.apply_gradients(policy, gradients, transformation, replicas, model_state)
+    policy, _, metrics = train_state.gradient(loss, policy).step(transformation, replicas)
     return policy, metrics

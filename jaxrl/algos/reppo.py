@@ -14,10 +14,11 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl.algos import minibatches, off_policy, on_policy, q_learning, returns, soft_policies, train_state
-from jaxrl.algos.base import algorithm, changed, field_problems, number
-from jaxrl.algos.fields import MinibatchFields, RolloutFields, SupportFields, TemperatureFields
+from jaxrl.algos.base import algorithm, changed, number
+from jaxrl.algos.fields import SupportFields, TemperatureFields
 from jaxrl.algos.kl_limits import step_log
-from jaxrl.algos.on_policy import PolicyCarry, Statistics
+from jaxrl.algos.minibatches import MinibatchFields
+from jaxrl.algos.on_policy import PolicyCarry, RolloutFields, Statistics
 from jaxrl.algos.optimizers import clipped
 from jaxrl.algos.q_learning import Returns
 from jaxrl.algos.train_state import TrainState, weighted_mean
@@ -83,10 +84,8 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
         return dataclasses.replace(self, **self.resolved_networks(spec), **on_policy.resolved_normalization(self, spec))
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        problems = field_problems(self) + off_policy.problems(
-            "REPPO", self.policy, self.critic, spec, stochastic=True, discrete=True, heads=_HEADS
-        )
-        return problems + on_policy.minibatch_problems(self, num_envs, shards)
+        problems = self.actor_critic_problems(spec, stochastic=True, discrete=True, heads=_HEADS)
+        return problems + self.minibatch_problems(num_envs, shards)
 
     @property
     def experience(self) -> Mapping[str, Source]:
@@ -202,41 +201,37 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
         def mean(x):
             return weighted_mean(x, rows.weight, replicas)
 
-        def critic_loss(params):
-            variables = critic.variables.replace(params=params)
+        def critic_loss(variables):
             action = None if isinstance(spec.action_space, spaces.Discrete) else rows.action
             output, model_state = off_policy.train_critic(self.critic, variables, observation, action, spec, mask)
-            loss, fit = off_policy.output_loss(output, model_state, rows, target, spec, replicas, **self.support)
+            loss, fit = off_policy.output_loss(output, rows, target, spec, replicas, **self.support)
             if "next_features" not in rows.extras:
-                return loss, (fit, {})
+                return loss, (fit.metrics, model_state)
             features = rows.extras["next_features"]
             error = q_learning.prediction_error(output.prediction, rows.action, rows.rewards[:, 0], features)
             wrong = mean(jnp.where(rows.bootstrap, error, 0.0))
-            return loss + self.prediction_cost * wrong, (fit, {"prediction_loss": wrong})
+            return loss + self.prediction_cost * wrong, (fit.metrics | {"prediction_loss": wrong}, model_state)
 
-        gradients, (fit, metrics) = jax.grad(critic_loss, has_aux=True)(critic.params)
-        optimizer = self._clipped(self.critic_optimizer)
-        critic, _ = train_state.apply_gradients(critic, gradients, optimizer, replicas, fit.model_state)
+        found = train_state.gradient(critic_loss, critic)
+        critic, _, metrics = found.step(self._clipped(self.critic_optimizer), replicas)
         temperature, penalty = soft_policies.temperature_of(self, log_temperature), jnp.exp(log_penalty.params)
         rows = rows.replace(weight=on_policy.acting(rows.weight, rows.extras["active"]))
 
-        def policy_loss(params):
-            variables = policy.variables.replace(params=params)
+        def policy_loss(variables):
             distribution, model_state = off_policy.train_policy(self.policy, variables, observation, spec, mask)
             value, log_prob, _ = self._value(critic.variables, distribution, observation, mask, key, spec)
             divergence = rows.extras["policy"].kl(distribution)
             # Above the limit, a row only pulls the policy back.
             loss = mean(jnp.where(divergence < self.kl_limit, temperature * log_prob - value, penalty * divergence))
-            return loss, (loss, log_prob, divergence, model_state)
+            return loss, ((loss, log_prob, divergence), model_state)
 
-        gradients, (loss, log_prob, divergence, model_state) = jax.grad(policy_loss, has_aux=True)(policy.params)
-        optimizer = self._clipped(self.policy_optimizer)
-        policy, _ = train_state.apply_gradients(policy, gradients, optimizer, replicas, model_state)
+        found = train_state.gradient(policy_loss, policy)
+        policy, _, (loss, log_prob, divergence) = found.step(self._clipped(self.policy_optimizer), replicas)
         log_temperature = soft_policies.temperature_step(self, log_temperature, rows, log_prob, spec, replicas)
         # The loss is log(penalty) times (limit - divergence).
         slack = self.kl_limit - mean(divergence)
         log_penalty = step_log(log_penalty, slack, self.temperature_optimizer, replicas)
-        metrics |= fit.metrics | {"policy_loss": loss, "entropy": mean(-log_prob), "kl": mean(divergence)}
+        metrics |= {"policy_loss": loss, "entropy": mean(-log_prob), "kl": mean(divergence)}
         metrics |= {"temperature": jnp.asarray(temperature, jnp.float32), "penalty": penalty}
         return (policy, critic, log_temperature, log_penalty), metrics
 

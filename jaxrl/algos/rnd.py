@@ -6,7 +6,7 @@ of episodes. Otherwise, ending an episode would forfeit all future novelty, and 
 """
 
 import dataclasses
-from typing import Any, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import registry, spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import Scalar
-from jaxrl.core.types import EnvSpec, Metrics, ModelState, NetworkInputs, Params, PyTree, Replicas, Rollout
+from jaxrl.core.types import EnvSpec, Metrics, NetworkInputs, PyTree, Replicas, Rollout
 from jaxrl.networks import Embedding, Torso, default_torso
 
 
@@ -125,7 +125,7 @@ class RND:
                 variables.params, inputs, spec=spec, model_state=variables.model_state, train=train
             )
 
-        learned = _parts(state.learned.params, state.learned.model_state)
+        learned = _parts(state.learned.variables)
         target, _ = apply("target", state.target, timesteps[1:].observation)
         predicted, _ = apply("predictor", learned["predictor"], timesteps[1:].observation)
         error = jnp.mean(jnp.square(predicted - target), axis=-1)
@@ -142,8 +142,8 @@ class RND:
         data = {"embedding": target, "return": advantages + value[:-1], "counts": counts, "chance": chance}
         data, observation = minibatches.flatten_rows((data, timesteps.observation))
 
-        def loss(params: Params, model_state: ModelState, indices: jax.Array, turn: jax.Array):
-            parts = _parts(params, model_state)
+        def loss(learned: Variables, indices: jax.Array, turn: jax.Array):
+            parts = _parts(learned)
             rows = minibatches.take_rows(data, indices)
             # The row of an environment's next step is `envs` further on.
             now, following = (minibatches.take_rows(observation, i) for i in (indices, indices + envs))
@@ -158,10 +158,7 @@ class RND:
             return predictor_loss + value_loss, (metrics, {"predictor": predictor_state, "value": value_state})
 
         def step(learned: TrainState, index):
-            gradients, (metrics, model_state) = jax.grad(loss, has_aux=True)(
-                learned.params, learned.model_state, *index
-            )
-            learned, _ = train_state.apply_gradients(learned, gradients, self._optimizer, replicas, model_state)
+            learned, _, metrics = train_state.gradient(loss, learned, *index).step(self._optimizer, replicas)
             return learned, metrics
 
         indices = minibatches.minibatch_indices(
@@ -210,9 +207,9 @@ class RND:
         return Adam()(self.learning_rate)
 
 
-def _parts(params: Params, model_state: Any) -> dict[str, Variables]:
+def _parts(learned: Variables) -> dict[str, Variables]:
     """Return the variables of each trained network."""
-    return {name: Variables(params[name], model_state[name]) for name in params}
+    return {name: Variables(params, learned.model_state[name]) for name, params in learned.params.items()}
 
 
 registry.add("exploration", RND)

@@ -6,23 +6,31 @@ demonstrations without rewards, it is SQIL (Reddy et al., 2019, arXiv:1905.11108
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxrl.algos import imitation, off_policy, soft_critics, soft_policies, train_state
-from jaxrl.algos.base import algorithm, changed, field_problems, static
-from jaxrl.algos.fields import CombinedReplayFields, ResetFields, SequenceFields, SoftCriticFields, TemperatureFields
+from jaxrl.algos import combined_replay, normalization, off_policy, soft_critics, soft_policies, train_state
+from jaxrl.algos.acting import ActingCarry, StochasticActing
+from jaxrl.algos.base import algorithm, changed, number, static
+from jaxrl.algos.fields import CombinedReplayFields, ResetFields, SequenceFields, TemperatureFields
+from jaxrl.algos.normalization import RunningStatistics
 from jaxrl.algos.off_policy import Statistics
-from jaxrl.algos.scaled_rewards import RETURN, ReturnScale, ScaledRewardActing
+from jaxrl.algos.soft_critics import SoftCriticFields
 from jaxrl.algos.train_state import TrainState, weighted_mean
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.schedules import Scalar
+from jaxrl.core.sources import Dataset, Source
 from jaxrl.core.types import (
+    ActorOutput,
+    ActorState,
     EnvSpec,
     Metrics,
     Replicas,
-    Source,
+    TimeStep,
+    TransitionBatch,
     UpdateInfo,
 )
 from jaxrl.networks import (
@@ -31,7 +39,15 @@ from jaxrl.networks import (
     QuantileValues,
 )
 
+RETURN = "discounted_return"  # extra of each row: of the rewards up to its observation
 _HEADS = (ActionValues, CategoricalValues, QuantileValues)
+
+
+class ReturnScale(struct.PyTreeNode):
+    """Statistics of discounted returns, and their largest absolute value."""
+
+    statistics: RunningStatistics
+    largest: jax.Array  # float32, of absolute values
 
 
 class SACState(struct.PyTreeNode):
@@ -47,26 +63,24 @@ class SACState(struct.PyTreeNode):
 
 
 @algorithm
-class SAC(ScaledRewardActing, SequenceFields, CombinedReplayFields, ResetFields, SoftCriticFields, TemperatureFields):
+class SAC(StochasticActing, SequenceFields, CombinedReplayFields, ResetFields, SoftCriticFields, TemperatureFields):
     """Soft actor-critic: a stochastic policy that maximizes reward and entropy, with two critics; uniform replay."""
 
     random_correlation: float | None = changed(0.9, before=None)
+    normalize_reward: bool = static(False, help="divide rewards by the running deviation of discounted returns")
+    largest_return: Scalar | None = number(
+        5.0,
+        above=0,
+        only_with="normalize_reward",
+        help="maximum absolute value of scaled discounted returns, enforced by a larger divisor; None: no limit",
+    )
     imitate: bool = static(
         False, help="SQIL: half of each batch is demonstrations with reward 1; all other transitions have reward 0"
     )
 
-    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        return dataclasses.replace(
-            self,
-            **self.resolved_networks(spec),
-            rollout_length=self.steps_per_update_with_memory(num_envs),
-        )
-
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         name = type(self).__name__
-        parts: dict[str, Any] = {"discrete": True, "heads": _HEADS, "memory": True, "dropout": True}
-        networks = off_policy.problems(name, self.policy, self.critic, spec, stochastic=True, **parts)
-        problems = field_problems(self) + networks
+        problems = self.actor_critic_problems(spec, stochastic=True, discrete=True, heads=_HEADS, dropout=True)
         if self.imitate and (self.newest or self.view or self.normalize_reward):
             what = f"newest={self.newest}, view={self.view} and normalize_reward={self.normalize_reward}"
             problems.append(
@@ -81,11 +95,18 @@ class SAC(ScaledRewardActing, SequenceFields, CombinedReplayFields, ResetFields,
         replay = self.source_with_memory()
         if self.normalize_reward:
             replay = dataclasses.replace(replay, extras=(RETURN,))
-        return imitation.sources(replay) if self.imitate else self.combined_sources(replay)
+        if not self.imitate:
+            return self.combined_sources(replay)
+        half = replay.batch_size // 2
+        own = dataclasses.replace(replay, batch_size=replay.batch_size - half)
+        return {"replay": own, "demonstrations": Dataset(half, n_step=replay.n_step)}
 
     def init(self, key: jax.Array, spec: EnvSpec) -> SACState:
         policy_key, critic_key = jax.random.split(key)
         none_yet = {"policy_loss": jnp.float32(0.0), "entropy": jnp.float32(0.0)}
+        return_scale = ()
+        if self.normalize_reward:
+            return_scale = ReturnScale(normalization.init(jnp.zeros((), jnp.float32)), jnp.float32(0.0))
         target = self.tau is not None
         return SACState(
             policy=train_state.create(*self.policy.init(policy_key, spec), self.policy_optimizer),
@@ -93,15 +114,29 @@ class SAC(ScaledRewardActing, SequenceFields, CombinedReplayFields, ResetFields,
             log_temperature=soft_policies.initial_temperature(self),
             statistics=off_policy.init_statistics(spec, self.normalize_observation),
             updates=jnp.int32(0),
-            return_scale=self.initial_scale(),
+            return_scale=return_scale,
             policy_metrics=none_yet if self.policy_delay > 1 else (),
         )
+
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> ActingCarry:
+        carry = super().initial_carry(spec, env_index, num_envs)
+        return carry.replace(discounted_return=jnp.float32(0.0)) if self.normalize_reward else carry
+
+    def act(
+        self, actor: ActorState, timestep: TimeStep, carry: ActingCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
+    ) -> ActorOutput:
+        output = super().act(actor, timestep, carry, key, spec=spec, explore=explore)
+        if isinstance(carry.discounted_return, tuple):
+            return output
+        discounted = normalization.discounted_return(carry.discounted_return, timestep, self.gamma)
+        carry = output.carry.replace(discounted_return=discounted)
+        return output.replace(carry=carry, extras={RETURN: discounted})
 
     def update(
         self, state: SACState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[SACState, UpdateInfo]:
         if self.imitate:
-            batch = {"replay": imitation.rewarded(batch, replicas)}
+            batch = {"replay": rewarded(batch, replicas)}
         statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas, n_step=self.n_step)
         return_scale, replay = self.scaled(state.return_scale, replay, replicas)
         *drop, policy_drop = soft_critics.dropout_keys(self.critic, key, replay, replicas)
@@ -150,3 +185,41 @@ class SAC(ScaledRewardActing, SequenceFields, CombinedReplayFields, ResetFields,
         return self.after_reset(new, key, spec), UpdateInfo(
             replicas.mean(fit.metrics) | metrics | {"temperature": temperature}
         )
+
+    def scaled(
+        self, scale: ReturnScale | tuple[()], batch: TransitionBatch, replicas: Replicas
+    ) -> tuple[Any, TransitionBatch]:
+        """Return the scale with a batch's returns merged in, and the batch with rewards divided by it.
+
+        A fixed value support then fits any task. Acting stores the discounted return so far with each row. Rewards are
+        divided by the deviation of the returns, and at least by the largest return over `largest_return` (FlashSAC,
+        arXiv:2604.04539; Lee et al., 2025, arXiv:2502.15280, section 4.3). Before two returns were seen, and while they
+        hardly vary, the deviation counts as 1.
+        """
+        if not isinstance(scale, ReturnScale):
+            return scale, batch
+        returns = self.gamma * batch.extras[RETURN] + batch.rewards[:, 0]
+        statistics = normalization.update(scale.statistics, returns, batch.weight, replicas)
+        largest = replicas.max(jnp.max(jnp.where(batch.weight, jnp.abs(returns), 0.0)))
+        largest = jnp.maximum(scale.largest, largest)
+        factor = normalization.scale_reward(statistics, jnp.float32(1.0), jnp.inf)
+        if self.largest_return is not None:
+            factor = jnp.minimum(factor, self.largest_return / jnp.maximum(largest, 1e-8))
+        return ReturnScale(statistics, largest), batch.replace(rewards=batch.rewards * factor)
+
+
+def rewarded(batch: Mapping[str, Any], replicas: Replicas) -> TransitionBatch:
+    """Join both parts, with reward 1 for steps of demonstrations and 0 for others (SQIL, algorithm 1)."""
+    own, expert = batch["replay"], batch["demonstrations"]
+    if expert.rewards.shape[1] > 1 and expert.bootstrap.dtype != bool:
+        raise ConfigError(
+            f"imitate=True with n_step={expert.rewards.shape[1]}: the dataset has discounts within episodes, and an "
+            "n-step transition stores only their product, not one per reward; use n_step=1"
+        )
+    taken = jnp.arange(expert.rewards.shape[1], dtype=jnp.int32)[None] < expert.steps[:, None]
+    own = own.replace(rewards=jnp.zeros_like(own.rewards))
+    expert = expert.replace(rewards=taken.astype(expert.rewards.dtype))
+    # Sampling statistics are kept per source.
+    return combined_replay.concatenate_by_shard(
+        own.replace(sample_info=None), expert.replace(sample_info=None), replicas=replicas
+    )

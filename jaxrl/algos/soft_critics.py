@@ -2,21 +2,62 @@
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl.algos import off_policy, q_learning, train_state
-from jaxrl.algos.fields import SoftCriticFields
+from jaxrl.algos.base import field_group, number, static
+from jaxrl.algos.fields import ActorCriticFields, QuantileFields, SupportFields
 from jaxrl.algos.histories import History
 from jaxrl.algos.off_policy import CriticLoss
 from jaxrl.algos.optimizers import Number
 from jaxrl.algos.q_learning import Returns
 from jaxrl.algos.train_state import TrainState, Variables
+from jaxrl.core.schedules import Scalar
 from jaxrl.core.shared_batch import weighted_rows
 from jaxrl.core.types import EnvSpec, ModelState, PyTree, Replicas, TransitionBatch
 from jaxrl.networks import Categorical, CategoricalReturns, Critic, QuantileReturns
+
+
+@field_group
+class SoftCriticFields(SupportFields, QuantileFields, ActorCriticFields):
+    """The targets of the critics, and the schedule and values of the policy's updates."""
+
+    tau: Scalar | None = number(
+        0.005,
+        above=0,
+        high=1,
+        help="soft update coefficient of the target networks (Polyak averaging); None: no target networks",
+    )
+    joint_batch: bool = static(
+        False,
+        help="one batch of observations and next observations for critics and targets, in training mode",
+    )
+    joint_policy: bool = static(False, help="use one such batch also in the policy's loss")
+    target_critics: int | None = static(
+        None,
+        low=1,
+        at_most="critic.ensemble",
+        help="number of critics sampled at each update to compute the targets; None: all",
+    )
+    target_value: Literal["min", "mean"] = static(
+        "min",
+        choices=("min", "mean"),
+        help="reduction over the critics' values in the targets; min pools the quantiles of all critics",
+    )
+    dropped_quantiles: int = static(
+        0,
+        low=0,
+        only_with="critic.head=quantilevalues",
+        less_than="critic.head.quantiles",
+        help="number of largest quantiles dropped from the targets, per critic (TQC)",
+    )
+    policy_delay: int = static(1, low=1, help="critic updates per update of the policy and the temperature")
+    policy_value: Literal["min", "mean"] = static(
+        "min", choices=("min", "mean"), help="reduction over the critics' values in the policy's loss"
+    )
 
 
 def both_ends(here: PyTree, there: PyTree) -> PyTree:
@@ -80,9 +121,9 @@ def critic_step(
     elif algo.tau is not None:
         outputs = joint_outputs(algo.critic, slow, batch, following.action, spec, drop[0])[1]
 
-    def loss(params):
+    def loss(variables):
         """Return the loss of the critics, without gradient through the targets."""
-        variables, there = critic.variables.replace(params=params), outputs
+        there = outputs
         if algo.joint_batch:
             output, own, model_state = joint_outputs(algo.critic, variables, batch, following.action, spec, drop[1])
             there = own if outputs is None else outputs
@@ -96,12 +137,12 @@ def critic_step(
             there = mean_member(there)
         returns = pessimistic_returns(there, **algo.support, dropped=algo.dropped_quantiles)
         target = soft_target(batch, returns, following.policy, following.log_prob, temperature, algo.gamma)
-        return off_policy.output_loss(
-            output, model_state, batch, target, spec, replicas, quantile_huber=algo.quantile_huber, **algo.support
+        loss, fit = off_policy.output_loss(
+            output, batch, target, spec, replicas, quantile_huber=algo.quantile_huber, **algo.support
         )
+        return loss, (fit, model_state)
 
-    gradients, fit = jax.grad(loss, has_aux=True)(critic.params)
-    critic, _ = train_state.apply_gradients(critic, gradients, algo.critic_optimizer, replicas, fit.model_state)
+    critic, _, fit = train_state.gradient(loss, critic).step(algo.critic_optimizer, replicas)
     return critic, fit
 
 

@@ -108,8 +108,7 @@ def policy_step(
     if joint:
         seen = soft_critics.both_ends(seen, (batch.next_observation, batch.next_action_mask))
 
-    def loss(params):
-        variables = policy.variables.replace(params=params)
+    def loss(variables):
         with soft_critics.rows_that_count(batch, 1 + joint):
             distribution, model_state = off_policy.train_policy(algo.policy, variables, seen[0], spec, seen[1])
         distribution = jax.tree.map(lambda x: x[: batch.weight.shape[0]], distribution)
@@ -118,10 +117,9 @@ def policy_step(
         )
         value = value_of(distribution, value)
         loss = weighted_mean(temperature * log_prob - value, batch.weight, replicas)
-        return loss, (loss, log_prob, model_state)
+        return loss, ((loss, log_prob), model_state)
 
-    gradients, (before, log_prob, model_state) = jax.grad(loss, has_aux=True)(policy.params)
-    policy, _ = train_state.apply_gradients(policy, gradients, algo.policy_optimizer, replicas, model_state)
+    policy, _, (before, log_prob) = train_state.gradient(loss, policy).step(algo.policy_optimizer, replicas)
     return policy, before, log_prob
 
 

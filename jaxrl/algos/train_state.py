@@ -1,6 +1,7 @@
 """Training state of a network: parameters, optimizer state, gradient steps over all replicas, and targets."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -57,6 +58,42 @@ def create(
         optimizer_state = transformation.init(params)
     targets = jax.tree.map(jnp.copy, (params, model_state)) if target else ((), ())
     return TrainState(params, model_state, optimizer_state, *targets)
+
+
+type Loss[Aux] = Callable[..., tuple[jax.Array, tuple[Aux, ModelState]]]
+
+
+class Gradient[Aux](NamedTuple):
+    """Gradient of a loss on this device, and what the loss returned."""
+
+    state: TrainState
+    gradients: Params
+    aux: Aux
+    model_state: ModelState
+
+    def step(
+        self, transformation: optax.GradientTransformation, replicas: Replicas
+    ) -> tuple[TrainState, jax.Array, Aux]:
+        """Take a step with `apply_gradients`; return the state, the gradient's norm and the auxiliary outputs."""
+        state, norm = apply_gradients(self.state, self.gradients, transformation, replicas, self.model_state)
+        return state, norm, self.aux
+
+
+def gradient[Aux](loss: Loss[Aux], state: TrainState, *inputs: Any) -> Gradient[Aux]:
+    """Return the gradient of a loss with respect to a network's parameters.
+
+    Args:
+      loss: function from the network's variables and `inputs` to this device's loss, made of `weighted_mean`s, and a
+        pair: auxiliary outputs, such as metrics, and the new model state.
+      state: the network's current state.
+      inputs: further arguments of `loss`, without gradient.
+    """
+
+    def of_params(params):
+        return loss(Variables(params, state.model_state), *inputs)
+
+    gradients, (aux, model_state) = jax.grad(of_params, has_aux=True)(state.params)
+    return Gradient(state, gradients, aux, model_state)
 
 
 def apply_gradients(

@@ -11,10 +11,9 @@ from flax import struct
 
 from jaxrl.algos import on_policy, returns, train_state
 from jaxrl.algos.base import algorithm, changed, static
-from jaxrl.algos.fields import AdvantageFields, BonusFields, KLFields, MinibatchFields
-from jaxrl.algos.kl_limits import clip_duals, decoupled_kl, inverse_softplus, lagrangian_loss
-from jaxrl.algos.minibatches import steps_over_minibatches
-from jaxrl.algos.on_policy import ActingState, PolicyValueActing, Statistics
+from jaxrl.algos.kl_limits import KLFields, clip_duals, decoupled_kl, inverse_softplus, lagrangian_loss
+from jaxrl.algos.minibatches import MinibatchFields, steps_over_minibatches
+from jaxrl.algos.on_policy import ActingState, AdvantageFields, BonusFields, PolicyValueActing, Statistics
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Linear, Scalar
@@ -76,11 +75,6 @@ class VMPO(BonusFields, KLFields, AdvantageFields, MinibatchFields, PolicyValueA
             found["minibatches"] = 8 if longer and self.rollout_length is None else 4
         return dataclasses.replace(self, **found)
 
-    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        problems = on_policy.problems(self, spec)
-        by = on_policy.minibatch_unit(self.network)
-        return problems + on_policy.minibatch_problems(self, num_envs, shards, by)
-
     @property
     def experience(self) -> Mapping[str, Source]:
         # The limits are relative to the acting policy, which is up to `target_period` batches old anyway.
@@ -127,10 +121,7 @@ class VMPO(BonusFields, KLFields, AdvantageFields, MinibatchFields, PolicyValueA
             "weight": rows.weight,
             "active": rollout.active,
         }
-        by = on_policy.minibatch_unit(self.network)
-        divided = on_policy.split_into_minibatches(
-            data, rollout.carry.network, key, replicas, by=by, epochs=self.epochs, count=self.minibatches
-        )
+        divided = self.divided(data, rollout.carry.network, key, replicas)
         dual_optimizer = self.optimizer(self.dual_learning_rate)
 
         def step(learned, indices):
@@ -139,9 +130,9 @@ class VMPO(BonusFields, KLFields, AdvantageFields, MinibatchFields, PolicyValueA
             gradients, (metrics, model_state) = jax.grad(self._loss, has_aux=True)(
                 (network.params, duals.params), network.model_state, minibatch, carry, spec, replicas
             )
-            network, sizes = on_policy.apply_gradients(self, network, gradients[0], replicas, model_state)
+            network, norms = on_policy.apply_gradients(self, network, gradients[0], replicas, model_state)
             duals = clip_duals(train_state.apply_gradients(duals, gradients[1], dual_optimizer, replicas)[0])
-            return (network, duals), metrics | sizes
+            return (network, duals), metrics | norms
 
         (learned, duals), metrics = steps_over_minibatches(step, (state.network, state.duals), divided.indices)
         updates = state.updates + 1

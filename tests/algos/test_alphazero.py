@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
-from helpers.programs import assert_equal
+from helpers.programs import resumed
 from helpers.suite_samples import needs
 from helpers.tiers import few, one_quick
 
@@ -211,10 +211,7 @@ def test_it_learns_nim():
 
 @pytest.mark.long
 def test_it_resumes_bit_for_bit(tmp_path):
-    whole = jaxrl.train(SMALL, Nim(), total_steps=1_024, **SETTINGS)
-    jaxrl.train(SMALL, Nim(), total_steps=512, run_dir=tmp_path, **SETTINGS)
-    again = jaxrl.train(SMALL, Nim(), total_steps=1_024, run_dir=tmp_path, **SETTINGS)
-    assert_equal(whole.state, again.state)
+    resumed(tmp_path, SMALL, Nim(), 1_024, **SETTINGS)
 
 
 @pytest.mark.long

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.continuous import BATCH, CROSSQ, NORMED, SPEC, initial, transitions, updated
-from helpers.programs import assert_equal
+from helpers.continuous import BATCH, CROSSQ, NORMED, QUICK, SPEC, initial, transitions, updated
+from helpers.programs import resumed
 
 import jaxrl
 from jaxrl.core import spaces
@@ -53,30 +53,15 @@ def test_discrete_actions_have_exact_expectations():
     assert float(info.metrics["critic_loss"]) == pytest.approx(np.mean(target[counts] ** 2), rel=1e-5)
 
 
-def trained(total_steps, **settings):
-    """On episodes of one step, worth 1 less the squared distance of the action from 0.5."""
+@pytest.mark.exhaustive
+def test_it_learns_and_resumes_bit_for_bit(tmp_path):
+    """Episodes have one step, worth 1 less the squared distance of the action from 0.5; random ones -0.6 on average."""
     algo = jaxrl.CrossQ(
+        **QUICK,
         temperature=0.05,
         learn_temperature=False,
-        capacity=10_000,
-        min_size=256,
-        batch_size=64,
-        rollout_length=1,
-        replay_ratio=0.25,
         policy=Actor(widths=(32,), **NORMED),
         critic=Critic(widths=(64,), **NORMED),
     )
-    topology = jaxrl.Anakin(num_envs=8, devices=1)
-    settings |= {"evaluate_every": 0, "progress": False, "seed": 3, "topology": topology}
-    return jaxrl.train(algo, ENV, total_steps=total_steps, **settings)
-
-
-@pytest.mark.exhaustive
-def test_it_learns_and_resumes_bit_for_bit(tmp_path):
-    """The best policy's return is 1; that of random actions -0.6 on average."""
-    whole = trained(4_096)
+    whole = resumed(tmp_path, algo, ENV, 4_096, topology=jaxrl.Anakin(num_envs=8, devices=1))
     assert whole.evaluation.return_mean > 0.9
-    trained(2_048, run_dir=tmp_path)
-    again = trained(4_096, run_dir=tmp_path)
-    assert_equal(whole.state, again.state)
-    np.testing.assert_array_equal(whole.evaluation.returns, again.evaluation.returns)

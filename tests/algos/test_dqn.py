@@ -236,23 +236,7 @@ def test_a_frame_of_stacked_observations_is_kept_once():
     assert result.state.learner.updates == 4
 
 
-# --- what is refused -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"munchausen": True, "network": QNetwork(head=CategoricalValues())}, ["munchausen", "values or quantiles"]),
-        ({"network": QNetwork(previous_reward=True)}, ["DQN.network reads previous_reward", "core=GRU()"]),
-        ({"network": QNetwork(previous_action=True)}, ["first and previous_action", "previous_action=False"]),
-        ({"v_min": 3.0, "v_max": 2.0, "network": QNetwork(head=CategoricalValues())}, ["v_min=3.0", "v_max=2.0"]),
-        ({"munchausen": True, "value_rescaling": True}, ["munchausen", "value_rescaling=False"]),
-        ({"value_rescaling": True, "network": QNetwork(head=QuantileValues(3))}, ["value_rescaling", "ActionValues()"]),
-    ],
-)
-def test_settings_that_do_not_go_together(fields, words):
-    said = "\n".join(jaxrl.DQN(**fields).validate(SPEC, 8, 1))
-    assert all(word in said for word in words), said
+# --- defaults ------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_left_open_goes_with_the_rest():
@@ -267,7 +251,3 @@ def test_what_is_left_open_goes_with_the_rest():
     assert jaxrl.DQN().resolve(SPEC, 1).learning_rate == jaxrl.schedules.Linear(1e-3, 0.0)
     with pytest.raises(ConfigError, match=r"DQN.learning_rate is not set"):
         jaxrl.DQN().init(jax.random.key(0), SPEC)
-
-
-def test_the_defaults_are_fine():
-    assert jaxrl.DQN(ladder=True).validate(SPEC, 8, 1) == []

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from helpers.discounted import Discounted
 from helpers.oracle import EPS, exact
-from helpers.programs import assert_equal
+from helpers.programs import resumed
 from scipy.special import expit, log_softmax, softmax
 
 import jaxrl
@@ -547,17 +547,6 @@ def test_acting_is_the_posterior_of_what_was_seen_and_forgets_at_a_first_observa
     np.testing.assert_array_equal(output.action, policy(p, spec, features)[0].argmax(-1))
 
 
-def test_what_it_cannot_learn_is_refused():
-    unbounded = EnvSpec("wide", PLAIN.observation_space, spaces.Box(-np.inf, np.inf, (2,)))
-    [problem] = ALGO.validate(unbounded, 8, 1)
-    assert "wide" in problem and "bounded actions" in problem
-    [problem] = ALGO.replace(network=WorldModel(deter=10, blocks=4)).validate(PLAIN, 8, 1)
-    assert "deter=10" in problem and "blocks=4" in problem
-    [problem] = ALGO.replace(network=jaxrl.networks.QNetwork()).validate(PLAIN, 8, 1)
-    assert "WorldModel" in problem
-    assert ALGO.validate(PLAIN, 8, 1) == [] and ALGO.validate(MIXED, 8, 1) == []
-
-
 # --- learning --------------------------------------------------------------------------------------------------------
 
 SMALL = ALGO.replace(
@@ -588,10 +577,8 @@ def trained(env, total_steps, **settings):
 def test_it_finds_the_best_action_and_resumes_bit_for_bit(continuous, tmp_path):
     """One step, worth 1 for the first of two actions, or 1 less the squared distance of a number from 0.5."""
     env = jaxrl.make("probe:ActionReward", continuous=continuous)
-    whole = trained(env, 8_192)
-    assert whole.evaluation.return_mean > 0.9
-    trained(env, 4_096, run_dir=tmp_path)
-    assert_equal(whole.state, trained(env, 8_192, run_dir=tmp_path).state)
+    settings = {"evaluation_episodes": 32, "topology": jaxrl.Anakin(num_envs=8, devices=1)}
+    assert resumed(tmp_path, SMALL, env, 8_192, **settings).evaluation.return_mean > 0.9
 
 
 @pytest.mark.exhaustive

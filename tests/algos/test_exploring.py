@@ -7,8 +7,9 @@ import pytest
 
 import jaxrl
 from jaxrl.algos import q_learning
+from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.spaces import Box, Discrete
-from jaxrl.core.types import ActorState, EnvSpec
+from jaxrl.core.types import EnvSpec
 from jaxrl.networks import MLP, QNetwork
 
 ENVS, STEPS, ACTIONS = 512, 300, 5
@@ -101,20 +102,19 @@ def test_another_random_action_replaces_a_forbidden_one():
 
 @pytest.mark.long
 def test_random_actions_end_with_their_episode():
-    spec = EnvSpec("probe", Box(-1.0, 1.0, (2,)), Discrete(3))
-    network = QNetwork(MLP((4,)))
-    carry = jax.vmap(lambda i: q_learning.initial_carry(network, spec, i, 2, 0.999999))(jnp.arange(2))
+    spec = EnvSpec("probe", Box(-1.0, 1.0, (4,)), Discrete(3))
+    algo = jaxrl.PQN(epsilon=0.0, random_persistence=0.999999, network=QNetwork(MLP((4,)))).resolve(spec, 2)
+    carry = jax.vmap(lambda i: algo.initial_carry(spec, i, 2))(jnp.arange(2))
     carry = carry.replace(random_action=jnp.asarray([2, 2]))
     env = jaxrl.make("gymnax:CartPole-v1")
     _, timestep = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 2))
     timestep = timestep.replace(first=jnp.asarray([True, False]))
-    actor = ActorState((), exploration={"epsilon": jnp.float32(0.0)})
-    action, carry = q_learning.explore(
-        actor, jnp.zeros(2, jnp.int32), timestep, carry, jax.random.split(jax.random.key(1), 2), spec=spec,
-        persistence=0.999999,
-    )  # fmt: skip
-    np.testing.assert_array_equal(action, [0, 2])
-    np.testing.assert_array_equal(carry.random_action, [-1, 2])
+    actor = algo.actor(resolve_schedules(algo, jnp.float32(0)).init(jax.random.key(0), spec))
+    keys = jax.random.split(jax.random.key(1), 2)
+    greedy = algo.act(actor, timestep, carry, keys, spec=spec, explore=False).action
+    acted = algo.act(actor, timestep, carry, keys, spec=spec, explore=True)
+    np.testing.assert_array_equal(acted.action, [greedy[0], 2])
+    np.testing.assert_array_equal(acted.carry.random_action, [-1, 2])
 
 
 @pytest.mark.parametrize("algo", [jaxrl.DQN, jaxrl.PQN])

@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 from helpers.continuous import ALGORITHMS, BOX, SPEC
 from helpers.programs import assert_equal, plain
-from helpers.refused import refused
 
 import jaxrl
 from jaxrl.algos import acting, histories, off_policy
 from jaxrl.algos.train_state import Variables
-from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import NetworkInputs, SequenceBatch, TimeStep, Trajectory, TransitionBatch
 from jaxrl.networks import GRU, LSTM, Actor, Critic
@@ -202,14 +200,6 @@ def test_a_batch_has_as_many_transitions_as_without_a_memory_in_whole_sequences(
     assert algo.experience["replay"].sequence.rows == 7
     assert algo.replace(samples_per_insert=32.0).experience["replay"].replay_ratio == 32 / 16
     assert jaxrl.SAC(policy=POLICY).resolve(SPEC, 8).rollout_length == 4
-    with pytest.raises(ConfigError, match=r"SAC.burn_in=3.*recurrent"):
-        jaxrl.Anakin(num_envs=8).bind(jaxrl.SAC(burn_in=3), jaxrl.make("gymnax:Pendulum-v1"))
-    refused(
-        lambda: jaxrl.Anakin(num_envs=8).bind(RECURRENT["sac"].replace(imitate=True), jaxrl.make("gymnax:Pendulum-v1")),
-        "SAC.imitate=True",
-    )
-    with pytest.raises(ConfigError, match="MPO.*single transitions"):
-        jaxrl.Anakin(num_envs=8).bind(jaxrl.MPO(policy=POLICY), jaxrl.make("gymnax:Pendulum-v1"))
 
 
 @pytest.mark.exhaustive

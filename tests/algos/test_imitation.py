@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers.continuous import BATCH, SAC, SPEC, initial, transitions
 
-from jaxrl.algos import imitation
+from jaxrl.algos.sac import rewarded
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.sources import Dataset
 from jaxrl.parallel.replicas import SingleReplica
@@ -45,7 +45,7 @@ def by_hand(batch, shards):
 
 def test_both_parts_lie_side_by_side_in_each_shard():
     for shards in (1, 4):
-        found = imitation.rewarded(parts(), SingleReplica(shards))
+        found = rewarded(parts(), SingleReplica(shards))
         for name, wanted in by_hand(parts(), shards).items():
             np.testing.assert_array_equal(getattr(found, name), wanted, err_msg=name)
 

@@ -211,17 +211,3 @@ def test_a_network_sees_the_clipped_reward_while_acting(how, alike):
         for reward in (timesteps.reward, 9.0 * timesteps.reward)
     ]
     assert (float(jnp.max(jnp.abs(logits[0] - logits[1]))) < 1e-6) == alike
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"reduction": "max"}, ["IMPALA.reduction='max'", "'sum', 'mean'"]),
-        ({"clip_rho": 0.0}, ["IMPALA.clip_rho=0.0", "more than 0"]),
-        ({"network": ActorCritic(jaxrl.networks.ImpalaCNN())}, ["ImpalaCNN needs images"]),
-    ],
-)
-def test_settings_that_cannot_be(fields, words):
-    said = "\n".join(BASE.replace(**fields).validate(SPEC, 8, 1))
-    assert all(word in said for word in words), said
-    assert BASE.validate(SPEC, 8, 1) == []

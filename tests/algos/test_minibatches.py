@@ -119,15 +119,15 @@ def test_a_shard_shuffles_by_its_global_number():
     assert len({row.tobytes() for row in np.asarray(everything)}) == 4
 
 
-@pytest.mark.parametrize("by", one_quick(["row", "environment"]))
-def test_content_does_not_depend_on_the_device_count(by):
+@pytest.mark.parametrize("recurrent", one_quick([False, True]))
+def test_content_does_not_depend_on_the_device_count(recurrent):
     rows, envs, shards, count, epochs = 10, 16, 4, 2, 3
     where = np.stack(np.meshgrid(np.arange(rows), np.arange(envs), indexing="ij"), -1)  # (time, environment) of a row
 
     @functools.partial(jax.jit, static_argnames=("width", "here"))
     def draw(first_shard, *, width, here):
         return minibatches.minibatch_indices(
-            keys.root_key(5), rows=rows, num_envs=width, count=count, epochs=epochs, by=by,
+            keys.root_key(5), rows=rows, num_envs=width, count=count, epochs=epochs, recurrent=recurrent,
             replicas=replicas(here, first_shard),
         )  # fmt: skip
 
@@ -139,7 +139,7 @@ def test_content_does_not_depend_on_the_device_count(by):
             local = where[:, device * width : (device + 1) * width]
             indices = np.asarray(draw(device * here, width=width, here=here))
             for seen, index in zip(found, indices, strict=True):
-                taken = local.reshape(-1, 2)[index] if by == "row" else local[:, index].reshape(-1, 2)
+                taken = local[:, index].reshape(-1, 2) if recurrent else local.reshape(-1, 2)[index]
                 pairs = list(map(tuple, taken.tolist()))
                 assert len(pairs) == len(set(pairs)) == rows * width // count
                 seen |= set(pairs)
@@ -193,11 +193,8 @@ def test_taking_keeps_every_bit_and_type():
         ({"num_envs": 6, "shards": 4}, ["num_envs=6", "4 shards", "use 4 or 8"]),
         ({"num_envs": 2, "shards": 4}, ["num_envs=2", "use 4"]),
         ({"rows": 127, "num_envs": 8, "shards": 4}, ["254 rows", "num_envs=16", "minibatches=2 or 127"]),
-        ({"by": "environment", "num_envs": 8, "shards": 4}, ["the 2 environments", "num_envs=16", "=2"]),
-        ({"by": "environment", "num_envs": 20, "shards": 1, "count": 8}, ["num_envs=16 or 24", "minibatches=5 or 10"]),
-        ({"count": 0}, ["minibatches=0", "at least 1"]),
-        ({"rows": 0, "num_envs": -1}, ["rows=0", "num_envs=-1"]),
-        ({"by": "episode"}, ["by='episode'", "'row' or 'environment'"]),
+        ({"recurrent": True, "num_envs": 8, "shards": 4}, ["the 2 environments", "num_envs=16", "=2"]),
+        ({"recurrent": True, "num_envs": 20, "shards": 1, "count": 8}, ["num_envs=16 or 24", "minibatches=5 or 10"]),
     ],
 )  # fmt: skip
 def test_what_does_not_divide_is_told_with_what_would(settings, words):
@@ -205,10 +202,9 @@ def test_what_does_not_divide_is_told_with_what_would(settings, words):
     told = "\n".join(minibatches.minibatch_problems(**settings))
     for word in words:
         assert word in told, told
-    if settings["shards"] > 0:
-        with pytest.raises(ValueError, match=words[0]):
-            shards = settings.pop("shards")
-            minibatches.minibatch_indices(jax.random.key(0), **settings, replicas=replicas(shards))
+    with pytest.raises(ValueError, match=words[0]):
+        shards = settings.pop("shards")
+        minibatches.minibatch_indices(jax.random.key(0), **settings, replicas=replicas(shards))
 
 
 @settings(max_examples=60)
@@ -217,24 +213,24 @@ def test_what_does_not_divide_is_told_with_what_would(settings, words):
     num_envs=st.integers(1, 64),
     shards=st.integers(1, 8),
     count=st.integers(1, 12),
-    by=st.sampled_from(["row", "environment"]),
+    recurrent=st.booleans(),
 )
-def test_what_is_suggested_works(rows, num_envs, shards, count, by):
-    problems = minibatches.minibatch_problems(rows=rows, num_envs=num_envs, shards=shards, count=count, by=by)
+def test_what_is_suggested_works(**settings):
+    problems = minibatches.minibatch_problems(**settings)
     if not problems:
-        assert num_envs % shards == 0
+        assert settings["num_envs"] % settings["shards"] == 0
         return
     (told,) = problems
     advice = told.rpartition("use ")[2]
     for part in advice.split(", or "):
         name = "count" if "minibatches" in part else "num_envs"
         for number in part.replace("num_envs=", "").replace("minibatches=", "").split(" or "):
-            changed = {"rows": rows, "num_envs": num_envs, "shards": shards, "count": count, "by": by}
-            left = minibatches.minibatch_problems(**changed | {name: int(number)})
+            left = minibatches.minibatch_problems(**settings | {name: int(number)})
             # The advice on one thing may leave another: shards are told of before minibatches.
-            assert not left or "shards; use" in told, (told, changed, left)
+            assert not left or "shards; use" in told, (told, settings, left)
 
 
 def test_no_problem_where_everything_divides():
-    for by in ("row", "environment"):
-        assert minibatches.minibatch_problems(rows=128, num_envs=64, shards=4, count=4, by=by) == []
+    for recurrent in (False, True):
+        settings = {"rows": 128, "num_envs": 64, "shards": 4, "count": 4, "recurrent": recurrent}
+        assert minibatches.minibatch_problems(**settings) == []

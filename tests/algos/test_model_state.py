@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
-from helpers.programs import SMALL, assert_equal
+from helpers.programs import SMALL, assert_equal, resumed
 from helpers.tiers import few
 
 import jaxrl
@@ -74,19 +74,6 @@ def test_sac_with_critics_that_know_more_than_the_policy():
     assert np.isfinite(last(result, "update/critic_loss"))
 
 
-@pytest.mark.parametrize(
-    "algo",
-    [
-        jaxrl.PPO(network=ActorCritic(policy_observation_keys=("sate",))),
-        jaxrl.DQN(network=QNetwork(observation_keys=("sate",))),
-        jaxrl.SAC(critic=Critic(observation_keys=("sate",))),
-    ],
-)
-def test_keys_that_the_observation_does_not_have_are_refused(algo):
-    (problem,) = algo.validate(jaxrl.core.types.env_spec(Guess()), 8, 1)
-    assert "'sate'" in problem and "'state'" in problem
-
-
 NORMED = MLP((16,), normalization="batch")
 WITH_STATISTICS = {
     # Numbers, no schedules: these would have another length in the run that stops earlier.
@@ -110,10 +97,7 @@ WITH_STATISTICS = {
 def test_running_statistics_are_learned_saved_and_acted_with(name, tmp_path):
     """They move, a run that was stopped goes on from them bit for bit, and the policy acts with the last ones."""
     algo = WITH_STATISTICS[name]
-    whole = jaxrl.train(algo, "gymnax:CartPole-v1", total_steps=512, **SETTINGS)
-    jaxrl.train(algo, "gymnax:CartPole-v1", total_steps=256, run_dir=tmp_path, **SETTINGS)
-    resumed = jaxrl.train(algo, "gymnax:CartPole-v1", total_steps=512, run_dir=tmp_path, **SETTINGS)
-    assert_equal(whole.state, resumed.state)
+    whole = resumed(tmp_path, algo, "gymnax:CartPole-v1", 512, **SETTINGS)
     network = whole.state.learner.network
     assert all(np.abs(np.asarray(x)).max() > 0 for x in jax.tree.leaves(network.model_state))
     if name == "dqn":

@@ -134,6 +134,3 @@ def test_forbidden_actions_are_never_taken(updates):
         action = np.asarray(act(actor, moments, acting.ActingCarry((), ()), each, spec=CHOICES, explore=explore).action)
         assert np.take_along_axis(np.asarray(mask), action[:, None], axis=1).all()
         assert len(np.unique(action)) == (4 if explore else 2)
-
-
-# --- what is refused -------------------------------------------------------------------------------------------------

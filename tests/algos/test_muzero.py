@@ -9,7 +9,7 @@ import optax
 import pytest
 from helpers.on_policy import ACTIONS, SPEC, broken_moments, collect, learner
 from helpers.oracle import affine, close, exact, gradient, rescaled
-from helpers.programs import assert_equal
+from helpers.programs import resumed
 from scipy.special import log_softmax
 
 import jaxrl
@@ -191,14 +191,10 @@ SMALL = ALGO.replace(
     v_max=2.0,
     network=ModelNetwork(MLP((16,)), width=8, widths=(16,), atoms=11),
 )
-SETTINGS = {"num_envs": 16, "evaluate_every": 0, "evaluation_episodes": 16, "progress": False, "seed": 3}
 
 
 @pytest.mark.long
 def test_it_learns_and_resumes_bit_for_bit(tmp_path):
-    whole = jaxrl.train(SMALL, "probe:ActionReward", total_steps=4_096, **SETTINGS)
+    whole = resumed(tmp_path, SMALL, "probe:ActionReward", 4_096, num_envs=16, evaluation_episodes=16)
     assert whole.evaluation.return_mean == 1.0
     assert whole.policy(np.zeros(1, np.float32))[0] == 0
-    jaxrl.train(SMALL, "probe:ActionReward", total_steps=2_048, run_dir=tmp_path, **SETTINGS)
-    again = jaxrl.train(SMALL, "probe:ActionReward", total_steps=4_096, run_dir=tmp_path, **SETTINGS)
-    assert_equal(whole.state, again.state)

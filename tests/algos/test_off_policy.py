@@ -18,6 +18,7 @@ from helpers.continuous import (
     transitions,
     updated,
 )
+from helpers.programs import resumed
 from helpers.tiers import few, one_quick
 
 import jaxrl
@@ -126,16 +127,8 @@ def batch_ends(batch):
 def test_statistics_resume(tmp_path):
     algo = SAC.replace(normalize_observation=True)
 
-    def trained(name, total_steps):
-        settings = {"evaluate_every": 0, "checkpoint_every": 64, "progress": False, "run_dir": tmp_path / name}
-        return jaxrl.train(algo, ENV, total_steps=total_steps, topology=jaxrl.Anakin(num_envs=4, devices=1), **settings)
-
-    whole = trained("whole", 128)
-    trained("halved", 64)
-    again = trained("halved", 128)
+    whole = resumed(tmp_path, algo, ENV, 128, topology=jaxrl.Anakin(num_envs=4, devices=1))
     assert int(whole.state.learner.statistics.count) > BATCH
-    for a, b in zip(*(jax.tree.leaves(run.state.learner) for run in (whole, again)), strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 # --- acting --------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import types
 from pathlib import Path
 
 import pytest
-from helpers.programs import assert_equal
+from helpers.programs import resumed
 from helpers.tiers import few
 
 import jaxrl
@@ -77,8 +77,5 @@ def test_it_finds_the_best_action(vpg, served):
 @pytest.mark.parametrize("core", few([None, GRU(8)], None), ids=["feed_forward", "recurrent"])
 def test_it_resumes_bit_for_bit(vpg, core, tmp_path):
     algo = small(vpg, core=core)
-    whole = jaxrl.train(algo, "gymnax:CartPole-v1", total_steps=512, **SETTINGS)
-    jaxrl.train(algo, "gymnax:CartPole-v1", total_steps=256, run_dir=tmp_path, **SETTINGS)
-    resumed = jaxrl.train(algo, "gymnax:CartPole-v1", total_steps=512, run_dir=tmp_path, **SETTINGS)
-    assert_equal(whole.state, resumed.state)
+    whole = resumed(tmp_path, algo, "gymnax:CartPole-v1", 512, **SETTINGS)
     assert jaxrl.load(tmp_path).algo == whole.algo

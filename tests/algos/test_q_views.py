@@ -94,15 +94,15 @@ def test_the_transitions_of_sequences_are_those_of_loops(seed, n, discounted):
     batch = sequences(seed, discounted=discounted)
     view = q_views.Sequences.of(batch, NETWORK, SPEC, n)
     expected = moves(batch, n)
-    weight = np.asarray(view.weight).reshape(LENGTH, BATCH)
+    weight = np.asarray(view.rows.weight).reshape(LENGTH, BATCH)
     assert {(int(i), int(j)) for i, j in zip(*np.nonzero(weight), strict=True)} == set(expected)
     for (row, column), (rewards, steps, bootstrap) in expected.items():
         i = row * BATCH + column
-        assert view.steps[i] == steps and view.bootstrap.dtype == (jnp.float32 if discounted else bool)
-        np.testing.assert_allclose(view.bootstrap[i], bootstrap, rtol=1e-5)
-        np.testing.assert_allclose(view.rewards[i, : len(rewards)], rewards, rtol=1e-5 if discounted else 1e-7)
-        assert not view.rewards[i, len(rewards) :].any()
-        assert view.action[i] == batch.rows.action[BURN_IN + row, column]
+        assert view.rows.steps[i] == steps and view.rows.bootstrap.dtype == (jnp.float32 if discounted else bool)
+        np.testing.assert_allclose(view.rows.bootstrap[i], bootstrap, rtol=1e-5)
+        np.testing.assert_allclose(view.rows.rewards[i, : len(rewards)], rewards, rtol=1e-5 if discounted else 1e-7)
+        assert not view.rows.rewards[i, len(rewards) :].any()
+        assert view.rows.action[i] == batch.rows.action[BURN_IN + row, column]
 
 
 @pytest.mark.long
@@ -147,11 +147,11 @@ def test_no_gradient_goes_into_the_burn_in():
 def test_a_sequences_priority_is_mixed_of_its_largest_and_its_mean_error():
     batch = sequences(5)
     view = q_views.view(batch, NETWORK, SPEC, 1)
-    error = np.random.default_rng(0).uniform(0, 1, view.weight.shape).astype(np.float32)
+    error = np.random.default_rng(0).uniform(0, 1, view.rows.weight.shape).astype(np.float32)
     got = view.priorities(jnp.asarray(error), 0.9)
     columns = np.arange(error.size) % BATCH
     for column in range(BATCH):
-        mine = error[(columns == column) & np.asarray(view.weight)]
+        mine = error[(columns == column) & np.asarray(view.rows.weight)]
         np.testing.assert_allclose(got[column], 0.9 * mine.max() + 0.1 * mine.mean(), rtol=1e-5)
 
 

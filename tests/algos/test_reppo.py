@@ -9,7 +9,7 @@ import optax
 import pytest
 from helpers.on_policy import ACTIONS, SPEC, B, Data, T, broken_moments, collect, learner, updated, updated_on_two
 from helpers.oracle import affine, close, divergence, exact, gradient, layer_normed
-from helpers.programs import assert_equal
+from helpers.programs import resumed
 from helpers.tiers import one_quick
 from scipy.special import log_softmax, softmax
 from scipy.stats import norm
@@ -17,10 +17,9 @@ from scipy.stats import norm
 import jaxrl
 from jaxrl.algos import minibatches, on_policy, q_learning
 from jaxrl.core import spaces
-from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import EnvSpec
-from jaxrl.networks import GRU, ActionValues, Actor, CategoricalValues, Critic, QuantileValues, SelfPredictiveValues
+from jaxrl.networks import ActionValues, Actor, CategoricalValues, Critic, SelfPredictiveValues
 from jaxrl.parallel.replicas import SingleReplica
 
 ENV = jaxrl.make("probe:ActionReward", continuous=True)
@@ -256,23 +255,7 @@ def test_the_return_of_a_last_row_is_reward_and_soft_value():
     np.testing.assert_allclose(rows.extras["target"][data.counts], one_step[data.counts], rtol=1e-5, atol=1e-5)
 
 
-# --- what it takes ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"critic": Critic(head=QuantileValues())}, "REPPO.critic.head=QuantileValues"),
-        ({"policy": Actor(core=GRU(4))}, "REPPO learns from single transitions"),
-        ({"policy": Actor(stochastic=False)}, "stochastic=True"),
-        ({"minibatches": 7}, "minibatches=7"),
-        ({"v_min": 3.0, "v_max": 1.0}, "REPPO.v_min=3.0"),
-        ({"critic": Critic(head=CategoricalValues(21)), "prediction_cost": 0.5}, "REPPO.prediction_cost=0.5"),
-    ],
-)
-def test_what_does_not_fit_is_refused(changes, words):
-    with pytest.raises(ConfigError, match=words):
-        jaxrl.Anakin(num_envs=8).bind(ALGO.replace(**changes), ENV)
+# --- runs -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.exhaustive
@@ -309,12 +292,7 @@ def small():
 
 @pytest.mark.long
 def test_it_learns_and_resumes_bit_for_bit(tmp_path):
-    settings = {"num_envs": 16, "evaluate_every": 0, "progress": False, "seed": 3}
-    whole = jaxrl.train(small(), ENV, total_steps=8_192, **settings)
-    assert whole.evaluation.return_mean > 0.97
-    jaxrl.train(small(), ENV, total_steps=4_096, run_dir=tmp_path, **settings)
-    again = jaxrl.train(small(), ENV, total_steps=8_192, run_dir=tmp_path, **settings)
-    assert_equal(whole.state, again.state)
+    assert resumed(tmp_path, small(), ENV, 8_192, num_envs=16).evaluation.return_mean > 0.97
 
 
 @pytest.mark.long

@@ -191,11 +191,7 @@ def test_a_bonus_is_written_and_read():
 @pytest.mark.exact
 def test_it_resumes_bit_for_bit_and_its_numbers_may_be_swept(tmp_path):
     algo = programs.PPO.replace(learning_rate=1e-2, exploration_bonus=BONUS)
-    settings = {"num_envs": programs.NUM_ENVS, "evaluate_every": 0, "progress": False, "seed": 3}
-    whole = jaxrl.train(algo, programs.ENV, total_steps=4 * programs.ROWS, **settings)
-    jaxrl.train(algo, programs.ENV, total_steps=2 * programs.ROWS, run_dir=tmp_path, **settings)
-    again = jaxrl.train(algo, programs.ENV, total_steps=4 * programs.ROWS, run_dir=tmp_path, **settings)
-    programs.assert_equal(whole.state, again.state)
+    whole = programs.resumed(tmp_path, algo, programs.ENV, 4 * programs.ROWS, num_envs=programs.NUM_ENVS)
     assert programs.all_finite(whole.state.learner.bonus)
     bonuses = [BONUS.replace(intrinsic_weight=weight) for weight in (0.0, 0.5)]
     swept = jaxrl.sweep(

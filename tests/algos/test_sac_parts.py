@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import torso_equations, updates
-from helpers.continuous import BATCH, SAC, SPEC
+from helpers.continuous import BATCH, QUICK, SAC, SPEC
 from helpers.oracle import EPS, close, descended, exact, stepped
-from helpers.programs import assert_equal
+from helpers.programs import assert_equal, resumed
 from helpers.registered import OWN_ALGORITHMS
 from helpers.updates import (
     ACTOR_CRITIC,
@@ -41,7 +41,7 @@ from scipy.special import log_softmax, softmax
 import jaxrl
 from jaxrl.algos import normalization, q_learning, soft_critics
 from jaxrl.algos.optimizers import Adam, AdamW
-from jaxrl.algos.scaled_rewards import ReturnScale
+from jaxrl.algos.sac import ReturnScale
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Cosine, Linear, resolve_schedules
 from jaxrl.core.types import EnvSpec
@@ -460,10 +460,12 @@ def test_presets(name, fields):
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 
-def trained(total_steps, **settings):
-    """On episodes of one step, worth 1 less the squared distance of the action from 0.5."""
+@pytest.mark.exhaustive
+def test_flashsac_learns_and_resumes_bit_for_bit(tmp_path):
+    """Episodes have one step, worth 1 less the squared distance of the action from 0.5; random ones -0.6 on average."""
     torso = InvertedResidual(width=16, blocks=1)
     algo = jaxrl.SAC(
+        **QUICK,
         learning_rate=1e-3,
         temperature=0.01,
         target_entropy=-1.5,
@@ -476,26 +478,10 @@ def trained(total_steps, **settings):
         policy_delay=2,
         normalize_reward=True,
         noise_hold=16,
-        capacity=10_000,
-        min_size=256,
-        batch_size=64,
-        rollout_length=1,
-        replay_ratio=0.25,
     )
     env = jaxrl.make("probe:ActionReward", continuous=True)
-    settings |= {"evaluate_every": 0, "progress": False, "seed": 3, "topology": jaxrl.Anakin(num_envs=8, devices=1)}
-    return jaxrl.train(algo, env, total_steps=total_steps, **settings)
-
-
-@pytest.mark.exhaustive
-def test_flashsac_learns_and_resumes_bit_for_bit(tmp_path):
-    """The best policy's return is 1; that of random actions -0.6 on average."""
-    whole = trained(4_096)
+    whole = resumed(tmp_path, algo, env, 4_096, topology=jaxrl.Anakin(num_envs=8, devices=1))
     assert whole.evaluation.return_mean > 0.9
-    trained(2_048, run_dir=tmp_path)
-    again = trained(4_096, run_dir=tmp_path)
-    assert_equal(whole.state, again.state)
-    np.testing.assert_array_equal(whole.evaluation.returns, again.evaluation.returns)
 
 
 @pytest.mark.long

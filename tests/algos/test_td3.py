@@ -30,18 +30,6 @@ def test_where_a_reset_is_due_all_that_is_learned_begins_anew(algo):
     assert not same(reset.critic, usual.critic) and not same(reset.statistics, state.statistics)
 
 
-@pytest.mark.parametrize("given", [(0,), (2**40,), (True,), (1.5,), 100, None])
-def test_resets_are_at_updates(given):
-    problems = TD3.replace(reset_at=given).validate(SPEC, 4, 4)
-    assert any(f"reset_at={given!r} must be a tuple of update counts" in problem for problem in problems)
-
-
-def test_the_least_noise_is_not_the_most():
-    assert TD3.replace(least_noise=0.1, exploration_noise=0.1).validate(SPEC, 4, 4) == []
-    (problem,) = TD3.replace(least_noise=0.5, exploration_noise=0.1).validate(SPEC, 4, 4)
-    assert "least_noise=0.5 must be at most exploration_noise=0.1" in problem
-
-
 @pytest.mark.long
 def test_policy_and_targets_move_at_every_other_update_only():
     state, batch = initial(TD3), transitions()

@@ -28,6 +28,8 @@ NETWORKS = {
 NORMED = {"normalization": "batch_renorm", "normalize_inputs": True}
 DETERMINISTIC = NETWORKS | {"policy": Actor(widths=(8,), gain=0.3, stochastic=False)}
 SMALL = {"capacity": 256, "min_size": 32, "batch_size": BATCH}
+# Of runs that learn in a few thousand steps.
+QUICK = {"capacity": 10_000, "min_size": 256, "batch_size": 64, "rollout_length": 1, "replay_ratio": 0.25}
 SAC = jaxrl.SAC(**NETWORKS, **SMALL)
 CROSSQ = jaxrl.CrossQ(
     policy=Actor(widths=(8,), gain=0.3, **NORMED), critic=Critic(widths=(8,), **NORMED), **SMALL, policy_delay=2

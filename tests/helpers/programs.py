@@ -117,6 +117,17 @@ def assert_equal(one, other, tolerance=0.0):
             np.testing.assert_array_equal(a, b, err_msg=name)
 
 
+def resumed(folder, algo, env, total_steps, **settings):
+    """Return a run, after asserting that one stopped at half of it and resumed in `folder` is the same bit for bit."""
+    settings = {"evaluate_every": 0, "progress": False, "seed": 3} | settings
+    whole = jaxrl.train(algo, env, total_steps=total_steps, **settings)
+    for steps in (total_steps // 2, total_steps):
+        again = jaxrl.train(algo, env, total_steps=steps, run_dir=folder, **settings)
+    assert_equal(whole.state, again.state)
+    np.testing.assert_array_equal(whole.evaluation.returns, again.evaluation.returns)
+    return whole
+
+
 def all_finite(tree):
     return all(np.isfinite(x).all() for x in jax.tree.leaves(plain(tree)) if x.dtype.kind == "f")
 

@@ -3,7 +3,7 @@
 A table is a preset or, if its name begins with "_", the shared part of several presets. `base` names the tables that it
 extends: tables within are merged, except that one of another `type` replaces the base's, as other values do. `unset`
 lists settings that are None, by paths in `algorithm`. `{base}` in a source is the base's source. A preset writes every
-field that its source fixes, even if that is the default: a changed default changes no preset
+field that its source fixes, even if that is the default, so that a changed default does not change it
 (`tests/golden/presets.json`).
 """
 
@@ -56,7 +56,7 @@ class _Presets(Mapping[str, Preset]):
         for text in texts:
             tables = tomllib.loads(text)
             if twice := sorted(set(tables) & set(self._tables)):
-                raise ConfigError(f"the preset {twice[0]!r} stands in two files: rename one")
+                raise ConfigError(f"two files define the preset {twice[0]!r}; rename one of them")
             self._tables |= tables
         self._made: dict[str, Preset] = {}
 
@@ -75,7 +75,8 @@ class _Presets(Mapping[str, Preset]):
 
     def _merged(self, name, extending):
         if name in extending or not isinstance(self._tables.get(name), dict):
-            raise ConfigError(f"the preset {(*extending, name)[0]!r} extends {name!r}, which is itself or no table")
+            preset = (*extending, name)[0]
+            raise ConfigError(f"the preset {preset!r} extends {name!r}, which extends itself or is not a table")
         table, whole = self._tables[name], {}
         bases = table.get("base", [])
         for base in [bases] if isinstance(bases, str) else bases:
@@ -98,7 +99,7 @@ def _merge(base, own):
 
 def _decoded(name, table):
     if wrong := sorted(set(table) ^ (_KEYS - {"base", "unset"})):
-        raise ConfigError(f"the preset {name!r} lacks {wrong[0]!r}, or may not have it: {', '.join(sorted(_KEYS))}")
+        raise ConfigError(f"the preset {name!r} lacks {wrong[0]!r}, or it is not one of {', '.join(sorted(_KEYS))}")
     algorithm = config.decode(table["algorithm"])
     if ignored := list(_ignored(table["algorithm"], config.encode(algorithm), "algorithm")):
         raise ConfigError(f"the preset {name!r} has {ignored[0]}, which {type(algorithm).__name__} does not take")

@@ -1,0 +1,543 @@
+"""Groups of fields that algorithms share: discounting, actor-critics, exploration noise, and replays.
+
+A group has the checks of its fields and the objects that they describe. Groups of one kind of algorithm are in the
+module of its functions, such as `on_policy`.
+"""
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl.algos.base import (
+    Readable,
+    action_problems,
+    changed,
+    field_group,
+    field_problems,
+    network_problems,
+    number,
+    static,
+)
+from jaxrl.algos.optimizers import Adam, Optimizer
+from jaxrl.core.schedules import Linear, Scalar
+from jaxrl.core.sources import (
+    FrameStack,
+    Lifo,
+    PlainRemover,
+    PlainSampler,
+    Prioritized,
+    Remover,
+    Sampler,
+    Sequence,
+    Source,
+    Uniform,
+    View,
+    by_priority,
+    steps_per_update,
+)
+from jaxrl.core.types import SEQUENCE_INPUTS, TRANSITION_INPUTS, EnvSpec, Network, Replay
+from jaxrl.networks import ActionValues, Actor, CategoricalValues, Critic, QuantileValues, resolve_network
+
+
+@field_group
+class DiscountFields:
+    """Discounting of rewards."""
+
+    gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
+
+
+@field_group
+class ActorCriticFields(DiscountFields):
+    """Policy, critics and their optimizers."""
+
+    learning_rate: Scalar = number(3e-4, above=0, help="learning rate of the critics and values")
+    policy_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the policy; None: learning_rate")
+    optimizer: Optimizer = number(Adam(eps=1e-8))
+    policy: Network = static(Actor())
+    critic: Critic = static(Critic())
+
+    def resolved_networks(self, spec: EnvSpec) -> dict[str, Any]:
+        """Return the networks by field, with unset torsos replaced by defaults for the observations."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: resolve_network(value, spec) for name, value in values.items() if isinstance(value, Readable)}
+
+    def resolve(self: Any, spec: EnvSpec, num_envs: int) -> Any:
+        return dataclasses.replace(self, **self.resolved_networks(spec), rollout_length=self.steps_per_update(num_envs))
+
+    def actor_critic_problems(
+        self,
+        spec: EnvSpec,
+        *,
+        stochastic: bool,
+        discrete: bool = False,
+        heads: tuple[type, ...] = (),
+        dropout: bool = False,
+    ) -> list[str]:
+        """Explain wrong fields, and networks that do not suit the algorithm or the environment, one line each.
+
+        Args:
+          spec: the environment's spec.
+          stochastic: the kind of policy that it needs.
+          discrete: whether it can choose among discrete actions.
+          heads: the heads that its critics may have; empty: expected values, or any head if policies are deterministic.
+          dropout: whether its critics may have dropout.
+        """
+        name, policy, critic = type(self).__name__, self.policy, self.critic
+        found, head = action_problems(name, spec, box=True, discrete=discrete), critic.head
+        recurrent = policy.recurrent or critic.recurrent
+        if recurrent and not isinstance(self, SequenceFields):
+            found.append(
+                f"{name} learns from single transitions; use a policy and critics without a recurrent core, or SAC, "
+                "TD3, DDPG or R2D2"
+            )
+        elif not found:
+            known = SEQUENCE_INPUTS if recurrent else TRANSITION_INPUTS
+            found += network_problems(f"{name}.policy", policy, spec, known)
+            found += network_problems(f"{name}.critic", critic, spec, known, dropout=dropout)
+        if isinstance(policy, Actor) and policy.stochastic != stochastic:
+            found.append(f"{name}.policy={policy!r} must have stochastic={stochastic}")
+        if head.noisy:
+            found.append(f"{name}.critic: noisy heads are not supported ({head!r}); set noisy=False")
+        heads = heads or ((ActionValues,) if stochastic else (ActionValues, CategoricalValues, QuantileValues))
+        if not isinstance(head, heads):
+            allowed = " or ".join(f"{kind.__name__}()" for kind in heads)
+            found.append(f"{name}.critic.head={head!r} must be {allowed}; SAC, TD3 and MPO support categorical values")
+        return field_problems(self) + found
+
+    @property
+    def critic_optimizer(self) -> optax.GradientTransformation:
+        """Return the optimizer at the learning rate of the critics."""
+        return self.optimizer(self.learning_rate)
+
+    @property
+    def policy_optimizer(self) -> optax.GradientTransformation:
+        """Return the optimizer at the learning rate of the policy."""
+        rate = self.policy_learning_rate
+        return self.optimizer(self.learning_rate if rate is None else rate)
+
+
+@field_group
+class TargetFields:
+    """Target networks that follow the networks by Polyak averaging."""
+
+    tau: Scalar = number(
+        0.005, above=0, high=1, help="soft update coefficient of the target networks (Polyak averaging)"
+    )
+
+
+# Kept when the networks are reset.
+_UNCHANGED = ("statistics", "updates", "return_scale", "policy_loss", "policy_metrics")
+
+
+@field_group
+class ResetFields:
+    """Resets of the networks, because networks trained early on little data learn worse later."""
+
+    reset_at: tuple[int, ...] = static(
+        (),
+        help="update counts at which networks and optimizers are reset; replay and statistics stay (Nikishin, 2022)",
+    )
+
+    def problems(self) -> list[str]:
+        """Explain why `reset_at` is invalid, one line."""
+        updates, name = self.reset_at, type(self).__name__
+        whole = isinstance(updates, tuple) and all(isinstance(x, int) and not isinstance(x, bool) for x in updates)
+        if whole and all(0 < x < 2**31 for x in updates):
+            return []
+        return [f"{name}.reset_at={updates!r:.80} must be a tuple of update counts, such as (15_000, 50_000)"]
+
+    def after_reset[State: Any](self: Any, state: State, key: jax.Array, spec: EnvSpec) -> State:
+        """Return the state after an update, reinitialized except for statistics and counts if `reset_at` contains it.
+
+        The new state is computed only if a reset is due; in vmapped runs, it is always computed.
+        """
+        if not self.reset_at:
+            return state
+
+        def again(state, key):
+            unchanged = {name: getattr(state, name) for name in _UNCHANGED if hasattr(state, name)}
+            return self.init(key, spec).replace(**unchanged)
+
+        due = jnp.isin(state.updates, jnp.asarray(self.reset_at, state.updates.dtype))
+        # Not the number of a shard, which others fold into the same key.
+        key = jax.random.fold_in(key, 2**31 - 1)
+        return jax.lax.cond(due, again, lambda same, _: same, state, key)
+
+
+@field_group
+class PeriodicTargetFields(TargetFields):
+    """Target networks that are replaced every `target_period` updates."""
+
+    tau: Scalar = changed(1.0)
+    target_period: int = static(100, low=1, help="gradient updates between target network updates")
+
+
+@field_group
+class TemperatureFields(ActorCriticFields):
+    """Weight of a policy's entropy, fixed or learned."""
+
+    temperature_learning_rate: Scalar | None = number(
+        None, above=0, only_with="learn_temperature", help="learning rate of the temperature; None: learning_rate"
+    )
+    temperature: Scalar = number(
+        1.0, above=0, help="weight of the entropy (alpha); the initial weight if it is learned"
+    )
+    learn_temperature: bool = static(True, help="adapt the temperature to the target entropy")
+    target_entropy: Scalar = number(
+        -1.0,
+        high=0.69,
+        only_with="learn_temperature",
+        help="target entropy per dimension of continuous actions, in nats",
+    )
+    target_entropy_fraction: Scalar = number(
+        0.89,
+        above=0,
+        below=1,
+        only_with="learn_temperature",
+        help="discrete actions: target entropy as a fraction of the maximum",
+    )
+
+    @property
+    def temperature_optimizer(self) -> optax.GradientTransformation:
+        """Return the optimizer at the learning rate of the temperature."""
+        rate = self.temperature_learning_rate
+        return self.optimizer(self.learning_rate if rate is None else rate)
+
+
+_SUPPORT = "critic.head=categoricalvalues or critic.head=selfpredictivevalues"
+
+
+@field_group
+class SupportFields:
+    """Support of categorical values."""
+
+    v_min: Scalar = number(-150.0, only_with=_SUPPORT, less_than="v_max", help="minimum of the categorical support")
+    v_max: Scalar = number(150.0, only_with=_SUPPORT, help="maximum of the categorical support")
+
+    @property
+    def support(self) -> dict[str, Any]:
+        """Return the ends of the support as keyword arguments of losses and targets."""
+        return {"v_min": self.v_min, "v_max": self.v_max}
+
+
+@field_group
+class QuantileFields:
+    """Loss of quantile heads."""
+
+    quantile_huber: Scalar = number(
+        1.0,
+        above=0,
+        only_with="critic.head=quantilevalues",
+        help="Huber threshold of the quantile loss, above which it is linear",
+    )
+
+
+@field_group
+class NormalizationFields:
+    """Normalization of observations."""
+
+    normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
+    observation_clip: Scalar | None = number(
+        10.0,
+        above=0,
+        only_with="normalize_observation",
+        help="maximum absolute value of normalized observations; None: no clipping",
+    )
+
+
+@field_group
+class NoiseFields:
+    """Correlation of exploration noise in time."""
+
+    noise_correlation: float = static(
+        0.0,
+        low=0,
+        below=1,
+        help="continuous actions: correlation of exploration noise between consecutive steps; 0: independent",
+    )
+    random_correlation: float | None = static(
+        None,
+        low=0,
+        below=1,
+        help="continuous actions: correlation of random actions before the first update; None: noise_correlation",
+    )
+    noise_hold: int = static(
+        1,
+        low=1,
+        help="continuous actions: maximum steps of holding exploration noise; n steps have probability ~ 1 / n^2",
+    )
+
+
+@field_group
+class DelayedPolicyFields:
+    """Delayed updates of a deterministic policy, and smoothed target actions (TD3)."""
+
+    target_noise: Scalar = number(
+        0.2, low=0, help="standard deviation of the target policy's noise, in units of half the action range"
+    )
+    target_noise_clip: Scalar = number(
+        0.5, low=0, help="maximum absolute value of the target policy's noise, in the same units"
+    )
+    policy_delay: int = static(2, low=1, help="critic updates per update of the policy and the targets")
+
+
+@field_group
+class StorageFields:
+    """Storage and sampling of a replay."""
+
+    capacity: int = static(1_000_000, low=1, help="size of the replay buffer, in transitions of all environments")
+    min_size: int = static(
+        1_000, low=1, help="transitions collected before the first update; actor-critics act randomly until then"
+    )
+    batch_size: int = static(256, low=1, help="transitions per update; for sequences, rounded down to whole ones")
+    rollout_length: int | None = static(
+        None,
+        low=1,
+        help="steps per environment and iteration; None: one update's worth, or a quarter of sequence_length",
+    )
+    replay_ratio: float | None = static(1.0, above=0, help="gradient updates per environment step")
+    samples_per_insert: float | None = static(
+        None, above=0, help="transitions sampled per transition inserted, instead of replay_ratio"
+    )
+    storage: Literal["ring", "table", "flashbax"] = static(
+        "ring",
+        choices=("ring", "table", "flashbax"),
+        help="ring buffer of rows, table of items, or flashbax (one-step only)",
+    )
+    replay_memory: Literal["device", "host"] = static(
+        "device", choices=("device", "host"), help="memory in which the ring stores observations and recurrent states"
+    )
+    sampler: Sampler | None = static(None, help="selection rule for sampling items; None: uniform")
+    remover: Remover | None = static(
+        None, help="selection rule for removing items from a full table; None: oldest first"
+    )
+    max_times_sampled: int = static(
+        0, low=0, help="number of times an item is sampled before it is removed; 0: no limit"
+    )
+
+    @property
+    def recurrent(self) -> bool:
+        """Return whether the policy, the critics or the network are recurrent."""
+        # Values that are not networks are refused later.
+        networks = (getattr(self, name, None) for name in ("policy", "critic", "network"))
+        return any(getattr(network, "recurrent", False) for network in networks)
+
+    def source(
+        self,
+        sampler: Sampler | None = None,
+        *,
+        sequence: Sequence | None = None,
+        batch_size: int | None = None,
+        frame_stack: FrameStack | None = None,
+        n_step: int = 1,
+    ) -> Replay:
+        """Return the replay that these fields describe.
+
+        Args:
+          sampler: used if the field `sampler` is None; None: uniform.
+          sequence: makes items sequences instead of transitions.
+          batch_size: items per batch; None: the field `batch_size`.
+          frame_stack: frame stacking of the observations.
+          n_step: rewards summed before bootstrapping.
+        """
+        items = self.batch_size if batch_size is None else batch_size
+        return Replay(
+            capacity=self.capacity,
+            batch_size=items,
+            min_size=self.min_size,
+            rollout_length=1 if self.rollout_length is None else self.rollout_length,
+            replay_ratio=self._updates_per_step(items * (1 if sequence is None else sequence.length - 1)),
+            n_step=n_step,
+            sequence=sequence,
+            frame_stack=frame_stack,
+            storage=self.storage,
+            replay_memory=self.replay_memory,
+            sampler=self.sampler or sampler or Uniform(),
+            remover=self.remover,
+            max_times_sampled=self.max_times_sampled,
+        )
+
+    def steps_per_update(self, num_envs: int) -> int:
+        """Return `rollout_length`, or the steps per environment that amount to one update."""
+        if self.rollout_length is not None:
+            return self.rollout_length
+        return steps_per_update(self._updates_per_step(self.batch_size), num_envs)
+
+    def _updates_per_step(self, transitions: int) -> float:
+        """Return gradient updates per environment step if an update samples `transitions` transitions."""
+        if self.samples_per_insert is not None:
+            return self.samples_per_insert / max(transitions, 1)
+        return 1.0 if self.replay_ratio is None else self.replay_ratio  # both None: see `problems`
+
+    def problems(self) -> list[str]:
+        """Explain conflicts between the fields, one line each."""
+        name, found = type(self).__name__, []
+        by_priorities = isinstance(self, PrioritizedFields)
+        for field, rules, plain in (("sampler", Sampler, PlainSampler), ("remover", Remover, PlainRemover)):
+            rule, known = getattr(self, field), rules if by_priorities else plain
+            if rule is None or isinstance(rule, known):
+                continue
+            names = ", ".join(f"{kind.__name__}()" for kind in typing.get_args(known))
+            if isinstance(rule, rules):
+                found.append(
+                    f"{name}.{field}={rule!r} needs priorities, but {name} returns none; use one of {names}, or "
+                    "another algorithm: DQN, R2D2 or D4PG"
+                )
+            else:
+                found.append(f"{name}.{field}={rule!r:.80} is not one of {names} of jaxrl.core.sources, or None")
+        if isinstance(self.sampler, Prioritized):
+            found += [f"{name}.sampler={self.sampler!r:.120}: {line}" for line in self.sampler.problems()]
+        ratio, samples = self.replay_ratio, self.samples_per_insert
+        default = type(self).__dataclass_fields__["replay_ratio"].default
+        if samples is not None and ratio not in (None, default):
+            found.append(
+                f"{name}.replay_ratio={ratio} and samples_per_insert={samples} set the same ratio; set one of them and "
+                "the other to None"
+            )
+        if samples is None and ratio is None:
+            found.append(f"{name}.replay_ratio=None and samples_per_insert=None; set one of them")
+        return found
+
+
+@field_group
+class ReplayFields(StorageFields):
+    """Replay without priorities."""
+
+    sampler: PlainSampler | None = changed(None)
+    remover: PlainRemover | None = changed(None)
+
+
+@field_group
+class NStepFields:
+    """Multi-step returns."""
+
+    n_step: int = static(1, low=1, help="number of rewards summed before bootstrapping")
+
+
+@field_group
+class PrioritizedFields(StorageFields):
+    """Prioritized replay."""
+
+    priority_exponent: Scalar = number(0.6, low=0, only_with="prioritized", help="exponent of the priorities (alpha)")
+    importance_exponent: Scalar = number(
+        Linear(0.4, 1.0), low=0, high=1, only_with="prioritized", help="exponent of the importance weights (beta)"
+    )
+    prioritized: bool = static(True, help="prioritized experience replay: sample by the last TD error")
+    sampler: Sampler | None = changed(None, help="selection rule for sampling items; None: set by prioritized")
+
+    def problems(self) -> list[str]:
+        """Explain conflicts between the fields, one line each."""
+        if not self.prioritized or self.sampler is None:
+            return []
+        return [
+            f"{type(self).__name__}.prioritized=True selects a sampler, but sampler={self.sampler!r} is also set; use "
+            "prioritized=False or sampler=None"
+        ]
+
+
+@field_group
+class NStepReplayFields(ReplayFields, NStepFields):
+    """Uniform replay of multi-step transitions."""
+
+    @property
+    def experience(self) -> Mapping[str, Source]:
+        return {"replay": self.source(n_step=self.n_step)}
+
+
+_MEMORY = "policy.recurrent or critic.recurrent"
+
+
+@field_group
+class MemoryFields(StorageFields):
+    """Sequences for recurrent networks; every rollout begins one."""
+
+    sequence_length: int = static(
+        17, low=2, only_with=_MEMORY, help="time steps per sequence; the last one is only used for bootstrapping"
+    )
+    burn_in: int = static(
+        8, low=0, only_with=_MEMORY, help="steps before each sequence, only used to warm up the recurrent states"
+    )
+
+    @property
+    def sequence(self) -> Sequence:
+        """Return the sequences that these fields describe, which continue into the next episode."""
+        length = 1 if self.rollout_length is None else self.rollout_length
+        return Sequence(self.sequence_length, length, "continue", self.burn_in, stored_carry=True)
+
+    def steps_per_update(self, num_envs: int) -> int:
+        """Return the steps of each environment for an update; if recurrent, a quarter of a sequence."""
+        if self.rollout_length is None and self.recurrent:
+            return max(self.sequence_length // 4, 1)
+        return super().steps_per_update(num_envs)
+
+
+@field_group
+class SequenceFields(NStepReplayFields, MemoryFields):
+    """Sequences instead of transitions, for recurrent policies or critics."""
+
+    def source_with_memory(self) -> Replay:
+        """Return the replay of transitions, or if recurrent, of sequences with about as many transitions."""
+        if not self.recurrent:
+            return self.source(n_step=self.n_step)
+        # Not `batch_size` sequences, which would make an update more expensive by their length.
+        whole = max(self.batch_size // max(self.sequence_length - 1, 1), 1)
+        return self.source(sequence=self.sequence, batch_size=whole, n_step=self.n_step)
+
+
+@field_group
+class CombinedReplayFields(StorageFields):
+    """Batches of several parts, each sampled from a separate view of one storage.
+
+    In a large replay, new transitions are sampled late. In combined experience replay (Zhang and Sutton, 2017,
+    arXiv:1712.01275) the newest transitions are a part of each batch, and the rest is sampled as usual. `view` defines
+    another part, with its own sampler and items.
+    """
+
+    newest: int = static(0, low=0, help="number of newest transitions in each batch (combined experience replay)")
+
+    view: View | None = static(
+        None,
+        help="additional part of each batch, sampled from a view of the same rows with its own sampler and remover",
+    )
+
+    @property
+    def _views(self) -> dict[str, View]:
+        # Sampled as newest only once, so that several updates in one iteration get different transitions.
+        newest = {"newest": View(self.newest, Lifo(), max_times_sampled=1)} if self.newest else {}
+        # Values that are not views, and views that cannot be, are refused later.
+        return newest | ({"view": self.view} if isinstance(self.view, View) and not self.view.problems() else {})
+
+    def combined_sources(self, replay: Replay) -> dict[str, Source]:
+        """Return the replay for the rest of each batch, and the sources of `newest` and `view`."""
+        views = self._views
+        own = dataclasses.replace(replay, batch_size=replay.batch_size - sum(view.items for view in views.values()))
+        return {"replay": own, **{name: view.of("replay", replay) for name, view in views.items()}}
+
+    def problems(self) -> list[str]:
+        """Explain why batches cannot have such parts, one line each."""
+        name, found = type(self).__name__, []
+        if not isinstance(self.view, View | None):
+            return [f"{name}.view={self.view!r:.80} is not a jaxrl.core.sources.View, or None"]
+        if self.view is not None and (wrong := self.view.problems()):
+            return [f"{name}.view={self.view!r:.120}: {line}" for line in wrong]
+        views = self._views
+        what = " and ".join(f"{name}.{part}={getattr(self, part)}" for part in views)
+        sizes = [view.items for view in views.values()]
+        if all(isinstance(size, int) for size in (*sizes, self.batch_size)) and sum(sizes) >= self.batch_size:
+            found.append(f"{what} must be less than batch_size={self.batch_size}, because it is a part of the batch")
+        if views and self.storage != "ring":
+            found.append(f"{what} needs storage='ring', not {self.storage!r}: all parts of a batch sample from it")
+        if views and self.recurrent:
+            found.append(f"{what} works with transitions only; use networks without a recurrent core")
+        if self.view is not None and not isinstance(self, PrioritizedFields):
+            if by_priority(self.view.sampler, self.view.remover):
+                found.append(
+                    f"{name}.view={self.view} needs priorities, but {name} returns none; use other rules, or another "
+                    "algorithm: DQN, R2D2 or D4PG"
+                )
+        return found
