@@ -5,7 +5,7 @@ import inspect
 import os
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +29,29 @@ def is_whole(annotation: Any) -> bool:
 def whole_arguments[**P, R](function: Callable[P, R]) -> Callable[P, R]:
     """Let a function's integer arguments be whole numbers of any type: `total_steps=1e6`, `seed=np.int64(3)`."""
     parameters = inspect.signature(function).parameters
-    order = list(parameters)
-    counts = {name for name, p in parameters.items() if is_whole(p.annotation) and name not in SEEDS}
+    counts = {name: whole for name, p in parameters.items() if is_whole(p.annotation) and name not in SEEDS}
+    return converting(function, list(parameters), counts)
+
+
+def converting[**P, R](
+    function: Callable[P, R], order: Sequence[str], converters: Mapping[str, Callable[[Any], Any]]
+) -> Callable[P, R]:
+    """Convert arguments of a function before it is called.
+
+    Args:
+      function: the function.
+      order: names of its arguments, in order.
+      converters: by argument; other arguments are passed unchanged.
+    """
+
+    def converted(name, value):
+        return converters[name](value) if name in converters else value
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        positional = [whole(x) if name in counts else x for name, x in zip(order, args, strict=False)]
-        named = {name: whole(x) if name in counts else x for name, x in kwargs.items()}
+        named = {name: converted(name, value) for name, value in kwargs.items()}
         # The arguments have the function's names, in its order.
-        return function(*positional, *args[len(positional) :], **named)  # ty: ignore[invalid-argument-type]
+        return function(*map(converted, order, args), *args[len(order) :], **named)  # ty: ignore[invalid-argument-type]
 
     return call
 

@@ -14,7 +14,7 @@ from jaxrl.networks.body import Body, Network, run_module
 from jaxrl.networks.cores import Core
 from jaxrl.networks.distributions import Distribution
 from jaxrl.networks.heads import PolicyHead, ValueHead
-from jaxrl.networks.layers import DenseStack, freeze
+from jaxrl.networks.layers import DenseStack
 from jaxrl.networks.torsos import Torso
 
 
@@ -64,9 +64,6 @@ class ActorCritic(Network):
     head_widths: tuple[int, ...] = ()
 
     def __post_init__(self):
-        freeze(self, "head_widths")
-        freeze(self, "policy_observation_keys")
-        freeze(self, "value_observation_keys")
         if self.core_of not in (both := ("both", "policy", "value")):
             raise unknown("core_of", str(self.core_of), both)
         if self.core_of != "both" and self.core is None:

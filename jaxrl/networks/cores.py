@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxrl.core.types import Carry, PyTree, where_first
-from jaxrl.networks.layers import check_positive, dense
+from jaxrl.networks.layers import dense
 
 
 class Core(Protocol):
@@ -98,7 +98,6 @@ def scan_time[State](
 class _GRUModule(nnx.Module):
     def __init__(self, core: "GRU", inputs: int, rngs: nnx.Rngs):
         width = core.width
-        check_positive(f"{type(core).__name__}.width", width)
         self.core = core
         self.features = width
         self.input = nnx.Linear(inputs, 3 * width, kernel_init=gates(3), rngs=rngs)
@@ -144,7 +143,6 @@ class GRU:
 class _LSTMModule(nnx.Module):
     def __init__(self, core: "LSTM", inputs: int, rngs: nnx.Rngs):
         width = core.width
-        check_positive(f"{type(core).__name__}.width", width)
         self.core = core
         self.features = width
         self.input = nnx.Linear(inputs, 4 * width, kernel_init=gates(4), rngs=rngs)

@@ -14,7 +14,7 @@ from jaxrl.core.types import Carry, EnvSpec, ModelState, NetworkInputs, Params
 from jaxrl.networks.body import Body, Encoder, init_variables, run_module, select_space
 from jaxrl.networks.cores import Core
 from jaxrl.networks.heads import action_size
-from jaxrl.networks.layers import DenseStack, check_positive, freeze
+from jaxrl.networks.layers import DenseStack
 from jaxrl.networks.q_heads import ActionValues, QHead
 from jaxrl.networks.torsos import MLP, Torso, default_torso
 
@@ -96,14 +96,9 @@ class Critic(Encoder):
     previous_reward: bool = False
     normalize_inputs: bool = False
     trunk: Torso | None = None
-    dropout: float = 0.0
+    dropout: float = dataclasses.field(default=0.0, metadata={"limits": {"low": 0, "below": 1}})
 
     def __post_init__(self):
-        freeze(self, "widths")
-        freeze(self, "observation_keys")
-        check_positive("ensemble", self.ensemble)
-        if isinstance(self.dropout, bool) or not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
-            raise ConfigError(f"Critic.dropout={self.dropout!r} must be a number of at least 0 and less than 1")
         if self.dropout and not self.widths:
             raise ConfigError(
                 f"Critic.dropout={self.dropout} has no effect without dense layers (widths=()); set dropout=0.0"

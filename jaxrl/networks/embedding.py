@@ -1,6 +1,7 @@
 """Embeddings of observations: a torso, dense layers and an affine output."""
 
 import dataclasses
+import functools
 
 import jax
 from flax import nnx
@@ -8,11 +9,11 @@ from flax import nnx
 from jaxrl.core.presentation import finish
 from jaxrl.core.types import EnvSpec, ModelState, NetworkInputs, Params
 from jaxrl.networks.body import Body, init_variables, run_module
-from jaxrl.networks.layers import DenseStack, check_positive, dense, freeze
+from jaxrl.networks.layers import DenseStack, dense
 from jaxrl.networks.torsos import Torso
 
 
-@finish
+@functools.partial(finish, kind="network")
 @dataclasses.dataclass(frozen=True)
 class Embedding:
     """Feed-forward network from observations to vectors.
@@ -26,9 +27,6 @@ class Embedding:
     torso: Torso | None = None
     widths: tuple[int, ...] = ()
     size: int = 512
-
-    def __post_init__(self):
-        freeze(self, "widths")
 
     def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
         return _Embedding(self, spec, rngs)
@@ -50,7 +48,6 @@ class Embedding:
 
 class _Embedding(nnx.Module):
     def __init__(self, network: Embedding, spec: EnvSpec, rngs: nnx.Rngs):
-        check_positive("size", network.size)
         self.body = Body(network.torso, spec, rngs)
         self.hidden = DenseStack(self.body.features, network.widths, "relu", None, rngs)
         self.output = dense(self.hidden.features, network.size, 1.0, rngs)

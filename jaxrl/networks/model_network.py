@@ -11,7 +11,7 @@ from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Carry, EnvSpec, ModelState, NetworkInputs, Params
 from jaxrl.networks.body import Network, run_module
-from jaxrl.networks.layers import DenseStack, check_positive, dense, freeze
+from jaxrl.networks.layers import DenseStack, dense
 from jaxrl.networks.torsos import Torso
 
 _SMALL_GAIN = 0.01  # of the last layers: initially, values are near 0 and actions equally likely
@@ -50,10 +50,6 @@ class ModelNetwork(Network):
     atoms: int = 51
 
     observation_keys = None
-
-    def __post_init__(self):
-        freeze(self, "widths")
-        check_positive("width", self.width)
 
     def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
         return _Model(self, spec, rngs)

@@ -11,7 +11,6 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Carry, EnvSpec, NetworkInputs
 from jaxrl.networks.body import Network
 from jaxrl.networks.cores import Core
-from jaxrl.networks.layers import freeze
 from jaxrl.networks.q_heads import ActionValues, QHead
 from jaxrl.networks.torsos import Torso
 
@@ -39,9 +38,6 @@ class QNetwork(Network):
     previous_action: bool = False
     previous_reward: bool = False
     observation_keys: tuple[str, ...] | None = None
-
-    def __post_init__(self):
-        freeze(self, "observation_keys")
 
     def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
         return _QModule(self, spec, rngs)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxrl.core import spaces
-from jaxrl.networks.layers import HIDDEN_GAIN, BatchNorm, check_finite, check_positive, dense, freeze
+from jaxrl.networks.layers import HIDDEN_GAIN, BatchNorm, dense
 from jaxrl.networks.torsos import Encoder, FlatTorso, vector_size
 from jaxrl.networks.unit import UnitDense, UnitRMSNorm, unit_vectors
 
@@ -28,16 +28,12 @@ class UnitMLP:
 
     widths: tuple[int, ...] = (512, 512, 512, 512)
 
-    def __post_init__(self):
-        freeze(self, "widths")
-
     def build(self, space: spaces.Space, rngs: nnx.Rngs) -> Encoder:
         return FlatTorso(space, _UnitMLP(vector_size(self, space), self.widths, rngs))
 
 
 class _UnitMLP(nnx.Module):
     def __init__(self, inputs: int, widths: tuple[int, ...], rngs: nnx.Rngs):
-        check_positive("widths", widths)
         self.depth = len(widths)
         self.norm_inputs = BatchNorm(inputs, epsilon=1e-3)
         for i, width in enumerate(widths):
@@ -76,7 +72,6 @@ class InvertedResidual:
 
 class _InvertedResidual(nnx.Module):
     def __init__(self, torso: InvertedResidual, inputs: int, rngs: nnx.Rngs):
-        check_positive("width, blocks and expansion", (torso.width, torso.blocks, torso.expansion))
         self.depth, self.features = torso.blocks, torso.width
         wide = torso.expansion * torso.width
         self.norm_inputs = BatchNorm(inputs, epsilon=1e-5, unit=True)
@@ -121,7 +116,6 @@ class SimBa:
 
 class _SimBa(nnx.Module):
     def __init__(self, torso: SimBa, inputs: int, rngs: nnx.Rngs):
-        check_positive("width, blocks and expansion", (torso.width, torso.blocks, torso.expansion))
         self.depth, self.features = torso.blocks, torso.width
         self.inputs = dense(inputs, torso.width, 1.0, rngs)
         for i in range(torso.blocks):
@@ -158,7 +152,6 @@ class BroNet:
 
 class _BroNet(nnx.Module):
     def __init__(self, torso: BroNet, inputs: int, rngs: nnx.Rngs):
-        check_positive("width and blocks", (torso.width, torso.blocks))
         self.depth, self.features = 1 + 2 * torso.blocks, torso.width
         for i in range(self.depth):
             setattr(self, f"layer_{i}", dense(inputs if i == 0 else torso.width, torso.width, HIDDEN_GAIN, rngs))
@@ -212,8 +205,6 @@ class _Scaler(nnx.Module):
 
 class _SimBaV2(nnx.Module):
     def __init__(self, torso: SimBaV2, inputs: int, rngs: nnx.Rngs):
-        check_positive("width, blocks and expansion", (torso.width, torso.blocks, torso.expansion))
-        check_finite("shift", torso.shift)
         width, wide = torso.width, torso.expansion * torso.width
         self.depth, self.features, self.shift = torso.blocks, width, torso.shift
         first, inner = math.sqrt(2.0 / width), math.sqrt(2.0 / wide)

@@ -20,7 +20,7 @@ from flax import nnx
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Carry
 from jaxrl.networks.cores import Product, entry, gates
-from jaxrl.networks.layers import check_finite, check_positive, dense
+from jaxrl.networks.layers import dense
 
 
 def linear_scan(decay: jax.Array, update: jax.Array, first: jax.Array, carry: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -92,9 +92,6 @@ def _in_turn(decay, update, *, reverse):
 
 class _MinGRUModule(nnx.Module):
     def __init__(self, core: "MinGRU", inputs: int, rngs: nnx.Rngs):
-        check_positive("MinGRU.width", core.width)
-        check_positive("MinGRU.layers", core.layers)
-        check_finite("MinGRU.update_bias", core.update_bias or 0.0)
         self.core = core
         self.entry = entry(inputs, core.width, rngs)
         for i in range(core.layers):
@@ -193,15 +190,11 @@ def _complex_scan(decay, update, first, carry):
 
 class _LRUModule(nnx.Module):
     def __init__(self, core: "LRU", inputs: int, rngs: nnx.Rngs):
-        check_positive("LRU.width", core.width)
-        check_positive("LRU.layers", core.layers)
         if not 0.0 <= core.min_radius < core.max_radius <= 1.0:
             raise ConfigError(
                 f"LRU.min_radius={core.min_radius!r} and LRU.max_radius={core.max_radius!r}: eigenvalues start "
                 "in a ring within the unit circle; use 0 <= min_radius < max_radius <= 1, such as 0.9 and 0.999"
             )
-        if not 0.0 < core.max_phase <= 2.0 * math.pi:
-            raise ConfigError(f"LRU.max_phase={core.max_phase!r} must be above 0 and at most 2 pi (6.283)")
         self.core = core
         self.entry = entry(inputs, core.width, rngs)
         for i in range(core.layers):
@@ -237,7 +230,9 @@ class LRU:
     layers: int = 1
     min_radius: float = 0.9
     max_radius: float = 0.999
-    max_phase: float = math.pi / 10.0
+    max_phase: float = dataclasses.field(
+        default=math.pi / 10.0, metadata={"limits": {"above": 0, "high": 2.0 * math.pi}}
+    )
 
     def initial_carry(self) -> Carry:
         return jnp.zeros((self.layers, 2, self.width), jnp.float32)

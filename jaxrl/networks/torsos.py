@@ -24,9 +24,7 @@ from jaxrl.networks.layers import (
     DenseStack,
     SpectralConv,
     activation,
-    check_positive,
     conv,
-    freeze,
     normalization,
 )
 from jaxrl.networks.two_hot import symlog
@@ -172,9 +170,6 @@ class MLP:
     stretch: bool = False
     symlog: bool = False
 
-    def __post_init__(self):
-        freeze(self, "widths")
-
     def build(self, space: spaces.Space, rngs: nnx.Rngs) -> Encoder:
         size = vector_size(self, space)
         stack = DenseStack(size, self.widths, self.activation, self.normalization, rngs, self.dtype)
@@ -262,7 +257,6 @@ class _ConvStack(nnx.Module):
         self.patch_bytes = 0  # per image, in the largest convolution
         self.normalized = normalization_name is not None
         for i, (outputs, kernel, stride) in enumerate(layers):
-            check_positive(f"{name}'s kernel", kernel)
             if min(height, width) < kernel:
                 raise ConfigError(
                     f"{name}: images of {shape[0]}x{shape[1]} are too small: convolution {i + 1}, of "
@@ -341,12 +335,7 @@ class NatureCNN:
     normalization: str | None = None
     dtype: str = "float32"
 
-    def __post_init__(self):
-        freeze(self, "filters")
-
     def build(self, space: spaces.Space, rngs: nnx.Rngs) -> Encoder:
-        if len(self.filters) != 3:
-            raise ConfigError(f"NatureCNN.filters={self.filters} must have three entries, one per convolution")
         layers = tuple(zip(self.filters, (8, 4, 3), (4, 2, 1), strict=True))
         return _build_cnn(self, space, layers, rngs)
 
@@ -369,12 +358,7 @@ class ImpalaCNN:
     normalization: str | None = None
     dtype: str = "float32"
 
-    def __post_init__(self):
-        freeze(self, "filters")
-
     def build(self, space: spaces.Space, rngs: nnx.Rngs) -> Encoder:
-        if len(self.filters) != 2:
-            raise ConfigError(f"ImpalaCNN.filters={self.filters} must have two entries, one per convolution")
         layers = tuple(zip(self.filters, (8, 4), (4, 2), strict=True))
         return _build_cnn(self, space, layers, rngs)
 
@@ -403,7 +387,6 @@ class _ResidualStack(nnx.Module):
         if normalization_name is not None:
             self.norm = normalization(normalization_name, inputs, rngs)
         if torso.pool is not None:
-            check_positive("ImpalaResNet.pool", torso.pool)
             height = width = torso.pool
         self.size = height * width * inputs
 
@@ -453,9 +436,6 @@ class ImpalaResNet:
     dtype: str = "float32"
     spectral: bool = False
     pool: int | None = None
-
-    def __post_init__(self):
-        freeze(self, "channels")
 
     def build(self, space: spaces.Space, rngs: nnx.Rngs) -> Encoder:
         images, shape, channels_first = image_space("ImpalaResNet", space)

@@ -22,7 +22,6 @@ from jaxrl.networks.cores import unroll
 from jaxrl.networks.critic import to_unit
 from jaxrl.networks.distributions import Categorical, Distribution
 from jaxrl.networks.heads import action_size, to_distribution
-from jaxrl.networks.layers import check_positive, freeze
 from jaxrl.networks.torsos import FlatTorso, flat_size, flatten
 from jaxrl.networks.two_hot import TwoHot
 from jaxrl.networks.world_model_layers import ImageDecoder, ImageEncoder, Layer, Stack, is_image
@@ -116,9 +115,6 @@ class WorldModel(Network):
 
     recurrent = True
     previous_action = True
-
-    def __post_init__(self):
-        freeze(self, "multipliers")
 
     @property
     def depths(self) -> tuple[int, ...]:
@@ -215,8 +211,6 @@ class ModelModule(nnx.Module):
     """Encoder, dynamics and policy."""
 
     def __init__(self, network: WorldModel, spec: EnvSpec, rngs: nnx.Rngs):
-        for name in ("deter", "stoch", "classes", "hidden", "units", "depth", "blocks", "layers", "multipliers"):
-            check_positive(f"WorldModel.{name}", getattr(network, name))
         if network.deter % network.blocks:
             raise ConfigError(f"WorldModel.deter={network.deter} must be divisible by blocks={network.blocks}")
         self.network, self.spec = network, spec
