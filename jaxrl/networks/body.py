@@ -29,36 +29,36 @@ class Buildable(Protocol):
 class Encoder:
     """Description of a network that encodes observations by a `Body`, with a head defined by the subclass.
 
-    A subclass is a frozen dataclass that may have the fields `torso`, `core`, `previous_action` and `previous_reward`.
+    A subclass is a frozen dataclass that may have these attributes as fields.
     """
 
-    def _memory(self) -> dict[str, Any]:
-        return {"core": getattr(self, "core", None)} | {
-            name: getattr(self, name, False) for name in ("previous_action", "previous_reward")
-        }
+    torso: Torso | None
+    core: Core | None = None
+    previous_action: bool = False
+    previous_reward: bool = False
+    observation_keys: tuple[str, ...] | None = None
 
     @property
     def recurrent(self) -> bool:
         """Return whether the network has a carry."""
-        return self._memory()["core"] is not None
+        return self.core is not None
 
     @property
     def requires(self) -> frozenset[str]:
         """Return the fields of `NetworkInputs` that the network needs."""
-        needed = {name for name, reads in self._memory().items() if reads} - {"core"}
-        if self.recurrent or "previous_action" in needed:
+        needed = {name for name in ("previous_action", "previous_reward") if getattr(self, name)}
+        if self.recurrent or self.previous_action:
             needed.add("first")
         return frozenset({"observation"} | needed)
 
-    def body(self, spec: EnvSpec, rngs: nnx.Rngs, observation_keys: tuple[str, ...] | None, **others: Any) -> "Body":
-        """Return the body that reads these entries of the observation; `others` replace fields."""
-        settings: dict[str, Any] = {"torso": getattr(self, "torso", None)} | self._memory() | others
-        return Body(spec=spec, rngs=rngs, observation_keys=observation_keys, **settings)
+    def body(self, spec: EnvSpec, rngs: nnx.Rngs, **others: Any) -> "Body":
+        """Return the body of the network; `others` replace its attributes."""
+        names = ("torso", "core", "previous_action", "previous_reward", "observation_keys")
+        return Body(spec=spec, rngs=rngs, **{name: getattr(self, name) for name in names} | others)
 
     def initial_carry(self, spec: EnvSpec) -> Carry:
         """Return the initial recurrent state of one environment; `()` if feed-forward."""
-        core = self._memory()["core"]
-        return () if core is None else core.initial_carry()
+        return () if self.core is None else self.core.initial_carry()
 
 
 class Network(Encoder):

@@ -25,13 +25,10 @@ def encoder(space: spaces.Space) -> Torso:
     return MLP(()) if isinstance(torso, MLP) else torso
 
 
-def encoding_body(
-    network: Encoder, torso: Torso | None, observation_keys: tuple[str, ...] | None, spec: EnvSpec, rngs: nnx.Rngs
-) -> Body:
-    """Return the body of a network with `torso`, or with `encoder`'s default if it is None."""
-    if torso is None:
-        torso = encoder(select_space(spec.observation_space, observation_keys))
-    return network.body(spec, rngs, observation_keys, torso=torso)
+def encoding_body(network: Encoder, spec: EnvSpec, rngs: nnx.Rngs) -> Body:
+    """Return the body of a network, whose default torso is that of `encoder`."""
+    space = select_space(spec.observation_space, network.observation_keys)
+    return network.body(spec, rngs, torso=encoder(space) if network.torso is None else network.torso)
 
 
 def bounded_size(space: spaces.Space) -> int:
@@ -201,7 +198,7 @@ class _Member(nnx.Module):
             actions = self.space.n
         else:
             size = bounded_size(self.space)
-        self.body = encoding_body(network, network.torso, network.observation_keys, spec, rngs)
+        self.body = encoding_body(network, spec, rngs)
         inputs = self.body.features + size
         self.has_trunk = network.trunk is not None
         if network.trunk is not None:

@@ -49,8 +49,6 @@ class ModelNetwork(Network):
     activation: str = "relu"
     atoms: int = 51
 
-    observation_keys = None
-
     def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
         return _Model(self, spec, rngs)
 
@@ -68,7 +66,7 @@ class _Model(nnx.Module):
                 f"ModelNetwork needs a Discrete action space, not {spec.action_space}; use AlphaZero or PPO"
             )
         self.actions = spec.action_space.n
-        self.torso = network.body(spec, rngs, None)
+        self.torso = network.body(spec, rngs)
         self.encode = dense(self.torso.features, network.width, 1.0, rngs)
 
         def stack(inputs: int, outputs: int, gain: float) -> "_Stack":
