@@ -3,18 +3,17 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 from flax import nnx, struct
 
 from jaxrl.core.errors import ConfigError, unknown
-from jaxrl.core.types import Carry, EnvSpec, ModelState, NetworkInputs, Params, PyTree
+from jaxrl.core.types import Carry, EnvSpec, ModelState, NetworkInputs, Params
 from jaxrl.networks.body import Body, Network, run_module
 from jaxrl.networks.cores import Core
 from jaxrl.networks.distributions import Distribution
 from jaxrl.networks.heads import PolicyHead, ValueHead
-from jaxrl.networks.layers import DenseStack
+from jaxrl.networks.layers import DeepHead, DenseStack
 from jaxrl.networks.torsos import Torso
 
 
@@ -101,22 +100,11 @@ def _body(network: ActorCritic, name: str, spec: EnvSpec, rngs: nnx.Rngs) -> Bod
     return network.body(spec, rngs, observation_keys=keys, core=_core(network, name))
 
 
-class _DeepHead(nnx.Module):
-    """Dense layers followed by the head."""
-
-    def __init__(self, hidden: DenseStack, output: nnx.Module):
-        self.hidden = hidden
-        self.output = output
-
-    def __call__(self, features: jax.Array, *mask: PyTree) -> Any:
-        return self.output(self.hidden(features), *mask)
-
-
 def _deepened(network: ActorCritic, make: Callable[..., nnx.Module], inputs: int, rngs: nnx.Rngs) -> nnx.Module:
     if not network.head_widths:
         return make(inputs, rngs=rngs)
     hidden = DenseStack(inputs, network.head_widths, "relu", None, rngs)
-    return _DeepHead(hidden, make(hidden.features, rngs=rngs))
+    return DeepHead(hidden, make(hidden.features, rngs=rngs))
 
 
 def _policy_head(network: ActorCritic, inputs: int, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:

@@ -97,7 +97,7 @@ class Network(Encoder):
 @functools.partial(jax.jit, static_argnums=(0, 2))
 def init_variables(network: Buildable, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
     """Initialize and return parameters and model state: nested dicts of arrays; `()` for no model state."""
-    return _split(network, key, spec)[1:]
+    return split_module(network, key, spec)[1:]
 
 
 def run_module[Output](
@@ -110,7 +110,7 @@ def run_module[Output](
     train: bool,
 ) -> tuple[Output, ModelState]:
     """Return the result of `call` on the network's module, and the next model state, which only training changes."""
-    structure = _structure(network, spec)
+    structure, *_ = structure_of(network, spec)
     if not jax.tree.leaves(model_state):
         return call(nnx.merge(structure, params)), model_state
     module = nnx.merge(structure, params, model_state)
@@ -119,22 +119,35 @@ def run_module[Output](
     return output, nnx.to_pure_dict(nnx.state(module, nnx.BatchStat)) if train else model_state
 
 
-def _split(network, key, spec):
-    structure, params, model_state = nnx.split(network.build(spec, nnx.Rngs(params=key)), nnx.Param, nnx.BatchStat)
+def split_module(network: Buildable, key: jax.Array, spec: EnvSpec) -> tuple[Any, Params, ModelState]:
+    """Return the structure, the parameters and the model state of a network's newly initialized module.
+
+    Raises:
+      ConfigError: the module has other state.
+    """
+    module = network.build(spec, nnx.Rngs(params=key))
+    structure, params, model_state, others = nnx.split(module, nnx.Param, nnx.BatchStat, ...)
+    if unsupported := {path[-1] if path else "": type(leaf).__name__ for path, leaf in nnx.to_flat_state(others)}:
+        raise ConfigError(
+            f"the NNX module holds state besides parameters and batch statistics ({unsupported}), which is not "
+            "supported; use layers without such state (no dropout)"
+        )
     return structure, nnx.to_pure_dict(params), nnx.to_pure_dict(model_state) or ()
 
 
 @functools.lru_cache(maxsize=256)
-def _structure(network: Buildable, spec: EnvSpec) -> Any:
+def structure_of(network: Buildable, spec: EnvSpec) -> tuple[Any, Params, ModelState]:
+    """Return the structure of a network's module, and the shapes of its parameters and model state."""
     found = []
 
     def build(key):
-        structure, *variables = _split(network, key, spec)
+        structure, *variables = split_module(network, key, spec)
         found.append(structure)
         return variables
 
-    jax.eval_shape(build, jax.eval_shape(lambda: jax.random.key(0)))  # by its shape, to stay out of a caller's trace
-    return found[0]
+    # With the shape of a key, to stay out of a caller's trace.
+    params, model_state = jax.eval_shape(build, jax.eval_shape(lambda: jax.random.key(0)))
+    return found[0], params, model_state
 
 
 def select_space(space: spaces.Space, keys: tuple[str, ...] | None) -> spaces.Space:

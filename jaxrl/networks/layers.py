@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -306,3 +307,14 @@ class DenseStack(nnx.Module):
             x = self.activation(x)
         x = x.astype(jnp.float32)
         return self.norm_features(x) if self.normalize_inputs else x
+
+
+class DeepHead(nnx.Module):
+    """Dense layers followed by an output layer or head, which may have further arguments."""
+
+    def __init__(self, hidden: DenseStack, output: nnx.Module):
+        self.hidden = hidden
+        self.output = output
+
+    def __call__(self, features: jax.Array, *others: Any) -> Any:
+        return self.output(self.hidden(features), *others)

@@ -509,7 +509,7 @@ def default_torso(space: spaces.Space, vectors: MLP = MLP()) -> Torso:  # noqa: 
     """
     if isinstance(space, spaces.Dict):
         return DictEncoder(
-            {key: default_torso(child, vectors) if _readable(child) else None for key, child in space.items}
+            {key: default_torso(child, vectors) if flat_size(child) else None for key, child in space.items}
         )
     if isinstance(space, spaces.Box) and len(space.shape) == 3:
         _, (height, width, _), _ = image_space("", space)
@@ -518,9 +518,3 @@ def default_torso(space: spaces.Space, vectors: MLP = MLP()) -> Torso:  # noqa: 
         if min(height, width) >= 3:
             return MinAtarCNN(normalization=vectors.normalization)
     return vectors
-
-
-def _readable(space: spaces.Space) -> bool:
-    if isinstance(space, spaces.Dict):
-        return any(_readable(child) for _, child in space.items)
-    return flat_size(space) > 0
