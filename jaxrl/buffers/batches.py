@@ -14,7 +14,7 @@ Batch = TransitionBatch | SequenceBatch
 _ITEM_AXES = {"rows": 1, "timesteps": 1, "mask": 1, "carry": 0, "sample_info": 0}  # in a batch of sequences
 
 
-def _map_items(along: Callable[[int], Callable], *batches: Batch) -> Batch:
+def map_items(along: Callable[[int], Callable], *batches: Batch) -> Batch:
     """Map the batches' leaves by `along(axis)`, where `axis` is the axis of their items."""
     first = batches[0]
     if isinstance(first, TransitionBatch):
@@ -54,7 +54,7 @@ def deliver(batch: Batch, mine: jax.Array, replicas: Replicas) -> Batch:
 
         return part
 
-    return _map_items(along, batch)
+    return map_items(along, batch)
 
 
 def _summed(replicas: Replicas, x: jax.Array) -> jax.Array:
@@ -136,7 +136,7 @@ def join(batches: list[Batch], shards: int) -> Batch:
 
         return joined
 
-    return _map_items(along, *batches)
+    return map_items(along, *batches)
 
 
 def _discounted(batch: Batch) -> bool:

@@ -180,7 +180,7 @@ def _put(index: Index, source: Replay, tree: jax.Array, position: jax.Array, pri
     if heap(source):
         levels = best_tree.put(index.levels, tree, position, positions, _ranks(index, source.sampler))
     else:
-        levels = sum_tree.put_in(index.levels, tree, position, _weight(source, priority))
+        levels = sum_tree.put(index.levels, tree, position, _weight(source, priority))
     return index.replace(levels=levels, removal=removal)
 
 
@@ -349,7 +349,7 @@ def draw_over_all(
         left = (spread * total - (ends - weights)[shard]) / jnp.maximum(weights[shard], _TINY)
         tree = jnp.clip(shard - first, 0, here - 1)
         u = jnp.concatenate([u[:-1], jnp.clip(left, 0.0, _BELOW_ONE)[None]])
-        position = sum_tree.draw_in(index.levels, tree, u)
+        position = sum_tree.draw(index.levels, tree, u)
         chance = index.levels[0][tree, position] / jnp.maximum(total, _TINY)
         return tree, position, chance, shard == first + tree
 

@@ -222,10 +222,12 @@ class ReplayBuffer:
         state = ReplayState(rows, idx)
         if source.sequence is None:
             batch = transitions.gather(rows, slot, column, source.n_step, self.storage.frame_stack)
-            batch = batch.replace(weight=batch.weight & (info.probability > 0.0), sample_info=info)
+            batch = batch.replace(weight=batch.weight & (chance > 0.0))
         else:
             initial = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (slot.shape[0], *x.shape)), self.initial_carry)
-            batch = sequences.gather(rows, slot, column, info, initial, source.sequence, self.storage.frame_stack)
+            drawn = slot, column, chance > 0.0
+            batch = sequences.gather(rows, *drawn, initial, source.sequence, self.storage.frame_stack)
+        batch = batch.replace(sample_info=info)
         if mine is not None:
             batch = batches.deliver(batch, mine, self.replicas)
         info = batch.sample_info

@@ -56,7 +56,7 @@ def draw(
     total = jnp.sum(levels[-1][tree[0]])
 
     def weighted():
-        position = sum_tree.draw_in(levels, tree, uniform)
+        position = sum_tree.draw(levels, tree, uniform)
         return position, levels[0][tree, position] / total
 
     def alike():

@@ -7,7 +7,6 @@ neither cost.
 """
 
 import dataclasses
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ from flax import struct
 from jax.sharding import PartitionSpec
 
 from jaxrl.buffers import index, ring, samplers, sequences, transitions
-from jaxrl.buffers.batches import Batch, drawn_statistics, importance
+from jaxrl.buffers.batches import Batch, drawn_statistics, importance, map_items
 from jaxrl.buffers.item_table import Key, Table, TableState
 from jaxrl.buffers.replay import ReplayBuffer, ReplayState
 from jaxrl.buffers.ring import Ring
@@ -148,10 +147,13 @@ class TableReplay:
         else:
             count = where[0].shape[0]
             initial = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (count, *x.shape)), self.rules.initial_carry)
-            drawn = _sample_info(jnp.ones(count, jnp.float32))
             whole = dataclasses.replace(source.sequence, length=source.sequence.rows, burn_in=0)
-            batch = sequences.gather(recent, *where, drawn, initial, whole, stack).replace(sample_info=None)
-        batch = _by_item(batch, lambda axis: lambda x: jnp.moveaxis(x, axis, 0).reshape(*slot.shape, *_rest(x, axis)))
+            batch = sequences.gather(recent, *where, jnp.ones(count, bool), initial, whole, stack)
+
+        def items_first(axis):
+            return lambda x: jnp.moveaxis(x, axis, 0).reshape(*slot.shape, *x.shape[:axis], *x.shape[axis + 1 :])
+
+        batch = map_items(items_first, batch)
         step, stamp = jnp.zeros(slot.shape, jnp.uint32), jnp.zeros(slot.shape, jnp.int32)
         return Item(batch, column, step, truncated, stamp), slot
 
@@ -181,7 +183,7 @@ class TableReplay:
             age_updates=idx.updates - drawn.items.stamp,
             times_sampled=drawn.times_sampled,
         )
-        batch = _by_item(drawn.items.batch, lambda axis: lambda x: jnp.moveaxis(x, 0, axis))
+        batch = map_items(lambda axis: lambda x: jnp.moveaxis(x, 0, axis), drawn.items.batch)
         if isinstance(batch, TransitionBatch):
             batch = batch.replace(weight=batch.weight & drawn.held)
         else:
@@ -218,22 +220,3 @@ class TableReplay:
         return drawn_statistics(idx, info, self.source, replicas) | {
             name: replicas.sum(jnp.sum(x, dtype=jnp.int32)).astype(jnp.float32) for name, x in counts.items()
         }
-
-
-def _sample_info(chance: jax.Array) -> SampleInfo:
-    """Return placeholder statistics with this probability, the only field that `sequences.gather` reads."""
-    none, steps = jnp.zeros(chance.shape, jnp.int32), jnp.zeros(chance.shape, jnp.uint32)
-    return SampleInfo(none, steps, chance, chance, chance, none, none, none)
-
-
-def _by_item(batch: Batch, change: Callable[[int], Callable[[jax.Array], jax.Array]]) -> Batch:
-    """Map every leaf of a batch by `change(axis)`, where `axis` is the axis of the items."""
-    if isinstance(batch, TransitionBatch):
-        return jax.tree.map(change(0), batch)
-    over_time = {name: jax.tree.map(change(1), getattr(batch, name)) for name in ("rows", "timesteps", "mask")}
-    return batch.replace(**over_time, carry=jax.tree.map(change(0), batch.carry))
-
-
-def _rest(x: jax.Array, axis: int) -> tuple[int, ...]:
-    """Return the shape of `x` without the axis."""
-    return (*x.shape[:axis], *x.shape[axis + 1 :])
