@@ -120,14 +120,8 @@ class TableReplay:
         stamp = jnp.broadcast_to(idx.updates, slot.shape)
         item = item.replace(column=before + item.column, step=recent.step_at(slot), stamp=stamp)
         tables, _ = jax.vmap(self._table.insert)(idx.tables.replace(items=state.ring.items), item, priority)
-        bad = ~samplers.acceptable(priority) & (priority != samplers.ABSENT)
-        fine = jnp.where(samplers.acceptable(priority), priority, 0.0)
-        idx = idx.replace(
-            tables=tables.replace(items=()),
-            largest=jnp.maximum(idx.largest, jnp.max(fine, axis=1)),
-            refused=idx.refused + jnp.sum(bad.astype(jnp.int32), axis=1, dtype=jnp.int32),
-            inserted=idx.inserted.add(length * rules.num_envs),
-        )
+        idx = _noted(idx, priority, priority != samplers.ABSENT)
+        idx = idx.replace(tables=tables.replace(items=()), inserted=idx.inserted.add(length * rules.num_envs))
         return ReplayState(TableRows(recent, tables.items), idx)
 
     def _made(self, recent: Ring, start: jax.Array, position: jax.Array) -> tuple[Item, jax.Array]:
@@ -206,13 +200,8 @@ class TableReplay:
         key, priority, drawn = jax.tree.map(
             lambda x: x.reshape(shards, -1), (key, priorities.astype(jnp.float32), info.probability > 0.0)
         )
-        fine = samplers.acceptable(priority)
-        idx = idx.replace(
-            tables=jax.vmap(self._table.update_priorities)(idx.tables, key, priority),
-            largest=jnp.maximum(idx.largest, jnp.max(jnp.where(fine & drawn, priority, 0.0), axis=1)),
-            refused=idx.refused + jnp.sum((drawn & ~fine).astype(jnp.int32), axis=1, dtype=jnp.int32),
-        )
-        return state.replace(index=idx)
+        tables = jax.vmap(self._table.update_priorities)(idx.tables, key, priority)
+        return state.replace(index=_noted(idx, priority, drawn).replace(tables=tables))
 
     def statistics(self, state: ReplayState, info: SampleInfo) -> Metrics:
         idx, replicas = state.index, self.rules.replicas
@@ -220,3 +209,12 @@ class TableReplay:
         return drawn_statistics(idx, info, self.source, replicas) | {
             name: replicas.sum(jnp.sum(x, dtype=jnp.int32)).astype(jnp.float32) for name, x in counts.items()
         }
+
+
+def _noted(idx: TableIndex, priority: jax.Array, counts: jax.Array) -> TableIndex:
+    """Return the index after new priorities [shards, k], of which those that count [shards, k] are noted."""
+    fine = samplers.acceptable(priority)
+    return idx.replace(
+        largest=jnp.maximum(idx.largest, jnp.max(jnp.where(fine & counts, priority, 0.0), axis=1)),
+        refused=idx.refused + jnp.sum((counts & ~fine).astype(jnp.int32), axis=1, dtype=jnp.int32),
+    )

@@ -10,10 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.limits import count_problems, describe, number_problems, problem, seed_problems, whole
+from jaxrl.core.limits import count_problems, number_problems, seed_problems, whole
 
 Limits = Mapping[str, float]
 SEEDS = ("seed", "search_seed")  # only integers: floats cannot represent large ones
+_WORDS = {
+    bool: "True or False",
+    float: "a number",
+    int: "a whole number",
+    os.PathLike: "a path",
+    Path: "a path",
+    str: "a string",
+}
 
 
 def members(annotation: Any) -> tuple[Any, ...]:
@@ -92,30 +100,16 @@ def checked[**P, R](**limits: Limits) -> Callable[[Callable[P, R]], Callable[P, 
 
 def _problems(name: str, annotation: Any, value: Any, limits: Limits) -> list[str]:
     allowed = members(annotation)
-    if value is None and types.NoneType in allowed:
-        return []
     kinds = [kind for kind in allowed if kind is not types.NoneType]
-    if kinds == [int]:
-        if name in SEEDS:
-            return seed_problems(name, value)
-        number = whole(value)
-        if number is None:
-            return [f"{name}=None must be a whole number"]
-        if problems := count_problems(**{name: (number, -(2**63))}):
-            return problems
-        return (
-            []
-            if problem(number, limits) is None
-            else [f"{name}={number} must be {describe(limits) or 'less than 2^63'}"]
-        )
-    if kinds == [float]:
-        return number_problems(name, value, limits)
-    if kinds == [bool]:
-        return [] if isinstance(value, bool) else [f"{name}={value!r:.80} must be True or False"]
-    if kinds == [str]:
-        return [] if isinstance(value, str) else [f"{name}={value!r:.80} must be a string"]
     if Any in kinds or not all(isinstance(kind, type) and not getattr(kind, "_is_protocol", False) for kind in kinds):
         return []
-    allowed = tuple({*kinds, os.PathLike} if Path in kinds else kinds)
-    names = "a path" if Path in kinds or os.PathLike in kinds else " or ".join(kind.__name__ for kind in kinds)
-    return [] if isinstance(value, allowed) else [f"{name}={value!r:.80} must be {names}"]
+    if kinds == [int] and name in SEEDS and value is not None:
+        return seed_problems(name, value)
+    if kinds == [int] and value is not None:
+        number = whole(value)
+        return count_problems(**{name: (number, -(2**63))}) or number_problems(name, number, limits)
+    if kinds == [float] and value is not None:
+        return number_problems(name, value, limits)
+    if isinstance(value, (*allowed, *(os.PathLike for kind in kinds if kind is Path))):
+        return []
+    return [f"{name}={value!r:.80} must be {' or '.join(_WORDS.get(kind, kind.__name__) for kind in kinds)}"]

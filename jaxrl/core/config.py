@@ -251,28 +251,18 @@ def _fits(value: Any, hint: Any) -> bool:
         if len(arguments) == 2 and arguments[1] is Ellipsis:
             return isinstance(value, tuple) and all(_fits(item, arguments[0]) for item in value)
         return isinstance(value, tuple) and len(value) == len(arguments) and all(map(_fits, value, arguments))
-    if origin in (dict, Mapping):
-        return isinstance(value, dict)
-    if origin is not None:  # a function, or a generic class
-        return callable(value) if origin is typing.get_origin(typing.Callable[..., Any]) else isinstance(value, origin)
-    if hint is None:
-        return value is None
+    if origin is not None:  # a function, a dictionary or a generic class
+        return isinstance(value, origin)
     if hint is float:
         return isinstance(value, (int, float, np.floating)) and not isinstance(value, bool)
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     if hint is jax.Array:
         return isinstance(value, (np.ndarray, np.generic))
-    return isinstance(value, hint) if isinstance(hint, type) and _supports_isinstance(hint) else True
-
-
-def _supports_isinstance(hint):
-    """Return whether `isinstance` accepts a type; protocols without `runtime_checkable` are not accepted."""
     try:
-        isinstance(None, hint)
-    except TypeError:
-        return False
-    return True
+        return isinstance(value, hint)
+    except TypeError:  # not a class, or a protocol without `runtime_checkable`
+        return True
 
 
 def _short_repr(value):
