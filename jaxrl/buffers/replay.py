@@ -103,11 +103,6 @@ def _insertion(source: Replay) -> str | None:
     return source.sampler.insertion if isinstance(source.sampler, Prioritized) else None
 
 
-def _eta(source: Replay) -> float:
-    """Return the weight of the maximum in a sequence's priority; the mean has the remaining weight."""
-    return source.sampler.eta if isinstance(source.sampler, Prioritized) else 0.0
-
-
 # --- one replay ----------------------------------------------------------------------------------------------------
 
 
@@ -168,10 +163,9 @@ class ReplayBuffer:
         if self.source.over is not None:
             return ReplayState(None, empty)
         example = jax.eval_shape(self.storage.select, rows)
-        stored, ring_carry = self.storage, carry if self.storage.carries else ()
-        lies = stored.episode_steps, stored.on_host
-        rows_ring = ring.init(example, ring_carry, self.slots, self.rollout_length, *lies)
-        return ReplayState(rows_ring, empty)
+        stored, size = self.storage, (self.slots, self.rollout_length)
+        ring_carry = carry if stored.carries else ()
+        return ReplayState(ring.init(example, ring_carry, *size, stored.episode_steps, stored.on_host), empty)
 
     def partition(self, axis: str) -> ReplayState:
         """Return the state's partition specs on a mesh whose axis `axis` shards the environments."""
@@ -326,7 +320,8 @@ class ReplayBuffer:
             if sequence.end != "continue":
                 inside = sequences.lengths(rows.take_all(rows.rows.first, slot), sequence.rows)
             per_row, counts = (rows.take_all(x, slot) for x in (rows.rows.extras[insertion], rows.rows.weight))
-            priority = sequences.mixed_priority(per_row, counts, inside, sequence, _eta(self.source))
+            assert isinstance(self.source.sampler, Prioritized), "only it has priorities at insertion"
+            priority = sequences.mixed_priority(per_row, counts, inside, sequence, self.source.sampler.eta)
         return begun, priority
 
     def _expiring(self, idx: Index, before: Ring) -> jax.Array:

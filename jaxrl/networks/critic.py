@@ -131,10 +131,10 @@ class Critic(Encoder):
         critic with a core needs `encode` and `evaluate` instead.
         """
 
-        def member(params, model_state, key):
-            return run_module(self, params, model_state, spec, lambda module: module(inputs, action, key), train=train)
+        def call(module, key):
+            return module(inputs, action, key)
 
-        return jax.vmap(member)(params, model_state, _keys_of_members(params, key))
+        return self._of_members(call, params, model_state, _keys_of_members(params, key), spec=spec, train=train)
 
     def encode(
         self,
@@ -151,13 +151,11 @@ class Critic(Encoder):
         The carry is `[ensemble, B, ...]`.
         """
 
-        def member(params, model_state, carry):
-            (features, carry), model_state = run_module(
-                self, params, model_state, spec, lambda module: module.body(inputs, carry), train=train
-            )
-            return features, carry, model_state
+        def call(module, carry):
+            return module.body(inputs, carry)
 
-        return jax.vmap(member)(params, model_state, carry)
+        (features, carry), model_state = self._of_members(call, params, model_state, carry, spec=spec, train=train)
+        return features, carry, model_state
 
     def evaluate(
         self,
@@ -173,13 +171,19 @@ class Critic(Encoder):
     ) -> tuple[Any, ModelState]:
         """Return the head's output, as `apply` does, from features `[ensemble, T, B, features]` of `encode`."""
 
-        def member(params, model_state, features, key):
-            def evaluated(module):
-                return module.evaluate(features, action, mask, key)
+        def call(module, features, key):
+            return module.evaluate(features, action, mask, key)
 
-            return run_module(self, params, model_state, spec, evaluated, train=train)
+        each = features, _keys_of_members(params, key)
+        return self._of_members(call, params, model_state, *each, spec=spec, train=train)
 
-        return jax.vmap(member)(params, model_state, features, _keys_of_members(params, key))
+    def _of_members(self, call, params, model_state, *each, spec, train):
+        """Return `call(module, *each)` for the module and the part of each member, and the model state."""
+
+        def member(params, model_state, *each):
+            return run_module(self, params, model_state, spec, lambda module: call(module, *each), train=train)
+
+        return jax.vmap(member)(params, model_state, *each)
 
 
 def _keys_of_members(params: Params, key: jax.Array | None) -> jax.Array | None:
