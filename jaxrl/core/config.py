@@ -152,17 +152,6 @@ def check_sizes(config: Any) -> None:
             raise ValueError(f"its arrays and spaces have more than {_MOST_NUMBERS:,} numbers in total")
 
 
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested mappings into one with dotted names."""
-    flat: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{prefix}{name}.")
-        else:
-            flat[f"{prefix}{name}"] = value
-    return flat
-
-
 def _encode_array(array):
     flat = array.ravel()
     if flat.size > 1 and (flat.view(np.uint8).reshape(flat.size, -1) == flat[:1].view(np.uint8)).all():
