@@ -95,9 +95,9 @@ def decode_fields(cls: Any, fields: Mapping[str, Any], **overrides: Any) -> Any:
         raise ConfigError(f"{registry.name_of(cls) or cls!r} is not a dataclass, so it cannot be created from a file")
     known = {field.name for field in dataclasses.fields(cls)}
     older = {field.name: field.metadata[BEFORE] for field in dataclasses.fields(cls) if BEFORE in field.metadata}
-    # A null field of an earlier version has no effect.
+    # Null values of removed fields are ignored.
     values = {name: decode(item) for name, item in fields.items() if name in known or item is not None}
-    # Neither has a number that was a switch in an earlier version and was off, if its default is 0.
+    # A number with the default 0 may have been a switch in an earlier version; False was off.
     off = {field.name for field in dataclasses.fields(cls) if type(field.default) is int and field.default == 0}
     values = {name: 0 if item is False and name in off else item for name, item in values.items()}
     return build(cls, older | values | overrides)
@@ -116,7 +116,7 @@ def build(cls: Any, values: Mapping[str, Any]) -> Any:
     hints = _hints(cls)
     for field, item in values.items():
         if not _fits(item, hints.get(field, Any)):
-            raise ConfigError(f"{name} cannot have {field}={_short_repr(item)}")
+            raise ConfigError(f"{name} cannot have {field}={item!r:.80}")
     if not cls.__dataclass_params__.init:  # its __init__ does not take its fields
         if lacking := sorted(known - set(values)):
             raise ConfigError(f"{name} lacks {', '.join(lacking)}")
@@ -195,12 +195,12 @@ def _decode_items(pairs):
 def _decode_array(array, shape, dtype):
     kind = _dtype(dtype)
     if not isinstance(shape, list) or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape):
-        raise ConfigError(f"an array in a configuration has the invalid shape {_short_repr(shape)}")
+        raise ConfigError(f"an array in a configuration has the invalid shape {shape!r:.80}")
     bounded = is_bounded_shape(shape)
     size = math.prod(shape) if bounded else 0
     if not bounded or not isinstance(array, list) or len(array) not in (1, size):
-        many = len(array) if isinstance(array, list) else _short_repr(array)
-        raise ConfigError(f"an array in a configuration with shape {_short_repr(shape)} has {many} values")
+        found = f"{len(array)} values" if isinstance(array, list) else f"the values {array!r:.80}"
+        raise ConfigError(f"an array in a configuration with shape {shape!r:.80} has {found}")
     try:
         values = np.asarray([_decode(item) for item in array], kind)
         return np.broadcast_to(values, (size,)).reshape(shape)  # a single number is not expanded in memory
@@ -214,7 +214,7 @@ def _dtype(name):
     except TypeError:
         dtype = None
     if dtype is None or dtype.kind not in _NUMBERS or dtype.itemsize > 8:
-        raise ConfigError(f"a configuration cannot have the dtype {_short_repr(name)}")
+        raise ConfigError(f"a configuration cannot have the dtype {name!r:.80}")
     return dtype
 
 
@@ -252,8 +252,3 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, hint)
     except TypeError:  # not a class, or a protocol without `runtime_checkable`
         return True
-
-
-def _short_repr(value):
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."

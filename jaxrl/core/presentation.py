@@ -90,11 +90,11 @@ def table(value: Any) -> str:
     """Return an HTML table: for an environment its spaces and parameters, otherwise every field, changed ones bold."""
     if hasattr(value, "observation_space") and hasattr(value, "action_space"):
         return as_html(value.name, _about_environment(value))
-    fields, different = dataclasses.fields(value), changed(value)
-    rows = []
-    for field in fields:
-        what = text(getattr(value, field.name))
-        rows.append((field.name, what, field_help(field), field.name in different))
+    different = changed(value)
+    rows = [
+        (field.name, text(getattr(value, field.name)), field_help(field), field.name in different)
+        for field in dataclasses.fields(value)
+    ]
     return as_html(type(value).__name__, rows)
 
 
@@ -150,9 +150,9 @@ def _document(cls: Any) -> None:
         return
     lines = []
     for field in dataclasses.fields(cls):
-        choices = field.metadata.get("limits", {}).get("choices")
-        known = field_help(field) or ("" if choices else type(field.default).__name__)
-        known += ("; " if known else "") + f"one of {', '.join(map(repr, choices))}" if choices else ""
+        choices = ", ".join(map(repr, field.metadata.get("limits", {}).get("choices", ())))
+        parts = (field_help(field), f"one of {choices}" if choices else "")
+        known = "; ".join(filter(None, parts)) or type(field.default).__name__
         line = f"{field.name}: {known} (default: {text(_default(field))})"
         lines += textwrap.wrap(
             line, _WIDTH, initial_indent="      ", subsequent_indent="        ", break_on_hyphens=False
