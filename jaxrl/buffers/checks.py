@@ -38,25 +38,26 @@ def _problems(sources, name, num_envs, rollout, shards):
         found.append(f"capacity={stored.capacity} is less than min_size={source.min_size}; raise it")
     if source.replay_memory == "host" and source.storage != "ring":
         found.append(f"replay_memory='host' needs storage='ring', not {source.storage!r}")
+    if source.batch_size % shards:
+        found.append(f"batch_size={source.batch_size} is not divisible by {shards} shards; use a multiple")
     if source.storage == "table" or index.bounded(source):
         found += _item_problems(source, shards)
     if source.storage == "table":
         if source.over is not None or any(other.over == name for other in sources.values()):
             found.append("storage='table' stores items, not rows that several sources could share (over=); use 'ring'")
-        return found + _batch_problems(source, shards)
+        return found
     if source.over is None and source.remover not in (None, Fifo()):
         found.append(
             f"remover={source.remover!r} needs storage='table', or a view (over=); with storage={source.storage!r} the "
             "oldest rows are removed"
         )
     # In addition to the rollout being written, the ring must hold the rows of one item; slots are whole rollouts.
-    rows = replay.lookahead(source) + replay.lookback(source, stored) + 1 + rollout
+    rows = source.lookahead + replay.lookback(source, stored) + 1 + rollout
     least = -(-rows // rollout) * rollout * num_envs
     if num_envs * ring.slots(stored.capacity, num_envs, rollout) < least:
         found.append(
             f"capacity={stored.capacity} is too small for items of {num_envs} environments; use at least {least}"
         )
-    found += _batch_problems(source, shards)
     if source.storage == "flashbax":
         found += flashbax.problems(source, num_envs, rollout, shards)
     return found
@@ -70,12 +71,6 @@ def _item_problems(source, shards):
         above = max(-(-source.capacity // shards), 1) * shards
         found.append(f"capacity={source.capacity} is not divisible by {shards} shards; use {above}")
     return found
-
-
-def _batch_problems(source, shards):
-    if source.batch_size % shards:
-        return [f"batch_size={source.batch_size} is not divisible by {shards} shards; use a multiple"]
-    return []
 
 
 def _sequence_problems(sequence, rollout):

@@ -83,14 +83,9 @@ def storage(sources: Sources, name: str) -> Storage:
     )
 
 
-def lookahead(source: Replay) -> int:
-    """Return the number of rows after its first that an item reads."""
-    return source.n_step if source.sequence is None else source.sequence.rows - 1
-
-
 def least_size(source: Replay, num_envs: int) -> int:
     """Return the rows over all environments before the first update: at least `min_size`, and one item of each."""
-    return max(source.min_size, (lookahead(source) + 1) * num_envs)
+    return max(source.min_size, (source.lookahead + 1) * num_envs)
 
 
 def lookback(source: Replay, stored: Storage) -> int:
@@ -132,11 +127,6 @@ class ReplayBuffer:
     shards: int
     replicas: Replicas
     initial_carry: PyTree = ()
-
-    @property
-    def lookahead(self) -> int:
-        """Return the number of rows after its first that an item reads."""
-        return lookahead(self.source)
 
     @property
     def lookback(self) -> int:
@@ -243,7 +233,7 @@ class ReplayBuffer:
         here = jnp.arange(shards, dtype=jnp.int32)
         shard = self.replicas.first_shard + here
         if index.dense(source):
-            position, held = uniform.draw(rows, key, shard, count, self.lookback, self.lookahead, self.shards)
+            position, held = uniform.draw(rows, key, shard, count, self.lookback, source.lookahead, self.shards)
             idx = index.count_draws(idx, position, held)
             of_each = jnp.maximum(idx.drawable, 1).astype(jnp.float32)[:, None] * self.shards
             if rows.parts is not None:
@@ -338,7 +328,7 @@ class ReplayBuffer:
 
     def _inserted(self, idx: Index, after: Ring, expired: jax.Array) -> Index:
         """Return the index after a write to the ring, with the new items and without the removed ones."""
-        length, ahead, back = self.rollout_length, self.lookahead, self.lookback
+        length, ahead, back = self.rollout_length, self.source.lookahead, self.lookback
         shards = idx.drawable.shape[0]
         columns = after.columns // shards
         written = (after.cursor - length) % after.slots

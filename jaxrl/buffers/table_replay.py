@@ -82,7 +82,7 @@ class TableReplay:
 
     def init(self, rows: Trajectory, carry: PyTree) -> ReplayState:
         rules, length, shards = self.rules, self.rules.rollout_length, self.rules.shards
-        slots = -(-(rules.lookback + length + rules.lookahead) // length) * length
+        slots = -(-(rules.lookback + length + rules.source.lookahead) // length) * length
         # A ring with only the rows of the next items.
         short = dataclasses.replace(rules.storage, capacity=slots * rules.num_envs)
         recent = dataclasses.replace(rules, storage=short).init(rows, carry).ring
@@ -108,7 +108,7 @@ class TableReplay:
     def add(self, state: ReplayState, rows: Trajectory, carry: PyTree) -> ReplayState:
         """Store one rollout, rows `[T, B, ...]`, and insert the items that it completes, oldest first."""
         rules, idx, shards = self.rules, state.index, self.rules.replicas.shards
-        length, ahead = rules.rollout_length, rules.lookahead
+        length, ahead = rules.rollout_length, rules.source.lookahead
         recent = ring.add(state.ring.recent, rules.storage.select(rows), carry if rules.storage.carries else ())
         start = recent.cursor - length - ahead
         exists = (length + ahead - jnp.arange(length, dtype=jnp.int32) <= recent.filled)[:, None]

@@ -256,6 +256,11 @@ class Replay:
         """Return the number of transitions to learn from in an item."""
         return 1 if self.sequence is None else max(self.sequence.length - 1, 1)
 
+    @property
+    def lookahead(self) -> int:
+        """Return the number of rows after its first that an item reads."""
+        return self.n_step if self.sequence is None else self.sequence.rows - 1
+
 
 @dataclasses.dataclass(frozen=True)
 class View:

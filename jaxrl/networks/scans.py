@@ -112,6 +112,7 @@ class _Stacked(nnx.Module):
 class _MinGRUModule(_Stacked):
     def __init__(self, core: "MinGRU", inputs: int, rngs: nnx.Rngs):
         super().__init__(core, inputs, rngs)
+        self.biased = core.update_bias is not None
         for i in range(core.layers):
             setattr(self, f"layer_{i}", Product(core.width, 3 * core.width, gates(3), rngs))
             if core.update_bias is not None:
@@ -121,7 +122,7 @@ class _MinGRUModule(_Stacked):
     def layer(self, i: int, x: jax.Array, first: jax.Array, carry: jax.Array) -> tuple[jax.Array, jax.Array]:
         candidate, update, highway = jnp.split(getattr(self, f"layer_{i}")(x), 3, axis=-1)
         candidate = jnp.where(candidate >= 0.0, candidate + 0.5, jax.nn.sigmoid(candidate))
-        if self.core.update_bias is not None:
+        if self.biased:
             update = update + getattr(self, f"update_bias_{i}")[...][None, None]
         update = jax.nn.sigmoid(update)
         hidden, last = linear_scan(1.0 - update, update * candidate, first, carry)
