@@ -214,17 +214,22 @@ class Body(nnx.Module):
     def __call__(self, inputs: NetworkInputs, carry: Carry) -> tuple[jax.Array, Carry]:
         features = [self.torso(select_observation(inputs.observation, self.observation_keys))]
         if self.previous_action:
-            action = flatten(_known(inputs, "previous_action"), self.action_space)
-            features.append(jnp.where(_known(inputs, "first")[..., None], 0.0, action))
+            action = flatten(known(inputs, "previous_action"), self.action_space)
+            features.append(jnp.where(known(inputs, "first")[..., None], 0.0, action))
         if self.previous_reward:
-            features.append(_known(inputs, "previous_reward").astype(jnp.float32)[..., None])
+            features.append(known(inputs, "previous_reward").astype(jnp.float32)[..., None])
         joined = features[0] if len(features) == 1 else jnp.concatenate(features, axis=-1)
         if self.recurrent:
-            return self.core(joined, _known(inputs, "first"), carry)
+            return self.core(joined, known(inputs, "first"), carry)
         return joined, carry
 
 
-def _known(inputs: NetworkInputs, name: str) -> Any:
+def known(inputs: NetworkInputs, name: str) -> Any:
+    """Return a field of a network's inputs.
+
+    Raises:
+      ConfigError: the inputs do not have it.
+    """
     value = getattr(inputs, name)
     if value is None:
         raise ConfigError(f"the network reads {name}, but these inputs do not have it; see Network.requires")

@@ -35,7 +35,7 @@ from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.trees import named_leaves
 from jaxrl.core.types import Carry, EnvSpec, ModelState, NetworkInputs, Params, PyTree, where_first
 from jaxrl.networks.actor_critic import PolicyValue
-from jaxrl.networks.body import Encoder, run_module, split_module, structure_of
+from jaxrl.networks.body import Encoder, known, run_module, split_module, structure_of
 from jaxrl.networks.cores import scan_time
 from jaxrl.networks.heads import action_size, joint, mask_values, masks_of_parts, to_distribution
 
@@ -120,9 +120,6 @@ class ForeignNetwork(Encoder):
             observation, mask = jax.tree.map(_merge_time, observed)
             output, _, model_state = self._outputs(params, model_state, observation, carry, mask, spec, train=train)
             return jax.tree.map(lambda x: x.reshape(leading + x.shape[1:]), output), carry, model_state
-        if inputs.first is None:
-            raise ConfigError("a recurrent module needs NetworkInputs.first to reset its carry, but it is None")
-
         initial = self.initial_carry(spec)
 
         def step(carried, time_step):
@@ -132,7 +129,7 @@ class ForeignNetwork(Encoder):
             output, *carried = self._outputs(params, model_state, observation, carry, mask, spec, train=train)
             return tuple(carried), output
 
-        output, (carry, model_state) = scan_time(step, (carry, model_state), (*observed, inputs.first))
+        output, (carry, model_state) = scan_time(step, (carry, model_state), (*observed, known(inputs, "first")))
         return output, carry, model_state
 
     def value(
@@ -286,7 +283,7 @@ def _equinox_parts(built: Any) -> tuple[Any, Any]:
 LIBRARIES = {"nnx": _NNX, "linen": _Linen, "equinox": _Equinox}
 
 
-# --- small things --------------------------------------------------------------------------------------------------
+# --- helpers -------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

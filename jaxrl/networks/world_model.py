@@ -17,7 +17,7 @@ from flax import nnx, struct
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Carry, EnvSpec, ModelState, NetworkInputs, Params, PyTree
-from jaxrl.networks.body import Network, run_module
+from jaxrl.networks.body import Network, known, run_module
 from jaxrl.networks.cores import unroll
 from jaxrl.networks.critic import to_unit
 from jaxrl.networks.distributions import Categorical, Distribution
@@ -271,10 +271,10 @@ class ModelModule(nnx.Module):
         Returns:
           The states, and the carry after the last time step.
         """
-        assert inputs.first is not None
+        first = known(inputs, "first")
         encoded = self.encode(inputs.observation)
         action = action_vector(inputs.previous_action, self.spec.action_space)
-        action = jnp.where(inputs.first[..., None], 0.0, action)
+        action = jnp.where(first[..., None], 0.0, action)
 
         def step(state, inputs):
             encoded, action, noise = inputs
@@ -286,7 +286,7 @@ class ModelModule(nnx.Module):
         classes = self.network.classes
         before = LatentState(carry.deter, jax.nn.one_hot(carry.classes, classes, dtype=jnp.float32))
         initial = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), before)
-        (states, posterior), after = unroll(step, before, (encoded, action, noise), inputs.first, initial)
+        (states, posterior), after = unroll(step, before, (encoded, action, noise), first, initial)
         after = LatentCarry(after.deter, jnp.argmax(after.stoch, axis=-1).astype(jnp.int32))
         return Observed(states, posterior, self.prior(states.deter)), after
 
