@@ -77,7 +77,7 @@ class _ActorModule(nnx.Module):
         size = 0 if discrete else bounded_size(spec.action_space)
         self.space = spec.action_space
         self.stochastic = network.stochastic
-        self.body = encoding_body(network, spec, rngs)
+        self.body = encoding_body(network, network.torso, spec, rngs)
         self.hidden = DenseStack(
             self.body.features,
             network.widths,

@@ -97,7 +97,7 @@ def _core(network: ActorCritic, name: str) -> Core | None:
 
 def _body(network: ActorCritic, name: str, spec: EnvSpec, rngs: nnx.Rngs) -> Body:
     keys = network.value_observation_keys if name == "value" else network.policy_observation_keys
-    return network.body(spec, rngs, observation_keys=keys, core=_core(network, name))
+    return network.body(network.torso, spec, rngs, observation_keys=keys, core=_core(network, name))
 
 
 def _head(network: ActorCritic, name: str, inputs: int, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:

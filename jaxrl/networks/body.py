@@ -4,6 +4,7 @@ This module also turns a network's modules into pure functions: parameters and m
 the module structure is rebuilt abstractly, once for each network and spec.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -26,17 +27,17 @@ class Buildable(Protocol):
     def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module: ...
 
 
+@dataclasses.dataclass(frozen=True)
 class Encoder:
     """Description of a network that encodes observations by a `Body`, with a head defined by the subclass.
 
     A subclass is a frozen dataclass that may have these attributes as fields.
     """
 
-    torso: Torso | None
-    core: Core | None = None
-    previous_action: bool = False
-    previous_reward: bool = False
-    observation_keys: tuple[str, ...] | None = None
+    core = None
+    previous_action = False
+    previous_reward = False
+    observation_keys = None
 
     @property
     def recurrent(self) -> bool:
@@ -51,10 +52,10 @@ class Encoder:
             needed.add("first")
         return frozenset({"observation"} | needed)
 
-    def body(self, spec: EnvSpec, rngs: nnx.Rngs, **others: Any) -> "Body":
-        """Return the body of the network; `others` replace its attributes."""
-        names = ("torso", "core", "previous_action", "previous_reward", "observation_keys")
-        return Body(spec=spec, rngs=rngs, **{name: getattr(self, name) for name in names} | others)
+    def body(self, torso: Torso | None, spec: EnvSpec, rngs: nnx.Rngs, **others: Any) -> "Body":
+        """Return the body of the network with a torso; `others` replace its attributes."""
+        names = ("core", "previous_action", "previous_reward", "observation_keys")
+        return Body(torso, spec, rngs, **{name: getattr(self, name) for name in names} | others)
 
     def initial_carry(self, spec: EnvSpec) -> Carry:
         """Return the initial recurrent state of one environment; `()` if feed-forward."""

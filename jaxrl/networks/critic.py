@@ -25,10 +25,10 @@ def encoder(space: spaces.Space) -> Torso:
     return MLP(()) if isinstance(torso, MLP) else torso
 
 
-def encoding_body(network: Encoder, spec: EnvSpec, rngs: nnx.Rngs) -> Body:
-    """Return the body of a network, whose default torso is that of `encoder`."""
+def encoding_body(network: Encoder, torso: Torso | None, spec: EnvSpec, rngs: nnx.Rngs) -> Body:
+    """Return the body of a network with `torso`, or with `encoder`'s default if it is None."""
     space = select_space(spec.observation_space, network.observation_keys)
-    return network.body(spec, rngs, torso=encoder(space) if network.torso is None else network.torso)
+    return network.body(encoder(space) if torso is None else torso, spec, rngs)
 
 
 def bounded_size(space: spaces.Space) -> int:
@@ -202,7 +202,7 @@ class _Member(nnx.Module):
             actions = self.space.n
         else:
             size = bounded_size(self.space)
-        self.body = encoding_body(network, spec, rngs)
+        self.body = encoding_body(network, network.torso, spec, rngs)
         inputs = self.body.features + size
         self.has_trunk = network.trunk is not None
         if network.trunk is not None:

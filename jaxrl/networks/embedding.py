@@ -34,7 +34,7 @@ class Embedding(Network):
 
 class _Embedding(nnx.Module):
     def __init__(self, network: Embedding, spec: EnvSpec, rngs: nnx.Rngs):
-        self.body = network.body(spec, rngs)
+        self.body = network.body(network.torso, spec, rngs)
         self.hidden = DenseStack(self.body.features, network.widths, "relu", None, rngs)
         self.output = dense(self.hidden.features, network.size, 1.0, rngs)
 

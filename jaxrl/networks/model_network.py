@@ -65,7 +65,7 @@ class _Model(nnx.Module):
                 f"ModelNetwork needs a Discrete action space, not {spec.action_space}; use AlphaZero or PPO"
             )
         self.actions = spec.action_space.n
-        self.torso = network.body(spec, rngs)
+        self.torso = network.body(network.torso, spec, rngs)
         self.encode = dense(self.torso.features, network.width, 1.0, rngs)
 
         def stack(inputs: int, outputs: int, gain: float) -> DeepHead:

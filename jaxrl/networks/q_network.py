@@ -47,7 +47,7 @@ class _QModule(nnx.Module):
     def __init__(self, network: QNetwork, spec: EnvSpec, rngs: nnx.Rngs):
         if not isinstance(spec.action_space, spaces.Discrete):
             raise ConfigError(f"QNetwork needs a Discrete action space, not {spec.action_space}; use an actor-critic")
-        self.torso = network.body(spec, rngs)
+        self.torso = network.body(network.torso, spec, rngs)
         self.head = network.head.build(self.torso.features, spec.action_space.n, rngs)
 
     def __call__(self, inputs: NetworkInputs, carry: Carry, key: jax.Array | None) -> tuple[Any, Carry]:
