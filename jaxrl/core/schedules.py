@@ -154,7 +154,7 @@ def schedule_problems(label: str, value: Any) -> list[str]:
     problems = []
     for part, leaf in named:
         if what := limits.problem(leaf, allowed.get(part)):
-            hint = "; linear and cosine can reach 0" if leaf == 0 and part != ".until" else ""
+            hint = "; linear and cosine can reach 0" if what == "must be more than 0" else ""
             problems.append(f"{label}{part}={leaf!r:.80} {what}{hint}")
     if problems or not isinstance(value, PiecewiseConstant):
         return problems
