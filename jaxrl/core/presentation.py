@@ -26,8 +26,7 @@ def finish[T](cls: type[T], kind: str | None = None) -> type[T]:
 
     Args:
       cls: the class.
-      kind: kind of its registered name, if it has one. Classes of networks have all their sizes and numbers checked,
-        and their sequences become tuples.
+      kind: kind of its registered name, if it has one. The sequences of classes of networks become tuples.
     """
     if kind is not None:
         _kinds[cls] = kind
@@ -187,34 +186,25 @@ def _network_setting(label: str, field: dataclasses.Field, value: Any) -> Any:
     """Return a setting of a network, or a part of one, after checking it; sequences become tuples, to be hashable.
 
     Raises:
-      ConfigError: a size is not a whole number of at least 1, another number is not finite or beyond its limits, a
-        sequence has too few or too many entries, or a part is of another kind.
+      ConfigError: a number is beyond the limits of the field, a sequence has too few or too many entries, or a part is
+        of another kind.
     """
     declared, *others = members(field.type)
     if value is None and types.NoneType in others:
         return value
     if getattr(declared, "__name__", None) in _PARTS:
         return _part(label, declared, ", or None" if others else "", value)
+    if "limits" in field.metadata and (what := problem(value, field.metadata["limits"])):
+        raise ConfigError(f"{label}={value!r:.80} {what}")
     if typing.get_origin(declared) is not tuple:
-        return _number(label, declared, field, value)
+        return whole(value) if declared is int else value
     if not isinstance(value, tuple | list | range) and getattr(value, "ndim", None) != 1:
         raise ConfigError(f"{label}={value!r:.80} must be a tuple or a list, such as {(value,)!r:.80}")
     kind, *rest = typing.get_args(declared)
     if Ellipsis not in rest and len(value) != 1 + len(rest):
         raise ConfigError(f"{label}={value!r:.80} must have {1 + len(rest)} entries, not {len(value)}")
-    return tuple(_number(label, kind, field, x.item() if hasattr(x, "item") else x) for x in value)
-
-
-def _number(label: str, kind: Any, field: dataclasses.Field, value: Any) -> Any:
-    """Return a number of a network, after checking it; values of another `kind` than int and float are unchanged."""
-    if kind is float and (what := problem(value, field.metadata.get("limits"))):
-        raise ConfigError(f"{label}={value!r:.80} {what}")
-    if kind is int:
-        size = whole(value)
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ConfigError(f"{label}={value!r:.80}: a size must be a whole number of at least 1")
-        return size
-    return value
+    entries = (x.item() if hasattr(x, "item") else x for x in value)
+    return tuple(map(whole, entries) if kind is int else entries)
 
 
 def _part(label: str, declared: type, or_none: str, value: Any) -> Any:

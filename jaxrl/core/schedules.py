@@ -149,13 +149,13 @@ def schedule_problems(label: str, value: Any) -> list[str]:
         return []
     named = [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(value)]
     allowed = {".until": {"above": 0, "high": 1}}
-    if isinstance(value, Exponential):
-        allowed |= {".start": {"above": 0}, ".end": {"above": 0}}
-    problems = []
-    for part, leaf in named:
-        if what := limits.problem(leaf, allowed.get(part)):
-            hint = "; linear and cosine can reach 0" if what == "must be more than 0" else ""
-            problems.append(f"{label}{part}={leaf!r:.80} {what}{hint}")
+    checked = [(part, leaf, limits.problem(leaf, allowed.get(part))) for part, leaf in named]
+    problems = [f"{label}{part}={leaf!r:.80} {what}" for part, leaf, what in checked if what]
+    if not problems and isinstance(value, Exponential) and min(float(value.start), float(value.end)) <= 0.0:
+        problems.append(
+            f"{label} is exponential from {float(value.start):g} to {float(value.end):g}; both must be more than 0 "
+            "(linear and cosine reach 0)"
+        )
     if problems or not isinstance(value, PiecewiseConstant):
         return problems
     if len(value.values) != len(value.boundaries) + 1:

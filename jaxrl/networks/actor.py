@@ -14,7 +14,7 @@ from jaxrl.networks.cores import Core
 from jaxrl.networks.critic import bounded_size, encoding_body, from_unit
 from jaxrl.networks.distributions import Distribution
 from jaxrl.networks.heads import PolicyHead
-from jaxrl.networks.layers import DenseStack, dense
+from jaxrl.networks.layers import DenseStack, check_range, dense
 from jaxrl.networks.torsos import Torso
 
 
@@ -60,8 +60,7 @@ class Actor(Network):
     def __post_init__(self):
         if self.log_std_range is None:
             return
-        if self.log_std_range[0] >= self.log_std_range[1]:
-            raise ConfigError(f"Actor.log_std_range={self.log_std_range}: the minimum must be less than the maximum")
+        check_range("Actor.log_std_range", self.log_std_range)
         if not self.stochastic:
             raise ConfigError("Actor(stochastic=False) has no standard deviation; leave log_std_range unset")
 

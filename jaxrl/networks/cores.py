@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxrl.core.types import Carry, PyTree, where_first
-from jaxrl.networks.layers import dense
+from jaxrl.networks.layers import check_positive, dense
 
 
 class Core(Protocol):
@@ -99,6 +99,7 @@ class _Gated(nnx.Module):
     """Core with `count` gates, each of which reads the inputs and the hidden state."""
 
     def __init__(self, core: "GRU | LSTM", inputs: int, rngs: nnx.Rngs, count: int):
+        check_positive(f"{type(core).__name__}.width", core.width)
         self.core, outputs = core, count * core.width
         self.input = nnx.Linear(inputs, outputs, kernel_init=gates(count), rngs=rngs)
         self.recurrent = nnx.Linear(core.width, outputs, kernel_init=gates(count), use_bias=False, rngs=rngs)

@@ -14,7 +14,7 @@ from jaxrl.core.types import Carry, EnvSpec, ModelState, NetworkInputs, Params
 from jaxrl.networks.body import Body, Encoder, init_variables, run_module, select_space
 from jaxrl.networks.cores import Core
 from jaxrl.networks.heads import action_size
-from jaxrl.networks.layers import DenseStack
+from jaxrl.networks.layers import DenseStack, check_positive
 from jaxrl.networks.q_heads import ActionValues, QHead
 from jaxrl.networks.torsos import MLP, Torso, default_torso
 
@@ -96,6 +96,7 @@ class Critic(Encoder):
     dropout: float = dataclasses.field(default=0.0, metadata={"limits": {"low": 0, "below": 1}})
 
     def __post_init__(self):
+        check_positive("ensemble", self.ensemble)
         if self.dropout and not self.widths:
             raise ConfigError(
                 f"Critic.dropout={self.dropout} has no effect without dense layers (widths=()); set dropout=0.0"

@@ -9,7 +9,7 @@ from flax import nnx
 from jaxrl.core.presentation import finish
 from jaxrl.core.types import Carry, EnvSpec, NetworkInputs
 from jaxrl.networks.body import Network
-from jaxrl.networks.layers import DenseStack, dense
+from jaxrl.networks.layers import DenseStack, check_positive, dense
 from jaxrl.networks.torsos import Torso
 
 
@@ -34,6 +34,7 @@ class Embedding(Network):
 
 class _Embedding(nnx.Module):
     def __init__(self, network: Embedding, spec: EnvSpec, rngs: nnx.Rngs):
+        check_positive("size", network.size)
         self.body = network.body(network.torso, spec, rngs)
         self.hidden = DenseStack(self.body.features, network.widths, "relu", None, rngs)
         self.output = dense(self.hidden.features, network.size, 1.0, rngs)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxrl.core.errors import unknown
+from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.shared_batch import mean_over_batch
 from jaxrl.networks.convolution import convolution
 from jaxrl.networks.unit import UnitDense
@@ -38,6 +38,28 @@ def activation(name: str) -> Callable[[jax.Array], jax.Array]:
     if name not in _ACTIVATIONS:
         raise unknown("activation", str(name), _ACTIVATIONS)
     return _ACTIVATIONS[name]
+
+
+def check_positive(label: str, sizes: int | tuple[int, ...]) -> None:
+    """Raise a ConfigError unless every size is a whole number of at least 1."""
+    for size in sizes if isinstance(sizes, tuple) else (sizes,):
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ConfigError(f"{label}={sizes!r}: a size must be a whole number of at least 1, not {size!r}")
+
+
+def check_finite(label: str, number: float) -> None:
+    """Raise a ConfigError unless a number is finite."""
+    if not math.isfinite(number):
+        raise ConfigError(f"{label}={number!r} must be a finite number")
+
+
+def check_range(label: str, ends: tuple[float, ...]) -> None:
+    """Raise a ConfigError unless `ends` are two finite numbers, the smaller one first."""
+    numbers = all(isinstance(end, int | float) and math.isfinite(end) for end in ends)
+    if len(ends) != 2 or not numbers or ends[0] >= ends[1]:
+        raise ConfigError(
+            f"{label}={ends!r:.80} must be two finite numbers, the smaller one first, such as (-10.0, 2.0)"
+        )
 
 
 DTYPES = ("float32", "bfloat16")
@@ -82,6 +104,8 @@ def conv(
     inputs: int, outputs: int, kernel: int, stride: int, padding: str, rngs: nnx.Rngs, dtype: str = "float32"
 ) -> nnx.Conv:
     """Return a square convolution over `[N, H, W, C]` with an orthogonal kernel of gain sqrt(2) and zero bias."""
+    check_positive("filters", outputs)
+    check_positive("kernel", kernel)
     return nnx.Conv(
         inputs,
         outputs,
@@ -103,6 +127,7 @@ class SpectralConv(nnx.Module):
     """
 
     def __init__(self, features: int, kernel: int, rngs: nnx.Rngs, dtype: str = "float32"):
+        check_positive("filters", features)
         initial, shape = nnx.initializers.orthogonal(HIDDEN_GAIN), (kernel, kernel, features, features)
         self.kernel = nnx.Param(initial(rngs.params(), shape, jnp.float32))
         self.bias = nnx.Param(jnp.zeros((features,), jnp.float32))
@@ -279,6 +304,7 @@ class DenseStack(nnx.Module):
         normalize_inputs: bool = False,
         dropout: float = 0.0,
     ):
+        check_positive("widths", widths)
         compute_dtype(dtype)
         self.activation = activation(activation_name)
         self.depth = len(widths)

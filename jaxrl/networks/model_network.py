@@ -10,7 +10,7 @@ from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Carry, EnvSpec, ModelState, NetworkInputs, Params
 from jaxrl.networks.body import Network, run_module
-from jaxrl.networks.layers import DeepHead, DenseStack, dense
+from jaxrl.networks.layers import DeepHead, DenseStack, check_positive, dense
 from jaxrl.networks.torsos import Torso
 
 _SMALL_GAIN = 0.01  # of the last layers: initially, values are near 0 and actions equally likely
@@ -47,6 +47,9 @@ class ModelNetwork(Network):
     widths: tuple[int, ...] = (64,)
     activation: str = "relu"
     atoms: int = 51
+
+    def __post_init__(self):
+        check_positive("width", self.width)
 
     def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
         return _Model(self, spec, rngs)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx, struct
 
 from jaxrl.networks.heads import mask_values
-from jaxrl.networks.layers import HIDDEN_GAIN, DenseStack, dense
+from jaxrl.networks.layers import HIDDEN_GAIN, DenseStack, check_positive, dense
 
 _AT_LEAST_0 = {"limits": {"low": 0}}
 
@@ -93,6 +93,7 @@ class CategoricalValues:
     smoothing: float = dataclasses.field(default=0.0, metadata=_AT_LEAST_0)
 
     def build(self, inputs: int, actions: int, rngs: nnx.Rngs) -> nnx.Module:
+        check_positive("atoms", self.atoms)
         return _HeadModule(self, inputs, actions, self.atoms, CategoricalReturns, rngs)
 
 
@@ -121,6 +122,7 @@ class SelfPredictiveValues:
         return False
 
     def build(self, inputs: int, actions: int, rngs: nnx.Rngs) -> nnx.Module:
+        check_positive("atoms", self.atoms)
         return _SelfPredictiveModule(self, inputs, actions, rngs)
 
 
@@ -141,6 +143,7 @@ class QuantileValues:
     sigma: float = 0.5
 
     def build(self, inputs: int, actions: int, rngs: nnx.Rngs) -> nnx.Module:
+        check_positive("quantiles", self.quantiles)
         return _HeadModule(self, inputs, actions, self.quantiles, QuantileReturns, rngs)
 
 
@@ -167,6 +170,8 @@ class ImplicitQuantileValues:
     sigma: float = 0.5
 
     def build(self, inputs: int, actions: int, rngs: nnx.Rngs) -> nnx.Module:
+        check_positive("quantiles", self.quantiles)
+        check_positive("cosines", self.cosines)
         return _ImplicitModule(self, inputs, actions, rngs)
 
 
@@ -201,6 +206,7 @@ class _Stream(nnx.Module):
     """ReLU layers and an output layer."""
 
     def __init__(self, head: Any, inputs: int, outputs: int, rngs: nnx.Rngs):
+        check_positive("widths", head.widths)
         self.noisy = head.noisy
         self.depth = len(head.widths)
         for i, width in enumerate(head.widths):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxrl.core import spaces
-from jaxrl.networks.layers import HIDDEN_GAIN, BatchNorm, dense
+from jaxrl.networks.layers import HIDDEN_GAIN, BatchNorm, check_finite, check_positive, dense
 from jaxrl.networks.torsos import Encoder, FlatTorso, vector_size
 from jaxrl.networks.unit import UnitDense, UnitRMSNorm, unit_vectors
 
@@ -34,6 +34,7 @@ class UnitMLP:
 
 class _UnitMLP(nnx.Module):
     def __init__(self, inputs: int, widths: tuple[int, ...], rngs: nnx.Rngs):
+        check_positive("widths", widths)
         self.depth = len(widths)
         self.norm_inputs = BatchNorm(inputs, epsilon=1e-3)
         for i, width in enumerate(widths):
@@ -72,6 +73,7 @@ class InvertedResidual:
 
 class _InvertedResidual(nnx.Module):
     def __init__(self, torso: InvertedResidual, inputs: int, rngs: nnx.Rngs):
+        check_positive("width, blocks and expansion", (torso.width, torso.blocks, torso.expansion))
         self.depth, self.features = torso.blocks, torso.width
         wide = torso.expansion * torso.width
         self.norm_inputs = BatchNorm(inputs, epsilon=1e-5, unit=True)
@@ -116,6 +118,7 @@ class SimBa:
 
 class _SimBa(nnx.Module):
     def __init__(self, torso: SimBa, inputs: int, rngs: nnx.Rngs):
+        check_positive("width, blocks and expansion", (torso.width, torso.blocks, torso.expansion))
         self.depth, self.features = torso.blocks, torso.width
         self.inputs = dense(inputs, torso.width, 1.0, rngs)
         for i in range(torso.blocks):
@@ -152,6 +155,7 @@ class BroNet:
 
 class _BroNet(nnx.Module):
     def __init__(self, torso: BroNet, inputs: int, rngs: nnx.Rngs):
+        check_positive("width and blocks", (torso.width, torso.blocks))
         self.depth, self.features = 1 + 2 * torso.blocks, torso.width
         for i in range(self.depth):
             setattr(self, f"layer_{i}", dense(inputs if i == 0 else torso.width, torso.width, HIDDEN_GAIN, rngs))
@@ -205,6 +209,8 @@ class _Scaler(nnx.Module):
 
 class _SimBaV2(nnx.Module):
     def __init__(self, torso: SimBaV2, inputs: int, rngs: nnx.Rngs):
+        check_positive("width, blocks and expansion", (torso.width, torso.blocks, torso.expansion))
+        check_finite("shift", torso.shift)
         width, wide = torso.width, torso.expansion * torso.width
         self.depth, self.features, self.shift = torso.blocks, width, torso.shift
         first, inner = math.sqrt(2.0 / width), math.sqrt(2.0 / wide)

@@ -20,7 +20,7 @@ from flax import nnx
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Carry
 from jaxrl.networks.cores import Product, entry, gates
-from jaxrl.networks.layers import dense
+from jaxrl.networks.layers import check_finite, check_positive, dense
 
 
 def linear_scan(decay: jax.Array, update: jax.Array, first: jax.Array, carry: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -94,6 +94,8 @@ class _Stacked(nnx.Module):
     """Layers with a linear recurrence each, over a linear layer if the inputs have another size."""
 
     def __init__(self, core: "MinGRU | LRU", inputs: int, rngs: nnx.Rngs):
+        for name in ("width", "layers"):
+            check_positive(f"{type(core).__name__}.{name}", getattr(core, name))
         self.core = core
         self.entry = entry(inputs, core.width, rngs)
 
@@ -112,6 +114,7 @@ class _Stacked(nnx.Module):
 class _MinGRUModule(_Stacked):
     def __init__(self, core: "MinGRU", inputs: int, rngs: nnx.Rngs):
         super().__init__(core, inputs, rngs)
+        check_finite("MinGRU.update_bias", core.update_bias or 0.0)
         self.biased = core.update_bias is not None
         for i in range(core.layers):
             setattr(self, f"layer_{i}", Product(core.width, 3 * core.width, gates(3), rngs))
@@ -210,6 +213,8 @@ class _LRUModule(_Stacked):
                 f"LRU.min_radius={core.min_radius!r} and LRU.max_radius={core.max_radius!r}: eigenvalues start "
                 "in a ring within the unit circle; use 0 <= min_radius < max_radius <= 1, such as 0.9 and 0.999"
             )
+        if not 0.0 < core.max_phase <= 2.0 * math.pi:
+            raise ConfigError(f"LRU.max_phase={core.max_phase!r} must be above 0 and at most 2 pi (6.283)")
         super().__init__(core, inputs, rngs)
         for i in range(core.layers):
             setattr(self, f"layer_{i}", _LRULayer(core, rngs))
@@ -240,9 +245,7 @@ class LRU:
     layers: int = 1
     min_radius: float = 0.9
     max_radius: float = 0.999
-    max_phase: float = dataclasses.field(
-        default=math.pi / 10.0, metadata={"limits": {"above": 0, "high": 2.0 * math.pi}}
-    )
+    max_phase: float = math.pi / 10.0
 
     def initial_carry(self) -> Carry:
         return jnp.zeros((self.layers, 2, self.width), jnp.float32)

@@ -24,6 +24,7 @@ from jaxrl.networks.layers import (
     DenseStack,
     SpectralConv,
     activation,
+    check_positive,
     conv,
     normalization,
 )
@@ -257,6 +258,7 @@ class _ConvStack(nnx.Module):
         self.patch_bytes = 0  # per image, in the largest convolution
         self.normalized = normalization_name is not None
         for i, (outputs, kernel, stride) in enumerate(layers):
+            check_positive(f"{name}'s kernel", kernel)
             if min(height, width) < kernel:
                 raise ConfigError(
                     f"{name}: images of {shape[0]}x{shape[1]} are too small: convolution {i + 1}, of "
@@ -387,6 +389,7 @@ class _ResidualStack(nnx.Module):
         if normalization_name is not None:
             self.norm = normalization(normalization_name, inputs, rngs)
         if torso.pool is not None:
+            check_positive("ImpalaResNet.pool", torso.pool)
             height = width = torso.pool
         self.size = height * width * inputs
 

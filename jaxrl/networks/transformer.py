@@ -10,7 +10,7 @@ from flax import nnx
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Carry
 from jaxrl.networks.cores import Product, entry
-from jaxrl.networks.layers import HIDDEN_GAIN, dense
+from jaxrl.networks.layers import HIDDEN_GAIN, check_finite, check_positive, dense
 
 _KERNEL = nnx.initializers.lecun_normal()
 
@@ -137,6 +137,11 @@ class _Layer(nnx.Module):
 
 class _GTrXLModule(nnx.Module):
     def __init__(self, core: "GTrXL", inputs: int, rngs: nnx.Rngs):
+        for name in ("width", "layers", "heads", "memory"):
+            check_positive(f"GTrXL.{name}", getattr(core, name))
+        if core.mlp_width is not None:
+            check_positive("GTrXL.mlp_width", core.mlp_width)
+        check_finite("GTrXL.gate_bias", core.gate_bias)
         if core.width % core.heads or core.width % 2:
             raise ConfigError(
                 f"GTrXL.width={core.width} must be even and divisible by heads={core.heads}; use a multiple, such as "

@@ -22,6 +22,7 @@ from jaxrl.networks.cores import unroll
 from jaxrl.networks.critic import to_unit
 from jaxrl.networks.distributions import Categorical, Distribution
 from jaxrl.networks.heads import action_size, to_distribution
+from jaxrl.networks.layers import check_positive
 from jaxrl.networks.torsos import FlatTorso, flat_size, flatten
 from jaxrl.networks.two_hot import TwoHot
 from jaxrl.networks.world_model_layers import ImageDecoder, ImageEncoder, Layer, Stack, is_image
@@ -219,6 +220,8 @@ class ModelModule(nnx.Module):
     """Encoder, dynamics and policy."""
 
     def __init__(self, network: WorldModel, spec: EnvSpec, rngs: nnx.Rngs):
+        for name in ("deter", "stoch", "classes", "hidden", "units", "depth", "blocks", "layers", "multipliers"):
+            check_positive(f"WorldModel.{name}", getattr(network, name))
         if network.deter % network.blocks:
             raise ConfigError(f"WorldModel.deter={network.deter} must be divisible by blocks={network.blocks}")
         self.network, self.spec = network, spec
