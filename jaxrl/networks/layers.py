@@ -53,10 +53,10 @@ def check_finite(label: str, number: float) -> None:
         raise ConfigError(f"{label}={number!r} must be a finite number")
 
 
-def check_range(label: str, ends: tuple[float, ...]) -> None:
-    """Raise a ConfigError unless `ends` are two finite numbers, the smaller one first."""
+def check_range(label: str, ends: tuple[float, float]) -> None:
+    """Raise a ConfigError unless both `ends` are finite numbers, the smaller one first."""
     numbers = all(isinstance(end, int | float) and math.isfinite(end) for end in ends)
-    if len(ends) != 2 or not numbers or ends[0] >= ends[1]:
+    if not numbers or ends[0] >= ends[1]:
         raise ConfigError(
             f"{label}={ends!r:.80} must be two finite numbers, the smaller one first, such as (-10.0, 2.0)"
         )
