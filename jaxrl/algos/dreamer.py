@@ -121,8 +121,8 @@ class Dreamer(ReplayFields, MemoryFields, DiscountFields):
         model, predictions, critic = jax.random.split(key, 3)
         params = {
             "model": self.network.init(model, spec)[0],
-            "predictions": self.network.predictions.init(predictions, spec),
-            "critic": self.network.critic.init(critic, spec),
+            "predictions": self.network.predictions.init(predictions, spec)[0],
+            "critic": self.network.critic.init(critic, spec)[0],
         }
         slow = jax.tree.map(jnp.copy, params["critic"])
         return DreamerState(train_state.create(params, (), self._transformation), slow, jnp.zeros((2,), jnp.float32))

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl.core import spaces
+from jaxrl.core.limits import varies
 from jaxrl.core.trees import named_leaves
 from jaxrl.core.types import Counter, PyTree, Replicas, TimeStep
-from jaxrl.core.variation import varies
 
 _EPSILON = 1e-8  # added to the variance, as in Gymnasium's and SB3's normalizers
 _MOST_EPSILON = 1e-4  # as a fraction of the variance, so that small units are normalized as well

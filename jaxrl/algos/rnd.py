@@ -121,9 +121,10 @@ class RND:
         def apply(name: str, variables: Variables, observation: PyTree, train: bool = False):
             observation = normalization.normalize(seen, observation, self.observation_clip)
             inputs = NetworkInputs(observation=observation)
-            return self._networks[name].apply(
-                variables.params, inputs, spec=spec, model_state=variables.model_state, train=train
+            output, _, model_state = self._networks[name].apply(
+                variables.params, inputs, (), spec=spec, model_state=variables.model_state, train=train
             )
+            return output, model_state
 
         learned = _parts(state.learned.variables)
         target, _ = apply("target", state.target, timesteps[1:].observation)

@@ -1,20 +1,19 @@
 """Replay batches: shared among devices, joined from parts, with importance weights and statistics."""
 
 from collections.abc import Callable
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl.core.sources import Prioritized, Replay
-from jaxrl.core.types import Counter, Metrics, PyTree, Replicas, SampleInfo, SequenceBatch, TransitionBatch
+from jaxrl.core.types import Metrics, PyTree, Replicas, SampleInfo, SequenceBatch, TransitionBatch
 
 Batch = TransitionBatch | SequenceBatch
 
 _ITEM_AXES = {"rows": 1, "timesteps": 1, "mask": 1, "carry": 0, "sample_info": 0}  # in a batch of sequences
 
 
-def _map_items(along: Callable[[int], Callable], *batches: Batch) -> Batch:
+def map_items(along: Callable[[int], Callable], *batches: Batch) -> Batch:
     """Map the batches' leaves by `along(axis)`, where `axis` is the axis of their items."""
     first = batches[0]
     if isinstance(first, TransitionBatch):
@@ -54,7 +53,7 @@ def deliver(batch: Batch, mine: jax.Array, replicas: Replicas) -> Batch:
 
         return part
 
-    return _map_items(along, batch)
+    return map_items(along, batch)
 
 
 def _summed(replicas: Replicas, x: jax.Array) -> jax.Array:
@@ -72,17 +71,15 @@ def _summed(replicas: Replicas, x: jax.Array) -> jax.Array:
 # --- statistics ------------------------------------------------------------------------------------------------------
 
 
-class Counted(Protocol):
-    """Counts of stored rows and sampled items, as in every index."""
+def drawn_statistics(idx: PyTree, info: SampleInfo, source: Replay, replicas: Replicas) -> Metrics:
+    """Return counts of inserts and draws, and means over the last batch: float32 scalars, over all devices.
 
-    @property
-    def inserted(self) -> Counter: ...
-    @property
-    def sampled(self) -> Counter: ...
-
-
-def drawn_statistics(idx: Counted, info: SampleInfo, source: Replay, replicas: Replicas) -> Metrics:
-    """Return counts of inserts and draws, and means over the last batch: float32 scalars, over all devices."""
+    Args:
+      idx: the index, with the counts `inserted` and `sampled`.
+      info: the batch's sampling statistics.
+      source: the source of the batch.
+      replicas: the devices.
+    """
     inserted, sampled = idx.inserted.as_float(), idx.sampled.as_float()
     drawn = (info.probability > 0.0).astype(jnp.float32)
     found = replicas.sum(jnp.sum(drawn))
@@ -136,7 +133,7 @@ def join(batches: list[Batch], shards: int) -> Batch:
 
         return joined
 
-    return _map_items(along, *batches)
+    return map_items(along, *batches)
 
 
 def _discounted(batch: Batch) -> bool:

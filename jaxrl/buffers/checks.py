@@ -3,10 +3,7 @@
 from collections.abc import Mapping
 
 from jaxrl.buffers import flashbax, index, replay, ring
-from jaxrl.core.sources import Fifo, Prioritized, Remover, Replay
-
-_FILLS = ("repeat", "zeros")
-_ENDS = ("write", "truncate", "zero_pad", "continue")
+from jaxrl.core.sources import Fifo, Remover, Replay, value_problems
 
 
 def source_problems(sources: Mapping[str, Replay], num_envs: int, rollout: int, shards: int) -> list[str]:
@@ -31,52 +28,38 @@ def _problems(sources, name, num_envs, rollout, shards):
         if other is None or other.over is not None:
             owners = [n for n, s in sources.items() if s.over is None]
             return [f"over={source.over!r} is not a source that stores rows; use one of {owners}"]
-    stored = replay.storage(sources, name)
-    if source.n_step < 1:
-        found.append(f"n_step={source.n_step} must be at least 1")
-    if source.max_times_sampled < 0:
-        found.append(f"max_times_sampled={source.max_times_sampled} must be 0 (no limit) or more")
-    if source.batch_size < 1:
-        found.append(f"batch_size={source.batch_size} must be at least 1")
-    if source.sequence is not None:
+    found += value_problems(source)
+    if source.sequence is not None and not found:
         found += _sequence_problems(source.sequence, rollout)
-        if found:
-            return found
-    if isinstance(source.sampler, Prioritized) and source.sampler.normalize not in ("batch", "none"):
-        found.append(f"normalize={source.sampler.normalize!r} must be 'batch' or 'none'")
-    stack = source.frame_stack
-    if stack is not None and (stack.frames < 1 or stack.fill not in _FILLS):
-        found.append(f"frame_stack={stack!r}: frames must be at least 1, and fill one of {_FILLS}")
+    if found:
         return found
+    stored = replay.storage(sources, name)
     if stored.capacity < source.min_size:
         found.append(f"capacity={stored.capacity} is less than min_size={source.min_size}; raise it")
-    if source.replay_memory not in ("device", "host"):
-        found.append(f"replay_memory={source.replay_memory!r} must be 'device' or 'host'")
-    elif source.replay_memory == "host" and source.storage != "ring":
+    if source.replay_memory == "host" and source.storage != "ring":
         found.append(f"replay_memory='host' needs storage='ring', not {source.storage!r}")
+    if source.batch_size % shards:
+        found.append(f"batch_size={source.batch_size} is not divisible by {shards} shards; use a multiple")
     if source.storage == "table" or index.bounded(source):
         found += _item_problems(source, shards)
     if source.storage == "table":
         if source.over is not None or any(other.over == name for other in sources.values()):
             found.append("storage='table' stores items, not rows that several sources could share (over=); use 'ring'")
-        return found + _batch_problems(source, shards)
+        return found
     if source.over is None and source.remover not in (None, Fifo()):
         found.append(
             f"remover={source.remover!r} needs storage='table', or a view (over=); with storage={source.storage!r} the "
             "oldest rows are removed"
         )
     # In addition to the rollout being written, the ring must hold the rows of one item; slots are whole rollouts.
-    rows = replay.lookahead(source) + replay.lookback(source, stored) + 1 + rollout
+    rows = source.lookahead + replay.lookback(source, stored) + 1 + rollout
     least = -(-rows // rollout) * rollout * num_envs
     if num_envs * ring.slots(stored.capacity, num_envs, rollout) < least:
         found.append(
             f"capacity={stored.capacity} is too small for items of {num_envs} environments; use at least {least}"
         )
-    found += _batch_problems(source, shards)
     if source.storage == "flashbax":
         found += flashbax.problems(source, num_envs, rollout, shards)
-    elif source.storage != "ring":
-        found.append(f"storage={source.storage!r} must be 'ring', 'table' or 'flashbax'")
     return found
 
 
@@ -90,21 +73,8 @@ def _item_problems(source, shards):
     return found
 
 
-def _batch_problems(source, shards):
-    if source.batch_size % shards:
-        return [f"batch_size={source.batch_size} is not divisible by {shards} shards; use a multiple"]
-    return []
-
-
 def _sequence_problems(sequence, rollout):
     found = []
-    if sequence.length < 1 or sequence.period < 1 or sequence.burn_in < 0:
-        found.append(
-            f"length={sequence.length}, period={sequence.period} and burn_in={sequence.burn_in} must be at least "
-            f"1, 1 and 0"
-        )
-    if sequence.end not in _ENDS:
-        found.append(f"end={sequence.end!r} must be one of {_ENDS}")
     if sequence.stored_carry and sequence.end == "write" and rollout != 1:
         found.append(
             f"stored_carry stores a recurrent state every {rollout} rows, but end='write' begins sequences at any row; "

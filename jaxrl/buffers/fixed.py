@@ -48,7 +48,7 @@ def source_of(source: Replay | Dataset) -> Replay:
 def margins(sources: Mapping[str, Replay]) -> tuple[int, int]:
     """Return the numbers of extra rows that a column needs before and after its own, so items may begin at each."""
     before = max(replay.lookback(source, replay.storage(sources, name)) for name, source in sources.items())
-    return before, max(replay.lookahead(source) for source in sources.values())
+    return before, max(source.lookahead for source in sources.values())
 
 
 def rings(sources: Mapping[str, Replay], rows: Trajectory, step: np.ndarray, parts: Parts) -> dict[str, Ring]:
@@ -91,7 +91,7 @@ def index_of(buffer: ReplayBuffer, ring: Ring) -> Index:
         # The transitions that begin in the column's part.
         drawable = (parts.offset + parts.total) // shards
         return empty.replace(drawable=drawable, inserted=Counter.zero().add(parts.total))
-    ahead = buffer.lookahead
+    ahead = source.lookahead
     begun, priority = buffer.beginnings(empty.largest, ring, jnp.int32(0), ring.slots - ahead)
     slot = jnp.arange(ring.slots - ahead, dtype=jnp.int32)[:, None]
     inside = (slot >= parts.own[None, :, 0]) & (slot < parts.own[None, :, 1])

@@ -180,7 +180,7 @@ def _put(index: Index, source: Replay, tree: jax.Array, position: jax.Array, pri
     if heap(source):
         levels = best_tree.put(index.levels, tree, position, positions, _ranks(index, source.sampler))
     else:
-        levels = sum_tree.put_in(index.levels, tree, position, _weight(source, priority))
+        levels = sum_tree.put(index.levels, tree, position, _weight(source, priority))
     return index.replace(levels=levels, removal=removal)
 
 
@@ -349,14 +349,14 @@ def draw_over_all(
         left = (spread * total - (ends - weights)[shard]) / jnp.maximum(weights[shard], _TINY)
         tree = jnp.clip(shard - first, 0, here - 1)
         u = jnp.concatenate([u[:-1], jnp.clip(left, 0.0, _BELOW_ONE)[None]])
-        position = sum_tree.draw_in(index.levels, tree, u)
+        position = sum_tree.draw(index.levels, tree, u)
         chance = index.levels[0][tree, position] / jnp.maximum(total, _TINY)
         return tree, position, chance, shard == first + tree
 
     items, priority = everywhere(index.drawable), index.priority
     assert priority is not None, "a dense index has its own sampling method"
 
-    def alike():
+    def uniformly():
         held = jnp.cumsum((priority >= 0.0).reshape(-1).astype(jnp.int32), dtype=jnp.int32)
         before = jnp.sum(jnp.where(jnp.arange(shards, dtype=jnp.int32) < first, items, 0), dtype=jnp.int32)
         rank = uniform.below(bits[0], jnp.sum(items, dtype=jnp.int32)) - before
@@ -366,7 +366,7 @@ def draw_over_all(
         tree, position = found // priority.shape[1], found % priority.shape[1]
         return tree, position, chance, (rank >= 0) & (rank < held[-1])
 
-    tree, position, chance, mine = samplers.usual_or(total > 0.0, weighted, alike)
+    tree, position, chance, mine = samplers.usual_or(total > 0.0, weighted, uniformly)
     drawn = jnp.where(mine & (chance > 0.0), position, sum_tree.NOWHERE)
     times_sampled = index.times_sampled.at[tree, drawn].add(1, mode="drop")
     # Read before new ones are written: otherwise XLA copies the whole array to read it afterwards.

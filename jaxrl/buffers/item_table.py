@@ -12,8 +12,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl.buffers import best_tree, samplers, sum_tree
-from jaxrl.core.errors import ConfigError
-from jaxrl.core.sources import Fifo, Sampler, Uniform, by_priority
+from jaxrl.core.sources import Fifo, Remover, Sampler, Uniform, by_priority
 from jaxrl.core.types import PyTree
 
 
@@ -59,23 +58,12 @@ class Table:
       sampler: rule for sampling items.
       remover: rule for removing an item if there are more than `capacity`, possibly the newest; not random.
       max_times_sampled: number of draws after which an item is removed; 0: no limit.
-
-    Raises:
-      ConfigError: a setting is invalid.
     """
 
     capacity: int
     sampler: Sampler = Uniform()
-    remover: Sampler = Fifo()
+    remover: Remover = Fifo()
     max_times_sampled: int = 0
-
-    def __post_init__(self):
-        if self.capacity < 1:
-            raise ConfigError(f"capacity={self.capacity} must be at least 1")
-        if samplers.by_chance(self.remover):
-            raise ConfigError(f"remover={self.remover!r} is random; use Fifo, Lifo, MinHeap or MaxHeap")
-        if self.max_times_sampled < 0:
-            raise ConfigError(f"max_times_sampled={self.max_times_sampled} must be 0 (no limit) or more")
 
     def init(self, example: PyTree) -> TableState:
         """Return an empty table for items like `example` (no leading axis), or their shapes."""
@@ -133,8 +121,8 @@ class Table:
             size = state.size
             held = size > 0
             if samplers.by_chance(self.sampler):
-                levels = tuple(level[None] for level in state.levels)
-                drawn = samplers.draw(key, state.priority[None], levels, jnp.zeros(1, jnp.int32), size[None])
+                tree = jnp.zeros(1, jnp.int32)
+                drawn = samplers.draw(key, state.priority[None], _alone(state.levels), tree, size[None])
                 position, chance = drawn[0][0], drawn[1][0]
             else:
                 position = jnp.where(held, self._best(state, type(self.sampler).__name__), 0)
@@ -183,13 +171,13 @@ class Table:
 
     def _put(self, state, where, priority, changed):
         """Set priorities [k] at positions [k], and update the orders named in `changed`."""
-        levels, orders = state.levels, dict(state.orders)
+        levels, orders, tree = state.levels, dict(state.orders), jnp.zeros_like(where)
         if levels:
-            levels = sum_tree.put(levels, where, samplers.weight(self.sampler, priority))
+            weight = samplers.weight(self.sampler, priority)
+            levels = tuple(level[0] for level in sum_tree.put(_alone(levels), tree, where, weight))
         state = state.replace(priority=state.priority.at[where].set(priority, mode="drop"), levels=levels)
         for name in changed:
-            tree, ranks = jnp.zeros_like(where), self._ranks(state, name)
-            orders[name] = best_tree.put(orders[name], tree, where, self.capacity + 1, ranks)
+            orders[name] = best_tree.put(orders[name], tree, where, self.capacity + 1, self._ranks(state, name))
         return state.replace(orders=orders)
 
     def _remove(self, state, where, removed):
@@ -210,3 +198,8 @@ class Table:
             return samplers.rank(self._rules[name], priority, inserted, touched)
 
         return ranks
+
+
+def _alone(levels: sum_tree.Levels) -> sum_tree.Levels:
+    """Return the levels of one tree as those of several, `[1, ...]`."""
+    return tuple(level[None] for level in levels)

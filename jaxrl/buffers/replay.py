@@ -83,14 +83,9 @@ def storage(sources: Sources, name: str) -> Storage:
     )
 
 
-def lookahead(source: Replay) -> int:
-    """Return the number of rows after its first that an item reads."""
-    return source.n_step if source.sequence is None else source.sequence.rows - 1
-
-
 def least_size(source: Replay, num_envs: int) -> int:
     """Return the rows over all environments before the first update: at least `min_size`, and one item of each."""
-    return max(source.min_size, (lookahead(source) + 1) * num_envs)
+    return max(source.min_size, (source.lookahead + 1) * num_envs)
 
 
 def lookback(source: Replay, stored: Storage) -> int:
@@ -101,11 +96,6 @@ def lookback(source: Replay, stored: Storage) -> int:
 def _insertion(source: Replay) -> str | None:
     """Return the name of the extra that holds the priorities of new rows, or None."""
     return source.sampler.insertion if isinstance(source.sampler, Prioritized) else None
-
-
-def _eta(source: Replay) -> float:
-    """Return the weight of the maximum in a sequence's priority; the mean has the remaining weight."""
-    return source.sampler.eta if isinstance(source.sampler, Prioritized) else 0.0
 
 
 # --- one replay ----------------------------------------------------------------------------------------------------
@@ -139,11 +129,6 @@ class ReplayBuffer:
     initial_carry: PyTree = ()
 
     @property
-    def lookahead(self) -> int:
-        """Return the number of rows after its first that an item reads."""
-        return lookahead(self.source)
-
-    @property
     def lookback(self) -> int:
         """Return the number of rows before its first that an item reads."""
         return lookback(self.source, self.storage)
@@ -168,10 +153,9 @@ class ReplayBuffer:
         if self.source.over is not None:
             return ReplayState(None, empty)
         example = jax.eval_shape(self.storage.select, rows)
-        stored, ring_carry = self.storage, carry if self.storage.carries else ()
-        lies = stored.episode_steps, stored.on_host
-        rows_ring = ring.init(example, ring_carry, self.slots, self.rollout_length, *lies)
-        return ReplayState(rows_ring, empty)
+        stored, size = self.storage, (self.slots, self.rollout_length)
+        ring_carry = carry if stored.carries else ()
+        return ReplayState(ring.init(example, ring_carry, *size, stored.episode_steps, stored.on_host), empty)
 
     def partition(self, axis: str) -> ReplayState:
         """Return the state's partition specs on a mesh whose axis `axis` shards the environments."""
@@ -222,10 +206,12 @@ class ReplayBuffer:
         state = ReplayState(rows, idx)
         if source.sequence is None:
             batch = transitions.gather(rows, slot, column, source.n_step, self.storage.frame_stack)
-            batch = batch.replace(weight=batch.weight & (info.probability > 0.0), sample_info=info)
+            batch = batch.replace(weight=batch.weight & (chance > 0.0))
         else:
             initial = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (slot.shape[0], *x.shape)), self.initial_carry)
-            batch = sequences.gather(rows, slot, column, info, initial, source.sequence, self.storage.frame_stack)
+            drawn = slot, column, chance > 0.0
+            batch = sequences.gather(rows, *drawn, initial, source.sequence, self.storage.frame_stack)
+        batch = batch.replace(sample_info=info)
         if mine is not None:
             batch = batches.deliver(batch, mine, self.replicas)
         info = batch.sample_info
@@ -247,7 +233,7 @@ class ReplayBuffer:
         here = jnp.arange(shards, dtype=jnp.int32)
         shard = self.replicas.first_shard + here
         if index.dense(source):
-            position, held = uniform.draw(rows, key, shard, count, self.lookback, self.lookahead, self.shards)
+            position, held = uniform.draw(rows, key, shard, count, self.lookback, source.lookahead, self.shards)
             idx = index.count_draws(idx, position, held)
             of_each = jnp.maximum(idx.drawable, 1).astype(jnp.float32)[:, None] * self.shards
             if rows.parts is not None:
@@ -324,7 +310,8 @@ class ReplayBuffer:
             if sequence.end != "continue":
                 inside = sequences.lengths(rows.take_all(rows.rows.first, slot), sequence.rows)
             per_row, counts = (rows.take_all(x, slot) for x in (rows.rows.extras[insertion], rows.rows.weight))
-            priority = sequences.mixed_priority(per_row, counts, inside, sequence, _eta(self.source))
+            assert isinstance(self.source.sampler, Prioritized), "only it has priorities at insertion"
+            priority = sequences.mixed_priority(per_row, counts, inside, sequence, self.source.sampler.eta)
         return begun, priority
 
     def _expiring(self, idx: Index, before: Ring) -> jax.Array:
@@ -341,7 +328,7 @@ class ReplayBuffer:
 
     def _inserted(self, idx: Index, after: Ring, expired: jax.Array) -> Index:
         """Return the index after a write to the ring, with the new items and without the removed ones."""
-        length, ahead, back = self.rollout_length, self.lookahead, self.lookback
+        length, ahead, back = self.rollout_length, self.source.lookahead, self.lookback
         shards = idx.drawable.shape[0]
         columns = after.columns // shards
         written = (after.cursor - length) % after.slots

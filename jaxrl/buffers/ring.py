@@ -122,14 +122,12 @@ def partition(axis: str, episode_steps: bool, parts: bool = False, on_host: bool
     With `on_host`, those of observations and recurrent states are `HostMemory`.
     """
     columns: PyTree = PartitionSpec(axis)
-    if on_host:
-        large, rows = HostMemory(columns), Trajectory(*[columns] * len(dataclasses.fields(Trajectory)))
-        steps: PyTree = columns if episode_steps else None
-        counts: list[PyTree] = [PartitionSpec()] * 3
-        return Ring(rows.replace(observation=large), large, steps, *counts)
     everywhere: PyTree = PartitionSpec()
+    large: PyTree = HostMemory(columns) if on_host else columns
+    rows = Trajectory(*[columns] * len(dataclasses.fields(Trajectory))).replace(observation=large)
+    steps = columns if episode_steps else None
     divided = Parts(columns, columns, columns, everywhere) if parts else None
-    return Ring(columns, columns, columns if episode_steps else None, everywhere, everywhere, everywhere, divided)
+    return Ring(rows, large, steps, everywhere, everywhere, everywhere, divided)
 
 
 def add(ring: Ring, rows: Trajectory, carry: PyTree) -> Ring:

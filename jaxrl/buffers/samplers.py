@@ -56,16 +56,16 @@ def draw(
     total = jnp.sum(levels[-1][tree[0]])
 
     def weighted():
-        position = sum_tree.draw_in(levels, tree, uniform)
+        position = sum_tree.draw(levels, tree, uniform)
         return position, levels[0][tree, position] / total
 
-    def alike():
+    def uniformly():
         counts = jnp.cumsum((priority[tree[0]] >= 0.0).astype(jnp.int32), dtype=jnp.int32)
         number = (uniform[0, 0] * counts[-1].astype(jnp.float32)).astype(jnp.int32)
         position = jnp.argmax(counts > jnp.minimum(number, counts[-1] - 1)).astype(jnp.int32)
         return position[None], 1.0 / counts[-1].astype(jnp.float32)[None]
 
-    position, chance = usual_or((total > 0.0) | (items[0] == 0), weighted, alike)
+    position, chance = usual_or((total > 0.0) | (items[0] == 0), weighted, uniformly)
     return position, jnp.where(items > 0, chance, 0.0)
 
 

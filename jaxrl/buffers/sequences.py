@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxrl.buffers import frames
 from jaxrl.buffers.ring import Ring
 from jaxrl.core.sources import FrameStack, Sequence
-from jaxrl.core.types import Carry, SampleInfo, SequenceBatch, TimeStep
+from jaxrl.core.types import Carry, SequenceBatch, TimeStep
 
 
 def lengths(first: jax.Array, longest: int) -> jax.Array:
@@ -99,7 +99,7 @@ def gather(
     ring: Ring,
     slot: jax.Array,
     column: jax.Array,
-    info: SampleInfo,
+    valid: jax.Array,
     initial: Carry,
     sequence: Sequence,
     frame_stack: FrameStack | None,
@@ -109,15 +109,15 @@ def gather(
     Args:
       ring: the rows.
       slot, column: of the first rows, int32 [batch].
-      info: the batch's sampling statistics, [batch]; the probability is 0 where nothing was drawn.
+      valid: bool [batch], False where nothing was drawn.
       initial: the carry [batch, ...] if none is stored.
       sequence: the rules.
       frame_stack: frame stacking; None: observations are stored whole.
 
     Returns:
-      A batch with leaves `[sequence.rows, batch, ...]`.
+      A batch with leaves `[sequence.rows, batch, ...]`, whose `sample_info` is None.
     """
-    rows, valid = ring.rows, info.probability > 0.0
+    rows = ring.rows
     offset = jnp.arange(sequence.rows, dtype=jnp.int32)[:, None]
     slots, columns = slot[None] + offset, jnp.broadcast_to(column[None], (sequence.rows, column.shape[0]))
     at = lambda leaves, where: ring.take(leaves, where, columns)  # noqa: E731
@@ -150,7 +150,7 @@ def gather(
     if sequence.stored_carry:
         carry = ring.take_carry(slot, column)
     stretch = stretch.replace(weight=stretch.weight & (offset >= sequence.burn_in))
-    return SequenceBatch(stretch, timesteps, belongs, carry, info, sequence.burn_in)
+    return SequenceBatch(stretch, timesteps, belongs, carry, None, sequence.burn_in)
 
 
 def _where(mask, x):

@@ -1,7 +1,5 @@
 """Checks that trees to be stored match, leaf by leaf, the trees that the storage was built for."""
 
-from typing import Any
-
 import jax
 
 from jaxrl.core.errors import ConfigError
@@ -16,18 +14,12 @@ def problems(expected: PyTree, actual: PyTree, leading: int = 0) -> list[str]:
       actual: likewise.
       leading: number of leading axes whose lengths may differ.
     """
-    required, found = _by_path(expected), _by_path(actual)
-    lines = []
-    for path in sorted(required.keys() | found.keys()):
-        if path not in found:
-            lines.append(f"{path} is missing; expected {_described(required[path], leading)}")
-        elif path not in required:
-            lines.append(f"{path} is not expected; it is {_described(found[path], leading)}")
-        elif _described(required[path], leading) != _described(found[path], leading):
-            lines.append(
-                f"{path} is {_described(found[path], leading)}; expected {_described(required[path], leading)}"
-            )
-    return lines
+    required, found = (_by_path(tree, leading) for tree in (expected, actual))
+    return [
+        f"{path} is {found.get(path, 'missing')}; expected {required.get(path, 'nothing')}"
+        for path in sorted(required.keys() | found.keys())
+        if required.get(path) != found.get(path)
+    ]
 
 
 def check(expected: PyTree, actual: PyTree, what: str, leading: int = 0) -> None:
@@ -45,10 +37,10 @@ def check(expected: PyTree, actual: PyTree, what: str, leading: int = 0) -> None
         raise ConfigError([f"{what}: {line}" for line in lines])
 
 
-def _by_path(tree: PyTree) -> dict[str, Any]:
-    return {jax.tree_util.keystr(path).lstrip("."): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
-
-
-def _described(leaf: Any, leading: int) -> str:
-    shape = ["..."] * min(leading, 1) + [str(n) for n in leaf.shape[leading:]]
-    return f"{leaf.dtype}[{', '.join(shape)}]"
+def _by_path(tree: PyTree, leading: int) -> dict[str, str]:
+    """Return the type and shape of each leaf of a tree, by its path."""
+    found = {}
+    for path, leaf in jax.tree.leaves_with_path(tree):
+        shape = ["..."] * min(leading, 1) + [str(n) for n in leaf.shape[leading:]]
+        found[jax.tree_util.keystr(path).lstrip(".")] = f"{leaf.dtype}[{', '.join(shape)}]"
+    return found

@@ -32,32 +32,11 @@ def zeros(size: int, dtype: Any = jnp.float32) -> Levels:
     return tuple(jnp.zeros(width, dtype) for width in widths(size))
 
 
-def total(levels: Levels) -> jax.Array:
-    """Return the sum of all weights, a scalar."""
-    return jnp.sum(levels[-1])
-
-
-def put(levels: Levels, position: jax.Array, weight: jax.Array) -> Levels:
-    """Set weights at any positions.
-
-    Args:
-      levels: levels of one tree.
-      position: int32 [k]; equal positions must have equal weights; `NOWHERE` is dropped.
-      weight: float32 [k], finite and >= 0.
-    """
-    changed = [levels[0].at[position].set(weight, mode="drop", wrap_negative_indices=False)]
-    for level in levels[1:]:
-        position = position // FAN
-        sums = jnp.sum(_blocks(changed[-1], position), axis=-1, dtype=level.dtype)
-        changed.append(level.at[position].set(sums, mode="drop", wrap_negative_indices=False))
-    return tuple(changed)
-
-
 def put_range(levels: Levels, start: jax.Array, weight: jax.Array, size: int) -> Levels:
-    """Set the weights at `start`, `start + 1`, ... modulo `size`; cheaper than `put` for a range.
+    """Set the weights of one tree at `start`, `start + 1`, ... modulo `size`; cheaper than `put` for a range.
 
     Args:
-      levels: levels of one tree over `size` weights.
+      levels: levels of the tree over `size` weights.
       start: int32, in [0, size).
       weight: float32 [k], k <= size.
       size: static.
@@ -76,8 +55,15 @@ def put_range(levels: Levels, start: jax.Array, weight: jax.Array, size: int) ->
     return tuple(changed)
 
 
-def put_in(levels: Levels, tree: jax.Array, position: jax.Array, weight: jax.Array) -> Levels:
-    """Set weights as `put` does, in several trees: levels [trees, ...], tree int32 [k]."""
+def put(levels: Levels, tree: jax.Array, position: jax.Array, weight: jax.Array) -> Levels:
+    """Set weights at any positions of several trees.
+
+    Args:
+      levels: levels of all trees, [trees, ...].
+      tree: int32 [k].
+      position: int32 [k] in these trees; equal positions must have equal weights; `NOWHERE` is dropped.
+      weight: float32 [k], finite and >= 0.
+    """
     changed = [levels[0].at[tree, position].set(weight, mode="drop", wrap_negative_indices=False)]
     for level in levels[1:]:
         position = position // FAN
@@ -88,30 +74,22 @@ def put_in(levels: Levels, tree: jax.Array, position: jax.Array, weight: jax.Arr
     return tuple(changed)
 
 
-def draw_in(levels: Levels, tree: jax.Array, uniform: jax.Array) -> jax.Array:
-    """Draw as `draw` does, from several trees: levels [trees, ...], the tree of each draw int32 [k]."""
-    position = choose(levels[-1][tree], uniform[-1])
-    for level, u in zip(levels[-2::-1], uniform[-2::-1], strict=True):
-        blocks = level.reshape(level.shape[0], -1, FAN)
-        block = blocks.at[tree, position].get(mode="promise_in_bounds", wrap_negative_indices=False)
-        position = position * FAN + choose(block, u)
-    return position
-
-
-def draw(levels: Levels, uniform: jax.Array) -> jax.Array:
+def draw(levels: Levels, tree: jax.Array, uniform: jax.Array) -> jax.Array:
     """Draw positions with probability proportional to their weights; never one of weight 0 unless all weights are 0.
 
     Args:
-      levels: levels of one tree.
+      levels: levels of all trees, [trees, ...].
+      tree: int32 [k], the tree of each draw.
       uniform: float32 [len(levels), k] in [0, 1); the last row chooses on the last level, so stratifying it spreads
         the draws evenly over the tree.
 
     Returns:
       int32 [k].
     """
-    position = choose(levels[-1][None], uniform[-1])
+    position = choose(levels[-1][tree], uniform[-1])
     for level, u in zip(levels[-2::-1], uniform[-2::-1], strict=True):
-        block = level.reshape(-1, FAN).at[position].get(mode="promise_in_bounds", wrap_negative_indices=False)
+        blocks = level.reshape(level.shape[0], -1, FAN)
+        block = blocks.at[tree, position].get(mode="promise_in_bounds", wrap_negative_indices=False)
         position = position * FAN + choose(block, u)
     return position
 

@@ -7,7 +7,6 @@ neither cost.
 """
 
 import dataclasses
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ from flax import struct
 from jax.sharding import PartitionSpec
 
 from jaxrl.buffers import index, ring, samplers, sequences, transitions
-from jaxrl.buffers.batches import Batch, drawn_statistics, importance
+from jaxrl.buffers.batches import Batch, drawn_statistics, importance, map_items
 from jaxrl.buffers.item_table import Key, Table, TableState
 from jaxrl.buffers.replay import ReplayBuffer, ReplayState
 from jaxrl.buffers.ring import Ring
@@ -83,7 +82,7 @@ class TableReplay:
 
     def init(self, rows: Trajectory, carry: PyTree) -> ReplayState:
         rules, length, shards = self.rules, self.rules.rollout_length, self.rules.shards
-        slots = -(-(rules.lookback + length + rules.lookahead) // length) * length
+        slots = -(-(rules.lookback + length + rules.source.lookahead) // length) * length
         # A ring with only the rows of the next items.
         short = dataclasses.replace(rules.storage, capacity=slots * rules.num_envs)
         recent = dataclasses.replace(rules, storage=short).init(rows, carry).ring
@@ -109,7 +108,7 @@ class TableReplay:
     def add(self, state: ReplayState, rows: Trajectory, carry: PyTree) -> ReplayState:
         """Store one rollout, rows `[T, B, ...]`, and insert the items that it completes, oldest first."""
         rules, idx, shards = self.rules, state.index, self.rules.replicas.shards
-        length, ahead = rules.rollout_length, rules.lookahead
+        length, ahead = rules.rollout_length, rules.source.lookahead
         recent = ring.add(state.ring.recent, rules.storage.select(rows), carry if rules.storage.carries else ())
         start = recent.cursor - length - ahead
         exists = (length + ahead - jnp.arange(length, dtype=jnp.int32) <= recent.filled)[:, None]
@@ -121,14 +120,8 @@ class TableReplay:
         stamp = jnp.broadcast_to(idx.updates, slot.shape)
         item = item.replace(column=before + item.column, step=recent.step_at(slot), stamp=stamp)
         tables, _ = jax.vmap(self._table.insert)(idx.tables.replace(items=state.ring.items), item, priority)
-        bad = ~samplers.acceptable(priority) & (priority != samplers.ABSENT)
-        fine = jnp.where(samplers.acceptable(priority), priority, 0.0)
-        idx = idx.replace(
-            tables=tables.replace(items=()),
-            largest=jnp.maximum(idx.largest, jnp.max(fine, axis=1)),
-            refused=idx.refused + jnp.sum(bad.astype(jnp.int32), axis=1, dtype=jnp.int32),
-            inserted=idx.inserted.add(length * rules.num_envs),
-        )
+        idx = _noted(idx, priority, priority != samplers.ABSENT)
+        idx = idx.replace(tables=tables.replace(items=()), inserted=idx.inserted.add(length * rules.num_envs))
         return ReplayState(TableRows(recent, tables.items), idx)
 
     def _made(self, recent: Ring, start: jax.Array, position: jax.Array) -> tuple[Item, jax.Array]:
@@ -148,10 +141,13 @@ class TableReplay:
         else:
             count = where[0].shape[0]
             initial = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (count, *x.shape)), self.rules.initial_carry)
-            drawn = _sample_info(jnp.ones(count, jnp.float32))
             whole = dataclasses.replace(source.sequence, length=source.sequence.rows, burn_in=0)
-            batch = sequences.gather(recent, *where, drawn, initial, whole, stack).replace(sample_info=None)
-        batch = _by_item(batch, lambda axis: lambda x: jnp.moveaxis(x, axis, 0).reshape(*slot.shape, *_rest(x, axis)))
+            batch = sequences.gather(recent, *where, jnp.ones(count, bool), initial, whole, stack)
+
+        def items_first(axis):
+            return lambda x: jnp.moveaxis(x, axis, 0).reshape(*slot.shape, *x.shape[:axis], *x.shape[axis + 1 :])
+
+        batch = map_items(items_first, batch)
         step, stamp = jnp.zeros(slot.shape, jnp.uint32), jnp.zeros(slot.shape, jnp.int32)
         return Item(batch, column, step, truncated, stamp), slot
 
@@ -181,7 +177,7 @@ class TableReplay:
             age_updates=idx.updates - drawn.items.stamp,
             times_sampled=drawn.times_sampled,
         )
-        batch = _by_item(drawn.items.batch, lambda axis: lambda x: jnp.moveaxis(x, 0, axis))
+        batch = map_items(lambda axis: lambda x: jnp.moveaxis(x, 0, axis), drawn.items.batch)
         if isinstance(batch, TransitionBatch):
             batch = batch.replace(weight=batch.weight & drawn.held)
         else:
@@ -204,13 +200,8 @@ class TableReplay:
         key, priority, drawn = jax.tree.map(
             lambda x: x.reshape(shards, -1), (key, priorities.astype(jnp.float32), info.probability > 0.0)
         )
-        fine = samplers.acceptable(priority)
-        idx = idx.replace(
-            tables=jax.vmap(self._table.update_priorities)(idx.tables, key, priority),
-            largest=jnp.maximum(idx.largest, jnp.max(jnp.where(fine & drawn, priority, 0.0), axis=1)),
-            refused=idx.refused + jnp.sum((drawn & ~fine).astype(jnp.int32), axis=1, dtype=jnp.int32),
-        )
-        return state.replace(index=idx)
+        tables = jax.vmap(self._table.update_priorities)(idx.tables, key, priority)
+        return state.replace(index=_noted(idx, priority, drawn).replace(tables=tables))
 
     def statistics(self, state: ReplayState, info: SampleInfo) -> Metrics:
         idx, replicas = state.index, self.rules.replicas
@@ -220,20 +211,10 @@ class TableReplay:
         }
 
 
-def _sample_info(chance: jax.Array) -> SampleInfo:
-    """Return placeholder statistics with this probability, the only field that `sequences.gather` reads."""
-    none, steps = jnp.zeros(chance.shape, jnp.int32), jnp.zeros(chance.shape, jnp.uint32)
-    return SampleInfo(none, steps, chance, chance, chance, none, none, none)
-
-
-def _by_item(batch: Batch, change: Callable[[int], Callable[[jax.Array], jax.Array]]) -> Batch:
-    """Map every leaf of a batch by `change(axis)`, where `axis` is the axis of the items."""
-    if isinstance(batch, TransitionBatch):
-        return jax.tree.map(change(0), batch)
-    over_time = {name: jax.tree.map(change(1), getattr(batch, name)) for name in ("rows", "timesteps", "mask")}
-    return batch.replace(**over_time, carry=jax.tree.map(change(0), batch.carry))
-
-
-def _rest(x: jax.Array, axis: int) -> tuple[int, ...]:
-    """Return the shape of `x` without the axis."""
-    return (*x.shape[:axis], *x.shape[axis + 1 :])
+def _noted(idx: TableIndex, priority: jax.Array, counts: jax.Array) -> TableIndex:
+    """Return the index after new priorities [shards, k], of which those that count [shards, k] are noted."""
+    fine = samplers.acceptable(priority)
+    return idx.replace(
+        largest=jnp.maximum(idx.largest, jnp.max(jnp.where(fine & counts, priority, 0.0), axis=1)),
+        refused=idx.refused + jnp.sum((counts & ~fine).astype(jnp.int32), axis=1, dtype=jnp.int32),
+    )

@@ -9,11 +9,6 @@ from jaxrl.core.sources import FrameStack
 from jaxrl.core.types import TransitionBatch
 
 
-def eligible(ring: Ring, slot: jax.Array, column: jax.Array) -> jax.Array:
-    """Return whether a transition may begin at rows, bool [...]; their next rows must be stored."""
-    return ring.take(ring.rows.weight, slot, column)
-
-
 def gather(
     ring: Ring, slot: jax.Array, column: jax.Array, n_step: int, frame_stack: FrameStack | None
 ) -> TransitionBatch:
@@ -29,7 +24,7 @@ def gather(
       A batch with leaves `[batch, ...]`, whose `sample_info` is None.
     """
     rows = ring.rows
-    alive = weight = eligible(ring, slot, column)
+    alive = weight = ring.take(rows.weight, slot, column)
     rewards, steps = [], jnp.zeros(slot.shape, jnp.int32)
     bootstrap = jnp.ones(slot.shape, bool if rows.discount is None else jnp.float32)
     for k in range(n_step):

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 
-from jaxrl.buffers import transitions
 from jaxrl.buffers.ring import Ring
 
 _TRIES = 4
@@ -44,7 +43,8 @@ def draw(
     number = below(jnp.stack(words, axis=1), room * columns)
     slot = (ring.cursor - ring.filled + oldest + number // columns) % ring.slots
     here = jnp.arange(shard.shape[0], dtype=jnp.int32)[:, None, None]
-    counts = transitions.eligible(ring, slot, here * columns + number % columns) & (ring.filled > lookahead + oldest)
+    weight = ring.take(ring.rows.weight, slot, here * columns + number % columns)
+    counts = weight & (ring.filled > lookahead + oldest)
     first = jnp.argmax(counts, axis=1, keepdims=True)
     position = jnp.take_along_axis(slot * columns + number % columns, first, axis=1)[:, 0]
     return position, jnp.any(counts, axis=1)

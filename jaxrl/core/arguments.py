@@ -5,15 +5,23 @@ import inspect
 import os
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.limits import count_problems, describe, number_problems, problem, seed_problems, whole
+from jaxrl.core.limits import count_problems, number_problems, seed_problems, whole
 
 Limits = Mapping[str, float]
 SEEDS = ("seed", "search_seed")  # only integers: floats cannot represent large ones
+_WORDS = {
+    bool: "True or False",
+    float: "a number",
+    int: "a whole number",
+    os.PathLike: "a path",
+    Path: "a path",
+    str: "a string",
+}
 
 
 def members(annotation: Any) -> tuple[Any, ...]:
@@ -29,15 +37,29 @@ def is_whole(annotation: Any) -> bool:
 def whole_arguments[**P, R](function: Callable[P, R]) -> Callable[P, R]:
     """Let a function's integer arguments be whole numbers of any type: `total_steps=1e6`, `seed=np.int64(3)`."""
     parameters = inspect.signature(function).parameters
-    order = list(parameters)
-    counts = {name for name, p in parameters.items() if is_whole(p.annotation) and name not in SEEDS}
+    counts = {name: whole for name, p in parameters.items() if is_whole(p.annotation) and name not in SEEDS}
+    return converting(function, list(parameters), counts)
+
+
+def converting[**P, R](
+    function: Callable[P, R], order: Sequence[str], converters: Mapping[str, Callable[[Any], Any]]
+) -> Callable[P, R]:
+    """Convert arguments of a function before it is called.
+
+    Args:
+      function: the function.
+      order: names of its arguments, in order.
+      converters: by argument; other arguments are passed unchanged.
+    """
+
+    def converted(name, value):
+        return converters[name](value) if name in converters else value
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        positional = [whole(x) if name in counts else x for name, x in zip(order, args, strict=False)]
-        named = {name: whole(x) if name in counts else x for name, x in kwargs.items()}
+        named = {name: converted(name, value) for name, value in kwargs.items()}
         # The arguments have the function's names, in its order.
-        return function(*positional, *args[len(positional) :], **named)  # ty: ignore[invalid-argument-type]
+        return function(*map(converted, order, args), *args[len(order) :], **named)  # ty: ignore[invalid-argument-type]
 
     return call
 
@@ -78,30 +100,16 @@ def checked[**P, R](**limits: Limits) -> Callable[[Callable[P, R]], Callable[P, 
 
 def _problems(name: str, annotation: Any, value: Any, limits: Limits) -> list[str]:
     allowed = members(annotation)
-    if value is None and types.NoneType in allowed:
-        return []
     kinds = [kind for kind in allowed if kind is not types.NoneType]
-    if kinds == [int]:
-        if name in SEEDS:
-            return seed_problems(name, value)
-        number = whole(value)
-        if number is None:
-            return [f"{name}=None must be a whole number"]
-        if problems := count_problems(**{name: (number, -(2**63))}):
-            return problems
-        return (
-            []
-            if problem(number, limits) is None
-            else [f"{name}={number} must be {describe(limits) or 'less than 2^63'}"]
-        )
-    if kinds == [float]:
-        return number_problems(name, value, limits)
-    if kinds == [bool]:
-        return [] if isinstance(value, bool) else [f"{name}={value!r:.80} must be True or False"]
-    if kinds == [str]:
-        return [] if isinstance(value, str) else [f"{name}={value!r:.80} must be a string"]
     if Any in kinds or not all(isinstance(kind, type) and not getattr(kind, "_is_protocol", False) for kind in kinds):
         return []
-    allowed = tuple({*kinds, os.PathLike} if Path in kinds else kinds)
-    names = "a path" if Path in kinds or os.PathLike in kinds else " or ".join(kind.__name__ for kind in kinds)
-    return [] if isinstance(value, allowed) else [f"{name}={value!r:.80} must be {names}"]
+    if kinds == [int] and name in SEEDS and value is not None:
+        return seed_problems(name, value)
+    if kinds == [int] and value is not None:
+        number = whole(value)
+        return count_problems(**{name: (number, -(2**63))}) or number_problems(name, number, limits)
+    if kinds == [float] and value is not None:
+        return number_problems(name, value, limits)
+    if isinstance(value, (*allowed, *(os.PathLike for kind in kinds if kind is Path))):
+        return []
+    return [f"{name}={value!r:.80} must be {' or '.join(_WORDS.get(kind, kind.__name__) for kind in kinds)}"]

@@ -95,9 +95,9 @@ def decode_fields(cls: Any, fields: Mapping[str, Any], **overrides: Any) -> Any:
         raise ConfigError(f"{registry.name_of(cls) or cls!r} is not a dataclass, so it cannot be created from a file")
     known = {field.name for field in dataclasses.fields(cls)}
     older = {field.name: field.metadata[BEFORE] for field in dataclasses.fields(cls) if BEFORE in field.metadata}
-    # A null field of an earlier version has no effect.
+    # Null values of removed fields are ignored.
     values = {name: decode(item) for name, item in fields.items() if name in known or item is not None}
-    # Neither has a number that was a switch in an earlier version and was off, if its default is 0.
+    # A number with the default 0 may have been a switch in an earlier version; False was off.
     off = {field.name for field in dataclasses.fields(cls) if type(field.default) is int and field.default == 0}
     values = {name: 0 if item is False and name in off else item for name, item in values.items()}
     return build(cls, older | values | overrides)
@@ -116,7 +116,7 @@ def build(cls: Any, values: Mapping[str, Any]) -> Any:
     hints = _hints(cls)
     for field, item in values.items():
         if not _fits(item, hints.get(field, Any)):
-            raise ConfigError(f"{name} cannot have {field}={_short_repr(item)}")
+            raise ConfigError(f"{name} cannot have {field}={item!r:.80}")
     if not cls.__dataclass_params__.init:  # its __init__ does not take its fields
         if lacking := sorted(known - set(values)):
             raise ConfigError(f"{name} lacks {', '.join(lacking)}")
@@ -150,17 +150,6 @@ def check_sizes(config: Any) -> None:
             waiting += (item for item in value if isinstance(item, list | dict))
         if total > _MOST_NUMBERS:
             raise ValueError(f"its arrays and spaces have more than {_MOST_NUMBERS:,} numbers in total")
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested mappings into one with dotted names."""
-    flat: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{prefix}{name}.")
-        else:
-            flat[f"{prefix}{name}"] = value
-    return flat
 
 
 def _encode_array(array):
@@ -206,12 +195,12 @@ def _decode_items(pairs):
 def _decode_array(array, shape, dtype):
     kind = _dtype(dtype)
     if not isinstance(shape, list) or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape):
-        raise ConfigError(f"an array in a configuration has the invalid shape {_short_repr(shape)}")
+        raise ConfigError(f"an array in a configuration has the invalid shape {shape!r:.80}")
     bounded = is_bounded_shape(shape)
     size = math.prod(shape) if bounded else 0
     if not bounded or not isinstance(array, list) or len(array) not in (1, size):
-        many = len(array) if isinstance(array, list) else _short_repr(array)
-        raise ConfigError(f"an array in a configuration with shape {_short_repr(shape)} has {many} values")
+        found = f"{len(array)} values" if isinstance(array, list) else f"the values {array!r:.80}"
+        raise ConfigError(f"an array in a configuration with shape {shape!r:.80} has {found}")
     try:
         values = np.asarray([_decode(item) for item in array], kind)
         return np.broadcast_to(values, (size,)).reshape(shape)  # a single number is not expanded in memory
@@ -225,7 +214,7 @@ def _dtype(name):
     except TypeError:
         dtype = None
     if dtype is None or dtype.kind not in _NUMBERS or dtype.itemsize > 8:
-        raise ConfigError(f"a configuration cannot have the dtype {_short_repr(name)}")
+        raise ConfigError(f"a configuration cannot have the dtype {name!r:.80}")
     return dtype
 
 
@@ -251,30 +240,15 @@ def _fits(value: Any, hint: Any) -> bool:
         if len(arguments) == 2 and arguments[1] is Ellipsis:
             return isinstance(value, tuple) and all(_fits(item, arguments[0]) for item in value)
         return isinstance(value, tuple) and len(value) == len(arguments) and all(map(_fits, value, arguments))
-    if origin in (dict, Mapping):
-        return isinstance(value, dict)
-    if origin is not None:  # a function, or a generic class
-        return callable(value) if origin is typing.get_origin(typing.Callable[..., Any]) else isinstance(value, origin)
-    if hint is None:
-        return value is None
+    if origin is not None:  # a function, a dictionary or a generic class
+        return isinstance(value, origin)
     if hint is float:
         return isinstance(value, (int, float, np.floating)) and not isinstance(value, bool)
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     if hint is jax.Array:
         return isinstance(value, (np.ndarray, np.generic))
-    return isinstance(value, hint) if isinstance(hint, type) and _supports_isinstance(hint) else True
-
-
-def _supports_isinstance(hint):
-    """Return whether `isinstance` accepts a type; protocols without `runtime_checkable` are not accepted."""
     try:
-        isinstance(None, hint)
-    except TypeError:
-        return False
-    return True
-
-
-def _short_repr(value):
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."
+        return isinstance(value, hint)
+    except TypeError:  # not a class, or a protocol without `runtime_checkable`
+        return True

@@ -54,9 +54,8 @@ def own() -> None:
         os.register_at_fork(after_in_child=_disown)
         atexit.register(_end)  # first, so that it runs last
     signal.set_wakeup_fd(_pipe[1], warn_on_full_buffer=False)
-    for number in ENDING:
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, _note)
+    for number in _handled():
+        signal.signal(number, _note)
     unblock()
 
 
@@ -103,9 +102,8 @@ def receiving(receive: Callable[[int], None]) -> Generator[None]:
     else:
         before: dict[int, Any] = {}
         try:
-            for number in ENDING:
-                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-                    before[number] = signal.signal(number, lambda number, _: receive(number))
+            for number in _handled():
+                before[number] = signal.signal(number, lambda number, _: receive(number))
             yield
         finally:
             for number, handler in before.items():
@@ -161,6 +159,11 @@ def returned(code: int) -> int:
             _flush()
             _exit_after(_LAST, code)
     return code
+
+
+def _handled() -> list[int]:
+    """Return the signals to handle: all of `ENDING`, except SIGHUP under `nohup`."""
+    return [number for number in ENDING if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
 
 
 def _note(number: int, _: FrameType | None) -> None:

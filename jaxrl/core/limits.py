@@ -11,6 +11,8 @@ _SMALLEST, _TOO_LARGE = (
     2.0**-126,
     2.0**128 - 2.0**103,
 )  # magnitudes; XLA treats smaller ones as 0, larger ones as inf
+_LEAST_STD = 1e-6  # as in brax's normalizer
+_LEAST_RELATIVE_STD = 2.0**-19  # of the mean's magnitude: 16 to 32 steps between float32 numbers
 WORDS = {"low": "at least", "above": "more than", "high": "at most", "below": "less than"}
 
 # Minimum values of a training's counts, in Python and on the command line.
@@ -66,6 +68,19 @@ def odd_discounts(discount: Any) -> Any:
       discount: array of NumPy or JAX, float32.
     """
     return ~((discount != 0) & (abs(discount) <= 1))
+
+
+def varies(mean: Any, std: Any, least: float = _LEAST_STD) -> Any:
+    """Return whether values with these moments vary by more than rounding, elementwise.
+
+    Dividing values that hardly vary by their deviation would turn rounding differences of another simulator, or of the
+    environment behind a dataset, into many deviations. A pressure of 101325 +- 3 Pa varies by 400 steps of float32.
+
+    Args:
+      mean, std: NumPy or JAX arrays of the same shape.
+      least: standard deviation up to which values count as constant, for any mean.
+    """
+    return (std > least) & (std > _LEAST_RELATIVE_STD * abs(mean))
 
 
 def whole(value: Any) -> Any:

@@ -5,7 +5,7 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import HasSpaces
 
 
-def space_problems(here: HasSpaces, there: HasSpaces, said: str) -> list[str]:
+def space_problems(here: HasSpaces, there: HasSpaces, description: str) -> list[str]:
     """Return a line for each space whose elements differ in shape, dtype, names or number of actions.
 
     Bounds of boxes may differ, since they depend on physical parameters and time limits, and a policy's output does not
@@ -14,13 +14,13 @@ def space_problems(here: HasSpaces, there: HasSpaces, said: str) -> list[str]:
     Args:
       here: the spaces to check.
       there: the spaces that they must match.
-      said: description of `there`, for the messages: "the policy was trained on".
+      description: beginning of the sentence about `there`, for the messages: "the policy was trained on".
     """
     problems = []
     for what in ("observation_space", "action_space"):
         one, other = getattr(here, what), getattr(there, what)
         if spaces.form(one) != spaces.form(other):
-            problems.append(f"{here.name} has the {what} {one}, but {said} {other}")
+            problems.append(f"{here.name} has the {what} {one}, but {description} {other}")
     return problems
 
 

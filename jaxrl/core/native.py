@@ -62,7 +62,7 @@ def writer(space: spaces.Space, native: Sequence[Native]) -> Callable[[Any], Any
       space: our action space.
       native: the environment's native spaces, one for every leaf.
     """
-    return _over_parts(space, list(native), _leaf_writer)
+    return _over_parts(space, iter(native), _leaf_writer)
 
 
 def reader(space: spaces.Space, native: Sequence[Native], where: str) -> Callable[[Any], Any]:
@@ -75,7 +75,7 @@ def reader(space: spaces.Space, native: Sequence[Native], where: str) -> Callabl
       native: the environment's native spaces, one for every leaf.
       where: the environment's name, for errors.
     """
-    read = _over_parts(space, list(native), lambda leaf, own: _leaf_reader(leaf, own, where))
+    read = _over_parts(space, iter(native), lambda leaf, own: _leaf_reader(leaf, own, where))
     return (lambda x: read(named_parts(space, x))) if isinstance(space, spaces.Composite) else read
 
 
@@ -99,13 +99,16 @@ def named_parts(space: spaces.Space, x: Any) -> Any:
 
 
 def _over_parts(space, native, of_leaf):
+    """Return the function of an element that applies `of_leaf(leaf, native)` to each of its arrays.
+
+    Args:
+      space: our space.
+      native: iterator over the native spaces, one for every leaf.
+      of_leaf: returns the function of one array.
+    """
     if not isinstance(space, spaces.Composite):
-        return of_leaf(space, native[0])
-    parts = []
-    for key, child in space.items:
-        count = len(spaces.leaves(child))
-        parts.append((key, _over_parts(child, native[:count], of_leaf)))
-        native = native[count:]
+        return of_leaf(space, next(native))
+    parts = [(key, _over_parts(child, native, of_leaf)) for key, child in space.items]
     if isinstance(space, spaces.Tuple):
         return lambda x: tuple(function(x[key]) for key, function in parts)
     return lambda x: {key: function(x[key]) for key, function in parts}
@@ -171,7 +174,8 @@ def _integers(x: Any, dtype: Any, start: Any, low: Any, high: Any, where: str) -
     within = (counted >= low) & (counted <= high)  # False for NaN
     if not within.all() or (x.dtype.kind == "f" and (counted % 1).any()):
         raise EnvironmentContractError(
-            f"{where} returns the observation {np.array2string(x, threshold=8)}, outside its space or not whole"
+            f"{where} returns the observation {np.array2string(x, threshold=8)}, which is outside its space or not "
+            "of whole numbers"
         )
     return counted.astype(dtype)
 

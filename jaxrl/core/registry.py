@@ -52,7 +52,7 @@ _HOW = (
 
 
 def add(kind: str, *classes: type, **named: type) -> None:
-    """Register jaxrl's own classes under their lower-case names or keywords, and finish them (`core.settings`).
+    """Register jaxrl's own classes under their lower-case names or keywords, and finish them (`presentation.finish`).
 
     Raises:
       ConfigError: a name is already registered.

@@ -1,6 +1,7 @@
 """Reports of iterations: sums that add over iterations, chunks and devices, and whether all values were finite."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,15 +39,20 @@ class EpisodeSums(struct.PyTreeNode):
         lives = None if self.lives is None or other.lives is None else self.lives + other.lives
         return total.replace(squares=total.squares + between, lives=lives)
 
-    def merged(self, total: Callable[[PyTree], PyTree]) -> "EpisodeSums":
-        """Return the sums over several parts, such as devices; `total` adds arrays, in a tree, over the parts."""
+    def merged(self, total: Callable[[PyTree], PyTree], xp: Any = jnp) -> "EpisodeSums":
+        """Return the sums over several parts, such as devices.
+
+        Args:
+          total: adds the arrays of a tree over the parts.
+          xp: numpy or jax.numpy, the module of these arrays.
+        """
         whole = total(self)
-        between = total(self.count * jnp.square(self._mean() - whole._mean()))
-        lives = None if self.lives is None else self.lives.merged(total)
+        between = total(self.count * xp.square(self._mean(xp) - whole._mean(xp)))
+        lives = None if self.lives is None else self.lives.merged(total, xp)
         return whole.replace(squares=whole.squares + between, lives=lives)
 
-    def _mean(self) -> jax.Array:
-        return self.returns / jnp.maximum(self.count, 1.0)
+    def _mean(self, xp: Any = jnp) -> jax.Array:
+        return self.returns / xp.maximum(self.count, 1.0)
 
     def metrics(self) -> Metrics:
         """Return means over completed episodes, NaN if there are none; if a game has lives, also over lives."""
@@ -156,14 +162,15 @@ def joined(parts: Sequence[tuple[Report, int]]) -> Report:
     # Not every chunk has updates: a learner that samples while actors insert may only store in a chunk.
     names = sorted({name for one in reports for name in one.updates})
     updates = {name: np.sum([one.updates[name] for one in reports if name in one.updates], axis=0) for name in names}
-    whole = _summed([one.replace(broken={}, updates={}) for one in reports]).replace(updates=updates)
+    stacked = jax.tree.map(lambda *xs: np.asarray(xs), *(one.replace(broken={}, updates={}) for one in reports))
+    whole = _summed(stacked).replace(updates=updates)
     actors = {name: _joined_figure(name, [one.actors[name] for one in reports], lengths) for name in whole.actors}
-    episodes = _joined_episodes([one.episodes for one in reports])
+    episodes = stacked.episodes.merged(_summed, np)
     return whole.replace(episodes=episodes, broken=reports[-1].broken, failed_at=reports[-1].failed_at, actors=actors)
 
 
-def _summed(trees):
-    return jax.tree.map(lambda *xs: np.sum(np.asarray(xs), axis=0), *trees)
+def _summed(stacked):
+    return jax.tree.map(lambda x: np.sum(x, axis=0), stacked)
 
 
 def _joined_figure(name, values, lengths):
@@ -173,16 +180,6 @@ def _joined_figure(name, values, lengths):
     if name.endswith("seconds") or name == "failures":
         return np.sum(values)
     return np.average(values, weights=lengths)
-
-
-def _joined_episodes(parts):
-    """Merge like `EpisodeSums.merged`, for parts on the host."""
-    whole = _summed(parts)
-    means = [one.returns / np.maximum(one.count, 1.0) for one in parts]
-    mean = whole.returns / np.maximum(whole.count, 1.0)
-    between = sum(one.count * np.square(its - mean) for one, its in zip(parts, means, strict=True))
-    lives = None if whole.lives is None else _joined_episodes([one.lives for one in parts])
-    return whole.replace(squares=whole.squares + between, lives=lives)
 
 
 def persistent_state(state: RunState) -> dict[str, PyTree]:

@@ -255,7 +255,7 @@ def _mask_of(thread: int) -> Set[int]:
 
 
 def _move(thread: int, cores: Set[int]) -> None:
-    with contextlib.suppress(ProcessLookupError, OSError):
+    with contextlib.suppress(OSError):  # it may have ended
         os.sched_setaffinity(thread, cores)
 
 
@@ -267,9 +267,9 @@ def device_problem() -> str | None:
         jax.devices()
     except Exception as error:  # an empty AssertionError if JAX_PLATFORMS is a platform that is not installed
         platforms = os.environ.get("JAX_PLATFORMS") or jax.config.jax_platforms
-        said = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         return (
-            f"JAX has no device of JAX_PLATFORMS={platforms!s}{': ' if said else ''}{said:.300}; unset it to use "
+            f"JAX has no device of JAX_PLATFORMS={platforms!s}{': ' if reason else ''}{reason:.300}; unset it to use "
             "the available devices, or install the missing packages, for NVIDIA GPUs: pip install 'jaxrl[cuda13]'"
         )
     return None

@@ -148,27 +148,25 @@ def schedule_problems(label: str, value: Any) -> list[str]:
     if not is_schedule(value) or any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)):
         return []
     named = [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(value)]
-    strange = [(part, leaf, what) for part, leaf in named if (what := limits.problem(leaf))]
-    if strange:
-        return [f"{label}{part}={leaf!r:.80} {what}" for part, leaf, what in strange]
-    problems = []
-    if isinstance(value, PiecewiseConstant):
-        if len(value.values) != len(value.boundaries) + 1:
-            problems.append(
-                f"{label} has {len(value.values)} values and {len(value.boundaries)} boundaries; "
-                "it needs one more value than boundaries"
-            )
-        edges = [0.0, *(float(boundary) for boundary in value.boundaries), 1.0]
-        if any(after <= before for before, after in zip(edges, edges[1:], strict=False)):
-            boundaries = ", ".join(f"{edge:g}" for edge in edges[1:-1])
-            problems.append(f"{label}.boundaries={boundaries} must be increasing and between 0 and 1")
-    if hasattr(value, "until") and not 0.0 < float(value.until) <= 1.0:
-        problems.append(f"{label}.until={float(value.until):g} must be more than 0 and at most 1")
-    if isinstance(value, Exponential) and not (float(value.start) > 0.0 and float(value.end) > 0.0):
+    allowed = {".until": {"above": 0, "high": 1}}
+    checked = [(part, leaf, limits.problem(leaf, allowed.get(part))) for part, leaf in named]
+    problems = [f"{label}{part}={leaf!r:.80} {what}" for part, leaf, what in checked if what]
+    if not problems and isinstance(value, Exponential) and min(float(value.start), float(value.end)) <= 0.0:
         problems.append(
             f"{label} is exponential from {float(value.start):g} to {float(value.end):g}; both must be more than 0 "
             "(linear and cosine reach 0)"
         )
+    if problems or not isinstance(value, PiecewiseConstant):
+        return problems
+    if len(value.values) != len(value.boundaries) + 1:
+        problems.append(
+            f"{label} has {len(value.values)} values and {len(value.boundaries)} boundaries; "
+            "it needs one more value than boundaries"
+        )
+    edges = [0.0, *(float(boundary) for boundary in value.boundaries), 1.0]
+    if any(after <= before for before, after in zip(edges, edges[1:], strict=False)):
+        boundaries = ", ".join(f"{edge:g}" for edge in edges[1:-1])
+        problems.append(f"{label}.boundaries={boundaries} must be increasing and between 0 and 1")
     return problems
 
 

@@ -5,11 +5,23 @@ sequences) and the sampler; `jaxrl.buffers` implements it.
 """
 
 import dataclasses
+import typing
 from typing import Any, Literal
 
 from jaxrl.core import registry
 
 _LONGEST_ROLLOUT = 128  # steps per environment, unless `rollout_length` is set
+_LEAST = {  # minimum values of fields
+    "batch_size": 1,
+    "burn_in": 0,
+    "capacity": 1,
+    "frames": 1,
+    "items": 1,
+    "length": 1,
+    "max_times_sampled": 0,
+    "n_step": 1,
+    "period": 1,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,6 +256,11 @@ class Replay:
         """Return the number of transitions to learn from in an item."""
         return 1 if self.sequence is None else max(self.sequence.length - 1, 1)
 
+    @property
+    def lookahead(self) -> int:
+        """Return the number of rows after its first that an item reads."""
+        return self.n_step if self.sequence is None else self.sequence.rows - 1
+
 
 @dataclasses.dataclass(frozen=True)
 class View:
@@ -265,12 +282,7 @@ class View:
 
     def problems(self) -> list[str]:
         """Return why the view is invalid, one line each."""
-        least = {"items": 1, "max_times_sampled": 0} | ({} if self.capacity is None else {"capacity": 1})
-        found = [
-            f"{field}={value!r} must be a whole number of at least {number}"
-            for field, number in least.items()
-            if type(value := getattr(self, field)) is not int or value < number
-        ]
+        found = value_problems(self)
         for field, kinds in (("sampler", Sampler), ("remover", Remover)):
             if not isinstance(rule := getattr(self, field), kinds):
                 found.append(f"{field}={rule!r:.80} is not one of jaxrl.core.sources")
@@ -313,6 +325,27 @@ class Dataset:
 
 
 Source = Rollouts | Episodes | Replay | Dataset
+
+
+def value_problems(settings: Any, prefix: str = "") -> list[str]:
+    """Return which fields of a source, or of its parts, have values that no setup allows, one line each.
+
+    Args:
+      settings: a source, or a part of one.
+      prefix: prefix of the fields' names, for the messages.
+    """
+    found = []
+    for field in dataclasses.fields(settings):
+        value, name, least = getattr(settings, field.name), f"{prefix}{field.name}", _LEAST.get(field.name)
+        choices = typing.get_args(field.type) if typing.get_origin(field.type) is Literal else (value,)
+        if value not in choices:
+            found.append(f"{name}={value!r:.80} must be one of {choices}")
+        if least is not None and value is not field.default and (type(value) is not int or value < least):
+            found.append(f"{name}={value!r:.80} must be a whole number of at least {least}")
+        if dataclasses.is_dataclass(value):
+            found += value_problems(value, f"{name}.")
+    return found
+
 
 registry.add("sampler", Uniform, Prioritized, Fifo, Lifo, MinHeap, MaxHeap)
 registry.add("source", Rollouts, Episodes, Sequence, FrameStack, Replay, View, Dataset)

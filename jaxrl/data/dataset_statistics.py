@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.core.limits import varies as entries_vary
 from jaxrl.core.types import PyTree
-from jaxrl.core.variation import varies as entries_vary
 from jaxrl.data.episodes import Episode, meaningful
 
 Images = Literal["channel", "skip"]
@@ -33,7 +33,7 @@ class Moments:
     max: np.ndarray
 
     def normalize(self, x: Any) -> Any:
-        """Return (x - mean) / std for values `[..., *shape]`; 0 for entries that hardly vary (`core.variation.varies`).
+        """Return (x - mean) / std for values `[..., *shape]`; 0 for entries that hardly vary (`core.limits.varies`).
 
         Integers, bools and half precision become float32, other numbers keep their dtype; JAX arrays are accepted too.
         """

@@ -1,7 +1,6 @@
 """Networks: descriptions of torsos, recurrent cores and heads, and their output distributions."""
 
 import dataclasses
-from functools import partial
 from typing import Any
 
 from jaxrl.core import registry
@@ -114,20 +113,18 @@ def resolve_network(network: Any, spec: EnvSpec, vectors: MLP = MLP()) -> Any:  
     reads only some keys of the observation keeps None: its torso depends on those entries, which may differ by body.
     Policy and value of an `ActorCritic` share one only for images.
     """
+    if not isinstance(network, ActorCritic | Actor | Critic | ModelNetwork | QNetwork):
+        return network
+    keys, space = network.observation_keys, spec.observation_space
     if isinstance(network, ActorCritic):
         keys = network.policy_observation_keys or network.value_observation_keys
-        choose = partial(default_torso, vectors=vectors)
         if network.shared is None:
-            shared = keys is None and network.core_of == "both" and has_images(spec.observation_space)
+            shared = keys is None and network.core_of == "both" and has_images(space)
             network = dataclasses.replace(network, shared=shared)
-    elif isinstance(network, (QNetwork, ModelNetwork, Actor, Critic)):
-        keys = network.observation_keys
-        choose = partial(default_torso, vectors=vectors) if isinstance(network, QNetwork | ModelNetwork) else encoder
-    else:
-        return network
     if network.torso is not None or keys is not None:
         return network
-    return dataclasses.replace(network, torso=choose(spec.observation_space))
+    torso = encoder(space) if isinstance(network, Actor | Critic) else default_torso(space, vectors)
+    return dataclasses.replace(network, torso=torso)
 
 
 registry.add("network", Actor, ActorCritic, Critic, ModelNetwork, QNetwork, WorldModel, ForeignNetwork)

@@ -14,7 +14,7 @@ from jaxrl.networks.cores import Core
 from jaxrl.networks.critic import bounded_size, encoding_body, from_unit
 from jaxrl.networks.distributions import Distribution
 from jaxrl.networks.heads import PolicyHead
-from jaxrl.networks.layers import DenseStack, check_range, dense, freeze
+from jaxrl.networks.layers import DenseStack, check_range, dense
 from jaxrl.networks.torsos import Torso
 
 
@@ -58,13 +58,11 @@ class Actor(Network):
     log_std_range: tuple[float, float] | None = None
 
     def __post_init__(self):
-        freeze(self, "widths")
-        freeze(self, "log_std_range")
-        if self.log_std_range is not None:
-            check_range("Actor.log_std_range", self.log_std_range)
-            if not self.stochastic:
-                raise ConfigError("Actor(stochastic=False) has no standard deviation; leave log_std_range unset")
-        freeze(self, "observation_keys")
+        if self.log_std_range is None:
+            return
+        check_range("Actor.log_std_range", self.log_std_range)
+        if not self.stochastic:
+            raise ConfigError("Actor(stochastic=False) has no standard deviation; leave log_std_range unset")
 
     def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
         return _ActorModule(self, spec, rngs)
@@ -78,7 +76,7 @@ class _ActorModule(nnx.Module):
         size = 0 if discrete else bounded_size(spec.action_space)
         self.space = spec.action_space
         self.stochastic = network.stochastic
-        self.body = encoding_body(network, network.torso, network.observation_keys, spec, rngs)
+        self.body = encoding_body(network, network.torso, spec, rngs)
         self.hidden = DenseStack(
             self.body.features,
             network.widths,

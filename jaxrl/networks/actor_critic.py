@@ -1,8 +1,6 @@
 """Network of the actor-critics: a distribution over actions, and a value."""
 
 import dataclasses
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,7 +12,7 @@ from jaxrl.networks.body import Body, Network, run_module
 from jaxrl.networks.cores import Core
 from jaxrl.networks.distributions import Distribution
 from jaxrl.networks.heads import PolicyHead, ValueHead
-from jaxrl.networks.layers import DenseStack, freeze
+from jaxrl.networks.layers import DeepHead, DenseStack
 from jaxrl.networks.torsos import Torso
 
 
@@ -64,9 +62,6 @@ class ActorCritic(Network):
     head_widths: tuple[int, ...] = ()
 
     def __post_init__(self):
-        freeze(self, "head_widths")
-        freeze(self, "policy_observation_keys")
-        freeze(self, "value_observation_keys")
         if self.core_of not in (both := ("both", "policy", "value")):
             raise unknown("core_of", str(self.core_of), both)
         if self.core_of != "both" and self.core is None:
@@ -90,9 +85,10 @@ class ActorCritic(Network):
         self, params: Params, inputs: NetworkInputs, carry: Carry, *, spec: EnvSpec, model_state: ModelState
     ) -> jax.Array:
         """Return the values `[T, B]` in evaluation mode, without computing the policy."""
-        return run_module(self, params, model_state, spec, lambda module: module.value_of(inputs, carry), train=False)[
-            0
-        ]
+        value, _ = run_module(
+            self, params, model_state, spec, lambda module: module.value_of(inputs, carry), train=False
+        )
+        return value
 
 
 def _core(network: ActorCritic, name: str) -> Core | None:
@@ -101,68 +97,54 @@ def _core(network: ActorCritic, name: str) -> Core | None:
 
 def _body(network: ActorCritic, name: str, spec: EnvSpec, rngs: nnx.Rngs) -> Body:
     keys = network.value_observation_keys if name == "value" else network.policy_observation_keys
-    return network.body(spec, rngs, keys, core=_core(network, name))
+    return network.body(network.torso, spec, rngs, observation_keys=keys, core=_core(network, name))
 
 
-class _DeepHead(nnx.Module):
-    """Dense layers followed by the head."""
-
-    def __init__(self, hidden: DenseStack, output: nnx.Module):
-        self.hidden = hidden
-        self.output = output
-
-    def __call__(self, features: jax.Array, *mask: PyTree) -> Any:
-        return self.output(self.hidden(features), *mask)
-
-
-def _deepened(network: ActorCritic, make: Callable[..., nnx.Module], inputs: int, rngs: nnx.Rngs) -> nnx.Module:
-    if not network.head_widths:
-        return make(inputs, rngs=rngs)
+def _head(network: ActorCritic, name: str, inputs: int, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
     hidden = DenseStack(inputs, network.head_widths, "relu", None, rngs)
-    return _DeepHead(hidden, make(hidden.features, rngs=rngs))
-
-
-def _policy_head(network: ActorCritic, inputs: int, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
-    make = functools.partial(
-        PolicyHead,
-        space=spec.action_space,
-        gain=network.policy_gain,
-        continuous=network.continuous,
-        initial_log_std=network.initial_log_std,
-        state_dependent_std=network.state_dependent_std,
-    )
-    return _deepened(network, make, inputs, rngs)
-
-
-def _value_head(network: ActorCritic, inputs: int, rngs: nnx.Rngs) -> nnx.Module:
-    return _deepened(network, functools.partial(ValueHead, gain=network.value_gain), inputs, rngs)
+    output: nnx.Module
+    if name == "value":
+        output = ValueHead(hidden.features, network.value_gain, rngs)
+    else:
+        output = PolicyHead(
+            hidden.features,
+            spec.action_space,
+            rngs,
+            gain=network.policy_gain,
+            continuous=network.continuous,
+            initial_log_std=network.initial_log_std,
+            state_dependent_std=network.state_dependent_std,
+        )
+    return DeepHead(hidden, output) if network.head_widths else output
 
 
 class _Branch(nnx.Module):
-    def __init__(self, body: Body, head: nnx.Module):
-        self.body = body
-        self.head = head
+    """Policy or value with its own body."""
+
+    def __init__(self, network: ActorCritic, name: str, spec: EnvSpec, rngs: nnx.Rngs):
+        self.body = _body(network, name, spec, rngs)
+        self.head = _head(network, name, self.body.features, spec, rngs)
+
+    def __call__(self, inputs: NetworkInputs, carry: Carry, *mask: PyTree) -> tuple[Any, Carry]:
+        features, carry = self.body(inputs, carry)
+        return self.head(features, *mask), carry
 
 
 class _Separate(nnx.Module):
     def __init__(self, network: ActorCritic, spec: EnvSpec, rngs: nnx.Rngs):
-        body = _body(network, "policy", spec, rngs)
-        self.policy = _Branch(body, _policy_head(network, body.features, spec, rngs))
-        body = _body(network, "value", spec, rngs)
-        self.value = _Branch(body, _value_head(network, body.features, rngs))
+        self.policy = _Branch(network, "policy", spec, rngs)
+        self.value = _Branch(network, "value", spec, rngs)
         self.recurrent = network.recurrent
 
     def __call__(self, inputs: NetworkInputs, carry: Carry, key: jax.Array | None) -> tuple[PolicyValue, Carry]:
         before = carry if self.recurrent else {"policy": (), "value": ()}
-        features, policy_carry = self.policy.body(inputs, before["policy"])
-        distribution = self.policy.head(features, inputs.action_mask)
-        features, value_carry = self.value.body(inputs, before["value"])
-        output = PolicyValue(distribution, self.value.head(features))
-        return output, {"policy": policy_carry, "value": value_carry} if self.recurrent else carry
+        distribution, policy_carry = self.policy(inputs, before["policy"], inputs.action_mask)
+        value, value_carry = self.value(inputs, before["value"])
+        after = {"policy": policy_carry, "value": value_carry} if self.recurrent else carry
+        return PolicyValue(distribution, value), after
 
     def value_of(self, inputs: NetworkInputs, carry: Carry) -> jax.Array:
-        features, _ = self.value.body(inputs, carry["value"] if self.recurrent else ())
-        return self.value.head(features)
+        return self.value(inputs, carry["value"] if self.recurrent else ())[0]
 
 
 class _Shared(nnx.Module):
@@ -174,8 +156,8 @@ class _Shared(nnx.Module):
                 "differ, but shared=True has one body for both; use shared=False"
             )
         self.torso = _body(network, "policy", spec, rngs)
-        self.policy = _policy_head(network, self.torso.features, spec, rngs)
-        self.value = _value_head(network, self.torso.features, rngs)
+        self.policy = _head(network, "policy", self.torso.features, spec, rngs)
+        self.value = _head(network, "value", self.torso.features, spec, rngs)
 
     def __call__(self, inputs: NetworkInputs, carry: Carry, key: jax.Array | None) -> tuple[PolicyValue, Carry]:
         features, carry = self.torso(inputs, carry)

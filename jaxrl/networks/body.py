@@ -4,6 +4,7 @@ This module also turns a network's modules into pure functions: parameters and m
 the module structure is rebuilt abstractly, once for each network and spec.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -26,39 +27,39 @@ class Buildable(Protocol):
     def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module: ...
 
 
+@dataclasses.dataclass(frozen=True)
 class Encoder:
     """Description of a network that encodes observations by a `Body`, with a head defined by the subclass.
 
-    A subclass is a frozen dataclass that may have the fields `torso`, `core`, `previous_action` and `previous_reward`.
+    A subclass is a frozen dataclass that may have these attributes as fields.
     """
 
-    def _memory(self) -> dict[str, Any]:
-        return {"core": getattr(self, "core", None)} | {
-            name: getattr(self, name, False) for name in ("previous_action", "previous_reward")
-        }
+    core = None
+    previous_action = False
+    previous_reward = False
+    observation_keys = None
 
     @property
     def recurrent(self) -> bool:
         """Return whether the network has a carry."""
-        return self._memory()["core"] is not None
+        return self.core is not None
 
     @property
     def requires(self) -> frozenset[str]:
         """Return the fields of `NetworkInputs` that the network needs."""
-        needed = {name for name, reads in self._memory().items() if reads} - {"core"}
-        if self.recurrent or "previous_action" in needed:
+        needed = {name for name in ("previous_action", "previous_reward") if getattr(self, name)}
+        if self.recurrent or self.previous_action:
             needed.add("first")
         return frozenset({"observation"} | needed)
 
-    def body(self, spec: EnvSpec, rngs: nnx.Rngs, observation_keys: tuple[str, ...] | None, **others: Any) -> "Body":
-        """Return the body that reads these entries of the observation; `others` replace fields."""
-        settings: dict[str, Any] = {"torso": getattr(self, "torso", None)} | self._memory() | others
-        return Body(spec=spec, rngs=rngs, observation_keys=observation_keys, **settings)
+    def body(self, torso: Torso | None, spec: EnvSpec, rngs: nnx.Rngs, **others: Any) -> "Body":
+        """Return the body of the network with a torso; `others` replace its attributes."""
+        names = ("core", "previous_action", "previous_reward", "observation_keys")
+        return Body(torso, spec, rngs, **{name: getattr(self, name) for name in names} | others)
 
     def initial_carry(self, spec: EnvSpec) -> Carry:
         """Return the initial recurrent state of one environment; `()` if feed-forward."""
-        core = self._memory()["core"]
-        return () if core is None else core.initial_carry()
+        return () if self.core is None else self.core.initial_carry()
 
 
 class Network(Encoder):
@@ -97,7 +98,7 @@ class Network(Encoder):
 @functools.partial(jax.jit, static_argnums=(0, 2))
 def init_variables(network: Buildable, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
     """Initialize and return parameters and model state: nested dicts of arrays; `()` for no model state."""
-    return _split(network, key, spec)[1:]
+    return split_module(network, key, spec)[1:]
 
 
 def run_module[Output](
@@ -110,7 +111,7 @@ def run_module[Output](
     train: bool,
 ) -> tuple[Output, ModelState]:
     """Return the result of `call` on the network's module, and the next model state, which only training changes."""
-    structure = _structure(network, spec)
+    structure, *_ = structure_of(network, spec)
     if not jax.tree.leaves(model_state):
         return call(nnx.merge(structure, params)), model_state
     module = nnx.merge(structure, params, model_state)
@@ -119,22 +120,35 @@ def run_module[Output](
     return output, nnx.to_pure_dict(nnx.state(module, nnx.BatchStat)) if train else model_state
 
 
-def _split(network, key, spec):
-    structure, params, model_state = nnx.split(network.build(spec, nnx.Rngs(params=key)), nnx.Param, nnx.BatchStat)
+def split_module(network: Buildable, key: jax.Array, spec: EnvSpec) -> tuple[Any, Params, ModelState]:
+    """Return the structure, the parameters and the model state of a network's newly initialized module.
+
+    Raises:
+      ConfigError: the module has other state.
+    """
+    module = network.build(spec, nnx.Rngs(params=key))
+    structure, params, model_state, others = nnx.split(module, nnx.Param, nnx.BatchStat, ...)
+    if unsupported := {path[-1] if path else "": type(leaf).__name__ for path, leaf in nnx.to_flat_state(others)}:
+        raise ConfigError(
+            f"the NNX module holds state besides parameters and batch statistics ({unsupported}), which is not "
+            "supported; use layers without such state (no dropout)"
+        )
     return structure, nnx.to_pure_dict(params), nnx.to_pure_dict(model_state) or ()
 
 
 @functools.lru_cache(maxsize=256)
-def _structure(network: Buildable, spec: EnvSpec) -> Any:
+def structure_of(network: Buildable, spec: EnvSpec) -> tuple[Any, Params, ModelState]:
+    """Return the structure of a network's module, and the shapes of its parameters and model state."""
     found = []
 
     def build(key):
-        structure, *variables = _split(network, key, spec)
+        structure, *variables = split_module(network, key, spec)
         found.append(structure)
         return variables
 
-    jax.eval_shape(build, jax.eval_shape(lambda: jax.random.key(0)))  # by its shape, to stay out of a caller's trace
-    return found[0]
+    # With the shape of a key, to stay out of a caller's trace.
+    params, model_state = jax.eval_shape(build, jax.eval_shape(lambda: jax.random.key(0)))
+    return found[0], params, model_state
 
 
 def select_space(space: spaces.Space, keys: tuple[str, ...] | None) -> spaces.Space:
@@ -201,17 +215,22 @@ class Body(nnx.Module):
     def __call__(self, inputs: NetworkInputs, carry: Carry) -> tuple[jax.Array, Carry]:
         features = [self.torso(select_observation(inputs.observation, self.observation_keys))]
         if self.previous_action:
-            action = flatten(_known(inputs, "previous_action"), self.action_space)
-            features.append(jnp.where(_known(inputs, "first")[..., None], 0.0, action))
+            action = flatten(known(inputs, "previous_action"), self.action_space)
+            features.append(jnp.where(known(inputs, "first")[..., None], 0.0, action))
         if self.previous_reward:
-            features.append(_known(inputs, "previous_reward").astype(jnp.float32)[..., None])
+            features.append(known(inputs, "previous_reward").astype(jnp.float32)[..., None])
         joined = features[0] if len(features) == 1 else jnp.concatenate(features, axis=-1)
         if self.recurrent:
-            return self.core(joined, _known(inputs, "first"), carry)
+            return self.core(joined, known(inputs, "first"), carry)
         return joined, carry
 
 
-def _known(inputs: NetworkInputs, name: str) -> Any:
+def known(inputs: NetworkInputs, name: str) -> Any:
+    """Return a field of a network's inputs.
+
+    Raises:
+      ConfigError: the inputs do not have it.
+    """
     value = getattr(inputs, name)
     if value is None:
         raise ConfigError(f"the network reads {name}, but these inputs do not have it; see Network.requires")

@@ -74,7 +74,7 @@ _convolution.defvjp(_forward, _backward)
 
 def _by_x(strides, padding, x, kernel, gradient):
     """Dilate the gradient by the strides, and convolve it with the flipped kernel."""
-    turned = _as_it_is(kernel[::-1, ::-1].swapaxes(2, 3))
+    turned = _unfused(kernel[::-1, ::-1].swapaxes(2, 3))
     pads = []
     for size, width, steps, stride, (before, _) in _axes(x, kernel, gradient, strides, padding):
         first = width - 1 - before
@@ -84,7 +84,7 @@ def _by_x(strides, padding, x, kernel, gradient):
 
 def _by_kernel(strides, padding, x, kernel, gradient):
     """Convolve the inputs with the gradient dilated by the strides, summed over the batch."""
-    examples_last, spread = _as_it_is((x.transpose(3, 1, 2, 0), gradient.transpose(1, 2, 0, 3)))
+    examples_last, spread = _unfused((x.transpose(3, 1, 2, 0), gradient.transpose(1, 2, 0, 3)))
     pads = []
     for size, width, steps, stride, (before, _) in _axes(x, kernel, gradient, strides, padding):
         pads.append((before, width + (steps - 1) * stride - size - before))
@@ -95,7 +95,7 @@ def _axes(x, kernel, gradient, strides, padding):
     return zip(x.shape[1:3], kernel.shape[:2], gradient.shape[1:3], strides, padding, strict=True)
 
 
-def _as_it_is(tree):
+def _unfused(tree):
     """Keep XLA from fusing a transposition into the convolution, which would change its layout."""
     return lax.optimization_barrier(tree)
 

@@ -95,18 +95,23 @@ def scan_time[State](
     return outputs, carried
 
 
-class _GRUModule(nnx.Module):
+class _Gated(nnx.Module):
+    """Core with `count` gates, each of which reads the inputs and the hidden state."""
+
+    def __init__(self, core: "GRU | LSTM", inputs: int, rngs: nnx.Rngs, count: int):
+        check_positive(f"{type(core).__name__}.width", core.width)
+        self.core, outputs = core, count * core.width
+        self.input = nnx.Linear(inputs, outputs, kernel_init=gates(count), rngs=rngs)
+        self.recurrent = nnx.Linear(core.width, outputs, kernel_init=gates(count), use_bias=False, rngs=rngs)
+
+
+class _GRUModule(_Gated):
     def __init__(self, core: "GRU", inputs: int, rngs: nnx.Rngs):
-        width = core.width
-        check_positive(f"{type(core).__name__}.width", width)
-        self.core = core
-        self.features = width
-        self.input = nnx.Linear(inputs, 3 * width, kernel_init=gates(3), rngs=rngs)
-        self.recurrent = nnx.Linear(width, 3 * width, kernel_init=gates(3), use_bias=False, rngs=rngs)
-        self.candidate_bias = nnx.Param(jnp.zeros((width,), jnp.float32))
+        super().__init__(core, inputs, rngs, count=3)
+        self.candidate_bias = nnx.Param(jnp.zeros((core.width,), jnp.float32))
 
     def __call__(self, x: jax.Array, first: jax.Array, carry: Carry) -> tuple[jax.Array, Carry]:
-        width = self.features
+        width = self.core.width
         recurrent, bias = self.recurrent.kernel[...], self.candidate_bias[...]
 
         def step(hidden, projected):
@@ -141,17 +146,9 @@ class GRU:
         return _GRUModule(self, inputs, rngs)
 
 
-class _LSTMModule(nnx.Module):
-    def __init__(self, core: "LSTM", inputs: int, rngs: nnx.Rngs):
-        width = core.width
-        check_positive(f"{type(core).__name__}.width", width)
-        self.core = core
-        self.features = width
-        self.input = nnx.Linear(inputs, 4 * width, kernel_init=gates(4), rngs=rngs)
-        self.recurrent = nnx.Linear(width, 4 * width, kernel_init=gates(4), use_bias=False, rngs=rngs)
-
+class _LSTMModule(_Gated):
     def __call__(self, x: jax.Array, first: jax.Array, carry: Carry) -> tuple[jax.Array, Carry]:
-        width = self.features
+        width = self.core.width
         recurrent = self.recurrent.kernel[...]
 
         def step(carry, projected):
@@ -182,4 +179,4 @@ class LSTM:
         return {name: jnp.zeros((self.width,), jnp.float32) for name in ("cell", "hidden")}
 
     def build(self, inputs: int, rngs: nnx.Rngs) -> nnx.Module:
-        return _LSTMModule(self, inputs, rngs)
+        return _LSTMModule(self, inputs, rngs, count=4)

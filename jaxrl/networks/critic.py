@@ -14,7 +14,7 @@ from jaxrl.core.types import Carry, EnvSpec, ModelState, NetworkInputs, Params
 from jaxrl.networks.body import Body, Encoder, init_variables, run_module, select_space
 from jaxrl.networks.cores import Core
 from jaxrl.networks.heads import action_size
-from jaxrl.networks.layers import DenseStack, check_positive, freeze
+from jaxrl.networks.layers import DenseStack, check_positive
 from jaxrl.networks.q_heads import ActionValues, QHead
 from jaxrl.networks.torsos import MLP, Torso, default_torso
 
@@ -25,13 +25,10 @@ def encoder(space: spaces.Space) -> Torso:
     return MLP(()) if isinstance(torso, MLP) else torso
 
 
-def encoding_body(
-    network: Encoder, torso: Torso | None, observation_keys: tuple[str, ...] | None, spec: EnvSpec, rngs: nnx.Rngs
-) -> Body:
+def encoding_body(network: Encoder, torso: Torso | None, spec: EnvSpec, rngs: nnx.Rngs) -> Body:
     """Return the body of a network with `torso`, or with `encoder`'s default if it is None."""
-    if torso is None:
-        torso = encoder(select_space(spec.observation_space, observation_keys))
-    return network.body(spec, rngs, observation_keys, torso=torso)
+    space = select_space(spec.observation_space, network.observation_keys)
+    return network.body(encoder(space) if torso is None else torso, spec, rngs)
 
 
 def bounded_size(space: spaces.Space) -> int:
@@ -96,14 +93,10 @@ class Critic(Encoder):
     previous_reward: bool = False
     normalize_inputs: bool = False
     trunk: Torso | None = None
-    dropout: float = 0.0
+    dropout: float = dataclasses.field(default=0.0, metadata={"limits": {"low": 0, "below": 1}})
 
     def __post_init__(self):
-        freeze(self, "widths")
-        freeze(self, "observation_keys")
         check_positive("ensemble", self.ensemble)
-        if isinstance(self.dropout, bool) or not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
-            raise ConfigError(f"Critic.dropout={self.dropout!r} must be a number of at least 0 and less than 1")
         if self.dropout and not self.widths:
             raise ConfigError(
                 f"Critic.dropout={self.dropout} has no effect without dense layers (widths=()); set dropout=0.0"
@@ -139,10 +132,10 @@ class Critic(Encoder):
         critic with a core needs `encode` and `evaluate` instead.
         """
 
-        def member(params, model_state, key):
-            return run_module(self, params, model_state, spec, lambda module: module(inputs, action, key), train=train)
+        def call(module, key):
+            return module(inputs, action, key)
 
-        return jax.vmap(member)(params, model_state, _keys_of_members(params, key))
+        return self._of_members(call, params, model_state, _keys_of_members(params, key), spec=spec, train=train)
 
     def encode(
         self,
@@ -159,13 +152,11 @@ class Critic(Encoder):
         The carry is `[ensemble, B, ...]`.
         """
 
-        def member(params, model_state, carry):
-            (features, carry), model_state = run_module(
-                self, params, model_state, spec, lambda module: module.body(inputs, carry), train=train
-            )
-            return features, carry, model_state
+        def call(module, carry):
+            return module.body(inputs, carry)
 
-        return jax.vmap(member)(params, model_state, carry)
+        (features, carry), model_state = self._of_members(call, params, model_state, carry, spec=spec, train=train)
+        return features, carry, model_state
 
     def evaluate(
         self,
@@ -181,13 +172,19 @@ class Critic(Encoder):
     ) -> tuple[Any, ModelState]:
         """Return the head's output, as `apply` does, from features `[ensemble, T, B, features]` of `encode`."""
 
-        def member(params, model_state, features, key):
-            def evaluated(module):
-                return module.evaluate(features, action, mask, key)
+        def call(module, features, key):
+            return module.evaluate(features, action, mask, key)
 
-            return run_module(self, params, model_state, spec, evaluated, train=train)
+        each = features, _keys_of_members(params, key)
+        return self._of_members(call, params, model_state, *each, spec=spec, train=train)
 
-        return jax.vmap(member)(params, model_state, features, _keys_of_members(params, key))
+    def _of_members(self, call, params, model_state, *each, spec, train):
+        """Return `call(module, *each)` for the module and the part of each member, and the model state."""
+
+        def member(params, model_state, *each):
+            return run_module(self, params, model_state, spec, lambda module: call(module, *each), train=train)
+
+        return jax.vmap(member)(params, model_state, *each)
 
 
 def _keys_of_members(params: Params, key: jax.Array | None) -> jax.Array | None:
@@ -206,7 +203,7 @@ class _Member(nnx.Module):
             actions = self.space.n
         else:
             size = bounded_size(self.space)
-        self.body = encoding_body(network, network.torso, network.observation_keys, spec, rngs)
+        self.body = encoding_body(network, network.torso, spec, rngs)
         inputs = self.body.features + size
         self.has_trunk = network.trunk is not None
         if network.trunk is not None:

@@ -35,7 +35,7 @@ from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.trees import named_leaves
 from jaxrl.core.types import Carry, EnvSpec, ModelState, NetworkInputs, Params, PyTree, where_first
 from jaxrl.networks.actor_critic import PolicyValue
-from jaxrl.networks.body import Encoder
+from jaxrl.networks.body import Encoder, known, run_module, split_module, structure_of
 from jaxrl.networks.cores import scan_time
 from jaxrl.networks.heads import action_size, joint, mask_values, masks_of_parts, to_distribution
 
@@ -120,9 +120,6 @@ class ForeignNetwork(Encoder):
             observation, mask = jax.tree.map(_merge_time, observed)
             output, _, model_state = self._outputs(params, model_state, observation, carry, mask, spec, train=train)
             return jax.tree.map(lambda x: x.reshape(leading + x.shape[1:]), output), carry, model_state
-        if inputs.first is None:
-            raise ConfigError("a recurrent module needs NetworkInputs.first to reset its carry, but it is None")
-
         initial = self.initial_carry(spec)
 
         def step(carried, time_step):
@@ -132,7 +129,7 @@ class ForeignNetwork(Encoder):
             output, *carried = self._outputs(params, model_state, observation, carry, mask, spec, train=train)
             return tuple(carried), output
 
-        output, (carry, model_state) = scan_time(step, (carry, model_state), (*observed, inputs.first))
+        output, (carry, model_state) = scan_time(step, (carry, model_state), (*observed, known(inputs, "first")))
         return output, carry, model_state
 
     def value(
@@ -215,43 +212,14 @@ class _NNX:
     build: Callable
 
     def init(self, key, spec, example):
-        _, params, model_state = self._split(key, spec)
+        _, params, model_state = split_module(self, key, spec)
         return named_leaves(params), named_leaves(model_state) or ()
 
     def call(self, params, model_state, spec, arguments, *, train):
-        structure, *examples = _nnx_structure(self, spec)
-        if not model_state:
-            return nnx.merge(structure, _unnamed(examples[0], params))(*arguments), model_state
-        module = nnx.merge(structure, *map(_unnamed, examples, (params, model_state)))
-        module.train() if train else module.eval()
-        output = module(*arguments)
-        return output, named_leaves(nnx.to_pure_dict(nnx.state(module, nnx.BatchStat))) if train else model_state
-
-    def _split(self, key, spec):
-        structure, params, statistics, rest = nnx.split(
-            self.build(spec, nnx.Rngs(params=key)), nnx.Param, nnx.BatchStat, ...
-        )
-        unsupported = {path[-1] if path else "": type(leaf).__name__ for path, leaf in nnx.to_flat_state(rest)}
-        if unsupported:
-            raise ConfigError(
-                f"the NNX module holds state besides parameters and batch statistics ({unsupported}), which "
-                "is not supported; use layers without such state (no dropout)"
-            )
-        return structure, nnx.to_pure_dict(params), nnx.to_pure_dict(statistics)
-
-
-@functools.lru_cache(maxsize=64)
-def _nnx_structure(library: _NNX, spec: EnvSpec) -> tuple[Any, PyTree, PyTree]:
-    found = []
-
-    def split(key):
-        structure, *variables = library._split(key, spec)
-        found.append(structure)
-        return variables
-
-    with _standard_rules():
-        params, model_state = jax.eval_shape(split, jax.random.key(0))
-    return found[0], params, model_state
+        _, *examples = structure_of(self, spec)
+        variables = map(_unnamed, examples, (params, model_state))
+        output, model_state = run_module(self, *variables, spec, lambda module: module(*arguments), train=train)
+        return output, named_leaves(model_state) or ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -302,7 +270,7 @@ class _Equinox:
 def _equinox_structure(library: _Equinox, spec: EnvSpec) -> tuple[PyTree, PyTree, PyTree]:
     import equinox as eqx
 
-    with _standard_rules(), jax.ensure_compile_time_eval():
+    with jax.ensure_compile_time_eval():
         module, state = _equinox_parts(library.build(spec, jax.random.key(0)))
         return *eqx.partition(module, eqx.is_inexact_array), state
 
@@ -315,7 +283,7 @@ def _equinox_parts(built: Any) -> tuple[Any, Any]:
 LIBRARIES = {"nnx": _NNX, "linen": _Linen, "equinox": _Equinox}
 
 
-# --- small things --------------------------------------------------------------------------------------------------
+# --- helpers -------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

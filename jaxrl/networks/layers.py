@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from jaxrl.core.errors import ConfigError, unknown
@@ -41,20 +40,6 @@ def activation(name: str) -> Callable[[jax.Array], jax.Array]:
     return _ACTIVATIONS[name]
 
 
-def freeze(description: Any, field: str) -> None:
-    """Convert a field to a tuple, so that a description created with a list or an array is hashable.
-
-    Raises:
-      ConfigError: the value is not a sequence, nor None if that is the default.
-    """
-    value, name = getattr(description, field), f"{type(description).__name__}.{field}"
-    if value is None and getattr(type(description), field) is None:
-        return
-    if not isinstance(value, tuple | list | range) and np.ndim(value) != 1:
-        raise ConfigError(f"{name}={value!r:.80} must be a tuple or a list, such as {(value,)!r:.80}")
-    object.__setattr__(description, field, tuple(x.item() if isinstance(x, np.generic) else x for x in value))
-
-
 def check_positive(label: str, sizes: int | tuple[int, ...]) -> None:
     """Raise a ConfigError unless every size is a whole number of at least 1."""
     for size in sizes if isinstance(sizes, tuple) else (sizes,):
@@ -68,10 +53,10 @@ def check_finite(label: str, number: float) -> None:
         raise ConfigError(f"{label}={number!r} must be a finite number")
 
 
-def check_range(label: str, ends: tuple[float, ...]) -> None:
-    """Raise a ConfigError unless `ends` are two finite numbers, the smaller one first."""
+def check_range(label: str, ends: tuple[float, float]) -> None:
+    """Raise a ConfigError unless both `ends` are finite numbers, the smaller one first."""
     numbers = all(isinstance(end, int | float) and math.isfinite(end) for end in ends)
-    if len(ends) != 2 or not numbers or ends[0] >= ends[1]:
+    if not numbers or ends[0] >= ends[1]:
         raise ConfigError(
             f"{label}={ends!r:.80} must be two finite numbers, the smaller one first, such as (-10.0, 2.0)"
         )
@@ -348,3 +333,14 @@ class DenseStack(nnx.Module):
             x = self.activation(x)
         x = x.astype(jnp.float32)
         return self.norm_features(x) if self.normalize_inputs else x
+
+
+class DeepHead(nnx.Module):
+    """Dense layers followed by an output layer or head, which may have further arguments."""
+
+    def __init__(self, hidden: DenseStack, output: nnx.Module):
+        self.hidden = hidden
+        self.output = output
+
+    def __call__(self, features: jax.Array, *others: Any) -> Any:
+        return self.output(self.hidden(features), *others)

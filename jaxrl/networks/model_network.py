@@ -1,7 +1,6 @@
 """Network of MuZero: a learned model, with a policy and a value at each of its states."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Carry, EnvSpec, ModelState, NetworkInputs, Params
 from jaxrl.networks.body import Network, run_module
-from jaxrl.networks.layers import DenseStack, check_positive, dense, freeze
+from jaxrl.networks.layers import DeepHead, DenseStack, check_positive, dense
 from jaxrl.networks.torsos import Torso
 
 _SMALL_GAIN = 0.01  # of the last layers: initially, values are near 0 and actions equally likely
@@ -49,10 +48,7 @@ class ModelNetwork(Network):
     activation: str = "relu"
     atoms: int = 51
 
-    observation_keys = None
-
     def __post_init__(self):
-        freeze(self, "widths")
         check_positive("width", self.width)
 
     def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
@@ -72,11 +68,12 @@ class _Model(nnx.Module):
                 f"ModelNetwork needs a Discrete action space, not {spec.action_space}; use AlphaZero or PPO"
             )
         self.actions = spec.action_space.n
-        self.torso = network.body(spec, rngs, None)
+        self.torso = network.body(network.torso, spec, rngs)
         self.encode = dense(self.torso.features, network.width, 1.0, rngs)
 
-        def stack(inputs: int, outputs: int, gain: float) -> "_Stack":
-            return _Stack(DenseStack(inputs, network.widths, network.activation, None, rngs), outputs, gain, rngs)
+        def stack(inputs: int, outputs: int, gain: float) -> DeepHead:
+            hidden = DenseStack(inputs, network.widths, network.activation, None, rngs)
+            return DeepHead(hidden, dense(hidden.features, outputs, gain, rngs))
 
         self.dynamics = stack(network.width + self.actions, network.width, 1.0)
         self.reward = stack(network.width, network.atoms, _SMALL_GAIN)
@@ -96,12 +93,3 @@ class _Model(nnx.Module):
         latent = (raw - low) / (high - low + 1e-5)
         heads = self.policy(latent), self.value(latent), self.reward(latent), self.discount(latent)[..., 0]
         return ModelOutput(latent, *heads)
-
-
-class _Stack(nnx.Module):
-    def __init__(self, hidden: DenseStack, outputs: int, gain: float, rngs: nnx.Rngs):
-        self.hidden = hidden
-        self.output = dense(hidden.features, outputs, gain, rngs)
-
-    def __call__(self, x: jax.Array) -> Any:
-        return self.output(self.hidden(x))

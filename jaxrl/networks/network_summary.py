@@ -42,8 +42,8 @@ def _text(module: nnx.Module) -> str:
     runs = [(layer, len(list(same))) for layer, same in groupby(chain)]
     text = ", ".join(f"{n} x {layer}" if n > 2 else ", ".join([layer] * n) for layer, n in runs)
     if len(groups) == 1:  # there is only one, so no name is needed
-        return ", ".join([*([text] if text else []), groups[0].partition(" ")[2]])
-    return "; ".join([*([text] if text else []), *groups])
+        return ", ".join(filter(None, (text, groups[0].partition(" ")[2])))
+    return "; ".join(filter(None, (text, *groups)))
 
 
 def _layers(module: nnx.Module) -> tuple[list[str], list[str]]:

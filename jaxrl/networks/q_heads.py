@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx, struct
 
-from jaxrl.core.errors import ConfigError
 from jaxrl.networks.heads import mask_values
-from jaxrl.networks.layers import HIDDEN_GAIN, DenseStack, check_positive, dense, freeze
+from jaxrl.networks.layers import HIDDEN_GAIN, DenseStack, check_positive, dense
+
+_AT_LEAST_0 = {"limits": {"low": 0}}
 
 
 class CategoricalReturns(struct.PyTreeNode):
@@ -67,9 +68,6 @@ class ActionValues:
     noisy: bool = False
     sigma: float = 0.5
 
-    def __post_init__(self):
-        freeze(self, "widths")
-
     def build(self, inputs: int, actions: int, rngs: nnx.Rngs) -> nnx.Module:
         return _HeadModule(self, inputs, actions, 1, _expected, rngs)
 
@@ -92,11 +90,7 @@ class CategoricalValues:
     gain: float | None = 1.0
     noisy: bool = False
     sigma: float = 0.5
-    smoothing: float = 0.0
-
-    def __post_init__(self):
-        freeze(self, "widths")
-        check_smoothing(self.smoothing)
+    smoothing: float = dataclasses.field(default=0.0, metadata=_AT_LEAST_0)
 
     def build(self, inputs: int, actions: int, rngs: nnx.Rngs) -> nnx.Module:
         check_positive("atoms", self.atoms)
@@ -121,11 +115,7 @@ class SelfPredictiveValues:
     activation: str = "silu"
     normalization: str | None = "layer"
     gain: float = 0.01
-    smoothing: float = 0.75
-
-    def __post_init__(self):
-        freeze(self, "widths")
-        check_smoothing(self.smoothing)
+    smoothing: float = dataclasses.field(default=0.75, metadata=_AT_LEAST_0)
 
     @property
     def noisy(self) -> bool:
@@ -151,9 +141,6 @@ class QuantileValues:
     gain: float | None = 1.0
     noisy: bool = False
     sigma: float = 0.5
-
-    def __post_init__(self):
-        freeze(self, "widths")
 
     def build(self, inputs: int, actions: int, rngs: nnx.Rngs) -> nnx.Module:
         check_positive("quantiles", self.quantiles)
@@ -181,9 +168,6 @@ class ImplicitQuantileValues:
     gain: float = 1.0
     noisy: bool = False
     sigma: float = 0.5
-
-    def __post_init__(self):
-        freeze(self, "widths")
 
     def build(self, inputs: int, actions: int, rngs: nnx.Rngs) -> nnx.Module:
         check_positive("quantiles", self.quantiles)
@@ -307,12 +291,6 @@ class _SelfPredictiveModule(nnx.Module):
             )
         )
         return CategoricalReturns(logits, mask, self.smoothing, features, prediction)
-
-
-def check_smoothing(smoothing: float) -> None:
-    """Raise a ConfigError unless the smoothing of targets is a finite number of at least 0."""
-    if isinstance(smoothing, bool) or not isinstance(smoothing, int | float) or not 0 <= smoothing < math.inf:
-        raise ConfigError(f"smoothing={smoothing!r} must be a number of at least 0, such as 0.75 for HL-Gauss")
 
 
 def _expected(values, mask):

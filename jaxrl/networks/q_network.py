@@ -11,7 +11,6 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Carry, EnvSpec, NetworkInputs
 from jaxrl.networks.body import Network
 from jaxrl.networks.cores import Core
-from jaxrl.networks.layers import freeze
 from jaxrl.networks.q_heads import ActionValues, QHead
 from jaxrl.networks.torsos import Torso
 
@@ -40,9 +39,6 @@ class QNetwork(Network):
     previous_reward: bool = False
     observation_keys: tuple[str, ...] | None = None
 
-    def __post_init__(self):
-        freeze(self, "observation_keys")
-
     def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
         return _QModule(self, spec, rngs)
 
@@ -51,7 +47,7 @@ class _QModule(nnx.Module):
     def __init__(self, network: QNetwork, spec: EnvSpec, rngs: nnx.Rngs):
         if not isinstance(spec.action_space, spaces.Discrete):
             raise ConfigError(f"QNetwork needs a Discrete action space, not {spec.action_space}; use an actor-critic")
-        self.torso = network.body(spec, rngs, network.observation_keys)
+        self.torso = network.body(network.torso, spec, rngs)
         self.head = network.head.build(self.torso.features, spec.action_space.n, rngs)
 
     def __call__(self, inputs: NetworkInputs, carry: Carry, key: jax.Array | None) -> tuple[Any, Carry]:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxrl.core import spaces
-from jaxrl.networks.layers import HIDDEN_GAIN, BatchNorm, check_finite, check_positive, dense, freeze
+from jaxrl.networks.layers import HIDDEN_GAIN, BatchNorm, check_finite, check_positive, dense
 from jaxrl.networks.torsos import Encoder, FlatTorso, vector_size
 from jaxrl.networks.unit import UnitDense, UnitRMSNorm, unit_vectors
 
@@ -27,9 +27,6 @@ class UnitMLP:
     """
 
     widths: tuple[int, ...] = (512, 512, 512, 512)
-
-    def __post_init__(self):
-        freeze(self, "widths")
 
     def build(self, space: spaces.Space, rngs: nnx.Rngs) -> Encoder:
         return FlatTorso(space, _UnitMLP(vector_size(self, space), self.widths, rngs))

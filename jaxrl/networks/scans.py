@@ -90,31 +90,46 @@ def _in_turn(decay, update, *, reverse):
 # --- MinGRU --------------------------------------------------------------------------------------------------------
 
 
-class _MinGRUModule(nnx.Module):
-    def __init__(self, core: "MinGRU", inputs: int, rngs: nnx.Rngs):
-        check_positive("MinGRU.width", core.width)
-        check_positive("MinGRU.layers", core.layers)
-        check_finite("MinGRU.update_bias", core.update_bias or 0.0)
+class _Stacked(nnx.Module):
+    """Layers with a linear recurrence each, over a linear layer if the inputs have another size."""
+
+    def __init__(self, core: "MinGRU | LRU", inputs: int, rngs: nnx.Rngs):
+        for name in ("width", "layers"):
+            check_positive(f"{type(core).__name__}.{name}", getattr(core, name))
         self.core = core
         self.entry = entry(inputs, core.width, rngs)
+
+    def __call__(self, x: jax.Array, first: jax.Array, carry: Carry) -> tuple[jax.Array, Carry]:
+        x, carries = x if self.entry is None else self.entry(x), []
+        for i in range(self.core.layers):
+            x, last = self.layer(i, x, first, carry[:, i])
+            carries.append(last)
+        return x, jnp.stack(carries, axis=1)
+
+    def layer(self, i: int, x: jax.Array, first: jax.Array, carry: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return the outputs `[T, B, width]` of a layer, and its carry `[B, ...]` after the last time step."""
+        raise NotImplementedError
+
+
+class _MinGRUModule(_Stacked):
+    def __init__(self, core: "MinGRU", inputs: int, rngs: nnx.Rngs):
+        super().__init__(core, inputs, rngs)
+        check_finite("MinGRU.update_bias", core.update_bias or 0.0)
+        self.biased = core.update_bias is not None
         for i in range(core.layers):
             setattr(self, f"layer_{i}", Product(core.width, 3 * core.width, gates(3), rngs))
             if core.update_bias is not None:
                 bias = nnx.Param(jnp.full((core.width,), core.update_bias, jnp.float32))
                 setattr(self, f"update_bias_{i}", bias)
 
-    def __call__(self, x: jax.Array, first: jax.Array, carry: Carry) -> tuple[jax.Array, Carry]:
-        x, carries = x if self.entry is None else self.entry(x), []
-        for i in range(self.core.layers):
-            candidate, update, highway = jnp.split(getattr(self, f"layer_{i}")(x), 3, axis=-1)
-            candidate = jnp.where(candidate >= 0.0, candidate + 0.5, jax.nn.sigmoid(candidate))
-            if self.core.update_bias is not None:
-                update = update + getattr(self, f"update_bias_{i}")[...][None, None]
-            update = jax.nn.sigmoid(update)
-            hidden, last = linear_scan(1.0 - update, update * candidate, first, carry[:, i])
-            x = x + jax.nn.sigmoid(highway) * (hidden - x)
-            carries.append(last)
-        return x, jnp.stack(carries, axis=1)
+    def layer(self, i: int, x: jax.Array, first: jax.Array, carry: jax.Array) -> tuple[jax.Array, jax.Array]:
+        candidate, update, highway = jnp.split(getattr(self, f"layer_{i}")(x), 3, axis=-1)
+        candidate = jnp.where(candidate >= 0.0, candidate + 0.5, jax.nn.sigmoid(candidate))
+        if self.biased:
+            update = update + getattr(self, f"update_bias_{i}")[...][None, None]
+        update = jax.nn.sigmoid(update)
+        hidden, last = linear_scan(1.0 - update, update * candidate, first, carry)
+        return x + jax.nn.sigmoid(highway) * (hidden - x), last
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,10 +206,8 @@ def _complex_scan(decay, update, first, carry):
     return hidden, [part[0] for part in hidden]
 
 
-class _LRUModule(nnx.Module):
+class _LRUModule(_Stacked):
     def __init__(self, core: "LRU", inputs: int, rngs: nnx.Rngs):
-        check_positive("LRU.width", core.width)
-        check_positive("LRU.layers", core.layers)
         if not 0.0 <= core.min_radius < core.max_radius <= 1.0:
             raise ConfigError(
                 f"LRU.min_radius={core.min_radius!r} and LRU.max_radius={core.max_radius!r}: eigenvalues start "
@@ -202,17 +215,12 @@ class _LRUModule(nnx.Module):
             )
         if not 0.0 < core.max_phase <= 2.0 * math.pi:
             raise ConfigError(f"LRU.max_phase={core.max_phase!r} must be above 0 and at most 2 pi (6.283)")
-        self.core = core
-        self.entry = entry(inputs, core.width, rngs)
+        super().__init__(core, inputs, rngs)
         for i in range(core.layers):
             setattr(self, f"layer_{i}", _LRULayer(core, rngs))
 
-    def __call__(self, x: jax.Array, first: jax.Array, carry: Carry) -> tuple[jax.Array, Carry]:
-        x, carries = x if self.entry is None else self.entry(x), []
-        for i in range(self.core.layers):
-            x, last = getattr(self, f"layer_{i}")(x, first, carry[:, i])
-            carries.append(last)
-        return x, jnp.stack(carries, axis=1)
+    def layer(self, i: int, x: jax.Array, first: jax.Array, carry: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return getattr(self, f"layer_{i}")(x, first, carry)
 
 
 @dataclasses.dataclass(frozen=True)

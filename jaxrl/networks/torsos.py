@@ -26,7 +26,6 @@ from jaxrl.networks.layers import (
     activation,
     check_positive,
     conv,
-    freeze,
     normalization,
 )
 from jaxrl.networks.two_hot import symlog
@@ -171,9 +170,6 @@ class MLP:
     dtype: str = "float32"
     stretch: bool = False
     symlog: bool = False
-
-    def __post_init__(self):
-        freeze(self, "widths")
 
     def build(self, space: spaces.Space, rngs: nnx.Rngs) -> Encoder:
         size = vector_size(self, space)
@@ -341,12 +337,7 @@ class NatureCNN:
     normalization: str | None = None
     dtype: str = "float32"
 
-    def __post_init__(self):
-        freeze(self, "filters")
-
     def build(self, space: spaces.Space, rngs: nnx.Rngs) -> Encoder:
-        if len(self.filters) != 3:
-            raise ConfigError(f"NatureCNN.filters={self.filters} must have three entries, one per convolution")
         layers = tuple(zip(self.filters, (8, 4, 3), (4, 2, 1), strict=True))
         return _build_cnn(self, space, layers, rngs)
 
@@ -369,12 +360,7 @@ class ImpalaCNN:
     normalization: str | None = None
     dtype: str = "float32"
 
-    def __post_init__(self):
-        freeze(self, "filters")
-
     def build(self, space: spaces.Space, rngs: nnx.Rngs) -> Encoder:
-        if len(self.filters) != 2:
-            raise ConfigError(f"ImpalaCNN.filters={self.filters} must have two entries, one per convolution")
         layers = tuple(zip(self.filters, (8, 4), (4, 2), strict=True))
         return _build_cnn(self, space, layers, rngs)
 
@@ -454,9 +440,6 @@ class ImpalaResNet:
     spectral: bool = False
     pool: int | None = None
 
-    def __post_init__(self):
-        freeze(self, "channels")
-
     def build(self, space: spaces.Space, rngs: nnx.Rngs) -> Encoder:
         images, shape, channels_first = image_space("ImpalaResNet", space)
         trunk = _ResidualStack(self, shape, rngs)
@@ -529,7 +512,7 @@ def default_torso(space: spaces.Space, vectors: MLP = MLP()) -> Torso:  # noqa: 
     """
     if isinstance(space, spaces.Dict):
         return DictEncoder(
-            {key: default_torso(child, vectors) if _readable(child) else None for key, child in space.items}
+            {key: default_torso(child, vectors) if flat_size(child) else None for key, child in space.items}
         )
     if isinstance(space, spaces.Box) and len(space.shape) == 3:
         _, (height, width, _), _ = image_space("", space)
@@ -538,9 +521,3 @@ def default_torso(space: spaces.Space, vectors: MLP = MLP()) -> Torso:  # noqa: 
         if min(height, width) >= 3:
             return MinAtarCNN(normalization=vectors.normalization)
     return vectors
-
-
-def _readable(space: spaces.Space) -> bool:
-    if isinstance(space, spaces.Dict):
-        return any(_readable(child) for _, child in space.items)
-    return flat_size(space) > 0

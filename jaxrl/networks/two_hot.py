@@ -15,13 +15,8 @@ def symlog(x: jax.Array) -> jax.Array:
     return jnp.log1p(jnp.maximum(x, 0.0)) - jnp.log1p(jnp.maximum(-x, 0.0))
 
 
-def symexp(x: jax.Array) -> jax.Array:
-    """Return the inverse of `symlog`."""
-    return jnp.sign(x) * jnp.expm1(jnp.abs(x))
-
-
 def bins(count: int) -> jax.Array:
-    """Return `count` numbers (odd) from -symexp(20) to symexp(20), evenly spaced under `symlog`."""
+    """Return `count` numbers (odd) from 1 - exp(20) to exp(20) - 1, evenly spaced under `symlog`."""
     half = -np.expm1(np.linspace(_LARGEST, 0.0, count // 2 + 1)).astype(np.float32)
     return jnp.asarray(np.concatenate([half, -half[:-1][::-1]]))
 

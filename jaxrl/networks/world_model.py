@@ -17,12 +17,12 @@ from flax import nnx, struct
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Carry, EnvSpec, ModelState, NetworkInputs, Params, PyTree
-from jaxrl.networks.body import Network, init_variables, run_module
+from jaxrl.networks.body import Network, known, run_module
 from jaxrl.networks.cores import unroll
 from jaxrl.networks.critic import to_unit
 from jaxrl.networks.distributions import Categorical, Distribution
 from jaxrl.networks.heads import action_size, to_distribution
-from jaxrl.networks.layers import check_positive, freeze
+from jaxrl.networks.layers import check_positive
 from jaxrl.networks.torsos import FlatTorso, flat_size, flatten
 from jaxrl.networks.two_hot import TwoHot
 from jaxrl.networks.world_model_layers import ImageDecoder, ImageEncoder, Layer, Stack, is_image
@@ -78,8 +78,16 @@ class Predictions(struct.PyTreeNode):
     outcome: Outcome
 
 
+class _Called(Network):
+    """Network without model state, of whose module one part is called at a time."""
+
+    def call[Output](self, params: Params, spec: EnvSpec, function: Callable[[Any], Output]) -> Output:
+        """Call `function` with the module with these parameters, and return its result."""
+        return run_module(self, params, (), spec, function, train=True)[0]
+
+
 @dataclasses.dataclass(frozen=True)
-class WorldModel(Network):
+class WorldModel(_Called):
     """Encoder, recurrent state-space model, and a policy that reads its states.
 
     The defaults are the published model of 1M parameters, small enough for two CPU cores.
@@ -117,9 +125,6 @@ class WorldModel(Network):
     recurrent = True
     previous_action = True
 
-    def __post_init__(self):
-        freeze(self, "multipliers")
-
     @property
     def depths(self) -> tuple[int, ...]:
         """Return the channels of an image after each halving."""
@@ -141,10 +146,6 @@ class WorldModel(Network):
     def initial_carry(self, spec: EnvSpec) -> LatentCarry:
         """Return the initial state of an episode."""
         return LatentCarry(jnp.zeros((self.deter,), jnp.float32), jnp.full((self.stoch,), -1, jnp.int32))
-
-    def call[Output](self, params: Params, spec: EnvSpec, function: Callable[["ModelModule"], Output]) -> Output:
-        """Call `function` with the module with these parameters, and return its result."""
-        return run_module(self, params, (), spec, function, train=True)[0]
 
     def apply(
         self,
@@ -172,7 +173,7 @@ class WorldModel(Network):
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelPart:
+class ModelPart(_Called):
     """Part of the model that is not needed for acting."""
 
     network: WorldModel
@@ -180,14 +181,6 @@ class ModelPart:
 
     def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
         return self.module(self.network, spec, rngs)
-
-    def init(self, key: jax.Array, spec: EnvSpec) -> Params:
-        """Initialize and return parameters."""
-        return init_variables(self, key, spec)[0]
-
-    def call[Output](self, params: Params, spec: EnvSpec, function: Callable[[Any], Output]) -> Output:
-        """Call `function` with the module with these parameters, and return its result."""
-        return run_module(self, params, (), spec, function, train=True)[0]
 
 
 def latent_noise(keys: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -205,6 +198,18 @@ def action_vector(action: PyTree, space: spaces.Space) -> jax.Array:
 
 
 # --- modules ---------------------------------------------------------------------------------------------------------
+
+
+def _taking(x: jax.Array) -> Callable[[int], jax.Array]:
+    """Return a function of a number n that returns the next n entries of the last axis of `x`."""
+    start = 0
+
+    def take(size):
+        nonlocal start
+        start += size
+        return x[..., start - size : start]
+
+    return take
 
 
 def _features(network: WorldModel) -> int:
@@ -269,10 +274,10 @@ class ModelModule(nnx.Module):
         Returns:
           The states, and the carry after the last time step.
         """
-        assert inputs.first is not None
+        first = known(inputs, "first")
         encoded = self.encode(inputs.observation)
         action = action_vector(inputs.previous_action, self.spec.action_space)
-        action = jnp.where(inputs.first[..., None], 0.0, action)
+        action = jnp.where(first[..., None], 0.0, action)
 
         def step(state, inputs):
             encoded, action, noise = inputs
@@ -284,7 +289,7 @@ class ModelModule(nnx.Module):
         classes = self.network.classes
         before = LatentState(carry.deter, jax.nn.one_hot(carry.classes, classes, dtype=jnp.float32))
         initial = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), before)
-        (states, posterior), after = unroll(step, before, (encoded, action, noise), inputs.first, initial)
+        (states, posterior), after = unroll(step, before, (encoded, action, noise), first, initial)
         after = LatentCarry(after.deter, jnp.argmax(after.stoch, axis=-1).astype(jnp.int32))
         return Observed(states, posterior, self.prior(states.deter)), after
 
@@ -300,12 +305,7 @@ class ModelModule(nnx.Module):
     def policy(self, features: jax.Array, mask: PyTree | None) -> Distribution:
         """Return the distribution of actions, for features `[..., n]` and masks of allowed actions."""
         low, high, uniform = self.network.min_std, self.network.max_std, self.network.uniform
-        outputs, start = self.action(self.actor(features)), 0
-
-        def take(size):
-            nonlocal start
-            start += size
-            return outputs[..., start - size : start]
+        take = _taking(self.action(self.actor(features)))
 
         def part(space):
             if isinstance(space, spaces.Box):
@@ -327,17 +327,13 @@ class ModelModule(nnx.Module):
 
     def likely_mask(self, features: jax.Array) -> PyTree | None:
         """Return the mask of probably allowed actions, with an action's structure; None if all are allowed."""
-        logits, start = self.legal_logits(features), 0
-        if logits is None:
+        if (logits := self.legal_logits(features)) is None:
             return None
-
-        def part(space):
-            nonlocal start
-            size = 0 if isinstance(space, spaces.Box) else flat_size(space)
-            start += size
-            return logits[..., start - size : start] > 0.0 if size else None
-
-        return spaces.tree_map(part, self.spec.action_space)
+        take = _taking(logits)
+        return spaces.tree_map(
+            lambda space: None if isinstance(space, spaces.Box) else take(flat_size(space)) > 0.0,
+            self.spec.action_space,
+        )
 
     def _recur(self, state: LatentState, action: jax.Array) -> jax.Array:
         """Return the next deterministic part `[B, deter]`: every block reads its own part, and all other inputs."""

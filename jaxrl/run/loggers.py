@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from jaxrl.core import files, ownership
-from jaxrl.core.config import flatten
 from jaxrl.core.errors import MissingExtraError, RunDirectoryError
 from jaxrl.data.tfrecord import TfRecordWriter
 from jaxrl.run.directory.run_status import is_number
@@ -204,9 +203,11 @@ def _event(step: int, values: Sequence[Any]) -> bytes:
 
 def _hyperparameters(config: Mapping[str, Any]) -> Sequence[Any]:
     """Return the summaries for TensorBoard's hyperparameter page: a run's settings and the metrics to compare."""
+    from flax.traverse_util import flatten_dict
     from tensorboardX import summary
 
-    flat = {name: value for name, value in flatten(config).items() if isinstance(value, bool | int | float | str)}
+    flat = flatten_dict(dict(config), sep=".")
+    flat = {name: value for name, value in flat.items() if isinstance(value, bool | int | float | str)}
     compared = {"evaluation/return_mean": 0.0, "train/return_mean": 0.0}
     experiment, begins, _ = summary.hparams(flat, compared)
     return experiment, begins

@@ -25,7 +25,7 @@ def problems(rollout=4, **changes):
         ({"capacity": 50}, "capacity=50 is less than min_size=100; raise it"),
         ({"capacity": 100, "n_step": 12}, "capacity=100 is too small for items of 8 environments; use at least 160"),
         ({"batch_size": 30}, "batch_size=30 is not divisible by 4 shards; use a multiple"),
-        ({"n_step": 0}, "n_step=0 must be at least 1"),
+        ({"n_step": 0}, "n_step=0 must be a whole number of at least 1"),
         ({"max_times_sampled": -1}, "max_times_sampled=-1"),
         ({"over": "nobody"}, "over='nobody' is not a source that stores rows; use one of []"),
         ({"sequence": Sequence(0)}, "length=0"),
@@ -34,8 +34,8 @@ def problems(rollout=4, **changes):
         ({"sequence": Sequence(4, end="write", stored_carry=True)}, "use end='continue' or 'truncate', or rollout_"),
         ({"sequence": Sequence(4, 8, "truncate", stored_carry=True)}, "period=8 must be the 4 rows between two stored"),
         ({"sampler": Prioritized(normalize="most")}, "normalize='most'"),
-        ({"frame_stack": FrameStack(0)}, "frames must be at least 1"),
-        ({"frame_stack": FrameStack(4, fill="blue")}, "fill one of ('repeat', 'zeros')"),
+        ({"frame_stack": FrameStack(0)}, "frame_stack.frames=0 must be a whole number of at least 1"),
+        ({"frame_stack": FrameStack(4, fill="blue")}, "fill='blue' must be one of ('repeat', 'zeros')"),
     ],
 )
 def test_sources_that_cannot_be_served(changes, said):

@@ -13,6 +13,6 @@ def test_signatures_name_what_is_missing_and_what_is_too_much():
     assert signature.problems(expected, given) == [
         "['a'] is float32[3]; expected float32[2]",
         "['b']['c'] is missing; expected uint8[]",
-        "['b']['d'] is not expected; it is uint8[]",
+        "['b']['d'] is uint8[]; expected nothing",
     ]
     assert signature.problems(expected, expected) == []

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from jaxrl.buffers import item_table
-from jaxrl.core.errors import ConfigError
 from jaxrl.core.sources import Fifo, Prioritized, Uniform
 
 COUNT = 2  # of every call, so that each is compiled once
@@ -117,16 +116,3 @@ def test_a_queue_gives_each_item_once_in_order():
     np.testing.assert_array_equal(drawn.held, [True, True, False, False])
     np.testing.assert_array_equal(drawn.items[:2], [4, 5])
     assert int(state.size) == 0
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"capacity": 0}, "capacity=0"),
-        ({"capacity": 2, "remover": Uniform()}, "remover=Uniform"),
-        ({"capacity": 2, "max_times_sampled": -1}, "max_times_sampled=-1"),
-    ],
-)
-def test_impossible_tables_are_refused(settings, said):
-    with pytest.raises(ConfigError, match=said):
-        item_table.Table(**settings)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import log_softmax, softmax
 
-from jaxrl.networks.two_hot import TwoHot, bins, symexp, symlog, two_hot
+from jaxrl.networks.two_hot import TwoHot, bins, symlog, two_hot
 
 AT = np.sign(np.linspace(-20, 20, 255)) * np.expm1(np.abs(np.linspace(-20, 20, 255)))
 
@@ -33,9 +33,8 @@ def test_the_bins_are_even_under_symlog_and_symmetric():
 
 
 @given(st.floats(-1e6, 1e6, width=32))
-def test_symlog_and_its_inverse(x):
+def test_symlog(x):
     np.testing.assert_allclose(symlog(jnp.float32(x)), np.sign(x) * np.log1p(abs(np.float64(x))), rtol=1e-5, atol=1e-7)
-    np.testing.assert_allclose(symexp(symlog(jnp.float32(x))), x, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("x", [0.0, 1.0, -1.0, 0.3, -17.25, 1234.5, 3e8, -3e8, 1e12, -1e12])

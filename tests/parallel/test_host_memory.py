@@ -122,7 +122,7 @@ def test_only_rows_lie_there():
     found = checks.source_problems({"replay": source}, 4, 4, 1)
     assert ["replay_memory='host' needs storage='ring', not 'table'" in line for line in found] == [True]
     found = checks.source_problems({"replay": dataclasses.replace(source, replay_memory="disk")}, 4, 4, 1)
-    assert ["replay_memory='disk' must be 'device' or 'host'" in line for line in found] == [True]
+    assert ["replay_memory='disk' must be one of ('device', 'host')" in line for line in found] == [True]
 
 
 def test_runs_of_one_program_are_refused(monkeypatch):

@@ -19,7 +19,7 @@ from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.trees import byte_size, tree_summary
+from jaxrl.core.trees import tree_summary
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.run import loggers
 from jaxrl.run.callbacks import FunctionCallback, StopAtReturn
@@ -161,13 +161,6 @@ def test_an_evaluation_that_cannot_be_right_is_refused(trained, settings, said):
 
 
 def test_sizes():
-    assert [byte_size(n) for n in (0, 999, 1000, 1_250_000, 3 * 10**9)] == [
-        "0 B",
-        "999 B",
-        "1.0 kB",
-        "1.2 MB",
-        "3.0 GB",
-    ]
     assert tree_summary({"a": np.zeros(250, np.float32), "b": (np.zeros((), np.int32), 3)}) == "2 arrays, 1.0 kB"
 
 

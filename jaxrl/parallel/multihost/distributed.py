@@ -14,13 +14,13 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 import jax
+from flax.traverse_util import flatten_dict
 
 # The key-value store of the coordination service has no public name. Unlike a collective it needs no device, has a
 # timeout, and works between processes of different versions.
 from jax._src import distributed as _engine
 
 from jaxrl.core import errors
-from jaxrl.core.config import flatten
 from jaxrl.core.errors import ConfigError, JaxrlError, PeerError
 from jaxrl.core.versions import installed_version
 from jaxrl.parallel.multihost import addresses
@@ -163,7 +163,8 @@ def check_same(settings: Mapping[str, Any]) -> None:
     if jax.process_count() == 1:
         return
     devices = {"local devices": f"{jax.local_device_count()} of {jax.local_devices()[0].device_kind}"}
-    mine = {name: _ADDRESS.sub("", json.dumps(value)) for name, value in flatten({**settings, **devices}).items()}
+    flat = flatten_dict({**settings, **devices}, sep=".")
+    mine = {name: _ADDRESS.sub("", json.dumps(value)) for name, value in flat.items()}
     digest = hashlib.sha256(json.dumps(mine, sort_keys=True).encode()).hexdigest()
     if len(set(exchange("digest of the settings", digest))) > 1:
         _raise_differences(exchange("settings", mine))

@@ -14,7 +14,7 @@ import numpy as np
 from jaxrl.buffers import flashbax, frames
 from jaxrl.buffers.index import Index
 from jaxrl.buffers.item_table import TableState
-from jaxrl.buffers.replay import ReplayState, lookahead
+from jaxrl.buffers.replay import ReplayState
 from jaxrl.buffers.ring import Ring, is_on_host
 from jaxrl.buffers.table_replay import Item, TableIndex, TableRows
 from jaxrl.core import files, spaces
@@ -142,7 +142,7 @@ def _of_ring(
     ring: Ring, env: int, source: Replay, stack: FrameStack | None, starts: np.ndarray | None, unfinished: bool
 ) -> Stretches:
     """Yield whole episodes; with `starts`, bool [slots], the rows of the items that begin there."""
-    filled, reach = int(ring.filled), lookahead(source)
+    filled, reach = int(ring.filled), source.lookahead
     number = np.arange(filled)
     slot = (int(ring.cursor) - filled + number) % ring.slots
     rows = ring.rows.replace(action_mask=None, extras={})
