@@ -130,7 +130,6 @@ class Batches:
         self._size, self._n_step, self._sequence = batch_size, n_step, sequence
         self._lengths = dataset.lengths
         self._first_row = np.concatenate([[0], np.cumsum(self._lengths + 1)])
-        self._stretches: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         counts = self._counts()
         self.items = int(counts.sum())
         if not self.items:
@@ -162,16 +161,11 @@ class Batches:
             return self._lengths
         if self._sequence.end != "continue":
             lengths, which = np.unique(self._lengths, return_inverse=True)
-            starts = [self._stretch(length, self._sequence)[0] for length in lengths.tolist()]
+            starts = [views.stretches(length + 1, self._sequence)[0] for length in lengths.tolist()]
             return np.asarray(list(map(len, starts)), np.int64)[which]
         period, latest = self._sequence.period, self._first_row[-1] - self._sequence.rows
         before = lambda row: -(-np.minimum(row, latest + 1) // period)  # noqa: E731  (how many begin before a row)
         return np.maximum(before(self._first_row[1:]), 0) - np.maximum(before(self._first_row[:-1]), 0)
-
-    def _stretch(self, length: int, sequence: Sequence) -> tuple[np.ndarray, np.ndarray]:
-        if length not in self._stretches:
-            self._stretches[length] = views.stretches(length + 1, sequence)
-        return self._stretches[length]
 
     def _place(self, episode, within):
         """Return the first row of each item, and its number of transitions to the episode's end, or of rows."""
@@ -181,7 +175,7 @@ class Batches:
         if self._sequence.end == "continue":
             period = self._sequence.period
             return (-(-first // period) + within) * period, np.full_like(within, self._sequence.rows)
-        stretches = [self._stretch(length, self._sequence) for length in lengths.tolist()]
+        stretches = [views.stretches(length + 1, self._sequence) for length in lengths.tolist()]
         pairs = [(starts[i], extents[i]) for (starts, extents), i in zip(stretches, within.tolist(), strict=True)]
         start, extents = np.asarray(pairs, np.int64).reshape(-1, 2).T
         return first + start, extents
