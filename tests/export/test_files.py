@@ -27,6 +27,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "export.md"
 COMBINATIONS = combinations()
 DENSE = {name: made for name, made in COMBINATIONS.items() if "images" not in name}
 SMALL = networks.MLP((16,))
+PLAIN, SPEC = jaxrl.PPO(network=networks.ActorCritic(torso=SMALL)), EnvSpec("test", VECTORS, MANY)
 NESTED = spaces.Dict({"camera": VECTORS, "arm": spaces.Dict({"angle": VECTORS}), "room": MANY})
 PARTS = spaces.Dict({"move": spaces.Box(-1, 1, (2,)), "speak": spaces.Tuple((MANY, spaces.MultiDiscrete((2, 3))))})
 RECURRENT = networks.ActorCritic(torso=SMALL, core=networks.GRU(8), previous_action=True, previous_reward=True)
@@ -74,7 +75,7 @@ def test_numpy_knows_other_networks(name, tmp_path):
 
 @pytest.mark.long
 def test_numpy_begins_where_there_is_no_carry(tmp_path):
-    policy = policy_of(jaxrl.PPO(network=RECURRENT), EnvSpec("test", VECTORS, MANY))
+    policy = policy_of(jaxrl.PPO(network=RECURRENT), SPEC)
     act = numpy_policy(jaxrl.export_policy(policy, tmp_path / "policy.npz", to="numpy"))
     seen = observations(policy.spec, 5)
     for first in (False, np.zeros(5, bool)):
@@ -95,8 +96,7 @@ def test_numpy_writes_whole_numbers_of_any_type():
 
 
 def test_numpy_needs_numpy_alone(tmp_path):
-    spec = EnvSpec("test", VECTORS, MANY)
-    policy = policy_of(jaxrl.PPO(network=networks.ActorCritic(torso=SMALL)), spec)
+    policy = policy_of(PLAIN, SPEC)
     path = jaxrl.export_policy(policy, tmp_path / "policy.npz", to="numpy")
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['jax', 'jaxrl', 'flax']))\n"
@@ -123,8 +123,7 @@ def test_numpy_needs_numpy_alone(tmp_path):
 def test_stablehlo_needs_jax_alone(tmp_path):
     """By the script that the page shows."""
     pytest.importorskip("flatbuffers")
-    spec = EnvSpec("test", VECTORS, MANY)
-    policy = policy_of(jaxrl.PPO(network=RECURRENT), spec)
+    policy = policy_of(jaxrl.PPO(network=RECURRENT), SPEC)
     jaxrl.export_policy(policy, tmp_path / "policy.stablehlo")
     (script,) = re.findall(
         r"^```python\n(import jax\n.*?deserialize.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE
@@ -137,7 +136,7 @@ def test_stablehlo_needs_jax_alone(tmp_path):
         "    action, carry = act(seen, carry, first=step == 0, reward=0.5)\n"
         "    print(int(action))\n"
     )
-    seen = observations(spec, 3)
+    seen = observations(SPEC, 3)
     np.save(tmp_path / "seen.npy", seen)
     done = subprocess.run(
         [sys.executable, "-c", block + script + use], cwd=tmp_path, capture_output=True, text=True, check=False
@@ -179,7 +178,7 @@ def test_convolutions_are_not_for_numpy(tmp_path):
 )
 def test_names_of_other_files_are_refused(to, name, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    policy = policy_of(jaxrl.PPO(network=networks.ActorCritic(torso=SMALL)), EnvSpec("test", VECTORS, MANY))
+    policy = policy_of(PLAIN, SPEC)
     with pytest.raises(ConfigError, match=words) as caught:
         jaxrl.export_policy(policy, name, to=to)
     assert "\n" not in str(caught.value) and list(tmp_path.iterdir()) == []
@@ -189,15 +188,14 @@ def test_names_of_other_files_are_refused(to, name, words, tmp_path, monkeypatch
 def test_an_earlier_export_is_replaced(to, name, tmp_path):
     if to == "stablehlo":
         pytest.importorskip("flatbuffers")
-    spec, content = EnvSpec("test", VECTORS, MANY), []
-    for widths in ((16,), (8,)):
-        algo = jaxrl.PPO(network=networks.ActorCritic(torso=networks.MLP(widths)))
-        content.append(jaxrl.export_policy(policy_of(algo, spec), tmp_path / name, to=to).read_bytes())
+    content = []
+    for algo in (PLAIN, jaxrl.PPO(network=networks.ActorCritic(torso=networks.MLP((8,))))):
+        content.append(jaxrl.export_policy(policy_of(algo, SPEC), tmp_path / name, to=to).read_bytes())
     assert len(content[0]) > len(content[1])
 
 
 def test_what_is_not_installed_is_said_in_a_line(tmp_path, monkeypatch):
-    policy = policy_of(jaxrl.PPO(network=networks.ActorCritic(torso=SMALL)), EnvSpec("test", VECTORS, MANY))
+    policy = policy_of(PLAIN, SPEC)
     monkeypatch.setitem(sys.modules, "flatbuffers", None)
     monkeypatch.setitem(sys.modules, "jax2onnx", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'jaxrl\[export\]'$"):
@@ -213,7 +211,7 @@ def test_what_is_not_installed_is_said_in_a_line(tmp_path, monkeypatch):
 ONNX = {name: COMBINATIONS[name] for name in (
     "ppo-vectors-discrete", "sac-vectors-continuous", "dqn-vectors-discrete", "pqn-images-discrete",
 )}  # fmt: skip
-ONNX["recurrent"] = (jaxrl.PPO(network=RECURRENT), EnvSpec("test", VECTORS, MANY))
+ONNX["recurrent"] = (jaxrl.PPO(network=RECURRENT), SPEC)
 ONNX["parts"] = (
     jaxrl.PPO(network=networks.ActorCritic(torso=networks.default_torso(NESTED))),
     EnvSpec("test", NESTED, PARTS),
