@@ -132,10 +132,8 @@ def gather_sequences(
     offset = np.arange(sequence.rows)[:, None]
     mask = offset < extent
     at = start + np.where(mask, offset, 0)
-    fields = ("observation", "action", "reward", "terminated", "truncated", "first", "weight", "extras", "discount")
-    stretch = Trajectory(
-        **{name: jax.tree.map(lambda x: zero_where(~mask, x), take(name, at)) for name in fields}  # noqa: B023
-    )
+    names = [field.name for field in dataclasses.fields(Trajectory)]
+    stretch = Trajectory(**{name: jax.tree.map(lambda x: zero_where(~mask, x), take(name, at)) for name in names})
     # A time step's reward, endings and previous action come from the row before it, unless it begins an episode.
     began = stretch.first | ~mask
     before = np.where(began, at, at - 1)
@@ -198,10 +196,10 @@ def aligned(episode: Episode, alignment: Alignment) -> dict[str, PyTree]:
     Raises:
       ConfigError: `alignment` is none of these.
     """
-    if alignment not in ("SAR", "RSA", "ARS"):
+    later = {"SAR": (), "RSA": ("reward", "discount"), "ARS": ("action", "reward", "discount")}
+    if alignment not in later:
         raise ConfigError(f"alignment={alignment!r}; use 'SAR', 'RSA' or 'ARS'")
-    steps = episode.steps
-    moved = {"SAR": (), "RSA": ("reward", "discount"), "ARS": ("action", "reward", "discount")}[alignment]
+    steps, moved = episode.steps, later[alignment]
     for name in ("action", "reward", "discount"):
         change = _one_later if name in moved else lambda x: zero_where(episode.is_last, x)
         steps[name] = jax.tree.map(change, steps[name])

@@ -104,7 +104,7 @@ def test_what_else_the_steps_hold_comes_back(tmp_path):
     assert_bitwise(theirs.MinariDataset(path / "data")[0].infos, extras)
     with pytest.raises(ConfigError, match="steps/log_prob.*HDF5"):
         write_minari(tmp_path, [one], "other-v0", data_format="arrow")
-    refused(lambda: write_minari(tmp_path, [one, MADE_UP[0]], "other-v0"), "an episode has the fields")
+    refused(lambda: write_minari(tmp_path, [one, MADE_UP[0]], "other-v0"), "steps/log_prob")
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
@@ -133,9 +133,9 @@ def test_episodes_unlike_their_spaces_are_refused(tmp_path):
     good = spaces.Box(-1, 1, (3,)), spaces.Discrete(4)
     x = {"observation": np.zeros((5, 3), np.float32), "action": np.zeros(5, np.int32)}
     for name, changes, words in (
-        ("observation", {"observation": np.zeros((5, 3))}, r"is float64 \(3,\), its space has float32 \(3,\)"),
-        ("observation", {"observation": {"a": x["observation"]}}, "is a dictionary"),
-        ("action", {"action": np.zeros((5, 1), np.int32)}, r"is int32 \(1,\), its space has int32 \(\)"),
+        ("observation", {"observation": np.zeros((5, 3))}, r"is float64 \(3,\), but float32 \(3,\) in its space"),
+        ("observation", {"observation": {"a": x["observation"]}}, r"is missing, but float32 \(3,\) in its space"),
+        ("action", {"action": np.zeros((5, 1), np.int32)}, r"is int32 \(1,\), but int32 \(\) in its space"),
     ):
         with MinariWriter("bad-v0", *good, data_dir=tmp_path) as writer:
             with pytest.raises(ConfigError, match=f"steps/{name} {words}"):
@@ -165,7 +165,7 @@ def test_nothing_is_overwritten_and_damage_does_not_appear(tmp_path, monkeypatch
         real(self)
 
     monkeypatch.setattr(MinariWriter, "_read_again", damaged)
-    with pytest.raises(DatasetError, match="does not contain the values that were written"):
+    with pytest.raises(DatasetError, match="does not contain the episodes that were written"):
         write_minari(tmp_path, MADE_UP[:1], "two-v0")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["one-v0"]
 
