@@ -219,18 +219,22 @@ def meaningful(episode: Episode) -> dict[str, PyTree]:
     }
 
 
-Kind = dict[str, str]  # dtype and shape by the name of an array
+Kind = dict[str, tuple[Any, ...]]  # dtype and shape by the name of an array
 
 
 def kind_of(tree: PyTree, *, axes: int = 0) -> Kind:
     """Return the dtype and shape of each array by its name, without the first `axes` axes, which may differ."""
-    return {name: f"{x.dtype} {x.shape[axes:]}" for name, x in named_leaves(tree).items()}
+    return {name: (x.dtype, x.shape[axes:]) for name, x in named_leaves(tree).items()}
 
 
 def differences(found: Kind, expected: Kind) -> list[str]:
     """Return how arrays differ from the expected ones, as "reward is float64 (), but float32 ()", one line each."""
-    pairs = {name: (found.get(name, "missing"), expected.get(name, "missing")) for name in expected | found}
-    return [f"{name} is {here}, but {there}" for name, (here, there) in pairs.items() if here != there]
+    lines, missing = [], ("missing",)
+    for name in expected | found:
+        here, there = found.get(name, missing), expected.get(name, missing)
+        if here != there:
+            lines.append(f"{name} is {' '.join(map(str, here))}, but {' '.join(map(str, there))}")
+    return lines
 
 
 def check_kind(found: Kind, kind: Kind | None, error: type[JaxrlError] = DatasetError) -> Kind:

@@ -14,7 +14,6 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from jaxrl.core.errors import ConfigError, DatasetError, MissingExtraError
-from jaxrl.core.trees import named_leaves
 from jaxrl.data import bounds
 from jaxrl.data.episodes import STEP_FIELDS, Episode, cast, implied_discount
 
@@ -48,9 +47,9 @@ class Field:
         return self.name.startswith("steps/")
 
     @property
-    def kind(self) -> str:
-        """The dtype and shape, in words."""
-        return "TFDS's decoder" if self.dtype is None else f"{self.dtype} {self.shape}"
+    def kind(self) -> tuple[Any, ...]:
+        """The dtype and shape, as in `kind_of`."""
+        return ("TFDS's decoder",) if self.dtype is None else (self.dtype, self.shape)
 
 
 def tfds() -> Any:
@@ -132,11 +131,11 @@ def serialized(episode: Episode, fields: list[Field]) -> bytes:
     Raises:
       ConfigError: its metadata have other types, or it has more than 2 GB.
     """
-    example, steps = new_example(), named_leaves({"steps": episode.steps})
+    example, steps = new_example(), iter(jax.tree.leaves(episode.steps))
     features = example.features.feature
     for field in fields:
         if field.of_steps:
-            _write_steps(features[field.name], field, steps[field.name])
+            _write_steps(features[field.name], field, next(steps))
         else:
             _write_value(features[field.name], field, episode.metadata[field.name])
     try:

@@ -171,7 +171,8 @@ class RldsReader:
         if gone := [file for file in self._files if not os.path.isfile(file)]:
             raise DatasetError(f"{path} is incomplete: {gone[0]} is missing")
         for file, count in zip(self._files, splits[split].shard_lengths, strict=True):
-            if not 0 <= count <= (size := os.path.getsize(file)):
+            size = os.path.getsize(file)
+            if not 0 <= count <= size:
                 raise DatasetError(f"{path} declares {count:,} episodes in {file}, which has {size:,} bytes")
         self._starts = np.append(0, np.cumsum(splits[split].shard_lengths)).astype(np.int64)
 

@@ -45,7 +45,7 @@ class Writer(abc.ABC):
         own = {"episode_id": self.episodes, "return": episode.episode_return, "length": episode.length}
         metadata = {**episode.metadata, **(metadata or {}), **own}
         metadata = {name: x.item() if isinstance(x, np.generic) else x for name, x in metadata.items()}
-        kind = kind_of({"steps": episode.steps}, axes=1) | dict.fromkeys(metadata, "a metadata field")
+        kind = kind_of({"steps": episode.steps}, axes=1) | dict.fromkeys(metadata, ("a metadata field",))
         check_kind(kind, self._kind, ConfigError)
         with as_dataset_errors(self._staging.path):
             self._add(dataclasses.replace(episode, metadata=metadata))
