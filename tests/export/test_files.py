@@ -50,6 +50,13 @@ def assert_numpy_same(policy, path, steps, tolerance):
     assert_same(policy, call, steps=steps, tolerance=tolerance)
 
 
+def refused(words, policy, path, error=ConfigError, **how):
+    """The export is refused in a line, and leaves nothing."""
+    with pytest.raises(error, match=words) as caught:
+        jaxrl.export_policy(policy, path, **how)
+    assert "\n" not in str(caught.value) and list(Path(path).parent.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", one_quick(DENSE, "sac-vectors-continuous"))
 def test_numpy_acts_as_the_run_does(name, tmp_path):
     assert_numpy_same(policy_of(*DENSE[name]), tmp_path, 4, 2e-6)
@@ -162,9 +169,7 @@ def test_the_command_writes_a_policy(tmp_path, monkeypatch):
 def test_convolutions_are_not_for_numpy(tmp_path):
     spec = EnvSpec("test", IMAGES, MANY)
     algo = jaxrl.PQN(network=networks.QNetwork(torso=networks.MinAtarCNN(2, 3, 4)))
-    with pytest.raises(ConfigError, match="conv_general_dilated") as caught:
-        jaxrl.export_policy(policy_of(algo, spec), tmp_path / "policy.npz", to="numpy")
-    assert "\n" not in str(caught.value) and list(tmp_path.iterdir()) == []
+    refused("conv_general_dilated", policy_of(algo, spec), tmp_path / "policy.npz", to="numpy")
 
 
 @pytest.mark.parametrize(
@@ -178,10 +183,7 @@ def test_convolutions_are_not_for_numpy(tmp_path):
 )
 def test_names_of_other_files_are_refused(to, name, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    policy = policy_of(PLAIN, SPEC)
-    with pytest.raises(ConfigError, match=words) as caught:
-        jaxrl.export_policy(policy, name, to=to)
-    assert "\n" not in str(caught.value) and list(tmp_path.iterdir()) == []
+    refused(words, policy_of(PLAIN, SPEC), name, to=to)
 
 
 @pytest.mark.parametrize(("to", "name"), [("numpy", "policy.npz"), ("stablehlo", "policy.stablehlo")])
@@ -198,14 +200,10 @@ def test_what_is_not_installed_is_said_in_a_line(tmp_path, monkeypatch):
     policy = policy_of(PLAIN, SPEC)
     monkeypatch.setitem(sys.modules, "flatbuffers", None)
     monkeypatch.setitem(sys.modules, "jax2onnx", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'jaxrl\[export\]'$"):
-        jaxrl.export_policy(policy, tmp_path / "policy.stablehlo")
-    with pytest.raises(ConfigError, match="orbax-checkpoint==") as caught:
-        jaxrl.export_policy(policy, tmp_path / "policy.onnx", to="onnx")
-    assert "\n" not in str(caught.value) and list(tmp_path.iterdir()) == []
+    refused(r"pip install 'jaxrl\[export\]'$", policy, tmp_path / "policy.stablehlo", MissingExtraError)
+    refused("orbax-checkpoint==", policy, tmp_path / "policy.onnx", to="onnx")
     assert onnx_file.HOW in PAGE.read_text().replace("\n", "; ")
-    with pytest.raises(ConfigError, match="did you mean 'onnx'"):
-        jaxrl.export_policy(policy, tmp_path / "policy.onnx", to="onnxx")
+    refused("did you mean 'onnx'", policy, tmp_path / "policy.onnx", to="onnxx")
 
 
 ONNX = {name: COMBINATIONS[name] for name in (
