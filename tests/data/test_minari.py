@@ -249,10 +249,13 @@ def test_a_run_is_exported_and_looked_at_from_the_shell(tmp_path, monkeypatch, c
 # --- what others wrote -----------------------------------------------------------------------------------------------
 
 
-def foreign(folder, monkeypatch, steps=4, **changes):
+BOX = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+SPACES = gymnasium.spaces.Tuple([BOX, gymnasium.spaces.Text(3)]), gymnasium.spaces.Discrete(9)
+
+
+def foreign(folder, monkeypatch, steps=4, spaces=SPACES, **changes):
     """A dataset that Minari itself wrote, of one episode of float64 rewards."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", os.fspath(folder))
-    box = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float64)
     episode = {
         "observations": (np.arange(2.0 * (steps + 1)).reshape(-1, 2), list("abcde")[: steps + 1]),
         "actions": np.arange(steps),
@@ -264,8 +267,8 @@ def foreign(folder, monkeypatch, steps=4, **changes):
     theirs.create_dataset_from_buffers(
         "theirs-v3",
         [theirs.data_collector.EpisodeBuffer(**(episode | changes), seed=8)],
-        observation_space=gymnasium.spaces.Tuple([box, gymnasium.spaces.Text(3)]),
-        action_space=gymnasium.spaces.Discrete(9),
+        observation_space=spaces[0],
+        action_space=spaces[1],
         jpeg_encoding=False,
     )
     return jaxrl.load_dataset("minari:theirs-v3")
@@ -309,22 +312,12 @@ def test_spaces_of_others_count_from_zero_here(tmp_path, monkeypatch, space, fir
     """As in the environment that `jaxrl.make` makes of theirs: what is learned is what was done."""
     from jaxrl.envs.host import conversion
 
-    monkeypatch.setenv("MINARI_DATASETS_PATH", os.fspath(tmp_path))
     done = np.asarray(first) + np.resize([[0, 0], [1, 1]], (4, 2))[:, : np.size(first)].reshape(4, *np.shape(first))
     seen = {"room": np.arange(1, 6), "place": np.arange(5)}
-    buffer = theirs.data_collector.EpisodeBuffer(
-        observations=seen,
-        actions=done,
-        rewards=np.ones(4),
-        terminations=np.zeros(4, bool),
-        truncations=np.arange(4) == 3,
-        infos=None,
-    )
     rooms = gymnasium.spaces.Dict(
         {"room": gymnasium.spaces.Discrete(5, start=1), "place": gymnasium.spaces.Discrete(5)}
     )
-    theirs.create_dataset_from_buffers("begun-v0", [buffer], observation_space=rooms, action_space=space)
-    (read,) = jaxrl.load_dataset("minari:begun-v0")
+    (read,) = foreign(tmp_path, monkeypatch, spaces=(rooms, space), observations=seen, actions=done)
     made = conversion.actions(space, "theirs")
     assert made.space == ours and np.array_equal(made.convert(read.action[:-1]), done)
     assert read.observation["room"].tolist() == read.observation["place"].tolist() == list(range(5))

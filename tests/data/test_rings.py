@@ -8,12 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.recorded import write_rlds
+from helpers.recorded import as_dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-import jaxrl
 from jaxrl.buffers import fixed, replay, transitions
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError, DatasetError
@@ -260,9 +259,7 @@ def test_a_stream_clips_actions_as_well_and_names_the_first_episode(tmp_path):
         dataclasses.replace(episode(number, 3, "truncated"), action=np.full((4, 1), 1.0 + number, np.float32))
         for number in range(2)
     ]
-    write_rlds(tmp_path / "data", episodes)
-    dataset = jaxrl.load_dataset(f"rlds:{tmp_path / 'data'}")
-    with rings.stream(dataset, fixed.source_of(Dataset(6)), SPEC, seed=0) as stream:
+    with rings.stream(as_dataset(tmp_path, *episodes), fixed.source_of(Dataset(6)), SPEC, seed=0) as stream:
         with pytest.warns(UserWarning, match=r"episode 1: 3 of 3 .*100.0%"):
             batch = stream.batch(0)
     assert batch.action.shape == (6, 1) and (batch.action == 1.0).all()

@@ -15,7 +15,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 from helpers.programs import PPO
-from helpers.recorded import MADE_UP, TYPES, Clock, assert_bitwise, check_made_up, episode, untrained, write_rlds
+from helpers.recorded import (
+    MADE_UP,
+    TYPES,
+    Clock,
+    as_dataset,
+    assert_bitwise,
+    check_made_up,
+    episode,
+    untrained,
+    write_rlds,
+)
 from helpers.refused import refused
 from helpers.tiers import few
 from hypothesis import given
@@ -73,9 +83,9 @@ def test_bfloat16_and_flat_arrays(tmp_path):
         observation=rng.normal(size=(6, 4)).astype(ml_dtypes.bfloat16),
         action=np.asarray([-(2**31), 2**31 - 1, -1, 127, 128, 0], np.int32),
     )
-    path = write_rlds(tmp_path / "data", [flat])
-    assert_bitwise(jaxrl.load_dataset(f"rlds:{path}")[0].steps, flat.steps)
-    ((_, steps),) = as_tfds_reads(path)
+    dataset = as_dataset(tmp_path, flat)
+    assert_bitwise(dataset[0].steps, flat.steps)
+    ((_, steps),) = as_tfds_reads(dataset.path)
     assert steps["observation"].dtype == ml_dtypes.bfloat16
     assert_bitwise(steps, flat.steps)
 
@@ -164,7 +174,7 @@ def test_a_killed_export_leaves_nothing_at_the_final_path(tmp_path, kind):
     done = subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parents[1])
     told = [line.split(": ") for line in done.stdout.splitlines()]
     assert done.returncode == 0 and len(told) == 1 + 8 + 20, done.stderr
-    whole = {"rlds": "dataset_info.json,features.json,killed-train.array_record-00000", "minari": "data"}[kind]
+    whole = "dataset_info.json,features.json,tests_Made_up_v0-train.array_record-00000" if kind == "rlds" else "data"
     by_chance = {moment: left for moment, _, left in told if moment.startswith("line")}
     for moment, signal, left in told:
         assert signal == ("0" if moment == "never" else "9"), moment

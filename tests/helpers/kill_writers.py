@@ -8,6 +8,7 @@ can be forked.
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,6 @@ from helpers import dying, recorded
 from jaxrl.data import features, minari, minari_reader, rlds
 
 EPISODES = [recorded.episode(seed, 3) for seed in range(4)]
-SPACES = recorded.spaces_of(EPISODES[0])
 
 
 class Lines:
@@ -59,23 +59,15 @@ def main(folder, kind, by_chance):
     folder = Path(folder)
     path, counted = folder / "data-v0", folder / "lines"
     if kind == "rlds":
+        write = partial(recorded.write_rlds, path, EPISODES)
         named = moments(rlds.RldsWriter, (features.tfds().features.FeaturesDict, "save_config"))
     else:
         minari_reader.package()
         from minari.dataset.minari_storage import MinariStorage
 
         minari._AT_ONCE = 1  # every episode is handed over at once
+        write = partial(recorded.write_minari, folder, EPISODES, "data-v0")
         named = moments(minari.MinariWriter, (MinariStorage, "update_metadata", 3))
-
-    def write():
-        with (
-            rlds.RldsWriter(path, "killed")
-            if kind == "rlds"
-            else minari.MinariWriter("data-v0", *SPACES, data_dir=folder)
-        ) as writer:
-            for episode in EPISODES:
-                writer.write(episode)
-            writer.close()
 
     def see(moment, fatal=None):
         """Writes in a child, and tells what came of it."""
