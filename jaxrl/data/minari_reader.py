@@ -87,10 +87,7 @@ class MinariReader:
         self.absent: tuple[str, ...] = ()
         action_space, foreign = self._dataset.action_space, described.get("description") != DESCRIPTION
         self._first = first_integers(self._dataset.observation_space), first_integers(action_space, boxes=foreign)
-        self._hdf5 = self.path / "data" / "main_data.hdf5" if data_format == "hdf5" else None
         self._format, self._pictures = data_format, bool(described.get("jpeg_encoding", True))  # Minari's default
-        both = {"observations": self._dataset.observation_space, "actions": action_space}
-        self._spaces = both if self._pictures else {}
         # In formats other than HDF5, Minari takes a long episode for several, and so misnumbers those that follow.
         self._at_once = _AT_ONCE if data_format == "hdf5" else 1
 
@@ -103,16 +100,21 @@ class MinariReader:
         while done < len(places):
             together = places[done : done + self._at_once]
             try:
-                if self._hdf5 is not None:
-                    check_hdf5(self._hdf5, together, self._spaces)
-                else:
-                    untrusted_tables.check_episode(self.path / "data" / str(together[0]), self._format, self._pictures)
+                self._check(together)
                 for found in zip(storage.get_episodes(together), storage.get_episode_metadata(together), strict=True):
                     done += 1
                     yield found
             except Exception as error:  # Minari raises whatever its file formats do
                 done += 1
                 yield error
+
+    def _check(self, places):
+        data, dataset = self.path / "data", self._dataset
+        if self._format == "hdf5":
+            both = {"observations": dataset.observation_space, "actions": dataset.action_space}
+            check_hdf5(data / "main_data.hdf5", places, both if self._pictures else {})
+        else:
+            untrusted_tables.check_episode(data / str(places[0]), self._format, self._pictures)
 
     def episode(self, record: Any, where: str) -> Episode:
         """Convert a record to an episode; `where` names it.

@@ -14,7 +14,7 @@ from jaxrl.core import files
 from jaxrl.core.errors import ConfigError
 from jaxrl.export import numpy_policy
 from jaxrl.export.function import ActFunction
-from jaxrl.export.operations import Constant, Equation, flat_equations, reachable
+from jaxrl.export.operations import Equation, Value, flat_equations, reachable
 
 # Parameters that an operation needs in addition to arrays; the others are for compilers.
 _PARAMETERS = {
@@ -77,7 +77,7 @@ def _content(function, about):
             numbers[key] = len(numbers)
             if isinstance(x, Literal):
                 constants[numbers[key]] = np.asarray(x.val, x.aval.dtype)
-            elif isinstance(x, Constant):
+            elif isinstance(x, Value) and x.array is not None:
                 constants[numbers[key]] = np.asarray(x.array)
         return numbers[key]
 

@@ -40,11 +40,9 @@ class Lineage:
 
     def ancestors(self, member: int | None = None) -> np.ndarray:
         """Return the index that the line of a member (None: the winner) had in each interval, (points,)."""
-        place, found = self.winner if member is None else member, []
-        for parents in [*self.parents[-2::-1], None]:
-            found.append(place)
-            if parents is not None:
-                place = int(parents[place])
+        found = [self.winner if member is None else member]
+        for parents in self.parents[-2::-1]:
+            found.append(int(parents[found[-1]]))
         return np.asarray(found[::-1])
 
     def schedule(self, name: str, member: int | None = None) -> PiecewiseConstant:

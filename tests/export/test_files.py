@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.exported import IMAGES, MANY, VECTORS, assert_same, combinations, observations, policy_of
@@ -91,11 +92,11 @@ def test_numpy_begins_where_there_is_no_carry(tmp_path):
 
 
 def test_numpy_writes_whole_numbers_of_any_type():
-    """A block is taken along axes that jax.lax may be told in numpy's integers, which JSON has not."""
-    one = np.int64(1)
+    """A block, here of a constant, is taken along axes that jax.lax may be told in integers that JSON has not."""
+    one, table = np.int64(1), jnp.zeros((4, 3))
     numbers = jax.lax.GatherDimensionNumbers((0,), (one,), (one,))
-    program = jax.make_jaxpr(lambda x, start: jax.lax.gather(x, start, numbers, (4, one)))(
-        jax.ShapeDtypeStruct((4, 3), np.float32), jax.ShapeDtypeStruct((1,), np.int32)
+    program = jax.make_jaxpr(lambda start: jax.lax.gather(table, start, numbers, (4, one)))(
+        jax.ShapeDtypeStruct((1,), np.int32)
     )
     [equation] = [one for one in flat_equations(program)[0] if one.name == "gather"]
     found = numpy_file._parameters(equation)
