@@ -203,7 +203,7 @@ class Dataset:
         def halves():
             count = len(self)
             if count < 2:
-                raise ConfigError(f"{count} episodes cannot be split into two parts")
+                raise ConfigError(f"{count} episodes cannot be split into two parts; at least two are needed")
             shuffled = permuted(np.arange(count), count, seed)
             rest = min(max(round(fraction * count), 1), count - 1)
             return self._chosen[np.sort(shuffled[rest:])], self._chosen[np.sort(shuffled[:rest])]
@@ -241,7 +241,7 @@ class Dataset:
     def report(self) -> Report:
         """Read everything once and report its contents and every fault; only a few numbers per episode are kept."""
         absent = tuple(dict.fromkeys(name for part in self._parts for name in part.absent))
-        return report(str(self.path), self._judged(), absent)
+        return report(str(self.path), self._with_faults(), absent)
 
     @functools.cached_property
     def _chosen(self):
@@ -262,8 +262,8 @@ class Dataset:
             _check(where, rules.broken_rules(episode))
             yield self._changed(episode, where)
 
-    def _judged(self):
-        """Yield each episode's index, the episode or None, and its faults."""
+    def _with_faults(self):
+        """Yield the index of each episode, the episode or None if it has faults, and these faults."""
         for part, index, record, where in self._records(self._chosen):
             try:
                 episode = part.episode(record, where)

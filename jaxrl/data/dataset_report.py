@@ -97,7 +97,7 @@ def _histogram(x):
 
 @dataclasses.dataclass
 class Rewards:
-    """The counts of episodes, for notes about rewards that are ignored or always 0."""
+    """The number of episodes with an ignored reward at their last step, and whether any other reward is not 0."""
 
     episodes: int = 0
     ignored: int = 0

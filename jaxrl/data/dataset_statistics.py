@@ -40,7 +40,7 @@ class Moments:
         return (x - mean) / std * varies
 
     def denormalize(self, x: Any) -> Any:
-        """Return x * std + mean, the inverse of `normalize`; the mean for entries that hardly vary; dtypes as there."""
+        """Return x * std + mean, the inverse of `normalize`, with its dtypes; the mean for entries that hardly vary."""
         x, mean, std, varies = self._ready(x)
         return x * (std * varies) + mean
 

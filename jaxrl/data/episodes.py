@@ -116,7 +116,7 @@ def cast(x: np.ndarray, dtype: Any, name: str, counts: np.ndarray) -> np.ndarray
     with np.errstate(over="ignore", invalid="ignore"):
         found = x.astype(dtype)
         lost = found != x if dtype.kind in "biu" else ~np.isfinite(found) & np.isfinite(x)
-    refuse(name, x, lost, counts, f"which does not fit into {dtype}")
+    refuse(name, x, lost, counts, f"it does not fit into {dtype}")
     return found
 
 

@@ -141,7 +141,7 @@ class Batches:
         return np.maximum(before(self._first_row[1:]), 0) - np.maximum(before(self._first_row[:-1]), 0)
 
     def _place(self, episode, within):
-        """Return the first row of each item, and its number of transitions to the episode's end, or of rows."""
+        """Return the first row of each item, and the number of transitions to its episode's end, or of its rows."""
         first, lengths = self._first_row[episode], self._lengths[episode]
         if self._sequence is None:
             return first + within, lengths - within

@@ -139,7 +139,7 @@ def _first(problems: Iterator[str]) -> str | None:
 
 
 def _feature_problems(node: Any) -> Iterator[str]:
-    """Yield the reasons why TFDS must not read this, wherever it would look for a class."""
+    """Yield reasons why TFDS must not read this JSON: forbidden classes at any place where it looks for one."""
     for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
         yield from _feature_problems(child)
     if not isinstance(node, dict):

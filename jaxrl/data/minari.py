@@ -71,7 +71,9 @@ class MinariWriter(Writer):
 
         match = DATASET_ID_RE.fullmatch(dataset_id)
         if match is None or match.group("version") is None:
-            raise ConfigError(f"dataset_id={dataset_id!r} must be NAME-v0, or NAMESPACE/NAME-v0, with any number")
+            raise ConfigError(
+                f"dataset_id={dataset_id!r} must be NAME-v0 or NAMESPACE/NAME-v0, with any version number"
+            )
         ours = {"observation": observation_space, "action": action_space}
         self._expected = kind_of({"steps": {name: spaces.tree_map(lambda part: part, x) for name, x in ours.items()}})
         spec = None if env_spec is None else _find_spec(env_spec)

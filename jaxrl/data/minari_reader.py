@@ -138,7 +138,7 @@ class MinariReader:
 
 
 def check_hdf5(path: Path, episodes: Iterable[int], spaces: Mapping[str, Any] | None = None) -> None:
-    """Check that episodes are stored in the file itself, and are no larger than it could hold compressed.
+    """Check that episodes are stored in the file itself, and are not larger than compressed data of its size can be.
 
     Args:
       path: path of the file.
@@ -256,7 +256,7 @@ def first_integers(space: Any, *, boxes: bool = False) -> Any:
 
 
 def counted_from(x: PyTree, first: Any, sign: int, name: str) -> PyTree:
-    """Shift integers from 0 to `first` (`sign` 1), or from `first` to 0 (`sign` -1); dtypes stay.
+    """Shift integers from 0 to `first` (`sign` 1), or from `first` to 0 (`sign` -1); dtypes are kept.
 
     Raises:
       DatasetError: a shifted integer does not fit its dtype; the message begins with the field's `name`.

@@ -152,7 +152,7 @@ def _fitting(episodes):
 
 @dataclasses.dataclass
 class _Clipped:
-    """The actions of an environment's spec that are outside its bounds: their number of all, and how far they are."""
+    """The number of actions outside the bounds of a spec's action space, and their largest distance from them."""
 
     spec: EnvSpec
     actions: int = 0
@@ -236,7 +236,7 @@ def _joined(parts):
 
 
 def _checksum(rows: Trajectory) -> int:
-    """Return a checksum of the rows, which is in config.json: names are spelled as in older versions."""
+    """Return the checksum of the rows that config.json stores; names are spelled as in older versions."""
     found = 0
     for path, x in jax.tree.leaves_with_path(rows):
         name = "/".join(str(getattr(key, "key", key)) for key in path)

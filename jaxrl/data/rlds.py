@@ -239,7 +239,7 @@ def open_directory(path: str | os.PathLike, *, split: str = _SPLIT) -> list[Rlds
 
 
 def _datasets(folder, hosts=None):
-    """Return the datasets in a directory; that of a process (`hosts`) may be one, or hold parts of a recording."""
+    """Return the datasets in a directory, and those in its subdirectories of processes, whose names match `hosts`."""
     below = sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
     found = []
     for child in below:

@@ -79,7 +79,7 @@ class Writer(abc.ABC):
 
     @abc.abstractmethod
     def _complete(self) -> None:
-        """Write everything that is missing."""
+        """Write the buffered episodes and the dataset's metadata."""
 
     @abc.abstractmethod
     def _stored(self) -> tuple[int, int]:
@@ -92,7 +92,7 @@ class Writer(abc.ABC):
 
 @contextlib.contextmanager
 def as_dataset_errors(path: str | os.PathLike) -> Generator[None]:
-    """Reraise errors of the file system and libraries as a DatasetError of the dataset at `path`."""
+    """Reraise errors of the file system and libraries as a DatasetError that names the dataset's path."""
     try:
         yield
     except (OSError, RuntimeError) as error:

@@ -87,7 +87,7 @@ def records(path: str | os.PathLike) -> Generator[Callable[[int, int], list[byte
 
 @functools.lru_cache(maxsize=64)
 def _starts(path, size, _changed):
-    """Return the start of each record and the end of the last; a file of another size or age is read again."""
+    """Return the start of each record and the end of the last; cached by the size and the time of the last change."""
     starts, at = [0], 0
     if size:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

@@ -57,7 +57,7 @@ def sequences(episode: Episode, sequence: Sequence) -> SequenceBatch[np.ndarray]
 
 @functools.lru_cache(maxsize=1 << 14)
 def stretches(count: int, sequence: Sequence) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first rows of the stretches of an episode of `count` rows, and how many of its rows each holds.
+    """Return the first row of each stretch of an episode of `count` rows, and the number of its rows in it.
 
     An episode without a transition has none. The arrays are cached, so callers must not change them.
     """

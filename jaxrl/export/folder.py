@@ -87,7 +87,7 @@ def _scores(metrics) -> list[dict[str, Any]]:
 
 
 def _card(policy, config, step, scores) -> str:
-    """Return the model card; names are JSON in its head, which is YAML."""
+    """Return the model card, whose YAML header has names as JSON."""
     algorithm, environment = type(policy.algo).__name__, policy.spec.name
     tags = ["reinforcement-learning", "jaxrl", algorithm, environment]
     rows = [("Algorithm", algorithm), ("Environment", environment), ("Environment steps", f"{step:,}")]

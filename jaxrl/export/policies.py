@@ -109,7 +109,7 @@ def exported(function: ActFunction) -> jax.export.Exported:
 
 
 def _check_path(path, to):
-    """Refuse a path that cannot be written, or a file that is not an export."""
+    """Raise a ConfigError if the path cannot be written, or is a file that is not an export."""
     if not path.parent.is_dir():
         raise ConfigError(f"path={str(path)!r}: there is no folder {path.parent}")
     if to == "safetensors":

@@ -164,7 +164,7 @@ def plot_trials(scores: Sequence[float], out: str | os.PathLike | None = None, *
 
 
 def _check_metric(metric: str, runs: Sequence[Run]) -> None:
-    """Refuse a metric that no run has a value of."""
+    """Raise a ConfigError if no run has a value of the metric."""
     if any(len(run.curve(metric)[0]) for run in runs):
         return
     known = {name for run in runs for row in run.rows for name, value in row.items() if value is not None} - {"step"}

@@ -182,7 +182,7 @@ def test_frames_are_stored_once():
         ({"action": np.full((4, 1), 2, np.int32)}, r"episode 1: action is \[2\] at step 0.*scale it"),
         (
             {"action": np.full((4, 1), 1e300)},
-            r"episode 1: action is \[1.e\+300\] at step 0; which does not fit into float32",
+            r"episode 1: action is \[1.e\+300\] at step 0; it does not fit into float32",
         ),
         ({"reward": np.zeros((4, 1), np.float32)}, r"episode 1: reward has shape \(1,\) at each step"),
         ({"discount": np.float32([1, 0, 1, 0])}, "episode 1: discount is 0 at step 1"),
@@ -206,7 +206,7 @@ def test_casts_change_nothing_but_rounding():
     with pytest.raises(DatasetError, match="observation is .255 255. at st"):
         cast(unit, pixels)
     assert cast(spaces.Box(0, 255, (2,)), pixels).max() == 255.0
-    with pytest.raises(DatasetError, match="which does not fit into int32"):
+    with pytest.raises(DatasetError, match="it does not fit into int32"):
         cast(spaces.Box(-(2**31), 2**31 - 1, (2,), np.int32), np.full((4, 2), 2**31, np.int64))
     with pytest.raises(DatasetError, match="observation is .3 3. at step 0"):
         cast(spaces.MultiDiscrete((3, 4)), np.full((4, 2), 3))
