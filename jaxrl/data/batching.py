@@ -18,7 +18,8 @@ from jaxrl.core.limits import checked_seed, count_problems, whole
 from jaxrl.core.sources import Sequence
 from jaxrl.core.types import SequenceBatch, Trajectory, TransitionBatch
 from jaxrl.data import views
-from jaxrl.data.items import Batches, Episodes, RowReader, check_kind
+from jaxrl.data.episodes import check_kind, kind_of
+from jaxrl.data.items import Batches, Episodes, RowReader
 from jaxrl.parallel import memory
 
 _HEADROOM = 0.9  # of the free memory
@@ -66,8 +67,8 @@ class Loader:
     """An endless stream of a dataset's batches in a shuffled order, each item once per epoch.
 
     An item is an n-step transition or a sequence; batches are numpy, `TransitionBatch` or `SequenceBatch` (whose carry
-    is empty: the algorithm sets the initial one), with `drawn` None. Batches may span the ends of epochs. `batch(k)`
-    returns any of them; `for batch in loader` and `take` return them in order, prefetched by Grain.
+    is empty: the algorithm sets the initial one), with `sample_info` None. Batches may span the ends of epochs.
+    `batch(k)` returns any of them; `for batch in loader` and `take` return them in order, prefetched by Grain.
 
     All items are shuffled together unless there is a `window`. A record holds an episode, so reading a single
     transition reads its whole episode unless that is cached: a dataset much larger than `cache_bytes` is read
@@ -162,11 +163,9 @@ class Loader:
         if self._thread is None:
             self._thread = concurrent.futures.ThreadPoolExecutor(1, "loader")
         request = (first_batch, count)
-        if self._ahead is not None and self._ahead[0] == request:
-            made = self._ahead[1]
-        else:
-            made = self._thread.submit(self._stacked, *request)
-        self._ahead = None
+        if self._ahead is None or self._ahead[0] != request:
+            self._ahead = request, self._thread.submit(self._stacked, *request)
+        (_, made), self._ahead = self._ahead, None
         found = made.result()
         following = (first_batch + count, count)
         self._ahead = following, self._thread.submit(self._stacked, *following)
@@ -194,7 +193,7 @@ class Loader:
         found = kind = None
         for number in range(count):
             one = next(self._iterator)
-            kind = check_kind(one, kind, axes=0)
+            kind = check_kind(kind_of(one), kind)
             if found is None:
                 found = jax.tree.map(lambda x: np.empty((count, *x.shape), x.dtype), one)
             for target, leaf in zip(jax.tree.leaves(found), jax.tree.leaves(one), strict=True):

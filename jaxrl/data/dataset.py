@@ -17,7 +17,7 @@ from jaxrl.core.limits import checked_seed
 from jaxrl.core.types import Trajectory
 from jaxrl.data import episodes as rules
 from jaxrl.data.batching import Loader, arrays
-from jaxrl.data.dataset_report import Report, Tally
+from jaxrl.data.dataset_report import Report, report
 from jaxrl.data.dataset_statistics import Images, Statistics, statistics
 from jaxrl.data.episodes import Episode
 from jaxrl.data.minari_reader import MinariReader
@@ -75,8 +75,8 @@ def load_dataset(
         which.
       MissingExtraError: `jaxrl[data]` is not installed.
     """
-    kind, separator, where = os.fspath(source).partition(":")
-    if kind not in ("rlds", "minari") or not separator or not where:
+    kind, _, where = os.fspath(source).partition(":")
+    if kind not in ("rlds", "minari") or not where:
         raise ConfigError(f"dataset {source!r}: names of datasets have the form 'rlds:DIR' or 'minari:ID'")
     if last_step not in ("observation", "transition"):
         raise unknown("last_step", last_step, ("observation", "transition"))
@@ -111,7 +111,7 @@ class Dataset:
         self.path = files.expand(path)
         self.name = parts[0].name
         self._parts = tuple(parts)
-        self._starts = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
+        self._starts = np.append(0, np.cumsum([len(part) for part in parts])).astype(np.int64)
 
         self._choose: Callable[[], np.ndarray] = lambda: np.arange(self._starts[-1])
         self._changes: tuple[tuple[Callable[[Episode], Episode], bool], ...] = ()  # with `same_length`
@@ -132,7 +132,7 @@ class Dataset:
             return self.select(range(len(self))[index])
         index = operator.index(index)
         if not -len(self) <= index < len(self):
-            raise IndexError(f"episode {index} of {len(self)}")
+            raise IndexError(f"episode {index} is out of range; there are {len(self):,} episodes")
         return next(self.read([index]))
 
     def __iter__(self) -> Iterator[Episode]:
@@ -147,8 +147,8 @@ class Dataset:
         if self._changes:
             yield from (episode.summary for episode in self)
             return
-        for part, place, index, record in self._records(self._chosen):
-            yield part.summary(record, self._where(part, place, index))
+        for part, _, record, where in self._records(self._chosen):
+            yield part.summary(record, where)
 
     @functools.cached_property
     def lengths(self) -> np.ndarray:
@@ -171,7 +171,7 @@ class Dataset:
             )
         indices = chosen.astype(np.int64)
         if wrong := indices[(indices < -len(self)) | (indices >= len(self))].tolist():
-            raise ConfigError(f"episode {wrong[0]} is not among {len(self):,}")
+            raise ConfigError(f"episode {wrong[0]} is out of range; there are {len(self):,} episodes")
         return self._derived(lambda: self._chosen[indices])
 
     def where(self, predicate: Callable[[Mapping[str, Any]], bool]) -> "Dataset":
@@ -203,7 +203,7 @@ class Dataset:
         def halves():
             count = len(self)
             if count < 2:
-                raise ConfigError(f"{count} episodes cannot be split into two parts")
+                raise ConfigError(f"{count} episodes cannot be split into two parts; at least two are needed")
             shuffled = permuted(np.arange(count), count, seed)
             rest = min(max(round(fraction * count), 1), count - 1)
             return self._chosen[np.sort(shuffled[rest:])], self._chosen[np.sort(shuffled[:rest])]
@@ -240,19 +240,8 @@ class Dataset:
 
     def report(self) -> Report:
         """Read everything once and report its contents and every fault; only a few numbers per episode are kept."""
-        tally = Tally()
-        for part, place, index, record in self._records(self._chosen):
-            where = self._where(part, place, index)
-            try:
-                episode = part.episode(record, where)
-                faults = rules.broken_rules(episode)
-                tally.faults += [f"episode {index}: {field} {what}" for field, what in faults]
-                if not faults:
-                    tally.add(index, self._changed(episode, where))
-            except DatasetError as error:
-                tally.faults.append(str(error).removeprefix(f"{self.path}: "))
         absent = tuple(dict.fromkeys(name for part in self._parts for name in part.absent))
-        return tally.report(str(self.path), len(self), absent)
+        return report(str(self.path), self._with_faults(), absent)
 
     @functools.cached_property
     def _chosen(self):
@@ -268,11 +257,20 @@ class Dataset:
         return found
 
     def _read(self, numbers):
-        for part, place, index, record in self._records(numbers):
-            where = self._where(part, place, index)
+        for part, _, record, where in self._records(numbers):
             episode = part.episode(record, where)
             _check(where, rules.broken_rules(episode))
             yield self._changed(episode, where)
+
+    def _with_faults(self):
+        """Yield the index of each episode, the episode or None if it has faults, and these faults."""
+        for part, index, record, where in self._records(self._chosen):
+            try:
+                episode = part.episode(record, where)
+                faults = [f"episode {index}: {field} {what}" for field, what in rules.broken_rules(episode)]
+                yield index, None if faults else self._changed(episode, where), faults
+            except DatasetError as error:
+                yield index, None, [str(error).removeprefix(f"{self.path}: ")]
 
     def _changed(self, episode, where):
         for change, same_length in self._changes:
@@ -288,17 +286,14 @@ class Dataset:
         return episode
 
     def _records(self, numbers):
-        """Yield (part, place in it, number, record) for each episode."""
+        """Yield (part, number, record, where) for each episode; `where` names it in errors."""
         which = np.searchsorted(self._starts, numbers, side="right") - 1
         for begin, end in runs(which):
             part, here = self._parts[which[begin]], numbers[begin:end]
             places = here - self._starts[which[begin]]
             for place, number, record in zip(places.tolist(), here.tolist(), part.records(places), strict=True):
-                yield part, place, number, record
-
-    def _where(self, part, place, index):
-        within = "" if len(self._parts) == 1 else f" (number {place} of {part.path.name})"
-        return f"{self.path}: episode {index}{within}"
+                within = "" if len(self._parts) == 1 else f" (number {place} of {part.path.name})"
+                yield part, number, record, f"{self.path}: episode {number}{within}"
 
 
 def _check(where, faults):

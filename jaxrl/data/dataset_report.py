@@ -2,20 +2,15 @@
 
 import dataclasses
 from collections import Counter
-from typing import Any
+from collections.abc import Iterable
 
-import jax
 import numpy as np
 
+from jaxrl.core.trees import named_leaves
 from jaxrl.data import episodes as rules
 from jaxrl.data.episodes import Episode
 
 _BARS, _WIDTH = 12, 40  # of the histogram
-LAST_REWARD = (
-    "have a reward at their last step, which has no meaning in RLDS and is ignored; to use it, load the dataset with "
-    "last_step='transition'"
-)
-NO_REWARD = "every reward is 0"
 _ABSENT = {
     "observation": "the data cannot be used for learning",
     "action": "the data cannot be used for learning",
@@ -27,7 +22,10 @@ _ABSENT = {
 
 @dataclasses.dataclass(frozen=True)
 class FieldSummary:
-    """A summary of one array over all steps, without the last steps' unused actions, rewards and discounts."""
+    """A summary of one array over all steps, without the last steps' unused actions, rewards and discounts.
+
+    `low` and `high` are its range, NaN for text.
+    """
 
     name: str
     dtype: str
@@ -41,7 +39,7 @@ class Report:
     """The contents of a dataset; `print` shows them.
 
     Attributes:
-      returns, lengths: one entry for each sound episode.
+      returns, lengths: one entry for each episode without faults.
       endings: number of episodes that were terminated, truncated and cut off; datasets of other programs do not
         distinguish the last two.
       fields: the arrays of the steps.
@@ -97,44 +95,71 @@ def _histogram(x):
     ]
 
 
-class Tally:
-    """An accumulator of episodes for a `Report`."""
+@dataclasses.dataclass
+class Rewards:
+    """The number of episodes with an ignored reward at their last step, and whether any other reward is not 0."""
 
-    def __init__(self):
-        self.faults: list[str] = []
-        self._last_rewards, self._rewarded = 0, False
-        self._returns: list[float] = []
-        self._lengths: list[int] = []
-        self._endings: Counter[str] = Counter()
-        self._seen: dict[str, tuple[Any, tuple[int, ...]]] = {}
-        self._ranges: dict[str, tuple[float, float]] = {}
+    episodes: int = 0
+    ignored: int = 0
+    rewarded: bool = False
 
-    def add(self, index: int, episode: Episode) -> None:
-        found = rules.non_finite(episode) + rules.discount_problems(episode)
-        self.faults += [f"episode {index}: {field} {what}" for field, what in found]
-        self._last_rewards += bool(episode.reward[-1])
-        self._rewarded |= bool(episode.reward[:-1].any())
-        self._returns.append(episode.episode_return)
-        self._lengths.append(episode.length)
+    def add(self, episode: Episode) -> None:
+        self.episodes += 1
+        self.ignored += bool(episode.reward[-1])
+        self.rewarded |= bool(episode.reward[:-1].any())
+
+    def notes(self) -> list[str]:
+        found = []
+        if self.ignored:
+            found.append(
+                f"{self.ignored:,} of {self.episodes:,} episodes have a reward at their last step, which has no "
+                "meaning in RLDS and is ignored; to use it, load the dataset with last_step='transition'"
+            )
+        if self.episodes and not self.rewarded:
+            found.append("every reward is 0")
+        return found
+
+
+def report(path: str, found: Iterable[tuple[int, Episode | None, list[str]]], absent: tuple[str, ...] = ()) -> Report:
+    """Return the report of a dataset.
+
+    Args:
+      path: its directory.
+      found: for each episode, its index, the episode unless it is faulty, and its faults.
+      absent: the optional RLDS fields that its steps lack.
+    """
+    episodes, rewards = 0, Rewards()
+    returns: list[float] = []
+    lengths: list[int] = []
+    endings: Counter[str] = Counter()
+    fields: dict[str, FieldSummary] = {}
+    faults: list[str] = []
+    for index, episode, problems in found:
+        episodes += 1
+        faults += problems
+        if episode is None:
+            continue
+        odd = rules.non_finite(episode) + rules.discount_problems(episode)
+        faults += [f"episode {index}: {field} {what}" for field, what in odd]
+        rewards.add(episode)
+        returns.append(episode.episode_return)
+        lengths.append(episode.length)
         implied = rules.TERMINATED if episode.is_terminal[-1] else "not terminated"
-        self._endings[str(episode.metadata.get("ending", implied))] += 1
-        for path, x in jax.tree.leaves_with_path(rules.meaningful(episode)):
-            name = rules.field_name("", path)
-            self._seen.setdefault(name, (x.dtype, x.shape[1:]))
+        endings[str(episode.metadata.get("ending", implied))] += 1
+        for name, x in named_leaves(rules.meaningful(episode)).items():
+            field = fields.setdefault(name, FieldSummary(name, str(x.dtype), x.shape[1:], np.nan, np.nan))
             if x.dtype.kind not in "SUO" and x.size:
-                low, high = self._ranges.get(name, (np.inf, -np.inf))
-                self._ranges[name] = min(low, float(x.min())), max(high, float(x.max()))
-
-    def report(self, path: str, episodes: int, absent: tuple[str, ...] = ()) -> Report:
-        nowhere = (np.nan, np.nan)
-        fields = [
-            FieldSummary(name, str(dtype), shape, *self._ranges.get(name, nowhere))
-            for name, (dtype, shape) in self._seen.items()
-        ]
-        returns, lengths = np.asarray(self._returns, np.float64), np.asarray(self._lengths, np.int64)
-        notes = [f"the steps have no {name}; {_ABSENT[name]}" for name in absent]
-        if self._last_rewards:
-            notes.append(f"{self._last_rewards:,} of {len(self._returns):,} episodes {LAST_REWARD}")
-        elif self._returns and not self._rewarded and "reward" not in absent:
-            notes.append(NO_REWARD)
-        return Report(path, episodes, returns, lengths, dict(self._endings), fields, self.faults, notes)
+                low, high = np.fmin(field.low, float(x.min())), np.fmax(field.high, float(x.max()))
+                fields[name] = dataclasses.replace(field, low=low, high=high)
+    notes = [f"the steps have no {name}; {_ABSENT[name]}" for name in absent]
+    notes += [] if "reward" in absent else rewards.notes()
+    return Report(
+        path,
+        episodes,
+        np.asarray(returns, np.float64),
+        np.asarray(lengths, np.int64),
+        dict(endings),
+        list(fields.values()),
+        faults,
+        notes,
+    )

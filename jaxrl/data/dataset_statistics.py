@@ -10,10 +10,9 @@ import numpy as np
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.limits import varies as entries_vary
 from jaxrl.core.types import PyTree
-from jaxrl.data.episodes import Episode, meaningful
+from jaxrl.data.episodes import MARKS, Episode, meaningful
 
 Images = Literal["channel", "skip"]
-_MARKS = ("is_first", "is_last", "is_terminal")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Moments:
         return (x - mean) / std * varies
 
     def denormalize(self, x: Any) -> Any:
-        """Return x * std + mean, the inverse of `normalize`; the mean for entries that hardly vary; dtypes as there."""
+        """Return x * std + mean, the inverse of `normalize`, with its dtypes; the mean for entries that hardly vary."""
         x, mean, std, varies = self._ready(x)
         return x * (std * varies) + mean
 
@@ -71,11 +70,11 @@ class Statistics:
 
     def normalize(self, name: str, x: PyTree) -> PyTree:
         """Normalize a field's arrays, leaves `[..., *shape of one step]`; those without statistics are unchanged."""
-        return _each(lambda moments, leaf: moments.normalize(leaf), self[name], x)
+        return _each(Moments.normalize, self[name], x)
 
     def denormalize(self, name: str, x: PyTree) -> PyTree:
         """Invert `normalize`."""
-        return _each(lambda moments, leaf: moments.denormalize(leaf), self[name], x)
+        return _each(Moments.denormalize, self[name], x)
 
 
 def statistics(episodes: Iterable[Episode], *, images: Images = "channel") -> Statistics:
@@ -95,13 +94,13 @@ def statistics(episodes: Iterable[Episode], *, images: Images = "channel") -> St
         raise ConfigError(f"images={images!r}; use 'channel' or 'skip'")
     running: dict[str, PyTree] | None = None
     for episode in episodes:
-        steps = {name: x for name, x in meaningful(episode).items() if name not in _MARKS}
+        steps = {name: x for name, x in meaningful(episode).items() if name not in MARKS}
         if running is None:
             running = jax.tree.map(lambda x: _begin(x, images), steps)
-        _each(lambda one, x: one.add(x), running, steps)
+        _each(_Running.add, running, steps)
     if running is None:
         raise ConfigError("there are no episodes to compute statistics from")
-    return Statistics(_each(lambda one: one.moments(), running))
+    return Statistics(_each(_Running.moments, running))
 
 
 def _each(function, tree, *others):

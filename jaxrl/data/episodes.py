@@ -12,8 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl.core.errors import DatasetError
+from jaxrl.core.errors import DatasetError, JaxrlError
 from jaxrl.core.limits import odd_discounts
+from jaxrl.core.trees import named_leaves
 from jaxrl.core.types import PyTree
 
 TERMINATED, TRUNCATED, CUT_OFF = "terminated", "truncated", "cut off"
@@ -68,7 +69,16 @@ class Episode:
 
 
 STEP_FIELDS = ("observation", "action", "reward", "discount", "is_first", "is_last", "is_terminal")
-_MARKS = ("is_first", "is_last", "is_terminal")
+MARKS = ("is_first", "is_last", "is_terminal")
+
+
+def marks_of(terminations: np.ndarray, truncations: np.ndarray) -> tuple[dict[str, np.ndarray], str]:
+    """Return `is_first`, `is_last` and `is_terminal`, and the ending, of T transitions with these flags."""
+    is_first, is_last, is_terminal = marks = np.zeros((3, len(terminations) + 1), np.bool_)
+    is_first[0] = is_last[-1] = True
+    is_terminal[1:] = terminations
+    ending = TERMINATED if terminations.any() else TRUNCATED if truncations.any() else CUT_OFF
+    return dict(zip(MARKS, marks, strict=True)), ending
 
 
 def implied_discount(is_terminal: np.ndarray) -> np.ndarray:
@@ -106,7 +116,7 @@ def cast(x: np.ndarray, dtype: Any, name: str, counts: np.ndarray) -> np.ndarray
     with np.errstate(over="ignore", invalid="ignore"):
         found = x.astype(dtype)
         lost = found != x if dtype.kind in "biu" else ~np.isfinite(found) & np.isfinite(x)
-    refuse(name, x, lost, counts, f"which does not fit into {dtype}")
+    refuse(name, x, lost, counts, f"it does not fit into {dtype}")
     return found
 
 
@@ -138,20 +148,21 @@ def broken_rules(episode: Episode) -> list[tuple[str, str]]:
 
 def broken_steps(episode: Episode) -> list[tuple[str, str]]:
     """Return the RLDS rules that an episode's arrays break, like `broken_rules`; metadata are not checked."""
-    for path, x in jax.tree.leaves_with_path(episode.steps):
+    leaves = named_leaves(episode.steps)
+    for name, x in leaves.items():
         if not np.ndim(x) or not hasattr(x, "dtype"):
-            return [(field_name("", path), f"is {x!r:.80}; it must be an array with one entry per step")]
-    steps, found = len(episode.is_last), []
+            return [(name, f"is {x!r:.80}; it must be an array with one entry per step")]
+    steps = len(episode.is_last)
     if steps == 0:
         return [("steps", "there are none; an episode has at least one step")]
-    lengths = {field_name("", path): len(x) for path, x in jax.tree.leaves_with_path(episode.steps) if len(x) != steps}
-    if lengths:
-        return [(name, f"has {length} steps, but is_last has {steps}") for name, length in lengths.items()]
-    for name in ("reward", "discount", *_MARKS):
+    found = [(name, f"has {len(x)} steps, but is_last has {steps}") for name, x in leaves.items() if len(x) != steps]
+    if found:
+        return found
+    for name in ("reward", "discount", *MARKS):
         x = getattr(episode, name)
         if x.ndim != 1:
             found.append((name, f"has shape {x.shape[1:]} at each step; it must be one number"))
-        elif name in _MARKS and x.dtype != np.bool_:
+        elif name in MARKS and x.dtype != np.bool_:
             found.append((name, f"has dtype {x.dtype}; it must be bool"))
     if found:
         return found
@@ -192,10 +203,10 @@ def discount_problems(episode: Episode) -> list[tuple[str, str]]:
 def non_finite(episode: Episode) -> list[tuple[str, str]]:
     """Return the fields with NaN or infinities, as pairs (field, at which step); unused values are not checked."""
     found = []
-    for path, x in jax.tree.leaves_with_path(meaningful(episode)):
+    for name, x in named_leaves(meaningful(episode)).items():
         if x.dtype.kind not in "iubUSO" and not np.isfinite(x).all():
             bad = np.isfinite(x).reshape(len(x), -1).all(axis=1)
-            found.append((field_name("", path), f"is not finite at step {int(np.argmin(bad))}"))
+            found.append((name, f"is not finite at step {int(np.argmin(bad))}"))
     return found
 
 
@@ -208,6 +219,30 @@ def meaningful(episode: Episode) -> dict[str, PyTree]:
     }
 
 
-def field_name(prefix: str, path: tuple) -> str:
-    """Return a leaf's name as datasets spell it, such as `observation/camera`."""
-    return "/".join(([prefix] if prefix else []) + [str(getattr(key, "key", key)) for key in path])
+Kind = dict[str, tuple[Any, ...]]  # dtype and shape by the name of an array
+
+
+def kind_of(tree: PyTree, *, axes: int = 0) -> Kind:
+    """Return the dtype and shape of each array by its name, without the first `axes` axes, which may differ."""
+    return {name: (x.dtype, x.shape[axes:]) for name, x in named_leaves(tree).items()}
+
+
+def differences(found: Kind, expected: Kind) -> list[str]:
+    """Return how arrays differ from the expected ones, as "reward is float64 (), but float32 ()", one line each."""
+    lines, missing = [], ("missing",)
+    for name in expected | found:
+        here, there = found.get(name, missing), expected.get(name, missing)
+        if here != there:
+            lines.append(f"{name} is {' '.join(map(str, here))}, but {' '.join(map(str, there))}")
+    return lines
+
+
+def check_kind(found: Kind, kind: Kind | None, error: type[JaxrlError] = DatasetError) -> Kind:
+    """Return `found`, which must equal `kind` unless that is None.
+
+    Raises:
+      JaxrlError: they differ; it is an `error`, and names the array.
+    """
+    if kind is not None and (lines := differences(found, kind)):
+        raise error(f"{lines[0]} in earlier episodes; all episodes must have the same")
+    return found

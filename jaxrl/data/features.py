@@ -11,10 +11,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax.traverse_util import unflatten_dict
 
 from jaxrl.core.errors import ConfigError, DatasetError, MissingExtraError
 from jaxrl.data import bounds
-from jaxrl.data.episodes import STEP_FIELDS, Episode, cast, field_name, implied_discount
+from jaxrl.data.episodes import STEP_FIELDS, Episode, cast, implied_discount
 
 # TFDS's encoding "none" stores numbers as int64 or float32, and reads uint64 back wrongly above 2^63; "bytes" stores
 # an array's memory. As integers, images would take a byte or two per value and much more time.
@@ -44,6 +45,11 @@ class Field:
     @property
     def of_steps(self) -> bool:
         return self.name.startswith("steps/")
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """The dtype and shape, as in `kind_of`."""
+        return ("TFDS's decoder",) if self.dtype is None else (self.dtype, self.shape)
 
 
 def tfds() -> Any:
@@ -78,10 +84,10 @@ def fields_of(episode: Episode) -> list[Field]:
       ConfigError: names every array that could not be read back bit for bit, and every name that TFDS does not allow.
     """
     fields, problems = [], []
-    for path, x in jax.tree.leaves_with_path(episode.steps):
-        name = field_name("steps", path)
+    for path, x in jax.tree.leaves_with_path({"steps": episode.steps}):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
         dtype, shape = np.asarray(x).dtype, np.shape(x)[1:]
-        if any("/" in str(getattr(key, "key", "")) for key in path):
+        if name.count("/") >= len(path):
             problems.append(f"{name}: a name with / is ambiguous with a nested name; rename it")
         if dtype.name not in _AS_NUMBERS + _AS_BYTES or not dtype.isnative:
             problems.append(
@@ -109,61 +115,39 @@ def fields_of(episode: Episode) -> list[Field]:
 def described(fields: list[Field]) -> Any:
     """Return the fields as TFDS features."""
     tf = tfds().features
-    tree: dict[str, Any] = {}
-    for field in fields:
-        *parents, last = field.name.split("/")
-        at = tree
-        for parent in parents:
-            at = at.setdefault(parent, {})
-        at[last] = (
-            tf.Text()
-            if field.encoding == "text"
-            else tf.Tensor(shape=field.shape, dtype=field.dtype, encoding=field.encoding)
-        )
+    found = {
+        field.name: tf.Text()
+        if field.encoding == "text"
+        else tf.Tensor(shape=field.shape, dtype=field.dtype, encoding=field.encoding)
+        for field in fields
+    }
+    tree = unflatten_dict(found, sep="/")
     return tf.FeaturesDict(tree | {"steps": tf.Dataset(tree["steps"])})
 
 
-class Serializer:
-    """A function that encodes episodes with these fields as records."""
+def serialized(episode: Episode, fields: list[Field]) -> bytes:
+    """Encode an episode with these fields as a `tf.train.Example`.
 
-    def __init__(self, fields: list[Field], episode: Episode):
-        self._structure = jax.tree.structure(episode.steps)
-        self._steps = [field for field in fields if field.of_steps]
-        self._values = {field.name: field for field in fields if not field.of_steps}
-
-    def __call__(self, episode: Episode) -> bytes:
-        """Encode an episode as a `tf.train.Example`.
-
-        Raises:
-          ConfigError: the episode has other fields, or more than 2 GB.
-        """
-        steps, structure = jax.tree.flatten(episode.steps)
-        if structure != self._structure:
-            raise ConfigError(f"an episode has the fields {structure}, but earlier ones have {self._structure}")
-        if episode.metadata.keys() != self._values.keys():
-            raise ConfigError(
-                f"an episode has the metadata {sorted(episode.metadata)}, but earlier ones have {sorted(self._values)}"
-            )
-        example = new_example()
-        features = example.features.feature
-        for field, x in zip(self._steps, steps, strict=True):
-            _write_steps(features[field.name], field, x)
-        for name, field in self._values.items():
-            _write_value(features[name], field, episode.metadata[name])
-        try:
-            return example.SerializeToString(deterministic=True)
-        except Exception as error:  # EncodeError, of a package that is not imported here
-            raise ConfigError(
-                f"an episode of {episode.length:,} transitions exceeds the 2 GB limit of a TFDS record: "
-                "use a smaller max_steps"
-            ) from error
+    Raises:
+      ConfigError: its metadata have other types, or it has more than 2 GB.
+    """
+    example, steps = new_example(), iter(jax.tree.leaves(episode.steps))
+    features = example.features.feature
+    for field in fields:
+        if field.of_steps:
+            _write_steps(features[field.name], field, next(steps))
+        else:
+            _write_value(features[field.name], field, episode.metadata[field.name])
+    try:
+        return example.SerializeToString(deterministic=True)
+    except Exception as error:  # EncodeError, of a package that is not imported here
+        raise ConfigError(
+            f"an episode of {episode.length:,} transitions exceeds the 2 GB limit of a TFDS record: "
+            "use a smaller max_steps"
+        ) from error
 
 
 def _write_steps(feature, field, x):
-    if x.dtype != field.dtype or x.shape[1:] != field.shape:
-        raise ConfigError(
-            f"an episode has {field.name} of {x.dtype} {x.shape[1:]}, but earlier ones have {field.dtype} {field.shape}"
-        )
     if field.encoding == "bytes":
         feature.bytes_list.value.extend(one.tobytes() for one in x)
     elif field.dtype.kind == "f":
@@ -325,17 +309,8 @@ def as_episode(values: Mapping[str, Any]) -> Episode:
     Missing observations and actions are empty, missing rewards are 0. Without `is_terminal`, the discount determines
     whether the episode terminated; missing discounts follow from `is_terminal`.
     """
-    steps: dict[str, Any] = {}
-    metadata = {}
-    for name, x in values.items():
-        if not name.startswith("steps/"):
-            metadata[name] = x
-            continue
-        *parents, last = name.split("/")[1:]
-        at = steps
-        for parent in parents:
-            at = at.setdefault(parent, {})
-        at[last] = x
+    metadata = {name: x for name, x in values.items() if not name.startswith("steps/")}
+    steps = unflatten_dict({name: x for name, x in values.items() if name not in metadata}, sep="/")["steps"]
     own = {name: steps.pop(name) for name in list(steps) if name in STEP_FIELDS}
     count = len(own["is_last"])
     if "is_terminal" not in own:

@@ -15,10 +15,9 @@ import numpy as np
 
 from jaxrl.core.errors import ConfigError, DatasetError, unknown
 from jaxrl.core.sources import Sequence
-from jaxrl.core.trees import named_leaves
-from jaxrl.core.types import PyTree, SequenceBatch, Trajectory, TransitionBatch
+from jaxrl.core.types import SequenceBatch, Trajectory, TransitionBatch
 from jaxrl.data import views
-from jaxrl.data.episodes import Episode
+from jaxrl.data.episodes import Episode, Kind, check_kind, kind_of
 from jaxrl.data.order import permuted, runs
 from jaxrl.data.rows import rows_from_episode
 from jaxrl.parallel.memory import size_of
@@ -82,35 +81,10 @@ class RowReader:
             try:
                 rows = with_extras(rows_from_episode(episode), self._extras)
                 rows = rows.replace(discount=rows.discounts)  # a later episode may have discounts
-                self._kind = check_kind(rows, self._kind, axes=1)
+                self._kind = check_kind(kind_of(rows, axes=1), self._kind)
             except DatasetError as error:
                 raise DatasetError(f"episode {index}: {error}") from error
             yield rows
-
-
-Kind = dict[str, tuple[np.dtype, tuple[int, ...]]]  # by the name of a leaf
-
-
-def check_kind(tree: PyTree, kind: Kind | None, *, axes: int) -> Kind:
-    """Return the dtypes and shapes of arrays, which must equal `kind` unless it is None.
-
-    Args:
-      tree: arrays.
-      kind: the result for earlier arrays.
-      axes: the number of leading axes that may differ.
-
-    Raises:
-      DatasetError: they differ; names the array.
-    """
-    found = {name: (x.dtype, x.shape[axes:]) for name, x in named_leaves(tree).items()}
-    if kind is not None and kind != found:
-        name = next(name for name in kind | found if kind.get(name) != found.get(name))
-        here, before = (
-            "missing" if name not in one else "{} {}".format(*one[name])  # a dtype and a shape
-            for one in (found, kind)
-        )
-        raise DatasetError(f"{name} is {here}, but {before} in earlier episodes; all episodes must have the same")
-    return found
 
 
 class Batches:
@@ -129,8 +103,7 @@ class Batches:
     ):
         self._size, self._n_step, self._sequence = batch_size, n_step, sequence
         self._lengths = dataset.lengths
-        self._first_row = np.concatenate([[0], np.cumsum(self._lengths + 1)])
-        self._stretches: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._first_row = np.append(0, np.cumsum(self._lengths + 1))
         counts = self._counts()
         self.items = int(counts.sum())
         if not self.items:
@@ -152,9 +125,8 @@ class Batches:
         ]
         back = np.empty_like(by_episode)
         back[by_episode] = np.arange(self._size)
-        if self._sequence is None:
-            return jax.tree.map(lambda *x: np.concatenate(x)[back], *parts)
-        return jax.tree.map(lambda *x: np.concatenate(x, axis=1)[:, back], *parts)
+        axis = 0 if self._sequence is None else 1
+        return jax.tree.map(lambda *x: np.concatenate(x, axis).take(back, axis), *parts)
 
     def _counts(self):
         """Return how many items begin in each episode."""
@@ -162,26 +134,21 @@ class Batches:
             return self._lengths
         if self._sequence.end != "continue":
             lengths, which = np.unique(self._lengths, return_inverse=True)
-            starts = [self._stretch(length, self._sequence)[0] for length in lengths.tolist()]
+            starts = [views.stretches(length + 1, self._sequence)[0] for length in lengths.tolist()]
             return np.asarray(list(map(len, starts)), np.int64)[which]
         period, latest = self._sequence.period, self._first_row[-1] - self._sequence.rows
         before = lambda row: -(-np.minimum(row, latest + 1) // period)  # noqa: E731  (how many begin before a row)
         return np.maximum(before(self._first_row[1:]), 0) - np.maximum(before(self._first_row[:-1]), 0)
 
-    def _stretch(self, length: int, sequence: Sequence) -> tuple[np.ndarray, np.ndarray]:
-        if length not in self._stretches:
-            self._stretches[length] = views.stretches(length + 1, sequence)
-        return self._stretches[length]
-
     def _place(self, episode, within):
-        """Return the first row of each item, and its number of transitions to the episode's end, or of rows."""
+        """Return the first row of each item, and the number of transitions to its episode's end, or of its rows."""
         first, lengths = self._first_row[episode], self._lengths[episode]
         if self._sequence is None:
             return first + within, lengths - within
         if self._sequence.end == "continue":
             period = self._sequence.period
             return (-(-first // period) + within) * period, np.full_like(within, self._sequence.rows)
-        stretches = [self._stretch(length, self._sequence) for length in lengths.tolist()]
+        stretches = [views.stretches(length + 1, self._sequence) for length in lengths.tolist()]
         pairs = [(starts[i], extents[i]) for (starts, extents), i in zip(stretches, within.tolist(), strict=True)]
         start, extents = np.asarray(pairs, np.int64).reshape(-1, 2).T
         return first + start, extents
@@ -267,7 +234,7 @@ class _Order:
         episodes = np.arange(len(self._counts))
         if self._window is not None:
             episodes = permuted(episodes, len(episodes), self._seed, epoch)
-        first = np.concatenate([[0], np.cumsum(self._counts[episodes])])
+        first = np.append(0, np.cumsum(self._counts[episodes]))
         edges = first[[0, -1]] if self._window is None else np.append(first[: -1 : self._window], first[-1])
         found = self._epochs[epoch if self._window is not None else 0] = (episodes, first, edges)
         while len(self._epochs) > 2:

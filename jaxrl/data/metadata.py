@@ -18,23 +18,6 @@ _KIND_KEYS = ("pythonClassName", "python_class_name", "type")  # the last: as TF
 _JSON_KEYS = ("jsonFeature", "json_feature", "type")  # whose content TFDS passes to the class unchanged
 
 _TFDS = "tensorflow_datasets.core.features"
-# The features of RLDS datasets, without Audio and Video, which start ffmpeg, and classes outside TFDS.
-FEATURE_KINDS = frozenset(
-    f"{_TFDS}.{name}"
-    for name in (
-        "bounding_boxes.BBoxFeature",
-        "class_label_feature.ClassLabel",
-        "dataset_feature.Dataset",
-        "feature.Tensor",
-        "features_dict.FeaturesDict",
-        "image_feature.Image",
-        "labeled_image.LabeledImage",
-        "scalar.Scalar",
-        "sequence_feature.Sequence",
-        "tensor_feature.Tensor",
-        "text_feature.Text",
-    )
-)
 # Features that only read sizes and types from such content; others would open the files that it names.
 _FROM_JSON = frozenset(
     f"{_TFDS}.{name}"
@@ -48,6 +31,13 @@ _FROM_JSON = frozenset(
         "text_feature.Text",
     )
 )
+# The features of RLDS datasets, without Audio and Video, which start ffmpeg, and classes outside TFDS.
+FEATURE_KINDS = _FROM_JSON | {
+    f"{_TFDS}.bounding_boxes.BBoxFeature",
+    f"{_TFDS}.class_label_feature.ClassLabel",
+    f"{_TFDS}.labeled_image.LabeledImage",
+    f"{_TFDS}.scalar.Scalar",
+}
 
 _MOST_SHARDS = 100_000  # of a split; TFDS numbers them with five digits
 _LONGEST_NAME = 200
@@ -71,62 +61,41 @@ def check_files(directory: Path) -> None:
         raise DatasetError(f"{error.filename}: {error.strerror}; it is not opened") from error
 
 
-def check_features(path: Path) -> None:
-    """Check that every feature named in a `features.json` is one of `FEATURE_KINDS`.
+def check_tfds(directory: Path) -> None:
+    """Check the description of a dataset in TFDS's layout.
+
+    Every feature that `features.json` and `dataset_info.json` name must be one of `FEATURE_KINDS`, and the second may
+    only name files of the dataset, and not too many shards.
 
     Raises:
-      DatasetError: one is not (the message names it), or the file is not JSON.
+      DatasetError: they name something else (the message says what), or a file is not such JSON.
     """
-    if problem := _first(_feature_problems(_parsed(path))):
-        raise DatasetError(f"{path} {problem}; it is not opened")
-
-
-def check_info(path: Path) -> None:
-    """Check that a `dataset_info.json` names only allowed classes, files of the dataset, and not too many shards.
-
-    Raises:
-      DatasetError: it does not, or the file is not such JSON.
-    """
-    found = _parsed(path)
-    if not isinstance(found, dict):
-        raise DatasetError(f"{path} cannot be read: it contains a {type(found).__name__}")
-    if problem := _first(_info_problems(found)):
-        raise DatasetError(f"{path} {problem}; it is not opened")
+    for name, problems in (("features.json", _feature_problems), ("dataset_info.json", _info_problems)):
+        path = directory / name
+        if problem := _first(problems(_parsed(path))):
+            raise DatasetError(f"{path} {problem}; it is not opened")
 
 
 def _info_problems(found):
-    yield from _feature_problems(found.get("features"))
-    for text in (found.get("name"), found.get("fileFormat"), found.get("file_format")):
-        if isinstance(text, str) and not _is_name(text):
-            yield f"has the name {text!r:.80}, which points outside the dataset"
-    splits = found.get("splits") or []
-    if not isinstance(splits, list):
-        yield f"has the splits {splits!r:.80}"
+    from google.protobuf import json_format
+    from tensorflow_datasets.core.proto import dataset_info_pb2
+
+    try:
+        info = json_format.ParseDict(found, dataset_info_pb2.DatasetInfo())  # ty: ignore[missing-attribute]
+    except Exception as error:  # protobuf raises errors of many types
+        yield f"cannot be read: {' '.join(str(error).split()):.300}"
         return
-    for split in splits:
-        if not isinstance(split, dict):
-            yield f"has the split {split!r:.80}"
-            return
-        if not _is_name(split.get("name", "")):
-            yield f"has a split of the name {split.get('name')!r:.80}, which points outside the dataset"
-        for key in ("filepathTemplate", "filepath_template"):
-            template = split.get(key, "")
-            if not isinstance(template, str) or len(template) > _LONGEST_NAME or not _inside(template):
-                yield f"has the {key} {template!r:.80}, which points outside the dataset"
-        for key in ("shardLengths", "shard_lengths"):
-            lengths = split.get(key, ())
-            if not isinstance(lengths, list | tuple) or len(lengths) > _MOST_SHARDS:
-                yield f"has more than {_MOST_SHARDS:,} shards"
-            elif wrong := [n for n in lengths if not re.fullmatch(r"\d{1,15}", str(n))]:
-                yield f"has a shard of {wrong[0]!r:.80} episodes"
-
-
-def _is_name(text):
-    return isinstance(text, str) and len(text) <= _LONGEST_NAME and "/" not in text and text not in (".", "..")
-
-
-def _inside(template):
-    return _TEMPLATE.fullmatch(template) is not None and not template.startswith(("/", "../")) and template != ".."
+    yield from _feature_problems(found.get("features"))
+    for text in (info.name, info.file_format, *(split.name for split in info.splits)):
+        if len(text) > _LONGEST_NAME or "/" in text or text in (".", ".."):
+            yield f"has the name {text!r:.80}, which points outside the dataset"
+    for split in info.splits:
+        template = split.filepath_template
+        outside = len(template) > _LONGEST_NAME or template.startswith(("/", "../")) or template == ".."
+        if outside or not _TEMPLATE.fullmatch(template):
+            yield f"has the template of file names {template!r:.80}, which points outside the dataset"
+        if len(split.shard_lengths) > _MOST_SHARDS:
+            yield f"has more than {_MOST_SHARDS:,} shards"
 
 
 def read_minari(path: Path) -> Mapping[str, Any]:
@@ -170,7 +139,7 @@ def _first(problems: Iterator[str]) -> str | None:
 
 
 def _feature_problems(node: Any) -> Iterator[str]:
-    """Yield the reasons why TFDS must not read this, wherever it would look for a class."""
+    """Yield reasons why TFDS must not read this JSON: forbidden classes at any place where it looks for one."""
     for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
         yield from _feature_problems(child)
     if not isinstance(node, dict):

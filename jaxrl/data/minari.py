@@ -15,9 +15,9 @@ import jax
 import numpy as np
 
 from jaxrl.core import spaces
-from jaxrl.core.errors import ConfigError, DatasetError, unknown
-from jaxrl.core.types import PyTree
-from jaxrl.data.episodes import Episode, field_name, implied_discount
+from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.core.trees import named_leaves
+from jaxrl.data.episodes import differences, implied_discount, kind_of
 from jaxrl.data.metadata import DATA_FORMATS, DTYPES
 from jaxrl.data.minari_reader import (
     DESCRIPTION,
@@ -27,17 +27,15 @@ from jaxrl.data.minari_reader import (
     first_integers,
     package,
 )
-from jaxrl.data.staging import Staging, as_dataset_errors
+from jaxrl.data.staging import Writer, as_dataset_errors
 
 _OWN = ("id", "total_steps")  # metadata of an episode that Minari itself writes
 _AT_ONCE, _EPISODES_AT_ONCE = 1 << 22, 256  # bytes and number of episodes that are written together
 _LONGEST = 131_071  # transitions; Minari would read a longer episode in an Arrow file as two
 
 
-class MinariWriter:
-    """A writer of a Minari dataset that appears when it is complete; use it as a context manager.
-
-    Everything is written to a hidden directory next to it (`Staging`); `close` reads all of it again, and renames it.
+class MinariWriter(Writer):
+    """A writer of a Minari dataset that appears when it is complete; a context manager, as every `Writer`.
 
     Args:
       dataset_id: `(namespace/)name-v0`.
@@ -54,7 +52,6 @@ class MinariWriter:
       MissingExtraError: `jaxrl[data]` is not installed.
     """
 
-    @as_dataset_errors
     def __init__(
         self,
         dataset_id: str,
@@ -74,52 +71,41 @@ class MinariWriter:
 
         match = DATASET_ID_RE.fullmatch(dataset_id)
         if match is None or match.group("version") is None:
-            raise ConfigError(f"dataset_id={dataset_id!r} must be NAME-v0, or NAMESPACE/NAME-v0, with any number")
-        self._spaces = {"observation": observation_space, "action": action_space}
-        spec = None if env_spec is None else _find_spec(env_spec)
-        self._first = dict.fromkeys(self._spaces, 0) if spec is None else _first_integers(spec, self._spaces)
-        theirs = {
-            f"{name}_space": _to_gymnasium(space, name, self._first[name]) for name, space in self._spaces.items()
-        }
-        self._longest = None if data_format == "hdf5" else _LONGEST
-        self._names: tuple[Any, set[str]] | None = None  # the structure of the extras, and the names of metadata
-        self._waiting: list[tuple[Any, dict[str, Any]]] = []
-        self._bytes = self._checksum = self.episodes = 0
-        self._namespace = match.group("namespace")
-        self._staging = Staging(directory_of(dataset_id, data_dir))
-        try:
-            self._storage = MinariStorage.new(
-                self._staging.partial / "data", env_spec=spec, data_format=data_format, jpeg_encoding=False, **theirs
+            raise ConfigError(
+                f"dataset_id={dataset_id!r} must be NAME-v0 or NAMESPACE/NAME-v0, with any version number"
             )
-            # Minari would add up the sizes of all files after every episode.
-            self._storage.get_size = lambda: 0.0
-            about = {} if algorithm is None else {"algorithm_name": algorithm}
-            about |= {"dataset_id": dataset_id, "minari_version": minari.__version__}
-            self._storage.update_metadata(about | {"description": DESCRIPTION})
+        ours = {"observation": observation_space, "action": action_space}
+        self._expected = kind_of({"steps": {name: spaces.tree_map(lambda part: part, x) for name, x in ours.items()}})
+        spec = None if env_spec is None else _find_spec(env_spec)
+        first = {} if spec is None else _first_integers(spec)
+        self._first = {name: _matching(first.get(name, 0), space) for name, space in ours.items()}
+        theirs = {f"{name}_space": _to_gymnasium(space, name, self._first[name]) for name, space in ours.items()}
+        self._longest = None if data_format == "hdf5" else _LONGEST
+        self._waiting: list[tuple[Any, dict[str, Any]]] = []
+        self._bytes = 0
+        self._namespace = match.group("namespace")
+        super().__init__(directory_of(dataset_id, data_dir))
+        try:
+            with as_dataset_errors(self._staging.path):
+                self._storage = MinariStorage.new(
+                    self._partial / "data", env_spec=spec, data_format=data_format, jpeg_encoding=False, **theirs
+                )
+                # Minari would add up the sizes of all files after every episode.
+                self._storage.get_size = lambda: 0.0
+                about = {} if algorithm is None else {"algorithm_name": algorithm}
+                about |= {"dataset_id": dataset_id, "minari_version": minari.__version__}
+                self._storage.update_metadata(about | {"description": DESCRIPTION})
         except BaseException:
             self._staging.discard()
             raise
 
-    @as_dataset_errors
-    def write(self, episode: Episode, metadata: dict[str, Any] | None = None) -> None:
-        """Add an episode, with its own metadata, `metadata`, and its return, length and number.
-
-        Raises:
-          ConfigError: an array would not be read back bit for bit, or differs in kind from those before.
-          DatasetError: the disk is full, or cannot be written to.
-        """
+    def _add(self, episode):
         from minari.data_collector import EpisodeBuffer
 
-        own = {"episode_id": self.episodes, "return": episode.episode_return, "length": episode.length}
-        metadata = {name: _plain(value) for name, value in {**episode.metadata, **(metadata or {}), **own}.items()}
-        names = jax.tree.structure(dict(episode.extras)), set(metadata)
-        if problems := self._problems(episode, metadata):
+        if problems := self._problems(episode):
             raise ConfigError(problems)
-        if self._names is None:
-            self._names = names
-        elif self._names != names:
-            raise ConfigError(f"an episode has the fields {names}, but earlier ones have {self._names}")
-        self._checksum = _checksum(episode, metadata, self._checksum)
+        self._checksum = _checksum(episode, self._checksum)
+        metadata = dict(episode.metadata)
         terminations, truncations = np.zeros((2, episode.length), np.bool_)
         terminations[-1] = episode.is_terminal[-1]
         truncations[-1] = not terminations[-1]
@@ -129,70 +115,49 @@ class MinariWriter:
             actions=counted_from(
                 jax.tree.map(lambda x: x[:-1], episode.action), self._first["action"], 1, "steps/action"
             ),
-            rewards=episode.reward[:-1],  # ty: ignore[invalid-argument-type]  # an array does too
-            terminations=terminations,  # ty: ignore[invalid-argument-type]  # an array does too
-            truncations=truncations,  # ty: ignore[invalid-argument-type]  # an array does too
+            rewards=episode.reward[:-1],
+            terminations=terminations,
+            truncations=truncations,
             infos=dict(episode.extras) or None,
         )
         self._waiting.append((buffer, metadata))
         self._bytes += sum(x.nbytes for x in jax.tree.leaves(episode.steps))
-        self.episodes += 1
         if self._bytes >= _AT_ONCE or len(self._waiting) >= _EPISODES_AT_ONCE:
             self._flush()
 
-    @as_dataset_errors
-    def close(self) -> Path:
-        """Complete the dataset, read it again, and move it to its place.
-
-        Raises:
-          ConfigError: there are no episodes, or something else appeared at the path meanwhile.
-          DatasetError: the data read back differ from those written, or writing failed.
-        """
-        if not self.episodes:
-            raise ConfigError("there are no episodes to write; a dataset has at least one")
+    def _complete(self):
         self._flush()
         del self._storage.get_size
         self._storage.update_metadata({"dataset_size": float(self._storage.get_size())})
-        self._read_again()
         _write_namespaces(self._staging.path, self._namespace)
-        return self._staging.publish()
-
-    def __enter__(self) -> "MinariWriter":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Delete the written files, unless `close` has published them."""
-        self._staging.discard()
 
     def _flush(self):
         buffers, metadata = zip(*self._waiting, strict=True) if self._waiting else ((), ())
         if buffers:
             self._storage.update_episodes(buffers)
-            self._storage.update_episode_metadata(metadata, range(self.episodes - len(buffers), self.episodes))
+            self._storage.update_episode_metadata(metadata, [one["episode_id"] for one in metadata])
         self._waiting, self._bytes = [], 0
 
-    def _problems(self, episode, metadata):
+    def _problems(self, episode):
         problems = []
         if episode.length < 1 or self._longest is not None and episode.length > self._longest:
             limit = "" if self._longest is None else f" and, except with data_format='hdf5', at most {self._longest:,}"
             problems.append(f"an episode has {episode.length:,} transitions; Minari needs at least 1{limit}")
-        for name, space in self._spaces.items():
-            problems += _unlike(getattr(episode, name), space, name)
-        named = {"reward": episode.reward, **episode.extras}
+        found = kind_of({"steps": {name: getattr(episode, name) for name in ("observation", "action")}}, axes=1)
+        problems += [f"{line} in its space" for line in differences(found, self._expected)]
         for name, x in episode.extras.items():
             if self._longest is not None or isinstance(x, Mapping) or "/" in name:
                 problems.append(f"steps/{name}: Minari supports such fields only if flat, in HDF5 files")
-        for path, x in jax.tree.leaves_with_path(named):
-            name, dtype = field_name("steps", path), np.asarray(x).dtype
-            if dtype.name not in DTYPES or not dtype.isnative:
-                problems.append(_refused(name, dtype))
+        for name, x in named_leaves({"steps": {"reward": episode.reward, **episode.extras}}).items():
+            if x.dtype.name not in DTYPES or not x.dtype.isnative:
+                problems.append(_refused(name, x.dtype))
         if problems:
             return problems
         if episode.discount.tobytes() != implied_discount(episode.is_terminal).tobytes():
             problems.append(
                 "steps/discount is not the float32 0 at a terminal end and 1 elsewhere; Minari does not store discounts"
             )
-        for name, value in metadata.items():
+        for name, value in episode.metadata.items():
             if not isinstance(value, str | int | float) or "/" in name or name in _OWN:
                 problems.append(
                     f"the metadata field {name}={value!r} must be a number or a string, without / in its name"
@@ -201,41 +166,23 @@ class MinariWriter:
                 problems.append(f"the metadata field {name}={value} has more than 64 bits")
         return problems
 
-    def _read_again(self):
-        reader, checksum = MinariReader(self._staging.partial), 0
-        if len(reader) != self.episodes:
-            raise DatasetError(f"{reader.path} does not contain the {self.episodes} episodes that were written to it")
+    def _stored(self):
+        reader, checksum = MinariReader(self._partial), 0
         for index, record in enumerate(reader.records(range(len(reader)))):
-            episode = reader.episode(record, f"{reader.path}: episode {index}")
-            checksum = _checksum(episode, episode.metadata, checksum)
-        if checksum != self._checksum:
-            raise DatasetError(f"{reader.path} does not contain the values that were written; check the disk")
+            checksum = _checksum(reader.episode(record, f"{reader.path}: episode {index}"), checksum)
+        return len(reader), checksum
 
 
-def _checksum(episode, metadata, checksum):
+def _checksum(episode, checksum):
     """Return a checksum of every bit, type and shape that must be read back."""
     steps = episode.steps | {name: jax.tree.map(lambda x: x[:-1], episode.steps[name]) for name in ("action", "reward")}
-    for path, x in jax.tree.leaves_with_path(steps):
-        about = f"{field_name('', path)} {x.dtype.str} {x.shape}"
+    for name, x in named_leaves(steps).items():
         octets = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
-        checksum = zlib.crc32(octets, zlib.crc32(about.encode(), checksum))
-    return zlib.crc32(repr(sorted(metadata.items())).encode(), checksum)
+        checksum = zlib.crc32(octets, zlib.crc32(f"{name} {x.dtype.str} {x.shape}".encode(), checksum))
+    return zlib.crc32(repr(sorted(episode.metadata.items())).encode(), checksum)
 
 
-def _unlike(x: PyTree, space: spaces.Space, name: str) -> list[str]:
-    """Return how arrays differ from a space in keys, dtype or shape, one line each; bounds are not checked."""
-    if isinstance(space, spaces.Composite):
-        names = sorted(str(key) for key, _ in space.items)
-        if not isinstance(x, Mapping) or sorted(x) != names:
-            return [f"steps/{name} does not have the fields of its space, {names}"]
-        return [line for key, child in space.items for line in _unlike(x[str(key)], child, f"{name}/{key}")]
-    if isinstance(x, Mapping) or x.dtype != space.dtype or x.shape[1:] != space.shape:
-        found = "a dictionary" if isinstance(x, Mapping) else f"{x.dtype} {x.shape[1:]}"
-        return [f"steps/{name} is {found}, its space has {space.dtype} {space.shape}"]
-    return []
-
-
-def _to_gymnasium(space: spaces.Space, name: str, first: Any = 0) -> Any:
+def _to_gymnasium(space: spaces.Space, name: str, first: Any) -> Any:
     """Return the same space as a Gymnasium space, its integers counted from `first`.
 
     Raises:
@@ -248,12 +195,11 @@ def _to_gymnasium(space: spaces.Space, name: str, first: Any = 0) -> Any:
         parts = {str(key): child for key, child in space.items}
         if wrong := [key for key in parts if "/" in key or key in ("", ".", "..")]:
             raise ConfigError(f"steps/{name}/{wrong[0]}: Minari does not support this name; rename it")
-        inner = {key: first.get(key, 0) if isinstance(first, Mapping) else 0 for key in parts}
-        return theirs.Dict({key: _to_gymnasium(child, f"{name}/{key}", inner[key]) for key, child in parts.items()})
+        return theirs.Dict({key: _to_gymnasium(child, f"{name}/{key}", first[key]) for key, child in parts.items()})
     if space.dtype.name not in DTYPES or not space.dtype.isnative:
         raise ConfigError(_refused(f"steps/{name}", space.dtype))
     if 0 in space.shape:
-        raise ConfigError(f"steps/{name} has shape {space.shape}: without values, which Minari cannot write")
+        raise ConfigError(f"steps/{name} has shape {space.shape}, which has no values; Minari cannot write it")
     if isinstance(space, spaces.Discrete):
         return theirs.Discrete(space.n, start=int(first), dtype=space.dtype.type)
     if isinstance(space, spaces.MultiDiscrete):
@@ -275,10 +221,10 @@ def _find_spec(name):
         raise ConfigError(f"env_spec={name!r} is not a Gymnasium environment: {error}") from error
 
 
-def _first_integers(spec: Any, ours: Mapping[str, spaces.Space]) -> dict[str, Any]:
-    """Return the first integers in the spaces of a spec's environment, which our spaces count from 0.
+def _first_integers(spec: Any) -> dict[str, Any]:
+    """Return the first integers of the spaces of a spec's environment, which is made to read them.
 
-    The environment is made to read its spaces. If it cannot be made here, 0 is assumed, with a warning.
+    If it cannot be made here, nothing is returned, with a warning: 0 is assumed.
     """
     import gymnasium
 
@@ -289,30 +235,21 @@ def _first_integers(spec: Any, ours: Mapping[str, spaces.Space]) -> dict[str, An
             f"env_spec={spec.id!r} cannot be created ({error!r:.200}): its integers are assumed to count from 0",
             stacklevel=3,
         )
-        return dict.fromkeys(ours, 0)
-    theirs = {"observation": env.observation_space, "action": env.action_space}
+        return {}
     env.close()
-    return {name: _matching(space, theirs[name]) for name, space in ours.items()}
+    return {
+        "observation": first_integers(env.observation_space, boxes=True),
+        "action": first_integers(env.action_space, boxes=True),
+    }
 
 
-def _matching(space: spaces.Space, theirs: Any) -> Any:
-    """Return `first_integers` of the parts of `theirs` that are `Discrete` or `MultiDiscrete` in our space."""
-    import gymnasium
-
+def _matching(first: Any, space: spaces.Space) -> Any:
+    """Return the parts of `first_integers` that have the shape of integers in our space; 0 for all other arrays."""
     if isinstance(space, spaces.Composite):
-        kind = gymnasium.spaces.Dict if isinstance(space, spaces.Dict) else gymnasium.spaces.Tuple
-        if not isinstance(theirs, kind):
-            return 0
-        parts: Any = theirs.spaces if isinstance(theirs, gymnasium.spaces.Dict) else dict(enumerate(theirs.spaces))
-        return {str(key): _matching(child, parts[key]) for key, child in space.items if key in parts}
-    if isinstance(space, spaces.Discrete) and isinstance(theirs, gymnasium.spaces.Discrete):
-        return first_integers(theirs) if theirs.n == space.n else 0
-    if not isinstance(space, spaces.MultiDiscrete) or theirs.shape != space.shape:
-        return 0
-    if isinstance(theirs, gymnasium.spaces.MultiDiscrete):
-        return first_integers(theirs)
-    # `jaxrl.envs` represents a box of integers as `MultiDiscrete`.
-    return theirs.low if isinstance(theirs, gymnasium.spaces.Box) and theirs.dtype.kind in "iu" else 0
+        parts = first if isinstance(first, Mapping) else {}
+        return {str(key): _matching(parts.get(str(key), 0), child) for key, child in space.items}
+    counts = isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and not isinstance(first, Mapping)
+    return first if counts and np.shape(first) == space.shape else 0
 
 
 def _write_namespaces(path: Path, namespace: str | None) -> None:
@@ -321,8 +258,3 @@ def _write_namespaces(path: Path, namespace: str | None) -> None:
         about = folder / "namespace_metadata.json"
         if not about.exists():
             about.write_text("{}")
-
-
-def _plain(value):
-    """Convert a NumPy scalar to a Python number."""
-    return value.item() if isinstance(value, np.generic) else value

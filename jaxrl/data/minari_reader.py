@@ -1,9 +1,9 @@
 """A reader of Minari datasets (https://minari.farama.org): N + 1 observations and N actions per episode.
 
 Integers that a space counts from a number other than 0 are returned counted from 0, as jaxrl's environments count them.
-Minari does not store the last step's action and reward, the discounts, or whether the continuation of an episode is
-unknown. The first are returned as zeros, the second as the endings imply, and the third only from datasets that jaxrl
-wrote.
+Minari does not store the last step's action and reward, which are returned as zeros; the discounts, which follow from
+the endings; and whether the continuation of an episode is unknown, which only datasets written by jaxrl have as
+metadata.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from jaxrl.core.errors import DatasetError, MissingExtraError, NoDatasetError
 from jaxrl.core.files import open_to_read
 from jaxrl.core.types import PyTree
 from jaxrl.data import bounds, untrusted_tables
-from jaxrl.data.episodes import CUT_OFF, STEP_FIELDS, TERMINATED, TRUNCATED, Episode, cast, implied_discount
+from jaxrl.data.episodes import STEP_FIELDS, Episode, cast, implied_discount, marks_of
 from jaxrl.data.metadata import check_files, read_minari
 
 DESCRIPTION = "Written by jaxrl, images without loss."  # of a dataset whose arrays are elements of jaxrl's spaces
@@ -85,14 +85,9 @@ class MinariReader:
             raise DatasetError(f"{self.path} cannot be opened by Minari: {error!s:.500}") from error
         self.name = self._dataset.id
         self.absent: tuple[str, ...] = ()
-        action_space = self._dataset.action_space
-        self._first = first_integers(self._dataset.observation_space), first_integers(action_space)
-        if described.get("description") != DESCRIPTION and _counts(action_space):
-            self._first = self._first[0], action_space.low
-        self._hdf5 = self.path / "data" / "main_data.hdf5" if data_format == "hdf5" else None
+        action_space, foreign = self._dataset.action_space, described.get("description") != DESCRIPTION
+        self._first = first_integers(self._dataset.observation_space), first_integers(action_space, boxes=foreign)
         self._format, self._pictures = data_format, bool(described.get("jpeg_encoding", True))  # Minari's default
-        both = {"observations": self._dataset.observation_space, "actions": action_space}
-        self._spaces = both if self._pictures else {}
         # In formats other than HDF5, Minari takes a long episode for several, and so misnumbers those that follow.
         self._at_once = _AT_ONCE if data_format == "hdf5" else 1
 
@@ -105,16 +100,21 @@ class MinariReader:
         while done < len(places):
             together = places[done : done + self._at_once]
             try:
-                if self._hdf5 is not None:
-                    check_hdf5(self._hdf5, together, self._spaces)
-                else:
-                    untrusted_tables.check_episode(self.path / "data" / str(together[0]), self._format, self._pictures)
+                self._check(together)
                 for found in zip(storage.get_episodes(together), storage.get_episode_metadata(together), strict=True):
                     done += 1
                     yield found
             except Exception as error:  # Minari raises whatever its file formats do
                 done += 1
                 yield error
+
+    def _check(self, places):
+        data, dataset = self.path / "data", self._dataset
+        if self._format == "hdf5":
+            both = {"observations": dataset.observation_space, "actions": dataset.action_space}
+            check_hdf5(data / "main_data.hdf5", places, both if self._pictures else {})
+        else:
+            untrusted_tables.check_episode(data / str(places[0]), self._format, self._pictures)
 
     def episode(self, record: Any, where: str) -> Episode:
         """Convert a record to an episode; `where` names it.
@@ -138,7 +138,7 @@ class MinariReader:
 
 
 def check_hdf5(path: Path, episodes: Iterable[int], spaces: Mapping[str, Any] | None = None) -> None:
-    """Check that episodes are stored in the file itself, and are no larger than it could hold compressed.
+    """Check that episodes are stored in the file itself, and are not larger than compressed data of its size can be.
 
     Args:
       path: path of the file.
@@ -157,7 +157,10 @@ def check_hdf5(path: Path, episodes: Iterable[int], spaces: Mapping[str, Any] | 
             nonlocal most
             link = group.get(name, getlink=True)
             if not isinstance(link, h5py.HardLink) or depth > _DEEPEST or next(seen) > _MOST_ARRAYS:
-                raise ValueError(f"{name!r:.80} is a link, is nested too deeply, or exceeds the allowed number")
+                raise ValueError(
+                    f"{name!r:.80} is a link, is nested more than {_DEEPEST} deep, or is one of more than "
+                    f"{_MOST_ARRAYS:,} arrays"
+                )
             found = group[name]
             if isinstance(found, h5py.Group):
                 for child in found:
@@ -187,77 +190,73 @@ def check_hdf5(path: Path, episodes: Iterable[int], spaces: Mapping[str, Any] | 
 
 def _pictures(found: Any, space: Any) -> Iterator[Any]:
     """Yield the arrays of a file's group that Minari would decode as pictures because of their space."""
-    import gymnasium
     import h5py
+    from gymnasium.spaces import Dict, Tuple
     from minari.dataset.minari_storage import is_image_space
 
     if isinstance(found, h5py.Dataset):
         yield from (found,) if is_image_space(space) else ()
-    elif isinstance(found, h5py.Group) and isinstance(space, gymnasium.spaces.Dict):
-        for name in found:
-            yield from _pictures(found[name], space.spaces.get(name))
-    elif isinstance(found, h5py.Group) and isinstance(space, gymnasium.spaces.Tuple):
-        for number, child in enumerate(space.spaces):
-            yield from _pictures(found.get(f"_index_{number}"), child)
+    elif isinstance(found, h5py.Group) and isinstance(space, Dict | Tuple):
+        for name, child in _parts(space.spaces):
+            yield from _pictures(found.get(name if isinstance(space, Dict) else f"_index_{name}"), child)
+
+
+def _parts(x):
+    """Return the pairs of name, or position, and child of a dictionary or a tuple."""
+    return x.items() if isinstance(x, Mapping) else enumerate(x)
 
 
 def _as_episode(stored, metadata, where, first_observation, first_action):
     reward = np.asarray(stored["rewards"])
-    terminations, truncations = (np.asarray(stored[name]).astype(np.bool_) for name in ("terminations", "truncations"))
-    steps = len(reward) + 1
-    for name, flags in (("terminations", terminations), ("truncations", truncations)):
-        if len(flags) != len(reward):
-            raise DatasetError(f"{where}: {name} has {len(flags)} entries, but rewards has {len(reward)}")
-        if flags[:-1].any():
-            at = int(np.argmax(flags))
+    flags = {name: np.asarray(stored[name]).astype(np.bool_) for name in ("terminations", "truncations")}
+    for name, x in flags.items():
+        if len(x) != len(reward):
+            raise DatasetError(f"{where}: {name} has {len(x)} entries, but rewards has {len(reward)}")
+        if x[:-1].any():
+            at = int(np.argmax(x))
             raise DatasetError(f"{where}: {name} is true at step {at} of {len(reward)}; only the last can be")
-    is_first, is_last, is_terminal = np.zeros((3, steps), np.bool_)
-    is_first[0] = is_last[-1] = True
-    is_terminal[1:] = terminations
-    implied = TERMINATED if terminations[-1:].any() else TRUNCATED if truncations[-1:].any() else CUT_OFF
-    infos = _arrays(stored["infos"] or {})
+    marks, ending = marks_of(**flags)
+    # Some older datasets have one entry of the infos per transition, not per step.
+    infos = jax.tree.map(lambda x: _with_last(x) if len(x) == len(reward) else x, _arrays(stored["infos"] or {}))
     return Episode(
         observation=counted_from(_arrays(stored["observations"]), first_observation, -1, f"{where}: observation"),
         action=jax.tree.map(_with_last, counted_from(_arrays(stored["actions"]), first_action, -1, f"{where}: action")),
         reward=_with_last(reward),
-        discount=implied_discount(is_terminal),
-        is_first=is_first,
-        is_last=is_last,
-        is_terminal=is_terminal,
-        metadata={"ending": implied} | metadata,
-        extras={
-            f"info_{name}" if name in STEP_FIELDS else name: jax.tree.map(lambda x: _as_long(x, steps), x)
-            for name, x in infos.items()
-        },
+        discount=implied_discount(marks["is_terminal"]),
+        **marks,
+        metadata={"ending": ending} | metadata,
+        extras={f"info_{name}" if name in STEP_FIELDS else name: x for name, x in infos.items()},
     )
 
 
 def _arrays(x: Any) -> PyTree:
     """Return Minari's data as nested dictionaries of arrays; the keys of a tuple's parts are their positions."""
-    if isinstance(x, Mapping):
-        return {str(name): _arrays(child) for name, child in x.items()}
-    if isinstance(x, tuple):
-        return {str(i): _arrays(child) for i, child in enumerate(x)}
+    if isinstance(x, Mapping | tuple):
+        return {str(name): _arrays(child) for name, child in _parts(x)}
     x = np.asarray(x)
     if x.dtype == object:
         x = np.asarray([text.decode() if isinstance(text, bytes) else str(text) for text in x.ravel()]).reshape(x.shape)
     return x
 
 
-def first_integers(space: Any) -> Any:
-    """Return the first integers of a Gymnasium space, which jaxrl counts from 0: an array or 0, in dictionaries."""
-    import gymnasium
+def first_integers(space: Any, *, boxes: bool = False) -> Any:
+    """Return the first integers of a Gymnasium space, which jaxrl counts from 0: an array or 0, in dictionaries.
 
-    if isinstance(space, gymnasium.spaces.Dict):
-        return {str(name): first_integers(child) for name, child in space.spaces.items()}
-    if isinstance(space, gymnasium.spaces.Tuple):
-        return {str(i): first_integers(child) for i, child in enumerate(space.spaces)}
-    counted = isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete)
-    return np.asarray(space.start) if counted else 0
+    Args:
+      space: the space.
+      boxes: include boxes of integers, which `jaxrl.envs` represents as `Discrete` and `MultiDiscrete` in actions.
+    """
+    from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
+
+    if isinstance(space, Dict | Tuple):
+        return {str(name): first_integers(child, boxes=boxes) for name, child in _parts(space.spaces)}
+    if isinstance(space, Discrete | MultiDiscrete):
+        return np.asarray(space.start)
+    return space.low if boxes and isinstance(space, Box) and space.dtype.kind in "iu" and space.low.ndim < 2 else 0
 
 
 def counted_from(x: PyTree, first: Any, sign: int, name: str) -> PyTree:
-    """Shift integers from 0 to `first` (`sign` 1), or from `first` to 0 (`sign` -1); dtypes stay.
+    """Shift integers from 0 to `first` (`sign` 1), or from `first` to 0 (`sign` -1); dtypes are kept.
 
     Raises:
       DatasetError: a shifted integer does not fit its dtype; the message begins with the field's `name`.
@@ -272,22 +271,6 @@ def counted_from(x: PyTree, first: Any, sign: int, name: str) -> PyTree:
     )
 
 
-def _counts(action_space):
-    """Return whether a space is a bounded vector of integers, which `jaxrl.envs` represents as `MultiDiscrete`."""
-    import gymnasium
-
-    return (
-        isinstance(action_space, gymnasium.spaces.Box)
-        and action_space.dtype.kind in "iu"
-        and len(action_space.shape) == 1
-    )
-
-
 def _with_last(x):
     """Append the last step's entry, which is unused and zero."""
     return np.concatenate([x, np.zeros((1, *x.shape[1:]), x.dtype)])
-
-
-def _as_long(x, steps):
-    """Return infos with one entry per step; some older datasets have one per transition."""
-    return _with_last(x) if len(x) == steps - 1 else x

@@ -17,8 +17,8 @@ from jaxrl.core.sources import Replay
 from jaxrl.core.types import EnvSpec, PyTree, Trajectory
 from jaxrl.data.batching import Loader
 from jaxrl.data.dataset import Dataset
-from jaxrl.data.dataset_report import LAST_REWARD, NO_REWARD
-from jaxrl.data.episodes import Episode, cast, discount_problems, field_name, non_finite, refuse
+from jaxrl.data.dataset_report import Rewards
+from jaxrl.data.episodes import Episode, broken_steps, cast, discount_problems, non_finite, refuse, zero_where
 from jaxrl.data.rows import rows_from_episode
 from jaxrl.parallel import memory
 
@@ -47,14 +47,15 @@ def rings(
       DatasetError: an array differs from the environment's in shape or kind, or an action is not in its action space.
       ConfigError: the rows do not fit in memory.
     """
-    seen = _Seen(spec)
-    rows = _joined(
-        [rows_from_episode(_as_of(number, episode, spec, seen)) for number, episode in enumerate(_fitting(episodes))]
-    )
-    for line in seen.lines():
-        warnings.warn(f"the dataset: {line}", stacklevel=3)
+    clipped, rewards, converted = _Clipped(spec), Rewards(), []
+    for number, episode in enumerate(_fitting(episodes)):
+        converted.append(rows_from_episode(_as_of(number, episode, clipped)))
+        rewards.add(episode)
+    rows = _joined(converted)
     if not rows.weight.any():
         raise DatasetError("the dataset has no transitions")
+    for line in clipped.notes() + rewards.notes():
+        warnings.warn(f"the dataset: {line}", stacklevel=3)
     place, blank, parts = _layout(rows.weight, columns, *fixed.margins(sources))
     size = len(rows.reward)
     picked = np.clip(place, 0, size - 1)
@@ -112,7 +113,7 @@ def fit(dataset: Dataset, spec: EnvSpec, devices: list[jax.Device]) -> bool:
 def stream(dataset: Dataset, source: Replay, spec: EnvSpec, *, seed: int) -> Loader:
     """Return a loader of the dataset with the environment's spaces; reading an episode that does not fit them raises.
 
-    A warning names the first episode whose actions are clipped.
+    A single warning names the first episode whose actions are clipped.
 
     Args:
       dataset: the dataset.
@@ -120,12 +121,15 @@ def stream(dataset: Dataset, source: Replay, spec: EnvSpec, *, seed: int) -> Loa
       spec: the spec of the data's environment.
       seed: the seed of the order.
     """
+    warned = False
 
     def as_of(episode):
-        number, seen = episode.metadata.get("episode_id", "of the stream"), _Seen(spec)
-        found = _as_of(number, episode, spec, seen)
-        if seen.clipped:  # by default Python shows a warning with the same text once
-            warnings.warn(f"episode {number}: {seen.lines()[0]}; so are those that follow", stacklevel=2)
+        nonlocal warned
+        number, clipped = episode.metadata.get("episode_id", "of the stream"), _Clipped(spec)
+        found = _as_of(number, episode, clipped)
+        if clipped.clipped and not warned:
+            warned = True
+            warnings.warn(f"episode {number}: {clipped.notes()[0]}; this is reported only once", stacklevel=2)
         return found
 
     items = {"n_step": source.n_step, "sequence": source.sequence}
@@ -136,7 +140,7 @@ def _fitting(episodes):
     """Yield the episodes; raise a ConfigError when they leave too little memory for their rows."""
     free, taken = memory.free_on_host(), 0
     for episode in episodes:
-        taken += sum(x.nbytes for x in jax.tree.leaves(episode.steps))
+        taken += memory.size_of(episode.steps)
         # The episodes, their rows, and the rings.
         if free is not None and 3 * taken > _HEADROOM * free:
             raise ConfigError(
@@ -146,62 +150,66 @@ def _fitting(episodes):
         yield episode
 
 
-class _Seen:
-    """The counts of converted episodes that may need a warning."""
+@dataclasses.dataclass
+class _Clipped:
+    """The number of actions outside the bounds of a spec's action space, and their largest distance from them."""
 
-    def __init__(self, spec: EnvSpec):
-        self._spec = spec
-        self.episodes = self.transitions = self.clipped = self.last_rewards = 0
-        self.farthest, self.rewarded = 0.0, False
+    spec: EnvSpec
+    actions: int = 0
+    clipped: int = 0
+    farthest: float = 0.0
 
-    def lines(self) -> list[str]:
-        found = []
-        if self.clipped:
-            found.append(
-                f"{self.clipped:,} of {self.transitions:,} actions ({self.clipped / self.transitions:.1%}) are outside "
-                f"the bounds of {self._spec.action_space!r}, by up to {self.farthest:.4g}, and are clipped to them"
-            )
-        if self.last_rewards:
-            found.append(f"{self.last_rewards:,} of {self.episodes:,} episodes {LAST_REWARD}")
-        if self.transitions and not self.rewarded:
-            found.append(NO_REWARD)
-        return found
+    def notes(self) -> list[str]:
+        if not self.clipped:
+            return []
+        return [
+            f"{self.clipped:,} of {self.actions:,} actions ({self.clipped / self.actions:.1%}) are outside the bounds "
+            f"of {self.spec.action_space!r}, by up to {self.farthest:.4g}, and are clipped to them"
+        ]
 
-    def add(self, episode: Episode) -> None:
-        self.episodes += 1
-        self.transitions += episode.length
-        self.last_rewards += bool(episode.reward[-1])
-        self.rewarded |= bool(episode.reward[:-1].any())
+    def clip(self, action: np.ndarray, space: spaces.Box, acting: np.ndarray) -> np.ndarray:
+        """Return the actions clipped to the bounds, as the environment would have executed them."""
+        clipped = np.clip(action, space.low, space.high)
+        if space.dtype.kind == "f":
+            span = np.where(np.isfinite(space.high - space.low), space.high - space.low, 1.0)
+            beyond = zero_where(~acting, np.abs(action - clipped))
+            far = (beyond > _OUTSIDE * np.maximum(span, 1e-6)).reshape(len(acting), -1).any(axis=1)
+            self.clipped += int(far.sum())
+            self.farthest = max(self.farthest, float(beyond.max(initial=0.0)))
+        return clipped
 
 
-def _as_of(number: int | str, episode: Episode, spec: EnvSpec, seen: _Seen) -> Episode:
+def _as_of(number: int | str, episode: Episode, clipped: _Clipped) -> Episode:
     """Return the episode with arrays of the environment's spaces, without extras; `number` names it in errors."""
-    for field, what in non_finite(episode) + discount_problems(episode):
+    for field, what in broken_steps(episode) or non_finite(episode) + discount_problems(episode):
         raise DatasetError(f"episode {number}: {field} {what}")
-    where, counts = f"episode {number}:", np.ones_like(episode.is_last)
-    if episode.reward.shape != counts.shape:
-        raise DatasetError(f"{where} reward has shape {episode.reward.shape[1:]} at each step; it must be one number")
-    acting = ~episode.is_last
-    reward = cast(episode.reward, np.float32, f"{where} reward", acting)
-    action = _as_space(episode.action, spec.action_space, f"{where} action", acting)
-    seen.add(episode)
+    where, spec, acting = f"episode {number}:", clipped.spec, ~episode.is_last
+    always = np.ones_like(acting)
+    clipped.actions += episode.length
     return dataclasses.replace(
         episode,
-        observation=_as_space(episode.observation, spec.observation_space, f"{where} observation", counts),
-        action=_within(action, spec.action_space, acting, seen),
-        reward=reward,
+        observation=_as_space(episode.observation, spec.observation_space, f"{where} observation", always),
+        action=_as_space(episode.action, spec.action_space, f"{where} action", acting, clipped),
+        reward=cast(episode.reward, np.float32, f"{where} reward", acting),
         extras={},
     )
 
 
-def _as_space(value: PyTree, space: spaces.Space, where: str, counts: np.ndarray) -> PyTree:
-    """Return arrays `[steps, ...]` with the dtypes of a space; values where `counts` is False are not checked."""
+def _as_space(
+    value: PyTree, space: spaces.Space, where: str, counts: np.ndarray, clipped: _Clipped | None = None
+) -> PyTree:
+    """Return arrays `[steps, ...]` with the dtypes of a space; values where `counts` is False are not checked.
+
+    With `clipped`, numbers outside the bounds of boxes are clipped to them, and counted there.
+    """
     if isinstance(space, spaces.Composite):  # the keys of a tuple's parts are their positions
         names = sorted(str(key) for key, _ in space.items)
         if not isinstance(value, Mapping) or sorted(value) != names:
             has = sorted(value) if isinstance(value, Mapping) else f"an array of shape {np.shape(value)[1:]}"
             raise DatasetError(f"{where} has {has}; the environment's has {names}")
-        found = {key: _as_space(value[str(key)], child, f"{where}/{key}", counts) for key, child in space.items}
+        found = {
+            key: _as_space(value[str(key)], child, f"{where}/{key}", counts, clipped) for key, child in space.items
+        }
         return found if isinstance(space, spaces.Dict) else tuple(found.values())
     if isinstance(value, Mapping):
         raise DatasetError(f"{where} has {sorted(value)}; the environment's is {space!r}")
@@ -215,25 +223,8 @@ def _as_space(value: PyTree, space: spaces.Space, where: str, counts: np.ndarray
     if x.dtype.kind in "iub" and space.dtype.kind == "f":  # such as pixels from 0 to 255 for a space from 0 to 1
         outside = (x < space.low) | (x > space.high)
         refuse(where, x, outside, counts, f"the environment's is {space!r}: scale it with dataset.map")
-    return cast(x, space.dtype, where, counts)
-
-
-def _within(action: PyTree, space: spaces.Space, acting: np.ndarray, seen: _Seen) -> PyTree:
-    """Return the actions clipped to the bounds of boxes, as the environment would have executed them."""
-    return spaces.tree_map(lambda part, x: _array_within(x, part, acting, seen), space, action)
-
-
-def _array_within(action: np.ndarray, space: spaces.ArraySpace, acting: np.ndarray, seen: _Seen) -> np.ndarray:
-    if not isinstance(space, spaces.Box):
-        return action
-    clipped = np.clip(action, space.low, space.high)
-    if space.dtype.kind == "f":
-        span = np.where(np.isfinite(space.high - space.low), space.high - space.low, 1.0)
-        beyond = np.where(acting.reshape((-1,) + (1,) * (action.ndim - 1)), np.abs(action - clipped), 0.0)
-        far = (beyond > _OUTSIDE * np.maximum(span, 1e-6)).reshape(len(acting), -1).any(axis=1)
-        seen.clipped += int(far.sum())
-        seen.farthest = max(seen.farthest, float(beyond.max(initial=0.0)))
-    return clipped
+    x = cast(x, space.dtype, where, counts)
+    return x if clipped is None else clipped.clip(x, space, counts)
 
 
 def _joined(parts):
@@ -245,7 +236,9 @@ def _joined(parts):
 
 
 def _checksum(rows: Trajectory) -> int:
+    """Return the checksum of the rows that config.json stores; names are spelled as in older versions."""
     found = 0
     for path, x in jax.tree.leaves_with_path(rows):
-        found = zlib.crc32(np.ascontiguousarray(x).data.cast("B"), zlib.crc32(field_name("", path).encode(), found))
+        name = "/".join(str(getattr(key, "key", key)) for key in path)
+        found = zlib.crc32(np.ascontiguousarray(x).data.cast("B"), zlib.crc32(name.encode(), found))
     return found

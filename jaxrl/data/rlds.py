@@ -1,7 +1,6 @@
 """A writer and a reader of RLDS datasets in the layout of `tfds.builder_from_directory`, without TensorFlow."""
 
 import contextlib
-import dataclasses
 import os
 import re
 import zlib
@@ -16,9 +15,9 @@ from jaxrl.core.errors import ConfigError, DatasetError, NoDatasetError, unknown
 from jaxrl.data import episodes as rules
 from jaxrl.data import features, tfrecord
 from jaxrl.data.episodes import Episode
-from jaxrl.data.metadata import check_features, check_files, check_info
+from jaxrl.data.metadata import check_files, check_tfds
 from jaxrl.data.order import runs
-from jaxrl.data.staging import Staging, as_dataset_errors
+from jaxrl.data.staging import Writer
 
 _VERSION = "1.0.0"
 _SPLIT = "train"
@@ -33,10 +32,8 @@ _MANDATORY = ("is_first", "is_last")  # https://github.com/google-research/rlds#
 _SUMMARISED = ("steps/reward", "steps/is_last")
 
 
-class RldsWriter:
-    """A writer of a dataset that appears at `path` when it is complete; use it as a context manager.
-
-    Everything is written to a hidden directory next to it (`Staging`); `close` reads all of it again, and renames it.
+class RldsWriter(Writer):
+    """A writer of an RLDS dataset that appears when it is complete; a context manager, as every `Writer`.
 
     Args:
       path: the directory to create; it must be empty if it exists.
@@ -49,7 +46,6 @@ class RldsWriter:
       MissingExtraError: `jaxrl[data]` is not installed.
     """
 
-    @as_dataset_errors
     def __init__(
         self, path: str | os.PathLike, name: str, *, shard_bytes: int = 1 << 28, file_format: str = "array_record"
     ):
@@ -58,15 +54,11 @@ class RldsWriter:
         self._tfds = features.tfds()
         self.name = _dataset_name(name)
         self._shard_bytes, self._file_format = shard_bytes, file_format
-        self._staging = Staging(path)
-        self._partial = self._staging.partial
-        self._serialize: features.Serializer | None = None
-        self._described: Any = None
+        super().__init__(path)
+        self._fields: list[features.Field] = []
         self._shard: Any = None
-        self.episodes = 0
         self._shard_lengths: list[int] = []
-        self._shard_size = 0
-        self._bytes = self._checksum = 0
+        self._shard_size = self._bytes = 0
         self._template = self._tfds.core.ShardedFileTemplate(
             dataset_name=self.name,
             data_dir=self._partial,
@@ -75,22 +67,15 @@ class RldsWriter:
             template="{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}",
         )
 
-    @as_dataset_errors
-    def write(self, episode: Episode, metadata: dict[str, Any] | None = None) -> None:
-        """Add an episode, with its own metadata, `metadata`, and its return, length and number.
+    def __exit__(self, *_: object) -> None:
+        """Delete the written files, unless `close` has published them."""
+        with contextlib.suppress(Exception):
+            self._close_shard()
+        super().__exit__()
 
-        Raises:
-          ConfigError: an array would not be read back bit for bit, or differs in kind from those before.
-          DatasetError: the disk is full, or cannot be written to.
-        """
-        own = {"episode_id": self.episodes, "return": episode.episode_return, "length": episode.length}
-        metadata = {**episode.metadata, **(metadata or {}), **own}
-        metadata = {name: x.item() if isinstance(x, np.generic) else x for name, x in metadata.items()}
-        episode = dataclasses.replace(episode, metadata=metadata)
-        if self._serialize is None:
-            fields = features.fields_of(episode)
-            self._described, self._serialize = features.described(fields), features.Serializer(fields, episode)
-        record = self._serialize(episode)
+    def _add(self, episode):
+        self._fields = self._fields or features.fields_of(episode)
+        record = features.serialized(episode, self._fields)
         if self._shard is None:
             path = self._template.sharded_filepath(shard_index=len(self._shard_lengths), num_shards=None)
             self._shard, self._shard_size = _writer(path, self._file_format), 0
@@ -98,29 +83,21 @@ class RldsWriter:
         self._shard.write(record)
         self._checksum = zlib.crc32(record, self._checksum)
         self._shard_lengths[-1] += 1
-        self.episodes += 1
         self._shard_size += len(record)
         self._bytes += len(record)
         if self._shard_size >= self._shard_bytes or self._shard_lengths[-1] >= _SHARD_EPISODES:
             self._close_shard()
 
-    @as_dataset_errors
-    def close(self) -> Path:
-        """Complete the dataset, read it again, and move it to its place.
-
-        Raises:
-          ConfigError: there are no episodes, or something else appeared at the path meanwhile.
-          DatasetError: the data read back differ from those written, or writing failed.
-        """
-        if not self.episodes:
-            raise ConfigError("there are no episodes to write; a dataset has at least one")
+    def _complete(self):
         self._close_shard()
         core = self._tfds.core
         identity = core.DatasetIdentity(
             name=self.name, version=core.Version(_VERSION), data_dir=os.fspath(self._partial), module_name=""
         )
         info = core.DatasetInfo(
-            builder=identity, features=self._described, description="Episodes in the RLDS format, written by jaxrl."
+            builder=identity,
+            features=features.described(self._fields),
+            description="Episodes in the RLDS format, written by jaxrl.",
         )
         split = core.SplitInfo(
             name=_SPLIT,
@@ -131,31 +108,17 @@ class RldsWriter:
         info.set_file_format(self._file_format)
         info.set_splits(core.SplitDict([split]))
         info.write_to_directory(os.fspath(self._partial))
-        self._read_again()
-        return self._staging.publish()
-
-    def __enter__(self) -> "RldsWriter":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Delete the written files, unless `close` has published them."""
-        with contextlib.suppress(Exception):
-            self._close_shard()
-        self._staging.discard()
 
     def _close_shard(self):
         if self._shard is not None:
             shard, self._shard = self._shard, None
             shard.close()
 
-    def _read_again(self):
+    def _stored(self):
         reader, checksum = RldsReader(self._partial), 0
-        if len(reader) != self.episodes:
-            raise DatasetError(f"{self._partial} does not contain the {self.episodes} episodes that were written to it")
         for record in reader.records(range(len(reader))):
             checksum = zlib.crc32(record, checksum)
-        if checksum != self._checksum:
-            raise DatasetError(f"{self._partial} does not contain the bytes that were written; check the disk")
+        return len(reader), checksum
 
 
 class RldsReader:
@@ -182,13 +145,12 @@ class RldsReader:
             where = "it has no " + " and no ".join(missing) if self.path.exists() else "there is no such folder"
             raise NoDatasetError(f"{path} is not a TFDS dataset: {where} (jaxrl export-rlds writes one from a run)")
         check_files(self.path)
-        check_features(self.path / "features.json")
-        check_info(self.path / "dataset_info.json")
+        check_tfds(self.path)
         try:
             builder = tfds.builder_from_directory(os.fspath(self.path))
             info = builder.info
             splits = dict(info.splits)
-            paths = {name: [os.fspath(file) for file in found.filepaths] for name, found in splits.items()}
+            self._files = [os.fspath(file) for file in splits[split].filepaths] if split in splits else []
             file_format = "tfrecord" if info.file_format is None else info.file_format.value  # TFDS's default
         except Exception as error:  # TFDS raises whatever its parsers do
             raise DatasetError(f"{path} cannot be opened by TFDS: {error!s:.500}") from error
@@ -206,13 +168,13 @@ class RldsReader:
         self.absent = tuple(name for name in rules.STEP_FIELDS if name not in names)
         if lacking := [name for name in self.absent if name in _MANDATORY]:
             raise DatasetError(f"{path}: the steps have no {', no '.join(lacking)}; RLDS requires them")
-        self._files = paths[split]
         if gone := [file for file in self._files if not os.path.isfile(file)]:
             raise DatasetError(f"{path} is incomplete: {gone[0]} is missing")
         for file, count in zip(self._files, splits[split].shard_lengths, strict=True):
-            if count > (size := os.path.getsize(file)):
+            size = os.path.getsize(file)
+            if not 0 <= count <= size:
                 raise DatasetError(f"{path} declares {count:,} episodes in {file}, which has {size:,} bytes")
-        self._starts = np.concatenate([[0], np.cumsum(splits[split].shard_lengths)]).astype(np.int64)
+        self._starts = np.append(0, np.cumsum(splits[split].shard_lengths)).astype(np.int64)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -269,18 +231,15 @@ def open_directory(path: str | os.PathLike, *, split: str = _SPLIT) -> list[Rlds
     if gone := sorted(expected - names):
         raise DatasetError(f"{path} is incomplete: {', '.join(gone)} is missing")
     readers = [RldsReader(child, split=split) for child in found]
-    first = {field.name: (field.dtype, field.shape) for field in readers[0].fields if field.of_steps}
-    for reader in readers[1:]:
-        here = {field.name: (field.dtype, field.shape) for field in reader.fields if field.of_steps}
-        for name in sorted(first | here):
-            if here.get(name) != first.get(name):
-                there = f"in {readers[0].path} it is {_describe_field(first, name)}"
-                raise DatasetError(f"{reader.path}: {name} is {_describe_field(here, name)}; {there}")
+    kinds = [{field.name: field.kind for field in reader.fields if field.of_steps} for reader in readers]
+    for reader, kind in zip(readers, kinds, strict=True):
+        if lines := rules.differences(kind, kinds[0]):
+            raise DatasetError(f"{reader.path}: {lines[0]} in {readers[0].path}")
     return readers
 
 
 def _datasets(folder, hosts=None):
-    """Return the datasets in a directory; that of a process (`hosts`) may be one, or hold parts of a recording."""
+    """Return the datasets in a directory, and those in its subdirectories of processes, whose names match `hosts`."""
     below = sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
     found = []
     for child in below:
@@ -306,13 +265,6 @@ def check_hosts(path: Path, count: int) -> None:
     for child in sorted(path.iterdir()) if path.is_dir() else ():
         if child.name.removeprefix(".").removesuffix(".partial") not in allowed:
             raise ConfigError(f"path={str(path)!r} already contains {child.name}; use another path, or move it away")
-
-
-def _describe_field(fields, name):
-    if name not in fields:
-        return "missing"
-    dtype, shape = fields[name]
-    return "TFDS's decoder" if dtype is None else f"{dtype} {shape}"
 
 
 def _dataset_name(text):

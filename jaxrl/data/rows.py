@@ -16,13 +16,11 @@ from jaxrl.core import spaces
 from jaxrl.core.errors import DatasetError
 from jaxrl.core.types import Trajectory
 from jaxrl.data.episodes import (
-    CUT_OFF,
-    TERMINATED,
-    TRUNCATED,
     Episode,
     cast,
     discount_problems,
     implied_discount,
+    marks_of,
     zero_where,
 )
 
@@ -73,19 +71,14 @@ def episode_from_rows(rows: Trajectory[np.ndarray], metadata: Mapping[str, Any] 
       AssertionError: the arrays differ in length.
     """
     chex.assert_equal_shape_prefix(jax.tree.leaves(rows), 1)
-    is_first, is_last, is_terminal = np.zeros((3, len(rows.reward)), np.bool_)
-    is_first[0] = is_last[-1] = True
-    is_terminal[1:] = (rows.terminated & ~is_last)[:-1]
-    ended = (rows.terminated | rows.truncated)[:-1].any()
-    ending = TERMINATED if is_terminal.any() else TRUNCATED if ended else CUT_OFF
+    marks, ending = marks_of(rows.terminated[:-1], rows.truncated[:-1])
+    is_last = marks["is_last"]
     return Episode(
         observation=rows.observation,
         action=jax.tree.map(lambda x: zero_where(is_last, x), spaces.named(rows.action)),
         reward=zero_where(is_last, rows.reward),
         discount=zero_where(is_last, rows.discounts),
-        is_first=is_first,
-        is_last=is_last,
-        is_terminal=is_terminal,
+        **marks,
         metadata={"ending": ending} | dict(metadata or {}),
         extras=dict(rows.extras),
     )

@@ -1,34 +1,103 @@
-"""A directory that appears only when it is complete."""
+"""Writers of datasets that appear only when they are complete."""
 
+import abc
 import contextlib
+import dataclasses
 import fcntl
-import functools
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
 
 from jaxrl.core import files
-from jaxrl.core.errors import ConfigError, DatasetError, JaxrlError
+from jaxrl.core.errors import ConfigError, DatasetError
 from jaxrl.core.interrupts import cleaning_up
+from jaxrl.data.episodes import Episode, Kind, check_kind, kind_of
 
 
-def as_dataset_errors[**P, R](method: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a writer's method to reraise errors of the file system and libraries as a DatasetError."""
+class Writer(abc.ABC):
+    """A writer of a dataset that appears at `path` when it is complete; use it as a context manager.
 
-    @functools.wraps(method)
-    def wrapped(*arguments: P.args, **options: P.kwargs) -> R:
-        try:
-            return method(*arguments, **options)
-        except JaxrlError:
-            raise
-        except (OSError, RuntimeError) as error:
-            staging, said = getattr(arguments[0], "_staging", None), " ".join(str(error).split())
-            where = "" if staging is None else f" {staging.path}"
-            raise DatasetError(f"the dataset{where} could not be written: {said:.500}") from error
+    Everything is written to a hidden directory next to it (`Staging`); `close` reads all of it again, and renames it.
 
-    return wrapped
+    Attributes:
+      episodes: the number of episodes written.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        with as_dataset_errors(path):
+            self._staging = Staging(path)
+        self._partial = self._staging.partial
+        self.episodes = self._checksum = 0
+        self._kind: Kind | None = None  # of the arrays and metadata
+
+    def write(self, episode: Episode, metadata: dict[str, Any] | None = None) -> None:
+        """Add an episode, with its own metadata, `metadata`, and its return, length and number.
+
+        Raises:
+          ConfigError: an array would not be read back bit for bit, or differs in kind from those before.
+          DatasetError: the disk is full, or cannot be written to.
+        """
+        own = {"episode_id": self.episodes, "return": episode.episode_return, "length": episode.length}
+        metadata = {**episode.metadata, **(metadata or {}), **own}
+        metadata = {name: x.item() if isinstance(x, np.generic) else x for name, x in metadata.items()}
+        kind = kind_of({"steps": episode.steps}, axes=1) | dict.fromkeys(metadata, ("a metadata field",))
+        check_kind(kind, self._kind, ConfigError)
+        with as_dataset_errors(self._staging.path):
+            self._add(dataclasses.replace(episode, metadata=metadata))
+        self._kind = kind
+        self.episodes += 1
+
+    def close(self) -> Path:
+        """Complete the dataset, read it again, and move it to its place.
+
+        Raises:
+          ConfigError: there are no episodes, or something else appeared at the path meanwhile.
+          DatasetError: the data read back differ from those written, or writing failed.
+        """
+        if not self.episodes:
+            raise ConfigError("there are no episodes to write; a dataset has at least one")
+        with as_dataset_errors(self._staging.path):
+            self._complete()
+            self._read_again()
+            return self._staging.publish()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Delete the written files, unless `close` has published them."""
+        self._staging.discard()
+
+    @abc.abstractmethod
+    def _add(self, episode: Episode) -> None:
+        """Write or buffer an episode with all of its metadata, and update the checksum."""
+
+    @abc.abstractmethod
+    def _complete(self) -> None:
+        """Write the buffered episodes and the dataset's metadata."""
+
+    @abc.abstractmethod
+    def _stored(self) -> tuple[int, int]:
+        """Return the number of episodes in the files, and their checksum."""
+
+    def _read_again(self):
+        if self._stored() != (self.episodes, self._checksum):
+            raise DatasetError(f"{self._partial} does not contain the episodes that were written to it; check the disk")
+
+
+@contextlib.contextmanager
+def as_dataset_errors(path: str | os.PathLike) -> Generator[None]:
+    """Reraise errors of the file system and libraries as a DatasetError that names the dataset's path."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        said = " ".join(str(error).split())
+        raise DatasetError(f"the dataset {path} could not be written: {said:.500}") from error
 
 
 class Staging:

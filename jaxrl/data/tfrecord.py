@@ -2,9 +2,9 @@
 
 A record is its length (64 bits), the checksum of those eight bytes, its bytes, and their checksum; all little-endian
 (https://www.tensorflow.org/tutorials/load_data/tfrecord). The checksum is CRC-32C, rotated by 15 bits and with a
-constant added, so that the checksum of what contains checksums is sound.
+constant added, because a plain CRC is unreliable for data that contain CRCs.
 
-TFDS needs TensorFlow to read and write these files, which is never a dependency here.
+TFDS needs TensorFlow to read and write these files; jaxrl does not depend on it.
 """
 
 import contextlib
@@ -15,47 +15,37 @@ import os
 import struct
 from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from jaxrl.core.errors import DatasetError
 
-_AT_ONCE = 1 << 20  # bytes that are written together
+_BUFFER = 1 << 20  # bytes that are written together
 _FRAME = 16  # bytes of a record besides its own: 12 before, 4 after
 
 
 class TfRecordWriter:
-    """A writer of records to a new file, which keeps some of them back until `flush`."""
+    """A buffered writer of records to a new file."""
 
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
-        self._file = open(path, "xb")  # a new file: an existing one may be a link to elsewhere
-        self._waiting: list[bytes] = []
-        self._size = 0
+        self._file: Any = open(path, "xb", _BUFFER)  # a new file: an existing one may be a link to elsewhere
 
     def write(self, record: bytes) -> None:
         length = struct.pack("<Q", len(record))
-        self._waiting += (length, _checksum(length), record, _checksum(record))
-        self._size += len(record)
-        if self._size >= _AT_ONCE:
-            self.flush()
+        self._file.write(b"".join((length, _checksum(length), record, _checksum(record))))
 
     def close(self) -> None:
-        try:
-            self.flush()
-        finally:
-            self._file.close()
+        self._file.close()
 
     def abandon(self) -> None:
         """Close the file without writing the buffered records, ignoring errors."""
-        self._waiting = []
         with contextlib.suppress(OSError):
-            self._file.close()
+            self._file.raw.close()
 
     def flush(self) -> None:
-        """Hand what was kept back to the operating system."""
-        self._file.write(b"".join(self._waiting))
-        self._waiting, self._size = [], 0
+        """Hand the buffered records to the operating system."""
         self._file.flush()
 
 
@@ -74,10 +64,11 @@ def records(path: str | os.PathLike) -> Generator[Callable[[int, int], list[byte
     with open(path, "rb") as file:
 
         def read(start, stop):
+            what = f"records {start} to {stop - 1}"
             if stop > len(starts) - 1:
-                raise DatasetError(f"{path}: records {start} to {stop - 1} cannot be read: it has {len(starts) - 1}")
+                raise DatasetError(f"{path}: {what} cannot be read: the file has {len(starts) - 1} records")
             try:
-                check_memory(2 * int(starts[stop] - starts[start]), f"records {start} to {stop - 1}")
+                check_memory(2 * int(starts[stop] - starts[start]), what)
             except ValueError as error:
                 raise DatasetError(f"{path}: {error}") from error
             file.seek(starts[start])
@@ -96,7 +87,7 @@ def records(path: str | os.PathLike) -> Generator[Callable[[int, int], list[byte
 
 @functools.lru_cache(maxsize=64)
 def _starts(path, size, _changed):
-    """Return the start of each record and the end of the last, of a file of this size that was last changed then."""
+    """Return the start of each record and the end of the last; cached by the size and the time of the last change."""
     starts, at = [0], 0
     if size:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

@@ -6,6 +6,7 @@ episodes, address rows only by number.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Literal
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from jaxrl.core.arguments import checked
 from jaxrl.core.errors import ConfigError
+from jaxrl.core.limits import count_problems
 from jaxrl.core.sources import Sequence
 from jaxrl.core.types import PyTree, SequenceBatch, TimeStep, Trajectory, TransitionBatch
 from jaxrl.data.episodes import TERMINATED, TRUNCATED, Episode, zero_where
@@ -53,10 +55,11 @@ def sequences(episode: Episode, sequence: Sequence) -> SequenceBatch[np.ndarray]
     return gather_sequences(_taker(rows_from_episode(episode)), *stretches(episode.length + 1, sequence), sequence)
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def stretches(count: int, sequence: Sequence) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first rows of the stretches of an episode of `count` rows, and how many of its rows each holds.
+    """Return the first row of each stretch of an episode of `count` rows, and the number of its rows in it.
 
-    An episode without a transition has none.
+    An episode without a transition has none. The arrays are cached, so callers must not change them.
     """
     longest, period = sequence.rows, sequence.period
     start = np.arange(count if count > 1 else 0)
@@ -74,15 +77,8 @@ def stretches(count: int, sequence: Sequence) -> tuple[np.ndarray, np.ndarray]:
 
 def check_sequence(sequence: Sequence) -> None:
     """Raise a ConfigError if a dataset cannot provide such sequences."""
-    problems = [
-        f"sequence.{name}={value} must be at least {low}"
-        for name, value, low in (
-            ("length", sequence.length, 1),
-            ("period", sequence.period, 1),
-            ("burn_in", sequence.burn_in, 0),
-        )
-        if value < low
-    ]
+    least = {"length": 1, "period": 1, "burn_in": 0}
+    problems = count_problems(**{f"sequence.{name}": (getattr(sequence, name), low) for name, low in least.items()})
     if sequence.end not in ("write", "truncate", "zero_pad", "continue"):
         problems.append(f"sequence.end={sequence.end!r}; use 'write', 'truncate', 'zero_pad' or 'continue'")
     if sequence.stored_carry:
@@ -136,10 +132,8 @@ def gather_sequences(
     offset = np.arange(sequence.rows)[:, None]
     mask = offset < extent
     at = start + np.where(mask, offset, 0)
-    fields = ("observation", "action", "reward", "terminated", "truncated", "first", "weight", "extras", "discount")
-    stretch = Trajectory(
-        **{name: jax.tree.map(lambda x: zero_where(~mask, x), take(name, at)) for name in fields}  # noqa: B023
-    )
+    names = [field.name for field in dataclasses.fields(Trajectory)]
+    stretch = Trajectory(**{name: jax.tree.map(lambda x: zero_where(~mask, x), take(name, at)) for name in names})
     # A time step's reward, endings and previous action come from the row before it, unless it begins an episode.
     began = stretch.first | ~mask
     before = np.where(began, at, at - 1)
@@ -202,10 +196,10 @@ def aligned(episode: Episode, alignment: Alignment) -> dict[str, PyTree]:
     Raises:
       ConfigError: `alignment` is none of these.
     """
-    if alignment not in ("SAR", "RSA", "ARS"):
+    later = {"SAR": (), "RSA": ("reward", "discount"), "ARS": ("action", "reward", "discount")}
+    if alignment not in later:
         raise ConfigError(f"alignment={alignment!r}; use 'SAR', 'RSA' or 'ARS'")
-    steps = episode.steps
-    moved = {"SAR": (), "RSA": ("reward", "discount"), "ARS": ("action", "reward", "discount")}[alignment]
+    steps, moved = episode.steps, later[alignment]
     for name in ("action", "reward", "discount"):
         change = _one_later if name in moved else lambda x: zero_where(episode.is_last, x)
         steps[name] = jax.tree.map(change, steps[name])
@@ -229,28 +223,20 @@ def truncate(episode: Episode, condition: Callable[[Episode], np.ndarray], *, te
       ConfigError: the condition returns something else.
     """
     holds = np.asarray(condition(episode))
-    steps = len(episode.is_last)
-    if holds.shape != (steps,) or holds.dtype != np.bool_:
-        raise ConfigError(f"the condition returned {holds.dtype} {holds.shape}; it must be bool ({steps},)")
+    if holds.shape != episode.is_last.shape or holds.dtype != np.bool_:
+        raise ConfigError(
+            f"the condition returned {holds.dtype} {holds.shape}; it must be bool {episode.is_last.shape}"
+        )
     if not holds.any():
         return episode
     last = int(np.argmax(holds))
-    if last == steps - 1 and not terminal:
+    if last == episode.length and not terminal:
         return episode
-    parts = jax.tree.map(lambda x: x[: last + 1].copy(), episode.steps)
-    for leaf in jax.tree.leaves([parts[name] for name in ("action", "reward", "discount")]):
-        leaf[-1] = 0
-    parts["is_last"][-1], parts["is_terminal"][-1] = True, terminal
+    steps = jax.tree.map(lambda x: x[: last + 1].copy(), episode.steps)
+    steps["is_last"][-1], steps["is_terminal"][-1] = True, terminal
     if terminal:
-        parts["discount"][-2:] = 0
-    metadata = {**episode.metadata, "ending": TERMINATED if terminal else TRUNCATED}
-    found = Episode(
-        **{name: parts.pop(name) for name in tuple(parts) if name not in episode.extras},
-        metadata=metadata,
-        extras=parts,
-    )
-    own = {"return": found.episode_return, "length": found.length}
-    return dataclasses.replace(found, metadata=metadata | {name: x for name, x in own.items() if name in metadata})
+        steps["discount"][-2:] = 0
+    return _rebuilt(episode, steps, ending=TERMINATED if terminal else TRUNCATED)
 
 
 def last_step_counts(episode: Episode) -> Episode:
@@ -264,18 +250,11 @@ def last_step_counts(episode: Episode) -> Episode:
     if not episode.is_terminal[-1]:
         return episode
     steps = jax.tree.map(lambda x: np.concatenate([x, x[-1:]]), episode.steps)
-    for leaf in jax.tree.leaves([steps["action"], steps["reward"]]):
-        leaf[-1] = 0
     steps["is_last"][-2] = steps["is_terminal"][-2] = steps["is_first"][-1] = False
     before = steps["discount"][-3:-2]  # of the former terminal step
     before[before == 0] = 1
-    steps["discount"][-2:] = 0
-    parts = {name: steps.pop(name) for name in tuple(steps) if name not in episode.extras}
-    found = Episode(**parts, metadata=episode.metadata, extras=steps)
-    own = {"return": found.episode_return, "length": found.length}
-    return dataclasses.replace(
-        found, metadata={**episode.metadata, **{name: x for name, x in own.items() if name in episode.metadata}}
-    )
+    steps["discount"][-2] = 0
+    return _rebuilt(episode, steps)
 
 
 @checked(size={"low": 1}, shift={"low": 1})
@@ -297,6 +276,19 @@ def batches(
     steps, count = episode.steps, len(episode.is_last)
     starts = range(0, count - size + 1 if drop_remainder else count, shift)
     return (jax.tree.map(lambda x: x[start : start + size], steps) for start in starts)  # noqa: B023
+
+
+def _rebuilt(episode, steps, **metadata):
+    """Return an episode with other steps and metadata, in which an existing `return` and `length` are corrected.
+
+    The action, reward and discount of the last step are unused, and set to zero.
+    """
+    for leaf in jax.tree.leaves([steps[name] for name in ("action", "reward", "discount")]):
+        leaf[-1] = 0
+    extras = {name: steps.pop(name) for name in episode.extras}
+    found = Episode(**steps, metadata={**episode.metadata, **metadata}, extras=extras)
+    corrected = {name: value for name, value in found.summary.items() if name in found.metadata}
+    return dataclasses.replace(found, metadata=corrected)
 
 
 def _one_later(x):

@@ -1,8 +1,9 @@
 """Policies as folders of safetensors, with configuration, scores and a model card."""
 
+import contextlib
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,21 +34,32 @@ def write(
       MissingExtraError: safetensors is not installed.
       OSError: it cannot be written.
     """
-    if path.exists() or path.is_symlink():
-        raise ConfigError(f"path={str(path)!r} exists; use the path of a new folder")
     config = {name: config[name] for name in _OF_ACTING if name in config}
     scores = _scores(metrics)
-    building = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    try:
-        policy_folder.write(building, policy.actor, config, step)
+    with building(path) as made:
+        policy_folder.write(made, policy.actor, config, step)
         if scores:
-            files.write_json(building / "scores.json", scores)
-        with files.replacing(building / "README.md") as file:
+            files.write_json(made / "scores.json", scores)
+        with files.replacing(made / "README.md") as file:
             file.write(_card(policy, config, step, [row for row in scores if row["step"] == step]))
-        building.chmod(0o755)
-        building.rename(path)
+
+
+@contextlib.contextmanager
+def building(path: Path) -> Generator[Path]:
+    """Yield a temporary folder next to `path`, which is renamed to it on exit, or deleted after an error.
+
+    Raises:
+      ConfigError: `path` exists.
+    """
+    if path.exists() or path.is_symlink():
+        raise ConfigError(f"path={str(path)!r} exists; use the path of a new folder")
+    made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        yield made
+        made.chmod(0o755)
+        made.rename(path)
     finally:
-        shutil.rmtree(building, ignore_errors=True)
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def read_scores(path: Path) -> list[dict[str, Any]]:
@@ -75,7 +87,7 @@ def _scores(metrics) -> list[dict[str, Any]]:
 
 
 def _card(policy, config, step, scores) -> str:
-    """Return the model card; names are JSON in its head, which is YAML."""
+    """Return the model card, whose YAML header has names as JSON."""
     algorithm, environment = type(policy.algo).__name__, policy.spec.name
     tags = ["reinforcement-learning", "jaxrl", algorithm, environment]
     rows = [("Algorithm", algorithm), ("Environment", environment), ("Environment steps", f"{step:,}")]

@@ -77,7 +77,7 @@ class ActFunction:
         return action, tuple(leaves[place] for place in self._needed)
 
     def traced(self) -> ClosedJaxpr:
-        """Return its program for the symbolic batch."""
+        """Return the traced program for a symbolic batch size."""
         return jax.make_jaxpr(self)(*self.arguments.values())
 
     def _arguments(self) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from jaxrl.core import files
 from jaxrl.core.arguments import checked
 from jaxrl.core.errors import ConfigError, MissingExtraError
 from jaxrl.core.interrupts import interruptible
+from jaxrl.export.folder import building
 from jaxrl.run.policies.policy_folder import MODEL, is_policy_folder
 
 _FILES = ("README.md", "config.json", MODEL, "scores.json")  # nothing else is pushed, or pulled
@@ -30,7 +30,7 @@ def push(folder: str | os.PathLike, repo_id: str, *, private: bool = False, revi
       The address of the commit.
 
     Raises:
-      ConfigError: the folder contains no policy, or the hub refuses; gives the reason.
+      ConfigError: the folder contains no policy, or the hub refuses it; the message has the reason.
       MissingExtraError: huggingface-hub is not installed.
     """
     path = files.expand(folder)
@@ -51,7 +51,7 @@ def push(folder: str | os.PathLike, repo_id: str, *, private: bool = False, revi
             )
         )
     except Exception as error:
-        raise ConfigError(f"{repo_id!r} cannot be uploaded to: {_in_a_line(error)}") from error
+        raise ConfigError(f"the policy cannot be uploaded to {repo_id!r}: {_in_a_line(error)}") from error
 
 
 @interruptible
@@ -68,29 +68,23 @@ def pull(repo_id: str, path: str | os.PathLike, *, revision: str | None = None) 
       The path.
 
     Raises:
-      ConfigError: `path` exists, the repository contains no policy, or cannot be read; gives the reason.
+      ConfigError: `path` exists, or the repository contains no policy or cannot be read; the message has the reason.
       MissingExtraError: huggingface-hub is not installed.
     """
     where = files.expand(path)
-    if where.exists() or where.is_symlink():
-        raise ConfigError(f"path={str(path)!r} exists; use the path of a new folder")
     if not where.parent.is_dir():
         raise ConfigError(f"path={str(path)!r}: there is no folder {where.parent}")
     hub = _hub()
-    building = Path(tempfile.mkdtemp(prefix=f".{where.name}.", dir=where.parent))
     try:
-        hub.snapshot_download(repo_id, revision=revision, local_dir=building, allow_patterns=list(_FILES))
-        shutil.rmtree(building / ".cache", ignore_errors=True)  # the client's cache
-        if not is_policy_folder(building):
-            raise ConfigError(f"{repo_id!r} does not contain a jaxrl policy: it has no {MODEL}")
-        building.chmod(0o755)
-        building.rename(where)
+        with building(where) as made:
+            hub.snapshot_download(repo_id, revision=revision, local_dir=made, allow_patterns=list(_FILES))
+            shutil.rmtree(made / ".cache", ignore_errors=True)  # the client's cache
+            if not is_policy_folder(made):
+                raise ConfigError(f"{repo_id!r} does not contain a jaxrl policy: it has no {MODEL}")
     except ConfigError:
         raise
     except Exception as error:
         raise ConfigError(f"{repo_id!r} cannot be downloaded: {_in_a_line(error)}") from error
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
     return where
 
 

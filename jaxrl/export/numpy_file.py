@@ -14,7 +14,7 @@ from jaxrl.core import files
 from jaxrl.core.errors import ConfigError
 from jaxrl.export import numpy_policy
 from jaxrl.export.function import ActFunction
-from jaxrl.export.operations import Constant, Equation, flat_equations, reachable
+from jaxrl.export.operations import Equation, Value, flat_equations, reachable
 
 # Parameters that an operation needs in addition to arrays; the others are for compilers.
 _PARAMETERS = {
@@ -62,7 +62,8 @@ def _content(function, about):
     equations, outputs = flat_equations(program)
     read = reachable(equations, outputs)
     equations = [equation for equation in equations if not read.isdisjoint(equation.outputs)]
-    if strange := sorted({equation.name for equation in equations if not _is_known(equation)}):
+    known = numpy_policy.OPERATIONS
+    if strange := sorted({one.name for one in equations if one.name not in known or _parameters(one) is None}):
         raise ConfigError(
             f"to='numpy' supports policies of dense layers with greedy actions only, but this one computes "
             f"{', '.join(strange)}; use to='stablehlo' or to='onnx'"
@@ -76,7 +77,7 @@ def _content(function, about):
             numbers[key] = len(numbers)
             if isinstance(x, Literal):
                 constants[numbers[key]] = np.asarray(x.val, x.aval.dtype)
-            elif isinstance(x, Constant):
+            elif isinstance(x, Value) and x.array is not None:
                 constants[numbers[key]] = np.asarray(x.array)
         return numbers[key]
 
@@ -93,7 +94,7 @@ def _content(function, about):
             operations.append((name, reads, writes, parameters))
             continue
         with np.errstate(all="ignore"):  # the same each time, so computed here
-            found = numpy_policy.OPERATIONS[name](1, parameters, *(constants[x] for x in reads))
+            found = known[name](1, parameters, *(constants[x] for x in reads))
         constants |= zip(writes, found if isinstance(found, list) else [found], strict=True)
     results = [number(x) for x in outputs]
     used = {x for _, reads, _, _ in operations for x in reads} | set(results)
@@ -113,10 +114,6 @@ def _content(function, about):
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
     return buffer.getvalue()
-
-
-def _is_known(equation: Equation) -> bool:
-    return equation.name in numpy_policy.OPERATIONS and _parameters(equation) is not None
 
 
 def _parameters(equation: Equation) -> dict[str, Any] | None:

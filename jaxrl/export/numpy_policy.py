@@ -50,39 +50,35 @@ class Policy:
         numbers, shapes, _ = self._inputs["observation"]
         if len(parts) != len(numbers):
             raise ValueError(f"the observation has {len(parts)} arrays, but the policy expects {len(numbers)}")
-        single = np.ndim(parts[0]) == len(shapes[0])
-        size = 1 if single else np.shape(parts[0])[0]
-        values = list(self._constants)
-        self._put(values, "observation", parts, size, single)
+        leading = () if np.ndim(parts[0]) == len(shapes[0]) else np.shape(parts[0])[:1]
         begins = carry is None or (first if first is not None else False)
         if carry is None:
-            carry = [np.zeros((size, *shape), dtype) for _, shape, dtype in zip(*self._inputs["carry"], strict=True)]
-            carry = [x[0] for x in carry] if single else carry
-        self._put(values, "carry", list(carry), size, single)
-        self._put(values, "first", [np.broadcast_to(begins, () if single else (size,))], size, single)
-        self._put(values, "reward", [np.broadcast_to(reward, () if single else (size,))], size, single)
+            carry = [
+                np.zeros((*leading, *shape), dtype) for _, shape, dtype in zip(*self._inputs["carry"], strict=True)
+            ]
+        arguments = {"observation": parts, "carry": list(carry)}
+        arguments |= {"first": [np.broadcast_to(begins, leading)], "reward": [np.broadcast_to(reward, leading)]}
         if "action_mask" in self._inputs:
-            shapes, leading = self._inputs["action_mask"][1], [] if single else [size]
-            parts = _leaves(action_mask) or [np.ones((*leading, *shape), bool) for shape in shapes]
-            self._put(values, "action_mask", parts, size, single)
+            shapes = self._inputs["action_mask"][1]
+            arguments["action_mask"] = _leaves(action_mask) or [np.ones((*leading, *shape), bool) for shape in shapes]
+        size, values = math.prod(leading), list(self._constants)
+        for name, parts in arguments.items():
+            for number, shape, dtype, x in zip(*self._inputs[name], parts, strict=True):
+                x = np.asarray(x)
+                if x.shape != (*leading, *shape):
+                    raise ValueError(f"{name} has shape {x.shape}, but the policy expects {tuple(shape)} or a batch")
+                if not np.can_cast(x.dtype, dtype, "same_kind"):
+                    raise ValueError(f"{name} has dtype {x.dtype}, but the policy expects {dtype}; convert it first")
+                values[number] = x.astype(dtype, copy=False).reshape(size, *shape)
         with np.errstate(all="ignore"):  # values that are not selected may be infinite
             for function, inputs, outputs, parameters in self._operations:
                 found = function(size, parameters, *(values[number] for number in inputs))
                 for number, x in zip(outputs, found if isinstance(found, list) else [found], strict=True):
                     values[number] = x
         out = [np.asarray(values[number]) for number in self.description["outputs"]]
-        out = [x[0] for x in out] if single else out
+        out = out if leading else [x[0] for x in out]
         count = len(out) - len(self._inputs["carry"][0])
         return _unflatten(self.description["action"], out), tuple(out[count:])
-
-    def _put(self, values, name, parts, size, single):
-        for number, shape, dtype, x in zip(*self._inputs[name], parts, strict=True):
-            x = np.asarray(x)
-            if x.shape != (*([] if single else [size]), *shape):
-                raise ValueError(f"{name} has shape {x.shape}, but the policy expects {tuple(shape)} or a batch")
-            if not np.can_cast(x.dtype, dtype, "same_kind"):
-                raise ValueError(f"{name} has dtype {x.dtype}, but the policy expects {dtype}; convert it first")
-            values[number] = x.astype(dtype, copy=False)[None] if single else x.astype(dtype, copy=False)
 
 
 def load(path):

@@ -1,8 +1,6 @@
 """Policies as ONNX, by jax2onnx, for onnxruntime and other readers."""
 
-import contextlib
 import logging
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +44,11 @@ def write(path: Path, function: ActFunction) -> None:
         # An action may also be part of the carry, and each output needs a name.
         return *jax.tree.leaves(action), *(jnp.copy(x) for x in carry)
 
+    logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # it warns of every constant
     inputs = [name for part, tree in function.arguments.items() for name in _names(part, tree)]
     outputs = _names("action", function.action) + _names("next_carry", function.arguments["carry"])
     try:
-        with _without_warnings(), jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
             model = jax2onnx.to_onnx(flat, arguments, input_names=inputs, output_names=outputs, model_name="policy")
     except Exception as error:
         what = f"{type(error).__name__}: {error!s:.300}".splitlines()[0]
@@ -62,15 +61,3 @@ def _names(part: str, tree: Any) -> list[str]:
     """Return a name for each leaf: "carry_0" in a tuple, "observation/camera" in a dictionary."""
     joint = "_" if part.endswith("carry") else "/"
     return [f"{part}{joint}{path}" if path else part for path in named_leaves(tree)]
-
-
-@contextlib.contextmanager
-def _without_warnings() -> Generator[None]:
-    """Keep onnx_ir from warning of every constant."""
-    logger = logging.getLogger("onnx_ir")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)

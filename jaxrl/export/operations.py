@@ -20,12 +20,12 @@ class Equation(NamedTuple):
 def flat_equations(program: ClosedJaxpr) -> tuple[list[Equation], list[Any]]:
     """Return a program's operations, with called functions inlined, and its outputs.
 
-    Literals and the inputs are JAX's; results are a new `Variable` for each call of a function, constants `Constant`.
+    Literals and the inputs are JAX's; constants, and the results of each call of a function, are new `Value`s.
     """
     equations: list[Equation] = []
 
     def add(jaxpr, consts, inputs):
-        value = dict(zip(jaxpr.constvars, map(Constant, consts), strict=True))
+        value = {x: Value(x.aval, array) for x, array in zip(jaxpr.constvars, consts, strict=True)}
         value |= dict(zip(jaxpr.invars, inputs, strict=True))
 
         def known(x):
@@ -36,7 +36,7 @@ def flat_equations(program: ClosedJaxpr) -> tuple[list[Equation], list[Any]]:
             if inner is not None:
                 value |= dict(zip(equation.outvars, add(inner.jaxpr, inner.consts, inputs), strict=True))
                 continue
-            outputs = tuple(Variable(x.aval) for x in equation.outvars)
+            outputs = tuple(Value(x.aval) for x in equation.outvars)
             value |= dict(zip(equation.outvars, outputs, strict=True))
             equations.append(Equation(equation.primitive.name, inputs, outputs, equation.params))
         return [known(x) for x in jaxpr.outvars]
@@ -45,18 +45,11 @@ def flat_equations(program: ClosedJaxpr) -> tuple[list[Equation], list[Any]]:
     return equations, outputs
 
 
-class Variable:
-    """The result of an operation."""
+class Value:
+    """The result of an operation, or a constant array of a program."""
 
-    def __init__(self, aval: Any):
-        self.aval = aval
-
-
-class Constant:
-    """A constant array of a program."""
-
-    def __init__(self, array: Any):
-        self.array = array
+    def __init__(self, aval: Any, array: Any = None):
+        self.aval, self.array = aval, array
 
 
 def reachable(equations: Iterable[Equation], outputs: Iterable[Any]) -> set[Any]:

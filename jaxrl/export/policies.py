@@ -7,13 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.export
+
 from jaxrl.core import files, ownership
 from jaxrl.core.arguments import checked
 from jaxrl.core.config import encode
-from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.core.errors import ConfigError, MissingExtraError, unknown
 from jaxrl.core.interrupts import interruptible
 from jaxrl.core.versions import own_version
-from jaxrl.export import folder, numpy_file, onnx_file, stablehlo
+from jaxrl.export import folder, numpy_file, onnx_file
 from jaxrl.export.function import ActFunction
 from jaxrl.run.directory.loading import chosen, load_run
 from jaxrl.run.directory.sweep_directory import METRICS, best_run
@@ -23,6 +26,7 @@ from jaxrl.run.policies.policy_folder import is_policy_folder
 from jaxrl.run.result import Result
 
 FORMATS = ("stablehlo", "numpy", "safetensors", "onnx")
+PLATFORMS = ("cpu", "cuda", "tpu")  # of StableHLO programs
 _SUFFIXES = {"stablehlo": ".stablehlo", "numpy": ".npz", "onnx": ".onnx"}  # suffix of each format's file
 
 
@@ -83,14 +87,29 @@ def export_policy(
         elif to == "onnx":
             onnx_file.write(where, ActFunction(policy))
         else:
-            stablehlo.write(where, ActFunction(policy, sample))
+            _write_stablehlo(where, ActFunction(policy, sample))
     except OSError as error:
         raise ConfigError(f"path={str(path)!r} cannot be written: {error}") from error
     return where
 
 
+def _write_stablehlo(path, function):
+    try:
+        import flatbuffers  # noqa: F401  # JAX's own message does not name the extra
+    except ImportError as error:
+        raise MissingExtraError("to='stablehlo'", "export") from error
+    program = exported(function).serialize()
+    with files.replacing(path, "wb") as file:
+        file.write(program)
+
+
+def exported(function: ActFunction) -> jax.export.Exported:
+    """Return a policy's StableHLO program for any batch and all platforms."""
+    return jax.export.export(jax.jit(function), platforms=PLATFORMS)(*function.arguments.values())
+
+
 def _check_path(path, to):
-    """Refuse a path that cannot be written, or a file that is not an export."""
+    """Raise a ConfigError if the path cannot be written, or is a file that is not an export."""
     if not path.parent.is_dir():
         raise ConfigError(f"path={str(path)!r}: there is no folder {path.parent}")
     if to == "safetensors":

@@ -1,12 +1,12 @@
 """Figures of curves: panels, and a legend that fits. Importing this imports matplotlib."""
 
 import io
-import itertools
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib import colormaps
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -26,7 +26,6 @@ _DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
 _MARKERS = "os^DvPX"
 _WIDTHS = {1: 7.0, 2: 10.0}  # inches of a figure, by its number of columns
 _GAP = 0.1  # inches between axes, legend, caption and border
-_HANDLE, _HANDLE_GAP, _COLUMN_GAP = 2.4, 0.8, 1.5  # of a legend, in units of its text size
 _SIZES = (9.0, 8.0, 7.0, 6.0)  # points of the legend's text, the largest that fits
 _MOST_ROWS = 12  # rows of a legend before its text becomes smaller
 _MOST_LINES = 3  # lines of one label, and of the caption
@@ -62,7 +61,7 @@ def panels(titles: Sequence[str], title: str, x_label: str, y_label: str) -> tup
     for axes in found[len(titles) :]:
         axes.remove()
     for place, (axes, name) in enumerate(zip(found, titles, strict=False)):
-        _set_title(axes, title if len(titles) == 1 else name, (width - 1.2 * columns) / columns)
+        _fit(axes.set_title(plain(title if len(titles) == 1 else name)), (width - 1.2 * columns) / columns)
         if place + columns >= len(titles):
             axes.set_xlabel(x_label)
         if place % columns == 0:
@@ -72,8 +71,7 @@ def panels(titles: Sequence[str], title: str, x_label: str, y_label: str) -> tup
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     if len(titles) > 1 and title:
-        text = figure.suptitle(plain(title))
-        _fit(figure, text, width - 2 * _GAP)
+        _fit(figure.suptitle(plain(title)), width - 2 * _GAP)
     return figure, found[: len(titles)]
 
 
@@ -92,13 +90,13 @@ def style(place: int, marked: bool = True) -> dict[str, Any]:
     return drawn
 
 
-def brightness(heights: Sequence[float]) -> list[Any]:
+def brightness(heights: np.ndarray) -> list[Any]:
     """Return a color for each number between 0 and 1, darker for lower ones; they also differ in grayscale."""
-    return [colormaps["viridis"](0.95 * float(height)) for height in heights]
+    return colormaps["viridis"](0.95 * heights).tolist()
 
 
 def say(axes: Axes, text: str) -> None:
-    """Write a few words in axes without curves."""
+    """Write a short text in axes without curves."""
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center")
 
 
@@ -116,8 +114,8 @@ def finish(figure: Chart, handles: Mapping[str, Artist], caption: Sequence[str] 
     text = figure.text(
         0.5, 0.0, "\n".join(lines[:_MOST_LINES]), fontsize=7.5, color="#444444", ha="center", va="bottom"
     )
-    bottom = _GAP + (_height(figure, text) + _GAP if lines else 0.0)
-    below = bottom + (0.0 if legend is None else _height(figure, legend) + _GAP)
+    bottom = _GAP + (_inches(text)[1] + _GAP if lines else 0.0)
+    below = bottom + (0.0 if legend is None else _inches(legend)[1] + _GAP)
     full = height + below
     figure.set_size_inches(width, full)
     text.set_y(_GAP / full)
@@ -140,53 +138,36 @@ def _legend(figure: Chart, handles: Mapping[str, Artist], width: float) -> Legen
     labels, artists = list(handles)[:_MOST_LABELS], list(handles.values())[:_MOST_LABELS]
     if more := len(handles) - len(labels):
         labels[-1], artists[-1] = f"... and {more + 1} more", Line2D([], [], linestyle="none")
-    widths = _text_widths(figure, labels)
-    for size in _SIZES:
-        columns = next((n for n in range(min(len(labels), 8), 0, -1) if _columns_width(widths, n) * size <= width), 0)
-        if columns and (math.ceil(len(labels) / columns) <= _MOST_ROWS or size == _SIZES[-1]):
-            return _add_legend(figure, artists, labels, size, columns)
-    # Not even a single column fits: wrap long labels, and cut the rest in the middle.
-    size, texts = _SIZES[1], labels
-    for letters in range(int(width * 16), 8, -6):
-        texts = [_in_lines(label, letters) for label in labels]
-        if _columns_width(_text_widths(figure, texts), 1) * size <= width:
+    legend = None
+    for texts, size, columns in _layouts(labels, width):
+        if legend is not None:
+            legend.remove()
+        legend = figure.legend(
+            artists,
+            [plain(text) for text in texts],
+            loc="lower center",
+            ncols=columns,
+            fontsize=size,
+            frameon=False,
+            borderaxespad=0.0,
+            borderpad=0.0,
+            columnspacing=1.5,
+            handlelength=2.4,
+        )
+        if _inches(legend)[0] <= width:
             break
-    return _add_legend(figure, artists, texts, size, 1)
+    return legend
 
 
-def _text_widths(figure: Chart, labels: Sequence[str]) -> list[float]:
-    """Return the width of each label in inches, at a size of one point."""
-    text = figure.text(0.0, 0.0, "", fontsize=10.0)
-    widths = []
-    for label in labels:
-        text.set_text(plain(label))
-        widths.append(_width(figure, text) / 10.0)
-    text.remove()
-    return widths
-
-
-def _columns_width(widths: Sequence[float], columns: int) -> float:
-    """Return the width in inches of a legend with labels of these widths, at one point, slightly overestimated."""
-    each, longer = divmod(len(widths), columns)
-    ends = list(itertools.accumulate([each + 1] * longer + [each] * (columns - longer), initial=0))
-    room = (_HANDLE + _HANDLE_GAP + _COLUMN_GAP + 0.3) / 72
-    return sum(max(widths[start:end]) + room for start, end in itertools.pairwise(ends))
-
-
-def _add_legend(figure: Chart, artists: Sequence[Artist], labels: Sequence[str], size: float, columns: int) -> Legend:
-    return figure.legend(
-        artists,
-        [plain(label) for label in labels],
-        loc="lower center",
-        ncols=columns,
-        fontsize=size,
-        frameon=False,
-        borderaxespad=0.0,
-        borderpad=0.0,
-        columnspacing=_COLUMN_GAP,
-        handlelength=_HANDLE,
-        handletextpad=_HANDLE_GAP,
-    )
+def _layouts(labels: Sequence[str], width: float) -> Iterator[tuple[Sequence[str], float, int]]:
+    """Yield the texts, size and number of columns of a legend of at most `width` inches, the best first."""
+    for size in _SIZES:
+        for columns in range(min(len(labels), 8), 0, -1):
+            if math.ceil(len(labels) / columns) <= _MOST_ROWS or size == _SIZES[-1]:
+                yield labels, size, columns
+    # Not even a single column fits: wrap long labels, and cut the rest in the middle.
+    for letters in range(int(width * 16), 8, -6):
+        yield [_in_lines(label, letters) for label in labels], _SIZES[1], 1
 
 
 def _in_lines(label: str, letters: int) -> str:
@@ -201,22 +182,16 @@ def _shortened(text: str, letters: int) -> str:
     return f"{text[:first]}…{text[len(text) - (letters - 1 - first) :]}"
 
 
-def _set_title(axes: Axes, title: str, width: float) -> None:
-    _fit(axes.figure, axes.set_title(plain(title)), width)
-
-
-def _fit(figure, text, width: float) -> None:
+def _fit(text, width: float) -> None:
     """Cut the middle of a text until it is at most `width` inches wide."""
     whole = text.get_text()
     letters = len(whole)
-    while _width(figure, text) > width and letters > 8:
-        letters = min(letters - 1, int(letters * max(width / _width(figure, text), 0.5)))
+    while (now := _inches(text)[0]) > width and letters > 8:
+        letters = min(letters - 1, int(letters * max(width / now, 0.5)))
         text.set_text(_shortened(whole, letters))
 
 
-def _width(figure, artist) -> float:
-    return artist.get_window_extent(figure.canvas.get_renderer()).width / figure.dpi
-
-
-def _height(figure, artist) -> float:
-    return artist.get_window_extent(figure.canvas.get_renderer()).height / figure.dpi
+def _inches(artist) -> tuple[float, float]:
+    """Return the width and height of an artist in inches."""
+    box = artist.get_window_extent()
+    return box.width / artist.figure.dpi, box.height / artist.figure.dpi

@@ -110,14 +110,16 @@ def plot_runs(
     curves = [_curves(group, metric) for group in groups]
     environments = list(dict.fromkeys(group.runs[0].environment for group in groups))
     figure, panels = chart.panels(environments, labels.title(read), "steps", _NAMES.get(metric, metric))
-    places = {name: place for place, name in enumerate(dict.fromkeys(names))}
-    lines: dict[str, list[Any]] = {name: [] for name in names}
-    stars = None
+    legend, handles, stars = {}, {}, None
+    for name in names:
+        those = [place for place, other in enumerate(names) if other == name]
+        legend[name] = f"{name} ({_count([groups[i] for i in those], [curves[i] for i in those])})"
     for group, name, found in zip(groups, names, curves, strict=True):
-        axes, drawn = panels[environments.index(group.runs[0].environment)], chart.style(places[name], len(places) > 1)
-        label = f"{name} ({_count([group], [found])})"
+        axes = panels[environments.index(group.runs[0].environment)]
+        drawn = chart.style(list(legend).index(name), len(legend) > 1)
         summary = summarize(found, confidence=confidence, resamples=resamples, seed=seed)
-        lines[name] += axes.plot(summary.steps, summary.center, label=chart.plain(label), **drawn)
+        (line,) = axes.plot(summary.steps, summary.center, label=chart.plain(legend[name]), **drawn)
+        handles.setdefault(legend[name], line)
         if len(found) > 1:
             axes.fill_between(summary.steps, summary.low, summary.high, color=drawn["color"], alpha=0.2, linewidth=0)
         if metric == TRAINING and (last := [(steps[-1], values[-1]) for steps, values in _curves(group, EVALUATION)]):
@@ -128,10 +130,6 @@ def plot_runs(
     for axes in panels:
         if not any(np.size(line.get_xdata()) for line in axes.get_lines()):
             chart.say(axes, _NONE)
-    handles = {}
-    for name, drawn_lines in lines.items():
-        those = [place for place, other in enumerate(names) if other == name]
-        handles[f"{name} ({_count([groups[i] for i in those], [curves[i] for i in those])})"] = drawn_lines[0]
     caption = f"Lines: interquartile mean over seeds. Bands: {confidence * 100:g} % bootstrap confidence intervals."
     banded = any(len(found) > 1 for found in curves)
     scored = "Lines: return in training. Stars: return of the last evaluation, by which tables of sweeps are ordered."
@@ -166,7 +164,7 @@ def plot_trials(scores: Sequence[float], out: str | os.PathLike | None = None, *
 
 
 def _check_metric(metric: str, runs: Sequence[Run]) -> None:
-    """Refuse a metric that no run has a value of."""
+    """Raise a ConfigError if no run has a value of the metric."""
     if any(len(run.curve(metric)[0]) for run in runs):
         return
     known = {name for run in runs for row in run.rows for name, value in row.items() if value is not None} - {"step"}

@@ -9,6 +9,7 @@ import numpy as np
 from jaxrl.core.errors import ConfigError
 from jaxrl.plots.curves import save_chart
 from jaxrl.plots.labels import LARGEST
+from jaxrl.plots.statistics import is_logarithmic
 
 if TYPE_CHECKING:
     from jaxrl.plots.chart import Chart
@@ -18,7 +19,6 @@ _MOST_AXES = 10  # of a figure
 _MOST_LINES = 400
 _MOST_TICKS = 5  # of an axis
 _LEAST_DISTANCE = 0.04  # between ticks, in heights of the axis
-_LOGARITHMIC = 20.0  # ratio of the largest to the smallest number from which an axis is logarithmic
 
 
 def importance(settings: Sequence[Mapping[str, Any]], scores: Sequence[float]) -> dict[str, float]:
@@ -125,7 +125,7 @@ def plot_parallel(
         for height, text in ticks:
             written = axes.text(place + 0.03, height, chart.plain(text), fontsize=6.5, va="center")
             written.set(zorder=len(order) + 3, bbox={"facecolor": "white", "alpha": 0.7, "pad": 0.5, "linewidth": 0})
-    colors = chart.brightness(heights[:, -1].tolist())
+    colors = chart.brightness(heights[:, -1])
     for place, line in enumerate(heights):
         axes.plot(range(len(labels)), line, color=colors[place], linewidth=1.2, alpha=0.8, zorder=place + 1)
     caption = ["Percentages: share of the variance of scores that the setting explains by itself."] if shares else []
@@ -146,23 +146,27 @@ def _levels(values: Sequence[Any], groups: int | None = None) -> np.ndarray:
 def _axis(column: Sequence[Any], every: bool) -> tuple[np.ndarray, list[tuple[float, str]]]:
     """Return the heights of the values between 0 and 1, and the ticks; `every`: numbers are never names."""
     if not all(_is_number(value) for value in column):
-        texts = [str(value) for value in column]
-        kinds = sorted(set(texts))
-        heights = {text: (place + 0.5) / len(kinds) for place, text in enumerate(kinds)}
-        return np.asarray([heights[text] for text in texts]), [(heights[text], text[:24]) for text in kinds[:20]]
+        kinds, places = np.unique([str(value) for value in column], return_inverse=True)
+        heights = (np.arange(len(kinds)) + 0.5) / len(kinds)
+        return heights[places], [(at, text[:24]) for at, text in zip(heights[:20], kinds.tolist(), strict=False)]
     numbers = np.asarray(column, float)
     if not len(numbers):
         return numbers, []
-    scale = np.log if not every and numbers.min() > 0 and numbers.max() >= _LOGARITHMIC * numbers.min() else np.asarray
+    scale = np.log if not every and is_logarithmic(numbers) else np.asarray
     low, high = scale(numbers.min()), scale(numbers.max())
-    heights = (scale(numbers) - low) / (high - low) if high > low else np.full(len(numbers), 0.5)
+
+    def heights(values):
+        return (scale(values) - low) / (high - low) if high > low else np.full(len(values), 0.5)
+
     distinct = np.unique(numbers)
     if len(distinct) > _MOST_TICKS:
         places = np.linspace(float(low), float(high), 3)
         distinct = np.exp(places) if scale is np.log else places
-    ticks = (scale(distinct) - low) / (high - low) if high > low else np.full(len(distinct), 0.5)
+    ticks = heights(distinct)
     free = np.diff(ticks, prepend=-1.0) >= _LEAST_DISTANCE
-    return heights, [(float(at), f"{value:.3g}") for at, value in zip(ticks[free], distinct[free], strict=True)]
+    return heights(numbers), [
+        (float(at), f"{value:.3g}") for at, value in zip(ticks[free], distinct[free], strict=True)
+    ]
 
 
 def _is_number(value: Any) -> bool:

@@ -47,16 +47,13 @@ class Run:
     def curve(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
         """Return steps and values of a metric where it is finite, in ascending order; empty arrays if nowhere."""
         points = {row["step"]: row[metric] for row in self.rows if row.get(metric) is not None}
-        steps = np.array(sorted(points), float)
-        values = np.array([points[step] for step in sorted(points)], float)
+        steps, values = np.array(sorted(points.items()), float).reshape(-1, 2).T
         return steps[np.isfinite(values)], values[np.isfinite(values)]
 
     def final_metrics(self) -> dict[str, float]:
         """Return the last finite value of every metric."""
-        found: dict[str, float] = {}
-        for row in self.rows:
-            numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
-            found |= {name: float(value) for name, value in numbers.items() if np.isfinite(value)}
+        pairs = (pair for row in self.rows for pair in row.items())
+        found = {name: float(value) for name, value in pairs if isinstance(value, int | float) and np.isfinite(value)}
         return {name: value for name, value in found.items() if name not in ("step", "seconds")}
 
     @property
@@ -113,7 +110,8 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     for group in found:
         by_name.setdefault((group.runs[0].title, group.runs[0].member), []).append(group)
     for members in by_name.values():
-        _name_settings(members)
+        for group, settings in zip(members, _differences([group.runs[0].config for group in members]), strict=True):
+            group.settings |= {name: text for name, (_, text) in settings.items()}
     return found
 
 
@@ -145,28 +143,25 @@ def _label(group: Group, with_algorithm: bool, short: Mapping[str, str]) -> str:
 
 def differing_settings(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return for each configuration the settings in which they differ, as numbers or else as text."""
-    settings: list[dict[str, Any]] = [{} for _ in configs]
-    for name, values in _named_differences(configs):
-        for found, value, text in zip(settings, values, _texts(values), strict=True):
-            if text is not None:
-                found[name] = value if isinstance(value, bool | int | float) and abs(value) <= LARGEST else text
-    return settings
+    return [
+        {
+            name: value if isinstance(value, bool | int | float) and abs(value) <= LARGEST else text
+            for name, (value, text) in settings.items()
+        }
+        for settings in _differences(configs)
+    ]
 
 
-def _name_settings(groups: Sequence[Group]) -> None:
-    """Add to each group of one algorithm and environment the settings in which these groups differ."""
-    for name, values in _named_differences([group.runs[0].config for group in groups]):
-        for group, text in zip(groups, _texts(values), strict=True):
-            if text is not None:
-                group.settings[name] = text
-
-
-def _named_differences(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, Sequence[Any]]]:
-    """Return the name and the values of every setting that differs."""
+def _differences(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, tuple[Any, str]]]:
+    """Return for each configuration the value and the text of every setting that differs."""
     found = list(_differing(configs, ()))
     differences = [entry for entry in found if entry[0][:2] not in _SPACES] or found
-    names = unique_names([path for path, _ in differences])
-    return [(name, values) for name, (_, values) in zip(names, differences, strict=True)]
+    settings: list[dict[str, tuple[Any, str]]] = [{} for _ in configs]
+    for name, (_, values) in zip(unique_names([path for path, _ in differences]), differences, strict=True):
+        for one, value, text in zip(settings, values, _texts(values), strict=True):
+            if text is not None:
+                one[name] = value, text
+    return settings
 
 
 def _differing(values: Sequence[Any], path: tuple[str, ...]):

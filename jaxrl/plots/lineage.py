@@ -9,11 +9,11 @@ import numpy as np
 
 from jaxrl.core.schedules import PiecewiseConstant
 from jaxrl.plots.curves import save_chart
+from jaxrl.plots.statistics import is_logarithmic
 
 if TYPE_CHECKING:
     from jaxrl.plots.chart import Chart
 
-_LOGARITHMIC = 20.0  # ratio of the largest to the smallest number from which an axis is logarithmic
 _MOST_PANELS = 9
 
 
@@ -40,11 +40,9 @@ class Lineage:
 
     def ancestors(self, member: int | None = None) -> np.ndarray:
         """Return the index that the line of a member (None: the winner) had in each interval, (points,)."""
-        place, found = self.winner if member is None else member, []
-        for parents in [*self.parents[-2::-1], None]:
-            found.append(place)
-            if parents is not None:
-                place = int(parents[place])
+        found = [self.winner if member is None else member]
+        for parents in self.parents[-2::-1]:
+            found.append(int(parents[found[-1]]))
         return np.asarray(found[::-1])
 
     def schedule(self, name: str, member: int | None = None) -> PiecewiseConstant:
@@ -70,9 +68,8 @@ class Lineage:
 
     def to_json(self) -> dict[str, Any]:
         """Return the lineage as JSON values, which `from_json` reads."""
-        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        found |= {name: found[name].tolist() for name in ("steps", "scores", "parents")}
-        return found | {"hyperparameters": {name: x.tolist() for name, x in self.hyperparameters.items()}}
+        found = {name: getattr(self, name).tolist() for name in ("steps", "scores", "parents")}
+        return vars(self) | found | {"hyperparameters": {name: x.tolist() for name, x in self.hyperparameters.items()}}
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Self:
@@ -124,8 +121,7 @@ def plot_lineage(lineage: Lineage, out: str | os.PathLike | None = None, *, titl
             collection = LineCollection(segments[label == "to a last member"], colors=color, linewidths=width)
             handles.setdefault(label, axes.add_collection(collection))
         handles[best] = axes.add_collection(LineCollection(winners, colors=chart.COLORS[4], linewidths=2.2))
-        finite = values[np.isfinite(values)]
-        if constant and len(finite) and finite.min() > 0 and finite.max() >= _LOGARITHMIC * finite.min():
+        if constant and is_logarithmic(values[np.isfinite(values)]):
             axes.set_yscale("log")
         axes.autoscale_view()
     caption = "A member that copies another continues its line; a replaced line ends."

@@ -9,6 +9,7 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import checked_seed
 
 _MOST_POINTS = 1000  # of a curve over several runs: more than a figure can show
+_LOGARITHMIC = 20.0  # ratio of the largest to the smallest number from which an axis is logarithmic
 
 
 def interquartile_mean(scores: np.ndarray) -> np.ndarray:
@@ -62,6 +63,11 @@ def bootstrap_interval(
         rng=np.random.default_rng(checked_seed("seed", seed)),
     )
     return found.confidence_interval
+
+
+def is_logarithmic(values: np.ndarray) -> bool:
+    """Return whether an axis of these finite numbers is logarithmic: they are positive and span a factor of 20."""
+    return bool(len(values) and 0 < _LOGARITHMIC * values.min() <= values.max())
 
 
 def align(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:

@@ -9,7 +9,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from helpers.recorded import assert_bitwise, episode, spoil, write_rlds
+from helpers.recorded import as_dataset, assert_bitwise, episode, spoil, write_rlds
 from helpers.refused import refused
 
 import jaxrl
@@ -31,7 +31,7 @@ def plain(seed, transitions=4, ending="terminated"):
 
 def test_a_report_tells_what_there_is(tmp_path):
     episodes = [plain(0, 4, "terminated"), plain(1, 9, "truncated"), plain(2, 2, "cut off"), plain(3, 5, "terminated")]
-    report = jaxrl.load_dataset(f"rlds:{write_rlds(tmp_path / 'data', episodes)}").report()
+    report = as_dataset(tmp_path, *episodes).report()
     assert report.returns.tolist() == [sum(map(float, one.reward[:-1])) for one in episodes]
     assert report.lengths.tolist() == [4, 9, 2, 5] and report.episodes == 4 and report.transitions == 20
     assert report.endings == {"terminated": 2, "truncated": 1, "cut off": 1}
@@ -49,7 +49,7 @@ def test_what_means_nothing_is_not_looked_at(tmp_path):
     """The last step's action and reward, whatever another program put there."""
     one = plain(0)
     one.reward[-1], one.action["how"][-1] = np.nan, 1e9
-    report = jaxrl.load_dataset(f"rlds:{write_rlds(tmp_path / 'data', [one])}").report()
+    report = as_dataset(tmp_path, one).report()
     assert report.faults == []
     assert max(field.high for field in report.fields if field.name == "action/how") < 100
 
@@ -70,8 +70,7 @@ def marked(steps, *true):
     ],
 )
 def test_a_broken_rule_names_episode_and_field(tmp_path, field, change):
-    path = write_rlds(tmp_path / "data", [plain(0), dataclasses.replace(plain(1), **change), plain(2)])
-    dataset = jaxrl.load_dataset(f"rlds:{path}")
+    dataset = as_dataset(tmp_path, plain(0), dataclasses.replace(plain(1), **change), plain(2))
     assert_bitwise(dataset[0].steps, plain(0).steps)
     for read in (lambda: dataset[1], lambda: list(dataset)):
         with pytest.raises(DatasetError, match=f"data: episode 1: {field} is"):
@@ -84,7 +83,7 @@ def test_a_broken_rule_names_episode_and_field(tmp_path, field, change):
 def test_values_that_are_not_finite_are_reported(tmp_path):
     bad = plain(1)
     bad.action["how"][2, 1] = np.inf
-    dataset = jaxrl.load_dataset(f"rlds:{write_rlds(tmp_path / 'data', [plain(0), bad])}")
+    dataset = as_dataset(tmp_path, plain(0), bad)
     assert_bitwise(dataset[1].steps, bad.steps)
     assert dataset.report().faults == ["episode 1: action/how is not finite at step 2"]
 
@@ -211,7 +210,7 @@ def test_the_last_step_may_be_a_transition(tmp_path):
 @pytest.mark.parametrize("discount, step", [([0.9, 1.5, 1, 1, 0], 1), ([1, 0, 1, 1, 0], 1), ([1, 1, -1.5, 0.5, 0], 2)])
 def test_discounts_that_mean_nothing_are_refused(tmp_path, discount, step):
     odd = dataclasses.replace(plain(1), discount=np.asarray(discount, np.float32))
-    dataset = jaxrl.load_dataset(f"rlds:{write_rlds(tmp_path / 'data', [plain(0), odd])}")
+    dataset = as_dataset(tmp_path, plain(0), odd)
     words = f"discount is {discount[step]:g} at step {step} of 5"
     assert words in dataset.report().faults[0] and dataset[1].discount[0] == np.float32(discount[0])
     with pytest.raises(DatasetError, match=words):
@@ -289,7 +288,7 @@ STEPS = lambda one: [one.reward] * 4 + [one.is_first, one.is_last, one.is_termin
 
 @pytest.mark.parametrize(("change", "same_length", "words"), BROKEN.values(), ids=BROKEN)
 def test_what_a_function_of_map_returns_is_held_against_the_rules(tmp_path, change, same_length, words):
-    whole = jaxrl.load_dataset(f"rlds:{write_rlds(tmp_path / 'data', [plain(0), plain(1)])}")
+    whole = as_dataset(tmp_path, plain(0), plain(1))
     for mapped in (whole.map(change, same_length=same_length), whole.select([1]).map(change, same_length=same_length)):
         for read in (lambda x: x[0], lambda x: list(x), lambda x: x.arrays(), lambda x: x.loader(2).batch(0)):
             with pytest.raises(DatasetError, match=rf"episode [01]: .*{words}"):
@@ -299,15 +298,15 @@ def test_what_a_function_of_map_returns_is_held_against_the_rules(tmp_path, chan
 
 def test_a_function_that_is_another_at_every_call_is_found_out(tmp_path):
     """The lengths were of its first call."""
-    path, calls = write_rlds(tmp_path / "data", [plain(0), plain(1)]), iter([False, False, True, True, True])
-    whole = jaxrl.load_dataset(f"rlds:{path}").map(lambda one: cut(one) if next(calls) else one)
+    calls = iter([False, False, True, True, True])
+    whole = as_dataset(tmp_path, plain(0), plain(1)).map(lambda one: cut(one) if next(calls) else one)
     assert whole.lengths.tolist() == [4, 4]
     with pytest.raises(DatasetError, match="episode 0 has 2 transitions"):
         whole.arrays()
 
 
 def test_slices_are_datasets_and_masks_are_refused(tmp_path):
-    whole = jaxrl.load_dataset(f"rlds:{write_rlds(tmp_path / 'data', [plain(i) for i in range(5)])}")
+    whole = as_dataset(tmp_path, *map(plain, range(5)))
     for which in (slice(1, 3), slice(None, None, -1), slice(-2, None), slice(3, 1)):
         assert [one.metadata["episode_id"] for one in whole[which]] == list(range(5))[which]
     assert whole[np.int64(-1)].metadata["episode_id"] == 4

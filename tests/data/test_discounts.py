@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers.discounted import Discounted
 from helpers.made import ENDINGS, made
-from helpers.recorded import write_rlds
+from helpers.recorded import as_dataset
 from helpers.registered import nothing_registered_for_good
 
 import jaxrl
@@ -47,8 +47,7 @@ def test_a_dataset_keeps_them(lived, tmp_path):
     pytest.importorskip("tensorflow_datasets")
     episodes, _ = lived
     default = dataclasses.replace(episodes[0], discount=np.float32([1, 1, 1, 0, 0]))
-    path = write_rlds(tmp_path / "data", [*episodes, default])
-    dataset = jaxrl.load_dataset(f"rlds:{path}")
+    dataset = as_dataset(tmp_path, *episodes, default)
     assert not dataset.report().faults
     for before, after in zip(episodes, dataset, strict=False):
         np.testing.assert_array_equal(after.discount, before.discount)

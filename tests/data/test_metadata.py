@@ -138,7 +138,7 @@ def test_nesting_without_end_is_an_error(tmp_path):
     for depth in (3_000, 100_000):
         file.write_text('{"a":' * depth + "1" + "}" * depth)
         with pytest.raises(DatasetError, match="too deeply|RecursionError"):
-            metadata.check_features(file)
+            metadata.check_tfds(tmp_path)
 
 
 # --- Minari ----------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Datasets as rows: every transition of every episode is there once, whatever the columns, and nothing else."""
 
+import contextlib
 import dataclasses
 from collections import Counter
 
@@ -7,12 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.recorded import write_rlds
+from helpers.recorded import as_dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-import jaxrl
 from jaxrl.buffers import fixed, replay, transitions
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError, DatasetError
@@ -23,6 +23,7 @@ from jaxrl.data.episodes import Episode
 from jaxrl.parallel import memory
 from jaxrl.parallel.replicas import SingleReplica
 
+SOURCE = Dataset(8)
 SPEC = EnvSpec("test", spaces.Box(-np.inf, np.inf, (2,)), spaces.Box(-1.0, 1.0, (1,)))
 
 
@@ -42,6 +43,11 @@ def episode(number, length, ending):
         is_terminal=flags[2],
         metadata={"ending": ending},
     )
+
+
+def laid(episodes, source=SOURCE, spec=SPEC, columns=1):
+    """The ring of a source of these episodes."""
+    return rings.rings(episodes, {"replay": fixed.source_of(source)}, spec, columns=columns)[0]["replay"]
 
 
 def expected(episodes, n):
@@ -68,8 +74,7 @@ ENDINGS = st.sampled_from(["terminated", "truncated", "cut off"])
 )
 def test_every_transition_is_there_once(shapes, columns, n):
     episodes = [episode(number, *shape) for number, shape in enumerate(shapes)]
-    source = fixed.source_of(Dataset(8, n_step=n))
-    (ring,) = rings.rings(episodes, {"replay": source}, SPEC, columns=columns)[0].values()
+    ring = laid(episodes, Dataset(8, n_step=n), columns=columns)
     wanted, seen = expected(episodes, n), []
     for column, (start, stop) in enumerate(ring.parts.own):
         assert stop + n <= ring.slots, "a transition begins where its future is not stored"
@@ -158,14 +163,13 @@ def test_frames_are_stored_once():
     stacked = np.stack([np.where(steps > back, steps - back, steps[0]) for back in (2, 1, 0)], axis=-1)
     stacked = np.maximum(stacked, 1)[:, None].astype(np.uint8)
     e = dataclasses.replace(episode(0, 5, "truncated"), observation=stacked)
-    source = fixed.source_of(Replay(100, 4, 1, frame_stack=FrameStack(3)))
-    (ring,) = rings.rings([e], {"replay": source}, spec, columns=2)[0].values()
+    ring = laid([e], Replay(100, 4, 1, frame_stack=FrameStack(3)), spec, columns=2)
     assert ring.rows.observation.shape == (2, ring.slots, 1, 1)
     at = np.arange(ring.slots)
     own = (at >= ring.parts.own[:, :1]) & (at < ring.parts.own[:, 1:])
     column, slot = np.nonzero(ring.rows.weight & own)
     ring = jax.tree.map(jnp.asarray, ring)
-    batch = transitions.gather(ring, jnp.asarray(slot), jnp.asarray(column), 1, source.frame_stack)
+    batch = transitions.gather(ring, jnp.asarray(slot), jnp.asarray(column), 1, FrameStack(3))
     np.testing.assert_array_equal(batch.observation, stacked[:5])
     np.testing.assert_array_equal(batch.next_observation, stacked[1:])
 
@@ -178,7 +182,7 @@ def test_frames_are_stored_once():
         ({"action": np.full((4, 1), 2, np.int32)}, r"episode 1: action is \[2\] at step 0.*scale it"),
         (
             {"action": np.full((4, 1), 1e300)},
-            r"episode 1: action is \[1.e\+300\] at step 0; which does not fit into float32",
+            r"episode 1: action is \[1.e\+300\] at step 0; it does not fit into float32",
         ),
         ({"reward": np.zeros((4, 1), np.float32)}, r"episode 1: reward has shape \(1,\) at each step"),
         ({"discount": np.float32([1, 0, 1, 0])}, "episode 1: discount is 0 at step 1"),
@@ -188,48 +192,39 @@ def test_frames_are_stored_once():
 )
 def test_what_is_not_of_the_environment_is_refused_by_name(change, said):
     episodes = [episode(0, 3, "truncated"), dataclasses.replace(episode(1, 3, "truncated"), **change)]
-    sources = {"replay": fixed.source_of(Dataset(8))}
-    if said is None:  # whole numbers are numbers
-        rings.rings(episodes, sources, SPEC, columns=1)
-        return
-    with pytest.raises(DatasetError, match=said):
-        rings.rings(episodes, sources, SPEC, columns=1)
+    # Whole numbers are numbers.
+    with contextlib.nullcontext() if said is None else pytest.raises(DatasetError, match=said):
+        laid(episodes)
 
 
 def test_casts_change_nothing_but_rounding():
-    sources = {"replay": fixed.source_of(Dataset(8))}
-
-    def laid(space, observation):
+    def cast(space, observation):
         one = dataclasses.replace(episode(0, 3, "truncated"), observation=observation)
-        made = rings.rings([one], sources, dataclasses.replace(SPEC, observation_space=space), columns=1)[0]
-        return made["replay"].rows.observation[0]
+        return laid([one], spec=dataclasses.replace(SPEC, observation_space=space)).rows.observation[0]
 
     pixels, unit = np.full((4, 2), 255, np.uint8), spaces.Box(0.0, 1.0, (2,))
     with pytest.raises(DatasetError, match="observation is .255 255. at st"):
-        laid(unit, pixels)
-    assert laid(spaces.Box(0, 255, (2,)), pixels).max() == 255.0
-    with pytest.raises(DatasetError, match="which does not fit into int32"):
-        laid(spaces.Box(-(2**31), 2**31 - 1, (2,), np.int32), np.full((4, 2), 2**31, np.int64))
+        cast(unit, pixels)
+    assert cast(spaces.Box(0, 255, (2,)), pixels).max() == 255.0
+    with pytest.raises(DatasetError, match="it does not fit into int32"):
+        cast(spaces.Box(-(2**31), 2**31 - 1, (2,), np.int32), np.full((4, 2), 2**31, np.int64))
     with pytest.raises(DatasetError, match="observation is .3 3. at step 0"):
-        laid(spaces.MultiDiscrete((3, 4)), np.full((4, 2), 3))
-    np.testing.assert_array_equal(laid(unit, np.full((4, 2), 0.1))[:3], np.float32(0.1))
+        cast(spaces.MultiDiscrete((3, 4)), np.full((4, 2), 3))
+    np.testing.assert_array_equal(cast(unit, np.full((4, 2), 0.1))[:3], np.float32(0.1))
 
 
 def test_actions_beyond_their_bounds_are_clipped_and_counted():
     actions = np.float32([[1.5], [-3.0], [0.5], [99.0]])
     bad = dataclasses.replace(episode(1, 3, "truncated"), action=actions)
-    sources = {"replay": fixed.source_of(Dataset(8))}
     with pytest.warns(UserWarning, match=r"2 of 6 .*33.3%.*by up to 2"):
-        made = rings.rings([episode(0, 3, "truncated"), bad], sources, SPEC, columns=1)[0]["replay"]
-    rows = made.rows
+        rows = laid([episode(0, 3, "truncated"), bad]).rows
     assert rows.action[rows.observation[..., 0] == 1][:3, 0].tolist() == [1.0, -1.0, 0.5]
 
 
 def test_rewards_that_are_left_out_are_told():
-    sources = {"replay": fixed.source_of(Dataset(8))}
     last = dataclasses.replace(episode(0, 3, "terminated"), reward=np.float32([0, 0, 0, 1]))
     with pytest.warns(UserWarning) as told:
-        rings.rings([last], sources, SPEC, columns=1)
+        laid([last])
     said = [str(warning.message) for warning in told]
     assert any("1 of 1 episodes have a reward at their last step" in line for line in said)
     assert any("every reward is 0" in line for line in said)
@@ -238,26 +233,24 @@ def test_rewards_that_are_left_out_are_told():
 def test_discrete_actions_are_checked_and_the_last_ones_are_not():
     spec = dataclasses.replace(SPEC, action_space=spaces.Discrete(3))
     good = dataclasses.replace(episode(0, 3, "truncated"), action=np.array([0, 2, 1, 99], np.int64))
-    sources = {"replay": fixed.source_of(Dataset(8))}
-    (ring,) = rings.rings([good], sources, spec, columns=1)[0].values()
+    ring = laid([good], spec=spec)
     assert ring.rows.action.dtype == spec.action_space.dtype and ring.rows.action.max() == 2
     bad = dataclasses.replace(good, action=np.array([0, 3, 1, 0], np.int64))
     with pytest.raises(DatasetError, match="episode 0: action is 3 at st"):
-        rings.rings([bad], sources, spec, columns=1)
+        laid([bad], spec=spec)
 
 
 def test_a_dataset_that_does_not_fit_is_refused_before_it_is_laid_out(monkeypatch):
     monkeypatch.setattr(memory, "free_on_host", lambda: 2_000)
     with pytest.raises(ConfigError, match="GiB are free"):
-        rings.rings([episode(0, 30, "truncated")], {"replay": fixed.source_of(Dataset(8))}, SPEC, columns=1)
+        laid([episode(0, 30, "truncated")])
 
 
 def test_nothing_to_learn_from():
-    sources = {"replay": fixed.source_of(Dataset(8))}
     with pytest.raises(DatasetError, match="no episodes"):
-        rings.rings([], sources, SPEC, columns=1)
+        laid([])
     with pytest.raises(DatasetError, match="no transition"):
-        rings.rings([episode(0, 0, "cut off")], sources, SPEC, columns=1)
+        laid([episode(0, 0, "cut off")])
 
 
 def test_a_stream_clips_actions_as_well_and_names_the_first_episode(tmp_path):
@@ -266,9 +259,7 @@ def test_a_stream_clips_actions_as_well_and_names_the_first_episode(tmp_path):
         dataclasses.replace(episode(number, 3, "truncated"), action=np.full((4, 1), 1.0 + number, np.float32))
         for number in range(2)
     ]
-    write_rlds(tmp_path / "data", episodes)
-    dataset = jaxrl.load_dataset(f"rlds:{tmp_path / 'data'}")
-    with rings.stream(dataset, fixed.source_of(Dataset(6)), SPEC, seed=0) as stream:
+    with rings.stream(as_dataset(tmp_path, *episodes), fixed.source_of(Dataset(6)), SPEC, seed=0) as stream:
         with pytest.warns(UserWarning, match=r"episode 1: 3 of 3 .*100.0%"):
             batch = stream.batch(0)
     assert batch.action.shape == (6, 1) and (batch.action == 1.0).all()

@@ -16,9 +16,9 @@ def written(path, records):
     return path
 
 
-@pytest.mark.parametrize("at_once", [1, 1 << 20])
-def test_the_files_are_those_of_another_writer(tmp_path, monkeypatch, at_once):
-    monkeypatch.setattr(tfrecord, "_AT_ONCE", at_once)
+@pytest.mark.parametrize("buffer", [2, 1 << 20])
+def test_the_files_are_those_of_another_writer(tmp_path, monkeypatch, buffer):
+    monkeypatch.setattr(tfrecord, "_BUFFER", buffer)
     rng = np.random.default_rng(0)
     records = [rng.bytes(n) for n in (0, 1, 63, 64, 65, 1000, 70_000)]
     path = written(tmp_path / "ours", records)

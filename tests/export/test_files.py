@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.exported import IMAGES, MANY, VECTORS, assert_same, combinations, observations, policy_of
@@ -27,6 +28,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "export.md"
 COMBINATIONS = combinations()
 DENSE = {name: made for name, made in COMBINATIONS.items() if "images" not in name}
 SMALL = networks.MLP((16,))
+PLAIN, SPEC = jaxrl.PPO(network=networks.ActorCritic(torso=SMALL)), EnvSpec("test", VECTORS, MANY)
 NESTED = spaces.Dict({"camera": VECTORS, "arm": spaces.Dict({"angle": VECTORS}), "room": MANY})
 PARTS = spaces.Dict({"move": spaces.Box(-1, 1, (2,)), "speak": spaces.Tuple((MANY, spaces.MultiDiscrete((2, 3))))})
 RECURRENT = networks.ActorCritic(torso=SMALL, core=networks.GRU(8), previous_action=True, previous_reward=True)
@@ -47,6 +49,13 @@ def assert_numpy_same(policy, path, steps, tolerance):
         return act(seen, carry, first=first, reward=reward)
 
     assert_same(policy, call, steps=steps, tolerance=tolerance)
+
+
+def refused(words, policy, path, error=ConfigError, **how):
+    """The export is refused in a line, and leaves nothing."""
+    with pytest.raises(error, match=words) as caught:
+        jaxrl.export_policy(policy, path, **how)
+    assert "\n" not in str(caught.value) and list(Path(path).parent.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", one_quick(DENSE, "sac-vectors-continuous"))
@@ -74,7 +83,7 @@ def test_numpy_knows_other_networks(name, tmp_path):
 
 @pytest.mark.long
 def test_numpy_begins_where_there_is_no_carry(tmp_path):
-    policy = policy_of(jaxrl.PPO(network=RECURRENT), EnvSpec("test", VECTORS, MANY))
+    policy = policy_of(jaxrl.PPO(network=RECURRENT), SPEC)
     act = numpy_policy(jaxrl.export_policy(policy, tmp_path / "policy.npz", to="numpy"))
     seen = observations(policy.spec, 5)
     for first in (False, np.zeros(5, bool)):
@@ -83,11 +92,11 @@ def test_numpy_begins_where_there_is_no_carry(tmp_path):
 
 
 def test_numpy_writes_whole_numbers_of_any_type():
-    """A block is taken along axes that jax.lax may be told in numpy's integers, which JSON has not."""
-    one = np.int64(1)
+    """A block, here of a constant, is taken along axes that jax.lax may be told in integers that JSON has not."""
+    one, table = np.int64(1), jnp.zeros((4, 3))
     numbers = jax.lax.GatherDimensionNumbers((0,), (one,), (one,))
-    program = jax.make_jaxpr(lambda x, start: jax.lax.gather(x, start, numbers, (4, one)))(
-        jax.ShapeDtypeStruct((4, 3), np.float32), jax.ShapeDtypeStruct((1,), np.int32)
+    program = jax.make_jaxpr(lambda start: jax.lax.gather(table, start, numbers, (4, one)))(
+        jax.ShapeDtypeStruct((1,), np.int32)
     )
     [equation] = [one for one in flat_equations(program)[0] if one.name == "gather"]
     found = numpy_file._parameters(equation)
@@ -95,8 +104,7 @@ def test_numpy_writes_whole_numbers_of_any_type():
 
 
 def test_numpy_needs_numpy_alone(tmp_path):
-    spec = EnvSpec("test", VECTORS, MANY)
-    policy = policy_of(jaxrl.PPO(network=networks.ActorCritic(torso=SMALL)), spec)
+    policy = policy_of(PLAIN, SPEC)
     path = jaxrl.export_policy(policy, tmp_path / "policy.npz", to="numpy")
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['jax', 'jaxrl', 'flax']))\n"
@@ -123,8 +131,7 @@ def test_numpy_needs_numpy_alone(tmp_path):
 def test_stablehlo_needs_jax_alone(tmp_path):
     """By the script that the page shows."""
     pytest.importorskip("flatbuffers")
-    spec = EnvSpec("test", VECTORS, MANY)
-    policy = policy_of(jaxrl.PPO(network=RECURRENT), spec)
+    policy = policy_of(jaxrl.PPO(network=RECURRENT), SPEC)
     jaxrl.export_policy(policy, tmp_path / "policy.stablehlo")
     (script,) = re.findall(
         r"^```python\n(import jax\n.*?deserialize.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE
@@ -137,7 +144,7 @@ def test_stablehlo_needs_jax_alone(tmp_path):
         "    action, carry = act(seen, carry, first=step == 0, reward=0.5)\n"
         "    print(int(action))\n"
     )
-    seen = observations(spec, 3)
+    seen = observations(SPEC, 3)
     np.save(tmp_path / "seen.npy", seen)
     done = subprocess.run(
         [sys.executable, "-c", block + script + use], cwd=tmp_path, capture_output=True, text=True, check=False
@@ -163,9 +170,7 @@ def test_the_command_writes_a_policy(tmp_path, monkeypatch):
 def test_convolutions_are_not_for_numpy(tmp_path):
     spec = EnvSpec("test", IMAGES, MANY)
     algo = jaxrl.PQN(network=networks.QNetwork(torso=networks.MinAtarCNN(2, 3, 4)))
-    with pytest.raises(ConfigError, match="conv_general_dilated") as caught:
-        jaxrl.export_policy(policy_of(algo, spec), tmp_path / "policy.npz", to="numpy")
-    assert "\n" not in str(caught.value) and list(tmp_path.iterdir()) == []
+    refused("conv_general_dilated", policy_of(algo, spec), tmp_path / "policy.npz", to="numpy")
 
 
 @pytest.mark.parametrize(
@@ -179,41 +184,33 @@ def test_convolutions_are_not_for_numpy(tmp_path):
 )
 def test_names_of_other_files_are_refused(to, name, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    policy = policy_of(jaxrl.PPO(network=networks.ActorCritic(torso=SMALL)), EnvSpec("test", VECTORS, MANY))
-    with pytest.raises(ConfigError, match=words) as caught:
-        jaxrl.export_policy(policy, name, to=to)
-    assert "\n" not in str(caught.value) and list(tmp_path.iterdir()) == []
+    refused(words, policy_of(PLAIN, SPEC), name, to=to)
 
 
 @pytest.mark.parametrize(("to", "name"), [("numpy", "policy.npz"), ("stablehlo", "policy.stablehlo")])
 def test_an_earlier_export_is_replaced(to, name, tmp_path):
     if to == "stablehlo":
         pytest.importorskip("flatbuffers")
-    spec, content = EnvSpec("test", VECTORS, MANY), []
-    for widths in ((16,), (8,)):
-        algo = jaxrl.PPO(network=networks.ActorCritic(torso=networks.MLP(widths)))
-        content.append(jaxrl.export_policy(policy_of(algo, spec), tmp_path / name, to=to).read_bytes())
+    content = []
+    for algo in (PLAIN, jaxrl.PPO(network=networks.ActorCritic(torso=networks.MLP((8,))))):
+        content.append(jaxrl.export_policy(policy_of(algo, SPEC), tmp_path / name, to=to).read_bytes())
     assert len(content[0]) > len(content[1])
 
 
 def test_what_is_not_installed_is_said_in_a_line(tmp_path, monkeypatch):
-    policy = policy_of(jaxrl.PPO(network=networks.ActorCritic(torso=SMALL)), EnvSpec("test", VECTORS, MANY))
+    policy = policy_of(PLAIN, SPEC)
     monkeypatch.setitem(sys.modules, "flatbuffers", None)
     monkeypatch.setitem(sys.modules, "jax2onnx", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'jaxrl\[export\]'$"):
-        jaxrl.export_policy(policy, tmp_path / "policy.stablehlo")
-    with pytest.raises(ConfigError, match="orbax-checkpoint==") as caught:
-        jaxrl.export_policy(policy, tmp_path / "policy.onnx", to="onnx")
-    assert "\n" not in str(caught.value) and list(tmp_path.iterdir()) == []
+    refused(r"pip install 'jaxrl\[export\]'$", policy, tmp_path / "policy.stablehlo", MissingExtraError)
+    refused("orbax-checkpoint==", policy, tmp_path / "policy.onnx", to="onnx")
     assert onnx_file.HOW in PAGE.read_text().replace("\n", "; ")
-    with pytest.raises(ConfigError, match="did you mean 'onnx'"):
-        jaxrl.export_policy(policy, tmp_path / "policy.onnx", to="onnxx")
+    refused("did you mean 'onnx'", policy, tmp_path / "policy.onnx", to="onnxx")
 
 
 ONNX = {name: COMBINATIONS[name] for name in (
     "ppo-vectors-discrete", "sac-vectors-continuous", "dqn-vectors-discrete", "pqn-images-discrete",
 )}  # fmt: skip
-ONNX["recurrent"] = (jaxrl.PPO(network=RECURRENT), EnvSpec("test", VECTORS, MANY))
+ONNX["recurrent"] = (jaxrl.PPO(network=RECURRENT), SPEC)
 ONNX["parts"] = (
     jaxrl.PPO(network=networks.ActorCritic(torso=networks.default_torso(NESTED))),
     EnvSpec("test", NESTED, PARTS),

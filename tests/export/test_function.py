@@ -18,7 +18,7 @@ from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import EnvSpec, env_spec
 from jaxrl.envs.delegate import forward
 from jaxrl.export.function import ActFunction
-from jaxrl.export.stablehlo import PLATFORMS, exported
+from jaxrl.export.policies import PLATFORMS, exported
 from jaxrl.run.policies.policy import Policy
 
 COMBINATIONS = combinations()

@@ -1,4 +1,4 @@
-"""Searches and populations of other processes, which die at a chunk as by `kill -9`."""
+"""Processes that die at a call as by `kill -9`, and searches and populations in such processes."""
 
 import itertools
 import os
@@ -8,26 +8,35 @@ import subprocess
 import sys
 
 from helpers.patience import PATIENCE
-from jaxrl.sweeps.vectorized import VectorizedRuns
 
 TESTS = pathlib.Path(__file__).parents[1]
 
 
-def at_chunk(number):
-    """Let this process die at the beginning of its n-th chunk."""
-    chunk, numbers = VectorizedRuns.chunk, itertools.count(1)
+def at_call(owner, name, number=1, after=False):
+    """Let this process die at the n-th call of a function, or right after it."""
+    function, numbers = getattr(owner, name), itertools.count(1)
 
-    def chunk_or_die(self, *arguments):
-        if next(numbers) == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return chunk(self, *arguments)
+    def call_or_die(*arguments, **options):
+        last = next(numbers) == number
+        found = None if last and not after else function(*arguments, **options)
+        if last:
+            die()
+        return found
 
-    VectorizedRuns.chunk = chunk_or_die
+    setattr(owner, name, call_or_die)
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def killed(call, number):
-    """Call a function of `tunes` or `populations` in a process that dies; settings and devices are those of tests."""
-    program = f"import conftest\nfrom helpers import dying, populations, tunes\ndying.at_chunk({number})\n{call}"
+    """Call a function of `tunes` or `populations` in a process that dies at its n-th chunk, with tests' settings."""
+    program = (
+        "import conftest\nfrom helpers import dying, populations, tunes\n"
+        "from jaxrl.sweeps.vectorized import VectorizedRuns\n"
+        f"dying.at_call(VectorizedRuns, 'chunk', {number})\n{call}"
+    )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (TESTS.parent, TESTS))), "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", program]
     dead = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)

@@ -1,32 +1,22 @@
 """Writes a dataset again and again, each time in a process of its own that is killed at another moment.
 
 `python kill_writers.py FOLDER rlds|minari N` prints a line a moment: what it was, the signal that ended the process and
-what is at the final path. After those before and after the renaming come N by chance: such a moment is a line of
-Python, of ours or of what ours calls, and their numbers are drawn once and for all. JAX computes nothing here, so that
-processes can be forked.
+what is at the final path. After the moments that have a name come N by chance: such a moment is a line of Python, of
+ours or of what ours calls, and their numbers are drawn once and for all. JAX computes nothing here, so that processes
+can be forked.
 """
 
 import os
-import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from helpers import recorded
+from helpers import dying, recorded
 from jaxrl.data import features, minari, minari_reader, rlds
 
 EPISODES = [recorded.episode(seed, 3) for seed in range(4)]
-SPACES = recorded.spaces_of(EPISODES[0])
-
-
-def die(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def rename_and_die(*paths, rename=os.rename):
-    rename(*paths)
-    die()
 
 
 class Lines:
@@ -46,30 +36,46 @@ class Lines:
         if event == "line":
             self.count += 1
             if self.count == self._fatal:
-                die()
+                dying.die()
         return self._trace
+
+
+def moments(writer, metadata):
+    """The calls, by name, at which a writer dies; `after` them if so said. `metadata` writes one of several files."""
+    after = {"after": True}
+    return {
+        "first write": ((writer, "write"), after),
+        "third write": ((writer, "write", 3), after),
+        "closing": ((writer, "close"), {}),
+        "metadata half written": (metadata, after),
+        "before reading again": ((writer, "_read_again"), {}),
+        "after reading again": ((writer, "_read_again"), after),
+        "before renaming": ((os, "rename"), {}),
+        "after renaming": ((os, "rename"), after),
+    }
 
 
 def main(folder, kind, by_chance):
     folder = Path(folder)
     path, counted = folder / "data-v0", folder / "lines"
-    features.tfds() if kind == "rlds" else minari_reader.package()
+    if kind == "rlds":
+        write = partial(recorded.write_rlds, path, EPISODES)
+        named = moments(rlds.RldsWriter, (features.tfds().features.FeaturesDict, "save_config"))
+    else:
+        minari_reader.package()
+        from minari.dataset.minari_storage import MinariStorage
 
-    def write():
-        with (
-            rlds.RldsWriter(path, "killed")
-            if kind == "rlds"
-            else minari.MinariWriter("data-v0", *SPACES, data_dir=folder)
-        ) as writer:
-            for episode in EPISODES:
-                writer.write(episode)
-            writer.close()
+        minari._AT_ONCE = 1  # every episode is handed over at once
+        write = partial(recorded.write_minari, folder, EPISODES, "data-v0")
+        named = moments(minari.MinariWriter, (MinariStorage, "update_metadata", 3))
 
-    def see(moment, rename=os.rename, fatal=None):
+    def see(moment, fatal=None):
         """Writes in a child, and tells what came of it."""
         child = os.fork()
         if child == 0:
-            os.rename = rename
+            if moment in named:
+                call, how = named[moment]
+                dying.at_call(*call, **how)
             with Lines(fatal) as lines:
                 write()
             counted.write_text(str(lines.count))
@@ -80,11 +86,10 @@ def main(folder, kind, by_chance):
         if path.exists():
             path.rename(path.with_name(moment.replace(" ", "_")))
 
-    see("never")
-    see("before renaming", die)
-    see("after renaming", rename_and_die)
+    for moment in ("never", *named):
+        see(moment)
     for number in np.random.default_rng(0).integers(1, int(counted.read_text()) + 1, int(by_chance)).tolist():
-        see(f"line {number}", fatal=number)
+        see(f"line {number}", number)
 
 
 if __name__ == "__main__":

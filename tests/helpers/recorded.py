@@ -76,6 +76,11 @@ def write_rlds(path, episodes, **options):
         return writer.close()
 
 
+def as_dataset(folder, *episodes):
+    """A dataset of these episodes, written there and opened."""
+    return jaxrl.load_dataset(f"rlds:{write_rlds(folder / 'data', episodes)}")
+
+
 def write_minari(folder, episodes, dataset_id="made-v0", **options):
     """The same of Minari's."""
     with MinariWriter(dataset_id, *spaces_of(episodes[0]), data_dir=folder, **options) as writer:
