@@ -163,8 +163,7 @@ def checked_layout(
     length = ro.rollout_length(algo)
     if isinstance(length, int) and length > 0:  # otherwise the algorithm reports it
         of_all = list(meshes.data_mesh(devices, processes, target).devices.flat)
-        free = None if target is None else target.memory
-        if problems := memory.rollout_problems(ro.row_bytes(spec), num_envs, length, of_all, free):
+        if problems := memory.rollout_problems(ro.row_bytes(spec), num_envs, length, of_all, target):
             raise ConfigError(problems)
 
     # For whole episodes, as few as possible: a batch waits for the shard with the longest episodes.

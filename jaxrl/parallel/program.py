@@ -194,9 +194,8 @@ class Program[Env, Data]:
             compiled, _ = _beginnings(self.collects, jax.tree.structure(algo))
             arguments = algo, source, self.layout.place(keys.root_key(seed)), None if self.layout.streams else dataset
             shapes = compiled.eval_shape(*arguments)
-            target, devices = self.layout.target, list(self.layout.mesh.devices.flat)
-            free = None if target is None else {"host": None, "device": target.memory}
-            memory.check_run(algo, shapes, devices, saved=saved, free=free)
+            devices = list(self.layout.mesh.devices.flat)
+            memory.check_run(algo, shapes, devices, saved=saved, target=self.layout.target)
         except BaseException:
             self.close()
             raise
