@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.core.errors import ConfigError
+from jaxrl.core.limits import divisors, multiples
 from jaxrl.core.types import Metrics, PyTree, Replicas
 
 By = Literal["row", "environment"]
@@ -166,19 +167,19 @@ def minibatch_problems(*, rows: int | None, num_envs: int, shards: int, count: i
     if problems:
         return problems
     if num_envs % shards:
-        return [f"num_envs={num_envs} is not divisible by {shards} shards; use {_multiples(num_envs, shards)}"]
+        return [f"num_envs={num_envs} is not divisible by {shards} shards; use {multiples(num_envs, shards)}"]
     envs = num_envs // shards
     if by == "environment" and envs % count:
         return [
             f"minibatches={count} does not divide the {envs} environments of a shard (num_envs={num_envs} over "
             f"{shards} shards), and a recurrent network needs whole environments; "
-            f"use num_envs={_multiples(num_envs, shards * count)}, or minibatches={_divisors(envs, count)}"
+            f"use num_envs={multiples(num_envs, shards * count)}, or minibatches={divisors(envs, count)}"
         ]
     if by == "row" and (envs * rows) % count:
         step = shards * count // math.gcd(count, rows)
         return [
             f"minibatches={count} does not divide the {envs * rows} rows of a shard ({rows} rows of {envs} "
-            f"environments); use num_envs={_multiples(num_envs, step)}, or minibatches={_divisors(envs * rows, count)}"
+            f"environments); use num_envs={multiples(num_envs, step)}, or minibatches={divisors(envs * rows, count)}"
         ]
     return []
 
@@ -220,19 +221,6 @@ def _scaled_hash(x, key, bound):
 def _add_modulo(x, y, modulus):
     total = x + y
     return jnp.where(total >= modulus, total - jnp.uint32(modulus), total)
-
-
-def _multiples(value, step):
-    """Return the multiples of `step` on both sides of `value`, in words."""
-    below, above = value // step * step, -(-value // step) * step
-    return f"{below} or {above}" if below else f"{above}"
-
-
-def _divisors(value, near):
-    """Return the divisors of `value` on both sides of `near`, in words."""
-    below = next(d for d in range(min(near, value), 0, -1) if value % d == 0)
-    above = next((d for d in range(near, value + 1) if value % d == 0), None)
-    return f"{below}" if above is None else f"{below} or {above}"
 
 
 def steps_over_minibatches[State, Index](

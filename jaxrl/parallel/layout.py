@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl.buffers.ring import HostMemory
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.limits import count_problems
+from jaxrl.core.limits import count_problems, multiples
 from jaxrl.core.recorded import Recorded
 from jaxrl.core.report import Report, accumulate
 from jaxrl.core.run_state import RunState
@@ -147,12 +147,10 @@ def checked_layout(
         raise ConfigError(problems)
     problems = meshes.device_problems(devices, processes, target)
     if not problems and num_envs % (rows := devices * spec.num_agents):
-        below, above = num_envs // rows * rows, -(-num_envs // rows) * rows
-        allowed = f"{below} or {above}" if below else f"{above}"
-        over = f"does not divide over {devices} devices"
+        by = f"{devices} devices"
         if spec.num_agents > 1:
-            over = f"must be a multiple of the {spec.num_agents} agents of {spec.name}, on each of {devices} devices"
-        problems.append(f"num_envs={num_envs} {over}; use {allowed}")
+            by = f"the {spec.num_agents} agents of {spec.name} on each of {by}"
+        problems.append(f"num_envs={num_envs} is not divisible by {by}; use {multiples(num_envs, rows)}")
     if shards is not None:
         if num_envs % shards:
             problems.append(f"shards={shards} must divide num_envs={num_envs}")
@@ -169,20 +167,18 @@ def checked_layout(
     # For whole episodes, as few as possible: a batch waits for the shard with the longest episodes.
     most_first = not any(isinstance(source, Episodes) for source in algo.experience.values())
     candidates = [shards] if shards else sorted({*_DEFAULT_SHARDS, devices}, reverse=most_first)
-    first_problems = None
     for candidate in candidates:
         if num_envs % candidate or candidate % devices:
             continue
-        found = algo.validate(spec, num_envs, candidate)
+        problems = algo.validate(spec, num_envs, candidate)
         try:
-            found += Experience(algo, spec, num_envs, candidate, dataset_fraction).problems()
+            problems += Experience(algo, spec, num_envs, candidate, dataset_fraction).problems()
         except (AttributeError, TypeError, ValueError):
-            if not found:  # a field has a wrong type, which the algorithm reports
+            if not problems:  # a field has a wrong type, which the algorithm reports
                 raise
-        if not found:
+        if not problems:
             return Layout(spec, num_envs, devices, candidate, dataset_fraction, target=target)
-        first_problems = found
-    raise ConfigError(first_problems or [f"num_envs={num_envs} does not divide over {devices} devices"])
+    raise ConfigError(problems)
 
 
 def _is_spec(x) -> bool:

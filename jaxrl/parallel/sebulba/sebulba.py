@@ -18,7 +18,7 @@ from jaxrl.buffers.fixed import Rings
 from jaxrl.core import registry
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.host_types import AsyncRecipe
-from jaxrl.core.limits import count_problems
+from jaxrl.core.limits import count_problems, divisors, multiples, number_problems
 from jaxrl.core.planning import Planner
 from jaxrl.core.types import Algorithm, Environment, Episodes, HostRecipe, Replay, Rollouts, env_spec
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT
@@ -241,9 +241,7 @@ def _out_of_range(topology):
             f"actor_platform={platform!r} must be 'cpu', None, or a platform that JAX has started here; if "
             "JAX_PLATFORMS is set, it must name both, as cuda,cpu does"
         )
-    if topology.step_timeout <= 0:
-        found.append(f"step_timeout={topology.step_timeout} must be more than 0 seconds")
-    return found
+    return found + number_problems("step_timeout", topology.step_timeout, {"above": 0})
 
 
 def _not_together(topology):
@@ -251,19 +249,15 @@ def _not_together(topology):
     processes, actors, groups, ready = jax.process_count(), topology.actors, topology.groups, topology.ready
     remote, found = topology.remote, []
     out_of_step = {
-        "learner_batch": "whose rollouts are full first differs by run; use lockstep=None and lag=None, in one process",
-        "ready": "who is ready first differs by run; use ready=None",
-        "error_buffer": "the learner is then in step with its actors; set lockstep=False and lag=None, or "
+        "learner_batch": "the groups with full rollouts differ by run; use lockstep=None and lag=None in one process",
+        "ready": "the environments that are ready first differ by run; use ready=None",
+        "error_buffer": "the learner does not insert and sample independently; use lockstep=False and lag=None, or "
         "error_buffer=None",
     }
     for name, why in out_of_step.items():
         value = getattr(topology, name)
-        if value is not None and processes > 1:
-            found.append(
-                f"{name}={value} with {processes} processes, which run in lockstep; use {name}=None, or one process"
-            )
-        elif value is not None and topology.lockstep:
-            found.append(f"{name}={value} with lockstep=True: {why}")
+        if value is not None and (topology.lockstep or processes > 1):
+            found.append(f"{name}={value} excludes lockstep=True, which several processes need: {why}")
     if processes > 1 and not topology.lockstep:
         found.append(f"{processes} processes need lockstep=True (and lag=1, to act while the learner learns)")
     if remote is not None and remote.policy and actors * groups > 1:
@@ -284,20 +278,17 @@ def _not_dividing(topology, num_envs, env):
     """Check that the environments divide into groups, and each group into its parts."""
     processes, groups = jax.process_count(), topology.all_groups
     if num_envs % groups or num_envs < groups:
-        below, above = num_envs // groups * groups, -(-num_envs // groups) * groups
-        return [
-            f"num_envs={num_envs} does not divide over {groups} groups "
-            f"(actors * groups{' * processes' if processes > 1 else ''}); use "
-            + (f"{below} or {above}" if below else f"{above}")
-        ]
+        product = f"actors * groups{' * processes' if processes > 1 else ''}"
+        use = multiples(max(num_envs, 1), groups)
+        return [f"num_envs={num_envs} is not divisible by {groups} groups ({product}); use {use}"]
     group, ready, found = num_envs // groups, topology.ready, []
     if topology.remote is not None:
         found += topology.remote.problems(groups // processes, group)
     if ready is not None and not isinstance(env, AsyncRecipe):
         found.append(f"ready={ready}: {env.name} steps all its environments at once; use ready=None")
     if ready is not None and (ready < 1 or group % ready):
-        fit = ", ".join(str(size) for size in range(1, group + 1) if group % size == 0)
-        found.append(f"ready={ready} does not divide the {group} environments of a group; use one of {fit}")
+        use = divisors(group, max(ready, 1))
+        found.append(f"ready={ready} does not divide the {group} environments of a group; use {use}")
     batch = topology.learner_batch
     if batch is not None and (batch % group or not 0 < batch <= num_envs):
         found.append(

@@ -318,4 +318,4 @@ def test_layouts_of_two_processes(monkeypatch):
         jaxrl.Sebulba(num_envs=6, actors=2, lockstep=False).bind(ALGORITHMS["ppo"], ServedFromHost(ENV))
     said = "\n".join(caught.value.problems)
     assert "2 processes need lockstep=True" in said
-    assert "num_envs=6 does not divide over 4 groups (actors * groups * processes); use 4 or 8" in said
+    assert "num_envs=6 is not divisible by 4 groups (actors * groups * processes); use 4 or 8" in said
