@@ -7,12 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.buffers.fixed import Rings
-from jaxrl.buffers.replay import ReplayState
 from jaxrl.core import keys, registry
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.report import EpisodeSums
 from jaxrl.core.run_state import RunState
-from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import Algorithm, Environment, HostRecipe, Rollout, env_spec
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel import rollout as ro
@@ -100,12 +98,8 @@ class CompiledRollouts:
         env_index = jnp.arange(num_envs, dtype=jnp.int32)
         return ro.begin(algo, source, keys.environment_keys(key, env_index), env_index, spec=spec, num_envs=num_envs)
 
-    def empty_buffers(
-        self, algo: Algorithm, source: Environment, state: RunState, dataset: Rings | None
-    ) -> dict[str, ReplayState]:
-        resolved = resolve_schedules(algo, jnp.float32(0.0))
-        rollout = jax.eval_shape(lambda: self.collect(resolved, source, state, 0)[1])
-        return self.layout.experience(algo).empty(rollout, dataset)
+    def example(self, algo: Algorithm, source: Environment, state: RunState) -> Rollout:
+        return self.collect(algo, source, state, 0)[1]
 
     def steps_per_env(self, algo: Algorithm) -> int:
         return ro.rollout_length(algo)

@@ -188,22 +188,20 @@ class Experience:
 
     # --- a run ---------------------------------------------------------------------------------------------------
 
-    def empty(self, rollout: Rollout, dataset: Rings | None = None) -> dict[str, ReplayState]:
+    def empty(self, rollout: Rollout | None, dataset: Rings | None = None) -> dict[str, ReplayState]:
         """Return an empty buffer for each source that has one, and an index for each that samples from a dataset; pure.
 
+        if rollout is not None:
+            rows = jax.eval_shape(lambda x: x.rows, rollout)
+            empty |= {name: buffer.init(rows, rollout.carry) for name, buffer in self.online.items()}
+            empty |= {name: buffer.init(rollout) for name, buffer in self.episodes.items()}
+        return empty
         Args:
           rollout: an example of all environments, or its shapes.
           dataset: the dataset's rings, by name.
         """
-        rows = jax.eval_shape(lambda x: x.rows, rollout)
-        online = {name: buffer.init(rows, rollout.carry) for name, buffer in self.online.items()}
-        episodes = {name: buffer.init(rollout) for name, buffer in self.episodes.items()}
-        return online | episodes | self.dataset_indices(dataset or {})
-
-    def dataset_indices(self, dataset: Rings) -> dict[str, ReplayState]:
-        """Return an index for each source that samples from a dataset; pure."""
-        return {
-            name: ReplayState(None, fixed.index_of(buffer, dataset[self._ring(name)]))
+        empty = {
+            name: ReplayState(None, fixed.index_of(buffer, (dataset or {})[self._ring(name)]))
             for name, buffer in self.dataset.items()
         }
 

@@ -41,10 +41,14 @@ class RolloutCollector[Env](Protocol):
         """Return the initial acting state of all environments; pure."""
         ...
 
-    def empty_buffers(
-        self, algo: Algorithm, source: Env, state: RunState, dataset: Rings | None
-    ) -> dict[str, ReplayState]:
-        """Return empty buffers; pure."""
+    def example(self, algo: Algorithm, source: Env, state: RunState) -> Rollout | None:
+        """Return a rollout of all environments, used only for its shapes; None if nothing acts. Pure.
+
+        Args:
+          algo: with its schedules resolved.
+          source: as for `begin`.
+          state: the state of a run that has not begun, without buffers.
+        """
         ...
 
     def collect(

@@ -5,7 +5,6 @@ import dataclasses
 import jax
 
 from jaxrl.buffers.fixed import Rings
-from jaxrl.buffers.replay import ReplayState
 from jaxrl.core import registry
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.report import EpisodeSums
@@ -88,10 +87,8 @@ class NoRollouts:
         parts: dict[str, PyTree] = {"env_state": (), "timestep": (), "carry": ()}
         return Acting(**parts)
 
-    def empty_buffers(
-        self, algo: Algorithm, source: None, state: RunState, dataset: Rings | None
-    ) -> dict[str, ReplayState]:
-        return {} if self.layout.streams else self.layout.experience(algo).dataset_indices(dataset or {})
+    def example(self, algo: Algorithm, source: None, state: RunState) -> None:
+        """Return None: nothing acts."""
 
     def steps_per_env(self, algo: Algorithm) -> int:
         return self.updates

@@ -301,7 +301,11 @@ def _init(collects, algo, source, key, dataset):
 
 
 def _with_empty_buffers(collects, algo, source, state, dataset):
-    buffers = collects.empty_buffers(algo, source, state, dataset)
+    if collects.layout.streams:
+        return state
+    resolved = resolve_schedules(algo, jnp.float32(0.0))
+    rollout = jax.eval_shape(lambda: collects.example(resolved, source, state))
+    buffers = collects.layout.experience(algo).empty(rollout, dataset)
     if not buffers:
         return state
     # A copy: no array may be in the state twice.

@@ -8,11 +8,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxrl.buffers import fixed
-from jaxrl.buffers.fixed import Rings
-from jaxrl.buffers.replay import ReplayState
 from jaxrl.core.report import EpisodeSums, make_report
 from jaxrl.core.run_state import RunState
-from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import Algorithm, PyTree, Rollout, TimeStep
 from jaxrl.parallel import iteration
 from jaxrl.parallel import mesh as meshes
@@ -41,11 +38,14 @@ class HostRollouts:
         carry = jax.vmap(lambda index: algo.initial_carry(spec, index, num_envs))(env_index)
         return Acting((), ro.first_timestep(source, spec), carry)
 
-    def empty_buffers(
-        self, algo: Algorithm, source: TimeStep, state: RunState, dataset: Rings | None
-    ) -> dict[str, ReplayState]:
-        rollout = jax.eval_shape(lambda: self._example(resolve_schedules(algo, jnp.float32(0.0)), state))
-        return self.layout.experience(algo).empty(rollout, dataset)
+    def example(self, algo: Algorithm, source: TimeStep, state: RunState) -> Rollout:
+        spec, num_envs = self.layout.spec, self.layout.num_envs
+        steps = HostSteps(spec, num_envs, num_envs, 1)
+        roots = steps.roots(state.key, jnp.arange(num_envs, dtype=jnp.int32))
+        action = ro.no_action(spec, num_envs)
+        actor, timestep = algo.actor(state.learner), state.timestep.replace(previous_action=None)
+        storage = steps.storage(algo, actor, timestep, state.carry, action, roots)
+        return steps.finish(algo, actor, storage, timestep, action, state.carry, state.carry, jnp.int32(0))
 
     def collect(
         self, algo: Algorithm, source: Rollout, state: RunState, first_env: jax.Array | int
@@ -54,15 +54,6 @@ class HostRollouts:
         steps_per_env = state.steps_per_env.add(ro.rollout_length(algo))
         state = state.replace(timestep=source.final, carry=source.final_carry, steps_per_env=steps_per_env)
         return state, source, EpisodeSums.zero()
-
-    def _example(self, algo, state):
-        spec, num_envs = self.layout.spec, self.layout.num_envs
-        steps = HostSteps(spec, num_envs, num_envs, 1)
-        roots = steps.roots(state.key, jnp.arange(num_envs, dtype=jnp.int32))
-        action = ro.no_action(spec, num_envs)
-        actor, timestep = algo.actor(state.learner), state.timestep.replace(previous_action=None)
-        storage = steps.storage(algo, actor, timestep, state.carry, action, roots)
-        return steps.finish(algo, actor, storage, timestep, action, state.carry, state.carry, jnp.int32(0))
 
 
 @dataclasses.dataclass(frozen=True)
