@@ -31,11 +31,14 @@ from jaxrl.parallel.layout import Layout
 
 
 class HostLoop[Env, Data](Protocol):
-    """A driver that runs the iterations of a program from the host and supplies their data."""
+    """A driver that runs the iterations of a program from the host and supplies their data.
+
+    The defaults are for a driver without environments.
+    """
 
     def begin(self, algo: Algorithm, env: Env, seed: int) -> PyTree:
         """Create the host's parts of the run, and return the source that its collector begins from."""
-        ...
+        return None
 
     def chunk(
         self,
@@ -51,11 +54,11 @@ class HostLoop[Env, Data](Protocol):
 
     def unsaved_state(self, algo: Algorithm) -> dict[str, PyTree]:
         """Return the parts of a run's state, by field, that a resumed run cannot restore and creates again."""
-        ...
+        return {}
 
     def close(self) -> None:
         """Close what `begin` created; may be called at any time, and twice."""
-        ...
+        return None
 
 
 @dataclasses.dataclass(frozen=True)

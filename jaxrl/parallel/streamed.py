@@ -13,10 +13,11 @@ from jaxrl.core.recorded import Recorded
 from jaxrl.core.report import EpisodeSums, Report, make_report
 from jaxrl.core.run_state import RunState
 from jaxrl.core.shared_batch import shared_batch
-from jaxrl.core.types import Algorithm, Dataset, EnvSpec, PyTree, Replay, SampleInfo, SequenceBatch, TransitionBatch
+from jaxrl.core.types import Algorithm, Dataset, EnvSpec, Replay, SampleInfo, SequenceBatch, TransitionBatch
 from jaxrl.parallel import memory
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel.layout import Layout
+from jaxrl.parallel.program import HostLoop
 
 _BLOCK_BYTES, _MOST = 1 << 24, 64  # limits for the batches that go to the device together: bytes, and number
 
@@ -39,10 +40,11 @@ def block(algo: Algorithm, spec: EnvSpec) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class StreamLoop:
+class StreamLoop(HostLoop[None, Stream]):
     """A `HostLoop` that learns only from a `Stream`; an iteration is a block of updates.
 
-    The number of the next batch is the number of updates so far. Static: a key of the compilation cache.
+    The number of the next batch is the number of updates so far. The caller opens and closes the dataset. Static: a key
+    of the compilation cache.
 
     Args:
       layout: the layout of batches over devices.
@@ -51,16 +53,6 @@ class StreamLoop:
 
     layout: Layout
     block: int
-
-    def begin(self, algo: Algorithm, env: None, seed: int) -> None:
-        """Do nothing: there are no environments."""
-
-    def unsaved_state(self, algo: Algorithm) -> dict[str, PyTree]:
-        """Return no parts: the dataset is read again."""
-        return {}
-
-    def close(self) -> None:
-        """Do nothing: the caller opened the dataset and closes it."""
 
     def chunk(
         self,
