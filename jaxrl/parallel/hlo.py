@@ -56,29 +56,27 @@ class Loop:
     exchanged: int = 0
     loops: list["Loop"] = dataclasses.field(default_factory=list)
 
-    def walk(self) -> Iterator["Loop"]:
-        """Yield this loop and all inner loops."""
-        yield self
+    def walk(self) -> Iterator[tuple["Loop", int]]:
+        """Yield this loop and all inner loops, each with its runs per run of this; unknown numbers of trips are 1."""
+        yield self, 1
         for loop in self.loops:
-            yield from loop.walk()
+            trips = 1 if loop.trips is None else loop.trips
+            yield from ((inner, trips * runs) for inner, runs in loop.walk())
 
     def all_collectives(self) -> Counter[str]:
-        """Return the collectives of one run of the body and all inner loops; unknown numbers of trips count as 1."""
-        found = Counter(self.collectives)
-        for loop in self.loops:
-            for kind, count in loop.all_collectives().items():
-                found[kind] += count * (1 if loop.trips is None else loop.trips)
+        """Return the collectives of one run of the body and all inner loops."""
+        found = Counter()
+        for loop, runs in self.walk():
+            found.update({kind: runs * count for kind, count in loop.collectives.items()})
         return found
 
     def all_exchanged(self) -> int:
         """Return the bytes that one run of the body and all inner loops exchanges, counted as in `exchanged`."""
-        within = (loop.all_exchanged() * (1 if loop.trips is None else loop.trips) for loop in self.loops)
-        return self.exchanged + sum(within)
+        return sum(runs * loop.exchanged for loop, runs in self.walk())
 
     def all_kernels(self) -> int:
-        """Return the kernels of one run of the body and all inner loops; unknown numbers of trips count as 1."""
-        within = (loop.all_kernels() * (1 if loop.trips is None else loop.trips) for loop in self.loops)
-        return sum(self.kernels.values()) + sum(within)
+        """Return the number of kernels of one run of the body and all inner loops."""
+        return sum(runs * loop.kernels.total() for loop, runs in self.walk())
 
 
 def read(text: str) -> Loop:
