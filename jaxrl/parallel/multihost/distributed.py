@@ -89,11 +89,9 @@ def initialize(
         ) from error
     here = _engine.global_state
     _check_count(here)
-    versions = {name: installed_version(name) or "unknown" for name in _VERSIONS}
-    found = _exchange("versions", versions, here.process_id, here.num_processes)
-    _raise_differences([{f"version of {name}": version for name, version in theirs.items()} for theirs in found])
-    ask = lambda what, value: _exchange(what, value, here.process_id, here.num_processes)  # noqa: E731
-    if here.coordinator_address is not None and (address := addresses.own(here.coordinator_address, ask)):
+    versions = {f"version of {name}": installed_version(name) or "unknown" for name in _VERSIONS}
+    _raise_differences(exchange("versions", versions))
+    if here.coordinator_address is not None and (address := addresses.own(here.coordinator_address, exchange)):
         addresses.use(address)
     return here.num_processes
 
@@ -143,7 +141,29 @@ def exchange(what: str, value: Any) -> list[Any]:
     Raises:
       PeerError: a process does not answer.
     """
-    return _exchange(what, value, jax.process_index(), jax.process_count())
+    here, client = _engine.global_state, _engine.global_state.client
+    if client is None and jax.process_count() > 1:
+        raise JaxrlError("the processes were not joined; call jaxrl.launch('cluster') before JAX creates its devices")
+    if client is None or here.num_processes == 1:
+        return [value]
+    number, index = next(_exchanges), here.process_id
+    client.key_value_set(_key(number, index), json.dumps([what, value]))
+    if number > 1:
+        client.key_value_delete(_key(number - 2, index))  # all have read it: they have sent later values
+    found = []
+    for other in range(here.num_processes):
+        try:
+            answer = client.blocking_key_value_get(_key(number, other), int(ANSWER_SECONDS * 1000))
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise PeerError(f"process {other} did not answer process {index} ({what}): {reason}") from error
+        doing, theirs = json.loads(answer)
+        if doing == _FAILED:
+            raise PeerError(f"process {other} failed: {theirs}")
+        if doing != what:
+            raise PeerError(f"process {other} is at {doing!r} where process {index} is at {what!r}")
+        found.append(theirs)
+    return found
 
 
 def from_leader(what: str, value: Any) -> Any:
@@ -233,32 +253,7 @@ def _check_count(here):
     theirs = here.client.blocking_key_value_get(name, int(ANSWER_SECONDS * 1000))
     if theirs != str(here.num_processes):
         found = f"{theirs} on process 0, {here.num_processes} on process {here.process_id}"
-        raise ConfigError(f"the processes of a run must be started alike; num_processes is not the same: {found}")
-
-
-def _exchange(what, value, index, count):
-    if count == 1:
-        return [value]
-    client, number = _engine.global_state.client, next(_exchanges)
-    if client is None:
-        raise JaxrlError("several processes that were not joined by jaxrl.parallel.multihost.distributed.initialize()")
-    client.key_value_set(_key(number, index), json.dumps([what, value]))
-    if number > 1:
-        client.key_value_delete(_key(number - 2, index))  # all have read it: they have sent later values
-    found = []
-    for other in range(count):
-        try:
-            answer = client.blocking_key_value_get(_key(number, other), int(ANSWER_SECONDS * 1000))
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise PeerError(f"process {other} does not answer (process {index} waits for: {what}): {reason}") from error
-        doing, theirs = json.loads(answer)
-        if doing == _FAILED:
-            raise PeerError(f"process {other} failed: {theirs}")
-        if doing != what:
-            raise PeerError(f"process {other} is at {doing!r} where process {index} is at {what!r}")
-        found.append(theirs)
-    return found
+        raise ConfigError(f"num_processes must be the same on all processes: {found}")
 
 
 def _key(number, index):
@@ -274,6 +269,6 @@ def _raise_differences(found):
             holders.setdefault(theirs.get(name, "(absent)"), []).append(str(index))
         if len(holders) > 1:
             listing = ", ".join(f"{value} on process {' and '.join(who)}" for value, who in holders.items())
-            problems.append(f"the processes of a run must be started alike; {name} is not the same: {listing}")
+            problems.append(f"{name} must be the same on all processes: {listing}")
     if problems:
         raise ConfigError(problems)

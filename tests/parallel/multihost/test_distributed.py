@@ -202,7 +202,7 @@ def test_different_seeds_are_refused_by_both(runs):
     found, folder = runs
     for one in found:
         assert one["refused"]["type"] == "ConfigError"
-        assert "seed is not the same: 0 on process 0, 1 on process 1" in one["refused"]["said"]
+        assert "seed must be the same on all processes: 0 on process 0, 1 on process 1" in one["refused"]["said"]
     assert not (folder / "refused").exists()
 
 
@@ -265,18 +265,19 @@ def store(monkeypatch):
     """This process as the first of two, the second of which has answered what a test puts in."""
     store = Store()
     monkeypatch.setattr(distributed._engine.global_state, "client", store)
+    monkeypatch.setattr(distributed._engine.global_state, "num_processes", 2)
     monkeypatch.setattr(distributed, "_exchanges", iter(range(100)))
     return store
 
 
 def test_processes_at_different_places_are_named(store):
     store.values["jaxrl/0/1"] = json.dumps(["signals", 2])
-    assert distributed._exchange("signals", 1, 0, 2) == [1, 2]
+    assert distributed.exchange("signals", 1) == [1, 2]
     store.values["jaxrl/1/1"] = json.dumps(["restored", 64])
     with pytest.raises(PeerError, match="1 is at 'restored' .*'signals'"):
-        distributed._exchange("signals", 1, 0, 2)
+        distributed.exchange("signals", 1)
     with pytest.raises(PeerError, match="process 1 .*signals.: DEADLINE"):
-        distributed._exchange("signals", 1, 0, 2)
+        distributed.exchange("signals", 1)
     assert "jaxrl/0/0" not in store.values, "what all have read goes"
 
 
@@ -305,9 +306,9 @@ def test_versions_and_settings_that_differ_are_all_told():
     with pytest.raises(ConfigError) as caught:
         distributed._raise_differences([alike, alike | {"version of jax": "0.11.1"}, {"seed": "1"}])
     assert len(caught.value.problems) == 2
-    assert "seed is not the same: 0 on process 0 and 1, 1 on process 2" in caught.value.problems[0]
-    wanted = "version of jax is not the same: 0.11.2 on process 0, 0.11.1 on process 1, (absent) on process 2"
-    assert wanted in caught.value.problems[1]
+    assert "seed must be the same on all processes: 0 on process 0 and 1, 1 on process 2" in caught.value.problems[0]
+    wanted = "processes: 0.11.2 on process 0, 0.11.1 on process 1, (absent) on process 2"
+    assert caught.value.problems[1] == f"version of jax must be the same on all {wanted}"
 
 
 def test_layouts_of_two_processes(monkeypatch):
