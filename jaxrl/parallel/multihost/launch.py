@@ -15,10 +15,10 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from jaxrl.core import interrupts
 from jaxrl.core.errors import ConfigError, JaxrlError, unknown
+from jaxrl.core.limits import count_problems
 from jaxrl.parallel.multihost import local
 from jaxrl.parallel.multihost.local import Started
 from jaxrl.parallel.multihost.place import own_place
@@ -27,8 +27,7 @@ from jaxrl.parallel.multihost.ways import Cluster, Here, Launch, Processes, RayP
 _LOOK = 0.05  # seconds between two polls of the processes
 _GRACE_PERIOD = 10.0  # seconds for the others to end by themselves, once one has failed
 _LEAST = {"count": 1, "restarts": 0, "cpus": 1, "gpus": 0, "evaluators": 0}
-_MOST_EVALUATORS = 1
-_DIGITS = 9  # the most digits of a number of processes or restarts
+
 _LINES = 20  # lines of a failed process's output that are shown
 _END_CODES = tuple(128 + number for number in interrupts.ENDING)
 _BAD_INPUT = 2  # the exit code of a command line with invalid settings
@@ -90,16 +89,17 @@ def parse(text: str) -> Launch:
     if kind not in _KINDS:
         raise unknown("way to launch", kind, _KINDS, f"write {_USAGE}")
     fields = [field.name for field in dataclasses.fields(_KINDS[kind])]
-    values: dict[str, Any] = {}
+    values: dict[str, int] = {}
     for position, word in enumerate(words):
         name, equals, value = word.partition("=")
         if not equals:
             name, value = (fields[position] if position < len(fields) else ""), word
         if name not in fields or name in values:
-            raise ConfigError(f"{text!r} has too many settings, or one that there is not: {word!r}; write {_USAGE}")
-        if not value.isascii() or not value.removeprefix("-").isdigit() or len(value) > _DIGITS:
-            raise ConfigError(f"{text!r:.80}: {name}={value!r:.40} must be a whole number; write {_USAGE}")
-        values[name] = int(value)
+            raise ConfigError(f"{text!r} has too many settings, or an unknown one: {word!r}; write {_USAGE}")
+        try:
+            values[name] = int(value)
+        except ValueError:
+            raise ConfigError(f"{text!r:.80}: {name}={value!r:.40} must be a whole number; write {_USAGE}") from None
     return _KINDS[kind](**values)
 
 
@@ -107,26 +107,21 @@ def problems(how: Launch) -> list[str]:
     """Return one line for each number in `how` that is invalid or more than this machine has."""
     if not isinstance(how, Several):
         return []
-    found, kind = [], next(kind for kind, known in _KINDS.items() if isinstance(how, known))
-    for field in dataclasses.fields(how):
-        value, least = getattr(how, field.name), _LEAST[field.name]
-        if type(value) is not int:
-            found.append(f"{kind}: {field.name}={value!r:.80} must be a whole number")
-        elif value < least:
-            found.append(f"{kind}: {field.name}={value} must be at least {least}")
-    if found:
+    kind = next(kind for kind, known in _KINDS.items() if isinstance(how, known))
+    counts = {field.name: (getattr(how, field.name), _LEAST[field.name]) for field in dataclasses.fields(how)}
+    if found := [f"{kind}: {line}" for line in count_problems(**counts)]:
         return found
-    if how.evaluators > _MOST_EVALUATORS:
+    if how.evaluators > 1:
         found.append(
-            f"{kind}: evaluators={how.evaluators} must be at most {_MOST_EVALUATORS}, since more would play the same; "
-            "in another environment plays jaxrl eval RUN --follow --env NAME --out FILE"
+            f"{kind}: evaluators={how.evaluators} must be 0 or 1, since more would play the same episodes; to evaluate "
+            "in another environment, use jaxrl eval RUN --follow --env NAME --out FILE"
         )
     if isinstance(how, RayProcesses):
         if importlib.util.find_spec("ray") is None:
             found.append("ray: Ray is not installed; pip install 'jaxrl[ray]'")
-        # An evaluator was started with that variable.
+        # An evaluator is started with this variable.
         if own_place() is None and how.gpus and os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
-            found.append(f"ray: gpus={how.gpus} would be idle with JAX_PLATFORMS=cpu; unset that, or leave gpus out")
+            found.append(f"ray: gpus={how.gpus} would be idle with JAX_PLATFORMS=cpu; unset it, or use gpus=0")
         return found
     gpus = local.gpus_here() if own_place() is None else []  # a started process only sees its share of them
     if gpus and len(gpus) % how.count:
@@ -164,8 +159,8 @@ def run_processes(command: Sequence[str], how: Several, again: Sequence[str] = (
         connect()  # before our signal handlers: Ray installs one for SIGTERM
     signals = _Signals()
     with interrupts.receiving(signals.pass_on):
-        code = 0
-        for attempt in range(how.restarts + 1):
+        code = attempt = 0
+        while True:
             last = attempt == how.restarts
             try:
                 with _started([*command, *again] if attempt else command, how, signals) as processes:
@@ -174,24 +169,14 @@ def run_processes(command: Sequence[str], how: Several, again: Sequence[str] = (
                     last = last or code in (0, _BAD_INPUT)
                     if code:
                         watched.tell()
-            except JaxrlError as error:  # such as of a cluster that has lost machines
+            except JaxrlError as error:  # for example, the cluster has lost machines
                 if not attempt:
                     raise
                 print(f"error: {error}", file=sys.stderr)
             if last or signals.passed:
                 return code
-            print(
-                f"{_all(how)} started again (restart {attempt + 1} of {how.restarts})",
-                file=sys.stderr,
-                flush=True,
-            )
-    raise AssertionError("a loop that ends by returning")
-
-
-def _all(how):
-    if how.count == 1:
-        return "the process and the evaluator are" if how.evaluators else "the process is"
-    return f"the {how.count} processes{' and the evaluator' * how.evaluators} are"
+            attempt += 1
+            print(f"starting all processes again (restart {attempt} of {how.restarts})", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

@@ -159,7 +159,7 @@ if sys.argv[1:] == ["first"]:
     assert launch.run_processes([*program(text), "first"], how, ["again"]) == 0
     assert (tmp_path / "1.asked").exists()
     said = capfd.readouterr().err
-    assert said == "the process and the evaluator are started again (restart 1 of 1)\n"
+    assert said == "starting all processes again (restart 1 of 1)\n"
 
 
 def test_an_evaluator_hears_when_no_checkpoint_comes_any_more(program, tmp_path):
@@ -227,7 +227,7 @@ sys.exit(0 if open(f"{place.process_id}.tries").read().count(";") == 3 else 1)
     assert launch.run_processes([*program(text), "first"], Processes(2, restarts), ["again"]) == code
     words = ";".join(["first", "first again", "first again"][:tries]) + ";"
     assert [(tmp_path / f"{index}.tries").read_text() for index in range(2)] == [words] * 2
-    assert capfd.readouterr().err.count("are started again") == tries - 1
+    assert capfd.readouterr().err.count("starting all processes again") == tries - 1
 
 
 def test_wrong_settings_are_not_tried_again(program, tmp_path):
@@ -324,7 +324,7 @@ def test_numbers_that_do_not_fit():
     found = launch.problems(Processes("4", 2.5))  # ty: ignore[invalid-argument-type]
     assert found == ["processes: count='4' must be a whole number", "processes: restarts=2.5 must be a whole number"]
     [found] = launch.problems(Processes(2, evaluators=2))
-    assert found.startswith("processes: evaluators=2 must be at most 1, since more would play the same")
+    assert found.startswith("processes: evaluators=2 must be 0 or 1")
     assert launch.problems(Processes(2, evaluators=-1)) == ["processes: evaluators=-1 must be at least 0"]
     assert launch.problems(Processes(1, evaluators=1)) == []
     with pytest.raises(ConfigError, match="must be a whole number"):
