@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ import numpy as np
 from jaxrl.core import keys, registry
 from jaxrl.core.errors import EnvironmentFailedError, MissingExtraError
 from jaxrl.core.limits import number_problems
-from jaxrl.core.types import HostRecipe, PyTree, TimeStep
+from jaxrl.core.types import HostRecipe, PyTree, Rollout, TimeStep
 from jaxrl.envs.host.watchdog import Stepper
 from jaxrl.parallel.host_rollout import HostSteps, complete
 from jaxrl.parallel.ray.cluster import START_TIMEOUT, actor_class, connect, kill
@@ -344,6 +344,9 @@ class RemoteCollector:
     def collect(self, published: Published, stepper: Stepper | None) -> Generator[None, None, Collected]:
         """Collect one rollout. The actor steps its environments, so `stepper` is not used."""
         self.host.begin("rollout", [(self._shelf.put(published), self._steps_per_env)])
+
+    def give_back(self, rollout: Rollout, is_learned: Callable[[], bool]) -> None:
+        """Do nothing: every rollout arrives in memory of its own."""
         yield
         [(collected, self.stepping.seconds)] = self.host.finish(again="rollout", steps=self._steps.length)
         self._steps_per_env += self._steps.length

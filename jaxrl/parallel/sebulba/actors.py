@@ -13,8 +13,9 @@ from typing import NamedTuple
 import jax
 
 from jaxrl.core import resources
+from jaxrl.core.host_types import WatchedEnvironment
 from jaxrl.envs.host.watchdog import GOODBYE, TURN, Stepper, Watch, close_all
-from jaxrl.parallel.sebulba.collector import Collected, Collector, Published, Rebuilt, RecyclingCollector
+from jaxrl.parallel.sebulba.collector import Collected, Collector, Published
 from jaxrl.parallel.sebulba.selection import Selection
 
 _POLL_INTERVAL = 2e-3  # seconds between two polls of the learner, while it learns
@@ -140,9 +141,7 @@ class ActorThreads:
           is_learned: whether the programs that read the rollouts are done.
         """
         for taken in batch:
-            collector = self._collectors[taken.group]
-            if isinstance(collector, RecyclingCollector):
-                collector.give_back(taken.collected.rollout, is_learned)
+            self._collectors[taken.group].give_back(taken.collected.rollout, is_learned)
 
     def is_round_ready(self) -> bool:
         """Return whether the next rollout of every group is full, so that `rollouts` does not wait.
@@ -175,7 +174,7 @@ class ActorThreads:
     @property
     def failures(self) -> int:
         """Number of environments' workers or actors that were lost and replaced since the beginning."""
-        return sum(c.host.failures for c in self._collectors if isinstance(c.host, Rebuilt))
+        return sum(c.host.failures for c in self._collectors if isinstance(c.host, WatchedEnvironment))
 
     def close(self) -> None:
         """End the threads and close the environments, within seconds even if one hangs. May be called twice.

@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from functools import partial
-from typing import Protocol, cast, runtime_checkable
+from typing import Protocol, cast
 
 import jax
 import numpy as np
@@ -50,28 +50,12 @@ class Stepping:
         self.since = None
 
 
-class Closable(Protocol):
-    """Environments in this or another process."""
-
-    def close(self) -> None: ...
-
-
-@runtime_checkable
-class Rebuilt(Closable, Protocol):
-    """Environments that are rebuilt after a failure."""
-
-    @property
-    def failures(self) -> int:
-        """The number of rebuilds."""
-        ...
-
-
 class Collector(Protocol):
     """A group of host environments, from which an actor thread collects rollouts."""
 
     @property
-    def host(self) -> Closable:
-        """The environments, or the object that holds them; closed with the collector."""
+    def host(self) -> HostEnvironment:
+        """The environments, in this or another process; closed with the collector."""
         ...
 
     @property
@@ -96,13 +80,8 @@ class Collector(Protocol):
         """
         ...
 
-
-@runtime_checkable
-class RecyclingCollector(Protocol):
-    """A `Collector` that writes rollouts over earlier ones, since fresh memory costs more than the writes do."""
-
     def give_back(self, rollout: Rollout, is_learned: Callable[[], bool]) -> None:
-        """Take back a rollout that it collected, to overwrite it.
+        """Take back a rollout that it collected; it may be overwritten, as fresh memory costs more than the writes.
 
         Args:
           rollout: from now on only read by programs that were dispatched before.
