@@ -51,9 +51,15 @@ def room(ray: Any, cpus_per_run: float, gpus_per_run: float) -> int:
     return most
 
 
-def actor_class(ray: Any, cls: type, cpus: float, gpus: float = 0.0) -> Any:
-    """Return `cls` as a class of Ray actors, which are spread over the machines and never restarted by Ray."""
-    return ray.remote(cls).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0, scheduling_strategy="SPREAD")
+def free(ray: Any) -> str:
+    """Return a sentence with the resources of the cluster that are free now."""
+    there = ray.available_resources()
+    return f"Ray has {there.get('CPU', 0):g} CPUs and {there.get('GPU', 0):g} GPUs free"
+
+
+def actor_class(ray: Any, cls: type, cpus: float, gpus: float = 0.0, strategy: Any = "SPREAD") -> Any:
+    """Return `cls` as a class of Ray actors, by default spread over the machines, which Ray does not restart."""
+    return ray.remote(cls).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0, scheduling_strategy=strategy)
 
 
 def kill(ray: Any, actor: Any) -> None:

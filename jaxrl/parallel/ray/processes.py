@@ -19,7 +19,7 @@ from jaxrl.core.errors import ConfigError, JaxrlError
 from jaxrl.parallel.multihost.local import ON_PROCESSORS, Local, Started, free_port, places
 from jaxrl.parallel.multihost.place import Place
 from jaxrl.parallel.multihost.ways import RayProcesses
-from jaxrl.parallel.ray.cluster import START_TIMEOUT, connect, kill
+from jaxrl.parallel.ray.cluster import START_TIMEOUT, actor_class, connect, free, kill
 
 # Prefixes of the environment variables that are passed on to the processes.
 _PASSED_ON = ("JAX", "XLA", "PYTHONPATH", "OMP_NUM_THREADS")
@@ -29,12 +29,12 @@ _TAIL_BYTES = 20_000  # bytes of output to keep of a process that is not shown
 _LOST = 1  # the exit code of a process that was lost
 
 
-class Holder:
+class Holder(Local):
     """The actor that holds one process of its machine.
 
     Args:
-      command: the command; this machine's Python takes the place of its first word.
-      place: the place of the process; without a coordinator, that is at a free port of this machine.
+      command: the command; this machine's Python replaces its first word.
+      place: the place of the process; without a coordinator, a free port of this machine becomes its address.
       variables: environment variables, besides those of the actor.
       directory: the working directory.
     """
@@ -46,9 +46,8 @@ class Holder:
         place = dataclasses.replace(place, coordinator=self._coordinator)
         self._files = [tempfile.TemporaryFile(prefix="jaxrl-launch-") for _ in ("stdout", "stderr")]
         environment = dict(os.environ)
-        environment.pop("OMP_NUM_THREADS", None)  # Ray's: as many as the CPUs that it keeps
-        command = [sys.executable, *command[1:]]
-        self._process = Local(command, place, {**environment, **variables}, *self._files, directory=directory)
+        environment.pop("OMP_NUM_THREADS", None)  # set by Ray to the CPUs of the actor
+        super().__init__([sys.executable, *command[1:]], place, {**environment, **variables}, *self._files, directory)
 
     def coordinator(self) -> str:
         """Return the coordinator's address, HOST:PORT."""
@@ -56,7 +55,7 @@ class Holder:
 
     def look(self, since: tuple[int, int]) -> tuple[int | None, tuple[bytes, bytes]]:
         """Return the exit code or None, and the bytes written to stdout and stderr after the offsets `since`."""
-        code = self._process.poll()  # before the files are read, so that they contain the last output
+        code = self.poll()  # before the files are read, so that they contain the last output
         # The process shares the files' offsets, so `pread` leaves them unchanged.
         new = [
             os.pread(file.fileno(), max(os.fstat(file.fileno()).st_size - start, 0), start)
@@ -64,15 +63,9 @@ class Holder:
         ]
         return code, (new[0], new[1])
 
-    def send_signal(self, number: int) -> None:
-        self._process.send_signal(number)
-
-    def notify_training_finished(self) -> None:
-        self._process.notify_training_finished()
-
-    def kill(self, since: tuple[int, int]) -> tuple[int | None, tuple[bytes, bytes]]:
-        """Kill the process, and return what `look` returns."""
-        self._process.kill()
+    def end(self, since: tuple[int, int]) -> tuple[int | None, tuple[bytes, bytes]]:
+        """Kill the process, and return its exit code and last output as `look` does."""
+        self.kill()
         return self.look(since)
 
 
@@ -131,7 +124,7 @@ class _Held:
         # If the actor does not answer, its end of the pipe closes, and the process that watches it ends by itself.
         if self._code is None:
             with contextlib.suppress(Exception):
-                self._code = self._taken(self._ray.get(self._actor.kill.remote(tuple(self._read)), timeout=_TO_KILL))
+                self._code = self._taken(self._ray.get(self._actor.end.remote(tuple(self._read)), timeout=_TO_KILL))
             self._code = 128 + signal.SIGKILL if self._code is None else self._code
         kill(self._ray, self._actor)
 
@@ -175,22 +168,20 @@ def start(
     if not waited(lambda: group.wait(1)):
         if stopped():
             return
-        free = ", ".join(f"{ray.available_resources().get(name, 0):g} {name}s" for name in share)
-        each = " and ".join(f"{number} {name}{'s' * (number > 1)}" for name, number in share.items()) + " each"
-        each += f" and an evaluator of {how.cpus} CPU{'s' * (how.cpus > 1)}" * how.evaluators
+        all_of_them = f"{how.count} processes with cpus={how.cpus} and gpus={how.gpus} each"
+        all_of_them += f" and an evaluator with cpus={how.cpus}" * how.evaluators
         raise ConfigError(
-            f"ray: {how.count} processes of {each} found no place within {START_TIMEOUT:g} s; Ray has {free} "
-            "free. Ask for less, or add machines"
+            f"ray: {all_of_them} did not fit on the cluster within {START_TIMEOUT:g} s; {free(ray)}; use fewer, or "
+            "add machines"
         )
     variables = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
     coordinator = ""
     for index, place in enumerate(places(how)):
         there = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
         gpus = how.gpus if place.role == "learner" else 0
-        options = {"num_cpus": how.cpus, "num_gpus": gpus, "max_restarts": 0, "scheduling_strategy": there}
         place = dataclasses.replace(place, coordinator=coordinator)
         own = variables if gpus else variables | ON_PROCESSORS
-        actor = ray.remote(Holder).options(**options).remote(list(command), place, own, os.getcwd())
+        actor = actor_class(ray, Holder, how.cpus, gpus, there).remote(list(command), place, own, os.getcwd())
         begun = actor.coordinator.remote()
         if not waited(lambda begun=begun: ray.wait([begun], timeout=1.0)[0]) and stopped():
             return

@@ -24,7 +24,7 @@ from jaxrl.core.limits import number_problems
 from jaxrl.core.types import HostRecipe, PyTree, Rollout, TimeStep
 from jaxrl.envs.host.watchdog import Stepper
 from jaxrl.parallel.host_rollout import HostSteps, complete
-from jaxrl.parallel.ray.cluster import START_TIMEOUT, actor_class, connect, kill
+from jaxrl.parallel.ray.cluster import START_TIMEOUT, actor_class, connect, free, kill
 from jaxrl.parallel.sebulba.collector import Collected, Published, StepCollector, Stepping
 
 
@@ -49,10 +49,6 @@ class Remote:
     cpus: float = 1.0
     address: str | None = None
 
-    @property
-    def patience(self) -> float:
-        """Time limit in seconds for giving up an actor and replacing it."""
-        return self.step_timeout + START_TIMEOUT
 
     def problems(self, groups: int, group: int) -> list[str]:
         """Return the errors in these settings for `groups` groups of `group` environments in this process.
@@ -160,7 +156,8 @@ class ActorPool:
         first_env: int,
         *arguments: Any,
     ):
-        self.name, self.num_envs, self.failures, self.patience = recipe.name, num_envs, 0, remote.patience
+        self.name, self.num_envs, self.failures = recipe.name, num_envs, 0
+        self.patience = remote.step_timeout + START_TIMEOUT
         each = num_envs // actors
         self._shares = [slice(start, start + each) for start in range(0, num_envs, each)]
         self._ray = connect(remote.address)
@@ -181,8 +178,7 @@ class ActorPool:
             try:
                 self._ray.get(actor.__ray_ready__.remote(), timeout=START_TIMEOUT)
             except self._ray.exceptions.GetTimeoutError:
-                free = self._ray.available_resources().get("CPU", 0)
-                self._stop(place, f"did not start within {START_TIMEOUT:g} s; Ray has {free:g} CPUs free")
+                self._stop(place, f"did not start within {START_TIMEOUT:g} s; {free(self._ray)}")
             except self._ray.exceptions.RayError as error:
                 self._stop(place, f"could not be started:\n{error}", error)
 
@@ -344,10 +340,10 @@ class RemoteCollector:
     def collect(self, published: Published, stepper: Stepper | None) -> Generator[None, None, Collected]:
         """Collect one rollout. The actor steps its environments, so `stepper` is not used."""
         self.host.begin("rollout", [(self._shelf.put(published), self._steps_per_env)])
-
-    def give_back(self, rollout: Rollout, is_learned: Callable[[], bool]) -> None:
-        """Do nothing: every rollout arrives in memory of its own."""
         yield
         [(collected, self.stepping.seconds)] = self.host.finish(again="rollout", steps=self._steps.length)
         self._steps_per_env += self._steps.length
         return jax.device_put(collected, self._device)
+
+    def give_back(self, rollout: Rollout, is_learned: Callable[[], bool]) -> None:
+        """Do nothing: every rollout arrives in memory of its own."""

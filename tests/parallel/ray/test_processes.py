@@ -163,7 +163,7 @@ def _runs(pid):
 
 def test_what_the_cluster_has_not_or_cannot_start_is_told(program, monkeypatch, tmp_path):
     monkeypatch.setattr(processes, "START_TIMEOUT", 1.0)
-    with pytest.raises(ConfigError, match="3 processes .* 2 CPUs free"):
+    with pytest.raises(ConfigError, match="3 processes .* 2 CPUs .* free"):
         launch.run_processes(program(""), RayProcesses(3))
     with pytest.raises(ConfigError, match="2 processes .* an evaluator"):
         launch.run_processes(program(""), RayProcesses(2, evaluators=1))
