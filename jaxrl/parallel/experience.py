@@ -156,25 +156,17 @@ class Experience:
         found += checks.source_problems(self.dataset_sources, self.num_envs, 1, self.shards)
         for source in self.online_sources.values():
             found += replay_ratio.problems(source.replay_ratio, self.num_envs, rollout_length(self.algo))
-        mixed = {
-            name: source
-            for name, source in self.algo.experience.items()
-            if isinstance(source, Replay) and 0.0 < self.dataset_fraction < 1.0
-        }
-        for name, source in mixed.items():
-            if source.batch_size < 2:
-                found.append(f"source {name!r}: batch_size={source.batch_size} cannot be shared with a dataset; use 2")
-            elif source.batch_size % self.shards:
+        for name, source in self.algo.experience.items():
+            if not isinstance(source, Replay) or self.dataset_fraction in (0.0, 1.0):
+                continue
+            size, items, shards = source.batch_size, self.items_of_dataset(source), self.shards
+            if size < 2 or size % shards or items % shards:
+                each = max(size // shards, 2)
+                nearest = min(max(round(self.dataset_fraction * each), 1), each - 1) / each
                 found.append(
-                    f"source {name!r}: batch_size={source.batch_size} does not divide over {self.shards} shards"
-                )
-            elif (items := self.items_of_dataset(source)) % self.shards:
-                each = source.batch_size // self.shards
-                nearest = min(max(round(items / self.shards), 1), each - 1) / each
-                found.append(
-                    f"source {name!r}: dataset_fraction={self.dataset_fraction} of batch_size={source.batch_size} is "
-                    f"{items} items, which do not divide over {self.shards} shards; use "
-                    + (f"dataset_fraction={nearest}" if each > 1 else f"batch_size={2 * self.shards}")
+                    f"source {name!r}: dataset_fraction={self.dataset_fraction} takes {items} of batch_size={size} "
+                    f"items, and both numbers must be divisible by {shards} shards; use batch_size={each * shards} and "
+                    f"dataset_fraction={nearest}"
                 )
         for name, buffer in self.episodes.items():
             found += [f"source {name!r}: {line}" for line in buffer.problems()]
@@ -191,19 +183,19 @@ class Experience:
     def empty(self, rollout: Rollout | None, dataset: Rings | None = None) -> dict[str, ReplayState]:
         """Return an empty buffer for each source that has one, and an index for each that samples from a dataset; pure.
 
-        if rollout is not None:
-            rows = jax.eval_shape(lambda x: x.rows, rollout)
-            empty |= {name: buffer.init(rows, rollout.carry) for name, buffer in self.online.items()}
-            empty |= {name: buffer.init(rollout) for name, buffer in self.episodes.items()}
-        return empty
         Args:
-          rollout: an example of all environments, or its shapes.
+          rollout: an example of all environments, or its shapes; None if nothing acts.
           dataset: the dataset's rings, by name.
         """
         empty = {
             name: ReplayState(None, fixed.index_of(buffer, (dataset or {})[self._ring(name)]))
             for name, buffer in self.dataset.items()
         }
+        if rollout is not None:
+            rows = jax.eval_shape(lambda x: x.rows, rollout)
+            empty |= {name: buffer.init(rows, rollout.carry) for name, buffer in self.online.items()}
+            empty |= {name: buffer.init(rollout) for name, buffer in self.episodes.items()}
+        return empty
 
     def store(self, states: Mapping[str, ReplayState], rollout: Rollout) -> dict[str, ReplayState]:
         """Store a rollout of this device's environments."""
@@ -357,18 +349,16 @@ def dataset_problems(algo: Algorithm, spec: EnvSpec, dataset_fraction: float, *,
     if not all(isinstance(source, Replay | Dataset) for source in sources):
         return [*found, f"{kind} is on-policy and cannot learn from a dataset; use an algorithm with a replay buffer"]
     if dataset_fraction == 1.0 and has_separate_dataset(algo):
-        found.append(
-            f"{kind} with these settings learns from its own experience beside the dataset; pass env= to train"
-        )
+        found.append(f"{kind} with these settings learns from a dataset and its own experience; pass env= to train")
     if 0.0 < dataset_fraction < 1.0 and not any(isinstance(source, Replay) for source in sources):
-        found.append(f"{kind} learns from a dataset alone; pass eval_env= to train, and no environment")
+        found.append(f"{kind} learns only from a dataset; pass eval_env= to train, not env=")
     if spec.masked:
-        found.append(f"{spec.name} has action masks, which datasets do not hold")
+        found.append(f"{spec.name} has action masks, which datasets do not contain; use another environment")
     for name, source in algo.experience.items():
         if isinstance(source, Replay) and dataset_fraction == 1.0 and _needs_inserts(source):
             found.append(
-                f"{kind}'s source {name!r} has a sampler, remover, storage or max_times_sampled of items that come and "
-                "go; a dataset's are all there, so leave these at their defaults"
+                f"{kind}'s source {name!r} has a sampler, remover, storage or max_times_sampled for items that are "
+                "added and removed, but a dataset is fixed; leave these at their defaults"
             )
     if dataset_fraction > 0.0 and _stores_extras(algo):
         names = [name for source in sources if isinstance(source, Replay) for name in source.extras]
@@ -376,8 +366,8 @@ def dataset_problems(algo: Algorithm, spec: EnvSpec, dataset_fraction: float, *,
         why = "".join(f" with {name}={value!r}" for name, value in settings.items())
         remedy = "".join(f"leave {name} at its default, or " for name in settings)
         found.append(
-            f"{kind}{why} learns from {' and '.join(names)}, stored as it acts, which a dataset does not hold; {remedy}"
-            "train without a dataset"
+            f"{kind}{why} learns from {' and '.join(names)}, recorded while acting, which a dataset does not contain; "
+            f"{remedy}train without a dataset"
         )
     return found
 

@@ -41,7 +41,7 @@ class Offline(Topology):
     def problems(self, env: Environment | HostRecipe | None) -> list[str]:
         if env is None:
             return []
-        return ["topology=Offline() learns from a dataset alone; leave env out and pass eval_env"]
+        return ["topology=Offline() learns only from a dataset; leave env out and pass eval_env"]
 
     def steps_per_iteration(self, algo: Algorithm) -> int:
         """Return the updates of an iteration, 1: there are no environment steps that a replay ratio could count."""

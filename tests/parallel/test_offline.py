@@ -272,7 +272,7 @@ class FromData(jaxrl.DQN):
         ({"env": ENV, "dataset_fraction": 1.5}, "dataset_fraction=1.5 must be between 0 and 1"),
         (
             {"env": ENV, "dataset_fraction": 0.1, "topology": anakin()},
-            "dataset_fraction=0.1 of batch_size=32 is 3 items, which do not divide over 4 shards; use .*=0.125",
+            "dataset_fraction=0.1 takes 3 of batch_size=32 items, .* 4 shards; use batch_size=32 and .*=0.125",
         ),
         (
             {"env": ENV, "dataset": None, "dataset_fraction": 0.5},
@@ -286,7 +286,7 @@ class FromData(jaxrl.DQN):
             {"env": ENV, "algo": jaxrl.SAC(imitate=True), "dataset_fraction": 0.25},
             "SAC learns from is fixed; leave it out",
         ),
-        ({"env": ENV, "algo": FromData()}, "learns from a dataset alone"),
+        ({"env": ENV, "algo": FromData()}, "learns only from a dataset"),
         ({"env": ENV, "algo": FromData(), "dataset": None}, "FromData learns from a dataset; pass one to train"),
         (
             {"env": ENV, "algo": jaxrl.SAC(imitate=True), "dataset": None},
@@ -294,20 +294,20 @@ class FromData(jaxrl.DQN):
         ),
         (
             {"env": ENV, "algo": DQN.replace(batch_size=1), "topology": ALONE},
-            "batch_size=1 cannot be shared with a dataset",
+            "takes 0 of batch_size=1 items, .*; use batch_size=2 ",
         ),
         ({"topology": jaxrl.Offline(devices=7)}, "devices=7"),
         ({"algo": DQN.replace(sampler=Lifo(), max_times_sampled=1)}, "sampler, remover, storage or max_times_sampled"),
         ({"algo": DQN.replace(storage="table")}, "sampler, remover, storage or max_times_sampled"),
         (
             {"algo": jaxrl.SAC(normalize_reward=True)},
-            "SAC with normalize_reward=True learns from discounted_return, stored as it acts, which a dataset does not "
-            "hold; leave normalize_reward at its default, or train without a dataset",
+            "SAC with normalize_reward=True learns from discounted_return, .* not contain; leave normalize_reward at "
+            "its default, or train without a dataset",
         ),
-        ({"env": ENV, "algo": jaxrl.SAC(normalize_reward=True)}, "SAC with normalize_reward=True .* not hold; leave"),
+        ({"env": ENV, "algo": jaxrl.SAC(normalize_reward=True)}, "with normalize_reward=True .* not contain; leave"),
         (
             {"algo": "muzero"},
-            "^MuZero learns from search_policy and search_value, .* not hold; train without a dataset",
+            "^MuZero learns from search_policy and search_value, .* not contain; train without a dataset",
         ),
     ],
 )
