@@ -57,12 +57,12 @@ def everywhere(tree: PyTree, mesh: jax.sharding.Mesh) -> PyTree:
 
 def described(tree: PyTree, sharding: jax.sharding.Sharding) -> PyTree:
     """Replace arrays and numbers by their shapes, for programs that are only compiled."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), _arrays(tree))
 
-    def shape(x):
-        x = x if hasattr(x, "dtype") else np.asarray(x, jax.numpy.result_type(x))
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
-    return jax.tree.map(shape, tree)
+def _arrays(tree):
+    """Convert the numbers of a tree to arrays of JAX's default types, which are not those of numpy."""
+    return jax.tree.map(lambda x: x if hasattr(x, "dtype") else np.asarray(x, jnp.result_type(x)), tree)
 
 
 def from_processes(tree: PyTree, mesh: jax.sharding.Mesh, specs: Any) -> PyTree:
@@ -73,9 +73,7 @@ def from_processes(tree: PyTree, mesh: jax.sharding.Mesh, specs: Any) -> PyTree:
       mesh: as `data_mesh` returns it.
       specs: partition specs of the global arrays, a prefix tree.
     """
-    # A number has no dtype; as an array it gets JAX's default, not numpy's.
-    arrays = jax.tree.map(lambda x: x if hasattr(x, "dtype") else np.asarray(x, jax.numpy.result_type(x)), tree)
-    return multihost_utils.host_local_array_to_global_array(arrays, mesh, specs)
+    return multihost_utils.host_local_array_to_global_array(_arrays(tree), mesh, specs)
 
 
 def sharded(tree: PyTree, mesh: jax.sharding.Mesh, specs: Any) -> PyTree:
