@@ -1,8 +1,8 @@
 """XLA's flags for GPU programs that compute the same in every process, set before JAX starts.
 
-When XLA compiles for a GPU, it times several kernels for each product or convolution and takes the fastest, which may
-differ from one compilation to the next; and some kernels add in the order in which their threads arrive. Neither
-happens on CPUs and TPUs.
+When XLA compiles for a GPU, it times several kernels for each product or convolution and chooses the fastest, which may
+differ from one compilation to the next. Also, some kernels add numbers in the order in which their threads finish.
+Neither happens on CPUs and TPUs.
 """
 
 import os
@@ -27,7 +27,7 @@ def set_flags() -> None:
     words = text.split()
     if words and not words[0].startswith("-"):
         raise ConfigError(
-            f"deterministic=True: {_VARIABLE}={text!r} names a file, to which no flags can be added; write its flags "
+            f"deterministic=True: {_VARIABLE}={text!r} names a file, to which flags cannot be added; write its flags "
             "into the variable"
         )
     present = {name: value for name, _, value in (word.partition("=") for word in words)}
@@ -38,7 +38,7 @@ def set_flags() -> None:
     ]
     if wrong:
         raise ConfigError(
-            f"deterministic=True needs {_joined(FLAGS)}, and {_VARIABLE} has {' '.join(wrong)}; leave that out"
+            f"deterministic=True needs {_joined(FLAGS)}, but {_VARIABLE} has {' '.join(wrong)}; remove that"
         )
     missing = _joined(name for name in FLAGS if name not in present)
     if not missing:
@@ -47,7 +47,7 @@ def set_flags() -> None:
         os.environ[_VARIABLE] = f"{text} {missing}".strip()
     elif jax.default_backend() == "gpu":
         raise ConfigError(
-            f"deterministic=True: JAX has started on a GPU without XLA's flags for it; set {_VARIABLE}="
+            f"deterministic=True: JAX was started on a GPU without the necessary flags; set {_VARIABLE}="
             f"'{_joined(FLAGS)}' before JAX starts, or use jaxrl train --deterministic"
         )
 

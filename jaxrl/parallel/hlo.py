@@ -19,8 +19,7 @@ COLLECTIVES = (
     "collective-permute",
     "collective-broadcast",
 )
-# Operations that start no kernel: names of values, control flow (its body is counted), and the second half of an
-# operation that was started before.
+# Operations that start no kernel: names of values, and control flow, whose body is counted.
 _FREE = {
     "parameter",
     "constant",
@@ -57,7 +56,7 @@ class Loop:
     loops: list["Loop"] = dataclasses.field(default_factory=list)
 
     def walk(self) -> Iterator[tuple["Loop", int]]:
-        """Yield this loop and all inner loops, each with its runs per run of this; unknown numbers of trips are 1."""
+        """Yield this loop and all inner loops, each with its number of runs; unknown numbers of trips count as 1."""
         yield self, 1
         for loop in self.loops:
             trips = 1 if loop.trips is None else loop.trips
@@ -71,7 +70,7 @@ class Loop:
         return found
 
     def all_exchanged(self) -> int:
-        """Return the bytes that one run of the body and all inner loops exchanges, counted as in `exchanged`."""
+        """Return the bytes that one run of the body and all inner loops exchange, counted as in `exchanged`."""
         return sum(runs * loop.exchanged for loop, runs in self.walk())
 
     def all_kernels(self) -> int:
@@ -82,10 +81,10 @@ class Loop:
 def read(text: str) -> Loop:
     """Return the loops of a program.
 
-    Of the branches of a conditional, the one with the most kernels counts.
+    For a conditional, the branch with the most kernels is counted.
 
     Args:
-      text: text of an optimized module (`jax.stages.Compiled.as_text`).
+      text: the text of an optimized module (`jax.stages.Compiled.as_text`).
 
     Raises:
       ValueError: the text has no entry computation.
@@ -140,15 +139,15 @@ def _bytes(type_text, with_operands):
 
 
 def _named(value, attribute):
-    """Return the computation that an instruction names under this attribute; "" for none."""
+    """Return the computation named by an attribute of an instruction, or ""."""
     found = re.search(rf"\b{attribute}=%?([\w.\-]+)", value)
     return found[1] if found else ""
 
 
 def _counted_to(condition):
-    """Return the trips of a loop whose condition compares a counter with a constant; None for other conditions.
+    """Return the number of trips if a loop's condition compares a counter with a constant, or None.
 
-    JAX's loops count from 0 by one, and compilers that do not write down the number of trips keep the comparison.
+    JAX's loops count from 0 in steps of 1, and compilers that do not annotate the number of trips keep the comparison.
     """
     text = "\n".join(condition)
     compared = re.search(r"^ROOT .*compare\(%?[\w.\-]+, %?([\w.\-]+)\), direction=LT", text, re.MULTILINE)
@@ -164,9 +163,9 @@ def _include(loop, other):
 
 
 def _operation(value):
-    """Return the operation of an instruction, given the text after the equals sign: the first word before "(".
+    """Return the operation of an instruction: the first word followed by "(" in the text after the equals sign.
 
-    Words within the type before it, which may be a tuple and has layouts, are skipped by depth.
+    Words inside the brackets of the preceding type, which may be a tuple with layouts, are skipped.
     """
     depth = 0
     for part in re.finditer(r"[(){}\[\]]|[a-z][a-z0-9\-]*\(", value):

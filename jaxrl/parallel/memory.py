@@ -10,7 +10,7 @@ from jaxrl.core.sources import Episodes, Replay
 from jaxrl.core.types import Algorithm, PyTree
 from jaxrl.parallel.targets import Target
 
-_HEADROOM = 0.9  # usable fraction of the free memory: the program around the replay needs some too
+_HEADROOM = 0.9  # usable fraction of the free memory; the rest is for the program itself
 
 
 def size_of(tree: PyTree) -> int:
@@ -45,15 +45,17 @@ def check_run(
     saved: bool = True,
     target: Target | None = None,
 ) -> None:
-    """Raise if the replays of a run's state, given as shapes, would not fit in memory.
+    """Check that the replays of a run's state, given as shapes, will fit in memory.
 
     Args:
       algo: the algorithm, which has the sources.
       state: shapes, as from `jax.eval_shape`.
       devices: the devices of all processes, which share the replays evenly.
-      runs: number of runs at once that have such replays, over all devices.
-      saved: whether checkpoints will hold the replays: an asynchronous save keeps a copy on the host while it writes.
-      target: accelerators that are only compiled for, whose memory is free and whose host's is unknown.
+      runs: number of simultaneous runs with such replays, over all devices.
+      saved: whether checkpoints will contain the replays: an asynchronous save keeps a copy on the host while it
+        writes.
+      target: accelerators to compile for without running there; all of their memory counts as free, and that of their
+        host is not checked.
 
     Raises:
       ConfigError: with the bytes needed and free, and the capacity that would fit.
@@ -73,7 +75,7 @@ def check_run(
     for needed, free, place in places:
         if free is None or needed <= free * _HEADROOM:
             continue
-        share = 0.99 * free * _HEADROOM / needed  # the levels of sums round up
+        share = 0.99 * free * _HEADROOM / needed  # 0.99 because the levels of sum trees round up
         fitting = ", ".join(
             f"{name}: {field}={math.floor(size * share)} (now {size})"
             for name, source in sources.items()
@@ -94,7 +96,7 @@ def check_run(
 
 
 def _size(source):
-    """Return the fields that limit how much a source stores, and their values; {} if it stores nothing itself."""
+    """Return the fields, with their values, that limit the size of a source's storage; {} if it has no storage."""
     if isinstance(source, Episodes):
         return {"max_episode_length": source.max_length, "rollout_length": source.length}
     return {"capacity": source.capacity} if source.over is None else {}
@@ -103,14 +105,14 @@ def _size(source):
 def rollout_problems(
     row_bytes: int, num_envs: int, rollout_length: int, devices: list[jax.Device], target: Target | None = None
 ) -> list[str]:
-    """Return reasons why `num_envs` x `rollout_length` rollouts do not fit; empty if they fit.
+    """Return reasons why `num_envs` x `rollout_length` rollouts do not fit in memory; empty if they fit.
 
     Args:
       row_bytes: bytes of one step of one environment.
       num_envs: number of environments over all devices, which share them evenly.
       rollout_length: steps of each environment.
       devices: the devices of all processes together.
-      target: accelerators that are only compiled for, whose memory is free.
+      target: accelerators to compile for without running there; all of their memory counts as free.
     """
     what = f"rollouts of rollout_length={rollout_length} steps in num_envs={num_envs} environments"
     if num_envs * rollout_length >= 2**31:
@@ -119,7 +121,7 @@ def rollout_problems(
 
 
 def check_rings(made: PyTree, devices: list[jax.Device]) -> None:
-    """Raise if rows in host memory do not fit on the devices that will share them evenly.
+    """Check that rows in host memory will fit on the devices, which share them evenly.
 
     Raises:
       ConfigError: with the bytes needed and free.
@@ -141,7 +143,7 @@ def _here(devices):
 
 
 def _share(needed, devices, target):
-    """Return the bytes of `needed`, divided over the devices, in the memory of one, those free there, and its name."""
+    """Divide `needed` bytes over the devices; return the bytes in the memory of one, those free there, and its name."""
     if devices[0].platform == "cpu":
         return needed * len(_here(devices)) // len(devices), free_on_host(), "this machine"
     free = free_on_device(_here(devices)[0]) if target is None else target.memory

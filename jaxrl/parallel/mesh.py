@@ -16,7 +16,7 @@ from jaxrl.parallel.targets import Target
 
 
 def device_count(requested: int | None) -> int:
-    """Return the number of devices of a run; by default 1 for one process on CPU, otherwise those of all processes."""
+    """Return the number of devices of a run: by default 1 for a single process on CPUs, otherwise all devices."""
     if requested is not None:
         return requested
     alone_on_cpu = jax.default_backend() == "cpu" and jax.process_count() == 1
@@ -36,8 +36,8 @@ def data_mesh(devices: int, processes: int | None = None, target: Target | None 
 
     Args:
       devices: number of devices of these processes together.
-      processes: 1: only this one, as for a run of a sweep; None: all.
-      target: accelerators that are only compiled for; all of its processes count as this one.
+      processes: 1: only this process, as for a run of a sweep; None: all.
+      target: accelerators to compile for without running there, which count as devices of this process.
     """
     auto, processes = (jax.sharding.AxisType.Auto,), processes or jax.process_count()
     if target is not None:
@@ -56,7 +56,7 @@ def everywhere(tree: PyTree, mesh: jax.sharding.Mesh) -> PyTree:
 
 
 def described(tree: PyTree, sharding: jax.sharding.Sharding) -> PyTree:
-    """Replace arrays and numbers by their shapes, for programs that are only compiled."""
+    """Replace arrays and numbers by their shapes, to compile programs without running them."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), _arrays(tree))
 
 
@@ -66,10 +66,11 @@ def _arrays(tree):
 
 
 def from_processes(tree: PyTree, mesh: jax.sharding.Mesh, specs: Any) -> PyTree:
-    """Assemble global arrays from the parts of each process; nothing is compared, and nothing leaves its process.
+    """Assemble global arrays from each process's part, without communication and without comparing values.
 
     Args:
-      tree: arrays and numbers. If sharded along "data", a process has its share; otherwise all have the same.
+      tree: arrays and numbers: this process's part of arrays that are sharded, and the same replicated arrays in all
+        processes.
       mesh: as `data_mesh` returns it.
       specs: partition specs of the global arrays, a prefix tree.
     """
@@ -77,7 +78,7 @@ def from_processes(tree: PyTree, mesh: jax.sharding.Mesh, specs: Any) -> PyTree:
 
 
 def sharded(tree: PyTree, mesh: jax.sharding.Mesh, specs: Any) -> PyTree:
-    """Shard host arrays that every process has whole over the mesh; `specs` is a prefix tree of partition specs."""
+    """Shard host arrays, which every process has in full, over the mesh by a prefix tree of partition specs."""
 
     def place(spec, part):
         sharding = NamedSharding(mesh, spec)
@@ -87,7 +88,7 @@ def sharded(tree: PyTree, mesh: jax.sharding.Mesh, specs: Any) -> PyTree:
 
 
 def local(tree: PyTree) -> PyTree:
-    """Return this process's copy of replicated arrays; with one process, the tree as it is."""
+    """Return this process's copy of replicated arrays; with one process, return the tree unchanged."""
 
     def copy(x):
         return x.addressable_data(0) if isinstance(x, jax.Array) and not x.is_fully_addressable else x
@@ -99,7 +100,7 @@ def on_one_device(tree: PyTree) -> PyTree:
     """Return a tree whose arrays are on one device of this process and have no mesh in their types."""
 
     def moved(x):
-        if not getattr(x, "committed", False):  # tracers and arrays of numpy do not have it
+        if not getattr(x, "committed", False):  # tracers and NumPy arrays lack the attribute
             return x
         return x.addressable_data(0) if x.is_fully_replicated else jnp.asarray(np.asarray(x))
 
@@ -121,33 +122,33 @@ def use_cpu_devices(count: int) -> bool:
 
 
 def device_problems(devices: int, processes: int | None = None, target: Target | None = None) -> list[str]:
-    """Explain why a run cannot have that many devices; empty if it can. The arguments are those of `data_mesh`."""
+    """Return the reason why a run cannot have that many devices; empty if it can. Arguments are as for `data_mesh`."""
     here = len(local_devices(target))
     processes = 1 if target is not None else processes or jax.process_count()
     if 1 <= devices <= here * processes and devices % processes == 0:
         return []
     if processes == 1:
         owner = "this process" if target is None else target.name
-        return [f"devices={devices} must be between 1 and the {here} that {owner} has"]
+        return [f"devices={devices} must be between 1 and {here}, the number of devices of {owner}"]
     return [
-        f"devices={devices} must be a multiple of {processes}, the processes, and at most {here * processes}, the "
-        "devices that they have together"
+        f"devices={devices} must be a multiple of the {processes} processes and at most {here * processes}, the number "
+        "of their devices"
     ]
 
 
 def over_devices(function: Callable, mesh: jax.sharding.Mesh, in_specs: Any, out_specs: Any) -> Callable:
     """Apply `jax.shard_map` with `check_vma=False` to `function`: gradients are averaged by hand, see `MeshReplicas`.
 
-    Two kinds of inputs of a map crash XLA's Shardy partitioner (jaxlib 0.11.2: a null operand in
-    ManualComputationUnusedInputsPattern), and are kept out of it. Arrays that the function closes over (brax's
-    environments have over a hundred) are kept out by an inner `jax.jit`; arrays without elements (the states of MJX
-    have dozens) are removed and restored. GSPMD, the older partitioner, does not help: it aborts on a sort in there.
+    Two kinds of inputs crash XLA's Shardy partitioner (jaxlib 0.11.2: a null operand in
+    ManualComputationUnusedInputsPattern), so they are kept out of the map: arrays that the function closes over (brax's
+    environments have over a hundred), by an inner `jax.jit`, and arrays without elements (the states of MJX have
+    dozens), which are removed and restored. GSPMD, the older partitioner, aborts on a sort in these programs.
 
     Args:
       function: a function of one device's share of the arguments; may use collectives over the mesh's axes.
-      mesh: the mesh, whose axes are all manual within `function`.
+      mesh: the mesh; all of its axes are manual within `function`.
       in_specs: a tuple of partition specs, or prefix trees of them, one per argument.
-      out_specs: those of the result.
+      out_specs: partition specs of the result.
     """
 
     def call(*arguments):
@@ -169,7 +170,7 @@ def over_devices(function: Callable, mesh: jax.sharding.Mesh, in_specs: Any, out
 
 
 class _Empty:
-    """The arrays of a tree that have no elements, and the tree without them.
+    """The arrays without elements of a tree, and the tree without them.
 
     Args:
       specs: a prefix tree of partition specs.
@@ -191,14 +192,15 @@ class _Empty:
 
         Args:
           rest: the other arrays.
-          whole: restore arrays of all devices from one device's share; otherwise a share from arrays of all devices.
+          whole: True if the empty arrays were those of one device's share and those of all devices are needed; False
+            for the opposite.
         """
         others = iter(jax.tree.leaves(rest))
         return self._structure.unflatten(empty(whole) if empty else next(others) for empty in self._empty)
 
 
 def _make(sharding, shape, dtype, whole):
-    """Return an empty array: with `whole`, that of all devices for a share's `shape`; otherwise one device's share."""
+    """Return an empty array: with `whole`, of all devices, given a share's `shape`; otherwise a device's share."""
     if not whole:
         return jnp.zeros(sharding.shard_shape(shape), dtype)
     one = partial(jnp.zeros, shape, dtype)

@@ -1,4 +1,4 @@
-"""Offline learning from a dataset in place of environments: nothing acts, and all data exists from the beginning."""
+"""Offline learning from a dataset, without environments."""
 
 import dataclasses
 
@@ -24,13 +24,13 @@ _EVERYTHING = 1.0  # the dataset's share of every batch
 
 @dataclasses.dataclass(frozen=True)
 class Offline(Topology):
-    """The topology that learns only from a dataset, on the accelerator; a step is one gradient update.
+    """The topology that learns only from a dataset, on the accelerators; a step is one gradient update.
 
     Args:
       devices: number of devices, as in `Anakin`; every batch and the dataset are divided over them.
-      shards: number of parts into which the dataset is cut, each of which gives the same part of every batch; the same
+      shards: number of equal parts of the dataset, from each of which an equal part of every batch is sampled; the same
         number gives the same run on any number of devices. None: the largest of 8, 4, 2, 1 that divides the batch.
-      stream: read batches from disk in shuffled order, rather than hold the dataset in memory; None: only if it does
+      stream: read batches from disk in shuffled order instead of keeping the dataset in memory; None: only if it does
         not fit.
     """
 
@@ -44,7 +44,7 @@ class Offline(Topology):
         return ["topology=Offline() learns only from a dataset; leave env out and pass eval_env"]
 
     def steps_per_iteration(self, algo: Algorithm) -> int:
-        """Return the updates of an iteration, 1: there are no environment steps that a replay ratio could count."""
+        """Return the updates of an iteration, 1, as there are no environment steps for a replay ratio."""
         return 1
 
     def bind(
@@ -52,7 +52,7 @@ class Offline(Topology):
     ) -> Program[None, Rings] | Program[None, Stream]:
         devices = meshes.device_count(self.devices)
         spec = env_spec(env)
-        # There are as many columns of rows as shards.
+        # Rows have one column per shard.
         columns = self.shards or max(8, devices)
         layout = checked_layout(algo, spec, columns, devices, self.shards, _EVERYTHING)
         layout = dataclasses.replace(layout, num_envs=1, streams=bool(self.stream))
@@ -61,11 +61,14 @@ class Offline(Topology):
         (name, source), *others = algo.experience.items()
         problems = []
         if others:
-            problems.append(f"a stream serves one source, and {type(algo).__name__} has {sorted(algo.experience)}")
+            problems.append(
+                f"a stream serves only one source, but {type(algo).__name__} has {sorted(algo.experience)}; use "
+                "stream=False"
+            )
         if isinstance(source, Replay) and not isinstance(source.sampler, Uniform):
-            problems.append(f"a stream samples uniformly, and source {name!r} asks for {source.sampler}")
+            problems.append(f"a stream samples uniformly, but source {name!r} has {source.sampler}; use stream=False")
         if jax.process_count() > 1:
-            problems.append("several processes cannot stream a dataset; hold it in memory, divided over them")
+            problems.append("several processes cannot stream a dataset; use stream=False, which divides it over them")
         if problems:
             raise ConfigError(problems)
         block = streamed.block(algo, layout.spec)
@@ -77,18 +80,18 @@ registry.add("topology", Offline)
 
 @dataclasses.dataclass(frozen=True)
 class NoRollouts:
-    """A `RolloutCollector` that does not act: an iteration is updates from the dataset, each of which is a step."""
+    """A `RolloutCollector` that does not act: an iteration is `updates` updates, which count as steps."""
 
     layout: Layout
     updates: int = 1
 
     def begin(self, algo: Algorithm, source: None, key: jax.Array) -> Acting:
-        """Return an empty acting state: there are no environments."""
+        """Return an empty acting state, as there are no environments."""
         parts: dict[str, PyTree] = {"env_state": (), "timestep": (), "carry": ()}
         return Acting(**parts)
 
     def example(self, algo: Algorithm, source: None, state: RunState) -> None:
-        """Return None: nothing acts."""
+        """Return None, as nothing acts."""
 
     def steps_per_env(self, algo: Algorithm) -> int:
         return self.updates

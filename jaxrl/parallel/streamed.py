@@ -1,4 +1,4 @@
-"""Learning from a dataset that does not fit in memory: the host sends the batches of several updates at a time."""
+"""Learning from a dataset that does not fit in memory: the host sends batches for several updates at a time."""
 
 import dataclasses
 from functools import partial
@@ -19,21 +19,21 @@ from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel.layout import Layout
 from jaxrl.parallel.program import HostLoop
 
-_BLOCK_BYTES, _MOST = 1 << 24, 64  # limits for the batches that go to the device together: bytes, and number
+_BLOCK_BYTES, _MOST = 1 << 24, 64  # limits of batches that are sent to the device together: bytes and number
 
 
 class Stream(Protocol):
-    """A source of batches, whose order is the same at every call."""
+    """A source of batches with a fixed order."""
 
     def take(self, first_batch: int, count: int) -> TransitionBatch | SequenceBatch:
-        """Return `count` batches from `first_batch` on, in numpy: leaves `[count, batch, ...]`."""
+        """Return `count` batches, starting with number `first_batch`, in numpy: leaves `[count, batch, ...]`."""
         ...
 
 
 def block(algo: Algorithm, spec: EnvSpec) -> int:
-    """Return the number of batches that go to the device together."""
+    """Return the number of batches that are sent to the device together."""
     (source,) = algo.experience.values()
-    assert isinstance(source, Replay | Dataset)  # sources that a dataset can serve
+    assert isinstance(source, Replay | Dataset)  # the sources that can sample from a dataset
     one = jax.eval_shape(lambda: (spaces.zeros(spec.observation_space), spaces.zeros(spec.action_space)))
     rows = source.batch_size * (2 if source.sequence is None else source.sequence.rows)
     return int(min(max(_BLOCK_BYTES // (rows * memory.size_of(one)), 1), _MOST))
@@ -43,7 +43,7 @@ def block(algo: Algorithm, spec: EnvSpec) -> int:
 class StreamLoop(HostLoop[None, Stream]):
     """A `HostLoop` that learns only from a `Stream`; an iteration is a block of updates.
 
-    The number of the next batch is the number of updates so far. The caller opens and closes the dataset. Static: a key
+    The number of updates so far is the number of the next batch. The caller opens and closes the dataset. Static: a key
     of the compilation cache.
 
     Args:
@@ -63,9 +63,9 @@ class StreamLoop(HostLoop[None, Stream]):
         dataset: Stream | None,
         recorded: Recorded | None,
     ) -> tuple[RunState, Report, None]:
-        """Run `length` blocks of updates; while one runs, the batches of the next are read."""
+        """Run `length` blocks of updates; while one runs, the batches of the next one are read."""
         if dataset is None:
-            raise ValueError("there is nothing to learn from without a dataset")
+            raise ValueError("a stream of batches is required; pass dataset")
         total, first = None, int(state.steps_per_env)
         for number in range(length):
             batches = dataset.take(first + number * self.block, self.block)
@@ -90,7 +90,7 @@ class StreamLoop(HostLoop[None, Stream]):
                 batch = batch.replace(carry=jax.tree.map(lambda x: jnp.broadcast_to(x[None], (size, *x.shape)), one))
             else:
                 size = batch.weight.shape[0]
-            batch = batch.replace(sample_info=_all_alike(size))
+            batch = batch.replace(sample_info=_equal_items(size))
             key = jax.random.fold_in(keys.update_key(state.key, state.steps_per_env.low), 0)
             with shared_batch(replicas):
                 learner, info = resolved.update(
@@ -106,7 +106,7 @@ class StreamLoop(HostLoop[None, Stream]):
         return state, report.with_state(state, jnp.int32(0)).all_reduce(replicas)
 
 
-def _all_alike(size):
+def _equal_items(size):
     """Return a placeholder `SampleInfo` for items that were not sampled through an index."""
     ones, zeros = jnp.ones(size, jnp.float32), jnp.zeros(size, jnp.int32)
     return SampleInfo(

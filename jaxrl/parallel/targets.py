@@ -44,17 +44,17 @@ device_description_str: "{name}"
 """
 # XLA's names of a card's numbers, each with ours, or with the value that all cards of `accelerators.json` share.
 _NUMBERS = re.findall(r"(\w+): \{?(\w+)\}?", _GPU.partition("cuda_compute_capability")[0])
-_FILE = re.compile(r"(?P<path>.+\.json)(:(?P<shape>[^/]*))?")  # in place of a kind
+_FILE = re.compile(r"(?P<path>.+\.json)(:(?P<shape>[^/]*))?")  # in place of the name of an accelerator
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """The accelerators to compile for.
+    """Accelerators to compile for.
 
     Attributes:
-      name: as `get` takes it, such as "v5e:4x4", "h100:8" or "card.json:8".
-      devices: descriptions of the accelerators; nothing can run on them.
-      memory: bytes of one device.
+      name: the argument of `get`, such as "v5e:4x4", "h100:8" or "card.json:8".
+      devices: descriptions of the accelerators, on which programs cannot run.
+      memory: bytes of memory of one device.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Target:
 
 
 def names() -> list[str]:
-    """Return the known targets, one form of name for each kind of accelerator."""
+    """Return the pattern of the names of targets for each kind of accelerator."""
     slices = [f"{kind}:{entry['slice']}" for kind, entry in _DESCRIPTIONS["tpu"].items()]
     return [*slices, *(f"{card}[:COUNT]" for card in (*_DESCRIPTIONS["gpu"], "FILE.json"))]
 
@@ -73,12 +73,12 @@ def get(name: str) -> Target:
     """Return the target with this name.
 
     Args:
-      name: for TPUs the kind and the shape of the slice, "v5e:4x4" or "v5p:2x2x1"; for GPUs the card and, if not 1,
-        their number: "h100", "h100:8". In place of the kind or the card, the path of a file with a description that
-        `describe` returned: "card.json", "card.json:8".
+      name: for TPUs, the kind and the shape of the slice, "v5e:4x4" or "v5p:2x2x1"; for GPUs, the card and, if not 1,
+        the number of cards: "h100", "h100:8". The path of a file with a result of `describe` may replace the kind or
+        the card: "card.json", "card.json:8".
 
     Raises:
-      ConfigError: an unknown name; a file that holds no description; the compiler for them is not installed.
+      ConfigError: the name is unknown, the file is not a description, or the compiler is not installed.
     """
     if (file := _FILE.fullmatch(name)) is not None:
         (platform, kind, description), shape = _read(name, file["path"]), file["shape"] or ""
@@ -103,14 +103,14 @@ def get(name: str) -> Target:
 def describe(device: Any) -> dict[str, dict[str, Any]]:
     """Return the description of an accelerator of this machine, in the format of `accelerators.json`.
 
-    A GPU's name is JAX's, and everything else comes from XLA, which reads it on the card. A TPU's memory is the part
-    that JAX may use; the compiler knows everything else.
+    The name of a GPU is that of JAX, and the other fields are those that XLA reads on the card. The memory of a TPU is
+    the part that JAX may use; the compiler knows the rest.
 
     Args:
       device: one of `jax.local_devices()`.
 
     Raises:
-      ConfigError: it is a CPU, or of a kind that jaxrl cannot compile for; JAX does not report all of it.
+      ConfigError: it is a CPU, jaxrl cannot compile for its kind, or JAX does not report all fields.
     """
     kind = device.device_kind
     if device.platform == "gpu":
@@ -131,7 +131,7 @@ def _source(reader):
 
 
 def _read_on_the_card(device):
-    """Return the fields of a GPU's description that XLA reads on it."""
+    """Return the fields of a GPU's description that XLA reads on the card."""
     cannot = f"{device.device_kind} cannot be described"
     try:
         text = str(_jax.get_topology_for_devices([device]).target_config)
@@ -152,7 +152,7 @@ def _read_on_the_card(device):
 
 
 def _read(name, path):
-    """Return the platform, the name and the description of the one accelerator in a file."""
+    """Return the platform, the name and the description of the only accelerator in a file."""
     try:
         [(platform, kinds)] = files.read_json(files.expand(path)).items()
         [(kind, description)] = kinds.items()
@@ -184,7 +184,7 @@ def _compiled_for(name, description, hint, variables, *topology, **settings):
 
 @contextlib.contextmanager
 def _environment(variables):
-    """Set variables that are not set, and remove them afterwards, or devices of this machine would start with them."""
+    """Set variables that are not set, and remove them afterwards, so that this machine's devices start without them."""
     added = {variable: value for variable, value in variables.items() if variable not in os.environ}
     os.environ.update(added)
     try:

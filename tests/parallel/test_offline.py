@@ -267,7 +267,7 @@ class FromData(jaxrl.DQN):
         ({"eval_env": None}, "pass dataset= and eval_env="),
         ({"dataset": None}, "there is no env; pass one, or dataset= and eval_env="),
         ({"num_envs": 4}, "num_envs has no meaning"),
-        ({"topology": jaxrl.Anakin()}, r"the topology is Offline\(\)"),
+        ({"topology": jaxrl.Anakin()}, r"the topology must be Offline\(\)"),
         ({"env": ENV, "topology": jaxrl.Offline()}, "leave env out"),
         ({"env": ENV, "dataset_fraction": 1.5}, "dataset_fraction=1.5 must be between 0 and 1"),
         (

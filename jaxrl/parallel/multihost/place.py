@@ -1,4 +1,4 @@
-"""The place of a process in a run that `jaxrl.launch` started, and notifications from the process that did.
+"""The place of a process in a run started by `jaxrl.launch`, and notifications from its parent process.
 
 The place is read before JAX is imported.
 """
@@ -20,11 +20,11 @@ VARIABLE = "JAXRL_LAUNCHED"  # the environment variable with the place of a star
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """The place of a process among those of its run.
+    """The place of a process in its run.
 
     Attributes:
-      coordinator, num_processes, process_id: as `distributed.initialize` takes them; evaluators are not counted, and
-        have the indices after those of the learners.
+      coordinator, num_processes, process_id: the arguments of `distributed.initialize`; evaluators are not counted, and
+        their indices follow those of the learners.
       evaluators: number of evaluators of the run.
       start: random text that all processes of one start share.
     """
@@ -40,13 +40,13 @@ class Place:
         return "learner" if self.process_id < self.num_processes else "evaluator"
 
 
-_own: list[Place] = []  # empty until it was read
-_learners_ended: list[float] = []  # time of the notification
+_own: list[Place] = []  # empty before it was read
+_learners_ended: list[float] = []  # times of notifications
 
 
 def own_place() -> Place | None:
-    """Return the place of this process among those of `run_processes`, or None if that did not start it."""
-    if not _own and (text := os.environ.pop(VARIABLE, None)) is not None:  # not inherited
+    """Return the place of this process, or None if `run_processes` did not start it."""
+    if not _own and (text := os.environ.pop(VARIABLE, None)) is not None:  # removed, so that children do not inherit it
         place = json.loads(text)
         pipe = place.pop("pipe")
         threading.Thread(target=_hear_parent, args=(pipe,), name="launched", daemon=True).start()
@@ -56,13 +56,13 @@ def own_place() -> Place | None:
 
 
 def is_evaluator() -> bool:
-    """Return whether this process was started to evaluate the checkpoints of others."""
+    """Return whether this process was started to evaluate the checkpoints of the learners."""
     place = own_place()
     return place is not None and place.role == "evaluator"
 
 
 def evaluator_problems(run_dir: Any) -> list[str]:
-    """Return the reasons why this run's evaluator, if it has one, could not follow it; one line each.
+    """Return the reasons why an evaluator launched with this run could not follow it, one line each.
 
     Args:
       run_dir: the run directory of the training.
@@ -70,32 +70,32 @@ def evaluator_problems(run_dir: Any) -> list[str]:
     place = own_place()
     if place is None or not place.evaluators or run_dir is not None:
         return []
-    return ["no run_dir: the evaluator that this run was launched with plays the checkpoints there; pass run_dir="]
+    return ["run_dir=None: the evaluator launched with this run needs the checkpoints; pass run_dir="]
 
 
 def check_no_evaluator(what: str) -> None:
-    """Raise in all processes if there is an evaluator, which could not follow `what` and would repeat it.
+    """Raise, in all processes, if there is an evaluator, which could not follow `what` and would repeat it.
 
     Args:
-      what: the name of the refused operation.
+      what: the name of the operation.
 
     Raises:
       ConfigError: this program was launched with an evaluator.
     """
     place = own_place()
     if place is not None and place.evaluators:
-        raise ConfigError(f"{what} has nothing that an evaluator could follow; launch this program without evaluators")
+        raise ConfigError(f"{what} does not support evaluators; launch this program with evaluators=0")
 
 
 def have_learners_ended(seconds: float = 0.0) -> bool:
-    """Return whether this is an evaluator whose learners all ended without error, at least `seconds` ago."""
+    """Return whether this is an evaluator, and all learners ended without error at least `seconds` ago."""
     return bool(_learners_ended) and time.monotonic() - _learners_ended[0] >= seconds
 
 
 def _hear_parent(pipe):
-    """Record that the learners have ended, and end this process with SIGTERM when its parent has ended.
+    """Record the end of the learners, reported by a byte in the pipe, and exit by SIGTERM when the parent has ended.
 
-    A byte in the pipe notifies of the first; at the second, the kernel closes the pipe.
+    The kernel closes the pipe when the parent ends.
     """
     with contextlib.suppress(OSError):
         while os.read(pipe, 1):

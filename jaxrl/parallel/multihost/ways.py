@@ -1,4 +1,4 @@
-"""The ways to start a run that a user can choose."""
+"""Ways to launch a run, as settings."""
 
 import dataclasses
 
@@ -7,28 +7,28 @@ from jaxrl.core import presentation
 
 @dataclasses.dataclass(frozen=True)
 class Here:
-    """A single process, this one, with its threads."""
+    """Only this process, with its threads."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """Processes that a cluster started: TPU pods, Slurm, Open MPI and Kubernetes are detected."""
+    """Processes that were started by a cluster: TPU pods, Slurm, Open MPI and Kubernetes are detected."""
 
 
 @presentation.finish
 @dataclasses.dataclass(frozen=True)
 class Processes:
-    """Several processes of this machine, started, watched and ended together.
+    """Several processes on this machine that are started, watched and ended together.
 
-    The processor cores that this process may use, and its GPUs, are divided among them in order; more processes than
-    cores share them all.
+    The cores and GPUs that this process may use are divided among them in order. If there are more processes than
+    cores, all share the cores.
 
     Args:
       count: number of processes that train.
-      restarts: how often all are started again after one failed; they go on from the newest checkpoint of their
-        `run_dir`. Wrong settings and signals to this process are no such failures.
-      evaluators: 0, or 1: one process more, which evaluates every checkpoint of the run (`launch` says how). It has a
-        share of the cores, the last one, as each of the others, and computes on them: GPUs are for those that train.
+      restarts: number of times that all processes are started again after one failed, and resume from the newest
+        checkpoint in their `run_dir`. Invalid settings and signals to this process do not lead to a restart.
+      evaluators: 0 or 1: an additional process that evaluates every checkpoint of the run (see `launch`). It has the
+        last share of the cores and computes on CPUs; GPUs are for the processes that train.
     """
 
     count: int = 2
@@ -39,18 +39,19 @@ class Processes:
 @presentation.finish
 @dataclasses.dataclass(frozen=True)
 class RayProcesses:
-    """Several processes on the machines of a Ray cluster, started, watched and ended together.
+    """Several processes on the machines of a Ray cluster that are started, watched and ended together.
 
-    The cluster is the one that RAY_ADDRESS names, otherwise one of only this machine. Ray places the processes on as
-    many machines as it can. Each machine needs this program, its packages and the run's folder under the same paths. A
-    process has those environment variables of this one whose names begin with JAX, XLA, PYTHONPATH or OMP_NUM_THREADS.
+    The cluster is the one at RAY_ADDRESS if that is set, otherwise a cluster of only this machine. Ray places the
+    processes on as many machines as possible. Each machine needs this program, its packages and the run's folder under
+    the same paths. Processes inherit the environment variables of this process whose names begin with JAX, XLA,
+    PYTHONPATH or OMP_NUM_THREADS.
 
     Args:
       count: number of processes that train.
-      restarts: as of `Processes`; where a machine was lost, others take its place.
-      cpus: CPUs that Ray keeps for each process.
-      gpus: GPUs that Ray gives each process that trains; with 0 it computes on processors.
-      evaluators: as of `Processes`; Ray keeps `cpus` for it, too.
+      restarts: as in `Processes`; other machines replace a machine that was lost.
+      cpus: CPUs that Ray reserves for each process.
+      gpus: GPUs that Ray reserves for each process that trains; with 0 it computes on CPUs.
+      evaluators: as in `Processes`; Ray also reserves `cpus` for the evaluator.
     """
 
     count: int = 2

@@ -1,7 +1,7 @@
-"""The processes of one run on a Ray cluster (Moritz et al., 2018, arXiv:1712.05889): `--launch ray:4`.
+"""Processes of one run on a Ray cluster (Moritz et al., 2018, arXiv:1712.05889): `--launch ray:4`.
 
-An actor holds each process: it starts the process on its machine, passes signals on to it, and returns its output and
-exit code. If the actor, its machine or the connection is lost, the process counts as lost and ends by itself.
+Each process has a Ray actor, which starts it on its machine, passes signals on to it, and returns its output and exit
+code. If the actor, its machine or the connection is lost, the process counts as lost and ends by itself.
 """
 
 import collections
@@ -23,19 +23,19 @@ from jaxrl.parallel.ray.cluster import START_TIMEOUT, actor_class, connect, free
 
 # Prefixes of the environment variables that are passed on to the processes.
 _PASSED_ON = ("JAX", "XLA", "PYTHONPATH", "OMP_NUM_THREADS")
-_PATIENCE = 60.0  # seconds without an answer from an actor, after which its process is lost
-_TO_KILL = 5.0  # seconds that an actor has to end its process
-_TAIL_BYTES = 20_000  # bytes of output to keep of a process that is not shown
-_LOST = 1  # the exit code of a process that was lost
+_PATIENCE = 60.0  # seconds without an answer from an actor after which its process counts as lost
+_TO_KILL = 5.0  # seconds for an actor to kill its process
+_TAIL_BYTES = 20_000  # bytes of output to keep for a process whose output is not shown
+_LOST = 1  # exit code of a process that was lost
 
 
 class Holder(Local):
-    """The actor that holds one process of its machine.
+    """The class of the Ray actors that start and control a process on their machine.
 
     Args:
       command: the command; this machine's Python replaces its first word.
-      place: the place of the process; without a coordinator, a free port of this machine becomes its address.
-      variables: environment variables, besides those of the actor.
+      place: the place of the process; if it has no coordinator, a free port of this machine is used.
+      variables: environment variables in addition to those of the actor.
       directory: the working directory.
     """
 
@@ -46,7 +46,7 @@ class Holder(Local):
         place = dataclasses.replace(place, coordinator=self._coordinator)
         self._files = [tempfile.TemporaryFile(prefix="jaxrl-launch-") for _ in ("stdout", "stderr")]
         environment = dict(os.environ)
-        environment.pop("OMP_NUM_THREADS", None)  # set by Ray to the CPUs of the actor
+        environment.pop("OMP_NUM_THREADS", None)  # Ray sets it to the actor's number of CPUs
         super().__init__([sys.executable, *command[1:]], place, {**environment, **variables}, *self._files, directory)
 
     def coordinator(self) -> str:
@@ -55,8 +55,8 @@ class Holder(Local):
 
     def look(self, since: tuple[int, int]) -> tuple[int | None, tuple[bytes, bytes]]:
         """Return the exit code or None, and the bytes written to stdout and stderr after the offsets `since`."""
-        code = self.poll()  # before the files are read, so that they contain the last output
-        # The process shares the files' offsets, so `pread` leaves them unchanged.
+        code = self.poll()  # before reading the files, so that they contain the last output
+        # The process shares the files' offsets, which `pread` leaves unchanged.
         new = [
             os.pread(file.fileno(), max(os.fstat(file.fileno()).st_size - start, 0), start)
             for file, start in zip(self._files, since, strict=True)
@@ -70,7 +70,7 @@ class Holder(Local):
 
 
 class _Held:
-    """A process that an actor holds, seen from the process that watches it."""
+    """A `Started` process of a Ray actor."""
 
     def __init__(self, ray: Any, actor: Any, index: int):
         self._ray, self._actor, self._is_first = ray, actor, index == 0
@@ -94,7 +94,7 @@ class _Held:
         try:
             self._code = self._taken(self._ray.get(self._looking, timeout=0))
         except self._ray.exceptions.RayError as error:
-            lost = f"lost with its Ray actor: {str(error).splitlines()[0]}"
+            lost = f"lost together with its Ray actor: {str(error).splitlines()[0]}"
             self._said += f"\n{lost}".encode()
             if self._is_first:
                 print(f"process 0: {lost}", file=sys.stderr, flush=True)
@@ -103,7 +103,7 @@ class _Held:
         return self._code
 
     def _taken(self, found):
-        """Show or keep the new output, and return the exit code."""
+        """Show or store new output, and return the exit code."""
         code, said = found
         for which, (new, stream) in enumerate(zip(said, (sys.stdout, sys.stderr), strict=True)):
             self._read[which] += len(new)
@@ -113,15 +113,15 @@ class _Held:
                 stream.flush()
                 stream.buffer.write(new)
                 stream.buffer.flush()
-            elif new:  # a notebook's
+            elif new:  # the stream of a notebook
                 stream.write(new.decode(errors="replace"))
         return code
 
     def send_signal(self, number: int) -> None:
-        self._signals.append(number)  # Ray is not called in a signal handler, which may interrupt Ray
+        self._signals.append(number)  # sent by `poll`: a signal handler may interrupt Ray, so it must not call it
 
     def kill(self) -> None:
-        # If the actor does not answer, its end of the pipe closes, and the process that watches it ends by itself.
+        # If the actor does not answer, killing it closes its end of the pipe, and the process ends by itself.
         if self._code is None:
             with contextlib.suppress(Exception):
                 self._code = self._taken(self._ray.get(self._actor.end.remote(tuple(self._read)), timeout=_TO_KILL))
@@ -143,11 +143,11 @@ def start(
     Args:
       command: the program and its arguments.
       how: the number of processes, and their resources.
-      stack: releases Ray's reservation.
-      stopped: whether a signal arrived.
+      stack: releases Ray's reservation at its end.
+      stopped: returns whether a signal arrived.
 
     Raises:
-      ConfigError: the cluster has fewer resources, or they are not free.
+      ConfigError: the cluster does not have these resources, or they are not free.
       JaxrlError: a process could not be started on its machine.
     """
     ray = connect()
@@ -159,7 +159,7 @@ def start(
     stack.callback(remove_placement_group, group)
 
     def waited(is_done):
-        """Wait until `is_done`; return False if a signal arrives first, or after the timeout."""
+        """Wait until `is_done` is true and return True; return False after a signal or a timeout."""
         until = time.monotonic() + START_TIMEOUT
         while not (done := is_done()) and not stopped() and time.monotonic() < until:
             pass

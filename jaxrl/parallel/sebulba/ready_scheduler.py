@@ -4,22 +4,23 @@ import numpy as np
 
 
 class ReadyScheduler:
-    """A scheduler that lets every environment of a group act `length` times, in batches of `ready`.
+    """A scheduler with which every environment of a group acts `length` times, in batches of `ready`.
 
-    A batch has exactly `ready` different environments: acting is compiled for that many, and the environments return
-    that many. Batches are sent and received whole and `ready` divides the group, so whenever some environments are
-    stepping, there are enough to receive a batch.
+    A batch has exactly `ready` different environments, as acting is compiled for this number, and the environments
+    return this number. Batches are sent and received as a whole, and `ready` divides the group. So if any environments
+    are stepping, there are enough to receive a batch.
 
-    This could only fail at the end of a rollout, with fewer than `ready` environments that still have to act. The
-    remaining steps can be divided into batches of different environments exactly if no environment has more steps left
-    than there are batches left: `max(left) <= sum(left) / ready`. This holds at the beginning, and no turn is taken
-    that breaks it. Environments with the most steps left go first, among them the at most `ready` with as many steps
-    left as there are batches; so a turn would break it only if one of these is stepping, and can be waited for. If none
-    is stepping, `ready` of them can act, since `sum(left) <= count * max(left)`. Hence it never stops before the end.
+    This could only fail at the end of a rollout, if fewer than `ready` environments still have to act. The remaining
+    steps can be divided into batches of different environments if and only if no environment has more steps left than
+    there are batches left: `max(left) <= sum(left) / ready`. This is true at the beginning, and a batch that would
+    violate it is not returned. Environments with the most steps left act first, which includes the (at most `ready`)
+    environments with as many steps left as there are batches. So a batch would violate the condition only if one of
+    these is stepping, and then it can be received first. If none is stepping, `ready` of them can act, since
+    `sum(left) <= count * max(left)`. Therefore, the scheduler never stops before the end.
 
     Args:
-      group: number of environments, all of them received.
-      ready: number of environments that act at once; divides `group`.
+      group: number of environments; none of them is stepping.
+      ready: number of environments that act at the same time; divides `group`.
       length: number of steps of each environment.
     """
 
@@ -30,13 +31,13 @@ class ReadyScheduler:
 
     @property
     def over(self) -> bool:
-        """True if all have acted and were received."""
+        """True if all environments have acted and were received."""
         return not (self._at_work.any() or self._left.any())
 
     def take(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return the environments that act now, and the step of the rollout for each, int32 [ready].
+        """Return the environments that act next, and the step of the rollout of each, int32 [ready].
 
-        They count as stepping from then on. None: others must be received first.
+        They count as stepping afterwards. Return None if others must be received first.
         """
         waiting = np.flatnonzero(~self._at_work & (self._left > 0)).astype(np.int32)
         env_ids = waiting[np.argsort(-self._left[waiting], kind="stable")[: self._ready]]

@@ -121,7 +121,7 @@ def test_where_one_fails_all_end_and_its_last_words_are_shown(program, capfd, mo
     text = "if place.process_id == 0: time.sleep(600)\nprint('cannot go on', file=sys.stderr)\nsys.exit(3)"
     assert launch.run_processes(program(text), Processes(2)) == 3
     said = capfd.readouterr().err
-    assert "process 1: cannot go on" in said and "process 0: ended, 0.1 s after the other had failed" in said
+    assert "process 1: cannot go on" in said and "process 0: killed 0.1 s after another process had failed" in said
 
 
 def test_a_killed_process_is_named(program, capfd, monkeypatch):
@@ -349,7 +349,7 @@ def test_a_program_that_python_reads_from_its_input_cannot_be_started_again(word
         [sys.executable, *words], input=text, text=True, capture_output=True, timeout=PATIENCE, check=False
     )
     assert ended.returncode == 1 and ended.stdout == ""
-    assert "what Python reads from its input: put it into a file" in ended.stderr
+    assert "run the program from a file" in ended.stderr
 
 
 # --- a run ---------------------------------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ if sys.argv[1:] == ["first"]:
     assert launch.run_processes([*program(text), "first"], RayProcesses(2, restarts=1), ["again"]) == 0
     assert (tmp_path / "1.tries").read_text() == "first;first again;"
     said = capfd.readouterr().err
-    assert "process 1: cannot go on" in said and "process 0: ended, 0.1 s after the other had failed" in said
+    assert "process 1: cannot go on" in said and "process 0: killed 0.1 s after another process had failed" in said
     assert "(restart 1 of 1)" in said
 
 
@@ -145,7 +145,7 @@ time.sleep(600)
     command = program(text)
     threading.Thread(target=lose, daemon=True).start()
     assert launch.run_processes(command, RayProcesses(2)) == 1
-    assert "process 1: lost with its Ray actor" in capfd.readouterr().err
+    assert "process 1: lost together with its Ray actor" in capfd.readouterr().err
     for index in range(2):
         pid = int((tmp_path / f"{index}.ready").read_text())
         while _runs(pid):
