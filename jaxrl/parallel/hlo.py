@@ -9,6 +9,9 @@ from collections.abc import Iterator
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _BRANCHES = re.compile(r"(?:branch_computations=\{([^}]*)\}|(?:true|false)_computation=%?([\w.\-]+))")
 _ARRAY = re.compile(r"\b(?:pred|[a-z]+?(\d+)\w*)\[([\d,]*)\]")
+# The type of an instruction's results, its operation, and its operands and attributes. Within types, which may be
+# tuples with layouts, words that are followed by "(" are not preceded by a space.
+_INSTRUCTION = re.compile(r" = (.*?) ([a-z][a-z0-9\-]*)\((.*)")
 _TRIPS = re.compile(r'known_trip_count"?:\s*\{\s*"?n"?\s*:\s*"?(\d+)')
 COLLECTIVES = (
     "all-reduce",
@@ -89,14 +92,14 @@ def read(text: str) -> Loop:
     Raises:
       ValueError: the text has no entry computation.
     """
-    computations: dict[str, list[str]] = {}
-    entry, lines = None, []
+    computations: dict[str, list[re.Match[str]]] = {}
+    entry, instructions = None, []
     for line in text.splitlines():
         if begun := _COMPUTATION.match(line):
-            lines = computations[begun[2]] = []
+            instructions = computations[begun[2]] = []
             entry = begun[2] if begun[1] else entry
-        elif " = " in line:
-            lines.append(line.strip())
+        elif instruction := _INSTRUCTION.search(line.strip()):
+            instructions.append(instruction)
     if entry is None:
         raise ValueError("the text has no entry computation")
     return _loop(computations, entry, 1)
@@ -104,9 +107,8 @@ def read(text: str) -> Loop:
 
 def _loop(computations, name, trips):
     found = Loop(trips)
-    for line in computations[name]:
-        value = line.split(" = ", 1)[1]
-        operation = _operation(value)
+    for instruction in computations[name]:
+        type_text, operation, value = instruction.groups()
         kind = operation.removesuffix("-start")
         if operation == "while":
             known, condition = _TRIPS.search(value), computations[_named(value, "condition")]
@@ -121,7 +123,7 @@ def _loop(computations, name, trips):
             _include(found, max(branches, key=lambda branch: (branch.all_kernels(), branch.all_collectives().total())))
         elif kind in COLLECTIVES:
             found.collectives[kind] += 1
-            found.exchanged += _bytes(value[: value.index(operation + "(")], operation == "all-gather-start")
+            found.exchanged += _bytes(type_text, operation == "all-gather-start")
         elif operation not in _FREE and not operation.endswith(("-done", "-update")):
             found.kernels[kind] += 1
             if operation == "fusion":  # compilers for TPUs put collectives into some
@@ -149,7 +151,7 @@ def _counted_to(condition):
 
     JAX's loops count from 0 in steps of 1, and compilers that do not annotate the number of trips keep the comparison.
     """
-    text = "\n".join(condition)
+    text = "\n".join(instruction.string for instruction in condition)
     compared = re.search(r"^ROOT .*compare\(%?[\w.\-]+, %?([\w.\-]+)\), direction=LT", text, re.MULTILINE)
     limit = compared and re.search(rf"^%?{re.escape(compared[1])} = \S+ constant\((\d+)\)", text, re.MULTILINE)
     return int(limit[1]) if limit else None
@@ -160,16 +162,3 @@ def _include(loop, other):
     loop.collectives += other.collectives
     loop.exchanged += other.exchanged
     loop.loops += other.loops
-
-
-def _operation(value):
-    """Return the operation of an instruction: the first word followed by "(" in the text after the equals sign.
-
-    Words inside the brackets of the preceding type, which may be a tuple with layouts, are skipped.
-    """
-    depth = 0
-    for part in re.finditer(r"[(){}\[\]]|[a-z][a-z0-9\-]*\(", value):
-        if len(part[0]) > 1 and depth == 0:
-            return part[0][:-1]
-        depth += 1 if part[0][-1] in "({[" else -1
-    raise ValueError(f"no operation in {value!r:.80}")

@@ -34,9 +34,8 @@ def problems(ratio: float, num_envs: int, rollout_length: int) -> list[str]:
     period = average.denominator
     if average > 0 and (period == 1 or period * rollout_length <= _LONGEST_PERIOD):
         return []
-    steps = num_envs * rollout_length
-    simple = average.limit_denominator(max(_LONGEST_PERIOD // rollout_length, 1))
-    simple = max(simple, Fraction(1, max(_LONGEST_PERIOD // rollout_length, 1)))
+    steps, longest = num_envs * rollout_length, max(_LONGEST_PERIOD // rollout_length, 1)
+    simple = max(average.limit_denominator(longest), Fraction(1, longest))
     return [
         f"replay_ratio={ratio} cannot be kept exactly by {num_envs} environments with rollout_length="
         f"{rollout_length}; use {float(simple / steps)!r} ({simple.numerator} updates every "

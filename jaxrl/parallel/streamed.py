@@ -64,8 +64,7 @@ class StreamLoop(HostLoop[None, Stream]):
         recorded: Recorded | None,
     ) -> tuple[RunState, Report, None]:
         """Run `length` blocks of updates; while one runs, the batches of the next one are read."""
-        if dataset is None:
-            raise ValueError("a stream of batches is required; pass dataset")
+        assert dataset is not None  # these runs have one
         total, first = None, int(state.steps_per_env)
         for number in range(length):
             batches = dataset.take(first + number * self.block, self.block)
