@@ -345,9 +345,7 @@ def dataset_problems(algo: Algorithm, spec: EnvSpec, dataset_fraction: float, *,
     if not dataset:
         if not learns_from_dataset(algo):
             return []
-        settings = " and ".join(f"{name}={value!r}" for name, value in dataset_settings(algo).items())
-        what = f"{kind} with {settings}" if settings else kind
-        return [f"{what} learns from a dataset; pass one to train, as dataset='rlds:DIR'"]
+        return [f"{kind}{_with(dataset_settings(algo))} learns from a dataset; pass one, such as dataset='rlds:DIR'"]
     found = []
     if not 0.0 <= dataset_fraction <= 1.0:
         found.append(f"dataset_fraction={dataset_fraction} must be between 0 and 1")
@@ -367,14 +365,17 @@ def dataset_problems(algo: Algorithm, spec: EnvSpec, dataset_fraction: float, *,
             )
     if dataset_fraction > 0.0 and _stores_extras(algo):
         names = [name for source in sources if isinstance(source, Replay) for name in source.extras]
-        settings = deciding_settings(algo, _stores_extras)
-        why = "".join(f" with {name}={value!r}" for name, value in settings.items())
-        remedy = "".join(f"leave {name} at its default, or " for name in settings)
+        settings = _with(deciding_settings(algo, _stores_extras))
         found.append(
-            f"{kind}{why} learns from {' and '.join(names)}, recorded while acting, which a dataset does not contain; "
-            f"{remedy}train without a dataset"
+            f"{kind}{settings} learns from {' and '.join(names)}, recorded while acting, which a dataset does not "
+            "contain; train without a dataset" + (" or these settings" if settings else "")
         )
     return found
+
+
+def _with(settings):
+    words = " and ".join(f"{name}={value!r}" for name, value in settings.items())
+    return words and f" with {words}"
 
 
 def _needs_inserts(source: Replay) -> bool:

@@ -199,13 +199,15 @@ def run_updates(
         carried, metrics = update(carried, jnp.asarray(number, jnp.int32))
         return carried, jax.tree.map(jnp.add, sums, metrics)
 
+    def no_metrics(function, *arguments):
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *arguments)[1])
+
     # The loop carries only what an update changes: the learner and the indices, not the rows.
     carried = (state.learner, {name: state.buffers[name].index for name in rings})
     if not isinstance(updates, int):
         # A loop of this length, not a branch: with a replay, all runs of a mapped batch make as many updates.
         made = jnp.where(enough, updates, 0)
-        shapes = jax.eval_shape(update, carried, jnp.int32(0))[1]
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        zeros = no_metrics(update, carried, jnp.int32(0))
         carried, sums = jax.lax.fori_loop(0, made, one_more, (carried, zeros))
         made = made.astype(jnp.float32)
         metrics = jax.tree.map(lambda x: x / jnp.maximum(made, 1.0), sums)
@@ -213,10 +215,9 @@ def run_updates(
         carried, metrics = all_updates(carried) if rings else update(carried, jnp.int32(0))
         made = jnp.float32(updates)
     else:
-        shapes = jax.eval_shape(all_updates, carried)[1]
 
         def wait(carried):
-            return carried, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+            return carried, no_metrics(all_updates, carried)
 
         carried, metrics = jax.lax.cond(enough, all_updates, wait, carried)
         made = enough.astype(jnp.float32) * updates

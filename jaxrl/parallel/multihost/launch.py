@@ -7,7 +7,6 @@ watches the processes until they end.
 
 import contextlib
 import dataclasses
-import importlib.util
 import os
 import signal
 import sys
@@ -117,8 +116,6 @@ def problems(how: Launch) -> list[str]:
             "in another environment, use jaxrl eval RUN --follow --env NAME --out FILE"
         )
     if isinstance(how, RayProcesses):
-        if importlib.util.find_spec("ray") is None:
-            found.append("ray: Ray is not installed; pip install 'jaxrl[ray]'")
         # An evaluator is started with this variable.
         if own_place() is None and how.gpus and os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
             found.append(f"ray: gpus={how.gpus} would be idle with JAX_PLATFORMS=cpu; unset it, or use gpus=0")
@@ -150,6 +147,7 @@ def run_processes(command: Sequence[str], how: Several, again: Sequence[str] = (
 
     Raises:
       ConfigError: `how` is invalid, or needs more than is available.
+      MissingExtraError: Ray is needed and not installed.
     """
     if found := problems(how):
         raise ConfigError(found)

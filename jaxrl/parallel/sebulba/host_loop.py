@@ -61,7 +61,7 @@ class SebulbaLoop:
         self._step_timeout, self._remote, self._processes = step_timeout, remote, jax.process_count()
         self._group = layout.num_envs // (selection.size * self._processes)  # number of environments of a group
         self._groups_per_thread = selection.groups // len(devices)
-        self._learning = HostLearning(layout, self._processes, selection.max_lag is not None)
+        self._learning = HostLearning(layout, pooled=selection.max_lag is not None)
         self._collectors: list[Collector] = []
         self._threads: ActorThreads | None = None
         self._failures_reported = 0  # failures of environments in the reports so far
@@ -166,7 +166,8 @@ class SebulbaLoop:
             while len(versions) < length:
                 buffers, state = state.buffers, state.replace(buffers={})
                 resolved = self._publish(threads, algo, state, total_steps_per_env)
-                if self._is_update_next(threads):
+                limit = self._limit
+                if limit is not None and limit.is_update_next(self._counts, is_round_ready=threads.is_round_ready()):
                     state, report = self._update(resolved, state, buffers, dataset)
                     # Dispatch at most one update ahead: whether an update or a round is next is decided at dispatch.
                     if under_way is not None:
@@ -231,10 +232,6 @@ class SebulbaLoop:
         threads.publish(self._version, here, progress)
         self._version += 1
         return resolved
-
-    def _is_update_next(self, threads):
-        limit = self._limit
-        return limit is not None and limit.is_update_next(self._counts, is_round_ready=threads.is_round_ready())
 
     def _update(self, resolved, state, buffers, dataset):
         """Make an update between the storage of two rounds."""

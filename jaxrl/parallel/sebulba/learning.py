@@ -62,13 +62,11 @@ class HostLearning:
 
     Args:
       layout: the layout of the learner over its devices.
-      processes: number of processes that have environments.
       pooled: whether the rollouts of a batch may have different versions.
     """
 
     layout: Layout
-    processes: int = 1
-    pooled: bool = False
+    pooled: bool
 
     @partial(jax.jit, static_argnums=0)
     def prepare(self, algo, state, total_steps_per_env):
@@ -86,10 +84,10 @@ class HostLearning:
         whole = self._whole(rollouts)
         everywhere: PyTree = PartitionSpec()
         specs = Collected(self._rollout_specs(), everywhere)
-        if self.processes == 1:
+        if jax.process_count() == 1:
             return [jax.device_put(whole, layout.on_mesh(specs))]
         # Each process has counted the episodes of its own environments; `_on_devices` sums the counts.
-        nothing = jnp.zeros(layout.devices // self.processes, jnp.float32)
+        nothing = jnp.zeros(layout.devices // jax.process_count(), jnp.float32)
         apart = jax.tree.map(lambda x: nothing.at[0].set(x), whole.episodes)
         specs = specs.replace(episodes=PartitionSpec("data"))
         return [meshes.from_processes(whole.replace(episodes=apart), layout.mesh, specs)]
@@ -156,8 +154,10 @@ class HostLearning:
         state, report = advance(algo, state.replace(buffers=buffers), rollout, dataset, number)
         if collected is None:
             return state, report
-        episodes, summed = collected.episodes, partial(jax.tree.map, jnp.sum)
-        return state, report.replace(episodes=episodes if self.processes == 1 else episodes.merged(summed))
+        episodes = collected.episodes
+        if jax.process_count() > 1:
+            episodes = episodes.merged(partial(jax.tree.map, jnp.sum))
+        return state, report.replace(episodes=episodes)
 
     def _rollout_specs(self) -> Rollout:
         """Return the partition specs of a rollout, a prefix tree."""

@@ -73,7 +73,7 @@ def test_cores_are_divided(program, tmp_path):
 
 
 def test_gpus_are_divided_or_refused(program, tmp_path, monkeypatch):
-    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: "there")
+    monkeypatch.setattr(launch.local.importlib.util, "find_spec", lambda name: "there")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     assert launch.run_processes(program(TELL), Processes(2)) == 0
@@ -91,7 +91,7 @@ def test_gpus_are_divided_or_refused(program, tmp_path, monkeypatch):
 
 
 def test_an_evaluator_is_one_more_and_no_gpu_is_its(program, tmp_path, monkeypatch):
-    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: "there")
+    monkeypatch.setattr(launch.local.importlib.util, "find_spec", lambda name: "there")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     assert launch.run_processes(program(TELL), Processes(2, evaluators=1)) == 0

@@ -14,7 +14,7 @@ from helpers import clusters
 from helpers.launching import scripts, until_asked
 from helpers.patience import PATIENCE
 
-from jaxrl.core.errors import ConfigError, JaxrlError
+from jaxrl.core.errors import ConfigError, JaxrlError, MissingExtraError
 from jaxrl.parallel.multihost import launch, place
 from jaxrl.parallel.multihost.launch import RayProcesses
 from jaxrl.parallel.ray import processes
@@ -196,8 +196,9 @@ def test_numbers_that_do_not_fit(monkeypatch):
     with monkeypatch.context() as patch:  # with which an evaluator was started, and reads the same command
         patch.setattr(place, "_own", [place.Place("127.0.0.1:1", 2, 2, evaluators=1)])
         assert launch.problems(RayProcesses(2, gpus=1, evaluators=1)) == []
-    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: None)
-    assert launch.problems(RayProcesses(2)) == ["ray: Ray is not installed; pip install 'jaxrl[ray]'"]
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'jaxrl\[ray\]'"):
+        launch.run_processes(["true"], RayProcesses(2))
 
 
 def test_a_run_whose_process_is_killed_is_started_again(program, tmp_path, capfd):
