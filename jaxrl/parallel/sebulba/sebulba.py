@@ -10,6 +10,7 @@ own environments. The rollouts form one batch, whose rows stay in their processe
 
 import dataclasses
 import math
+from collections.abc import Iterator
 
 import jax
 
@@ -177,7 +178,7 @@ class Sebulba(Topology):
         if isinstance(env, Environment):
             raise ConfigError(self.problems(env))
         topology, num_envs = self.resolve(algo), self._num_envs(algo)
-        if problems := _problems(topology, num_envs, algo, env):
+        if problems := list(_problems(topology, num_envs, algo, env)):
             raise ConfigError(problems)
         devices = jax.process_count() if self.devices is None else self.devices
         batch_envs = self.learner_batch or num_envs
@@ -216,40 +217,36 @@ class Sebulba(Topology):
 registry.add("topology", Sebulba)
 
 
-def _problems(topology: Sebulba, num_envs: int, algo: Algorithm, env: HostRecipe) -> list[str]:
-    """Return all problems of a resolved topology that can be found without the environment's spaces."""
-    found = _out_of_range(topology) + _not_together(topology)
-    found += _not_dividing(topology, num_envs, env) + _not_in_any_order(topology, num_envs, algo)
-    if isinstance(algo, Planner):
-        found.append(
-            f"{type(algo).__name__} plans in the environment itself, but {env.name} is on the host; use an environment "
-            "in JAX"
-        )
-    return found
-
-
-def _out_of_range(topology):
+def _problems(topology: Sebulba, num_envs: int, algo: Algorithm, env: HostRecipe) -> Iterator[str]:
+    """Yield all problems of a resolved topology that can be found without the environment's spaces."""
     counts = ("actors", "groups", "actor_devices", "queue", "parameter_period")
-    found = count_problems(**{name: (getattr(topology, name), 1) for name in counts})
+    yield from count_problems(**{name: (getattr(topology, name), 1) for name in counts})
     if topology.groups > 2:
-        found.append(f"groups={topology.groups} must be 1 or 2; use more actors instead")
+        yield f"groups={topology.groups} must be 1 or 2; use more actors instead"
     if topology.lag not in (0, 1) or (topology.lag and not topology.lockstep):
-        found.append(f"lag={topology.lag} must be 0, or 1 with lockstep=True")
+        yield f"lag={topology.lag} must be 0, or 1 with lockstep=True"
     platform = topology.actor_platform
     try:
         jax.local_devices(backend=platform)
     except (RuntimeError, AttributeError):
-        found.append(
+        yield (
             f"actor_platform={platform!r} must be 'cpu', None, or a platform that JAX has started here; if "
             "JAX_PLATFORMS is set, it must contain both platforms, such as cuda,cpu"
         )
-    return found + number_problems("step_timeout", topology.step_timeout, {"above": 0})
+    yield from number_problems("step_timeout", topology.step_timeout, {"above": 0})
+    if isinstance(algo, Planner):
+        yield (
+            f"{type(algo).__name__} plans in the environment itself, but {env.name} is on the host; use an environment "
+            "in JAX"
+        )
+    yield from _not_together(topology)
+    yield from _not_divisible(topology, num_envs, env)
+    yield from _not_in_any_order(topology, num_envs, algo)
 
 
 def _not_together(topology):
-    """Check for settings that exclude each other."""
-    processes, actors, groups, ready = jax.process_count(), topology.actors, topology.groups, topology.ready
-    remote, found = topology.remote, []
+    """Yield problems of settings that exclude each other."""
+    processes, groups, ready, remote = jax.process_count(), topology.groups, topology.ready, topology.remote
     out_of_step = {
         "learner_batch": "the groups with full rollouts differ by run; use lockstep=None and lag=None in one process",
         "ready": "the environments that are ready first differ by run; use ready=None",
@@ -259,61 +256,61 @@ def _not_together(topology):
     for name, why in out_of_step.items():
         value = getattr(topology, name)
         if value is not None and (topology.lockstep or processes > 1):
-            found.append(f"{name}={value} excludes lockstep=True, which several processes need: {why}")
+            yield f"{name}={value} excludes lockstep=True, which several processes need: {why}"
     if processes > 1 and not topology.lockstep:
-        found.append(f"{processes} processes need lockstep=True, with lag=1 to act while the learner learns")
-    if remote is not None and remote.policy and actors * groups > 1:
-        found.append(f"actors={actors}, groups={groups}: both must be 1 with remote.policy=True")
-    if remote is not None and remote.policy and topology.actor_platform is not None:
-        found.append(
-            f"actor_platform={topology.actor_platform!r} with remote.policy=True: this process does not act; use "
-            "actor_platform=None"
-        )
+        yield f"{processes} processes need lockstep=True, with lag=1 to act while the learner learns"
+    if remote is not None and remote.policy:
+        if topology.actors * groups > 1:
+            yield f"actors={topology.actors}, groups={groups}: both must be 1 with remote.policy=True"
+        if (platform := topology.actor_platform) is not None:
+            yield f"actor_platform={platform!r} with remote.policy=True: this process does not act; use None"
     if ready is not None and groups == 2:
-        found.append(f"ready={ready} with groups=2: some environments already step while others act; use groups=1")
+        yield f"ready={ready} with groups=2: some environments already step while others act; use groups=1"
     if ready is not None and remote is not None:
-        found.append(f"ready={ready} with remote: Ray actors step all of their environments together; use ready=None")
-    return found
+        yield f"ready={ready} with remote: Ray actors step all of their environments together; use ready=None"
 
 
-def _not_dividing(topology, num_envs, env):
-    """Check that the environments divide into groups, and each group into its parts."""
-    processes, groups = jax.process_count(), topology.all_groups
+def _not_divisible(topology, num_envs, env):
+    """Yield problems of dividing the environments into groups, and each group into its parts."""
+    processes, groups, ready = jax.process_count(), topology.all_groups, topology.ready
     if num_envs % groups or num_envs < groups:
         product = f"actors * groups{' * processes' if processes > 1 else ''}"
         use = multiples(max(num_envs, 1), groups)
-        return [f"num_envs={num_envs} is not divisible by {groups} groups ({product}); use {use}"]
-    group, ready, found = num_envs // groups, topology.ready, []
+        yield f"num_envs={num_envs} is not divisible by {groups} groups ({product}); use {use}"
+        return
+    group = num_envs // groups
     if topology.remote is not None:
-        found += topology.remote.problems(groups // processes, group)
+        yield from topology.remote.problems(groups // processes, group)
     if ready is not None and not isinstance(env, AsyncRecipe):
-        found.append(f"ready={ready}: {env.name} steps all of its environments together; use ready=None")
+        yield f"ready={ready}: {env.name} steps all of its environments together; use ready=None"
     if ready is not None and (ready < 1 or group % ready):
         use = divisors(group, max(ready, 1))
-        found.append(f"ready={ready} does not divide the {group} environments of a group; use {use}")
+        yield f"ready={ready} does not divide the {group} environments of a group; use {use}"
     batch = topology.learner_batch
     if batch is not None and (batch % group or not 0 < batch <= num_envs):
-        found.append(
+        use = min(max(batch // group, 1) * group, num_envs)
+        yield (
             f"learner_batch={batch} must be a multiple of the {group} environments of a group and at most "
-            f"num_envs={num_envs}; use {min(max(batch // group, 1) * group, num_envs)}, or another num_envs"
+            f"num_envs={num_envs}; use {use}, or another num_envs"
         )
-    return found
 
 
 def _not_in_any_order(topology, num_envs, algo):
-    """Check the settings for learning from rollouts in the order in which they are full."""
-    batch, lag, found = topology.learner_batch, topology.max_lag, []
+    """Yield problems of learning from rollouts in the order in which they are full."""
+    batch, lag, period = topology.learner_batch, topology.max_lag, topology.parameter_period
     if batch is None:
-        why = f"max_lag={lag} needs learner_batch; set learner_batch, or use max_lag=None"
-        return [] if lag is None else [why]
+        if lag is not None:
+            yield f"max_lag={lag} needs learner_batch; set learner_batch, or use max_lag=None"
+        return
     if storing := [name for name, source in algo.experience.items() if isinstance(source, Replay | Episodes)]:
-        found.append(
+        yield (
             f"learner_batch={batch}: {type(algo).__name__}'s source {storing[0]!r} stores rollouts of all environments "
             "together; use learner_batch=None"
         )
-    at_hand, period = topology.batches_at_hand(num_envs), topology.parameter_period
+    at_hand = topology.batches_at_hand(num_envs)
     if lag < at_hand + period:
-        what = f"the {at_hand} batches that the rollouts of all groups make"
-        what += f" plus parameter_period={period}" if period > 1 else " plus 1"
-        found.append(f"max_lag={lag} must be at least {what}; use at least {at_hand + period}, or max_lag=None")
-    return found
+        plus = f"parameter_period={period}" if period > 1 else "1"
+        yield (
+            f"max_lag={lag} must be at least the {at_hand} batches that the rollouts of all groups make plus {plus}; "
+            f"use at least {at_hand + period}, or max_lag=None"
+        )
