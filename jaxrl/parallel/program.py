@@ -37,7 +37,10 @@ class HostLoop[Env, Data](Protocol):
     """
 
     def begin(self, algo: Algorithm, env: Env, seed: int) -> PyTree:
-        """Create the host's parts of the run, and return the source for `RolloutCollector.begin`."""
+        """Create the host's parts of the run, and return the source for `RolloutCollector.begin`.
+
+        After an error, the caller calls `close`.
+        """
         return None
 
     def chunk(

@@ -74,23 +74,22 @@ class SebulbaLoop:
     # --- environments --------------------------------------------------------------------------------------------
 
     def begin(self, algo: Algorithm, env: HostRecipe, seed: int) -> TimeStep:
-        """Build the environments, begin their first episodes, and return their first time steps."""
+        """Build the environments, begin their first episodes, and return their first time steps.
+
+        After an error, the caller closes those that were built.
+        """
         self.close()
         groups, remote = self.selection.groups, self._remote
         num_envs = self._group * groups * self._processes
         steps = HostSteps(self.layout.spec, num_envs, self._group, ro.rollout_length(algo))
         store = ParameterStore(remote) if remote is not None and remote.policy else None
-        try:
-            with distributed.collective_errors("building environments"):
-                for number in range(groups):
-                    first_env, device = self._first_env(number), self._devices[number // self._groups_per_thread]
-                    if store is not None and remote is not None:
-                        self._collectors.append(RemoteCollector(env, remote, steps, store, seed, first_env, device))
-                    else:
-                        self._collectors.append(self._collector(env, steps, seed, first_env, device))
-        except BaseException:
-            self.close()
-            raise
+        with distributed.collective_errors("building environments"):
+            for number in range(groups):
+                first_env, device = self._first_env(number), self._devices[number // self._groups_per_thread]
+                if store is not None and remote is not None:
+                    self._collectors.append(RemoteCollector(env, remote, steps, store, seed, first_env, device))
+                else:
+                    self._collectors.append(self._collector(env, steps, seed, first_env, device))
         return self._first_timesteps()
 
     def _collector(self, env, steps, seed, first_env, device):
