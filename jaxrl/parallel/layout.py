@@ -71,7 +71,7 @@ class Layout:
         """
         if self.target is not None:
             return meshes.described(tree, NamedSharding(self.mesh, PartitionSpec()))
-        return meshes.everywhere(tree, self.mesh)
+        return meshes.from_processes(tree, self.mesh, PartitionSpec())
 
     def accumulated(self, total: Report | None, report: Report, number: int) -> Report:
         """Add the report of iteration `number` of a chunk to the chunk's total, which is None before the first."""

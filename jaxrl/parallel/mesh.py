@@ -48,12 +48,6 @@ def data_mesh(devices: int, processes: int | None = None, target: Target | None 
     return jax.sharding.Mesh(np.array(by_process).ravel(), ("data",), axis_types=auto)
 
 
-def everywhere(tree: PyTree, mesh: jax.sharding.Mesh) -> PyTree:
-    """Place values that are the same on every process on every device of the mesh."""
-    if jax.process_count() == 1:
-        return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
-    return from_processes(tree, mesh, PartitionSpec())
-
 
 def described(tree: PyTree, sharding: jax.sharding.Sharding) -> PyTree:
     """Replace arrays and numbers by their shapes, to compile programs without running them."""
@@ -74,7 +68,9 @@ def from_processes(tree: PyTree, mesh: jax.sharding.Mesh, specs: Any) -> PyTree:
       mesh: as `data_mesh` returns it.
       specs: partition specs of the global arrays, a prefix tree.
     """
-    return multihost_utils.host_local_array_to_global_array(_arrays(tree), mesh, specs)
+    if jax.process_count() > 1:
+        return multihost_utils.host_local_array_to_global_array(_arrays(tree), mesh, specs)
+    return jax.device_put(tree, jax.tree.map(partial(NamedSharding, mesh), specs, is_leaf=_is_spec))
 
 
 def sharded(tree: PyTree, mesh: jax.sharding.Mesh, specs: Any) -> PyTree:

@@ -114,10 +114,7 @@ class SebulbaLoop:
     def _first_timesteps(self):
         begun = self._collectors[: self.selection.size]
         first = jax.tree.map(lambda *x: np.concatenate(x), *(c.first_timestep() for c in begun))
-        specs = PartitionSpec("data")
-        if self._processes > 1:
-            return meshes.from_processes(first, self.layout.mesh, specs)
-        return jax.device_put(first, self.layout.on_mesh(specs))
+        return meshes.from_processes(first, self.layout.mesh, PartitionSpec("data"))
 
     def unsaved_state(self, algo: Algorithm) -> dict[str, PyTree]:
         """Return the first time steps and carries of new episodes, as host environments are not in checkpoints."""

@@ -84,13 +84,12 @@ class HostLearning:
         whole = self._whole(rollouts)
         everywhere: PyTree = PartitionSpec()
         specs = Collected(self._rollout_specs(), everywhere)
-        if jax.process_count() == 1:
-            return [jax.device_put(whole, layout.on_mesh(specs))]
-        # Each process has counted the episodes of its own environments; `_on_devices` sums the counts.
-        nothing = jnp.zeros(layout.devices // jax.process_count(), jnp.float32)
-        apart = jax.tree.map(lambda x: nothing.at[0].set(x), whole.episodes)
-        specs = specs.replace(episodes=PartitionSpec("data"))
-        return [meshes.from_processes(whole.replace(episodes=apart), layout.mesh, specs)]
+        if jax.process_count() > 1:
+            # Each process has counted the episodes of its own environments; `_on_devices` sums the counts.
+            nothing = jnp.zeros(layout.devices // jax.process_count(), jnp.float32)
+            whole = whole.replace(episodes=jax.tree.map(lambda x: nothing.at[0].set(x), whole.episodes))
+            specs = specs.replace(episodes=PartitionSpec("data"))
+        return [meshes.from_processes(whole, layout.mesh, specs)]
 
     def _whole(self, rollouts):
         return rollouts[0] if len(rollouts) == 1 and not self.pooled else self._joined(rollouts)
