@@ -284,7 +284,7 @@ class ActorPool:
 
 
 def _joined(parts: Sequence[TimeStep[np.ndarray]]) -> TimeStep[np.ndarray]:
-    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *x: np.concatenate(x), *parts)
+    return jax.tree.map(lambda *x: np.concatenate(x), *parts)
 
 
 class ParameterStore:

@@ -18,7 +18,7 @@ from helpers.programs import ENV, PPO, ROWS, assert_equal
 import jaxrl
 from jaxrl.core.errors import ConfigError
 from jaxrl.parallel.multihost import launch, place
-from jaxrl.parallel.multihost.launch import Cluster, Here, Processes
+from jaxrl.parallel.multihost.launch import Cluster, Here, Processes, RayProcesses
 from jaxrl.run.directory import checkpoint
 from jaxrl.run.directory.follow import follow
 from jaxrl.run.loggers import read_metrics
@@ -296,6 +296,9 @@ time.sleep(600)
         ("processes:4:restarts=3", Processes(4, 3)),
         ("processes:restarts=3:count=4", Processes(4, 3)),
         ("processes:2:evaluators=1", Processes(2, evaluators=1)),
+        ("ray", RayProcesses()),
+        ("ray:4:restarts=3:cpus=8:gpus=1", RayProcesses(4, 3, 8, 1)),
+        ("ray:4:gpus=1:evaluators=1", RayProcesses(4, gpus=1, evaluators=1)),
     ],
 )
 def test_ways_as_text(text, how):

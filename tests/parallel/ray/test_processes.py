@@ -173,19 +173,6 @@ def test_what_the_cluster_has_not_or_cannot_start_is_told(program, monkeypatch, 
         launch.run_processes([sys.executable], RayProcesses(1))
 
 
-@pytest.mark.parametrize(
-    ("text", "how"),
-    [
-        ("ray", RayProcesses()),
-        ("ray:4", RayProcesses(4)),
-        ("ray:4:restarts=3:cpus=8:gpus=1", RayProcesses(4, 3, 8, 1)),
-        ("ray:4:gpus=1:evaluators=1", RayProcesses(4, gpus=1, evaluators=1)),
-    ],
-)
-def test_ways_as_text(text, how):
-    assert launch.parse(text) == how
-
-
 def test_numbers_that_do_not_fit(monkeypatch):
     found = launch.problems(RayProcesses(0, 0, 0, -1))
     words = ("count=0 must be at least 1", "cpus=0 must be at least 1", "gpus=-1 must be at least 0")
