@@ -49,18 +49,6 @@ class RateLimit:
         """The smallest tolerance without a deadlock: one update, or the updates of one round."""
         return max(1.0, self.replay_ratio * self.steps)
 
-    def can_store(self, counts: Counts) -> bool:
-        """Return whether a round may be stored, which is always allowed before the first update."""
-        inserted = counts.inserted + self.steps
-        return inserted <= self.min_size or self._balance(inserted, counts.updates) <= self.tolerance + _ROUNDING
-
-    def can_update(self, counts: Counts) -> bool:
-        """Return whether an update may be made."""
-        enough = counts.inserted >= self.min_size
-        return enough and self._balance(counts.inserted, counts.updates + 1) >= -self.tolerance - _ROUNDING
-
-    def _balance(self, inserted, updates):
-        return self.replay_ratio * (inserted - self.min_size) - updates
 
     def is_update_next(self, counts: Counts, *, is_round_ready: bool) -> bool:
         """Return True to make an update next, and False to store a round, after waiting for it if necessary. Pure.
@@ -69,8 +57,15 @@ class RateLimit:
           counts: all insertions and updates so far.
           is_round_ready: whether the next rollout of every group is full.
         """
-        can_store = self.can_store(counts)
-        is_update = self.can_update(counts) and not (is_round_ready and can_store)
+
+        def balance(inserted, updates):
+            return self.replay_ratio * (inserted - self.min_size) - updates
+
+        (inserted, updates), most = counts, self.tolerance + _ROUNDING
+        stored = inserted + self.steps
+        can_store = stored <= self.min_size or balance(stored, updates) <= most  # always before the first update
+        can_update = inserted >= self.min_size and balance(inserted, updates + 1) >= -most
+        is_update = can_update and not (is_round_ready and can_store)
         assert is_update or can_store, "one side can continue if the tolerance is at least `least_tolerance`"
         return is_update
 
