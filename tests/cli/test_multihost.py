@@ -134,7 +134,7 @@ def test_one_command_line_starts_an_evaluator_too(tmp_path, capsys):
         (["--launch", "processes:2", "--distributed"], "not with --launch processes:2, which starts the processes"),
         (["--launch", "processes:2:restarts=1"], "needs --run-dir, since a restart resumes from its newest checkpoint"),
         (["--launch", "processes:2", "--process-id", "1"], "--process-id: only with --distributed"),
-        (["--launch", "processes:2:evaluators=2"], "--launch: processes: evaluators=2 must be at most 1"),
+        (["--launch", "processes:2:evaluators=2"], "--launch: processes: evaluators=2 must be 0 or 1"),
     ],
 )
 @pytest.mark.parametrize("command", ["train", "sweep"])
