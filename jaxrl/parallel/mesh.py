@@ -119,17 +119,13 @@ def use_cpu_devices(count: int) -> bool:
 
 def device_problems(devices: int, processes: int | None = None, target: Target | None = None) -> list[str]:
     """Return the reason why a run cannot have that many devices; empty if it can. Arguments are as for `data_mesh`."""
-    here = len(local_devices(target))
     processes = 1 if target is not None else processes or jax.process_count()
-    if 1 <= devices <= here * processes and devices % processes == 0:
+    most = len(local_devices(target)) * processes
+    if 1 <= devices <= most and devices % processes == 0:
         return []
-    if processes == 1:
-        owner = "this process" if target is None else target.name
-        return [f"devices={devices} must be between 1 and {here}, the number of devices of {owner}"]
-    return [
-        f"devices={devices} must be a multiple of the {processes} processes and at most {here * processes}, the number "
-        "of their devices"
-    ]
+    owner = "here" if target is None else f"of {target.name}"
+    multiple = f" and a multiple of the {processes} processes" if processes > 1 else ""
+    return [f"devices={devices} must be between 1 and {most}, the number of devices {owner}{multiple}"]
 
 
 def over_devices(function: Callable, mesh: jax.sharding.Mesh, in_specs: Any, out_specs: Any) -> Callable:

@@ -120,8 +120,8 @@ def describe(device: Any) -> dict[str, dict[str, Any]]:
         name = next((name for name, entry in _DESCRIPTIONS["tpu"].items() if kind in entry["device_kinds"]), None)
         memory = (device.memory_stats() or {}).get("bytes_limit")
         if name is None or memory is None:
-            unknown = "the compiler's name for it" if name is None else "its memory"
-            raise ConfigError(f"{kind} cannot be described: {unknown} is unknown; use one of {', '.join(names())}")
+            known = ", ".join(names())
+            raise ConfigError(f"{kind} cannot be described: its type or its memory is unknown; use one of {known}")
         return {"tpu": {name: _DESCRIPTIONS["tpu"][name] | {"memory": memory, "source": _source("by JAX")}}}
     raise ConfigError(f"there is no accelerator to describe: JAX has only CPUs here ({kind})")
 

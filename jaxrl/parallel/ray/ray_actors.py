@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -49,26 +49,23 @@ class Remote:
     cpus: float = 1.0
     address: str | None = None
 
-    def problems(self, groups: int, group: int) -> list[str]:
-        """Return the errors in these settings for `groups` groups of `group` environments in this process.
+    def problems(self, groups: int, group: int) -> Iterator[str]:
+        """Yield the errors in these settings for `groups` groups of `group` environments in this process.
 
         Raises:
           MissingExtraError: Ray is not installed.
         """
         if importlib.util.find_spec("ray") is None:
             raise MissingExtraError("a topology with remote actors", "ray")
-        found = []
         if self.actors < 1 or self.actors % groups:
-            found.append(f"remote.actors={self.actors} must be a multiple of the {groups} groups (actors * groups)")
+            yield f"remote.actors={self.actors} must be a multiple of the {groups} groups (actors * groups)"
         elif group % (self.actors // groups):
-            most = divisors(group, self.actors // groups)
-            found.append(
+            yield (
                 f"remote.actors={self.actors} does not divide the {groups * group} environments of this process; use "
-                f"{groups} times {most}"
+                f"{groups} times {divisors(group, self.actors // groups)}"
             )
         for name, limits in (("restarts", {"low": 0}), ("step_timeout", {"above": 0}), ("cpus", {"low": 0})):
-            found += number_problems(f"remote.{name}", getattr(self, name), limits)
-        return found
+            yield from number_problems(f"remote.{name}", getattr(self, name), limits)
 
 
 registry.add("topology", Remote)

@@ -313,7 +313,7 @@ def test_versions_and_settings_that_differ_are_all_told():
 
 def test_layouts_of_two_processes(monkeypatch):
     monkeypatch.setattr("jax.process_count", lambda *_: 2)
-    with pytest.raises(ConfigError, match="devices=3 must be a multiple"):
+    with pytest.raises(ConfigError, match="devices=3 must be .* a multiple of the 2 processes"):
         jaxrl.Anakin(num_envs=NUM_ENVS, devices=3).bind(ALGORITHMS["ppo"], ENV)
     with pytest.raises(ConfigError) as caught:
         jaxrl.Sebulba(num_envs=6, actors=2, lockstep=False).bind(ALGORITHMS["ppo"], ServedFromHost(ENV))
