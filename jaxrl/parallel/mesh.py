@@ -48,7 +48,6 @@ def data_mesh(devices: int, processes: int | None = None, target: Target | None 
     return jax.sharding.Mesh(np.array(by_process).ravel(), ("data",), axis_types=auto)
 
 
-
 def described(tree: PyTree, sharding: jax.sharding.Sharding) -> PyTree:
     """Replace arrays and numbers by their shapes, to compile programs without running them."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), _arrays(tree))

@@ -20,8 +20,7 @@ from jaxrl.core.errors import ConfigError, JaxrlError, unknown
 from jaxrl.core.limits import count_problems
 from jaxrl.parallel.multihost import local
 from jaxrl.parallel.multihost.local import Started
-from jaxrl.parallel.multihost.place import own_place
-from jaxrl.parallel.multihost.ways import Cluster, Here, Launch, Processes, RayProcesses, Several
+from jaxrl.parallel.multihost.place import Cluster, Here, Launch, Processes, RayProcesses, Several, own_place
 
 _LOOK = 0.05  # seconds between two polls of the processes
 _GRACE_PERIOD = 10.0  # seconds for the others to end by themselves after one has failed

@@ -15,8 +15,7 @@ from typing import IO, Protocol
 
 from jaxrl.core import interrupts
 from jaxrl.core.resources import on_cores
-from jaxrl.parallel.multihost.place import VARIABLE, Place
-from jaxrl.parallel.multihost.ways import Processes, Several
+from jaxrl.parallel.multihost.place import VARIABLE, Place, Processes, Several
 
 ON_PROCESSORS = {"JAX_PLATFORMS": "cpu"}  # environment variables of a process without an accelerator
 

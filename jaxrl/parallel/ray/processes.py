@@ -17,8 +17,7 @@ from typing import Any
 
 from jaxrl.core.errors import ConfigError, JaxrlError
 from jaxrl.parallel.multihost.local import ON_PROCESSORS, Local, Started, free_port, places
-from jaxrl.parallel.multihost.place import Place
-from jaxrl.parallel.multihost.ways import RayProcesses
+from jaxrl.parallel.multihost.place import Place, RayProcesses
 from jaxrl.parallel.ray.cluster import START_TIMEOUT, actor_class, connect, free, kill
 
 # Prefixes of the environment variables that are passed on to the processes.

@@ -49,7 +49,6 @@ class RateLimit:
         """The smallest tolerance without a deadlock: one update, or the updates of one round."""
         return max(1.0, self.replay_ratio * self.steps)
 
-
     def is_update_next(self, counts: Counts, *, is_round_ready: bool) -> bool:
         """Return True to make an update next, and False to store a round, after waiting for it if necessary. Pure.
 
