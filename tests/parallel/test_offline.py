@@ -24,7 +24,7 @@ from jaxrl.data import rings as data_rings
 from jaxrl.data.rows import EpisodeCutter
 from jaxrl.envs.configs import full_name
 from jaxrl.envs.host.jax_host import ServedFromHost
-from jaxrl.parallel import memory, streamed
+from jaxrl.parallel import memory, offline
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel.experience import of_dataset
 from jaxrl.run.recording import policy_rows
@@ -166,7 +166,7 @@ def test_a_run_goes_on_bit_for_bit(tmp_path):
 
 @pytest.mark.long
 def test_a_stream_is_the_same_on_two_devices(tmp_path, monkeypatch):
-    monkeypatch.setattr(streamed, "_MOST", 8)
+    monkeypatch.setattr(offline, "_MOST", 8)
     algo = FromData(network=DQN.network, learning_rate=1e-2, target_period=3)
     arguments = {"dataset": written(tmp_path / "data"), "eval_env": ENV, "evaluation_episodes": 4, "progress": False}
     one, two = (
@@ -179,7 +179,7 @@ def test_a_stream_is_the_same_on_two_devices(tmp_path, monkeypatch):
 @pytest.mark.long
 def test_a_stream_goes_on_bit_for_bit(tmp_path, monkeypatch):
     """In blocks, so that the end may lie a little further; and without being told where rows do not fit."""
-    monkeypatch.setattr(streamed, "_MOST", 8)
+    monkeypatch.setattr(offline, "_MOST", 8)
     algo = FromData(network=DQN.network, learning_rate=1e-2, target_period=3)
     arguments = {"dataset": written(tmp_path / "data"), "eval_env": ENV, "total_steps": 30}
     arguments |= {"checkpoint_every": 8, "evaluate_every": 8}
