@@ -54,7 +54,7 @@ def row(target: str, algorithm: str, env: str, num_envs: int, runs: int | None) 
     since = time.monotonic()
     report = jaxrl.compile_for(target, algo, env, num_envs=num_envs, runs=runs)
     chunk = report["chunk"]
-    outside, *loops = chunk.iteration.walk()
+    outside, *loops = (loop for loop, _ in chunk.iteration.walk())
     return {
         "target": target,
         "work": f"{algorithm} {env}, {num_envs} environments" + (f", {runs} runs" if runs else ""),

@@ -18,6 +18,7 @@ from flax import struct
 
 from jaxrl.algos.base import field_group, static
 from jaxrl.core.errors import ConfigError
+from jaxrl.core.limits import divisors, multiples
 from jaxrl.core.types import Carry, Metrics, PyTree, Replicas
 
 _RANKED_UP_TO = 32  # below, counting is quick, and the two digits of a Feistel network are too small to mix well
@@ -208,19 +209,19 @@ def minibatch_problems(
     if any(not isinstance(number, int) or number < 1 for number in (rows, num_envs, count)):
         return []  # reported by the limits of fields and settings
     if num_envs % shards:
-        return [f"num_envs={num_envs} is not divisible by {shards} shards; use {_multiples(num_envs, shards)}"]
+        return [f"num_envs={num_envs} is not divisible by {shards} shards; use {multiples(num_envs, shards)}"]
     envs = num_envs // shards
     if recurrent and envs % count:
         return [
             f"minibatches={count} does not divide the {envs} environments of a shard (num_envs={num_envs} over "
             f"{shards} shards), and a recurrent network needs whole environments; "
-            f"use num_envs={_multiples(num_envs, shards * count)}, or minibatches={_divisors(envs, count)}"
+            f"use num_envs={multiples(num_envs, shards * count)}, or minibatches={divisors(envs, count)}"
         ]
     if not recurrent and (envs * rows) % count:
         step = shards * count // math.gcd(count, rows)
         return [
             f"minibatches={count} does not divide the {envs * rows} rows of a shard ({rows} rows of {envs} "
-            f"environments); use num_envs={_multiples(num_envs, step)}, or minibatches={_divisors(envs * rows, count)}"
+            f"environments); use num_envs={multiples(num_envs, step)}, or minibatches={divisors(envs * rows, count)}"
         ]
     return []
 
@@ -262,19 +263,6 @@ def _scaled_hash(x, key, bound):
 def _add_modulo(x, y, modulus):
     total = x + y
     return jnp.where(total >= modulus, total - jnp.uint32(modulus), total)
-
-
-def _multiples(value, step):
-    """Return the multiples of `step` on both sides of `value`, in words."""
-    below, above = value // step * step, -(-value // step) * step
-    return f"{below} or {above}" if below else f"{above}"
-
-
-def _divisors(value, near):
-    """Return the divisors of `value` on both sides of `near`, in words."""
-    below = next(d for d in range(min(near, value), 0, -1) if value % d == 0)
-    above = next((d for d in range(near, value + 1) if value % d == 0), None)
-    return f"{below}" if above is None else f"{below} or {above}"
 
 
 def steps_over_minibatches[State, Index](

@@ -98,6 +98,19 @@ def whole(value: Any) -> Any:
         return value
 
 
+def multiples(value, step):
+    """Return the multiples of `step` on both sides of `value`, in words."""
+    below, above = value // step * step, -(-value // step) * step
+    return f"{below} or {above}" if below else f"{above}"
+
+
+def divisors(value, near):
+    """Return the divisors of `value` on both sides of `near`, in words."""
+    below = next(d for d in range(min(near, value), 0, -1) if value % d == 0)
+    above = next((d for d in range(near, value + 1) if value % d == 0), None)
+    return f"{below}" if above is None else f"{below} or {above}"
+
+
 def count_problems(**counts: tuple[object, int]) -> list[str]:
     """Explain which values are not whole numbers of at least a minimum: `total_steps=(1000, 1)`; None is allowed."""
     problems = []

@@ -7,12 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.buffers.fixed import Rings
-from jaxrl.buffers.replay import ReplayState
 from jaxrl.core import keys, registry
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.report import EpisodeSums
 from jaxrl.core.run_state import RunState
-from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import Algorithm, Environment, HostRecipe, Rollout, env_spec
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel import rollout as ro
@@ -25,15 +23,15 @@ from jaxrl.parallel.topology import Topology, needs_environment
 
 @dataclasses.dataclass(frozen=True)
 class Anakin(Topology):
-    """The topology compiled for the accelerator: `num_envs` environments, sharded over `devices`.
+    """The topology that compiles a whole run for the accelerators, with environments sharded over the devices.
 
     Args:
       num_envs: number of environments over all devices. None: 1 for algorithms that learn from a replay of
-        transitions (DQN, SAC), else 8, or the next multiple of the devices and shards.
-      devices: number of devices; None: all accelerators, or one CPU. With several processes: of all of them together,
-        the same number on each; None: all devices.
-      shards: logical groups of environments within which minibatches are drawn; the same number gives the same run on
-        any number of devices. None: the largest of 8, 4, 2, 1 that suits the algorithm.
+        transitions (DQN, SAC), otherwise 8, rounded up to a multiple of the devices and shards.
+      devices: number of devices; None: all accelerators, or one CPU. With several processes: the number over all of
+        them, the same on each; None: all devices.
+      shards: logical groups of environments within which minibatches are sampled; the same number gives the same run
+        on any number of devices. None: the largest of 8, 4, 2, 1 that the algorithm allows.
     """
 
     num_envs: int | None = None
@@ -43,13 +41,13 @@ class Anakin(Topology):
     def problems(self, env: Environment | HostRecipe | None) -> list[str]:
         if env is None or isinstance(env, Environment):
             return needs_environment(env)
-        return [f"Anakin compiles environments in JAX, and {env.name} is on the host; use Sebulba"]
+        return [f"Anakin needs an environment in JAX, but {env.name} runs on the host; use Sebulba"]
 
     def over(self, target: Target) -> "Anakin":
         return dataclasses.replace(self, devices=len(target.devices)) if self.devices is None else self
 
     def resolve(self, algo: Algorithm, agents: int = 1) -> "Anakin":
-        """Return the topology with `num_envs` set, by default in whole groups of agents."""
+        """Return the topology with `num_envs` set, by default to a multiple of the agents."""
         return dataclasses.replace(self, num_envs=self._num_envs(algo, agents))
 
     def _num_envs(self, algo: Algorithm, agents: int = 1) -> int:
@@ -72,7 +70,7 @@ class Anakin(Topology):
           algo, env: the algorithm and a JAX environment.
           dataset_fraction: the fraction of every batch that comes from a dataset.
           processes: the number of processes of the run; None: all.
-          target: accelerators that the program is only compiled for.
+          target: accelerators to compile for without running there.
 
         Raises:
           ConfigError: with every problem found.
@@ -100,12 +98,8 @@ class CompiledRollouts:
         env_index = jnp.arange(num_envs, dtype=jnp.int32)
         return ro.begin(algo, source, keys.environment_keys(key, env_index), env_index, spec=spec, num_envs=num_envs)
 
-    def empty_buffers(
-        self, algo: Algorithm, source: Environment, state: RunState, dataset: Rings | None
-    ) -> dict[str, ReplayState]:
-        resolved = resolve_schedules(algo, jnp.float32(0.0))
-        rollout = jax.eval_shape(lambda: self.collect(resolved, source, state, 0)[1])
-        return self.layout.experience(algo).empty(rollout, dataset)
+    def example(self, algo: Algorithm, source: Environment, state: RunState) -> Rollout:
+        return self.collect(algo, source, state, 0)[1]
 
     def steps_per_env(self, algo: Algorithm) -> int:
         return ro.rollout_length(algo)

@@ -1,8 +1,8 @@
 """XLA's flags for GPU programs that compute the same in every process, set before JAX starts.
 
-When XLA compiles for a GPU, it times several kernels for each product or convolution and takes the fastest, which may
-differ from one compilation to the next; and some kernels add in the order in which their threads arrive. Neither
-happens on CPUs and TPUs.
+When XLA compiles for a GPU, it times several kernels for each product or convolution and chooses the fastest, which may
+differ from one compilation to the next. Also, some kernels add numbers in the order in which their threads finish.
+Neither happens on CPUs and TPUs.
 """
 
 import os
@@ -12,8 +12,8 @@ from jax._src import xla_bridge
 
 from jaxrl.core.errors import ConfigError
 
-FLAGS = {"--xla_gpu_deterministic_ops": "true", "--xla_gpu_autotune_level": "0"}
-_SAME = {"true": ("true", "1", "")}  # other ways to write a value
+# The flags, each with its value and other ways to write the value.
+_FLAGS = {"--xla_gpu_deterministic_ops": ("true", "1", ""), "--xla_gpu_autotune_level": ("0",)}
 _VARIABLE = "XLA_FLAGS"
 
 
@@ -27,30 +27,26 @@ def set_flags() -> None:
     words = text.split()
     if words and not words[0].startswith("-"):
         raise ConfigError(
-            f"deterministic=True: {_VARIABLE}={text!r} names a file, to which no flags can be added; write its flags "
+            f"deterministic=True: {_VARIABLE}={text!r} names a file, to which flags cannot be added; write its flags "
             "into the variable"
         )
     present = {name: value for name, _, value in (word.partition("=") for word in words)}
-    wrong = [
-        f"{name}={present[name]}"
-        for name, value in FLAGS.items()
-        if name in present and present[name].lower() not in _SAME.get(value, (value,))
-    ]
+    wrong = [f"{name}={value}" for name, value in present.items() if value.lower() not in _FLAGS.get(name, (value,))]
     if wrong:
         raise ConfigError(
-            f"deterministic=True needs {_joined(FLAGS)}, and {_VARIABLE} has {' '.join(wrong)}; leave that out"
+            f"deterministic=True needs {_joined(_FLAGS)}, but {_VARIABLE} has {' '.join(wrong)}; remove that"
         )
-    missing = _joined(name for name in FLAGS if name not in present)
+    missing = _joined(name for name in _FLAGS if name not in present)
     if not missing:
         return
     if not xla_bridge.backends_are_initialized():
         os.environ[_VARIABLE] = f"{text} {missing}".strip()
     elif jax.default_backend() == "gpu":
         raise ConfigError(
-            f"deterministic=True: JAX has started on a GPU without XLA's flags for it; set {_VARIABLE}="
-            f"'{_joined(FLAGS)}' before JAX starts, or use jaxrl train --deterministic"
+            f"deterministic=True: JAX was started on a GPU without the necessary flags; set {_VARIABLE}="
+            f"'{_joined(_FLAGS)}' before JAX starts, or use jaxrl train --deterministic"
         )
 
 
 def _joined(names):
-    return " ".join(f"{name}={FLAGS[name]}" for name in names)
+    return " ".join(f"{name}={_FLAGS[name][0]}" for name in names)

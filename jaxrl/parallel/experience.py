@@ -1,4 +1,4 @@
-"""The sources of batches: a run's own experience, a dataset, or a mixture of both.
+"""Sampling of batches from a run's own experience, a dataset, or both.
 
 `dataset_fraction` is the fraction of every batch that comes from the dataset: 0 without a dataset, 1 without an
 environment. A `Dataset` source takes its whole batch from the dataset, regardless of the fraction.
@@ -31,17 +31,17 @@ from jaxrl.parallel.rollout import executed, rollout_length
 
 @dataclasses.dataclass(frozen=True)
 class Experience:
-    """The data that an algorithm learns from in one run: its replays and a dataset; its functions are pure.
+    """The data that an algorithm learns from in one run: its replays and a dataset. All functions are pure.
 
-    States are `ReplayState`s by name; a part that comes from the dataset is named by `of_dataset`, and its ring is not
-    in its state: nothing writes to the ring, and checkpoints do not contain it.
+    States are `ReplayState`s by name. Those of the dataset are named by `of_dataset` and do not contain their rings,
+    which are never written to and not saved in checkpoints.
 
     Args:
-      algo: its `experience` defines the sources. For sampling, its schedules have to be resolved.
-      spec: of the environment.
-      num_envs: environments over all devices.
-      shards: logical shards over all devices.
-      dataset_fraction: of every batch of a `Replay`, the fraction that comes from a dataset.
+      algo: defines the sources by its `experience`; its schedules must be resolved before sampling.
+      spec: the spec of the environment.
+      num_envs: number of environments over all devices.
+      shards: number of logical shards over all devices.
+      dataset_fraction: fraction of every batch of a `Replay` that comes from a dataset.
       replicas: the devices that store and sample rows.
     """
 
@@ -54,7 +54,7 @@ class Experience:
 
     @cached_property
     def online_sources(self) -> dict[str, Replay]:
-        """The sources sampled from the run's own replay, with their part of a batch as the batch size."""
+        """The sources that sample from the run's own replay, with the size of this part of a batch as batch size."""
         if self.dataset_fraction == 1.0:
             return {}
         return {
@@ -65,7 +65,7 @@ class Experience:
 
     @cached_property
     def dataset_sources(self) -> dict[str, Replay]:
-        """The sources sampled from a dataset, with their part of a batch as the batch size."""
+        """The sources that sample from a dataset, with the size of this part of a batch as batch size."""
         found = {}
         for name, source in self.algo.experience.items():
             if isinstance(source, Dataset):
@@ -75,13 +75,13 @@ class Experience:
         return found
 
     def items_of_dataset(self, source: Replay) -> int:
-        """Return the number of a batch's items from the dataset, rounded; a mixture has at least one of each kind."""
+        """Return the number of items of a batch that come from the dataset; a mixture has at least one of each kind."""
         least = 0 if self.dataset_fraction in (0.0, 1.0) else 1
         return min(max(round(source.batch_size * self.dataset_fraction), least), source.batch_size - least)
 
     @cached_property
     def online(self) -> dict[str, Buffer]:
-        """The replays of the run's own experience, by source."""
+        """The replays of the run's own experience, by the name of the source."""
         length = rollout_length(self.algo)
         rings = {name: source for name, source in self.online_sources.items() if source.storage != "flashbax"}
         others = {
@@ -133,7 +133,7 @@ class Experience:
 
     @property
     def updates_per_iteration(self) -> Fraction:
-        """The mean number of updates per iteration, set by the replay with the largest ratio; 1 without a replay."""
+        """The mean number of updates per iteration, by the largest replay ratio of the sources; 1 without a replay."""
         ratios = [source.replay_ratio for source in self.online_sources.values()]
         if not ratios:
             return Fraction(1)
@@ -151,61 +151,51 @@ class Experience:
     # --- before anything is compiled -----------------------------------------------------------------------------
 
     def problems(self) -> list[str]:
-        """Return the problems of the sources with this setup, one line each; empty if all can be built."""
+        """Return the problems of the sources with this setup, one line each; empty if they are valid."""
         found = checks.source_problems(self.online_sources, self.num_envs, rollout_length(self.algo), self.shards)
         found += checks.source_problems(self.dataset_sources, self.num_envs, 1, self.shards)
         for source in self.online_sources.values():
             found += replay_ratio.problems(source.replay_ratio, self.num_envs, rollout_length(self.algo))
-        mixed = {
-            name: source
-            for name, source in self.algo.experience.items()
-            if isinstance(source, Replay) and 0.0 < self.dataset_fraction < 1.0
-        }
-        for name, source in mixed.items():
-            if source.batch_size < 2:
-                found.append(f"source {name!r}: batch_size={source.batch_size} cannot be shared with a dataset; use 2")
-            elif source.batch_size % self.shards:
+        for name, source in self.algo.experience.items():
+            if not isinstance(source, Replay) or self.dataset_fraction in (0.0, 1.0):
+                continue
+            size, items, shards = source.batch_size, self.items_of_dataset(source), self.shards
+            if size < 2 or size % shards or items % shards:
+                each = max(size // shards, 2)
+                nearest = min(max(round(self.dataset_fraction * each), 1), each - 1) / each
                 found.append(
-                    f"source {name!r}: batch_size={source.batch_size} does not divide over {self.shards} shards"
-                )
-            elif (items := self.items_of_dataset(source)) % self.shards:
-                each = source.batch_size // self.shards
-                nearest = min(max(round(items / self.shards), 1), each - 1) / each
-                found.append(
-                    f"source {name!r}: dataset_fraction={self.dataset_fraction} of batch_size={source.batch_size} is "
-                    f"{items} items, which do not divide over {self.shards} shards; use "
-                    + (f"dataset_fraction={nearest}" if each > 1 else f"batch_size={2 * self.shards}")
+                    f"source {name!r}: dataset_fraction={self.dataset_fraction} takes {items} of batch_size={size} "
+                    f"items, and both numbers must be divisible by {shards} shards; use batch_size={each * shards} and "
+                    f"dataset_fraction={nearest}"
                 )
         for name, buffer in self.episodes.items():
             found += [f"source {name!r}: {line}" for line in buffer.problems()]
         return [f"{type(self.algo).__name__} {line}" for line in found]
 
     def partition(self, axis: str) -> dict[str, ReplayState]:
-        """Return the states' partition specs, prefix trees, on a mesh whose axis `axis` shards the environments."""
+        """Return partition specs of the states, prefix trees, that shard environments over the mesh axis `axis`."""
         online = {name: buffer.partition(axis) for name, buffer in (self.online | self.episodes).items()}
         dataset = {name: buffer.partition(axis).replace(ring=None) for name, buffer in self.dataset.items()}
         return online | dataset
 
     # --- a run ---------------------------------------------------------------------------------------------------
 
-    def empty(self, rollout: Rollout, dataset: Rings | None = None) -> dict[str, ReplayState]:
-        """Return an empty buffer for each source that has one, and an index for each that samples from a dataset; pure.
+    def empty(self, rollout: Rollout | None, dataset: Rings | None = None) -> dict[str, ReplayState]:
+        """Return empty buffers, and an index for each source that samples from a dataset.
 
         Args:
-          rollout: an example of all environments, or its shapes.
+          rollout: a rollout of all environments, or its shapes; None if nothing acts.
           dataset: the dataset's rings, by name.
         """
-        rows = jax.eval_shape(lambda x: x.rows, rollout)
-        online = {name: buffer.init(rows, rollout.carry) for name, buffer in self.online.items()}
-        episodes = {name: buffer.init(rollout) for name, buffer in self.episodes.items()}
-        return online | episodes | self.dataset_indices(dataset or {})
-
-    def dataset_indices(self, dataset: Rings) -> dict[str, ReplayState]:
-        """Return an index for each source that samples from a dataset; pure."""
-        return {
-            name: ReplayState(None, fixed.index_of(buffer, dataset[self._ring(name)]))
+        empty = {
+            name: ReplayState(None, fixed.index_of(buffer, (dataset or {})[self._ring(name)]))
             for name, buffer in self.dataset.items()
         }
+        if rollout is not None:
+            rows = jax.eval_shape(lambda x: x.rows, rollout)
+            empty |= {name: buffer.init(rows, rollout.carry) for name, buffer in self.online.items()}
+            empty |= {name: buffer.init(rollout) for name, buffer in self.episodes.items()}
+        return empty
 
     def store(self, states: Mapping[str, ReplayState], rollout: Rollout) -> dict[str, ReplayState]:
         """Store a rollout of this device's environments."""
@@ -218,7 +208,7 @@ class Experience:
         return dict(states) | stored
 
     def rings(self, states: Mapping[str, ReplayState], dataset: Rings | None) -> dict[str, Ring]:
-        """Return the ring that each buffer samples from, by the name of its state."""
+        """Return the rings that the buffers sample from, by the name of the buffer's state."""
         stored = {name: state.ring for name, state in states.items() if state.ring is not None} | dict(dataset or {})
         return {name: stored[self._ring(name)] for name in self.buffers} | {
             name: stored[name] for name in self.episodes
@@ -237,9 +227,9 @@ class Experience:
         """Sample the batches of one update.
 
         Args:
-          states: with their rings.
-          key: of this round of updates.
-          number: of the update in this round, int32.
+          states: the states, with their rings.
+          key: key of this round of updates.
+          number: number of the update in this round, int32.
 
         Returns:
           The states, and this device's part of a batch for each source.
@@ -259,13 +249,18 @@ class Experience:
     def take(
         self, states: Mapping[str, ReplayState], rollouts: Mapping[str, Rollout]
     ) -> tuple[dict[str, ReplayState], dict[str, Rollout]]:
-        """Remove the whole episodes of one update from the states, and return both; `rollouts` are the last ones."""
+        """Remove the whole episodes of one update from the states; return the states and the episodes.
+
+        Args:
+          states: the states, with their rings.
+          rollouts: the newest rollout of each source.
+        """
         taken = {name: buffer.take(states[name], rollouts[name]) for name, buffer in self.episodes.items()}
         after = {name: state for name, (state, _) in taken.items()}
         return dict(states) | after, {name: batch for name, (_, batch) in taken.items()}
 
     def cut_to_length[T](self, learn: Callable[[dict[str, Any]], T], batches: dict[str, Any]) -> T:
-        """Call `learn` with the batches of all sources, those of whole episodes cut to a sufficient length."""
+        """Call `learn` with the batches of all sources; batches of whole episodes are cut to the length they need."""
         for name, buffer in self.episodes.items():
             learn = functools.partial(_with_one_cut, learn, name, buffer)
         return learn(batches)
@@ -273,19 +268,19 @@ class Experience:
     def update_priorities(
         self, states: Mapping[str, ReplayState], batches: Mapping[str, Batch], priorities: Mapping[str, jax.Array]
     ) -> dict[str, ReplayState]:
-        """Set the priorities [batch] of the items of each source's batch, in the replay that each item came from."""
+        """Set the priorities [batch] of each source's batch in the replays that its items were sampled from."""
         states = dict(states)
         for source, values in priorities.items():
             drawn = batches[source].sample_info
             assert drawn is not None  # every batch of a replay has it
             for name, (info, part) in self._parts(source, drawn, values).items():
-                # The dataset's part has no priorities if the sampler only orders items that are added and removed.
+                # Datasets have no priorities if the sampler only orders items that are added and removed.
                 if name in self.online or not index.dense(self.buffers[name].source):
                     states[name] = self.buffers[name].update_priorities(states[name], info, part)
         return states
 
     def statistics(self, states: Mapping[str, ReplayState], batches: Mapping[str, Batch]) -> Metrics:
-        """Return statistics of every replay and of its last batch, over all devices: float32 scalars."""
+        """Return statistics of every replay and its last batch over all devices, as float32 scalars."""
         metrics = {}
         for source, batch in batches.items():
             assert batch.sample_info is not None
@@ -295,7 +290,7 @@ class Experience:
         return metrics
 
     def _parts(self, source: str, info: SampleInfo, values: PyTree) -> dict[str, tuple[SampleInfo, PyTree]]:
-        """Return each buffer's part of `info` and `values`, leaves [batch], for the batch of `source`."""
+        """Split `info` and `values` of a batch of `source`, leaves [batch], by the buffer that items came from."""
         names = [name for name, buffer in self.buffers.items() if buffer.name == source]
         sizes = [self.buffers[name].source.batch_size // self.replicas.devices for name in names]
         return dict(zip(names, split((info, values), sizes, self.replicas.shards), strict=True))
@@ -306,23 +301,23 @@ def _with_one_cut(learn, name, buffer, batches):
 
 
 def of_dataset(name: str) -> str:
-    """Return the name of the state of a source's part that comes from the dataset."""
+    """Return the name of the state of a source's samples from the dataset."""
     return f"{name}_dataset"
 
 
 def has_separate_dataset(algo: Algorithm) -> bool:
-    """Return whether an algorithm learns from demonstrations and from its own experience, as separate sources."""
+    """Return whether an algorithm has a source for demonstrations and another one for its own experience."""
     sources = algo.experience.values()
     return any(isinstance(x, Dataset) for x in sources) and any(isinstance(x, Replay) for x in sources)
 
 
 def learns_from_dataset(algo: Algorithm) -> bool:
-    """Return whether an algorithm has a source that only a dataset can provide."""
+    """Return whether an algorithm has a source that needs a dataset."""
     return any(isinstance(source, Dataset) for source in algo.experience.values())
 
 
 def deciding_settings(algo: Algorithm, holds: Callable[[Algorithm], bool]) -> dict[str, Any]:
-    """Return the settings of `algo` each of which, reset to its default, makes `holds` false; empty if none does."""
+    """Return the settings of `algo` for which `holds` becomes false if that setting is reset to its default."""
     defaults = {
         field.name: field.default
         for field in dataclasses.fields(algo)
@@ -336,7 +331,7 @@ def deciding_settings(algo: Algorithm, holds: Callable[[Algorithm], bool]) -> di
 
 
 def dataset_settings(algo: Algorithm) -> dict[str, Any]:
-    """Return the settings that make `algo` learn from a dataset; empty if it does with any settings."""
+    """Return the settings that make `algo` learn from a dataset; empty if it always does."""
     return deciding_settings(algo, learns_from_dataset)
 
 
@@ -345,46 +340,45 @@ def _stores_extras(algo: Algorithm) -> bool:
 
 
 def dataset_problems(algo: Algorithm, spec: EnvSpec, dataset_fraction: float, *, dataset: bool) -> list[str]:
-    """Return the reasons why `algo` cannot learn with, or without, a dataset, one line each; empty if it can."""
+    """Return the reasons why `algo` cannot learn from a dataset, or without one, one line each; empty if it can."""
     kind, sources = type(algo).__name__, algo.experience.values()
     if not dataset:
         if not learns_from_dataset(algo):
             return []
-        settings = " and ".join(f"{name}={value!r}" for name, value in dataset_settings(algo).items())
-        what = f"{kind} with {settings}" if settings else kind
-        return [f"{what} learns from a dataset; pass one to train, as dataset='rlds:DIR'"]
+        return [f"{kind}{_with(dataset_settings(algo))} learns from a dataset; pass one, such as dataset='rlds:DIR'"]
     found = []
     if not 0.0 <= dataset_fraction <= 1.0:
         found.append(f"dataset_fraction={dataset_fraction} must be between 0 and 1")
     if not all(isinstance(source, Replay | Dataset) for source in sources):
         return [*found, f"{kind} is on-policy and cannot learn from a dataset; use an algorithm with a replay buffer"]
     if dataset_fraction == 1.0 and has_separate_dataset(algo):
-        found.append(
-            f"{kind} with these settings learns from its own experience beside the dataset; pass env= to train"
-        )
+        found.append(f"{kind} with these settings learns from a dataset and its own experience; pass env= to train")
     if 0.0 < dataset_fraction < 1.0 and not any(isinstance(source, Replay) for source in sources):
-        found.append(f"{kind} learns from a dataset alone; pass eval_env= to train, and no environment")
+        found.append(f"{kind} learns only from a dataset; pass eval_env= to train, not env=")
     if spec.masked:
-        found.append(f"{spec.name} has action masks, which datasets do not hold")
+        found.append(f"{spec.name} has action masks, which datasets do not contain; use another environment")
     for name, source in algo.experience.items():
         if isinstance(source, Replay) and dataset_fraction == 1.0 and _needs_inserts(source):
             found.append(
-                f"{kind}'s source {name!r} has a sampler, remover, storage or max_times_sampled of items that come and "
-                "go; a dataset's are all there, so leave these at their defaults"
+                f"{kind}'s source {name!r} has a sampler, remover, storage or max_times_sampled for items that are "
+                "added and removed, but a dataset is fixed; leave these at their defaults"
             )
     if dataset_fraction > 0.0 and _stores_extras(algo):
         names = [name for source in sources if isinstance(source, Replay) for name in source.extras]
-        settings = deciding_settings(algo, _stores_extras)
-        why = "".join(f" with {name}={value!r}" for name, value in settings.items())
-        remedy = "".join(f"leave {name} at its default, or " for name in settings)
+        settings = _with(deciding_settings(algo, _stores_extras))
         found.append(
-            f"{kind}{why} learns from {' and '.join(names)}, stored as it acts, which a dataset does not hold; {remedy}"
-            "train without a dataset"
+            f"{kind}{settings} learns from {' and '.join(names)}, recorded while acting, which a dataset does not "
+            "contain; train without a dataset" + (" or these settings" if settings else "")
         )
     return found
 
 
+def _with(settings):
+    words = " and ".join(f"{name}={value!r}" for name, value in settings.items())
+    return words and f" with {words}"
+
+
 def _needs_inserts(source: Replay) -> bool:
-    """Return whether a replay's settings only have a meaning if items are added during training."""
+    """Return whether a replay's settings are meaningful only if items are added during training."""
     in_turn = not isinstance(source.sampler, Uniform | Prioritized)
     return in_turn or bool(source.max_times_sampled) or source.storage == "table" or index.bounded(source)

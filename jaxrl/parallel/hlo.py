@@ -9,6 +9,9 @@ from collections.abc import Iterator
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _BRANCHES = re.compile(r"(?:branch_computations=\{([^}]*)\}|(?:true|false)_computation=%?([\w.\-]+))")
 _ARRAY = re.compile(r"\b(?:pred|[a-z]+?(\d+)\w*)\[([\d,]*)\]")
+# The type of an instruction's results, its operation, and its operands and attributes. Within types, which may be
+# tuples with layouts, words that are followed by "(" are not preceded by a space.
+_INSTRUCTION = re.compile(r" = (.*?) ([a-z][a-z0-9\-]*)\((.*)")
 _TRIPS = re.compile(r'known_trip_count"?:\s*\{\s*"?n"?\s*:\s*"?(\d+)')
 COLLECTIVES = (
     "all-reduce",
@@ -19,8 +22,7 @@ COLLECTIVES = (
     "collective-permute",
     "collective-broadcast",
 )
-# Operations that start no kernel: names of values, control flow (its body is counted), and the second half of an
-# operation that was started before.
+# Operations that start no kernel: names of values, and control flow, whose body is counted.
 _FREE = {
     "parameter",
     "constant",
@@ -56,50 +58,48 @@ class Loop:
     exchanged: int = 0
     loops: list["Loop"] = dataclasses.field(default_factory=list)
 
-    def walk(self) -> Iterator["Loop"]:
-        """Yield this loop and all inner loops."""
-        yield self
+    def walk(self) -> Iterator[tuple["Loop", int]]:
+        """Yield this loop and all inner loops, each with its number of runs; unknown numbers of trips count as 1."""
+        yield self, 1
         for loop in self.loops:
-            yield from loop.walk()
+            trips = 1 if loop.trips is None else loop.trips
+            yield from ((inner, trips * runs) for inner, runs in loop.walk())
 
     def all_collectives(self) -> Counter[str]:
-        """Return the collectives of one run of the body and all inner loops; unknown numbers of trips count as 1."""
-        found = Counter(self.collectives)
-        for loop in self.loops:
-            for kind, count in loop.all_collectives().items():
-                found[kind] += count * (1 if loop.trips is None else loop.trips)
+        """Return the collectives of one run of the body and all inner loops."""
+        found = Counter()
+        for loop, runs in self.walk():
+            found.update({kind: runs * count for kind, count in loop.collectives.items()})
         return found
 
     def all_exchanged(self) -> int:
-        """Return the bytes that one run of the body and all inner loops exchanges, counted as in `exchanged`."""
-        within = (loop.all_exchanged() * (1 if loop.trips is None else loop.trips) for loop in self.loops)
-        return self.exchanged + sum(within)
+        """Return the bytes that one run of the body and all inner loops exchange, counted as in `exchanged`."""
+        return sum(runs * loop.exchanged for loop, runs in self.walk())
 
     def all_kernels(self) -> int:
-        """Return the kernels of one run of the body and all inner loops; unknown numbers of trips count as 1."""
-        within = (loop.all_kernels() * (1 if loop.trips is None else loop.trips) for loop in self.loops)
-        return sum(self.kernels.values()) + sum(within)
+        """Return the number of kernels of one run of the body and all inner loops."""
+        return sum(runs * loop.kernels.total() for loop, runs in self.walk())
 
 
 def read(text: str) -> Loop:
     """Return the loops of a program.
 
-    Of the branches of a conditional, the one with the most kernels counts.
+    For a conditional, the branch with the most kernels is counted.
 
     Args:
-      text: text of an optimized module (`jax.stages.Compiled.as_text`).
+      text: the text of an optimized module (`jax.stages.Compiled.as_text`).
 
     Raises:
       ValueError: the text has no entry computation.
     """
-    computations: dict[str, list[str]] = {}
-    entry, lines = None, []
+    computations: dict[str, list[re.Match[str]]] = {}
+    entry, instructions = None, []
     for line in text.splitlines():
         if begun := _COMPUTATION.match(line):
-            lines = computations[begun[2]] = []
+            instructions = computations[begun[2]] = []
             entry = begun[2] if begun[1] else entry
-        elif " = " in line:
-            lines.append(line.strip())
+        elif instruction := _INSTRUCTION.search(line.strip()):
+            instructions.append(instruction)
     if entry is None:
         raise ValueError("the text has no entry computation")
     return _loop(computations, entry, 1)
@@ -107,9 +107,8 @@ def read(text: str) -> Loop:
 
 def _loop(computations, name, trips):
     found = Loop(trips)
-    for line in computations[name]:
-        value = line.split(" = ", 1)[1]
-        operation = _operation(value)
+    for instruction in computations[name]:
+        type_text, operation, value = instruction.groups()
         kind = operation.removesuffix("-start")
         if operation == "while":
             known, condition = _TRIPS.search(value), computations[_named(value, "condition")]
@@ -124,7 +123,7 @@ def _loop(computations, name, trips):
             _include(found, max(branches, key=lambda branch: (branch.all_kernels(), branch.all_collectives().total())))
         elif kind in COLLECTIVES:
             found.collectives[kind] += 1
-            found.exchanged += _bytes(value[: value.index(operation + "(")], operation == "all-gather-start")
+            found.exchanged += _bytes(type_text, operation == "all-gather-start")
         elif operation not in _FREE and not operation.endswith(("-done", "-update")):
             found.kernels[kind] += 1
             if operation == "fusion":  # compilers for TPUs put collectives into some
@@ -142,17 +141,17 @@ def _bytes(type_text, with_operands):
 
 
 def _named(value, attribute):
-    """Return the computation that an instruction names under this attribute; "" for none."""
+    """Return the computation named by an attribute of an instruction, or ""."""
     found = re.search(rf"\b{attribute}=%?([\w.\-]+)", value)
     return found[1] if found else ""
 
 
 def _counted_to(condition):
-    """Return the trips of a loop whose condition compares a counter with a constant; None for other conditions.
+    """Return the number of trips if a loop's condition compares a counter with a constant, or None.
 
-    JAX's loops count from 0 by one, and compilers that do not write down the number of trips keep the comparison.
+    JAX's loops count from 0 in steps of 1, and compilers that do not annotate the number of trips keep the comparison.
     """
-    text = "\n".join(condition)
+    text = "\n".join(instruction.string for instruction in condition)
     compared = re.search(r"^ROOT .*compare\(%?[\w.\-]+, %?([\w.\-]+)\), direction=LT", text, re.MULTILINE)
     limit = compared and re.search(rf"^%?{re.escape(compared[1])} = \S+ constant\((\d+)\)", text, re.MULTILINE)
     return int(limit[1]) if limit else None
@@ -163,16 +162,3 @@ def _include(loop, other):
     loop.collectives += other.collectives
     loop.exchanged += other.exchanged
     loop.loops += other.loops
-
-
-def _operation(value):
-    """Return the operation of an instruction, given the text after the equals sign: the first word before "(".
-
-    Words within the type before it, which may be a tuple and has layouts, are skipped by depth.
-    """
-    depth = 0
-    for part in re.finditer(r"[(){}\[\]]|[a-z][a-z0-9\-]*\(", value):
-        if len(part[0]) > 1 and depth == 0:
-            return part[0][:-1]
-        depth += 1 if part[0][-1] in "({[" else -1
-    raise ValueError(f"no operation in {value!r:.80}")

@@ -1,7 +1,7 @@
-"""The acting loop for host environments: the twin of `jaxrl.parallel.rollout.unroll`, one compiled call per step.
+"""The acting loop for host environments: the counterpart of `jaxrl.parallel.rollout.unroll`, with a call per step.
 
-Time steps are written into the rollout on the device by the call that acts, in place, so that a rollout is never
-stacked from pieces.
+The compiled call that acts writes the time step into the rollout on the device, in place, so rollouts are never stacked
+from pieces.
 """
 
 import dataclasses
@@ -21,21 +21,20 @@ from jaxrl.parallel import rollout as ro
 Step = Callable[[PyTree], Callable[[], TimeStep[np.ndarray]]]
 Storage = tuple[TimeStep[jax.Array], PyTree, PyTree]  # of a rollout: time steps [T + 1, B], actions and extras [T, B]
 
-# Each index occurs once. Indices beyond the environments pad a batch: values read there are arbitrary, and nothing is
-# written.
+# Each index occurs once. Indices beyond the environments are padding: their values are arbitrary and not written.
 _READ: dict[str, Any] = {"mode": "clip", "unique_indices": True}
 _WRITTEN: dict[str, Any] = {"mode": "drop", "unique_indices": True}
 
 
 @dataclasses.dataclass
 class HostActing:
-    """The acting state of host environments: the twin of `Acting`.
+    """The acting state of host environments, the counterpart of `Acting`.
 
     Attributes:
       timestep: their current time step, numpy `[B, ...]`.
       previous_action, carry: arrays on the device that acts, `[B, ...]`.
       roots: root keys for sampling actions, `[B]`.
-      steps_per_env: steps of each environment so far, which are folded into those keys.
+      steps_per_env: steps of each environment so far, which are folded into these keys.
       extras: names of the extras that acting returns; a complete rollout may have more.
     """
 
@@ -47,22 +46,22 @@ class HostActing:
     extras: tuple[str, ...] = ()
 
     def tick(self, number: int = 0) -> np.uint32:
-        """Return the number of the step `number` steps ahead, as it is folded into keys."""
+        """Return the index of the step `number` steps ahead, as folded into keys."""
         return np.uint32((self.steps_per_env + number) % 2**32)
 
     def storage(self, rollout: Rollout) -> Storage:
-        """Return the storage of a rollout collected here, which is not read any more."""
+        """Return the storage of a rollout that was collected here and is no longer needed."""
         return rollout.timesteps, rollout.action, {name: rollout.extras[name] for name in self.extras}
 
 
 @dataclasses.dataclass(frozen=True)
 class HostSteps:
-    """The compiled pieces of acting on the host, static: a key of the compilation cache.
+    """The compiled functions for acting in host environments. Static: a key of the compilation cache.
 
     Args:
       spec: the spec of the environments.
       num_envs: number of all environments of the run.
-      group: number of environments that these pieces act for.
+      group: number of environments that these functions act for.
       length: steps of a rollout.
       explore: sample as in training; otherwise take the best action.
     """
@@ -78,18 +77,18 @@ class HostSteps:
         """Return the root keys [group] for sampling actions."""
         return keys.policy_keys(key, env_index)
 
-    # `keep_unused`, here and below: outputs that depend on no argument are then bound to the arguments' device, like
-    # those that `act` returns, so that `act` is compiled once.
+    # `keep_unused`, here and below: it binds outputs that do not depend on arguments to the arguments' device, like
+    # the outputs of `act`, so that `act` is compiled once.
     @partial(jax.jit, static_argnums=0, keep_unused=True)
     def beginnings(self, algo: Algorithm, env_index: jax.Array) -> tuple[PyTree, PyTree]:
-        """Return the carry, and a previous action of zeros, at the first time step."""
+        """Return the carry and the previous action, zeros, for the first time step."""
         carry = jax.vmap(lambda index: algo.initial_carry(self.spec, index, self.num_envs))(env_index)
         return carry, ro.no_action(self.spec, self.group)
 
     def begin(
         self, algo: Algorithm, timestep: TimeStep[np.ndarray], key: jax.Array, env_index: jax.Array
     ) -> HostActing:
-        """Return the acting state at the environments' first time step; `key` is the root of all random numbers."""
+        """Return the acting state at the environments' first time step; `key` is the run's root key."""
         carry, action = self.beginnings(algo, env_index)
         return HostActing(timestep, action, carry, self.roots(key, env_index))
 
@@ -111,7 +110,7 @@ class HostSteps:
 
     @partial(jax.jit, static_argnums=0, donate_argnums=3)
     def act(self, algo, actor, storage, timestep, carry, action, roots, tick, number):
-        """Act at `timestep`, which followed `action`; write it into the storage as step `number`."""
+        """Act at `timestep`, which followed `action`, and write it into the storage as step `number`."""
         step, executed, carry = self._step(algo, actor, timestep, carry, action, keys.tick_keys(roots, tick, 1)[0])
         return ro.write(storage, step, number), executed, carry
 
@@ -119,8 +118,9 @@ class HostSteps:
     def act_some(self, algo, actor, storage, timestep, carry, action, roots, ticks, numbers, env_ids):
         """Act only for the environments `env_ids` [B] of the group, each at its own tick and step, [B].
 
-        `timestep` is theirs, [B]; carry, previous action and roots are the whole group's. So are the results except the
-        last, the actions of these environments. An index of `group` or more is padding, and changes nothing.
+        `timestep` has only these environments, [B]; carry, previous action and roots are those of the whole group, and
+        so are the results, except for the last, the actions of these environments. An index of `group` or more is
+        padding without effect.
         """
 
         def one_key(root, tick):
@@ -136,7 +136,7 @@ class HostSteps:
 
     @partial(jax.jit, static_argnums=0, donate_argnums=3)
     def finish(self, algo, actor, storage, timestep, action, initial, carry, version) -> Rollout:
-        """Return the rollout, given its storage and the time step after its last one."""
+        """Return the rollout, given its storage and the time step after its last step."""
         timesteps, actions, extras = storage
         rollout = Rollout(
             timesteps=ro.write(timesteps, ro.with_previous_action(timestep, action), self.length),
@@ -161,16 +161,16 @@ def unroll(
 ) -> Generator[None, None, Rollout]:
     """Act for `steps.length` steps in host environments, update `acting`, and return the rollout.
 
-    Yields whenever `env.step` is running, so that one thread can serve several groups; `complete` waits instead.
+    Yields while `env.step` is running, so that one thread can serve several groups; `complete` waits instead.
 
     Args:
-      steps: the compiled pieces.
+      steps: the compiled functions.
       algo: with its schedules resolved.
       actor: the state that acting needs.
       acting: the acting state; updated.
       step: steps the environments.
       version: the version of `actor`.
-      storage: memory for the rollout, which is overwritten; None: fresh memory, whose first use costs page faults.
+      storage: memory to overwrite with the rollout; None: new memory, whose first use causes page faults.
     """
     initial = acting.carry
     storage = new_storage(steps, algo, actor, acting) if storage is None else storage
@@ -196,14 +196,14 @@ def unroll(
 def new_storage(steps: HostSteps, algo: Algorithm, actor: ActorState, acting: HostActing) -> Storage:
     """Return zeros to store a rollout in, on the device that acts."""
     (device,) = acting.roots.devices()
-    with jax.default_device(device):  # otherwise it would be made on the first device, and moved
+    with jax.default_device(device):  # otherwise it would be allocated on the first device, and moved
         storage = steps.storage(algo, actor, acting.timestep, acting.carry, acting.previous_action, acting.roots)
     acting.extras = tuple(storage[2])
     return storage
 
 
 def complete[T](unrolling: Generator[None, None, T]) -> T:
-    """Run a generator to its end, and return its return value."""
+    """Run a generator to its end, and return its result."""
     while True:
         try:
             next(unrolling)
@@ -212,7 +212,7 @@ def complete[T](unrolling: Generator[None, None, T]) -> T:
 
 
 def in_this_thread(env_step: Callable[[PyTree], TimeStep[np.ndarray]]) -> Step:
-    """Return the `Step` of environments whose `step` blocks until it is done."""
+    """Return a `Step` that blocks until `env_step` is done."""
 
     def step(action):
         timestep = env_step(action)

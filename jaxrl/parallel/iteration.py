@@ -26,7 +26,7 @@ from jaxrl.parallel.rollout import Acting
 
 
 class RolloutCollector[Env](Protocol):
-    """A way to begin a run and to collect its iterations. Static: a key of the compilation cache."""
+    """A strategy for collecting the rollouts of a run. Static: a key of the compilation cache."""
 
     def __hash__(self) -> int: ...
 
@@ -34,29 +34,33 @@ class RolloutCollector[Env](Protocol):
     def layout(self) -> Layout: ...
 
     def steps_per_env(self, algo: Algorithm) -> int:
-        """Return the steps of each environment in an iteration; updates, if nothing acts."""
+        """Return the steps of each environment in an iteration; if nothing acts, the updates."""
         ...
 
     def begin(self, algo: Algorithm, source: Env, key: jax.Array) -> Acting:
-        """Return the initial acting state of all environments; pure."""
+        """Return the initial acting state of all environments. Pure."""
         ...
 
-    def empty_buffers(
-        self, algo: Algorithm, source: Env, state: RunState, dataset: Rings | None
-    ) -> dict[str, ReplayState]:
-        """Return empty buffers; pure."""
+    def example(self, algo: Algorithm, source: Env, state: RunState) -> Rollout | None:
+        """Return a rollout of all environments, used only for its shapes; None if nothing acts. Pure.
+
+        Args:
+          algo: with its schedules resolved.
+          source: as for `begin`.
+          state: the state of a run that has not begun, without buffers.
+        """
         ...
 
     def collect(
         self, algo: Algorithm, source: Env, state: RunState, first_env: jax.Array | int
     ) -> tuple[RunState, Rollout | None, EpisodeSums]:
-        """Step this device's environments for an iteration, acting with the current learner; pure.
+        """Step this device's environments for an iteration, acting with the current learner. Pure.
 
         Args:
           algo: with its schedules resolved.
           source: the environment; if the host acts, the rollout that it collected.
-          state: this device's part of it.
-          first_env: the index of this device's first environment.
+          state: this device's part of the state.
+          first_env: index of this device's first environment.
 
         Returns:
           The state after these steps, the rollout, and the sums over the episodes that ended in it.
@@ -73,19 +77,19 @@ def iterate[Env](
       collects: the collector.
       algo: with its schedules resolved.
       source: the collector's source.
-      state: this device's part of it.
+      state: this device's part of the state.
       dataset: the rings of a dataset, by name.
 
     Returns:
-      The state, this iteration's report on this device, and the rollout; None if nothing acts.
+      The state, this device's report of the iteration, and the rollout, None if nothing acts.
     """
-    layout, tick = collects.layout, state.steps_per_env.low  # folded into this iteration's keys
+    layout, tick = collects.layout, state.steps_per_env.low  # `tick` is folded into this iteration's keys
     first_env = layout.replicas.first_shard * (layout.num_envs // layout.shards)
     state, collected, episodes = collects.collect(algo, source, state, first_env)
     experience, rollouts, broken = layout.experience(algo), {}, {}
     if collected is not None:
         state, broken = store(experience, state, collected)
-        # Statistics of episodes are not learned from.
+        # Learning does not use the statistics of episodes.
         learned = collected.replace(timesteps=collected.timesteps.replace(episode=None, info=None))
         sources = experience.algo.experience.items()
         rollouts = {name: learned for name, source in sources if isinstance(source, Rollouts | Episodes)}
@@ -94,7 +98,7 @@ def iterate[Env](
     online = experience.online_sources.values()
     enough = held >= max((replay.least_size(source, experience.num_envs) for source in online), default=0)
     if collected is None:
-        updates = 1  # without environments there are no steps that a ratio could count
+        updates = 1  # without environments, there are no steps for a replay ratio
     elif experience.episodes:
         updates = experience.complete_batches(state.buffers)
     else:
@@ -115,8 +119,8 @@ def store(experience: Experience, state: RunState, collected: Rollout) -> tuple[
     """Store this device's rows in the replays, and locate actions, observations or rewards that are not finite. Pure.
 
     Returns:
-      The state; and by array name 0 if all are finite, otherwise (T + 1 - t) N - b + 1 for the first that is not, in
-      order of time t, from 0 to T, and environment b of N.
+      The state, and a number for each array: 0 if it is finite, otherwise (T + 1 - t) N - b + 1 for the first value
+      that is not, at time t from 0 to T in environment b of N. Earlier values have larger numbers.
     """
     time, envs = collected.timesteps.first.shape
     env = experience.replicas.first_shard * (experience.num_envs // experience.shards) + jnp.arange(envs)
@@ -130,7 +134,7 @@ def store(experience: Experience, state: RunState, collected: Rollout) -> tuple[
     for path, x in jax.tree.leaves_with_path(parts):
         if jnp.issubdtype(x.dtype, jnp.inexact):
             name = jax.tree_util.keystr(path, simple=True, separator=".")
-            here = place[name == "reward" :][: x.shape[0]]  # a reward comes with the next time step
+            here = place[name == "reward" :][: x.shape[0]]  # a reward belongs to the next time step
             here = jnp.expand_dims(here, range(2, x.ndim))
             broken[name] = jnp.max(jnp.where(jnp.isfinite(x), 0, here))
     return state.replace(buffers=experience.store(state.buffers, collected)), broken
@@ -151,12 +155,12 @@ def run_updates(
 
     Args:
       experience: the experience of the algorithm with its schedules resolved, on this device.
-      state: with all data stored that can be sampled.
-      rollouts: the newest rollout, for each source that is not a replay.
-      enough: whether there is enough data to learn from; if not, nothing changes.
+      state: the state, after this iteration's data was stored.
+      rollouts: the newest rollout for each source that is not a replay.
+      enough: whether there is enough data to learn from; if False, nothing changes.
       updates: number of updates, int32 if iterations differ.
       tick: folded into the keys of this round, uint32.
-      first: number of the first of these updates in this round, int32, if the round is made in parts.
+      first: number of the first of these updates within the round, int32, if a round is divided over several calls.
       dataset: the rings of a dataset, by name.
 
     Returns:
@@ -195,13 +199,15 @@ def run_updates(
         carried, metrics = update(carried, jnp.asarray(number, jnp.int32))
         return carried, jax.tree.map(jnp.add, sums, metrics)
 
+    def no_metrics(function, *arguments):
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *arguments)[1])
+
     # The loop carries only what an update changes: the learner and the indices, not the rows.
     carried = (state.learner, {name: state.buffers[name].index for name in rings})
     if not isinstance(updates, int):
-        # A loop with that many turns, not a branch: with a replay, all runs of a mapped batch make the same number.
+        # A loop of this length, not a branch: with a replay, all runs of a mapped batch make as many updates.
         made = jnp.where(enough, updates, 0)
-        shapes = jax.eval_shape(update, carried, jnp.int32(0))[1]
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        zeros = no_metrics(update, carried, jnp.int32(0))
         carried, sums = jax.lax.fori_loop(0, made, one_more, (carried, zeros))
         made = made.astype(jnp.float32)
         metrics = jax.tree.map(lambda x: x / jnp.maximum(made, 1.0), sums)
@@ -209,10 +215,9 @@ def run_updates(
         carried, metrics = all_updates(carried) if rings else update(carried, jnp.int32(0))
         made = jnp.float32(updates)
     else:
-        shapes = jax.eval_shape(all_updates, carried)[1]
 
         def wait(carried):
-            return carried, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+            return carried, no_metrics(all_updates, carried)
 
         carried, metrics = jax.lax.cond(enough, all_updates, wait, carried)
         made = enough.astype(jnp.float32) * updates

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl.buffers.ring import HostMemory
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.limits import count_problems
+from jaxrl.core.limits import count_problems, multiples
 from jaxrl.core.recorded import Recorded
 from jaxrl.core.report import Report, accumulate
 from jaxrl.core.run_state import RunState
@@ -35,8 +35,8 @@ class Layout:
       devices: number of devices of all processes together.
       shards: logical groups of environments, over all devices.
       dataset_fraction: the fraction of every batch that comes from a dataset.
-      streams: whether the dataset's batches come from the host, so that there are no buffers.
-      target: accelerators that programs are only compiled for; None: they run on this machine's devices.
+      streams: whether the host sends the dataset's batches, so that there are no buffers.
+      target: accelerators to compile for without running there; None: programs run on this machine's devices.
     """
 
     spec: EnvSpec
@@ -67,26 +67,26 @@ class Layout:
     def place(self, tree: PyTree) -> PyTree:
         """Return numbers as arrays on every device, so that `chunk` does not transfer them at every call.
 
-        For a target, return their shapes.
+        For a target, return the shapes of these arrays.
         """
         if self.target is not None:
             return meshes.described(tree, NamedSharding(self.mesh, PartitionSpec()))
-        return meshes.everywhere(tree, self.mesh)
+        return meshes.from_processes(tree, self.mesh, PartitionSpec())
 
     def accumulated(self, total: Report | None, report: Report, number: int) -> Report:
-        """Return a chunk's sum of reports with that of its iteration `number` added; `total` is None at the first."""
+        """Add the report of iteration `number` of a chunk to the chunk's total, which is None before the first."""
         which, begins = self.place((np.int32(number), np.bool_(total is None)))
         return accumulate(report if total is None else total, report, which, begins)
 
     def partition(self, algo: Algorithm) -> RunState:
         """Return the partition specs of a run's state, a prefix tree."""
-        return jax.tree.map(lambda x: x.spec if isinstance(x, HostMemory) else x, self._lies(algo), is_leaf=_is_spec)
+        return jax.tree.map(lambda x: x.spec if isinstance(x, HostMemory) else x, self._specs(algo), is_leaf=_is_spec)
 
     def shardings(self, algo: Algorithm) -> RunState:
         """Return the shardings of a run's state, a prefix tree; unlike partition specs, they have a memory kind."""
-        return self.on_mesh(self._lies(algo))
+        return self.on_mesh(self._specs(algo))
 
-    def _lies(self, algo):
+    def _specs(self, algo):
         data, everywhere = PartitionSpec("data"), PartitionSpec()
         specs: dict[str, PyTree] = {
             "learner": everywhere,
@@ -111,11 +111,11 @@ class Layout:
         return jax.tree.map(sharding, specs, is_leaf=_is_spec)
 
     def resolve(self, algo: Algorithm, state: RunState, total_steps_per_env: jax.Array) -> Algorithm:
-        """Return `algo` with its schedules resolved at the step count of `state`; pure."""
+        """Return `algo` with its schedules resolved at the step count of `state`. Pure."""
         return resolve_schedules(algo, jnp.minimum(state.steps_per_env.as_float() / total_steps_per_env, 1.0))
 
     def recorded(self, algo: Algorithm, every: int) -> Recorded:
-        """Return the settings with which `Program.recorded_chunk` records about one in `every` episodes."""
+        """Return the settings of `Program.recorded_chunk` for recording about one in `every` episodes."""
         return Recorded.every(every, self.num_envs, ro.rollout_length(algo) * ro.row_bytes(self.spec))
 
 
@@ -129,7 +129,7 @@ def checked_layout(
     processes: int | None = None,
     target: Target | None = None,
 ) -> Layout:
-    """Check that everything divides, and return the layout.
+    """Check the divisibility of environments, devices, shards and batches, and return the layout.
 
     Args:
       algo, spec: the algorithm, and the spec of its environments.
@@ -138,7 +138,7 @@ def checked_layout(
       shards: requested number of shards; None: the largest of 8, 4, 2, 1 that works.
       dataset_fraction: the fraction of every batch that comes from a dataset.
       processes: number of processes that have the devices; None: all.
-      target: accelerators that are only compiled for.
+      target: accelerators to compile for without running there.
 
     Raises:
       ConfigError: with every problem found.
@@ -147,12 +147,10 @@ def checked_layout(
         raise ConfigError(problems)
     problems = meshes.device_problems(devices, processes, target)
     if not problems and num_envs % (rows := devices * spec.num_agents):
-        below, above = num_envs // rows * rows, -(-num_envs // rows) * rows
-        allowed = f"{below} or {above}" if below else f"{above}"
-        over = f"does not divide over {devices} devices"
+        by = f"{devices} devices"
         if spec.num_agents > 1:
-            over = f"must be a multiple of the {spec.num_agents} agents of {spec.name}, on each of {devices} devices"
-        problems.append(f"num_envs={num_envs} {over}; use {allowed}")
+            by = f"the {spec.num_agents} agents of {spec.name} on each of {by}"
+        problems.append(f"num_envs={num_envs} is not divisible by {by}; use {multiples(num_envs, rows)}")
     if shards is not None:
         if num_envs % shards:
             problems.append(f"shards={shards} must divide num_envs={num_envs}")
@@ -161,29 +159,26 @@ def checked_layout(
     if problems:
         raise ConfigError(problems + algo.validate(spec, num_envs, shards or 1))
     length = ro.rollout_length(algo)
-    if isinstance(length, int) and length > 0:  # otherwise the algorithm reports it
+    if isinstance(length, int) and length > 0:  # otherwise, the algorithm reports it
         of_all = list(meshes.data_mesh(devices, processes, target).devices.flat)
-        free = None if target is None else target.memory
-        if problems := memory.rollout_problems(ro.row_bytes(spec), num_envs, length, of_all, free):
+        if problems := memory.rollout_problems(ro.row_bytes(spec), num_envs, length, of_all, target):
             raise ConfigError(problems)
 
-    # For whole episodes, as few as possible: a batch waits for the shard with the longest episodes.
+    # For whole episodes, as few shards as possible, because a batch waits for the shard with the longest episodes.
     most_first = not any(isinstance(source, Episodes) for source in algo.experience.values())
     candidates = [shards] if shards else sorted({*_DEFAULT_SHARDS, devices}, reverse=most_first)
-    first_problems = None
     for candidate in candidates:
         if num_envs % candidate or candidate % devices:
             continue
-        found = algo.validate(spec, num_envs, candidate)
+        problems = algo.validate(spec, num_envs, candidate)
         try:
-            found += Experience(algo, spec, num_envs, candidate, dataset_fraction).problems()
+            problems += Experience(algo, spec, num_envs, candidate, dataset_fraction).problems()
         except (AttributeError, TypeError, ValueError):
-            if not found:  # a field has a wrong type, which the algorithm reports
+            if not problems:  # a field has a wrong type, which the algorithm reports
                 raise
-        if not found:
+        if not problems:
             return Layout(spec, num_envs, devices, candidate, dataset_fraction, target=target)
-        first_problems = found
-    raise ConfigError(first_problems or [f"num_envs={num_envs} does not divide over {devices} devices"])
+    raise ConfigError(problems)
 
 
 def _is_spec(x) -> bool:

@@ -1,7 +1,6 @@
 """Checks that replays and rollouts fit in memory, before anything is allocated."""
 
 import math
-from collections.abc import Mapping
 
 import jax
 
@@ -9,8 +8,9 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.run_state import RunState
 from jaxrl.core.sources import Episodes, Replay
 from jaxrl.core.types import Algorithm, PyTree
+from jaxrl.parallel.targets import Target
 
-_HEADROOM = 0.9  # usable fraction of the free memory: the program around the replay needs some too
+_HEADROOM = 0.9  # usable fraction of the free memory; the rest is for the program itself
 
 
 def size_of(tree: PyTree) -> int:
@@ -43,44 +43,39 @@ def check_run(
     *,
     runs: int = 1,
     saved: bool = True,
-    free: Mapping[str, int | None] | None = None,
+    target: Target | None = None,
 ) -> None:
-    """Raise if the replays of a run's state, given as shapes, would not fit in memory.
+    """Check that the replays of a run's state, given as shapes, will fit in memory.
 
     Args:
       algo: the algorithm, which has the sources.
       state: shapes, as from `jax.eval_shape`.
       devices: the devices of all processes, which share the replays evenly.
-      runs: number of runs at once that have such replays, over all devices.
-      saved: whether checkpoints will hold the replays: an asynchronous save keeps a copy on the host while it writes.
-      free: bytes free on "host" and on each "device"; None: as they are now.
+      runs: number of simultaneous runs with such replays, over all devices.
+      saved: whether checkpoints will contain the replays: an asynchronous save keeps a copy on the host while it
+        writes.
+      target: accelerators to compile for without running there; all of their memory counts as free, and that of their
+        host is not checked.
 
     Raises:
       ConfigError: with the bytes needed and free, and the capacity that would fit.
     """
-    buffers, here = state.buffers, _here(devices)
-    if not buffers:
+    if not state.buffers:
         return
     sources = {name: source for name, source in algo.experience.items() if isinstance(source, Replay | Episodes)}
-    if free is None:
-        free = {"host": free_on_host(), "device": free_on_device(here[0])}
-    on_cpu = here[0].platform == "cpu"
-    on_host = [x for x in jax.tree.leaves(buffers) if x.sharding and x.sharding.memory_kind == "pinned_host"]
-    needed, there = (size_of(x) * runs * len(here) // len(devices) for x in (buffers, on_host))
-    copy = needed if saved else 0
-    places = (
-        [("this machine", needed + copy, free["host"])]
-        if on_cpu
-        else [
-            (f"each of {len(devices)} devices", (needed - there) // len(here), free["device"]),
-            ("the host", there + copy, free["host"]),
-        ]
-    )
+    on_host = [x for x in jax.tree.leaves(state.buffers) if x.sharding and x.sharding.memory_kind == "pinned_host"]
+    whole, there = size_of(state.buffers) * runs, size_of(on_host) * runs
+    copy = whole if saved else 0
+    on_cpu = devices[0].platform == "cpu"
+    places = [_share(whole + copy if on_cpu else whole - there, devices, target)]
+    if not on_cpu:
+        host = (there + copy) * len(_here(devices)) // len(devices)
+        places.append((host, free_on_host() if target is None else None, "the host"))
     problems = []
-    for place, bytes_needed, bytes_free in places:
-        if bytes_free is None or bytes_needed <= bytes_free * _HEADROOM:
+    for needed, free, place in places:
+        if free is None or needed <= free * _HEADROOM:
             continue
-        share = 0.99 * bytes_free * _HEADROOM / bytes_needed  # the levels of sums round up
+        share = 0.99 * free * _HEADROOM / needed  # 0.99 because the levels of sum trees round up
         fitting = ", ".join(
             f"{name}: {field}={math.floor(size * share)} (now {size})"
             for name, source in sources.items()
@@ -89,69 +84,69 @@ def check_run(
         copied = saved and (on_cpu or place == "the host")
         replays = [source for source in sources.values() if isinstance(source, Replay)]
         in_rings = not on_cpu and runs == 1 and replays and all(source.storage == "ring" for source in replays)
-        elsewhere = "; or replay_memory='host'" if in_rings and not on_host else ""
-        held = "the replay" if replays else "the room for whole episodes"
-        what = f"{held} and an asynchronous save's copy of it need" if copied else f"{held} needs"
+        elsewhere = "; or use replay_memory='host'" if in_rings and not on_host else ""
+        held = "the replay" if replays else "the buffer of whole episodes"
+        what = f"{held} and its copy in an asynchronous save need" if copied else f"{held} needs"
         problems.append(
-            f"{what} {readable(bytes_needed)} of {place}, where {readable(bytes_free)} are free; what would fit is "
-            f"{fitting}" + (f"; or leave {held} out of checkpoints (save_replay=False)" if copied else elsewhere)
+            f"{what} {readable(needed)} of {place}, where {readable(free)} are free; use at most {fitting}"
+            + (f"; or leave {held} out of checkpoints (save_replay=False)" if copied else elsewhere)
         )
     if problems:
         raise ConfigError(problems)
 
 
 def _size(source):
-    """Return the fields that limit how much a source stores, and their values; {} if it stores nothing itself."""
+    """Return the fields, with their values, that limit the size of a source's storage; {} if it has no storage."""
     if isinstance(source, Episodes):
         return {"max_episode_length": source.max_length, "rollout_length": source.length}
     return {"capacity": source.capacity} if source.over is None else {}
 
 
 def rollout_problems(
-    row_bytes: int, num_envs: int, rollout_length: int, devices: list[jax.Device], free: int | None = None
+    row_bytes: int, num_envs: int, rollout_length: int, devices: list[jax.Device], target: Target | None = None
 ) -> list[str]:
-    """Return reasons why `num_envs` x `rollout_length` rollouts do not fit; empty if they fit.
+    """Return reasons why `num_envs` x `rollout_length` rollouts do not fit in memory; empty if they fit.
 
     Args:
       row_bytes: bytes of one step of one environment.
       num_envs: number of environments over all devices, which share them evenly.
       rollout_length: steps of each environment.
       devices: the devices of all processes together.
-      free: free bytes of a device; None: as they are now.
+      target: accelerators to compile for without running there; all of their memory counts as free.
     """
-    what = f"rollouts of rollout_length={rollout_length} steps of num_envs={num_envs} environments"
+    what = f"rollouts of rollout_length={rollout_length} steps in num_envs={num_envs} environments"
     if num_envs * rollout_length >= 2**31:
-        return [f"{what} have 2^31 steps or more; use fewer"]
-    needed, free, _ = _share(row_bytes * num_envs * rollout_length, devices, free)
-    if free is None or needed <= free * _HEADROOM:
-        return []
-    return [f"{what} need {readable(needed)}, where {readable(free)} are free; use fewer of either"]
+        return [f"{what} have 2^31 steps or more; reduce either"]
+    return _problems(what, "reduce either", row_bytes * num_envs * rollout_length, devices, target)
 
 
 def check_rings(made: PyTree, devices: list[jax.Device]) -> None:
-    """Raise if rows in host memory do not fit on the devices that will share them evenly.
+    """Check that rows in host memory will fit on the devices, which share them evenly.
 
     Raises:
       ConfigError: with the bytes needed and free.
     """
-    needed, free, place = _share(size_of(made), devices)
-    if free is not None and needed > free * _HEADROOM:
-        raise ConfigError(
-            f"the dataset's rows need {readable(needed)} of {place}, where {readable(free)} are free; "
-            "use a part of it, more devices, or more memory"
-        )
+    remedy = "use part of it, more devices, or more memory"
+    if problems := _problems("the dataset's rows", remedy, size_of(made), devices):
+        raise ConfigError(problems)
+
+
+def _problems(what, remedy, needed, devices, target=None):
+    needed, free, place = _share(needed, devices, target)
+    if free is None or needed <= free * _HEADROOM:
+        return []
+    return [f"{what} need {readable(needed)} of {place}, where {readable(free)} are free; {remedy}"]
 
 
 def _here(devices):
     return [device for device in devices if device.process_index == jax.process_index()]
 
 
-def _share(needed, devices, free=None):
-    """Return the bytes of `needed`, divided over the devices, in the memory of one, those free there, and its name."""
-    here = _here(devices)
-    if here[0].platform == "cpu":
-        return needed * len(here) // len(devices), free_on_host() if free is None else free, "this machine"
-    free = free_on_device(here[0]) if free is None else free
+def _share(needed, devices, target):
+    """Divide `needed` bytes over the devices; return the bytes in the memory of one, those free there, and its name."""
+    if devices[0].platform == "cpu":
+        return needed * len(_here(devices)) // len(devices), free_on_host(), "this machine"
+    free = free_on_device(_here(devices)[0]) if target is None else target.memory
     return needed // len(devices), free, f"each of {len(devices)} devices"
 
 

@@ -16,7 +16,7 @@ from jaxrl.parallel.targets import Target
 
 
 def device_count(requested: int | None) -> int:
-    """Return the number of devices of a run; by default 1 for one process on CPU, otherwise those of all processes."""
+    """Return the number of devices of a run: by default 1 for a single process on CPUs, otherwise all devices."""
     if requested is not None:
         return requested
     alone_on_cpu = jax.default_backend() == "cpu" and jax.process_count() == 1
@@ -36,8 +36,8 @@ def data_mesh(devices: int, processes: int | None = None, target: Target | None 
 
     Args:
       devices: number of devices of these processes together.
-      processes: 1: only this one, as for a run of a sweep; None: all.
-      target: accelerators that are only compiled for; all of its processes count as this one.
+      processes: 1: only this process, as for a run of a sweep; None: all.
+      target: accelerators to compile for without running there, which count as devices of this process.
     """
     auto, processes = (jax.sharding.AxisType.Auto,), processes or jax.process_count()
     if target is not None:
@@ -48,38 +48,32 @@ def data_mesh(devices: int, processes: int | None = None, target: Target | None 
     return jax.sharding.Mesh(np.array(by_process).ravel(), ("data",), axis_types=auto)
 
 
-def everywhere(tree: PyTree, mesh: jax.sharding.Mesh) -> PyTree:
-    """Place values that are the same on every process on every device of the mesh."""
-    if jax.process_count() == 1:
-        return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
-    return from_processes(tree, mesh, PartitionSpec())
-
-
 def described(tree: PyTree, sharding: jax.sharding.Sharding) -> PyTree:
-    """Replace arrays and numbers by their shapes, for programs that are only compiled."""
+    """Replace arrays and numbers by their shapes, to compile programs without running them."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), _arrays(tree))
 
-    def shape(x):
-        x = x if hasattr(x, "dtype") else np.asarray(x, jax.numpy.result_type(x))
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
-    return jax.tree.map(shape, tree)
+def _arrays(tree):
+    """Convert the numbers of a tree to arrays of JAX's default types, which are not those of numpy."""
+    return jax.tree.map(lambda x: x if hasattr(x, "dtype") else np.asarray(x, jnp.result_type(x)), tree)
 
 
 def from_processes(tree: PyTree, mesh: jax.sharding.Mesh, specs: Any) -> PyTree:
-    """Assemble global arrays from the parts of each process; nothing is compared, and nothing leaves its process.
+    """Assemble global arrays from each process's part, without communication and without comparing values.
 
     Args:
-      tree: arrays and numbers. If sharded along "data", a process has its share; otherwise all have the same.
+      tree: arrays and numbers: this process's part of arrays that are sharded, and the same replicated arrays in all
+        processes.
       mesh: as `data_mesh` returns it.
       specs: partition specs of the global arrays, a prefix tree.
     """
-    # A number has no dtype; as an array it gets JAX's default, not numpy's.
-    arrays = jax.tree.map(lambda x: x if hasattr(x, "dtype") else np.asarray(x, jax.numpy.result_type(x)), tree)
-    return multihost_utils.host_local_array_to_global_array(arrays, mesh, specs)
+    if jax.process_count() > 1:
+        return multihost_utils.host_local_array_to_global_array(_arrays(tree), mesh, specs)
+    return jax.device_put(tree, jax.tree.map(partial(NamedSharding, mesh), specs, is_leaf=_is_spec))
 
 
 def sharded(tree: PyTree, mesh: jax.sharding.Mesh, specs: Any) -> PyTree:
-    """Shard host arrays that every process has whole over the mesh; `specs` is a prefix tree of partition specs."""
+    """Shard host arrays, which every process has in full, over the mesh by a prefix tree of partition specs."""
 
     def place(spec, part):
         sharding = NamedSharding(mesh, spec)
@@ -89,7 +83,7 @@ def sharded(tree: PyTree, mesh: jax.sharding.Mesh, specs: Any) -> PyTree:
 
 
 def local(tree: PyTree) -> PyTree:
-    """Return this process's copy of replicated arrays; with one process, the tree as it is."""
+    """Return this process's copy of replicated arrays; with one process, return the tree unchanged."""
 
     def copy(x):
         return x.addressable_data(0) if isinstance(x, jax.Array) and not x.is_fully_addressable else x
@@ -101,7 +95,7 @@ def on_one_device(tree: PyTree) -> PyTree:
     """Return a tree whose arrays are on one device of this process and have no mesh in their types."""
 
     def moved(x):
-        if not getattr(x, "committed", False):  # tracers and arrays of numpy do not have it
+        if not getattr(x, "committed", False):  # tracers and NumPy arrays lack the attribute
             return x
         return x.addressable_data(0) if x.is_fully_replicated else jnp.asarray(np.asarray(x))
 
@@ -123,33 +117,29 @@ def use_cpu_devices(count: int) -> bool:
 
 
 def device_problems(devices: int, processes: int | None = None, target: Target | None = None) -> list[str]:
-    """Explain why a run cannot have that many devices; empty if it can. The arguments are those of `data_mesh`."""
-    here = len(local_devices(target))
+    """Return the reason why a run cannot have that many devices; empty if it can. Arguments are as for `data_mesh`."""
     processes = 1 if target is not None else processes or jax.process_count()
-    if 1 <= devices <= here * processes and devices % processes == 0:
+    most = len(local_devices(target)) * processes
+    if 1 <= devices <= most and devices % processes == 0:
         return []
-    if processes == 1:
-        owner = "this process" if target is None else target.name
-        return [f"devices={devices} must be between 1 and the {here} that {owner} has"]
-    return [
-        f"devices={devices} must be a multiple of {processes}, the processes, and at most {here * processes}, the "
-        "devices that they have together"
-    ]
+    owner = "here" if target is None else f"of {target.name}"
+    multiple = f" and a multiple of the {processes} processes" if processes > 1 else ""
+    return [f"devices={devices} must be between 1 and {most}, the number of devices {owner}{multiple}"]
 
 
 def over_devices(function: Callable, mesh: jax.sharding.Mesh, in_specs: Any, out_specs: Any) -> Callable:
     """Apply `jax.shard_map` with `check_vma=False` to `function`: gradients are averaged by hand, see `MeshReplicas`.
 
-    Two kinds of inputs of a map crash XLA's Shardy partitioner (jaxlib 0.11.2: a null operand in
-    ManualComputationUnusedInputsPattern), and are kept out of it. Arrays that the function closes over (brax's
-    environments have over a hundred) are kept out by an inner `jax.jit`; arrays without elements (the states of MJX
-    have dozens) are removed and restored. GSPMD, the older partitioner, does not help: it aborts on a sort in there.
+    Two kinds of inputs crash XLA's Shardy partitioner (jaxlib 0.11.2: a null operand in
+    ManualComputationUnusedInputsPattern), so they are kept out of the map: arrays that the function closes over (brax's
+    environments have over a hundred), by an inner `jax.jit`, and arrays without elements (the states of MJX have
+    dozens), which are removed and restored. GSPMD, the older partitioner, aborts on a sort in these programs.
 
     Args:
       function: a function of one device's share of the arguments; may use collectives over the mesh's axes.
-      mesh: the mesh, whose axes are all manual within `function`.
+      mesh: the mesh; all of its axes are manual within `function`.
       in_specs: a tuple of partition specs, or prefix trees of them, one per argument.
-      out_specs: those of the result.
+      out_specs: partition specs of the result.
     """
 
     def call(*arguments):
@@ -171,7 +161,7 @@ def over_devices(function: Callable, mesh: jax.sharding.Mesh, in_specs: Any, out
 
 
 class _Empty:
-    """The arrays of a tree that have no elements, and the tree without them.
+    """The arrays without elements of a tree, and the tree without them.
 
     Args:
       specs: a prefix tree of partition specs.
@@ -193,14 +183,15 @@ class _Empty:
 
         Args:
           rest: the other arrays.
-          whole: restore arrays of all devices from one device's share; otherwise a share from arrays of all devices.
+          whole: True if the empty arrays were those of one device's share and those of all devices are needed; False
+            for the opposite.
         """
         others = iter(jax.tree.leaves(rest))
         return self._structure.unflatten(empty(whole) if empty else next(others) for empty in self._empty)
 
 
 def _make(sharding, shape, dtype, whole):
-    """Return an empty array: with `whole`, that of all devices for a share's `shape`; otherwise one device's share."""
+    """Return an empty array: with `whole`, of all devices, given a share's `shape`; otherwise a device's share."""
     if not whole:
         return jnp.zeros(sharding.shard_shape(shape), dtype)
     one = partial(jnp.zeros, shape, dtype)

@@ -1,7 +1,7 @@
-"""The program that a topology returns to the training loop: it begins a run and continues it, chunk by chunk.
+"""The program that a topology returns to the training loop, which starts and continues a run chunk by chunk.
 
-Programs differ only in how they collect: within the compiled program (`RolloutCollector`), or driven
-from the host (`HostLoop`).
+Programs differ in two parts: how they collect rollouts (`RolloutCollector`), and whether the host drives their
+iterations (`HostLoop`).
 """
 
 import dataclasses
@@ -31,11 +31,17 @@ from jaxrl.parallel.layout import Layout
 
 
 class HostLoop[Env, Data](Protocol):
-    """A driver that runs the iterations of a program from the host and supplies their data."""
+    """A driver that runs the iterations of a program from the host and supplies their data.
+
+    The default methods are for drivers without environments.
+    """
 
     def begin(self, algo: Algorithm, env: Env, seed: int) -> PyTree:
-        """Create the host's parts of the run, and return the source that its collector begins from."""
-        ...
+        """Create the host's parts of the run, and return the source for `RolloutCollector.begin`.
+
+        After an error, the caller calls `close`.
+        """
+        return None
 
     def chunk(
         self,
@@ -50,26 +56,26 @@ class HostLoop[Env, Data](Protocol):
         ...
 
     def unsaved_state(self, algo: Algorithm) -> dict[str, PyTree]:
-        """Return the parts of a run's state, by field, that a resumed run cannot restore and creates again."""
-        ...
+        """Return the new values of the state's fields that a resumed run cannot restore from a checkpoint."""
+        return {}
 
     def close(self) -> None:
-        """Close what `begin` created; may be called at any time, and twice."""
-        ...
+        """Close everything that `begin` created; may be called at any time, and twice."""
+        return None
 
 
 @dataclasses.dataclass(frozen=True)
 class Program[Env, Data]:
-    """One run of one algorithm in one topology, checked and ready to begin.
+    """A run of one algorithm in one topology, checked and ready to start.
 
     `Env` is the type of its environment, or None; `Data` is the type of its dataset: rows on the devices, a stream of
-    batches, or None. Each method takes the algorithm that was bound; its numbers may differ. Static: a key of the
-    compilation cache.
+    batches, or None. Each method takes the algorithm that was bound, whose numbers may have changed. Static: a key of
+    the compilation cache.
 
     Args:
       layout: the layout of the run over its devices.
       collects: the collector.
-      host: drives the iterations from the host; None: whole chunks run in one compiled call.
+      host: the driver of the iterations; None: whole chunks run in one compiled call.
     """
 
     layout: Layout
@@ -78,17 +84,17 @@ class Program[Env, Data]:
 
     @property
     def is_compiled(self) -> bool:
-        """True if a chunk is one compiled call, which can be compiled before there is a state."""
+        """True if a chunk is one compiled call, which can be compiled without a state."""
         return self.host is None
 
     def steps_per_iteration(self, algo: Algorithm) -> int:
-        """Return the environment steps of an iteration, over all environments; updates, if nothing acts."""
+        """Return the steps of an iteration over all environments; if nothing acts, the updates."""
         return self.collects.steps_per_env(algo) * self.layout.num_envs
 
     # --- pure ----------------------------------------------------------------------------------------------------
 
     def init(self, algo: Algorithm, env: Env, key: jax.Array, dataset: Rings | None = None) -> RunState:
-        """Return the state of a run that has not begun; pure."""
+        """Return the initial state of a run. Pure."""
         return _init(self.collects, algo, env, key, dataset)
 
     def iterate(
@@ -99,7 +105,7 @@ class Program[Env, Data]:
         total_steps_per_env: jax.Array,
         dataset: Rings | None = None,
     ) -> tuple[RunState, Report]:
-        """Run one iteration of one run on this device: collect, store, update. Pure; the report is this device's."""
+        """Run one iteration on this device: collect, store, update. Pure; the report covers only this device."""
         algo = self.layout.resolve(algo, state, total_steps_per_env)
         state, report, _ = iteration.iterate(self.collects, algo, env, state, dataset)
         return state, report
@@ -123,7 +129,7 @@ class Program[Env, Data]:
     def _repeat(self, step, state, length, recorded):
         """Run `step` `length` times; return the state, the report and this device's rows `[E, iterations * T, ...]`.
 
-        Recorded rows of iterations after `length` are not written, and are undefined.
+        Recorded rows of iterations after `length` are not written, so they are undefined.
         """
         replicas = self.layout.replicas
         _, report, rows = jax.eval_shape(step, state)
@@ -131,7 +137,7 @@ class Program[Env, Data]:
             columns = jnp.asarray(recorded.columns(self.layout.devices)[0])[replicas.first_shard // replicas.shards]
 
         def room(x):
-            # Filling it with zeros would take 1 % of a chunk's time.
+            # Zeros would take 1 % of a chunk's time.
             return jnp.empty((columns.shape[0], recorded.iterations * x.shape[0], *x.shape[2:]), x.dtype)
 
         def body(number, carried):
@@ -152,7 +158,7 @@ class Program[Env, Data]:
     def run(
         self, algo: Algorithm, env: Env, key: jax.Array, iterations: int, total_steps_per_env: jax.Array
     ) -> tuple[RunState, Metrics]:
-        """Run a whole training on one device, from its key; pure. Metrics have one entry per iteration."""
+        """Run a whole training on one device. Pure; metrics have one entry per iteration."""
 
         def step(state, _):
             state, report = self.iterate(algo, env, state, total_steps_per_env)
@@ -165,12 +171,12 @@ class Program[Env, Data]:
     def start(
         self, algo: Algorithm, env: Env, seed: int, *, saved: bool = True, dataset: Data | None = None
     ) -> RunState:
-        """Return the state of a run that has not begun, every leaf on its devices.
+        """Return the initial state of a run on its devices.
 
         Args:
           algo, env: the algorithm and the environment; host environments are built, and begin their first episodes.
           seed: the seed of all random numbers.
-          saved: whether checkpoints will hold the replays.
+          saved: whether checkpoints will contain the replays.
           dataset: the dataset to learn from, if any.
 
         Raises:
@@ -181,22 +187,21 @@ class Program[Env, Data]:
     def template(
         self, algo: Algorithm, env: Env, seed: int, *, saved: bool = True, dataset: Data | None = None
     ) -> RunState:
-        """Return the shapes and shardings of the result of `start`, for resuming a run; makes no arrays.
+        """Return the shapes and shardings of the result of `start`, for resuming a run, without allocating arrays.
 
         Host environments are built, and begin their first episodes.
         """
         return self._begin(algo, env, seed, saved, dataset)[1]
 
     def _begin(self, algo, env, seed, saved, dataset):
-        """Return a function that returns the first state, and that state's shapes and shardings."""
+        """Return a function that creates the initial state, and the shapes and shardings of that state."""
         try:
             source = env if self.host is None else self.host.begin(algo, env, seed)
             compiled, _ = _beginnings(self.collects, jax.tree.structure(algo))
             arguments = algo, source, self.layout.place(keys.root_key(seed)), None if self.layout.streams else dataset
             shapes = compiled.eval_shape(*arguments)
-            target, devices = self.layout.target, list(self.layout.mesh.devices.flat)
-            free = None if target is None else {"host": None, "device": target.memory}
-            memory.check_run(algo, shapes, devices, saved=saved, free=free)
+            devices = list(self.layout.mesh.devices.flat)
+            memory.check_run(algo, shapes, devices, saved=saved, target=self.layout.target)
         except BaseException:
             self.close()
             raise
@@ -208,11 +213,11 @@ class Program[Env, Data]:
         return partial(compiled, *arguments), template
 
     def unsaved_state(self, algo: Algorithm) -> dict[str, PyTree]:
-        """Return the parts of a run's state, by field, that a resumed run cannot restore and creates again."""
+        """Return the new values of the state's fields that a resumed run cannot restore from a checkpoint."""
         return {} if self.host is None else self.host.unsaved_state(algo)
 
     def reset_buffers(self, algo: Algorithm, env: Env, state: RunState, dataset: Data | None = None) -> RunState:
-        """Return `state` with new buffers in place of its own."""
+        """Return `state` with empty buffers."""
         _, compiled = _beginnings(self.collects, jax.tree.structure(algo))
         source = env if self.host is None else state.timestep
         return compiled(algo, source, state.replace(buffers={}), None if self.layout.streams else dataset)
@@ -229,7 +234,7 @@ class Program[Env, Data]:
         """Dispatch `length` iterations without waiting for them. The buffers of `state` are donated.
 
         Raises:
-          EnvironmentFailedError: environments on the host hang, or failed too often.
+          EnvironmentFailedError: host environments hang, or failed too often.
           Exception: any other error that an actor raised.
         """
         return self.recorded_chunk(algo, env, state, length, total_steps_per_env, dataset, recorded=None)[:2]
@@ -245,7 +250,7 @@ class Program[Env, Data]:
         *,
         recorded: Recorded | None,
     ) -> tuple[RunState, Report, Fetch | None]:
-        """Run `chunk` for at most `recorded.iterations` iterations; return also a function that fetches its rows."""
+        """Run `chunk` for at most `recorded.iterations` iterations; also return a function that fetches its rows."""
         numbers = _placed(self.layout, length, total_steps_per_env)
         if self.host is not None:
             return self.host.chunk(algo, state, length, numbers[1], dataset, recorded)
@@ -262,25 +267,25 @@ class Program[Env, Data]:
         return state, report, fetch
 
     def compile_start(self, algo: Algorithm, env: Env, seed: int) -> jax.stages.Compiled:
-        """Compile the program of `start` without running it; only if `is_compiled`."""
+        """Compile the program of `start` without running it; needs `is_compiled`."""
         compiled, _ = _beginnings(self.collects, jax.tree.structure(algo))
         return compiled.lower(algo, env, self.layout.place(keys.root_key(seed)), None).compile()
 
     def compile_chunk(
         self, algo: Algorithm, env: Env, state: RunState, dataset: Rings | None = None
     ) -> jax.stages.Compiled:
-        """Compile the program of `chunk` without running it; only if `is_compiled`.
+        """Compile the program of `chunk` without running it; needs `is_compiled`.
 
         The shapes and shardings of `state` are enough.
 
         Returns:
-          The compiled program, which reports its memory and its text.
+          The compiled program, with its memory analysis and its text.
         """
         numbers, buffers = self.layout.place((np.int32(1), np.float32(1))), state.buffers
         return _chunk.lower(self, None, algo, env, state.replace(buffers={}), buffers, *numbers, dataset).compile()
 
     def close(self) -> None:
-        """End the program's threads and close its environments. May be called at any time, and twice."""
+        """End the program's threads and close its environments; may be called at any time, and twice."""
         if self.host is not None:
             self.host.close()
 
@@ -302,10 +307,14 @@ def _init(collects, algo, source, key, dataset):
 
 
 def _with_empty_buffers(collects, algo, source, state, dataset):
-    buffers = collects.empty_buffers(algo, source, state, dataset)
+    if collects.layout.streams:
+        return state
+    resolved = resolve_schedules(algo, jnp.float32(0.0))
+    rollout = jax.eval_shape(lambda: collects.example(resolved, source, state))
+    buffers = collects.layout.experience(algo).empty(rollout, dataset)
     if not buffers:
         return state
-    # A copy: no array may be in the state twice.
+    # A copy, as no array may occur in the state twice.
     return state.replace(buffers=buffers, empty_at=jax.tree.map(jnp.copy, state.steps_per_env))
 
 
@@ -316,7 +325,7 @@ def _placed(layout, length, total_steps_per_env):
 
 @lru_cache(maxsize=32)
 def _beginnings(collects, structure):
-    """Compile `_init` and `_with_empty_buffers` for algorithms of a tree structure, which holds all static fields."""
+    """Compile `_init` and `_with_empty_buffers` for algorithms with this tree structure, which holds static fields."""
     layout, algo = collects.layout, jax.tree.unflatten(structure, [0.0] * structure.num_leaves)
     shardings = layout.shardings(algo)
     functions = _init, _with_empty_buffers
@@ -336,8 +345,7 @@ def _chunk(program, recorded, algo, env, state, buffers, length, total_steps_per
 
         return program._repeat(step, state, length, recorded)
 
-    # Only the buffers are donated: they are large, and the rest of the state before a chunk is kept for the case that
-    # NaN occurs in the chunk.
+    # Only the buffers are donated, as they are large; the rest of the state is kept in case NaN occurs in the chunk.
     arguments = algo, env, state.replace(buffers=buffers), length, total_steps_per_env, dataset
     if layout.devices == 1:
         return advance(*arguments)
@@ -349,7 +357,7 @@ def _chunk(program, recorded, algo, env, state, buffers, length, total_steps_per
 
 
 def _recorded_rows(rows, recorded, layout, length):
-    """Return this process's first `length` rows, `[length, E, ...]`, from padded rows `[E, time, ...]`."""
+    """Return the first `length` rows of this process, `[length, E, ...]`, from padded rows `[E, time, ...]`."""
     real = recorded.columns(layout.devices)[1]
     real = np.split(real, jax.process_count())[jax.process_index()].ravel()
     pick = slice(None) if real.all() else real

@@ -10,10 +10,10 @@ from jaxrl.core.types import PyTree
 
 @dataclasses.dataclass(frozen=True)
 class SingleReplica:
-    """One device that holds every logical shard; each reduction is the identity.
+    """A single device with all logical shards, for which reductions are the identity.
 
     Args:
-      shards: logical shards, all on this device.
+      shards: number of logical shards.
       platform: the platform of the device.
     """
 
@@ -43,14 +43,14 @@ class SingleReplica:
 
 @dataclasses.dataclass(frozen=True)
 class MeshReplicas:
-    """The devices along a mesh axis, from inside `jax.shard_map(..., check_vma=False)`.
+    """The devices along a mesh axis, for use within `jax.shard_map(..., check_vma=False)`.
 
-    Average gradients, never the loss. And keep `check_vma=False`: under its default, True, the transpose of using
-    replicated parameters already sums over devices, so that `mean` of a gradient is n times too large, silently.
+    Average gradients, never losses. Keep `check_vma=False`: with its default, True, differentiation with respect to
+    replicated parameters already sums over devices, so `mean` of a gradient would silently be n times too large.
 
     Args:
-      axis_name: the axis, or several.
-      shards: logical shards on each device, numbered by the device's position along the axis.
+      axis_name: the axis, or several axes.
+      shards: number of logical shards on each device, numbered by the device's position along the axis.
       platform: the platform of the devices.
     """
 

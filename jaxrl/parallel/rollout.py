@@ -33,7 +33,7 @@ from jaxrl.envs.suite import model_of
 
 
 def rollout_length(algo: Algorithm) -> int:
-    """Return the rows of every environment that one iteration collects: the most that any source needs."""
+    """Return the number of rows per environment that an iteration collects: the maximum over the sources."""
     lengths = [1]  # if all data comes from a dataset
     for source in algo.experience.values():
         if isinstance(source, Rollouts | Episodes):
@@ -46,13 +46,13 @@ def rollout_length(algo: Algorithm) -> int:
 def default_num_envs(algo: Algorithm, multiple: int, agents: int = 1) -> int:
     """Return the default number of environments: 1 for algorithms that replay transitions, otherwise 8.
 
-    Algorithms that replay transitions were published with one environment. They act with what they
-    learned up to the last update, which is less if there are more environments.
+    Algorithms that replay transitions were published with one environment. With more environments, they act with
+    parameters that are older on average.
 
     Args:
-      algo: may be unresolved.
-      multiple: the result is rounded up to a multiple of it, such as the number of devices.
-      agents: number of agents of an environment, each of which is a row.
+      algo: the algorithm, which may be unresolved.
+      multiple: the result is rounded up to a multiple of this, such as the number of devices.
+      agents: number of agents of an environment, each of which counts as an environment.
     """
     sources = algo.experience.values()
     least = 1 if any(isinstance(source, Replay) and source.sequence is None for source in sources) else 8
@@ -60,7 +60,7 @@ def default_num_envs(algo: Algorithm, multiple: int, agents: int = 1) -> int:
 
 
 def with_previous_action(timestep: TimeStep, action: PyTree) -> TimeStep:
-    """Return the time step that followed `action` [B, ...] with that action, or zeros where it begins an episode."""
+    """Return the time step that followed `action` [B, ...] with this action, or zeros where an episode begins."""
 
     def zero_where_first(x):
         mask = timestep.first.reshape(timestep.first.shape + (1,) * (x.ndim - timestep.first.ndim))
@@ -70,17 +70,17 @@ def with_previous_action(timestep: TimeStep, action: PyTree) -> TimeStep:
 
 
 def executed(rows: Trajectory, spec: EnvSpec) -> Trajectory:
-    """Return rows with the executed actions: the algorithm's, clipped to the bounds of a box."""
+    """Return rows with the executed actions: the algorithm's actions, clipped to the bounds of a box."""
     return rows.replace(action=spaces.clip(rows.action, spec.action_space))
 
 
 def bare(rows: Trajectory, spec: EnvSpec) -> Trajectory:
-    """Return rows as they were executed, without the fields that only the acting algorithm uses."""
+    """Return rows with the executed actions, without the fields that only the acting algorithm uses."""
     return executed(rows, spec).replace(action_mask=None, extras={})
 
 
 def row_bytes(spec: EnvSpec) -> int:
-    """Return the bytes of a bare row."""
+    """Return the bytes of a row of `bare`."""
     example = jax.eval_shape(lambda: (spaces.zeros(spec.observation_space), spaces.zeros(spec.action_space)))
     return 8 + sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(example))
 
@@ -106,12 +106,13 @@ class Acting(struct.PyTreeNode):
 def begin(
     algo: Algorithm, env: Environment, roots: jax.Array, env_index: jax.Array, *, spec: EnvSpec, num_envs: int
 ) -> Acting:
-    """Return the acting state at the first time step of every environment; pure.
+    """Return the acting state at the first time step of every environment. Pure.
 
     Args:
       algo, env, spec: as in `unroll`.
-      roots: the root keys of the environments, `[B]`.
-      env_index: their indices `[B]` among `num_envs`.
+      roots: root keys of the environments, `[B]`.
+      env_index: indices of the environments, `[B]`, among `num_envs`.
+      num_envs: number of all environments of the run.
     """
     env_state, timestep = jax.vmap(env.reset)(reset_keys(roots))
     carry = jax.vmap(lambda index: algo.initial_carry(spec, index, num_envs))(env_index)
@@ -134,8 +135,8 @@ def act(
 
     Returns:
       The time step `[B, ...]` with the previous action; the algorithm's output; and its action clipped to the bounds of
-      a box, for the environments. An unbounded policy may sample actions outside: the algorithm learns from its sample,
-      whose log-probability it knows.
+      a box, for the environments. The algorithm learns from the unclipped sample of an unbounded policy, whose
+      log-probability it knows.
     """
     timestep = with_previous_action(timestep, previous_action)
     if model is not None and isinstance(algo, Planner):
@@ -143,7 +144,7 @@ def act(
     else:
         output = algo.act(actor, timestep, carry, keys, spec=spec, explore=explore)
     if not isinstance(output, ActorOutput):
-        raise ConfigError(f"{type(algo).__name__}.act returned a {type(output).__name__}; return an ActorOutput")
+        raise ConfigError(f"{type(algo).__name__}.act returned a {type(output).__name__}; it must be an ActorOutput")
     return timestep, output, spaces.clip(output.action, spec.action_space)
 
 
@@ -162,12 +163,12 @@ def unroll(
     spec: EnvSpec,
     explore: bool,
 ) -> tuple[Acting, Rollout]:
-    """Act for T steps in each of B environments; pure, compiled by the caller.
+    """Act for T steps in each of B environments. Pure; the caller compiles it.
 
     Args:
       algo: with its schedules resolved.
       actor: the state that acting needs.
-      env: one environment; it resets by itself.
+      env: one environment, which resets itself.
       acting: the acting state.
       keys: keys of the environments' steps and of the actions, each `[T, B]`.
       spec: the spec of `env`.
@@ -177,12 +178,12 @@ def unroll(
       The acting state afterwards, and the rollout.
     """
     length = keys[0].shape[0]
-    # The loop carries and stores packed arrays: each separate array would need its own kernels in every step.
+    # The loop carries and stores packed arrays, as every separate array would need its own kernels in each step.
     newest = acting.timestep.replace(previous_action=None)
     state = acting.env_state, newest, acting.timestep.previous_action, acting.carry
     batch = keys[0].shape[1]
     of_state, of_row = Packing.of(state, batch), Packing.of(acting.timestep, batch)
-    # Includes the last time step: appending it afterwards would copy all observations.
+    # With room for the last time step, as appending it afterwards would copy all observations.
     room = [jnp.empty((length + 1, *x.shape), x.dtype) for x in of_row.pack(acting.timestep)]
     of_output: list[Packing] = []
 
@@ -190,7 +191,7 @@ def unroll(
         state, rows = carried
         number, (env_keys, act_keys) = inputs
         env_state, newest, previous_action, carry = of_state.unpack(state)
-        # Agents that share an episode act at once: one agent's search would step the others by their own searches.
+        # Agents that share an episode act at the same time, so one agent's search would need those of the others.
         model = model_of(env, env_state) if num_agents(env) == 1 else None
         timestep, output, action = act(
             algo, actor, newest, previous_action, carry, act_keys, spec=spec, explore=explore, model=model
@@ -218,14 +219,14 @@ def unroll(
 
 
 def with_extras(algo: Algorithm, actor: ActorState, rollout: Rollout, *, spec: EnvSpec, explore: bool) -> Rollout:
-    """Return a rollout of training with the extras that its algorithm computes at the end (`types.RolloutExtras`)."""
+    """Add the extras that the algorithm computes at the end of a rollout of training (`types.RolloutExtras`)."""
     if not explore or not isinstance(algo, RolloutExtras):
         return rollout
     return rollout.replace(extras={**rollout.extras, **algo.rollout_extras(actor, rollout, spec=spec)})
 
 
 def episode_sums(rollout: Rollout) -> EpisodeSums:
-    """Return sums over the episodes that ended within a rollout, whose time steps hold their statistics."""
+    """Return sums over the episodes that ended within a rollout, whose time steps contain the statistics."""
     rows, last = rollout.rows, rollout.timesteps.last[:-1]
     steps, lost = (jnp.sum(x.astype(jnp.float32)) for x in (rows.weight, ~last & rollout.timesteps.first[1:]))
 
@@ -258,7 +259,7 @@ def episode_sums(rollout: Rollout) -> EpisodeSums:
     if episode.life is not None:
         lives = sums(episode.life, ended)
     if episode.complete is not None:
-        # A finished game counts for agents that had ended before, too: their rows have weight 0.
+        # A finished game also counts for agents that ended before, whose rows have weight 0.
         complete = episode.complete[1:] & rollout.timesteps.last[1:]
         if rollout.whole_episodes:
             complete = complete & (jnp.cumsum(rollout.timesteps.first[1:].astype(jnp.int32), axis=0) == 0)

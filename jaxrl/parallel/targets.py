@@ -1,4 +1,4 @@
-"""Accelerators that programs are compiled for by a description; this machine need not have them."""
+"""Descriptions of accelerators to compile programs for; this machine need not have them."""
 
 import contextlib
 import dataclasses
@@ -19,6 +19,15 @@ from jaxrl.core.errors import ConfigError
 
 _DESCRIPTIONS = json.loads(Path(__file__).with_name("accelerators.json").read_text())
 _GPU_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
+# Without these, libtpu looks for TPUs on this machine, and waits for a server that describes them; without the last,
+# only one process at a time may load it.
+_TPU_VARIABLES = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+_GPU_VARIABLES = {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}  # otherwise the plugin fails without a driver
 _GPU = """
 gpu_device_info {{
   threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
@@ -27,24 +36,25 @@ gpu_device_info {{
   block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
   memory_bandwidth: {bandwidth} l2_cache_size: {l2_cache} clock_rate_ghz: {clock_ghz}
   device_memory_size: {memory} shared_memory_per_block_optin: {shared_memory_per_block}
-  cuda_compute_capability {{ major: {capability[0]} minor: {capability[1]} }}
   registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  cuda_compute_capability {{ major: {capability[0]} minor: {capability[1]} }}
 }}
 platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 12 }} runtime_version {{ major: 13 }}
 device_description_str: "{name}"
 """
-_READ_ON_THE_CARD = dict(re.findall(r"(\w+): \{(\w+)\}", _GPU))  # XLA's names of the fields of a description, and ours
-_FILE = re.compile(r"(?P<path>.+\.json)(:(?P<shape>[^/]*))?")  # in place of a kind
+# XLA's names of a card's numbers, each with ours, or with the value that all cards of `accelerators.json` share.
+_NUMBERS = re.findall(r"(\w+): \{?(\w+)\}?", _GPU.partition("cuda_compute_capability")[0])
+_FILE = re.compile(r"(?P<path>.+\.json)(:(?P<shape>[^/]*))?")  # in place of the name of an accelerator
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """The accelerators to compile for.
+    """Accelerators to compile for.
 
     Attributes:
-      name: as `get` takes it, such as "v5e:4x4", "h100:8" or "card.json:8".
-      devices: descriptions of the accelerators; nothing can run on them.
-      memory: bytes of one device.
+      name: the argument of `get`, such as "v5e:4x4", "h100:8" or "card.json:8".
+      devices: descriptions of the accelerators, on which programs cannot run.
+      memory: bytes of memory of one device.
     """
 
     name: str
@@ -53,7 +63,7 @@ class Target:
 
 
 def names() -> list[str]:
-    """Return the known targets, one form of name for each kind of accelerator."""
+    """Return the pattern of the names of targets for each kind of accelerator."""
     slices = [f"{kind}:{entry['slice']}" for kind, entry in _DESCRIPTIONS["tpu"].items()]
     return [*slices, *(f"{card}[:COUNT]" for card in (*_DESCRIPTIONS["gpu"], "FILE.json"))]
 
@@ -63,12 +73,12 @@ def get(name: str) -> Target:
     """Return the target with this name.
 
     Args:
-      name: for TPUs the kind and the shape of the slice, "v5e:4x4" or "v5p:2x2x1"; for GPUs the card and, if not 1,
-        their number: "h100", "h100:8". In place of the kind or the card, the path of a file with a description that
-        `describe` returned: "card.json", "card.json:8".
+      name: for TPUs, the kind and the shape of the slice, "v5e:4x4" or "v5p:2x2x1"; for GPUs, the card and, if not 1,
+        the number of cards: "h100", "h100:8". The path of a file with a result of `describe` may replace the kind or
+        the card: "card.json", "card.json:8".
 
     Raises:
-      ConfigError: an unknown name; a file that holds no description; the compiler for them is not installed.
+      ConfigError: the name is unknown, the file is not a description, or the compiler is not installed.
     """
     if (file := _FILE.fullmatch(name)) is not None:
         (platform, kind, description), shape = _read(name, file["path"]), file["shape"] or ""
@@ -77,23 +87,30 @@ def get(name: str) -> Target:
         platform = next((platform for platform, kinds in _DESCRIPTIONS.items() if kind in kinds), "")
         description = _DESCRIPTIONS.get(platform, {}).get(kind)
     if platform == "tpu" and re.fullmatch(r"\d+(x\d+)+", shape):
-        return _tpu(name, f"{kind}:{shape}", description)
+        if importlib.util.find_spec("libtpu") is None and not os.environ.get("TPU_LIBRARY_PATH"):
+            raise ConfigError(f"target={name!r} needs the compiler for TPUs: pip install 'jaxrl[tpu-target]'")
+        hint = "use a slice that Google Cloud offers"
+        return _compiled_for(name, description, hint, _TPU_VARIABLES, f"{kind}:{shape}", platform="tpu")
     if platform == "gpu" and re.fullmatch(r"([1-9]\d*)?", shape):
-        return _gpu(name, kind, int(shape or 1), description)
+        if not any(importlib.util.find_spec(plugin) for plugin in _GPU_PLUGINS):
+            raise ConfigError(f"target={name!r} needs the compiler for NVIDIA GPUs: pip install 'jaxrl[cuda13]'")
+        hint = "if this machine has no GPU, set JAX_PLATFORMS=cpu before JAX starts"
+        config = {"target_config": _GPU.format(**description), "topology": f"1x1x{shape or 1}"}
+        return _compiled_for(name, description, hint, _GPU_VARIABLES, kind, platform="cuda", **config)
     raise ConfigError(f"target={name!r} is not a known accelerator; use one of {', '.join(names())}, such as v5e:4x4")
 
 
 def describe(device: Any) -> dict[str, dict[str, Any]]:
     """Return the description of an accelerator of this machine, in the format of `accelerators.json`.
 
-    A GPU's name is JAX's, and everything else comes from XLA, which reads it on the card. A TPU's memory is the part
-    that JAX may use; the compiler knows everything else.
+    The name of a GPU is that of JAX, and the other fields are those that XLA reads on the card. The memory of a TPU is
+    the part that JAX may use; the compiler knows the rest.
 
     Args:
       device: one of `jax.local_devices()`.
 
     Raises:
-      ConfigError: it is a CPU, or of a kind that jaxrl cannot compile for; JAX does not report all of it.
+      ConfigError: it is a CPU, jaxrl cannot compile for its kind, or JAX does not report all fields.
     """
     kind = device.device_kind
     if device.platform == "gpu":
@@ -103,10 +120,10 @@ def describe(device: Any) -> dict[str, dict[str, Any]]:
         name = next((name for name, entry in _DESCRIPTIONS["tpu"].items() if kind in entry["device_kinds"]), None)
         memory = (device.memory_stats() or {}).get("bytes_limit")
         if name is None or memory is None:
-            lacking = "the compiler's name for it" if name is None else "its memory"
-            raise ConfigError(f"{kind} cannot be described: {lacking} is not known; use one of {', '.join(names())}")
+            known = ", ".join(names())
+            raise ConfigError(f"{kind} cannot be described: its type or its memory is unknown; use one of {known}")
         return {"tpu": {name: _DESCRIPTIONS["tpu"][name] | {"memory": memory, "source": _source("by JAX")}}}
-    raise ConfigError(f"there is no accelerator to describe: JAX has nothing but CPUs here ({kind})")
+    raise ConfigError(f"there is no accelerator to describe: JAX has only CPUs here ({kind})")
 
 
 def _source(reader):
@@ -114,43 +131,39 @@ def _source(reader):
 
 
 def _read_on_the_card(device):
-    """Return the fields of a GPU's description that XLA reads on it."""
+    """Return the fields of a GPU's description that XLA reads on the card."""
+    cannot = f"{device.device_kind} cannot be described"
     try:
         text = str(_jax.get_topology_for_devices([device]).target_config)
     except (AttributeError, RuntimeError) as error:
-        raise ConfigError(f"{device.device_kind} cannot be described: JAX does not tell what XLA read on it") from error
-    values = dict(re.findall(r"(\w+): (\S+)", text))
-    capability = re.search(r"cuda_compute_capability\s*\{([^{}]*)\}", text)
-    version = dict(re.findall(r"(\w+): (\d+)", capability[1])) if capability else {}
-    found = {"capability": [int(version["major"]), int(version.get("minor", 0))]} if "major" in version else {}
-    found |= {ours: json.loads(values[theirs]) for theirs, ours in _READ_ON_THE_CARD.items() if theirs in values}
-    if missing := sorted({"capability", *_READ_ON_THE_CARD.values()} - found.keys()):
-        raise ConfigError(f"{device.device_kind} cannot be described: XLA does not tell its {', '.join(missing)}")
-    # Fields that are the same on every card that jaxrl knows are not in a description.
-    for name, value in re.findall(r"(\w+): (\d+)", _GPU.partition("platform_name")[0]):
-        if values.get(name) != value:
-            raise ConfigError(
-                f"{device.device_kind} cannot be described: its {name} is {values.get(name, 'not known')}, where cards "
-                f"that jaxrl compiles for have {value}"
-            )
-    return found
+        raise ConfigError(f"{cannot}: JAX does not report what XLA read on it") from error
+    found, values = {}, dict(re.findall(r"(\w+): (\S+)", text))
+    for field, ours in _NUMBERS:
+        if field not in values:
+            raise ConfigError(f"{cannot}: XLA does not report its {field}")
+        if not ours.isdigit():
+            found[ours] = json.loads(values[field])
+        elif values[field] != ours:
+            raise ConfigError(f"{cannot}: its {field} is {values[field]}; jaxrl only compiles for cards with {ours}")
+    capability = re.search(r"cuda_compute_capability\s*\{\s*major: (\d+)(?:\s+minor: (\d+))?", text)
+    if capability is None:
+        raise ConfigError(f"{cannot}: XLA does not report its cuda_compute_capability")
+    return found | {"capability": [int(capability[1]), int(capability[2] or 0)]}
 
 
 def _read(name, path):
-    """Return the platform, the name and the description of the one accelerator in a file."""
+    """Return the platform, the name and the description of the only accelerator in a file."""
     try:
-        content = files.read_json(files.expand(path))
-        [(platform, kinds)] = content.items()
+        [(platform, kinds)] = files.read_json(files.expand(path)).items()
         [(kind, description)] = kinds.items()
         [known, *_] = _DESCRIPTIONS[platform].values()
-        fine = description.keys() == known.keys() and all(_is_like(description[field], known[field]) for field in known)
+        if description.keys() != known.keys() or not all(_is_like(description[field], known[field]) for field in known):
+            raise ValueError(f"the fields must be {', '.join(known)}, and numbers must be positive")
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ConfigError(f"target={name!r}: {path} cannot be read as a description: {error}") from error
-    if not fine:
         raise ConfigError(
-            f"target={name!r}: {path} must have the fields {', '.join(known)} of one accelerator, as jaxrl doctor "
-            "--describe-device --out FILE.json writes it"
-        )
+            f"target={name!r}: {path} is not a description of one accelerator: {error}; write one with jaxrl doctor "
+            "--describe-device --out FILE.json"
+        ) from error
     return platform, kind, description
 
 
@@ -160,39 +173,18 @@ def _is_like(value, known):
     return type(value) is type(known)
 
 
-def _tpu(name, libtpu_name, description):
-    if importlib.util.find_spec("libtpu") is None and not os.environ.get("TPU_LIBRARY_PATH"):
-        raise ConfigError(f"target={name!r} needs the compiler for TPUs: pip install 'jaxrl[tpu-target]'")
-    # Without these, libtpu looks for the TPUs of this machine, and waits for a server that describes them.
-    known = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v5litepod-4"}
-    known |= {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}  # otherwise one process at a time; no process holds a TPU
+def _compiled_for(name, description, hint, variables, *topology, **settings):
     try:
-        with _environment(known):
-            devices = topologies.get_topology_desc(libtpu_name, platform="tpu").devices
+        with _environment(variables):
+            devices = topologies.get_topology_desc(*topology, **settings).devices
     except Exception as error:  # any error of the plugin
-        raise ConfigError(f"target={name!r} is not a valid slice: {' '.join(str(error).split())}") from error
-    return Target(name, tuple(devices), description["memory"])
-
-
-def _gpu(name, card, count, description):
-    if not any(importlib.util.find_spec(plugin) for plugin in _GPU_PLUGINS):
-        raise ConfigError(f"target={name!r} needs the compiler for NVIDIA's GPUs: pip install 'jaxrl[cuda13]'")
-    try:
-        with _environment({"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}):  # otherwise the plugin fails without a driver
-            devices = topologies.get_topology_desc(
-                card, platform="cuda", target_config=_GPU.format(**description), topology=f"1x1x{count}"
-            ).devices
-    except Exception as error:  # any error of the plugin
-        raise ConfigError(
-            f"target={name!r} cannot be compiled for: {' '.join(str(error).split())}; if this machine has no GPU, "
-            "set JAX_PLATFORMS=cpu before JAX starts"
-        ) from error
+        raise ConfigError(f"cannot compile for target={name!r}: {' '.join(str(error).split())}; {hint}") from error
     return Target(name, tuple(devices), description["memory"])
 
 
 @contextlib.contextmanager
 def _environment(variables):
-    """Set variables that are not set, and remove them afterwards, or devices of this machine would start with them."""
+    """Set variables that are not set, and remove them afterwards, so that this machine's devices start without them."""
     added = {variable: value for variable, value in variables.items() if variable not in os.environ}
     os.environ.update(added)
     try:

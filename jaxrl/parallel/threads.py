@@ -1,9 +1,9 @@
-"""The number of threads that XLA uses on a CPU: one, if no product is large enough to be divided.
+"""The choice between one and several threads for XLA on a CPU, by the size of matrix products.
 
-XLA has a pool of as many threads as the process has cores. It splits matrix products between them, and runs kernels
-that do not wait for each other concurrently. The cost of that does not depend on their size: products of a few hundred
-rows and 64 units take less time. The pool is made when JAX starts, so all programs of a process share it; only a
-process that ends after one run, such as that of `jaxrl train`, can choose its size. docs/performance.md has the gains.
+XLA's pool has one thread per core of the process. It divides matrix products between the threads, and runs independent
+kernels concurrently. The overhead does not depend on the size of the products, and exceeds the time of products of a
+few hundred rows and 64 units. The pool is created when JAX starts, and all programs of a process share it. So only a
+process that ends after one run, such as `jaxrl train`, can choose its size. docs/performance.md has measurements.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ from jaxrl.core.types import Algorithm, Environment, env_spec, num_agents
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.mesh import cores, data_mesh
 
-VARIABLES = ("PJRT_NPROC", "NPROC")  # where XLA reads the number of threads, in this order
-_WORTH_TWO_THREADS = 6_000_000  # operations of a product above which two were faster, measured on two cores
+VARIABLES = ("PJRT_NPROC", "NPROC")  # the variables with XLA's number of threads, in the order in which it reads them
+_WORTH_TWO_THREADS = 6_000_000  # operations of a product above which two threads were faster, measured on two cores
 
 
 def requested() -> int | None:
@@ -34,22 +34,22 @@ def requested() -> int | None:
 
 
 def one_suffices(algo: Algorithm, env: Environment, topology: Anakin) -> bool:
-    """Return whether this run is faster with one thread, and the user has not set a number.
+    """Return whether this run is faster with one thread, and the user has not set a number of threads.
 
     Args:
-      algo: as the user set it, not resolved.
+      algo: the algorithm as set by the user, not resolved.
       env, topology: the environment and topology of the run.
     """
     return requested() is None and jax.device_count() == 1 and one_is_faster(algo, env, topology)
 
 
 def one_is_faster(algo: Algorithm, env: Environment, topology: Anakin) -> bool:
-    """Return whether there are several cores, and no product of an iteration is worth a second one.
+    """Return whether there are several cores, but all products of an iteration are faster with one thread.
 
-    Traces the iteration, and compiles nothing.
+    This traces the iteration without compiling it.
 
     Args:
-      algo: as the user set it, not resolved.
+      algo: the algorithm as set by the user, not resolved.
       env, topology: the environment and topology of the run. For invalid settings, which training reports, the result
         is False.
     """
@@ -68,8 +68,8 @@ def one_is_faster(algo: Algorithm, env: Environment, topology: Anakin) -> bool:
 def restart_backend() -> None:
     """Restart JAX with one thread.
 
-    Arrays that were made before stay readable, and JAX copies them when they are passed to a program; arrays that are
-    to stay on the device must be made again.
+    Existing arrays stay readable, and JAX copies them whenever they are passed to a program; to avoid these copies,
+    create them again.
     """
     before = os.environ.get(VARIABLES[0])
     backend.clear_backends()
@@ -77,14 +77,14 @@ def restart_backend() -> None:
     os.environ[VARIABLES[0]] = "1"
     try:
         jax.devices()
-    finally:  # not for the processes that this one starts
+    finally:  # reset, so that child processes do not inherit it
         del os.environ[VARIABLES[0]]
         if before is not None:
             os.environ[VARIABLES[0]] = before
 
 
 def largest_product(program: Jaxpr) -> int:
-    """Return the operations of the largest matrix product or convolution in a program and its loops; 0: none."""
+    """Return the operations of the largest matrix product or convolution in a program and its loops, or 0."""
     return max(_products(program), default=0)
 
 

@@ -1,4 +1,4 @@
-"""Topologies: the devices and processes that a run uses, and all that the training loop needs to know about them."""
+"""Topologies: the devices and processes of a run, as far as the training loop needs to know them."""
 
 import dataclasses
 from typing import Any
@@ -11,25 +11,25 @@ from jaxrl.parallel.program import Program
 from jaxrl.parallel.rollout import rollout_length
 from jaxrl.parallel.targets import Target
 
-_WITHOUT_ENV = "without an env nothing acts: num_envs has no meaning, and the topology is Offline()"
+_WITHOUT_ENV = "without an env, the topology must be Offline(), and num_envs has no meaning; remove both, or pass env"
 
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """The devices and processes that a run uses; the defaults here are for a run in one compiled program.
+    """The devices and processes of a run. The default methods are for runs in one compiled program.
 
-    A topology is a registered frozen dataclass (`registry.add("topology", ...)`). It implements `problems` and `bind`,
-    and overrides other methods if it differs.
+    A topology is a registered frozen dataclass (`registry.add("topology", ...)`) that implements `problems` and `bind`,
+    and overrides other methods where it differs.
     """
 
     @property
     def num_envs(self) -> int | None:
-        """Number of environments over all devices; None before `resolve` sets it."""
+        """Number of environments over all devices; None before `resolve`."""
         return 0
 
     @property
     def batch_envs(self) -> int | None:
-        """Number of environments whose rollouts an update learns from, here all; None before `resolve` sets it."""
+        """Number of environments whose rollouts an update learns from, by default all; None before `resolve`."""
         return self.num_envs
 
     @property
@@ -39,7 +39,7 @@ class Topology:
 
     @property
     def in_process(self) -> bool:
-        """True if this process holds the environments."""
+        """True if the environments are in this process."""
         return True
 
     @property
@@ -48,34 +48,34 @@ class Topology:
         return False
 
     def problems(self, env: Environment | HostRecipe | None) -> list[str]:
-        """Return the reasons why a run in `env` (None: no environment) cannot use this topology, one line each."""
+        """Return the reasons why a run in `env`, or without one, cannot use this topology, one line each."""
         raise NotImplementedError
 
     def absent_resources(self, env: Environment | HostRecipe | None) -> dict[str, str]:
         """Return the parts of `Resources` that a run in `env` does not have, each with the reason."""
-        return dict.fromkeys(("actors", "environments", "worker_memory"), "the run has none, in one program")
+        return dict.fromkeys(("actors", "environments", "worker_memory"), "a run in one compiled program has none")
 
     def worker_processes(self, env: Environment | HostRecipe | None) -> int:
         """Return the number of worker processes on this machine that step `env`."""
         return 0
 
     def over(self, target: Target) -> "Topology":
-        """Return the topology over the devices of a target, all of them unless their number is set.
+        """Return the topology over the devices of a target, by default all of them.
 
         Raises:
           ConfigError: its runs are not one compiled program.
         """
         raise ConfigError(
-            f"target={target.name!r} is for runs in one compiled program, of environments in JAX, and this one's "
-            f"topology is {self}"
+            f"target={target.name!r} needs a run in one compiled program, but the topology is {self}; use an "
+            "environment in JAX with Anakin"
         )
 
     def resolve(self, algo: Algorithm, agents: int = 1) -> "Topology":
-        """Return the topology with the fields set that depend on the algorithm and the environment's agents."""
+        """Return the topology with all fields set that depend on the algorithm and the environment's agents."""
         return self
 
     def steps_per_iteration(self, algo: Algorithm) -> int:
-        """Return the environment steps of an iteration, over all environments; updates, if nothing acts."""
+        """Return the steps of an iteration over all environments; if nothing acts, the updates."""
         return rollout_length(algo) * (self.resolve(algo).batch_envs or 0)
 
     def bind(self, algo: Algorithm, env: Environment | HostRecipe, dataset_fraction: float = 0.0) -> Program[Any, Any]:
@@ -92,8 +92,8 @@ class Topology:
 
 
 def default_topology(env: Environment | HostRecipe | None, num_envs: int | None = None) -> Topology:
-    """Return the first registered topology that can run `env`; None: only a dataset."""
-    kinds = registry.registered("topology").values()  # their parts are registered too
+    """Return the first registered topology that can run `env`, or learn from a dataset without `env`."""
+    kinds = registry.registered("topology").values()  # includes their parts
     choices = (kind() for kind in kinds if issubclass(kind, Topology))
     topology = next(choice for choice in choices if not choice.problems(env))
     return topology if num_envs is None else dataclasses.replace(topology, num_envs=num_envs)
@@ -105,22 +105,22 @@ def choose(
     """Return the topology of a run, and a line for each setting that is incompatible with it.
 
     Args:
-      topology: as the caller set it; None: the default for `env`.
+      topology: the topology that the caller set; None: the default for `env`.
       env: the environment; None: the run learns only from a dataset.
-      num_envs: as the caller set it, for the default topology.
+      num_envs: the number that the caller set for the default topology.
     """
     if topology is None:
         found = needs_environment(env) if num_envs is not None else []
         return default_topology(env, None if found else num_envs), found
     if not isinstance(topology, Topology):
-        found = [f"topology={topology!r:.80} is none; pass one, such as jaxrl.Anakin(num_envs=8)"]
+        found = [f"topology={topology!r:.80} is not a topology; pass one, such as jaxrl.Anakin(num_envs=8)"]
         return default_topology(env), found
     found = topology.problems(env)
     if num_envs is not None:
-        found.append(f"num_envs={num_envs} and topology={topology}: set num_envs in the topology")
+        found.append(f"num_envs={num_envs} with topology={topology}: set num_envs in the topology instead")
     return topology, found
 
 
 def needs_environment(env: Environment | HostRecipe | None) -> list[str]:
-    """Return the problem of a topology that acts if there is no environment."""
+    """Return the problem of an acting topology without an environment; empty if there is one."""
     return [_WITHOUT_ENV] if env is None else []

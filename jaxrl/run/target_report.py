@@ -152,7 +152,7 @@ def _program_lines(report, program):
     totals = _counts(body.all_kernels(), body.all_collectives())
     if exchanged := body.all_exchanged():
         totals += f" of {readable(exchanged)}"
-    if any(loop.trips is None for loop in list(body.walk())[1:]):
+    if any(loop.trips is None for loop, _ in list(body.walk())[1:]):
         totals += "; loops of unknown length counted once"
     rows += [("an iteration" if program.name == "chunk" else "in all", totals)]
     if body.loops:

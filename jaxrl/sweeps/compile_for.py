@@ -120,7 +120,7 @@ def _sweep(target, settings, many):
     root = keys.root_key(settings.seed)
     run_keys = jax.ShapeDtypeStruct((padded, *root.shape), root.dtype, sharding=over_runs)
     env = described(settings.env, everywhere)
-    many.check_memory(stacked, settings.env, run_keys, {"host": None, "device": target.memory})
+    many.check_memory(stacked, settings.env, run_keys)
     start = VectorizedRuns.start.lower(many, algos, env, run_keys)
     states = described(start.out_info, over_runs)
     numbers = described((jnp.int32(1), jnp.float32(1.0)), everywhere)

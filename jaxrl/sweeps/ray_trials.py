@@ -10,7 +10,7 @@ import jax
 from jaxrl.core.errors import ConfigError, NonFiniteError, PeerError
 from jaxrl.core.limits import amount_problems, count_problems
 from jaxrl.parallel.mesh import use_cpu_devices
-from jaxrl.parallel.ray.cluster import START_TIMEOUT, actor_class, connect, kill, room
+from jaxrl.parallel.ray.cluster import START_TIMEOUT, actor_class, connect, free, kill, room
 from jaxrl.run.compile_cache import keep_compiled_programs
 from jaxrl.run.directory.sweep_directory import Trial
 
@@ -155,10 +155,8 @@ def _first(ray, pending):
     trained = any(under_way is not None for _, under_way in pending.values())
     ready, _ = ray.wait(list(pending), timeout=None if trained else START_TIMEOUT)
     if not ready:
-        free = ray.available_resources()
         raise ConfigError(
-            f"no trial found a place within {START_TIMEOUT:g} s; Ray has {free.get('CPU', 0):g} CPUs and "
-            f"{free.get('GPU', 0):g} GPUs free. Ask for less, or add machines"
+            f"no trial found a place within {START_TIMEOUT:g} s; {free(ray)}; use fewer for each run, or add machines"
         )
     return ready[0]
 

@@ -1,7 +1,7 @@
 """Many runs of one compiled program, sharded over the devices of a process; in turn on each, or under `vmap`."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -94,14 +94,11 @@ class VectorizedRuns:
     def chunk(self, algos, env, states, length, total_steps_per_env) -> tuple[RunState, Report]:
         return chunk_many(self, algos, env, states, jnp.int32(length), jnp.float32(total_steps_per_env))
 
-    def check_memory(
-        self, algos: Any, env: Environment, keys: Any, free: Mapping[str, int | None] | None = None
-    ) -> None:
+    def check_memory(self, algos: Any, env: Environment, keys: Any) -> None:
         """Check that the states of all runs can be stored on the devices, and fit.
 
         Args:
           algos, env, keys: algorithms, environment and keys of the runs, stacked; the shapes of the keys are enough.
-          free: bytes free on "host" and on each "device"; None: as they are now.
 
         Raises:
           ConfigError: they cannot, or do not fit.
@@ -114,7 +111,8 @@ class VectorizedRuns:
             )
         one = jax.eval_shape(lambda algos, keys: self.program.init(self.first(algos), env, keys[0]), algos, keys)
         devices, runs = list(self.mesh.devices.flat), jax.tree.leaves(algos)[0].shape[0]
-        memory.check_run(self.first(algos), one, devices, runs=runs, saved=False, free=free)
+        target = self.program.layout.target
+        memory.check_run(self.first(algos), one, devices, runs=runs, saved=False, target=target)
 
     def evaluate(self, algos: Any, learners: Any, keys: jax.Array, settings: RunSettings) -> np.ndarray:
         """Return the returns of complete episodes of every run, NaN for an episode that did not end."""

@@ -21,16 +21,12 @@ import jaxrl
 from jaxrl.cli import environment as cli_environment
 from jaxrl.cli import main
 from jaxrl.core.errors import EnvironmentFailedError
-from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import env_spec
 from jaxrl.envs.host import watchdog
 from jaxrl.envs.host.jax_host import ServedFromHost
-from jaxrl.parallel.host_rollout import HostSteps
-from jaxrl.parallel.ray import ray_actors as ray_actors
 from jaxrl.parallel.sebulba import actors
 from jaxrl.parallel.sebulba import host_loop as sebulba
 from jaxrl.parallel.sebulba.actors import ActorThreads
-from jaxrl.parallel.sebulba.collector import Published
 from jaxrl.parallel.sebulba.learning import HostLearning
 from jaxrl.run.policies.evaluation import evaluate
 from jaxrl.run.policies.policy import Policy
@@ -173,28 +169,6 @@ def test_a_learner_that_raises_while_actors_wait(monkeypatch):
     with pytest.raises(FloatingPointError, match="in the third update"):
         train(env, topology={"actors": 2})
     assert [host.closed for host in env.built] == [1, 1]
-
-
-@pytest.mark.long
-def test_an_actor_elsewhere_that_has_the_policy_has_a_limit_on_each_step(monkeypatch):
-    """Which ends its process; the clock is a stand-in."""
-    armed = []
-
-    class Clock:
-        def dump_traceback_later(self, seconds, *, exit, file):
-            armed.append((seconds, exit))
-
-        def cancel_dump_traceback_later(self):
-            armed.clear()
-
-    monkeypatch.setattr(ray_actors, "faulthandler", Clock())
-    seen = []
-    env = Spoiled(ENV, at=3, then=lambda host: seen.append(list(armed)))
-    spec, algo = env_spec(env), resolve_schedules(PPO, np.float32(0.0))
-    steps = HostSteps(spec, NUM_ENVS, NUM_ENVS, 8)
-    actor = ray_actors.RolloutActor(NUM_ENVS, 0, 0, env, steps, 0, 7.0)
-    actor.rollout(Published(algo, algo.actor(algo.init(jax.random.key(0), spec)), np.int32(0)), 0)
-    assert seen == [[(7.0, True)]] and armed == []
 
 
 def test_closed_before_anything_began():

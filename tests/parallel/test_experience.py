@@ -1,6 +1,7 @@
 """A batch is made up of what a run lived through and of a dataset, shard by shard, and comes apart again."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -61,20 +62,17 @@ def test_joined_sequences_keep_time_and_shards():
 @pytest.mark.parametrize("fraction, items", [(0.01, 1), (0.1, 3), (0.25, 8), (0.5, 16), (0.9, 29), (0.99, 31)])
 @pytest.mark.parametrize("shards", [1, 2, 8, 32])
 def test_the_dataset_gives_its_fraction_of_every_batch(fraction, items, shards):
-    """To the item; a part that does not divide over the shards is refused, with a fraction that does."""
+    """To the item; a part that is not divisible by the shards is refused, with the nearest batch that is."""
     parts = Experience(DQN, env_spec(ENV), NUM_ENVS, shards, fraction)
     assert parts.items_of_dataset(DQN.experience["replay"]) == items
     if items % shards == 0:
         own, given = (part["replay"].batch_size for part in (parts.online_sources, parts.dataset_sources))
         assert (own, given) == (DQN.batch_size - items, items) and not parts.problems()
         return
-    (problem,) = [line for line in parts.problems() if "items, which do not divide" in line]
-    setting, value = problem.rpartition("; use ")[2].split("=")
-    if setting == "batch_size":
-        parts = dataclasses.replace(parts, algo=DQN.replace(batch_size=int(value)), dataset_fraction=0.5)
-    else:
-        parts = dataclasses.replace(parts, dataset_fraction=float(value))
-    assert not parts.problems()
+    (problem,) = [line for line in parts.problems() if "dataset_fraction" in line]
+    size, nearest = re.findall(r"=([\d.]+)", problem.rpartition("; use ")[2])
+    algo = DQN.replace(batch_size=int(size))
+    assert not dataclasses.replace(parts, algo=algo, dataset_fraction=float(nearest)).problems()
 
 
 @pytest.mark.parametrize("batch_size, shards", [(96, 8), (100, 4), (13, 1)])

@@ -88,7 +88,7 @@ def test_a_text_is_read_loop_by_loop():
     assert inner.exchanged == 2 * 32 + 8 and iteration.exchanged == 128, "bytes of what each gives"
     assert program.all_exchanged() == 128 + 12 * 72
     assert iteration.all_kernels() == 3 + 12 * 5 and program.all_kernels() == 1 + 63
-    assert [loop.trips for loop in program.walk()] == [1, None, 12]
+    assert [(loop.trips, runs) for loop, runs in program.walk()] == [(1, 1), (None, 1), (12, 12)]
 
 
 def test_a_text_that_is_no_program_is_refused():

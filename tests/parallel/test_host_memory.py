@@ -88,7 +88,7 @@ def test_stacks_are_made_of_frames_on_the_host(sequence):
 # --- what is refused, and what is counted ----------------------------------------------------------------------------
 
 
-def test_it_is_counted_on_the_host():
+def test_it_is_counted_on_the_host(monkeypatch):
     gpu = SimpleNamespace(platform="gpu", process_index=0)
     source = Replay(10**6, 8, 8, replay_memory="host")
     rows = rows_of([[8]] * 4)
@@ -101,9 +101,10 @@ def test_it_is_counted_on_the_host():
     state = shapes.replace(ring=shapes.ring.replace(rows=shapes.ring.rows.replace(observation=observation)))
 
     def check(state, host, device, **how):
-        free = {"host": host, "device": device}
+        monkeypatch.setattr(memory, "free_on_host", lambda: host)
+        monkeypatch.setattr(memory, "free_on_device", lambda gpu: device)
         algo, run = SimpleNamespace(experience={"replay": source}), SimpleNamespace(buffers={"replay": state})
-        memory.check_run(algo, run, [gpu], free=free, **how)
+        memory.check_run(algo, run, [gpu], **how)
 
     check(state, 2**29, 2**26, saved=False)  # 400 MB of observations there, and what is left here
     check(state, 2**30, 2**26)
@@ -113,7 +114,7 @@ def test_it_is_counted_on_the_host():
         check(state, 2**28, 2**26, saved=False)
     with pytest.raises(ConfigError, match="need 7.. MiB of the host"):
         check(state, 2**29, 2**26)
-    with pytest.raises(ConfigError, match=r"what would fit is [^;]*$"):
+    with pytest.raises(ConfigError, match=r"use at most [^;]*$"):
         check(state, 2**30, 2**20)  # which holds nothing more that could lie elsewhere
 
 

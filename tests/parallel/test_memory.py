@@ -23,16 +23,17 @@ def bound(source):
 
 def check(shapes, source, **changes):
     algo, state = SimpleNamespace(experience={"replay": source}), SimpleNamespace(buffers={"replay": shapes})
-    memory.check_run(algo, state, jax.devices()[:1], free={"host": 2**30, "device": None}, **changes)
+    memory.check_run(algo, state, jax.devices()[:1], **changes)
 
 
-def test_memory_is_asked_for_before_it_is_taken():
+def test_memory_is_asked_for_before_it_is_taken(monkeypatch):
+    monkeypatch.setattr(memory, "free_on_host", lambda: 2**30)
     rows = rows_of([[8]] * 4)
     shapes = jax.eval_shape(lambda: bound(SOURCE).init(rows, ()))  # 20-odd GB
     with pytest.raises(ConfigError) as error:
         check(shapes, SOURCE)
     message = str(error.value)
-    assert "an asynchronous save's copy" in message and "1 GiB are free" in message
+    assert "its copy in an asynchronous save" in message and "1 GiB are free" in message
     fitting = int(message.split("capacity=")[1].split()[0])
     assert 0 < fitting < 10**8
 

@@ -24,7 +24,7 @@ from jaxrl.data import rings as data_rings
 from jaxrl.data.rows import EpisodeCutter
 from jaxrl.envs.configs import full_name
 from jaxrl.envs.host.jax_host import ServedFromHost
-from jaxrl.parallel import memory, streamed
+from jaxrl.parallel import memory, offline
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel.experience import of_dataset
 from jaxrl.run.recording import policy_rows
@@ -166,7 +166,7 @@ def test_a_run_goes_on_bit_for_bit(tmp_path):
 
 @pytest.mark.long
 def test_a_stream_is_the_same_on_two_devices(tmp_path, monkeypatch):
-    monkeypatch.setattr(streamed, "_MOST", 8)
+    monkeypatch.setattr(offline, "_MOST", 8)
     algo = FromData(network=DQN.network, learning_rate=1e-2, target_period=3)
     arguments = {"dataset": written(tmp_path / "data"), "eval_env": ENV, "evaluation_episodes": 4, "progress": False}
     one, two = (
@@ -179,7 +179,7 @@ def test_a_stream_is_the_same_on_two_devices(tmp_path, monkeypatch):
 @pytest.mark.long
 def test_a_stream_goes_on_bit_for_bit(tmp_path, monkeypatch):
     """In blocks, so that the end may lie a little further; and without being told where rows do not fit."""
-    monkeypatch.setattr(streamed, "_MOST", 8)
+    monkeypatch.setattr(offline, "_MOST", 8)
     algo = FromData(network=DQN.network, learning_rate=1e-2, target_period=3)
     arguments = {"dataset": written(tmp_path / "data"), "eval_env": ENV, "total_steps": 30}
     arguments |= {"checkpoint_every": 8, "evaluate_every": 8}
@@ -267,12 +267,12 @@ class FromData(jaxrl.DQN):
         ({"eval_env": None}, "pass dataset= and eval_env="),
         ({"dataset": None}, "there is no env; pass one, or dataset= and eval_env="),
         ({"num_envs": 4}, "num_envs has no meaning"),
-        ({"topology": jaxrl.Anakin()}, r"the topology is Offline\(\)"),
+        ({"topology": jaxrl.Anakin()}, r"the topology must be Offline\(\)"),
         ({"env": ENV, "topology": jaxrl.Offline()}, "leave env out"),
         ({"env": ENV, "dataset_fraction": 1.5}, "dataset_fraction=1.5 must be between 0 and 1"),
         (
             {"env": ENV, "dataset_fraction": 0.1, "topology": anakin()},
-            "dataset_fraction=0.1 of batch_size=32 is 3 items, which do not divide over 4 shards; use .*=0.125",
+            "dataset_fraction=0.1 takes 3 of batch_size=32 items, .* 4 shards; use batch_size=32 and .*=0.125",
         ),
         (
             {"env": ENV, "dataset": None, "dataset_fraction": 0.5},
@@ -286,28 +286,27 @@ class FromData(jaxrl.DQN):
             {"env": ENV, "algo": jaxrl.SAC(imitate=True), "dataset_fraction": 0.25},
             "SAC learns from is fixed; leave it out",
         ),
-        ({"env": ENV, "algo": FromData()}, "learns from a dataset alone"),
-        ({"env": ENV, "algo": FromData(), "dataset": None}, "FromData learns from a dataset; pass one to train"),
+        ({"env": ENV, "algo": FromData()}, "learns only from a dataset"),
+        ({"env": ENV, "algo": FromData(), "dataset": None}, "FromData learns from a dataset; pass one"),
         (
             {"env": ENV, "algo": jaxrl.SAC(imitate=True), "dataset": None},
-            "^SAC with imitate=True learns from a dataset; pass one to train",
+            "^SAC with imitate=True learns from a dataset; pass one",
         ),
         (
             {"env": ENV, "algo": DQN.replace(batch_size=1), "topology": ALONE},
-            "batch_size=1 cannot be shared with a dataset",
+            "takes 0 of batch_size=1 items, .*; use batch_size=2 ",
         ),
         ({"topology": jaxrl.Offline(devices=7)}, "devices=7"),
         ({"algo": DQN.replace(sampler=Lifo(), max_times_sampled=1)}, "sampler, remover, storage or max_times_sampled"),
         ({"algo": DQN.replace(storage="table")}, "sampler, remover, storage or max_times_sampled"),
         (
             {"algo": jaxrl.SAC(normalize_reward=True)},
-            "SAC with normalize_reward=True learns from discounted_return, stored as it acts, which a dataset does not "
-            "hold; leave normalize_reward at its default, or train without a dataset",
+            "SAC with normalize_reward=True learns from discounted_return, .* not contain; train without a dataset or ",
         ),
-        ({"env": ENV, "algo": jaxrl.SAC(normalize_reward=True)}, "SAC with normalize_reward=True .* not hold; leave"),
+        ({"env": ENV, "algo": jaxrl.SAC(normalize_reward=True)}, "with normalize_reward=True .* not contain; train"),
         (
             {"algo": "muzero"},
-            "^MuZero learns from search_policy and search_value, .* not hold; train without a dataset",
+            "^MuZero learns from search_policy and search_value, .* not contain; train without a dataset",
         ),
     ],
 )

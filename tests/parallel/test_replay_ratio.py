@@ -181,7 +181,12 @@ def test_runs_that_are_mapped_make_as_many_each():
 
 @pytest.mark.parametrize(
     "ratio, said",
-    [(np.pi, "use 3.14"), (1e-7, r"use 1.5\d*e-05 \(1 updates every 65536"), (0.0, "above 0"), (np.inf, "above 0")],
+    [
+        (np.pi, "use 3.14"),
+        (1e-7, r"use 1.5\d*e-05 \(1 updates every 65536"),
+        (0.0, "more than 0"),
+        (np.inf, "more than 0"),
+    ],
 )
 def test_a_ratio_that_cannot_be_kept_is_refused_and_one_that_can_be_is_named(ratio, said):
     algo = counting(1, 1)

@@ -60,12 +60,12 @@ def test_every_part_is_where_it_was_put_and_learns_the_same(monkeypatch):
 @pytest.mark.parametrize(
     ("env", "settings", "asked", "words"),
     [
-        (ENV, {}, Resources(actors="0"), "actors='0': the run has none, in one program"),
-        (ENV, {}, Resources(worker_memory=1.0), "worker_memory=1.0: the run has none"),
+        (ENV, {}, Resources(actors="0"), "actors='0': a run in one compiled program has none"),
+        (ENV, {}, Resources(worker_memory=1.0), "worker_memory=1.0: a run in one"),
         (ENV, {}, Resources(evaluator="0"), "evaluator='0': evaluations are the learner's, without async_evaluation"),
         (ENV, {}, Resources(learner=f"0-{LAST + 1}"), rf"this process may use {LAST + 1} cores"),
         (ENV, {}, "0-3", "resources='0-3' are none; pass jaxrl.Resources"),
-        (HOST, {}, Resources(environments="0"), "the actor threads step these; set actors, or make it with workers=N"),
+        (HOST, {}, Resources(environments="0"), "the actor threads step them; set actors, or make it with workers=N"),
         (HOST, {}, Resources(worker_memory=1.0), "has no worker processes; make it with workers=N"),
         (
             HOST,
@@ -93,4 +93,4 @@ def test_on_the_command_line(capsys):
     values, problems = build_parts(given.values)
     assert problems == [] and values["resources"] == Resources("0-1,3", "2", worker_memory=1.5)
     assert main.main(["train", *words, "--resources", "resources:actors=0"]) == 2
-    assert "actors='0': the run has none, in one program" in capsys.readouterr().err
+    assert "actors='0': a run in one compiled program has none" in capsys.readouterr().err

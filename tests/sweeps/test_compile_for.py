@@ -103,15 +103,15 @@ def test_what_does_not_fit_is_refused_before_it_is_compiled(tpu_compiler):  # no
         jaxrl.compile_for("v5e:2x2", DQN.replace(capacity=2**30), "gymnax:Breakout-MinAtar", num_envs=64)
     with pytest.raises(ConfigError, match="rollouts .* 16 GiB"):
         jaxrl.compile_for("v5e:2x2", PPO.replace(rollout_length=2**14), "gymnax:Breakout-MinAtar", num_envs=2**16)
-    with pytest.raises(ConfigError, match="devices=5 .* the 4 that"):
+    with pytest.raises(ConfigError, match="devices=5 .* and 4, the number"):
         jaxrl.compile_for("v5e:2x2", PPO, ENV, devices=5, num_envs=5)
-    with pytest.raises(ConfigError, match="devices=8 .* the 4 that"):
+    with pytest.raises(ConfigError, match="devices=8 .* and 4, the number"):
         jaxrl.compile_for("v5e:2x2", PPO, ENV, devices=8, runs=16)
     with pytest.raises(ConfigError, match="replay .*4 devices.*capacity="):
         jaxrl.compile_for("v5e:2x2", DQN.replace(capacity=2**26), "gymnax:Breakout-MinAtar", runs=16)
-    with pytest.raises(ConfigError, match="v5e:3x7.* is not a valid slice"):
+    with pytest.raises(ConfigError, match="cannot compile for target='v5e:3x7'"):
         jaxrl.compile_for("v5e:3x7", PPO, ENV)
-    with pytest.raises(ConfigError, match="Anakin compiles"):
+    with pytest.raises(ConfigError, match="Anakin needs an environment in JAX"):
         jaxrl.compile_for("v5e:2x2", "ppo", "gymnasium:CartPole-v1")
 
 

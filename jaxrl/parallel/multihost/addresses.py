@@ -13,17 +13,17 @@ _ANSWER_SECONDS = 5.0
 
 
 def own(coordinator: str, exchange: Callable[[str, Any], list[Any]]) -> str | None:
-    """Return the address of the interface that leads to the other processes; all processes must call this.
+    """Return the address of this machine's interface to the other processes; all processes must call this.
 
-    It is the interface that leads to the coordinator. If a machine's own name resolves to its loopback, as in
-    /etc/hosts of Debian, process 0 finds only the loopback, and takes the interface that leads to the others.
+    This is the interface to the coordinator. If a machine's own name resolves to its loopback, as in Debian's
+    /etc/hosts, process 0 only finds the loopback, and uses the interface to another process.
 
     Args:
       coordinator: HOST:PORT.
       exchange: `distributed.exchange`.
 
     Returns:
-      An IP address, the loopback's if all processes are on one machine; None: there is no route.
+      An IP address, that of the loopback if all processes are on one machine; None if there is no route.
     """
     mine = towards(_parts(coordinator)[0])
     elsewhere = [address for address in exchange("addresses", mine) if address and not _is_loopback(address)]
@@ -33,7 +33,7 @@ def own(coordinator: str, exchange: Callable[[str, Any], list[Any]]) -> str | No
 
 
 def towards(host: str) -> str | None:
-    """Return the address that this machine would use to send to a host; None: no route. Nothing is sent."""
+    """Return the address from which this machine would send to a host, or None without a route; sends nothing."""
     try:
         family, kind, protocol, _, there = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -44,33 +44,33 @@ def towards(host: str) -> str | None:
 
 
 def diagnose_connection(coordinator: str, process_id: int) -> str | None:
-    """Return why this process cannot reach the coordinator, or None if it finds no reason.
+    """Return the reason why this process cannot reach the coordinator, or None if it can.
 
     Args:
       coordinator: HOST:PORT.
-      process_id: the index of this process; the coordinator is in process 0.
+      process_id: index of this process; the coordinator runs in process 0.
     """
     host, port = _parts(coordinator)
     try:
         found = [there for *_, there in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     except OSError as error:
-        return f"this machine does not know {host} ({error.strerror})"
+        return f"{host} cannot be resolved on this machine ({error.strerror})"
     if process_id == 0 and not any(_is_here(there[0]) for there in found):
-        return f"process 0 is to be found there, and {found[0][0]} is no address of this machine"
+        return f"process 0 must run at that address, but {found[0][0]} is not an address of this machine"
     try:
         with socket.create_connection((host, port), timeout=_ANSWER_SECONDS):
             return None
     except OSError as error:
-        return f"nobody answers there ({error})"
+        return f"connecting there failed ({error})"
 
 
 def is_taken(bind: str) -> bool:
-    """Return whether a process on this machine listens at HOST:PORT; the host may be `[::]`, all addresses."""
+    """Return whether a process on this machine listens at HOST:PORT; the host `[::]` stands for all addresses."""
     host, port = _parts(bind)
     try:
         family, kind, protocol, _, there = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port closed a moment ago is not taken
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was just closed is free
             probe.bind(there)
     except OSError as error:
         return error.errno == errno.EADDRINUSE
@@ -78,10 +78,10 @@ def is_taken(bind: str) -> bool:
 
 
 def use(address: str) -> None:
-    """Make collectives between CPU devices use this address of the machine; call this before JAX has devices.
+    """Make collectives between CPU devices use this address of the machine; call this before JAX creates its devices.
 
-    By default, Gloo takes the address that the machine's name resolves to, and JAX has no setting for it. This uses
-    JAX's internals; if those have changed, it warns and does nothing.
+    By default, Gloo uses the address that the machine's name resolves to, and JAX has no setting for it. This function
+    uses JAX's internals; if these have changed, it warns and does nothing.
     """
     try:
         from jax._src import distributed as engine
@@ -90,7 +90,7 @@ def use(address: str) -> None:
 
         make_gloo, make_client = _jax.make_gloo_tcp_collectives, bridge.make_cpu_client
     except (ImportError, AttributeError) as error:
-        message = f"collectives between CPUs use the address of this machine's name, not {address}: {error}"
+        message = f"JAX's internals changed; CPU collectives use the address of the hostname, not {address}: {error}"
         warnings.warn(message, RuntimeWarning, stacklevel=2)
         return
 

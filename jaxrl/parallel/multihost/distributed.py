@@ -1,12 +1,11 @@
-"""One run of several processes: JAX's own multi-controller engine, and the values that processes must agree on.
+"""Runs of several processes: JAX's multi-controller runtime, and decisions that all processes must share.
 
-Every process runs the same program. All decisions about it (the length of the next chunk, whether to stop, the
-checkpoint to resume from) are therefore made together, by `exchange`, and never from the state of one process: two
-processes that disagreed would wait for each other in different collectives.
+Every process runs the same program. Therefore, all decisions about it (the length of the next chunk, whether to stop,
+the checkpoint to resume from) are made together by `exchange`, and never from the state of one process: two processes
+that disagree would wait for each other in different collectives.
 """
 
 import contextlib
-import hashlib
 import itertools
 import json
 import re
@@ -16,7 +15,7 @@ from typing import Any
 import jax
 from flax.traverse_util import flatten_dict
 
-# The key-value store of the coordination service has no public name. Unlike a collective it needs no device, has a
+# The key-value store of the coordination service has no public name. Unlike a collective, it needs no device, has a
 # timeout, and works between processes of different versions.
 from jax._src import distributed as _engine
 
@@ -26,12 +25,12 @@ from jaxrl.core.versions import installed_version
 from jaxrl.parallel.multihost import addresses
 from jaxrl.parallel.multihost.place import Place, is_evaluator
 
-ANSWER_SECONDS = 600.0  # timeout for the others, if all should arrive at about the same time
+ANSWER_SECONDS = 600.0  # timeout for values of the other processes, which should arrive at about the same time
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in the repr of an object; differs by process
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in the repr of an object; differs between processes
 _LOST = re.compile(r"\b(Gloo|NCCL)\b")  # in the error of a broken collective
 _VERSIONS = ("jaxrl", "jax", "jaxlib", "flax", "optax")
-_FAILED = "failed"  # in place of the name of an exchange, once a process has failed
+_FAILED = "failed"  # sent in place of the name of an exchange by a process that failed
 _exchanges = itertools.count()
 
 
@@ -44,34 +43,35 @@ def initialize(
     start_seconds: int = 300,
     end_seconds: int = 300,
 ) -> int:
-    """Join the processes of a run; call it before JAX creates its devices.
+    """Join the processes of a run; call this before JAX creates its devices.
 
-    Without arguments the cluster is detected: TPU pods, Slurm, Open MPI, Kubernetes.
+    Without arguments, the cluster is detected: TPU pods, Slurm, Open MPI, Kubernetes.
 
     Args:
-      coordinator: HOST:PORT of process 0, where the others find it. Other machines cannot reach a loopback address.
+      coordinator: address of process 0 as HOST:PORT. Other machines cannot reach a loopback address.
       num_processes: number of processes of the run.
       process_id: index of this process, from 0.
-      heartbeat_seconds: a process without a heartbeat for this time counts as dead, and all others end.
-      start_seconds: time for the others to arrive; then JAX aborts this process.
-      end_seconds: time that a process which is done, or which raised, waits for the others; then all end with an error.
+      heartbeat_seconds: time without a heartbeat after which a process counts as dead, and all others end.
+      start_seconds: time to wait for the others at the start; afterwards, JAX aborts this process.
+      end_seconds: time for which a process that has finished or raised waits for the others; afterwards, all end with
+        an error.
 
     Returns:
       The number of processes.
 
     Raises:
-      ConfigError: no cluster was detected, or the arguments do not fit; versions differ between processes.
+      ConfigError: no cluster was detected, the arguments are invalid, or versions differ between processes.
     """
     if found := problems(coordinator, num_processes, process_id):
         raise ConfigError(found)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.config.update("jax_enable_preemption_service", False)  # it swallows SIGTERM, which is ours (`signals`)
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from `core.interrupts`
     bind = None
     if coordinator is not None:
         host, _, port = coordinator.rpartition(":")
         bind = coordinator if host in _LOOPBACK else f"[::]:{port}"
         if process_id == 0 and addresses.is_taken(bind):
-            raise ConfigError(f"coordinator={coordinator!r}: the port is in use on this machine; give all another one")
+            raise ConfigError(f"coordinator={coordinator!r}: the port is in use on this machine; use another port")
     try:
         jax.distributed.initialize(
             coordinator,
@@ -82,24 +82,22 @@ def initialize(
             shutdown_timeout_seconds=end_seconds,
             coordinator_bind_address=bind,
         )
-    except ValueError as error:  # a parameter that was neither given nor detected
+    except ValueError as error:  # a parameter was neither given nor detected
         raise ConfigError(
-            f"no cluster was detected ({error}); give coordinator=HOST:PORT, num_processes=N and process_id=I, "
-            "I being 0 on the machine HOST"
+            f"no cluster was detected ({error}); pass coordinator=HOST:PORT, num_processes=N and process_id=I, with "
+            "process_id=0 on the machine HOST"
         ) from error
     here = _engine.global_state
     _check_count(here)
-    versions = {name: installed_version(name) or "unknown" for name in _VERSIONS}
-    found = _exchange("versions", versions, here.process_id, here.num_processes)
-    _raise_differences([{f"version of {name}": version for name, version in theirs.items()} for theirs in found])
-    ask = lambda what, value: _exchange(what, value, here.process_id, here.num_processes)  # noqa: E731
-    if here.coordinator_address is not None and (address := addresses.own(here.coordinator_address, ask)):
+    versions = {f"version of {name}": installed_version(name) or "unknown" for name in _VERSIONS}
+    _raise_differences(exchange("versions", versions))
+    if here.coordinator_address is not None and (address := addresses.own(here.coordinator_address, exchange)):
         addresses.use(address)
     return here.num_processes
 
 
 def join(place: Place) -> int:
-    """Join the learners of a run, if the process at `place` is one of them.
+    """Join the learners of a run if the process at `place` is one of them.
 
     Returns:
       The number of learners.
@@ -124,7 +122,7 @@ def problems(
 
 
 def is_leader() -> bool:
-    """Return whether this process writes the files of a run; a launched evaluator does not."""
+    """Return whether this process writes the files of a run: process 0, unless it is a launched evaluator."""
     return jax.process_index() == 0 and not is_evaluator()
 
 
@@ -134,16 +132,38 @@ def is_several() -> bool:
 
 
 def exchange(what: str, value: Any) -> list[Any]:
-    """Return the values of all processes, by process; all must call this, in the same order.
+    """Return the values of all processes in order of the processes; all must call this, in the same order.
 
     Args:
       what: the name of the value.
-      value: this process's value; JSON values only.
+      value: this process's value, a JSON value.
 
     Raises:
-      PeerError: a process does not answer.
+      PeerError: a process failed, did not answer, or exchanges something else.
     """
-    return _exchange(what, value, jax.process_index(), jax.process_count())
+    here, client = _engine.global_state, _engine.global_state.client
+    if client is None and jax.process_count() > 1:
+        raise JaxrlError("the processes were not joined; call jaxrl.launch('cluster') before JAX creates its devices")
+    if client is None or here.num_processes == 1:
+        return [value]
+    number, index = next(_exchanges), here.process_id
+    client.key_value_set(_key(number, index), json.dumps([what, value]))
+    if number > 1:
+        client.key_value_delete(_key(number - 2, index))  # all have read it, as they have sent later values
+    found = []
+    for other in range(here.num_processes):
+        try:
+            answer = client.blocking_key_value_get(_key(number, other), int(ANSWER_SECONDS * 1000))
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise PeerError(f"process {other} did not answer process {index} ({what}): {reason}") from error
+        doing, theirs = json.loads(answer)
+        if doing == _FAILED:
+            raise PeerError(f"process {other} failed: {theirs}")
+        if doing != what:
+            raise PeerError(f"process {other} exchanges {doing!r}, but process {index} exchanges {what!r}")
+        found.append(theirs)
+    return found
 
 
 def from_leader(what: str, value: Any) -> Any:
@@ -152,7 +172,7 @@ def from_leader(what: str, value: Any) -> Any:
 
 
 def check_same(settings: Mapping[str, Any]) -> None:
-    """Raise on every process if settings differ between processes.
+    """Check, on every process, that settings are the same in all processes.
 
     Args:
       settings: JSON values, nested mappings allowed.
@@ -165,9 +185,7 @@ def check_same(settings: Mapping[str, Any]) -> None:
     devices = {"local devices": f"{jax.local_device_count()} of {jax.local_devices()[0].device_kind}"}
     flat = flatten_dict({**settings, **devices}, sep=".")
     mine = {name: _ADDRESS.sub("", json.dumps(value)) for name, value in flat.items()}
-    digest = hashlib.sha256(json.dumps(mine, sort_keys=True).encode()).hexdigest()
-    if len(set(exchange("digest of the settings", digest))) > 1:
-        _raise_differences(exchange("settings", mine))
+    _raise_differences(exchange("settings", mine))
 
 
 @contextlib.contextmanager
@@ -181,8 +199,8 @@ def collective_errors(what: str) -> Generator[None]:
         yield
     except Exception as error:
         failure = error
-    said = None if failure is None else [type(failure).__name__, str(failure)]
-    found = exchange(f"how it went: {what}", said)
+    described = None if failure is None else [type(failure).__name__, str(failure)]
+    found = exchange(f"error of {what}", described)
     if failure is not None:
         raise failure
     for index, theirs in enumerate(found):
@@ -208,7 +226,7 @@ def report_errors() -> Generator[None]:
         here = _engine.global_state
         if here.client is not None and here.num_processes > 1:
             message = json.dumps([_FAILED, f"{type(error).__name__}: {error}"])
-            with contextlib.suppress(RuntimeError):  # the service is gone, and with it the others
+            with contextlib.suppress(RuntimeError):  # the service has ended, and so have the others
                 here.client.key_value_set(_key(next(_exchanges), here.process_id), message)
         raise
 
@@ -221,45 +239,20 @@ def _losses_named():
         if not _LOST.search(str(error)):
             raise
         raise PeerError(
-            "another process of the run was lost, see what it said; the same commands again, with --run-dir, resume "
-            f"from the last checkpoint ({str(error).splitlines()[0]})"
+            "another process of the run was lost; see its output. With --run-dir, the same commands resume from the "
+            f"last checkpoint ({str(error).splitlines()[0]})"
         ) from error
 
 
 def _check_count(here):
-    """Check that all processes agree on their number, before they wait for each other."""
+    """Check that all processes have the same `num_processes` before they wait for each other."""
     name = "jaxrl/num_processes"
     if here.process_id == 0:
         here.client.key_value_set(name, str(here.num_processes))
     theirs = here.client.blocking_key_value_get(name, int(ANSWER_SECONDS * 1000))
     if theirs != str(here.num_processes):
         found = f"{theirs} on process 0, {here.num_processes} on process {here.process_id}"
-        raise ConfigError(f"the processes of a run must be started alike; num_processes is not the same: {found}")
-
-
-def _exchange(what, value, index, count):
-    if count == 1:
-        return [value]
-    client, number = _engine.global_state.client, next(_exchanges)
-    if client is None:
-        raise JaxrlError("several processes that were not joined by jaxrl.parallel.multihost.distributed.initialize()")
-    client.key_value_set(_key(number, index), json.dumps([what, value]))
-    if number > 1:
-        client.key_value_delete(_key(number - 2, index))  # all have read it: they have sent later values
-    found = []
-    for other in range(count):
-        try:
-            answer = client.blocking_key_value_get(_key(number, other), int(ANSWER_SECONDS * 1000))
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise PeerError(f"process {other} does not answer (process {index} waits for: {what}): {reason}") from error
-        doing, theirs = json.loads(answer)
-        if doing == _FAILED:
-            raise PeerError(f"process {other} failed: {theirs}")
-        if doing != what:
-            raise PeerError(f"process {other} is at {doing!r} where process {index} is at {what!r}")
-        found.append(theirs)
-    return found
+        raise ConfigError(f"num_processes must be the same on all processes: {found}")
 
 
 def _key(number, index):
@@ -275,6 +268,6 @@ def _raise_differences(found):
             holders.setdefault(theirs.get(name, "(absent)"), []).append(str(index))
         if len(holders) > 1:
             listing = ", ".join(f"{value} on process {' and '.join(who)}" for value, who in holders.items())
-            problems.append(f"the processes of a run must be started alike; {name} is not the same: {listing}")
+            problems.append(f"{name} must be the same on all processes: {listing}")
     if problems:
         raise ConfigError(problems)

@@ -1,13 +1,12 @@
-"""The start of a run: as this process, as several processes of this machine or of a Ray cluster, or in a cluster.
+"""Launching of a run as this process, as several processes of this machine or a Ray cluster, or within a cluster.
 
-Several processes run the same program, started once for each; each finds its place among them when it calls `launch`.
+Several processes run the same program, which is started once per process; each learns its place when it calls `launch`.
 The process that starts them does not train and does not import JAX: it assigns cores and GPUs, passes signals on, and
 watches the processes until they end.
 """
 
 import contextlib
 import dataclasses
-import importlib.util
 import os
 import signal
 import sys
@@ -15,21 +14,19 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from jaxrl.core import interrupts
 from jaxrl.core.errors import ConfigError, JaxrlError, unknown
+from jaxrl.core.limits import count_problems
 from jaxrl.parallel.multihost import local
 from jaxrl.parallel.multihost.local import Started
-from jaxrl.parallel.multihost.place import own_place
-from jaxrl.parallel.multihost.ways import Cluster, Here, Launch, Processes, RayProcesses, Several
+from jaxrl.parallel.multihost.place import Cluster, Here, Launch, Processes, RayProcesses, Several, own_place
 
 _LOOK = 0.05  # seconds between two polls of the processes
-_GRACE_PERIOD = 10.0  # seconds for the others to end by themselves, once one has failed
+_GRACE_PERIOD = 10.0  # seconds for the others to end by themselves after one has failed
 _LEAST = {"count": 1, "restarts": 0, "cpus": 1, "gpus": 0, "evaluators": 0}
-_MOST_EVALUATORS = 1
-_DIGITS = 9  # the most digits of a number of processes or restarts
-_LINES = 20  # lines of a failed process's output that are shown
+
+_LINES = 20  # shown lines of a failed process's output
 _END_CODES = tuple(128 + number for number in interrupts.ENDING)
 _BAD_INPUT = 2  # the exit code of a command line with invalid settings
 
@@ -39,40 +36,40 @@ _USAGE = "here, cluster, processes:COUNT or ray:COUNT, such as processes:4:resta
 
 
 def launch(how: Launch | str = "here") -> int:
-    """Start a run as `how` describes; call it before JAX creates its devices.
+    """Start a run as `how` describes; call this before JAX creates its devices.
 
-    With `Processes` and `RayProcesses` this program is started again, once for each process, and this call does not
-    return: it ends the program with their exit code. In each started process, and in all other cases, it returns.
+    `Processes` and `RayProcesses` start this program again, once per process. In this process, the call then does not
+    return but exits with their exit code. It returns in the started processes, and in all other cases.
 
-    With `evaluators=1` one more process is started, which does not train. Its first `jaxrl.train` follows the run in
-    `run_dir` instead, which all calls must then set. It evaluates every checkpoint that is kept there, with the
-    settings of that call (`evaluation_episodes`, `eval_env`, `explore_in_evaluation`) and other episodes than the run's
-    own evaluations, and writes `evaluations.jsonl`. Once the run has ended and its last checkpoint is evaluated, it
-    ends its process with exit code 0, so code after that call does not run in this process.
+    `evaluators=1` starts one more process, which does not train. Its first call of `jaxrl.train` follows the run in
+    `run_dir` instead, which must be set in all calls. It evaluates every checkpoint that is kept there, with the
+    settings of that call (`evaluation_episodes`, `eval_env`, `explore_in_evaluation`) but other episodes than the run's
+    own evaluations, and writes `evaluations.jsonl`. After the end of the run and the evaluation of its last checkpoint,
+    it exits with code 0, so code after that call does not run in this process.
 
     Args:
-      how: "here", only this process; "cluster", one of several processes that were detected; "processes:4", or
-        `jaxrl.Processes(4)`: as many processes of this machine; "ray:4:gpus=1", or `jaxrl.RayProcesses(4, gpus=1)`: of
-        a Ray cluster.
+      how: "here": only this process; "cluster": one of several processes of a detected cluster; "processes:4" or
+        `jaxrl.Processes(4)`: processes of this machine; "ray:4:gpus=1" or `jaxrl.RayProcesses(4, gpus=1)`: processes
+        of a Ray cluster.
 
     Returns:
       The number of processes that train.
 
     Raises:
-      ConfigError: `how` is unknown, asks for more than this machine has, or is not possible in this program.
+      ConfigError: `how` is unknown, needs more than this machine has, or is not possible in this program.
     """
     how = parse(how) if isinstance(how, str) else how
     if not isinstance(how, Launch):
-        raise ConfigError(f"launch({how!r:.80}): must be {_USAGE}")
+        raise ConfigError(f"launch({how!r:.80}) is not a way to launch; use {_USAGE}")
     place = own_place()
     if place is None and isinstance(how, Here):
         return 1
     if place is None and isinstance(how, Several):
         typed = hasattr(sys, "ps1") or "ipykernel" in sys.modules
-        if typed or sys.argv[:1] in ([], [""], ["-"]):  # "-": Python read the program from its input
+        if typed or sys.argv[:1] in ([], [""], ["-"]):  # "-": Python reads the program from standard input
             raise ConfigError(
-                "launch starts this program once for each process, and cannot start an interactive session or what "
-                "Python reads from its input: put it into a file, and run that"
+                "launch starts this program once per process, which is not possible in an interactive session or for a "
+                "program from standard input; run the program from a file"
             )
         raise SystemExit(run_processes([sys.executable, *sys.orig_argv[1:]], how))
     from jaxrl.parallel.multihost import distributed
@@ -84,55 +81,49 @@ def parse(text: str) -> Launch:
     """Parse a way to launch, such as `here`, `cluster`, `processes:4:restarts=3` or `ray:4:restarts=3:cpus=8:gpus=1`.
 
     Raises:
-      ConfigError: the text has another form.
+      ConfigError: the text is invalid.
     """
     kind, *words = text.split(":")
     if kind not in _KINDS:
         raise unknown("way to launch", kind, _KINDS, f"write {_USAGE}")
     fields = [field.name for field in dataclasses.fields(_KINDS[kind])]
-    values: dict[str, Any] = {}
+    values: dict[str, int] = {}
     for position, word in enumerate(words):
         name, equals, value = word.partition("=")
         if not equals:
             name, value = (fields[position] if position < len(fields) else ""), word
         if name not in fields or name in values:
-            raise ConfigError(f"{text!r} has too many settings, or one that there is not: {word!r}; write {_USAGE}")
-        if not value.isascii() or not value.removeprefix("-").isdigit() or len(value) > _DIGITS:
-            raise ConfigError(f"{text!r:.80}: {name}={value!r:.40} must be a whole number; write {_USAGE}")
-        values[name] = int(value)
+            raise ConfigError(f"{text!r} has too many settings, or an unknown one: {word!r}; write {_USAGE}")
+        try:
+            values[name] = int(value)
+        except ValueError:
+            raise ConfigError(f"{text!r:.80}: {name}={value!r:.40} must be a whole number; write {_USAGE}") from None
     return _KINDS[kind](**values)
 
 
 def problems(how: Launch) -> list[str]:
-    """Return one line for each number in `how` that is invalid or more than this machine has."""
+    """Return a line for each number in `how` that is invalid or more than this machine has."""
     if not isinstance(how, Several):
         return []
-    found, kind = [], next(kind for kind, known in _KINDS.items() if isinstance(how, known))
-    for field in dataclasses.fields(how):
-        value, least = getattr(how, field.name), _LEAST[field.name]
-        if type(value) is not int:
-            found.append(f"{kind}: {field.name}={value!r:.80} must be a whole number")
-        elif value < least:
-            found.append(f"{kind}: {field.name}={value} must be at least {least}")
-    if found:
+    kind = next(kind for kind, known in _KINDS.items() if isinstance(how, known))
+    counts = {field.name: (getattr(how, field.name), _LEAST[field.name]) for field in dataclasses.fields(how)}
+    if found := [f"{kind}: {line}" for line in count_problems(**counts)]:
         return found
-    if how.evaluators > _MOST_EVALUATORS:
+    if how.evaluators > 1:
         found.append(
-            f"{kind}: evaluators={how.evaluators} must be at most {_MOST_EVALUATORS}, since more would play the same; "
-            "in another environment plays jaxrl eval RUN --follow --env NAME --out FILE"
+            f"{kind}: evaluators={how.evaluators} must be 0 or 1, since more would play the same episodes; to evaluate "
+            "in another environment, use jaxrl eval RUN --follow --env NAME --out FILE"
         )
     if isinstance(how, RayProcesses):
-        if importlib.util.find_spec("ray") is None:
-            found.append("ray: Ray is not installed; pip install 'jaxrl[ray]'")
-        # An evaluator was started with that variable.
+        # An evaluator is started with this variable.
         if own_place() is None and how.gpus and os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
-            found.append(f"ray: gpus={how.gpus} would be idle with JAX_PLATFORMS=cpu; unset that, or leave gpus out")
+            found.append(f"ray: gpus={how.gpus} would be idle with JAX_PLATFORMS=cpu; unset it, or use gpus=0")
         return found
-    gpus = local.gpus_here() if own_place() is None else []  # a started process only sees its share of them
+    gpus = local.gpus_here() if own_place() is None else []  # a started process only sees its own GPUs
     if gpus and len(gpus) % how.count:
         found.append(
-            f"processes: count={how.count} does not divide the {len(gpus)} GPUs of this machine "
-            f"({','.join(gpus)}); use another number, fewer GPUs (CUDA_VISIBLE_DEVICES), or JAX_PLATFORMS=cpu"
+            f"processes: the {len(gpus)} GPUs of this machine ({','.join(gpus)}) are not divisible by count="
+            f"{how.count}; use another count, fewer GPUs (CUDA_VISIBLE_DEVICES), or JAX_PLATFORMS=cpu"
         )
     return found
 
@@ -143,10 +134,10 @@ def problems(how: Launch) -> list[str]:
 def run_processes(command: Sequence[str], how: Several, again: Sequence[str] = ()) -> int:
     """Run a command as the processes of one run, and wait for all to end.
 
-    The output of process 0 is shown immediately; of other processes, the end of their output if they failed.
+    The output of process 0 is shown immediately. Of the other processes, the end of the output is shown if they fail.
 
     Args:
-      command: the program and its arguments, the same for each.
+      command: the program and its arguments, the same for all processes.
       how: the number of processes, their machines and the restarts.
       again: further arguments after a restart.
 
@@ -154,18 +145,19 @@ def run_processes(command: Sequence[str], how: Several, again: Sequence[str] = (
       0, or the exit code of the process that failed first; 128 + n if signal n ended it.
 
     Raises:
-      ConfigError: `how` asks for more than there is.
+      ConfigError: `how` is invalid, or needs more than is available.
+      MissingExtraError: Ray is needed and not installed.
     """
     if found := problems(how):
         raise ConfigError(found)
     if isinstance(how, RayProcesses):
         from jaxrl.parallel.ray.cluster import connect
 
-        connect()  # before our signal handlers: Ray installs one for SIGTERM
+        connect()  # before our signal handlers, as Ray installs its own for SIGTERM
     signals = _Signals()
     with interrupts.receiving(signals.pass_on):
-        code = 0
-        for attempt in range(how.restarts + 1):
+        code = attempt = 0
+        while True:
             last = attempt == how.restarts
             try:
                 with _started([*command, *again] if attempt else command, how, signals) as processes:
@@ -174,29 +166,19 @@ def run_processes(command: Sequence[str], how: Several, again: Sequence[str] = (
                     last = last or code in (0, _BAD_INPUT)
                     if code:
                         watched.tell()
-            except JaxrlError as error:  # such as of a cluster that has lost machines
+            except JaxrlError as error:  # for example, the cluster has lost machines
                 if not attempt:
                     raise
                 print(f"error: {error}", file=sys.stderr)
             if last or signals.passed:
                 return code
-            print(
-                f"{_all(how)} started again (restart {attempt + 1} of {how.restarts})",
-                file=sys.stderr,
-                flush=True,
-            )
-    raise AssertionError("a loop that ends by returning")
-
-
-def _all(how):
-    if how.count == 1:
-        return "the process and the evaluator are" if how.evaluators else "the process is"
-    return f"the {how.count} processes{' and the evaluator' * how.evaluators} are"
+            attempt += 1
+            print(f"starting all processes again (restart {attempt} of {how.restarts})", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def _started(command, how, signals):
-    """Start the processes of one attempt, fewer if a signal arrives; kill those that are left at the end."""
+    """Start the processes of one attempt, fewer if a signal arrives; at the end, kill those that still run."""
     with contextlib.ExitStack() as stack:
         if isinstance(how, Processes):
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxrl-launch-")))
@@ -227,7 +209,7 @@ class _Signals:
     def pass_on(self, number: int) -> None:
         self.passed.append(number)
         for process in self.processes:
-            process.send_signal(number)  # does nothing if it has ended
+            process.send_signal(number)
 
 
 class _ProcessGroup:
@@ -239,12 +221,12 @@ class _ProcessGroup:
         self._processes, self._signals = processes, signals
         self._learners, self._count = how.count, how.count + how.evaluators
         self._evaluators_ending = False  # because a learner failed
-        self._cut_short = 0  # the exit code of an evaluator that was asked to end
+        self._cut_short = 0  # exit code of an evaluator that was asked to end
 
     def wait(self) -> int:
-        """Wait for all to end, and return the exit code of the run."""
+        """Wait until all have ended, and return the exit code of the run."""
         until, notified = None, False
-        if self._signals.passed:  # while they were started
+        if self._signals.passed:  # a signal arrived while they were being started
             for process in self._processes:
                 process.send_signal(self._signals.passed[-1])
         while len(self._ended) < len(self._processes):
@@ -264,19 +246,19 @@ class _ProcessGroup:
         return next((code for code in self._ended.values() if code), self._cut_short)
 
     def tell(self) -> None:
-        """Print the end of the output of failed processes, except the first, and the signals that ended them."""
+        """Print the signals that ended processes, and the end of the output of failed ones, except process 0."""
         for index, code in self._ended.items():
             if not code or index in self._killed or code in _END_CODES:
                 continue
             if code > 128:
                 name = signal.Signals(code - 128).name if code - 128 in set(signal.Signals) else f"signal {code - 128}"
                 print(f"error: {self._name(index)} was ended by {name}", file=sys.stderr)
-            if index and not code == self._ended.get(0) == _BAD_INPUT:  # otherwise the first has printed the same
+            if index and not code == self._ended.get(0) == _BAD_INPUT:  # otherwise process 0 has printed the same
                 for line in self._processes[index].stderr_tail().splitlines()[-_LINES:]:
                     print(f"{self._name(index)}: {line}", file=sys.stderr)
         if self._killed:
             which = ", ".join(map(self._name, sorted(self._killed)))
-            print(f"{which}: ended, {_GRACE_PERIOD:g} s after the other had failed", file=sys.stderr)
+            print(f"{which}: killed {_GRACE_PERIOD:g} s after another process had failed", file=sys.stderr)
         sys.stderr.flush()
 
     def _name(self, index):
@@ -286,12 +268,12 @@ class _ProcessGroup:
         for index, process in enumerate(self._processes):
             if index not in self._ended and (code := process.poll()) is not None:
                 if index >= self._learners and (self._signals.passed or self._evaluators_ending):
-                    # It has nothing to save and ends at once; a failure would leave the learners only the grace period.
+                    # It has nothing to save and ends at once. Counted as a failure, it would limit the learners' time.
                     self._cut_short, code = code, 0
                 self._ended[index] = code
 
     def _ask_others(self):
-        """Ask those to end that would not notice the failure: evaluators, or the learners if an evaluator failed."""
+        """End the processes that do not notice the failure: evaluators, or the learners if an evaluator failed."""
         if any(code for index, code in self._ended.items() if index < self._learners):
             self._evaluators_ending = True
             others = range(self._learners, len(self._processes))

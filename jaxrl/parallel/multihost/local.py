@@ -1,4 +1,4 @@
-"""The processes of this machine, each started with its place, its cores and its GPUs."""
+"""Processes on this machine, each with its place in the run, its cores and its GPUs."""
 
 import contextlib
 import dataclasses
@@ -15,10 +15,9 @@ from typing import IO, Protocol
 
 from jaxrl.core import interrupts
 from jaxrl.core.resources import on_cores
-from jaxrl.parallel.multihost.place import VARIABLE, Place
-from jaxrl.parallel.multihost.ways import Processes, Several
+from jaxrl.parallel.multihost.place import VARIABLE, Place, Processes, Several
 
-ON_PROCESSORS = {"JAX_PLATFORMS": "cpu"}  # the variables of a process that has no accelerator
+ON_PROCESSORS = {"JAX_PLATFORMS": "cpu"}  # environment variables of a process without an accelerator
 
 
 class Started(Protocol):
@@ -37,7 +36,7 @@ class Started(Protocol):
         ...
 
     def stderr_tail(self) -> str:
-        """Return the output that was not shown."""
+        """Return output that was not shown."""
         ...
 
     def notify_training_finished(self) -> None:
@@ -46,13 +45,13 @@ class Started(Protocol):
 
 
 class Local:
-    """A process of this machine in its own session: Ctrl-C in the terminal only reaches the process that started it.
+    """A process on this machine in its own session, so that Ctrl-C in the terminal only reaches its parent.
 
     Args:
       command: the program and its arguments.
-      place: the place of the process.
+      place: the place of the process in the run.
       environment: its environment variables, without its place.
-      stdout, stderr: the files for its output; None: those of this process.
+      stdout, stderr: files for its output; None: those of this process.
       directory: its working directory; None: that of this process.
     """
 
@@ -65,10 +64,10 @@ class Local:
         stderr: IO[bytes] | None = None,
         directory: str | None = None,
     ):
-        watched, self._alive = os.pipe()  # the kernel closes it if this process is killed
+        watched, self._alive = os.pipe()  # the kernel closes the write end if this process is killed
         description = json.dumps(dataclasses.asdict(place) | {"pipe": watched})
         try:
-            with interrupts.blocked():  # until the process has found its place, or Python would print a traceback
+            with interrupts.blocked():  # until the process has read its place; before, Python would print a traceback
                 self._process = subprocess.Popen(
                     command,
                     env={**environment, VARIABLE: description},
@@ -110,7 +109,7 @@ class Local:
 
 
 def places(how: Several, coordinator: str = "") -> list[Place]:
-    """Return the places of the processes of one start, by index: learners, then evaluators."""
+    """Return the places of all processes of one start: first the learners, then the evaluators."""
     start = secrets.token_hex(8)
     return [Place(coordinator, how.count, index, how.evaluators, start) for index in range(how.count + how.evaluators)]
 
@@ -131,26 +130,26 @@ def start(command: Sequence[str], how: Processes, folder: Path, stack: contextli
 
 
 def free_port(host: str) -> int:
-    """Return a port that is free at an address of this machine ("": at all of them)."""
+    """Return a port that is free at an address of this machine; "" stands for all addresses."""
     with socket.socket() as free:
         free.bind((host, 0))
         return free.getsockname()[1]
 
 
 def _share[T](things: Sequence[T], index: int, count: int) -> list[T]:
-    """Return the share of process `index` of `count`; everything if there are fewer things than processes."""
+    """Return the share of process `index` of `count`; all things if there are fewer than processes."""
     if len(things) < count:
         return list(things)
     return list(things[index * len(things) // count : (index + 1) * len(things) // count])
 
 
 def _cores() -> list[int]:
-    """Return the cores that this process may use, if the system can restrict processes to cores (Linux)."""
+    """Return the cores that this process may use; [] if the system cannot restrict processes to cores."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
 
 
 def gpus_here() -> list[str]:
-    """Return the GPUs that JAX would use in this process, named as in CUDA_VISIBLE_DEVICES; load nothing."""
+    """Return the GPUs that JAX would use in this process, named as in CUDA_VISIBLE_DEVICES, without loading JAX."""
     platforms = os.environ.get("JAX_PLATFORMS", "")
     plugins = ("jax_cuda13_plugin", "jax_cuda12_plugin")
     if "cpu" in platforms.split(",")[:1] or not any(importlib.util.find_spec(name) for name in plugins):

@@ -1,6 +1,6 @@
-"""The place of a process in a run that `jaxrl.launch` started, and notifications from the process that did.
+"""The ways to launch a run, and the place of a launched process in its run.
 
-The place is read before JAX is imported.
+All of this is used before JAX is imported.
 """
 
 import contextlib
@@ -12,19 +12,79 @@ import threading
 import time
 from typing import Any, Literal
 
-from jaxrl.core import interrupts
+from jaxrl.core import interrupts, presentation
 from jaxrl.core.errors import ConfigError
 
 VARIABLE = "JAXRL_LAUNCHED"  # the environment variable with the place of a started process
 
 
 @dataclasses.dataclass(frozen=True)
+class Here:
+    """Only this process, with its threads."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """Processes that were started by a cluster: TPU pods, Slurm, Open MPI and Kubernetes are detected."""
+
+
+@presentation.finish
+@dataclasses.dataclass(frozen=True)
+class Processes:
+    """Several processes on this machine that are started, watched and ended together.
+
+    The cores and GPUs that this process may use are divided among them in order. If there are more processes than
+    cores, all share the cores.
+
+    Args:
+      count: number of processes that train.
+      restarts: number of times that all processes are started again after one failed, and resume from the newest
+        checkpoint in their `run_dir`. Invalid settings and signals to this process do not lead to a restart.
+      evaluators: 0 or 1: an additional process that evaluates every checkpoint of the run (see `launch`). It has the
+        last share of the cores and computes on CPUs; GPUs are for the processes that train.
+    """
+
+    count: int = 2
+    restarts: int = 0
+    evaluators: int = 0
+
+
+@presentation.finish
+@dataclasses.dataclass(frozen=True)
+class RayProcesses:
+    """Several processes on the machines of a Ray cluster that are started, watched and ended together.
+
+    The cluster is the one at RAY_ADDRESS if that is set, otherwise a cluster of only this machine. Ray places the
+    processes on as many machines as possible. Each machine needs this program, its packages and the run's folder under
+    the same paths. Processes inherit the environment variables of this process whose names begin with JAX, XLA,
+    PYTHONPATH or OMP_NUM_THREADS.
+
+    Args:
+      count: number of processes that train.
+      restarts: as in `Processes`; other machines replace a machine that was lost.
+      cpus: CPUs that Ray reserves for each process.
+      gpus: GPUs that Ray reserves for each process that trains; with 0 it computes on CPUs.
+      evaluators: as in `Processes`; Ray also reserves `cpus` for the evaluator.
+    """
+
+    count: int = 2
+    restarts: int = 0
+    cpus: int = 1
+    gpus: int = 0
+    evaluators: int = 0
+
+
+Several = Processes | RayProcesses
+Launch = Here | Cluster | Several
+
+
+@dataclasses.dataclass(frozen=True)
 class Place:
-    """The place of a process among those of its run.
+    """The place of a process in its run.
 
     Attributes:
-      coordinator, num_processes, process_id: as `distributed.initialize` takes them; evaluators are not counted, and
-        have the indices after those of the learners.
+      coordinator, num_processes, process_id: the arguments of `distributed.initialize`; evaluators are not counted, and
+        their indices follow those of the learners.
       evaluators: number of evaluators of the run.
       start: random text that all processes of one start share.
     """
@@ -40,13 +100,13 @@ class Place:
         return "learner" if self.process_id < self.num_processes else "evaluator"
 
 
-_own: list[Place] = []  # empty until it was read
-_learners_ended: list[float] = []  # time of the notification
+_own: list[Place] = []  # empty before it was read
+_learners_ended: list[float] = []  # times of notifications
 
 
 def own_place() -> Place | None:
-    """Return the place of this process among those of `run_processes`, or None if that did not start it."""
-    if not _own and (text := os.environ.pop(VARIABLE, None)) is not None:  # not inherited
+    """Return the place of this process, or None if `run_processes` did not start it."""
+    if not _own and (text := os.environ.pop(VARIABLE, None)) is not None:  # removed, so that children do not inherit it
         place = json.loads(text)
         pipe = place.pop("pipe")
         threading.Thread(target=_hear_parent, args=(pipe,), name="launched", daemon=True).start()
@@ -56,13 +116,13 @@ def own_place() -> Place | None:
 
 
 def is_evaluator() -> bool:
-    """Return whether this process was started to evaluate the checkpoints of others."""
+    """Return whether this process was started to evaluate the checkpoints of the learners."""
     place = own_place()
     return place is not None and place.role == "evaluator"
 
 
 def evaluator_problems(run_dir: Any) -> list[str]:
-    """Return the reasons why this run's evaluator, if it has one, could not follow it; one line each.
+    """Return the reasons why an evaluator launched with this run could not follow it, one line each.
 
     Args:
       run_dir: the run directory of the training.
@@ -70,32 +130,32 @@ def evaluator_problems(run_dir: Any) -> list[str]:
     place = own_place()
     if place is None or not place.evaluators or run_dir is not None:
         return []
-    return ["no run_dir: the evaluator that this run was launched with plays the checkpoints there; pass run_dir="]
+    return ["run_dir=None: the evaluator launched with this run needs the checkpoints; pass run_dir="]
 
 
 def check_no_evaluator(what: str) -> None:
-    """Raise in all processes if there is an evaluator, which could not follow `what` and would repeat it.
+    """Raise, in all processes, if there is an evaluator, which could not follow `what` and would repeat it.
 
     Args:
-      what: the name of the refused operation.
+      what: the name of the operation.
 
     Raises:
       ConfigError: this program was launched with an evaluator.
     """
     place = own_place()
     if place is not None and place.evaluators:
-        raise ConfigError(f"{what} has nothing that an evaluator could follow; launch this program without evaluators")
+        raise ConfigError(f"{what} does not support evaluators; launch this program with evaluators=0")
 
 
 def have_learners_ended(seconds: float = 0.0) -> bool:
-    """Return whether this is an evaluator whose learners all ended without error, at least `seconds` ago."""
+    """Return whether this is an evaluator, and all learners ended without error at least `seconds` ago."""
     return bool(_learners_ended) and time.monotonic() - _learners_ended[0] >= seconds
 
 
 def _hear_parent(pipe):
-    """Record that the learners have ended, and end this process with SIGTERM when its parent has ended.
+    """Record the end of the learners, reported by a byte in the pipe, and exit by SIGTERM when the parent has ended.
 
-    A byte in the pipe notifies of the first; at the second, the kernel closes the pipe.
+    The kernel closes the pipe when the parent ends.
     """
     with contextlib.suppress(OSError):
         while os.read(pipe, 1):

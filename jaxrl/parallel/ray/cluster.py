@@ -1,4 +1,4 @@
-"""A Ray cluster (Moritz et al., 2018, arXiv:1712.05889): connection, room, and the actors' common options; no JAX."""
+"""Connection to a Ray cluster (Moritz et al., 2018, arXiv:1712.05889), its resources, and its actors, without JAX."""
 
 import contextlib
 import logging
@@ -8,14 +8,14 @@ from typing import Any
 from jaxrl.core import interrupts
 from jaxrl.core.errors import ConfigError, MissingExtraError
 
-START_TIMEOUT = 120.0  # seconds for an actor to find its place, import what it needs and make its environments
+START_TIMEOUT = 120.0  # seconds for an actor to be placed on a machine, import modules and build its environments
 
 
 def connect(address: str | None = None) -> Any:
     """Connect to a Ray cluster, and return the module `ray`.
 
     Args:
-      address: the cluster's address; None: RAY_ADDRESS if set, otherwise a cluster of only this machine.
+      address: address of the cluster; None: RAY_ADDRESS if set, otherwise a cluster of only this machine.
 
     Raises:
       MissingExtraError: Ray is not installed.
@@ -30,7 +30,7 @@ def connect(address: str | None = None) -> Any:
         else:
             ray.init(include_dashboard=False, logging_level=logging.ERROR)
         if interrupts.owned():
-            interrupts.own()  # Ray installs its own handler for SIGTERM
+            interrupts.own()  # again, as Ray installs a handler for SIGTERM
     return ray
 
 
@@ -38,7 +38,7 @@ def room(ray: Any, cpus_per_run: float, gpus_per_run: float) -> int:
     """Return the number of runs with these CPUs and GPUs that fit on the cluster if it is otherwise idle.
 
     Raises:
-      ConfigError: not even one fits; Ray would wait forever for more machines.
+      ConfigError: none fits; Ray would wait forever for more machines.
     """
     shares = {"CPU": cpus_per_run, "GPU": gpus_per_run}
     there = {name: ray.cluster_resources().get(name, 0) for name in shares}
@@ -46,17 +46,23 @@ def room(ray: Any, cpus_per_run: float, gpus_per_run: float) -> int:
     if most < 1:
         raise ConfigError(
             f"cpus_per_run={cpus_per_run:g} and gpus_per_run={gpus_per_run:g}: the Ray cluster has "
-            f"{there['CPU']:g} CPUs and {there['GPU']:g} GPUs. Ask for less, or add machines"
+            f"{there['CPU']:g} CPUs and {there['GPU']:g} GPUs; use fewer, or add machines"
         )
     return most
 
 
-def actor_class(ray: Any, cls: type, cpus: float, gpus: float = 0.0) -> Any:
-    """Return `cls` as a class of Ray actors, which are spread over the machines and never restarted by Ray."""
-    return ray.remote(cls).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0, scheduling_strategy="SPREAD")
+def free(ray: Any) -> str:
+    """Describe the free resources of the cluster in a sentence."""
+    there = ray.available_resources()
+    return f"Ray has {there.get('CPU', 0):g} CPUs and {there.get('GPU', 0):g} GPUs free"
+
+
+def actor_class(ray: Any, cls: type, cpus: float, gpus: float = 0.0, strategy: Any = "SPREAD") -> Any:
+    """Return `cls` as a class of Ray actors, which Ray does not restart and by default spreads over the machines."""
+    return ray.remote(cls).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0, scheduling_strategy=strategy)
 
 
 def kill(ray: Any, actor: Any) -> None:
-    """End an actor, which may have ended already."""
+    """Kill an actor; do nothing if it has ended."""
     with contextlib.suppress(Exception):
         ray.kill(actor, no_restart=True)

@@ -1,7 +1,7 @@
-"""The processes of one run on a Ray cluster (Moritz et al., 2018, arXiv:1712.05889): `--launch ray:4`.
+"""Processes of one run on a Ray cluster (Moritz et al., 2018, arXiv:1712.05889): `--launch ray:4`.
 
-An actor holds each process: it starts the process on its machine, passes signals on to it, and returns its output and
-exit code. If the actor, its machine or the connection is lost, the process counts as lost and ends by itself.
+Each process has a Ray actor, which starts it on its machine, passes signals on to it, and returns its output and exit
+code. If the actor, its machine or the connection is lost, the process counts as lost and ends by itself.
 """
 
 import collections
@@ -17,25 +17,24 @@ from typing import Any
 
 from jaxrl.core.errors import ConfigError, JaxrlError
 from jaxrl.parallel.multihost.local import ON_PROCESSORS, Local, Started, free_port, places
-from jaxrl.parallel.multihost.place import Place
-from jaxrl.parallel.multihost.ways import RayProcesses
-from jaxrl.parallel.ray.cluster import START_TIMEOUT, connect, kill
+from jaxrl.parallel.multihost.place import Place, RayProcesses
+from jaxrl.parallel.ray.cluster import START_TIMEOUT, actor_class, connect, free, kill
 
 # Prefixes of the environment variables that are passed on to the processes.
 _PASSED_ON = ("JAX", "XLA", "PYTHONPATH", "OMP_NUM_THREADS")
-_PATIENCE = 60.0  # seconds without an answer from an actor, after which its process is lost
-_TO_KILL = 5.0  # seconds that an actor has to end its process
-_TAIL_BYTES = 20_000  # bytes of output to keep of a process that is not shown
-_LOST = 1  # the exit code of a process that was lost
+_PATIENCE = 60.0  # seconds without an answer from an actor after which its process counts as lost
+_TO_KILL = 5.0  # seconds for an actor to kill its process
+_TAIL_BYTES = 20_000  # bytes of output to keep for a process whose output is not shown
+_LOST = 1  # exit code of a process that was lost
 
 
-class Holder:
-    """The actor that holds one process of its machine.
+class Holder(Local):
+    """The class of the Ray actors that start and control a process on their machine.
 
     Args:
-      command: the command; this machine's Python takes the place of its first word.
-      place: the place of the process; without a coordinator, that is at a free port of this machine.
-      variables: environment variables, besides those of the actor.
+      command: the command; this machine's Python replaces its first word.
+      place: the place of the process; if it has no coordinator, a free port of this machine is used.
+      variables: environment variables in addition to those of the actor.
       directory: the working directory.
     """
 
@@ -46,9 +45,8 @@ class Holder:
         place = dataclasses.replace(place, coordinator=self._coordinator)
         self._files = [tempfile.TemporaryFile(prefix="jaxrl-launch-") for _ in ("stdout", "stderr")]
         environment = dict(os.environ)
-        environment.pop("OMP_NUM_THREADS", None)  # Ray's: as many as the CPUs that it keeps
-        command = [sys.executable, *command[1:]]
-        self._process = Local(command, place, {**environment, **variables}, *self._files, directory=directory)
+        environment.pop("OMP_NUM_THREADS", None)  # Ray sets it to the actor's number of CPUs
+        super().__init__([sys.executable, *command[1:]], place, {**environment, **variables}, *self._files, directory)
 
     def coordinator(self) -> str:
         """Return the coordinator's address, HOST:PORT."""
@@ -56,28 +54,22 @@ class Holder:
 
     def look(self, since: tuple[int, int]) -> tuple[int | None, tuple[bytes, bytes]]:
         """Return the exit code or None, and the bytes written to stdout and stderr after the offsets `since`."""
-        code = self._process.poll()  # before the files are read, so that they contain the last output
-        # The process shares the files' offsets, so `pread` leaves them unchanged.
+        code = self.poll()  # before reading the files, so that they contain the last output
+        # The process shares the files' offsets, which `pread` leaves unchanged.
         new = [
             os.pread(file.fileno(), max(os.fstat(file.fileno()).st_size - start, 0), start)
             for file, start in zip(self._files, since, strict=True)
         ]
         return code, (new[0], new[1])
 
-    def send_signal(self, number: int) -> None:
-        self._process.send_signal(number)
-
-    def notify_training_finished(self) -> None:
-        self._process.notify_training_finished()
-
-    def kill(self, since: tuple[int, int]) -> tuple[int | None, tuple[bytes, bytes]]:
-        """Kill the process, and return what `look` returns."""
-        self._process.kill()
+    def end(self, since: tuple[int, int]) -> tuple[int | None, tuple[bytes, bytes]]:
+        """Kill the process, and return its exit code and last output as `look` does."""
+        self.kill()
         return self.look(since)
 
 
 class _Held:
-    """A process that an actor holds, seen from the process that watches it."""
+    """A `Started` process of a Ray actor."""
 
     def __init__(self, ray: Any, actor: Any, index: int):
         self._ray, self._actor, self._is_first = ray, actor, index == 0
@@ -101,7 +93,7 @@ class _Held:
         try:
             self._code = self._taken(self._ray.get(self._looking, timeout=0))
         except self._ray.exceptions.RayError as error:
-            lost = f"lost with its Ray actor: {str(error).splitlines()[0]}"
+            lost = f"lost together with its Ray actor: {str(error).splitlines()[0]}"
             self._said += f"\n{lost}".encode()
             if self._is_first:
                 print(f"process 0: {lost}", file=sys.stderr, flush=True)
@@ -110,7 +102,7 @@ class _Held:
         return self._code
 
     def _taken(self, found):
-        """Show or keep the new output, and return the exit code."""
+        """Show or store new output, and return the exit code."""
         code, said = found
         for which, (new, stream) in enumerate(zip(said, (sys.stdout, sys.stderr), strict=True)):
             self._read[which] += len(new)
@@ -120,18 +112,18 @@ class _Held:
                 stream.flush()
                 stream.buffer.write(new)
                 stream.buffer.flush()
-            elif new:  # a notebook's
+            elif new:  # the stream of a notebook
                 stream.write(new.decode(errors="replace"))
         return code
 
     def send_signal(self, number: int) -> None:
-        self._signals.append(number)  # Ray is not called in a signal handler, which may interrupt Ray
+        self._signals.append(number)  # sent by `poll`: a signal handler may interrupt Ray, so it must not call it
 
     def kill(self) -> None:
-        # If the actor does not answer, its end of the pipe closes, and the process that watches it ends by itself.
+        # If the actor does not answer, killing it closes its end of the pipe, and the process ends by itself.
         if self._code is None:
             with contextlib.suppress(Exception):
-                self._code = self._taken(self._ray.get(self._actor.kill.remote(tuple(self._read)), timeout=_TO_KILL))
+                self._code = self._taken(self._ray.get(self._actor.end.remote(tuple(self._read)), timeout=_TO_KILL))
             self._code = 128 + signal.SIGKILL if self._code is None else self._code
         kill(self._ray, self._actor)
 
@@ -150,11 +142,11 @@ def start(
     Args:
       command: the program and its arguments.
       how: the number of processes, and their resources.
-      stack: releases Ray's reservation.
-      stopped: whether a signal arrived.
+      stack: releases Ray's reservation at its end.
+      stopped: returns whether a signal arrived.
 
     Raises:
-      ConfigError: the cluster has fewer resources, or they are not free.
+      ConfigError: the cluster does not have these resources, or they are not free.
       JaxrlError: a process could not be started on its machine.
     """
     ray = connect()
@@ -166,7 +158,7 @@ def start(
     stack.callback(remove_placement_group, group)
 
     def waited(is_done):
-        """Wait until `is_done`; return False if a signal arrives first, or after the timeout."""
+        """Wait until `is_done` is true and return True; return False after a signal or a timeout."""
         until = time.monotonic() + START_TIMEOUT
         while not (done := is_done()) and not stopped() and time.monotonic() < until:
             pass
@@ -175,22 +167,20 @@ def start(
     if not waited(lambda: group.wait(1)):
         if stopped():
             return
-        free = ", ".join(f"{ray.available_resources().get(name, 0):g} {name}s" for name in share)
-        each = " and ".join(f"{number} {name}{'s' * (number > 1)}" for name, number in share.items()) + " each"
-        each += f" and an evaluator of {how.cpus} CPU{'s' * (how.cpus > 1)}" * how.evaluators
+        all_of_them = f"{how.count} processes with cpus={how.cpus} and gpus={how.gpus} each"
+        all_of_them += f" and an evaluator with cpus={how.cpus}" * how.evaluators
         raise ConfigError(
-            f"ray: {how.count} processes of {each} found no place within {START_TIMEOUT:g} s; Ray has {free} "
-            "free. Ask for less, or add machines"
+            f"ray: {all_of_them} did not fit on the cluster within {START_TIMEOUT:g} s; {free(ray)}; use fewer, or "
+            "add machines"
         )
     variables = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
     coordinator = ""
     for index, place in enumerate(places(how)):
         there = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
         gpus = how.gpus if place.role == "learner" else 0
-        options = {"num_cpus": how.cpus, "num_gpus": gpus, "max_restarts": 0, "scheduling_strategy": there}
         place = dataclasses.replace(place, coordinator=coordinator)
         own = variables if gpus else variables | ON_PROCESSORS
-        actor = ray.remote(Holder).options(**options).remote(list(command), place, own, os.getcwd())
+        actor = actor_class(ray, Holder, how.cpus, gpus, there).remote(list(command), place, own, os.getcwd())
         begun = actor.coordinator.remote()
         if not waited(lambda begun=begun: ray.wait([begun], timeout=1.0)[0]) and stopped():
             return

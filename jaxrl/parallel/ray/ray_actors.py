@@ -1,8 +1,8 @@
-"""Actors on CPU machines for a learner elsewhere, with Ray (Moritz et al., 2018, arXiv:1712.05889).
+"""Ray actors (Moritz et al., 2018, arXiv:1712.05889) that run environments on other machines than the learner.
 
-Ray actors hold host environments, and only step them (`ActorPool`) or also act, with a copy of the policy
-(`RemoteCollector`): parameters go out, rollouts come back. Actors are lost with their process, their machine or its
-connection; then others replace them, at most `restarts` times, and lost steps are masked as for worker processes.
+They only step host environments (`ActorPool`), or also act in them with a copy of the policy (`RemoteCollector`):
+parameters are sent out, and rollouts come back. An actor is lost if its process, its machine or its connection fails.
+New actors replace lost ones, at most `restarts` times, and lost steps are masked as for worker processes.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -20,26 +20,26 @@ import numpy as np
 
 from jaxrl.core import keys, registry
 from jaxrl.core.errors import EnvironmentFailedError, MissingExtraError
-from jaxrl.core.limits import number_problems
-from jaxrl.core.types import HostRecipe, PyTree, TimeStep
+from jaxrl.core.limits import divisors, number_problems
+from jaxrl.core.types import HostRecipe, PyTree, Rollout, TimeStep
 from jaxrl.envs.host.watchdog import Stepper
 from jaxrl.parallel.host_rollout import HostSteps, complete
-from jaxrl.parallel.ray.cluster import START_TIMEOUT, actor_class, connect, kill
+from jaxrl.parallel.ray.cluster import START_TIMEOUT, actor_class, connect, free, kill
 from jaxrl.parallel.sebulba.collector import Collected, Published, StepCollector, Stepping
 
 
 @dataclasses.dataclass(frozen=True)
 class Remote:
-    """Ray actors that hold the environments of a run.
+    """Settings of the Ray actors that run the environments.
 
     Args:
       actors: number of Ray actors per process; the environments are divided over them.
-      policy: whether they also act, each for its own environments: whole rollouts come back, and parameters are sent
-        out. Without it they only step, and this process acts.
-      restarts: how many failed actors of one group are replaced.
+      policy: whether actors also act in their environments: parameters are sent out, and whole rollouts come back. If
+        False, actors only step, and this process acts.
+      restarts: maximum number of failed actors to replace in each group.
       step_timeout: seconds for one step; an actor that takes longer counts as failed.
       cpus: CPUs that Ray reserves for each actor.
-      address: of the Ray cluster; None: RAY_ADDRESS if set, else a cluster on this machine.
+      address: address of the Ray cluster; None: RAY_ADDRESS if set, otherwise a cluster of only this machine.
     """
 
     actors: int = 2
@@ -49,37 +49,33 @@ class Remote:
     cpus: float = 1.0
     address: str | None = None
 
-    @property
-    def patience(self) -> float:
-        """Time limit in seconds for giving up an actor and replacing it."""
-        return self.step_timeout + START_TIMEOUT
-
-    def problems(self, groups: int, group: int) -> list[str]:
-        """Return the errors in these settings for `groups` groups of `group` environments in this process.
+    def problems(self, groups: int, group: int) -> Iterator[str]:
+        """Yield the errors in these settings for `groups` groups of `group` environments in this process.
 
         Raises:
           MissingExtraError: Ray is not installed.
         """
         if importlib.util.find_spec("ray") is None:
             raise MissingExtraError("a topology with remote actors", "ray")
-        found = []
         if self.actors < 1 or self.actors % groups:
-            found.append(f"remote.actors={self.actors} must be a multiple of the {groups} groups (actors * groups)")
+            yield f"remote.actors={self.actors} must be a multiple of the {groups} groups (actors * groups)"
         elif group % (self.actors // groups):
-            found.append(f"remote.actors={self.actors} do not divide the {groups * group} environments of this process")
+            yield (
+                f"remote.actors={self.actors} does not divide the {groups * group} environments of this process; use "
+                f"{groups} times {divisors(group, self.actors // groups)}"
+            )
         for name, limits in (("restarts", {"low": 0}), ("step_timeout", {"above": 0}), ("cpus", {"low": 0})):
-            found += number_problems(f"remote.{name}", getattr(self, name), limits)
-        return found
+            yield from number_problems(f"remote.{name}", getattr(self, name), limits)
 
 
 registry.add("topology", Remote)
 
 
 class EnvironmentActor:
-    """The class of Ray actors that hold host environments, themselves a `HostEnvironment`."""
+    """The class of Ray actors that step host environments; a `HostEnvironment`."""
 
     def __init__(self, num_envs: int, seed: int, first_env: int, recipe: HostRecipe):
-        jax.config.update("jax_platforms", "cpu")  # otherwise environments in JAX would use an accelerator
+        jax.config.update("jax_platforms", "cpu")  # otherwise, environments in JAX would use an accelerator
         self.num_envs, self._host = num_envs, recipe.build(num_envs, seed, first_env)
 
     def reset(self) -> TimeStep[np.ndarray]:
@@ -93,10 +89,10 @@ class EnvironmentActor:
 
 
 class RolloutActor(EnvironmentActor):
-    """The class of Ray actors that hold environments and act in them.
+    """The class of Ray actors that step environments and act in them.
 
-    An actor ends its process if a step of its environments takes longer than `step_timeout`. It is lost then, rather
-    than at the timeout of its whole rollout.
+    If a step of its environments takes longer than `step_timeout`, an actor ends its process, so that it is lost before
+    the timeout of its whole rollout.
     """
 
     def __init__(
@@ -125,28 +121,28 @@ class RolloutActor(EnvironmentActor):
         return self._collector.first_timestep()
 
     def rollout(self, published: Published, steps_per_env: int) -> tuple[Collected, float]:
-        """Return one rollout, as numpy, and the seconds that the environments have taken so far."""
+        """Return a rollout in numpy, and the total seconds that the environments have taken so far."""
         self._collector.begin_at(steps_per_env)
         collected = complete(self._collector.collect(published, None))
         return jax.device_get(collected), self._collector.stepping.seconds
 
 
 class ActorPool:
-    """A `HostEnvironment` of Ray actors of one class, each with its share of the environments.
+    """A `HostEnvironment` whose environments are divided over Ray actors of one class.
 
     Args:
-      cls: the actors' class; called with the number of environments, their seed, the first one's index, `recipe` and
-        `arguments`.
+      cls: the class of the actors; called with the number of environments, their seed, the index of the first one,
+        `recipe` and `arguments`.
       recipe: the recipe of the environments.
       remote: the settings of the actors.
-      actors, num_envs: numbers of this group.
-      seed, first_env: the seed and first index of its environments.
+      actors, num_envs: number of actors and of environments in this group.
+      seed, first_env: seed of the environments, and index of the first one.
       *arguments: further arguments of `cls`.
 
     Attributes:
-      name: the environment's name.
+      name: name of the environment.
       failures: number of actors that were lost and replaced.
-      patience: seconds that a step may take longer if an actor is given up and replaced.
+      patience: additional seconds for a step during which an actor is replaced.
     """
 
     def __init__(
@@ -160,7 +156,8 @@ class ActorPool:
         first_env: int,
         *arguments: Any,
     ):
-        self.name, self.num_envs, self.failures, self.patience = recipe.name, num_envs, 0, remote.patience
+        self.name, self.num_envs, self.failures = recipe.name, num_envs, 0
+        self.patience = remote.step_timeout + START_TIMEOUT
         each = num_envs // actors
         self._shares = [slice(start, start + each) for start in range(0, num_envs, each)]
         self._ray = connect(remote.address)
@@ -175,20 +172,19 @@ class ActorPool:
         """Wait until every actor is ready.
 
         Raises:
-          EnvironmentFailedError: an actor could not be started, or could not make its environments.
+          EnvironmentFailedError: an actor could not be started, or could not build its environments.
         """
         for place, actor in enumerate(self._actors):
             try:
                 self._ray.get(actor.__ray_ready__.remote(), timeout=START_TIMEOUT)
             except self._ray.exceptions.GetTimeoutError:
-                free = self._ray.available_resources().get("CPU", 0)
-                self._stop(place, f"did not start within {START_TIMEOUT:g} s; Ray has {free:g} CPUs free")
+                self._stop(place, f"did not start within {START_TIMEOUT:g} s; {free(self._ray)}")
             except self._ray.exceptions.RayError as error:
                 self._stop(place, f"could not be started:\n{error}", error)
 
     @property
     def doing(self) -> str:
-        # A replacement changes this text, so that the watchdog gives the next actor its full time.
+        # The text changes with each replacement, so that the watchdog allows the new actor its full time.
         after = f", after {self.failures} that were lost" if self.failures else ""
         return "; ".join(f"their step, in {self._described(place)}{after}" for place in list(self._waiting))
 
@@ -200,7 +196,7 @@ class ActorPool:
         return _joined(self.finish(again="reset"))
 
     def answers(self, method: str) -> list[Any]:
-        """Call `method` of each actor without arguments, and return the results."""
+        """Call `method` of each actor without arguments, and return the answers."""
         self.begin(method, [()] * len(self._shares))
         return self.finish(again=method)
 
@@ -211,15 +207,15 @@ class ActorPool:
         self._waiting = list(range(len(references)))
 
     def finish(self, *, again: str, steps: int = 1) -> list[Any]:
-        """Wait for the method of each actor, and return the results.
+        """Wait for the actors, and return their answers to the calls of `begin`.
 
         Args:
-          again: the method to call in an actor that replaces another; with the same arguments if it is the same method,
-            otherwise without.
+          again: the method to call in an actor that replaces another: with the same arguments if it is the same method,
+            otherwise without arguments.
           steps: number of environment steps that the method takes.
 
         Raises:
-          EnvironmentFailedError: environments raised, or an actor was lost once more than `restarts` allows.
+          EnvironmentFailedError: environments raised, or more actors were lost than `restarts` allows.
         """
         method, arguments, references, since = self._pending
         until, answers = since + steps * self._remote.step_timeout, []
@@ -235,7 +231,7 @@ class ActorPool:
         return answers
 
     def close(self) -> None:
-        """End the actors; may be called twice, and while another thread waits for them."""
+        """End the actors; may be called twice, also while another thread waits for them."""
         self._closed = True
         for actor in self._actors:
             kill(self._ray, actor)
@@ -245,7 +241,7 @@ class ActorPool:
         return self._class.remote(share.stop - share.start, seed, self._first_env + share.start, *self._arguments)
 
     def _answer(self, place, reference, patience):
-        """Return the answer, and how the actor was lost ("" if it was not)."""
+        """Return the answer, and the reason why the actor was lost, or ""."""
         try:
             return self._ray.get(reference, timeout=max(patience, 0.0)), ""
         except self._ray.exceptions.GetTimeoutError:
@@ -261,14 +257,14 @@ class ActorPool:
         if self._closed:
             self._stop(place, "was closed")
         if self.failures == self._remote.restarts:
-            self._stop(place, f"{how}, and restarts={self._remote.restarts} is used up")
+            self._stop(place, f"{how}, and restarts={self._remote.restarts} is exhausted")
         self.failures += 1
         warnings.warn(
             f"{self._described(place)} {how}; it is replaced ({self.failures} of restarts={self._remote.restarts})",
             RuntimeWarning,
             stacklevel=4,
         )
-        # Another seed: the same one would repeat the same episodes.
+        # Another seed, as the same one would repeat the same episodes.
         sequence = np.random.SeedSequence(self._seed, spawn_key=(self.failures, self._first_env))
         self._actors[place] = self._started(place, int(sequence.generate_state(1)[0] >> np.uint32(1)))
         return self._actors[place]
@@ -285,11 +281,11 @@ class ActorPool:
 
 
 def _joined(parts: Sequence[TimeStep[np.ndarray]]) -> TimeStep[np.ndarray]:
-    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *x: np.concatenate(x), *parts)
+    return jax.tree.map(lambda *x: np.concatenate(x), *parts)
 
 
 class ParameterStore:
-    """The newest published parameters in Ray's object store: sent once per machine, not once per actor."""
+    """The newest published parameters in Ray's object store, which sends them once per machine, not once per actor."""
 
     def __init__(self, remote: Remote):
         self._ray, self._lock = connect(remote.address), threading.Lock()
@@ -304,17 +300,17 @@ class ParameterStore:
 
 
 class RemoteCollector:
-    """A `Collector` whose environments and copy of the policy a Ray actor holds.
+    """A `Collector` whose environments and policy run in a Ray actor.
 
-    An actor that replaces a lost one begins its rollout with new episodes; the lost rollout is discarded.
+    If the actor is lost, its rollout is discarded, and the new actor begins a rollout with new episodes.
 
     Args:
       recipe: the recipe of the environments.
       remote: the settings of the actors.
-      steps: the compiled pieces.
-      shelf: the parameters, shared by all groups.
+      steps: the compiled functions.
+      store: the parameters, shared by all groups.
       seed: the seed of the environments and of the run.
-      first_env: the index of the first environment among all.
+      first_env: index of the first environment among all.
       device: the device to put rollouts on.
     """
 
@@ -323,13 +319,13 @@ class RemoteCollector:
         recipe: HostRecipe,
         remote: Remote,
         steps: HostSteps,
-        shelf: ParameterStore,
+        store: ParameterStore,
         seed: int,
         first_env: int,
         device: jax.Device,
     ):
-        self.stepping = Stepping()  # never running: the pool has its own timeout for answers
-        self._steps, self._shelf, self._device, self._steps_per_env = steps, shelf, device, 0
+        self.stepping = Stepping()  # never running, as the pool has its own timeout for answers
+        self._steps, self._store, self._device, self._steps_per_env = steps, store, device, 0
         own = steps, seed, remote.step_timeout
         self.host = ActorPool(RolloutActor, recipe, remote, 1, steps.group, seed, first_env, *own)
 
@@ -337,14 +333,17 @@ class RemoteCollector:
         self._steps_per_env = steps_per_env
 
     def first_timestep(self) -> TimeStep[np.ndarray]:
-        """Return the time step at which the run begins, numpy `[group, ...]`; wait until the actor is ready."""
+        """Wait until the actor is ready, and return the time step at which the run begins, numpy `[group, ...]`."""
         self.host.wait()
         return self.host.answers("first_timestep")[0]
 
     def collect(self, published: Published, stepper: Stepper | None) -> Generator[None, None, Collected]:
         """Collect one rollout. The actor steps its environments, so `stepper` is not used."""
-        self.host.begin("rollout", [(self._shelf.put(published), self._steps_per_env)])
+        self.host.begin("rollout", [(self._store.put(published), self._steps_per_env)])
         yield
         [(collected, self.stepping.seconds)] = self.host.finish(again="rollout", steps=self._steps.length)
         self._steps_per_env += self._steps.length
         return jax.device_put(collected, self._device)
+
+    def give_back(self, rollout: Rollout, is_learned: Callable[[], bool]) -> None:
+        """Do nothing, as every rollout arrives in new memory."""

@@ -1,7 +1,6 @@
-"""Actor threads: each serves one group of host environments, or two in turn, and passes rollouts to a learner.
+"""Actor threads, each of which collects rollouts in one or two groups of host environments for a learner.
 
-An error in a thread is reraised, unchanged, when the learner waits for rollouts; environments that take too long are
-named then.
+When the learner waits for rollouts, errors in the threads are reraised unchanged, and steps that take too long raise.
 """
 
 import threading
@@ -13,12 +12,13 @@ from typing import NamedTuple
 import jax
 
 from jaxrl.core import resources
+from jaxrl.core.host_types import WatchedEnvironment
 from jaxrl.envs.host.watchdog import GOODBYE, TURN, Stepper, Watch, close_all
-from jaxrl.parallel.sebulba.collector import Collected, Collector, Published, Rebuilt, RecyclingCollector
+from jaxrl.parallel.sebulba.collector import Collected, Collector, Published
 from jaxrl.parallel.sebulba.selection import Selection
 
 _POLL_INTERVAL = 2e-3  # seconds between two polls of the learner, while it learns
-_COMPILING = 60.0  # seconds that a compilation may still take at the end
+_COMPILING = 60.0  # maximum seconds to wait for a compilation at the end
 
 
 class Progress(NamedTuple):
@@ -29,23 +29,23 @@ class Progress(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """A rollout of a batch."""
+    """A rollout that was taken from a queue for a batch."""
 
-    version: int  # version of the parameters that acted
+    version: int  # version of the parameters used for acting
     group: int  # index of the group that collected it
-    progress: Progress  # of the learner, when it published that version
+    progress: Progress  # progress of the learner when it published this version
     collected: Collected
 
 
 class ActorThreads:
-    """The threads of a run.
+    """The actor threads of a run.
 
     Args:
-      threads: for each thread its collectors, one or two.
-      devices: for each thread the device it acts on.
+      threads: the collectors of each thread, one or two.
+      devices: the device that each thread acts on.
       selection: chooses the parameters of each rollout and the rollouts of a batch.
       first: number of the first rollout.
-      step_timeout: seconds that environments have for one step.
+      step_timeout: time limit in seconds for one step of the environments.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class ActorThreads:
         self._changed = threading.Condition()
         self._selection, self._first, self._closed = selection, first, False
         self._published: dict[int, tuple[dict[jax.Device, Published], Progress]] = {}  # by version
-        self._versions: dict[int, int] = {}  # the version of each rollout that all groups collect with the same one
+        self._versions: dict[int, int] = {}  # by number of a rollout: its version, if all groups must use the same one
         self._devices = list(dict.fromkeys(devices))
         self._collectors = [collector for mine in threads for collector in mine]
         self._watches = {collector: Watch(collector.host, step_timeout) for collector in self._collectors}
         self._full: list[deque[Taken]] = [deque() for _ in self._collectors]
-        self._collecting: dict[int, int] = {}  # by group: the version with which it acts now
+        self._collecting: dict[int, int] = {}  # by group: the version that it acts with now
         self._blocked = dict.fromkeys(self._collectors, 0.0)  # seconds that groups waited for room or parameters
         self._learner_idle = 0.0  # seconds that the learner waited for rollouts
         self._error: BaseException | None = None
@@ -87,16 +87,16 @@ class ActorThreads:
     # --- the learner's side --------------------------------------------------------------------------------------
 
     def publish(self, version: int, published: Published, progress: Progress) -> None:
-        """Publish the parameters for the next rollouts, with the learner's progress; versions must come in order."""
+        """Publish the parameters for the next rollouts, with the learner's progress, in the order of versions."""
         if self._published and version % self._selection.period:
             return
-        # As an array of only that device, which costs no copy if it is there already: the learner's mesh is part of an
-        # array's type, so the actors' programs would be compiled a second and a third time.
+        # As arrays of a single device, which needs no copy if they are there already. The learner's mesh would be part
+        # of their types, so the actors' programs would be compiled again.
         copies = {
             device: jax.device_put(published, jax.sharding.SingleDeviceSharding(device)) for device in self._devices
         }
         with self._changed:
-            # Actors hold the versions that they use; versions that no rollout can use any more are dropped.
+            # Actors keep references to the versions that they use; versions that no later rollout can use are removed.
             lag, period = self._selection.lag, self._selection.period
             oldest = version if lag is None else version - lag - period + 1
             self._published[version] = copies, progress
@@ -108,14 +108,14 @@ class ActorThreads:
 
         Args:
           version: version of the parameters that will learn from it.
-          learning: whether the learner still computes the last update; that time is excluded from its waiting time.
+          learning: returns whether the learner still computes the last update; that is excluded from its waiting time.
 
         Raises:
           EnvironmentFailedError: environments took longer than `step_timeout`; the stacks are on standard error.
           Exception: any error that an actor thread raised.
         """
         while True:
-            self._look()  # first, as some groups may fill batches while another hangs or has raised
+            self._look()  # first, as some groups may fill batches while another one hangs or has raised
             busy, began = learning(), time.monotonic()
             with self._changed:
                 groups = self._changed.wait_for(lambda: self._next_batch(version), _POLL_INTERVAL if busy else TURN)
@@ -128,24 +128,22 @@ class ActorThreads:
                 return sorted(batch, key=lambda taken: taken[:2])
 
     def _next_batch(self, version):
-        """Return the groups whose rollouts make the next batch now; the lock must be held."""
+        """Return the groups whose rollouts are the next batch, or [] if it is not complete; the lock must be held."""
         full = [[taken.version for taken in waiting] for waiting in self._full]
         return self._selection.choose(full, self._collecting, version)
 
     def give_back(self, batch: Sequence[Taken], is_learned: Callable[[], bool]) -> None:
-        """Let the actors overwrite the rollouts of a batch, once `is_learned` returns True.
+        """Let the actors overwrite the rollouts of a batch after `is_learned` returns True.
 
         Args:
           batch: a result of `rollouts`.
-          is_learned: whether the programs that read the rollouts are done.
+          is_learned: returns whether the programs that read the rollouts are done.
         """
         for taken in batch:
-            collector = self._collectors[taken.group]
-            if isinstance(collector, RecyclingCollector):
-                collector.give_back(taken.collected.rollout, is_learned)
+            self._collectors[taken.group].give_back(taken.collected.rollout, is_learned)
 
     def is_round_ready(self) -> bool:
-        """Return whether the next rollout of every group is full, so that `rollouts` does not wait.
+        """Return whether the next rollout of every group is full, so that `rollouts` would not wait.
 
         Raises:
           Exception: the errors of `rollouts`.
@@ -162,7 +160,7 @@ class ActorThreads:
             raise RuntimeError("the actors were closed")
 
     def metrics(self) -> dict[str, float]:
-        """Return the seconds since the beginning, for actors summed over groups, and the current queues."""
+        """Return the total seconds so far, for actors summed over groups, and the current lengths of the queues."""
         at_hand, queue = sum(map(len, self._full)) + len(self._collecting), self._selection.queue
         return {
             "batches_at_hand": at_hand / self._selection.size,
@@ -174,13 +172,13 @@ class ActorThreads:
 
     @property
     def failures(self) -> int:
-        """Number of environments' workers or actors that were lost and replaced since the beginning."""
-        return sum(c.host.failures for c in self._collectors if isinstance(c.host, Rebuilt))
+        """The total number of workers or actors of environments that were lost and replaced."""
+        return sum(c.host.failures for c in self._collectors if isinstance(c.host, WatchedEnvironment))
 
     def close(self) -> None:
-        """End the threads and close the environments, within seconds even if one hangs. May be called twice.
+        """End the threads and close the environments, within seconds even if one hangs; may be called twice.
 
-        A thread that compiles a program is waited for: it cannot be stopped, and would crash with the interpreter.
+        This waits for threads that compile a program: they cannot be stopped, and would crash at the interpreter's end.
         """
         if self._closed:
             return
@@ -192,7 +190,7 @@ class ActorThreads:
             _wait(thread, mine, until)
         for stepper in self._steppers.values():
             stepper.close(max(0.0, until - time.monotonic()))
-        # An environment that is stepping in one thread cannot be closed from another.
+        # An environment that is stepping in one thread cannot be closed from another one.
         close_all(collector.host for collector in self._collectors if collector.stepping.since is None)
 
     # --- the actors' side ----------------------------------------------------------------------------------------
@@ -215,10 +213,10 @@ class ActorThreads:
         """Wait for room for the groups' rollout `number`, and for its parameters.
 
         Returns:
-          The version, the parameters by device, and the learner's progress when it published them; None once closed.
+          The version, the parameters by device, and the learner's progress when it published them; None if closed.
         """
         began, begun = time.monotonic(), None
-        with self._changed:  # atomic: `_collecting` must have the version as soon as it is chosen
+        with self._changed:  # atomic, as `_collecting` must contain the version as soon as it is chosen
             self._changed.wait_for(lambda: self._closed or self._version_for(mine, number) is not None)
             if not self._closed:
                 version = self._version_for(mine, number)
@@ -229,7 +227,7 @@ class ActorThreads:
         return begun
 
     def _version_for(self, mine, number):
-        """Return the version to collect rollout `number` with, or None if there is no room or no such version yet."""
+        """Return the version for rollout `number`, or None if it is not published yet or the queue is full."""
         queue = self._selection.queue
         if any(len(self._full[group]) > queue for group in mine):
             return None
@@ -237,14 +235,14 @@ class ActorThreads:
             return self._versions[number]
         version = self._selection.version_for(number, self._first, self._published)
         if version is not None and self._selection.max_lag is None:
-            apart = queue + 2  # the most rollouts that groups are apart
+            apart = queue + 2  # maximum difference between the numbers of two groups' rollouts
             self._versions = {n: v for n, v in self._versions.items() if n >= number - apart} | {number: version}
         return version
 
     def _in_turn(self, mine, published):
-        """Collect one rollout of each group, acting for one while another steps. Yield (group, rollout).
+        """Collect one rollout of each group, acting for one group while the other one steps; yield (group, rollout).
 
-        Stops between two steps once closed.
+        If the actors are closed, stop between two steps.
         """
         at_work = [(group, one.collect(published, self._steppers.get(one))) for group, one in mine.items()]
         while at_work and not self._closed:
@@ -259,7 +257,7 @@ class ActorThreads:
 
 
 def _wait(thread, collectors, until):
-    """Wait for a thread to end: up to `until` if an environment of it is stepping, otherwise while it may compile."""
+    """Wait for a thread to end: until `until` if an environment of it is stepping, otherwise while it may compile."""
     while thread.is_alive() and time.monotonic() < until + _COMPILING:
         thread.join(TURN)
         if time.monotonic() > until and any(collector.stepping.since is not None for collector in collectors):

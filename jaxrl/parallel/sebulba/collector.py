@@ -1,10 +1,10 @@
-"""The collection of rollouts in a group of host environments, one compiled call per step."""
+"""Collection of rollouts in a group of host environments, with one compiled call per step."""
 
 import time
 from collections import deque
 from collections.abc import Callable, Generator
 from functools import partial
-from typing import Protocol, cast, runtime_checkable
+from typing import Protocol, cast
 
 import jax
 import numpy as np
@@ -16,11 +16,10 @@ from jaxrl.core.types import ActorState, Algorithm, HostEnvironment, PyTree, Rol
 from jaxrl.envs.host.watchdog import Stepper
 from jaxrl.parallel.host_rollout import HostActing, HostSteps, new_storage, unroll
 from jaxrl.parallel.rollout import episode_sums
-from jaxrl.parallel.sebulba.ready_scheduler import ReadyScheduler
 
 
 class Published(struct.PyTreeNode):
-    """The data that a learner sends its actors: the algorithm with its schedules resolved, and the actor state."""
+    """The data that a learner sends to its actors: the algorithm with its schedules resolved, and the actor state."""
 
     algo: Algorithm
     actor: ActorState
@@ -35,10 +34,10 @@ class Collected(struct.PyTreeNode):
 
 
 class Stepping:
-    """A clock that runs while `env.step` does."""
+    """A clock that runs during `env.step`."""
 
     def __init__(self):
-        self.since: float | None = None  # monotonic seconds, while `env.step` is running
+        self.since: float | None = None  # start of the running step in monotonic seconds; None between steps
         self.seconds = 0.0  # total
 
     def __enter__(self) -> "Stepping":
@@ -50,35 +49,19 @@ class Stepping:
         self.since = None
 
 
-class Closable(Protocol):
-    """Environments in this or another process."""
-
-    def close(self) -> None: ...
-
-
-@runtime_checkable
-class Rebuilt(Closable, Protocol):
-    """Environments that are rebuilt after a failure."""
-
-    @property
-    def failures(self) -> int:
-        """The number of rebuilds."""
-        ...
-
-
 class Collector(Protocol):
-    """A group of host environments, from which an actor thread collects rollouts."""
+    """A group of host environments in which an actor thread collects rollouts."""
 
     @property
-    def host(self) -> Closable:
-        """The environments, or the object that holds them; closed with the collector."""
+    def host(self) -> HostEnvironment:
+        """The environments, in this or another process; closed with the collector."""
         ...
 
     @property
     def stepping(self) -> Stepping: ...
 
     def begin_at(self, steps_per_env: int) -> None:
-        """Set the steps of each environment before the next rollout, which are folded into the keys of acting."""
+        """Set the steps of each environment before the next rollout, which are folded into the keys for acting."""
         ...
 
     def first_timestep(self) -> TimeStep[np.ndarray]:
@@ -88,44 +71,91 @@ class Collector(Protocol):
     def collect(self, published: Published, stepper: Stepper | None) -> Generator[None, None, Collected]:
         """Collect one rollout, and return it.
 
-        Yields whenever `env.step` is running, so that the thread can serve another group meanwhile.
+        Yields while `env.step` is running, so that the thread can serve another group.
 
         Args:
           published: the parameters, on this collector's device.
-          stepper: another thread to step in, while this one acts for another group; None: step in this thread.
+          stepper: another thread to step in while this one acts for another group; None: step in this thread.
         """
         ...
-
-
-@runtime_checkable
-class RecyclingCollector(Protocol):
-    """A `Collector` that writes rollouts over earlier ones, since fresh memory costs more than the writes do."""
 
     def give_back(self, rollout: Rollout, is_learned: Callable[[], bool]) -> None:
-        """Take back a rollout that it collected, to overwrite it.
+        """Take back a rollout that it collected, to overwrite it: writing into new memory is slower.
 
         Args:
-          rollout: from now on only read by programs that were dispatched before.
-          is_learned: whether those programs are done; a write before that would wait for them.
+          rollout: a rollout that is only read by programs that were already dispatched.
+          is_learned: returns whether these programs are done; an earlier write would wait for them.
         """
         ...
+
+
+class ReadyScheduler:
+    """A scheduler with which every environment of a group acts `length` times, in batches of `ready`.
+
+    A batch has exactly `ready` different environments, as acting is compiled for this number, and the environments
+    return this number. Batches are sent and received as a whole, and `ready` divides the group. So if any environments
+    are stepping, there are enough to receive a batch.
+
+    This could only fail at the end of a rollout, if fewer than `ready` environments still have to act. The remaining
+    steps can be divided into batches of different environments if and only if no environment has more steps left than
+    there are batches left: `max(left) <= sum(left) / ready`. This is true at the beginning, and a batch that would
+    violate it is not returned. Environments with the most steps left act first, which includes the (at most `ready`)
+    environments with as many steps left as there are batches. So a batch would violate the condition only if one of
+    these is stepping, and then it can be received first. If none is stepping, `ready` of them can act, since
+    `sum(left) <= count * max(left)`. Therefore, the scheduler never stops before the end.
+
+    Args:
+      group: number of environments; none of them is stepping.
+      ready: number of environments that act at the same time; divides `group`.
+      length: number of steps of each environment.
+    """
+
+    def __init__(self, group: int, ready: int, length: int):
+        self._ready, self._length = ready, length
+        self._left = np.full(group, length, np.int32)
+        self._at_work = np.zeros(group, np.bool_)
+
+    @property
+    def over(self) -> bool:
+        """True if all environments have acted and were received."""
+        return not (self._at_work.any() or self._left.any())
+
+    def take(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return the environments that act next, and the step of the rollout of each, int32 [ready].
+
+        They count as stepping afterwards. Return None if others must be received first.
+        """
+        waiting = np.flatnonzero(~self._at_work & (self._left > 0)).astype(np.int32)
+        env_ids = waiting[np.argsort(-self._left[waiting], kind="stable")[: self._ready]]
+        left = self._left.copy()
+        left[env_ids] -= 1
+        if env_ids.size < self._ready or left.max() * self._ready > left.sum():
+            return None
+        numbers = self._length - self._left[env_ids]
+        self._left = left
+        self._at_work[env_ids] = True
+        return env_ids, numbers
+
+    def came(self, env_ids: np.ndarray) -> None:
+        """Record that these environments were received."""
+        self._at_work[env_ids] = False
 
 
 class StepCollector:
-    """A `Collector` of environments in this process, which step all at once, or those first that are ready first.
+    """A `Collector` of environments in this process, which act together or, with `ready`, as they become ready.
 
     With `ready`, it acts for the `host.batch_size` environments that are ready first. Every environment has its own
-    column of the rollout. One that has filled its share waits for the others, so that a rollout is complete and of one
-    version. The rollout does not depend on which were ready first: environment and step are folded into the random
-    keys.
+    column of the rollout. An environment that has filled its column waits for the others, so that a rollout is complete
+    and has one version. The order in which environments are ready does not change the rollout, as environment and step
+    are folded into the random keys.
 
     Args:
-      steps: the compiled pieces of acting for them.
+      steps: the compiled functions for acting.
       host: the environments.
       key: the run's root key.
-      first_env: the index of its first environment among all.
+      first_env: index of its first environment among all.
       device: the device that acts.
-      ready: act for those that are ready first; `host` is an `AsyncEnvironment`.
+      ready: act for the environments that are ready first; `host` is an `AsyncEnvironment`.
     """
 
     def __init__(
@@ -155,7 +185,7 @@ class StepCollector:
         return self._first
 
     def collect(self, published: Published, stepper: Stepper | None) -> Generator[None, None, Collected]:
-        """Collect one rollout; with `ready`, environments are sent actions in parts, and `stepper` is not used."""
+        """Collect one rollout; with `ready`, `stepper` is not used."""
         steps, algo, actor, version = self._steps, published.algo, published.actor, published.version
         if self._acting is None:
             self._acting = steps.begin(algo, self._first, self._key, self._env_index)
@@ -174,7 +204,7 @@ class StepCollector:
         self._recycled.append((rollout, is_learned))
 
     def _storage(self, acting):
-        """Return the storage of the oldest rollout that was given back, or None if a program may still read it."""
+        """Return the storage of the oldest rollout that was given back, or None if programs may still read it."""
         if not self._recycled or not self._recycled[0][1]():
             return None
         rollout, _ = self._recycled.popleft()
@@ -190,7 +220,7 @@ class StepCollector:
         return stepper.wait
 
     def _unroll_ready(self, host, published, acting, storage):
-        """Yield while environments step, and return the rollout, as `unroll` does."""
+        """Collect a rollout from the environments that are ready first; yield and return as `unroll` does."""
         steps, algo, actor, initial = self._steps, published.algo, published.actor, acting.carry
         storage = new_storage(steps, algo, actor, acting) if storage is None else storage
         turns = ReadyScheduler(steps.group, host.batch_size, steps.length)
@@ -213,13 +243,13 @@ class StepCollector:
             )
             host.send(jax.device_get(action), env_ids)
         acting.steps_per_env += steps.length
-        # A copy: the next rollout's time steps overwrite these, maybe before the program has read them.
+        # A copy, as the next rollout's time steps overwrite these, maybe before the program has read them.
         timestep, carry, previous_action = jax.tree.map(np.copy, acting.timestep), acting.carry, acting.previous_action
         return steps.finish(algo, actor, storage, timestep, previous_action, initial, carry, published.version)
 
 
 def _async_reset(host):
-    """Return the first time step of all environments, whose arrays are overwritten as others arrive."""
+    """Return the first time step of all environments, in arrays that the caller may overwrite."""
     host.async_reset()
     came = [host.recv() for _ in range(host.num_envs // host.batch_size)]
     env_ids, timesteps = jax.tree.map(lambda *x: np.concatenate(x), *came)

@@ -1,4 +1,4 @@
-"""Sebulba's host loop: environments, the actor threads that collect in them, and the learner's moves."""
+"""Sebulba's host loop: environments, the actor threads that collect in them, and the learner's updates."""
 
 import time
 from functools import partial
@@ -34,14 +34,14 @@ from jaxrl.parallel.sebulba.selection import Selection
 class SebulbaLoop:
     """A `HostLoop` for host environments: actor threads collect rollouts, and the learner takes batches of them.
 
-    The learner learns from each batch at once, so with one rollout of every group its updates are those of the compiled
-    program. With `error_buffer` it stores rounds, one rollout of every group each, when the rate limit allows it, and
-    makes updates in between.
+    The learner learns from each batch immediately. So if a batch has one rollout of every group, its updates are those
+    of the compiled program. With `error_buffer`, it stores rounds (one rollout of every group) when the rate limit
+    allows it, and makes updates in between.
 
     Args:
       layout: the layout of the learner over its devices.
       selection: the rule for the parameters and batches of rollouts, over the groups of this process.
-      devices: for each actor thread the device that it acts on; the groups are divided over the threads.
+      devices: the device that each actor thread acts on; the groups are divided over the threads.
       ready, error_buffer, step_timeout, remote: as in `Sebulba`.
     """
 
@@ -61,36 +61,35 @@ class SebulbaLoop:
         self._step_timeout, self._remote, self._processes = step_timeout, remote, jax.process_count()
         self._group = layout.num_envs // (selection.size * self._processes)  # number of environments of a group
         self._groups_per_thread = selection.groups // len(devices)
-        self._learning = HostLearning(layout, self._processes, selection.max_lag is not None)
+        self._learning = HostLearning(layout, pooled=selection.max_lag is not None)
         self._collectors: list[Collector] = []
         self._threads: ActorThreads | None = None
         self._failures_reported = 0  # failures of environments in the reports so far
-        # The learner's progress, counted here so as not to wait for it.
+        # The learner's progress, counted here because reading it from the state would wait for the learner.
         self._limit: RateLimit | None = None
-        self._counts, self._updates_begun = Counts(0, 0), 0  # updates before the threads were started
+        self._counts, self._updates_begun = Counts(0, 0), 0  # the latter: updates before the threads were started
         self._iterations, self._updates_since_stored = 0, 0
-        self._version = 0  # of the parameters that are published next
+        self._version = 0  # version of the parameters that are published next
 
     # --- environments --------------------------------------------------------------------------------------------
 
     def begin(self, algo: Algorithm, env: HostRecipe, seed: int) -> TimeStep:
-        """Build the environments, begin their first episodes, and return their first time steps."""
+        """Build the environments, begin their first episodes, and return their first time steps.
+
+        After an error, the caller closes those that were built.
+        """
         self.close()
         groups, remote = self.selection.groups, self._remote
         num_envs = self._group * groups * self._processes
         steps = HostSteps(self.layout.spec, num_envs, self._group, ro.rollout_length(algo))
         store = ParameterStore(remote) if remote is not None and remote.policy else None
-        try:
-            with distributed.collective_errors("building environments"):
-                for number in range(groups):
-                    first_env, device = self._first_env(number), self._devices[number // self._groups_per_thread]
-                    if store is not None and remote is not None:
-                        self._collectors.append(RemoteCollector(env, remote, steps, store, seed, first_env, device))
-                    else:
-                        self._collectors.append(self._collector(env, steps, seed, first_env, device))
-        except BaseException:
-            self.close()
-            raise
+        with distributed.collective_errors("building environments"):
+            for number in range(groups):
+                first_env, device = self._first_env(number), self._devices[number // self._groups_per_thread]
+                if store is not None and remote is not None:
+                    self._collectors.append(RemoteCollector(env, remote, steps, store, seed, first_env, device))
+                else:
+                    self._collectors.append(self._collector(env, steps, seed, first_env, device))
         return self._first_timesteps()
 
     def _collector(self, env, steps, seed, first_env, device):
@@ -109,19 +108,16 @@ class SebulbaLoop:
         return first_call(collector, host, self._step_timeout)
 
     def _first_env(self, number):
-        """Return the index of the first environment of this process's group `number`."""
+        """Return the index of the first environment of group `number` of this process."""
         return (jax.process_index() * self.selection.groups + number) * self._group
 
     def _first_timesteps(self):
         begun = self._collectors[: self.selection.size]
         first = jax.tree.map(lambda *x: np.concatenate(x), *(c.first_timestep() for c in begun))
-        specs = PartitionSpec("data")
-        if self._processes > 1:
-            return meshes.from_processes(first, self.layout.mesh, specs)
-        return jax.device_put(first, self.layout.on_mesh(specs))
+        return meshes.from_processes(first, self.layout.mesh, PartitionSpec("data"))
 
     def unsaved_state(self, algo: Algorithm) -> dict[str, PyTree]:
-        """Return the first time steps and carries of new episodes, as host environments cannot be saved."""
+        """Return the first time steps and carries of new episodes, as host environments are not in checkpoints."""
         begin = jax.jit(HostRollouts(self.layout).begin, out_shardings=self.layout.on_mesh(PartitionSpec("data")))
         resolved = resolve_schedules(algo, jnp.float32(0.0))
         key = self.layout.place(keys.root_key(0))  # the result is not random
@@ -148,7 +144,7 @@ class SebulbaLoop:
         dataset: Rings | None,
         recorded: Recorded | None,
     ) -> tuple[RunState, Report, Fetch | None]:
-        """Take as many batches as the chunk has iterations, and learn from them.
+        """Take `length` batches, one per iteration, and learn from them.
 
         Raises:
           EnvironmentFailedError: environments hang, or failed too often.
@@ -161,14 +157,15 @@ class SebulbaLoop:
         threads = self._threads or self._start(algo, state)
         since, before, updates_before = time.monotonic(), threads.metrics(), self._counts.updates
         learned, updated, under_way, lags, rows, versions = None, None, None, [], [], []
-        # Only this thread dispatches cross-process programs: from two threads, their order could differ by process.
+        # Only this thread may dispatch programs of several processes, as all must dispatch them in the same order.
         with jax.thread_guard(self._processes > 1):
             while len(versions) < length:
                 buffers, state = state.buffers, state.replace(buffers={})
                 resolved = self._publish(threads, algo, state, total_steps_per_env)
-                if self._is_update_next(threads):
+                limit = self._limit
+                if limit is not None and limit.is_update_next(self._counts, is_round_ready=threads.is_round_ready()):
                     state, report = self._update(resolved, state, buffers, dataset)
-                    # Dispatch only one update ahead of the running one: dispatched moves can no longer be changed.
+                    # Dispatch at most one update ahead: whether an update or a round is next is decided at dispatch.
                     if under_way is not None:
                         under_way.block_until_ready()
                     under_way = report.made
@@ -197,7 +194,7 @@ class SebulbaLoop:
         now = threads.metrics()
         figures |= {name: value - before[name] for name, value in now.items()}
         figures |= {name: now[name] for name in ("queue_depth", "batches_at_hand")}
-        # Seconds are those of this chunk. Failures are not: actors also run between chunks, and all must be counted.
+        # Seconds are those of this chunk. Failures are those since the last report, as actors also run between chunks.
         failures = threads.failures
         figures["failures"], self._failures_reported = failures - self._failures_reported, failures
         figures |= {"inference_batch": self._ready or self._group, "seconds": time.monotonic() - since}
@@ -207,7 +204,7 @@ class SebulbaLoop:
     def _start(self, algo, state):
         """Start the actor threads, and set the learner's progress."""
         if not self._collectors:
-            raise RuntimeError("the environments were closed; call start() again")
+            raise RuntimeError("the environments are closed; call start() again")
         steps_per_env, each = int(state.steps_per_env), self._groups_per_thread
         self._iterations = self._version = steps_per_env // ro.rollout_length(algo)
         self._counts, self._failures_reported = Counts(0, self._iterations), 0
@@ -217,14 +214,14 @@ class SebulbaLoop:
             self._counts = rate_limit.counts_of(experience, state.buffers)
         self._updates_begun, self._updates_since_stored = self._counts.updates, 0
         for collector in self._collectors:
-            # If groups do not wait for each other, one group may have been in every batch that often.
+            # If groups do not wait for each other, all rollouts of every batch may have come from one group.
             collector.begin_at(steps_per_env * (1 if self.selection.max_lag is None else self.selection.size))
         grouped = [self._collectors[i : i + each] for i in range(0, len(self._collectors), each)]
         self._threads = ActorThreads(grouped, self._devices, self.selection, self._iterations, self._step_timeout)
         return self._threads
 
     def _publish(self, threads, algo, state, total_steps_per_env):
-        """Publish the parameters to act with from now on; return the algorithm with its schedules resolved."""
+        """Publish the current parameters to the actors; return the algorithm with its schedules resolved."""
         resolved, actor = self._learning.prepare(algo, state, total_steps_per_env)
         progress = Progress(self._counts.updates, self._iterations)
         here = Published(*meshes.local((resolved, actor)), np.int32(self._version))
@@ -232,19 +229,15 @@ class SebulbaLoop:
         self._version += 1
         return resolved
 
-    def _is_update_next(self, threads):
-        limit = self._limit
-        return limit is not None and limit.is_update_next(self._counts, is_round_ready=threads.is_round_ready())
-
     def _update(self, resolved, state, buffers, dataset):
-        """Make an update between two rounds."""
+        """Make an update between the storage of two rounds."""
         number = self.layout.place(np.int32(self._updates_since_stored))
         self._updates_since_stored += 1
         self._counts = self._counts.updated()
         return self._learning.update(resolved, state, buffers, dataset, number)
 
     def _learn(self, resolved, state, buffers, batch, dataset):
-        """Learn from a batch, or with a rate limit only store it."""
+        """Learn from a batch or, with a rate limit, only store it."""
         gathered = self._learning.gathered([taken.collected for taken in batch])
         self._iterations, self._updates_since_stored = self._iterations + 1, 0
         if self._limit is None:
@@ -261,12 +254,12 @@ def _recorded_rows(rollout, columns, spec):
 
 
 def _joined(rows: list[list[Trajectory]]) -> Trajectory:
-    """Join rollouts along time, each of them the rows of every group's recorded environments."""
+    """Join the recorded rows of batches along time, and those of each batch along environments."""
     wide = [jax.tree.map(lambda *x: np.concatenate(x, axis=1), *groups) for groups in jax.device_get(rows)]
     return jax.tree.map(lambda *x: np.concatenate(x), *wide)
 
 
 def _under_way(state):
-    """Return a function that checks whether the update that made `state` is still running."""
+    """Return a function that returns whether the update that computes `state` is still running."""
     steps_per_env = state.steps_per_env.low
     return lambda: not steps_per_env.is_ready()

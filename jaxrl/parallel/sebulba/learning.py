@@ -1,4 +1,4 @@
-"""The learner for host environments: compiled functions of the rollouts that actors collected."""
+"""The learner for host environments: compiled functions that learn from rollouts of actors."""
 
 import dataclasses
 from functools import partial
@@ -8,11 +8,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxrl.buffers import fixed
-from jaxrl.buffers.fixed import Rings
-from jaxrl.buffers.replay import ReplayState
 from jaxrl.core.report import EpisodeSums, make_report
 from jaxrl.core.run_state import RunState
-from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import Algorithm, PyTree, Rollout, TimeStep
 from jaxrl.parallel import iteration
 from jaxrl.parallel import mesh as meshes
@@ -27,7 +24,7 @@ _AXES = {"timesteps": 1, "action": 1, "extras": 1, "carry": 0, "final_carry": 0}
 
 @dataclasses.dataclass(frozen=True)
 class HostRollouts:
-    """A `RolloutCollector` for host environments, whose source is their first time steps, and then rollouts."""
+    """A `RolloutCollector` for host environments; its source is their first time steps, and later their rollouts."""
 
     layout: Layout
 
@@ -35,27 +32,13 @@ class HostRollouts:
         return ro.rollout_length(algo)
 
     def begin(self, algo: Algorithm, source: TimeStep, key: jax.Array) -> Acting:
-        """Return the initial acting state, without the host environments' own states."""
+        """Return the initial acting state, without the states of the host environments."""
         spec, num_envs = self.layout.spec, self.layout.num_envs
         env_index = jnp.arange(num_envs, dtype=jnp.int32)
         carry = jax.vmap(lambda index: algo.initial_carry(spec, index, num_envs))(env_index)
         return Acting((), ro.first_timestep(source, spec), carry)
 
-    def empty_buffers(
-        self, algo: Algorithm, source: TimeStep, state: RunState, dataset: Rings | None
-    ) -> dict[str, ReplayState]:
-        rollout = jax.eval_shape(lambda: self._example(resolve_schedules(algo, jnp.float32(0.0)), state))
-        return self.layout.experience(algo).empty(rollout, dataset)
-
-    def collect(
-        self, algo: Algorithm, source: Rollout, state: RunState, first_env: jax.Array | int
-    ) -> tuple[RunState, Rollout, EpisodeSums]:
-        """Update the state from a collected rollout; the actors counted its ended episodes."""
-        steps_per_env = state.steps_per_env.add(ro.rollout_length(algo))
-        state = state.replace(timestep=source.final, carry=source.final_carry, steps_per_env=steps_per_env)
-        return state, source, EpisodeSums.zero()
-
-    def _example(self, algo, state):
+    def example(self, algo: Algorithm, source: TimeStep, state: RunState) -> Rollout:
         spec, num_envs = self.layout.spec, self.layout.num_envs
         steps = HostSteps(spec, num_envs, num_envs, 1)
         roots = steps.roots(state.key, jnp.arange(num_envs, dtype=jnp.int32))
@@ -64,6 +47,14 @@ class HostRollouts:
         storage = steps.storage(algo, actor, timestep, state.carry, action, roots)
         return steps.finish(algo, actor, storage, timestep, action, state.carry, state.carry, jnp.int32(0))
 
+    def collect(
+        self, algo: Algorithm, source: Rollout, state: RunState, first_env: jax.Array | int
+    ) -> tuple[RunState, Rollout, EpisodeSums]:
+        """Update the state from a collected rollout; the actors have already counted the episodes that ended."""
+        steps_per_env = state.steps_per_env.add(ro.rollout_length(algo))
+        state = state.replace(timestep=source.final, carry=source.final_carry, steps_per_env=steps_per_env)
+        return state, source, EpisodeSums.zero()
+
 
 @dataclasses.dataclass(frozen=True)
 class HostLearning:
@@ -71,13 +62,11 @@ class HostLearning:
 
     Args:
       layout: the layout of the learner over its devices.
-      processes: number of processes that hold the environments.
-      pooled: whether the rollouts of a batch may be of different versions.
+      pooled: whether the rollouts of a batch may have different versions.
     """
 
     layout: Layout
-    processes: int = 1
-    pooled: bool = False
+    pooled: bool
 
     @partial(jax.jit, static_argnums=0)
     def prepare(self, algo, state, total_steps_per_env):
@@ -89,29 +78,28 @@ class HostLearning:
         """Return a batch's rollouts on the learner's device, or joined and sharded over its devices."""
         layout = self.layout
         first = layout.mesh.local_devices[0]
-        rollouts = [rollout if _lies_on(rollout, first) else jax.device_put(rollout, first) for rollout in rollouts]
+        rollouts = [rollout if _is_on(rollout, first) else jax.device_put(rollout, first) for rollout in rollouts]
         if layout.devices == 1:
-            return rollouts  # `learn` joins them as it reads them, which saves a pass over the frames
+            return rollouts  # `learn` joins them when it reads them, which saves a copy of the frames
         whole = self._whole(rollouts)
         everywhere: PyTree = PartitionSpec()
         specs = Collected(self._rollout_specs(), everywhere)
-        if self.processes == 1:
-            return [jax.device_put(whole, layout.on_mesh(specs))]
-        # Each process counted the episodes of its own environments; `_on_devices` sums them.
-        nothing = jnp.zeros(layout.devices // self.processes, jnp.float32)
-        apart = jax.tree.map(lambda x: nothing.at[0].set(x), whole.episodes)
-        specs = specs.replace(episodes=PartitionSpec("data"))
-        return [meshes.from_processes(whole.replace(episodes=apart), layout.mesh, specs)]
+        if jax.process_count() > 1:
+            # Each process has counted the episodes of its own environments; `_on_devices` sums the counts.
+            nothing = jnp.zeros(layout.devices // jax.process_count(), jnp.float32)
+            whole = whole.replace(episodes=jax.tree.map(lambda x: nothing.at[0].set(x), whole.episodes))
+            specs = specs.replace(episodes=PartitionSpec("data"))
+        return [meshes.from_processes(whole, layout.mesh, specs)]
 
     def _whole(self, rollouts):
         return rollouts[0] if len(rollouts) == 1 and not self.pooled else self._joined(rollouts)
 
     def _statistics(self, parts):
-        """Return the statistics used in acting: one for all, or one for each environment if versions differ."""
+        """Return the statistics used for acting: one for all, or one per environment if versions may differ."""
         if not self.pooled:
             return parts[0].statistics
 
-        group = parts[0].timesteps.first.shape[1]  # the environments of each
+        group = parts[0].timesteps.first.shape[1]  # number of environments of each rollout
 
         def of_environments(*leaves):
             return jnp.concatenate([jnp.broadcast_to(x[None], (group, *x.shape)) for x in leaves])
@@ -120,7 +108,7 @@ class HostLearning:
 
     @partial(jax.jit, static_argnums=0)
     def _joined(self, rollouts):
-        """Join rollouts into one batch, with the version of the last rollout, the newest."""
+        """Join rollouts into one batch, with the version of the last rollout, which is the newest."""
         parts = [collected.rollout for collected in rollouts]
         whole = {
             name: jax.tree.map(lambda *x, axis=axis: jnp.concatenate(x, axis), *(getattr(part, name) for part in parts))
@@ -134,17 +122,17 @@ class HostLearning:
 
     @partial(jax.jit, static_argnums=0, donate_argnums=3)
     def learn(self, algo, state, buffers, rollouts, dataset):
-        """Store the result of `gathered` and update, on all devices. `algo` has its schedules resolved."""
+        """Store the result of `gathered` and update, on all devices; the schedules of `algo` are resolved."""
         return self._on_devices(_learn, algo, state, buffers, rollouts, dataset, None)
 
     @partial(jax.jit, static_argnums=0, donate_argnums=3)
     def store(self, algo, state, buffers, rollouts):
-        """Store the result of `gathered` without an update; for a learner that is not in lockstep with its actors."""
+        """Store the result of `gathered` without an update."""
         return self._on_devices(_store, algo, state, buffers, rollouts, None, None)
 
     @partial(jax.jit, static_argnums=0, donate_argnums=3)
     def update(self, algo, state, buffers, dataset, number):
-        """Make update `number`, counted since rows were last stored. `algo` has its schedules resolved."""
+        """Make the update with this number since rows were last stored; the schedules of `algo` are resolved."""
         return self._on_devices(_update, algo, state, buffers, [], dataset, number)
 
     def _on_devices(self, function, algo, state, buffers, rollouts, dataset, number):
@@ -165,8 +153,10 @@ class HostLearning:
         state, report = advance(algo, state.replace(buffers=buffers), rollout, dataset, number)
         if collected is None:
             return state, report
-        episodes, summed = collected.episodes, partial(jax.tree.map, jnp.sum)
-        return state, report.replace(episodes=episodes if self.processes == 1 else episodes.merged(summed))
+        episodes = collected.episodes
+        if jax.process_count() > 1:
+            episodes = episodes.merged(partial(jax.tree.map, jnp.sum))
+        return state, report.replace(episodes=episodes)
 
     def _rollout_specs(self) -> Rollout:
         """Return the partition specs of a rollout, a prefix tree."""
@@ -194,6 +184,6 @@ def _update(collects, algo, state, rollout, dataset, number):
     return state, make_report(EpisodeSums.zero(), metrics, made, {})
 
 
-def _lies_on(tree, device) -> bool:
-    """Return whether the arrays of `tree`, all from one program, are on `device` already."""
+def _is_on(tree, device) -> bool:
+    """Return whether the arrays of `tree`, which one program computed, are on `device`."""
     return jax.tree.leaves(tree)[0].devices() == {device}

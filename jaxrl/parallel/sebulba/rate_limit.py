@@ -1,9 +1,8 @@
 """The rate limit of a learner that samples from a replay while actors insert: the side that is ahead waits.
 
-The balance counts updates: the replay ratio times the environment steps that are stored, minus the updates that were
-made. It stays within a tolerance of its value when the replay reaches its minimum size. Rows are stored one round at a
-time, the rollouts of all groups, which the actors collect meanwhile; rollouts that may not be stored yet wait in their
-queues, and so do the actors.
+The balance is the replay ratio times the stored environment steps, minus the number of updates. It stays within a
+tolerance of its value at the minimum size of the replay. Rows are stored in rounds of one rollout of every group.
+Rollouts that must not be stored yet wait in their queues, so the actors wait, too.
 """
 
 import dataclasses
@@ -17,9 +16,9 @@ _ROUNDING = 1e-6  # updates
 
 
 class Counts(NamedTuple):
-    """The insertions and updates of a replay since it was empty."""
+    """The number of insertions and updates of a replay since it was empty."""
 
-    inserted: int  # environment steps that were stored
+    inserted: int  # stored environment steps
     updates: int  # updates that sampled from it
 
     def stored(self, steps: int) -> "Counts":
@@ -31,13 +30,13 @@ class Counts(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RateLimit:
-    """The limit on how far either side may be ahead.
+    """The limit on the lead of either side.
 
     Args:
       replay_ratio: updates per environment step.
-      min_size: environment steps that are stored before the first update.
+      min_size: environment steps to store before the first update.
       steps: environment steps of a round.
-      tolerance: updates that either side may be ahead by.
+      tolerance: maximum lead of either side, in updates.
     """
 
     replay_ratio: float
@@ -47,37 +46,31 @@ class RateLimit:
 
     @property
     def least_tolerance(self) -> float:
-        """The smallest tolerance with which both sides never wait for each other: one update, or those of one round."""
+        """The smallest tolerance without a deadlock: one update, or the updates of one round."""
         return max(1.0, self.replay_ratio * self.steps)
 
-    def can_store(self, counts: Counts) -> bool:
-        """Return whether a round may be stored: always, until there is enough for an update."""
-        inserted = counts.inserted + self.steps
-        return inserted <= self.min_size or self._balance(inserted, counts.updates) <= self.tolerance + _ROUNDING
-
-    def can_update(self, counts: Counts) -> bool:
-        """Return whether an update may be made."""
-        enough = counts.inserted >= self.min_size
-        return enough and self._balance(counts.inserted, counts.updates + 1) >= -self.tolerance - _ROUNDING
-
-    def _balance(self, inserted, updates):
-        return self.replay_ratio * (inserted - self.min_size) - updates
-
     def is_update_next(self, counts: Counts, *, is_round_ready: bool) -> bool:
-        """Return whether the next move is an update, rather than to store a round, after waiting for it; pure.
+        """Return True to make an update next, and False to store a round, after waiting for it if necessary. Pure.
 
         Args:
           counts: all insertions and updates so far.
           is_round_ready: whether the next rollout of every group is full.
         """
-        can_store = self.can_store(counts)
-        is_update = self.can_update(counts) and not (is_round_ready and can_store)
-        assert is_update or can_store, "a tolerance of `least_tolerance` or more lets one of both sides go on"
+
+        def balance(inserted, updates):
+            return self.replay_ratio * (inserted - self.min_size) - updates
+
+        (inserted, updates), most = counts, self.tolerance + _ROUNDING
+        stored = inserted + self.steps
+        can_store = stored <= self.min_size or balance(stored, updates) <= most  # always before the first update
+        can_update = inserted >= self.min_size and balance(inserted, updates + 1) >= -most
+        is_update = can_update and not (is_round_ready and can_store)
+        assert is_update or can_store, "one side can continue if the tolerance is at least `least_tolerance`"
         return is_update
 
 
 def rate_limit(experience: Experience, error_buffer: float) -> RateLimit:
-    """Return the limit for the largest replay ratio; `error_buffer` is in transitions."""
+    """Return the limit for the largest replay ratio of the sources; `error_buffer` is a number of transitions."""
     sources = experience.online_sources.values()
     ratio = float(max(source.replay_ratio for source in sources))
     size = max(least_size(source, experience.num_envs) for source in sources)
@@ -86,7 +79,7 @@ def rate_limit(experience: Experience, error_buffer: float) -> RateLimit:
 
 
 def counts_of(experience: Experience, buffers: dict[str, ReplayState]) -> Counts:
-    """Return the counts of a run's replays, which are all filled and sampled together."""
+    """Return the counts of a run's replays, which are the same for all of them."""
     name = next(iter(experience.online_sources))
     source, index = experience.online_sources[name], buffers[name].index
     updates = int(index.sampled) // source.batch_size if source.storage == "flashbax" else int(index.updates) % 2**32
@@ -94,16 +87,16 @@ def counts_of(experience: Experience, buffers: dict[str, ReplayState]) -> Counts
 
 
 def problems(experience: Experience, error_buffer: float) -> list[str]:
-    """Return why this limit is not possible; empty if it is. The algorithm's own settings must be valid."""
+    """Return why this limit is impossible; empty if it is possible. The algorithm's own settings must be valid."""
     kind = type(experience.algo).__name__
     if not experience.online_sources:
-        return [f"error_buffer={error_buffer} is of a replay, and {kind} has none; use error_buffer=None"]
+        return [f"error_buffer={error_buffer} needs a replay, but {kind} has none; use error_buffer=None"]
     limit = rate_limit(experience, error_buffer)
     if limit.tolerance >= limit.least_tolerance:
         return []
     least = limit.least_tolerance * experience.samples_per_update
     return [
-        f"error_buffer={error_buffer} lets both sides wait for each other: it must be at least the {least:g} "
-        f"transitions that {limit.least_tolerance:g} updates draw, those of a batch and of the {limit.steps} "
-        "environment steps between two insertions"
+        f"error_buffer={error_buffer} would make learner and actors wait for each other; use at least {least:g}, the "
+        f"transitions sampled by the {limit.least_tolerance:g} updates for the {limit.steps} environment steps of a "
+        "round"
     ]

@@ -1,16 +1,16 @@
-"""Sebulba (Hessel et al., 2021, arXiv:2104.06272): environments on the host feed a learner on the accelerator.
+"""Sebulba (Hessel et al., 2021, arXiv:2104.06272): a learner on the accelerator with environments on the host.
 
-Actor threads step groups of environments and act on actor devices; the learner, in the caller's thread, learns from
-one rollout of every group at a time, or from those that are full. Rollouts wait in bounded queues, so neither side gets
-far ahead of the other.
+Actor threads step groups of environments and act on actor devices. The learner, in the caller's thread, learns from
+one rollout of every group at a time, or from rollouts as they become full. Rollouts wait in bounded queues, so neither
+side gets far ahead of the other.
 
-With several processes, each has its share of the environments and of the learner's devices. Each process acts only in
-its own environments; the rollouts become one batch, of which each process holds its own rows, and the learners
-all-reduce.
+With several processes, each has a part of the environments and of the learner's devices. Each process acts only in its
+own environments. The rollouts form one batch, whose rows stay in their processes, and gradients are all-reduced.
 """
 
 import dataclasses
 import math
+from collections.abc import Iterator
 
 import jax
 
@@ -18,7 +18,7 @@ from jaxrl.buffers.fixed import Rings
 from jaxrl.core import registry
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.host_types import AsyncRecipe
-from jaxrl.core.limits import count_problems
+from jaxrl.core.limits import count_problems, divisors, multiples, number_problems
 from jaxrl.core.planning import Planner
 from jaxrl.core.types import Algorithm, Environment, Episodes, HostRecipe, Replay, Rollouts, env_spec
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT
@@ -38,40 +38,42 @@ class Sebulba(Topology):
     """The topology with host environments in actor threads, and a learner.
 
     Args:
-      num_envs: number of environments over all groups, of all processes. None: as `Anakin`, or the next number that
-        divides as the other settings need it.
+      num_envs: number of environments over all groups and processes. None: as in `Anakin`, rounded up to a number that
+        is divisible as the other settings require.
       actors: number of actor threads in each process.
       groups: groups of environments per actor thread; with 2, one group's environments step while the other acts.
-      devices: number of devices that learn; the environments are divided over them. With several processes: of all of
-        them together. None: one of each process.
-      actor_devices: number of devices that act, in each process: those after the learner's if there are enough, else
-        the same; threads are assigned to them in turn.
+      devices: number of devices that learn; the environments are divided over them. With several processes: the number
+        over all of them. None: one in each process.
+      actor_devices: number of devices that act in each process: those after the learner's if there are enough,
+        otherwise the same; threads are assigned to them in turn.
       actor_platform: platform of the devices that act: "cpu" acts on the processor while an accelerator learns, which
-        suits small networks, whose calls cost an accelerator more than their arithmetic. None: the learner's.
+        suits small networks, for which the overhead of a call on an accelerator exceeds the time of its arithmetic.
+        None: the learner's.
       shards: logical groups of environments, as in `Anakin`.
-      lockstep: deterministic runs: every rollout is collected with parameters exactly `lag` updates old. Without
-        it, with the newest parameters. Several processes need lockstep. None: with lockstep, unless the algorithm
-        learns from data of any age, as replays and V-trace do, or `ready` or `learner_batch` is set.
-      lag: with lockstep, 0 or 1. With 0 actors wait for the learner, and the run equals `Anakin`'s with the same
-        environments; with 1 they act while it updates. None: 0, or if `lockstep` is None too, 1 where the algorithm
-        allows it (PPO), else 0 (A2C).
-      queue: rollouts of each group that may wait for the learner.
-      learner_batch: environments whose rollouts an update learns from: those that are full, the oldest first, so that
-        no group waits for another. A multiple of the environments of a group. None: all of them, one rollout each.
-      max_lag: with `learner_batch`, the most updates by which a rollout's parameters may be older than those that learn
-        from it: the learner waits for rollouts that would be older. None: 16 times the batches that all groups'
-        rollouts make.
-      parameter_period: updates between two sets of parameters that actors are given, which are up to so many less one
-        older than `lag` says, also for algorithms that allow no such age by themselves. A larger one saves sending
-        them, to Ray actors with the policy above all.
-      ready: number of environments to act for at once: the first of their group that are ready; must divide the group.
-        None: the whole group, in step.
-      error_buffer: transitions that draws may be ahead of or behind the samples per insert: the learner then draws from
-        the replay while actors insert, and whichever side is further ahead waits. None: an algorithm with a replay
-        learns from it after every round of rollouts, and keeps its replay ratio exactly.
-      step_timeout: seconds for one step or reset; after that the run ends and names the environments. Environments that
-        replace failed workers or actors get the time for that in addition.
-      remote: Ray actors that hold the environments, for example on other machines; None: this process holds them. With
+      lockstep: deterministic runs: every rollout is collected with parameters that are exactly `lag` updates old,
+        instead of the newest parameters. Several processes need lockstep. None: True, unless the algorithm learns from
+        data of any age (replays, V-trace), or `ready` or `learner_batch` is set.
+      lag: with lockstep, 0 or 1. With 0, actors wait for the learner, and the run equals that of `Anakin` with the same
+        environments; with 1, they act while it updates. None: 0, or if `lockstep` is None too, 1 for algorithms that
+        allow it (PPO), otherwise 0 (A2C).
+      queue: number of rollouts of each group that may wait for the learner.
+      learner_batch: number of environments whose rollouts an update learns from: full rollouts, the oldest first, so
+        that groups do not wait for each other. A multiple of the environments of a group. None: all environments, with
+        one rollout each.
+      max_lag: with `learner_batch`, the maximum age of a rollout's parameters in updates when they are learned from:
+        the learner waits for rollouts that would become older. None: 16 times the batches that the rollouts of all
+        groups make.
+      parameter_period: number of updates after which actors receive new parameters. Rollouts may be older than `lag` by
+        up to one update less than this, also for algorithms that do not allow such an age. A larger period saves
+        transfers, especially to Ray actors with the policy.
+      ready: number of environments to act for at a time: the first of their group that are ready; must divide the
+        group. None: the whole group.
+      error_buffer: number of transitions by which sampling may be ahead of or behind the samples per insert: the
+        learner samples from the replay while actors insert, and the side that is too far ahead waits. None: an
+        algorithm with a replay learns from it after every round of rollouts, and keeps its replay ratio exactly.
+      step_timeout: time limit in seconds for one step or reset, after which the run ends and names the environments.
+        Replacing failed workers or actors may take additional time.
+      remote: Ray actors that run the environments, for example on other machines; None: this process runs them. With
         a copy of the policy, each actor is a group of its own, served by one thread.
     """
 
@@ -100,7 +102,7 @@ class Sebulba(Topology):
     def problems(self, env: Environment | HostRecipe | None) -> list[str]:
         if not isinstance(env, Environment):
             return needs_environment(env)
-        return [f"Sebulba acts in environments on the host, and {env.name} is in JAX; use Anakin"]
+        return [f"Sebulba needs an environment on the host, but {env.name} is in JAX; use Anakin"]
 
     def absent_resources(self, env: Environment | HostRecipe | None) -> dict[str, str]:
         workers = getattr(env, "workers", None)
@@ -110,7 +112,7 @@ class Sebulba(Topology):
             return {}
         absent = {"worker_memory": f"{env.name} has no worker processes; make it with workers=N"}
         if workers == 0:
-            absent["environments"] = "the actor threads step these; set actors, or make it with workers=N"
+            absent["environments"] = "the actor threads step them; set actors, or make it with workers=N"
         return absent
 
     def worker_processes(self, env: Environment | HostRecipe | None) -> int:
@@ -126,7 +128,7 @@ class Sebulba(Topology):
         processes, remote = jax.process_count(), self.remote
         holders = 1 if remote is None or remote.policy else max(remote.actors * processes // self.all_groups, 1)
         multiple = self.all_groups * math.lcm(max(self.ready or 1, 1), holders)  # of a group's environments
-        # A batch is divided over these: without `learner_batch` it has all environments.
+        # A batch, which has all environments without `learner_batch`, is divided over devices and shards.
         devices, shards = (self.devices or processes, self.shards or 1) if self.learner_batch is None else (1, 1)
         return ro.default_num_envs(algo, math.lcm(multiple, max(devices, 1), max(shards, 1)))
 
@@ -137,11 +139,11 @@ class Sebulba(Topology):
 
     @property
     def threads(self) -> int:
-        """Number of actor threads in each process: one for every Ray actor that has the policy."""
+        """Number of actor threads in each process; one for every Ray actor with the policy."""
         return self.remote.actors if self.remote is not None and self.remote.policy else self.actors
 
     def resolve(self, algo: Algorithm, agents: int = 1) -> "Sebulba":
-        """Return the topology with `num_envs`, `lockstep`, `lag` and `max_lag` set for `algo` if they are None."""
+        """Return the topology with `num_envs`, `lockstep`, `lag` and `max_lag` set for `algo` where they are None."""
         lockstep, lag, max_lag, num_envs = self.lockstep, self.lag, self.max_lag, self._num_envs(algo)
         if self.learner_batch is not None and max_lag is None:
             max_lag = 16 * self.batches_at_hand(num_envs) + self.parameter_period - 1
@@ -152,12 +154,12 @@ class Sebulba(Topology):
             in_step = self.ready is None and self.learner_batch is None
             lockstep = lag is not None or not alone or (bool(most) and in_step)
             if lag is None:
-                # With parameters of several updates ago they would be older still.
+                # A period of several updates already makes the parameters older.
                 lag = min([1, *most]) if lockstep and self.parameter_period == 1 else 0
         return dataclasses.replace(self, num_envs=num_envs, lockstep=lockstep, lag=lag or 0, max_lag=max_lag)
 
     def batches_at_hand(self, num_envs: int) -> int:
-        """Return the number of batches of `learner_batch` environments in all groups' full and current rollouts."""
+        """Return the number of batches of `learner_batch` environments that all full and current rollouts make."""
         groups_of_a_batch = (self.learner_batch or num_envs) * self.all_groups // max(num_envs, 1)
         return batches_at_hand(max(groups_of_a_batch, 1), self.all_groups, self.queue)
 
@@ -176,7 +178,7 @@ class Sebulba(Topology):
         if isinstance(env, Environment):
             raise ConfigError(self.problems(env))
         topology, num_envs = self.resolve(algo), self._num_envs(algo)
-        if problems := _problems(topology, num_envs, algo, env):
+        if problems := list(_problems(topology, num_envs, algo, env)):
             raise ConfigError(problems)
         devices = jax.process_count() if self.devices is None else self.devices
         batch_envs = self.learner_batch or num_envs
@@ -185,7 +187,7 @@ class Sebulba(Topology):
         except ConfigError as error:
             if self.learner_batch is None:
                 raise
-            # `checked_layout` calls the environments of a batch `num_envs`.
+            # In `checked_layout`, the environments of a batch are called `num_envs`.
             raise ConfigError([line.replace("num_envs=", "learner_batch=") for line in error.problems]) from None
         if self.error_buffer is not None:
             if problems := rate_limit.problems(layout.experience(algo), self.error_buffer):
@@ -204,7 +206,7 @@ class Sebulba(Topology):
         return Program(layout, HostRollouts(layout), loop)
 
     def _devices_of_threads(self, layout):
-        """Return the device of each actor thread: those after the learner's if there are enough, otherwise the same."""
+        """Return each actor thread's device: those after the learner's if there are enough, otherwise the same."""
         here = jax.local_devices(backend=self.actor_platform)
         learning = sum(device in layout.mesh.local_devices for device in here)
         apart = here[learning : learning + self.actor_devices]
@@ -215,112 +217,100 @@ class Sebulba(Topology):
 registry.add("topology", Sebulba)
 
 
-def _problems(topology: Sebulba, num_envs: int, algo: Algorithm, env: HostRecipe) -> list[str]:
-    """Return all problems of a resolved topology that can be found without the environment's spaces."""
-    found = _out_of_range(topology) + _not_together(topology)
-    found += _not_dividing(topology, num_envs, env) + _not_in_any_order(topology, num_envs, algo)
-    if isinstance(algo, Planner):
-        found.append(
-            f"{type(algo).__name__} plans in the environment itself, and {env.name} is on the host; use one in JAX"
-        )
-    return found
-
-
-def _out_of_range(topology):
+def _problems(topology: Sebulba, num_envs: int, algo: Algorithm, env: HostRecipe) -> Iterator[str]:
+    """Yield all problems of a resolved topology that can be found without the environment's spaces."""
     counts = ("actors", "groups", "actor_devices", "queue", "parameter_period")
-    found = count_problems(**{name: (getattr(topology, name), 1) for name in counts})
+    yield from count_problems(**{name: (getattr(topology, name), 1) for name in counts})
     if topology.groups > 2:
-        found.append(f"groups={topology.groups} must be 1 or 2; use more actors instead")
+        yield f"groups={topology.groups} must be 1 or 2; use more actors instead"
     if topology.lag not in (0, 1) or (topology.lag and not topology.lockstep):
-        found.append(f"lag={topology.lag} must be 0, or 1 with lockstep=True")
+        yield f"lag={topology.lag} must be 0, or 1 with lockstep=True"
     platform = topology.actor_platform
     try:
         jax.local_devices(backend=platform)
     except (RuntimeError, AttributeError):
-        found.append(
+        yield (
             f"actor_platform={platform!r} must be 'cpu', None, or a platform that JAX has started here; if "
-            "JAX_PLATFORMS is set, it must name both, as cuda,cpu does"
+            "JAX_PLATFORMS is set, it must contain both platforms, such as cuda,cpu"
         )
-    if topology.step_timeout <= 0:
-        found.append(f"step_timeout={topology.step_timeout} must be more than 0 seconds")
-    return found
+    yield from number_problems("step_timeout", topology.step_timeout, {"above": 0})
+    if isinstance(algo, Planner):
+        yield (
+            f"{type(algo).__name__} plans in the environment itself, but {env.name} is on the host; use an environment "
+            "in JAX"
+        )
+    yield from _not_together(topology)
+    yield from _not_divisible(topology, num_envs, env)
+    yield from _not_in_any_order(topology, num_envs, algo)
 
 
 def _not_together(topology):
-    """Check for settings that exclude each other."""
-    processes, actors, groups, ready = jax.process_count(), topology.actors, topology.groups, topology.ready
-    remote, found = topology.remote, []
+    """Yield problems of settings that exclude each other."""
+    processes, groups, ready, remote = jax.process_count(), topology.groups, topology.ready, topology.remote
     out_of_step = {
-        "learner_batch": "whose rollouts are full first differs by run; use lockstep=None and lag=None, in one process",
-        "ready": "who is ready first differs by run; use ready=None",
-        "error_buffer": "the learner is then in step with its actors; set lockstep=False and lag=None, or "
+        "learner_batch": "the groups with full rollouts differ by run; use lockstep=None and lag=None in one process",
+        "ready": "the environments that are ready first differ by run; use ready=None",
+        "error_buffer": "in lockstep, the learner waits for its actors; use lockstep=False and lag=None, or "
         "error_buffer=None",
     }
     for name, why in out_of_step.items():
         value = getattr(topology, name)
-        if value is not None and processes > 1:
-            found.append(
-                f"{name}={value} with {processes} processes, which run in lockstep; use {name}=None, or one process"
-            )
-        elif value is not None and topology.lockstep:
-            found.append(f"{name}={value} with lockstep=True: {why}")
+        if value is not None and (topology.lockstep or processes > 1):
+            yield f"{name}={value} excludes lockstep=True, which several processes need: {why}"
     if processes > 1 and not topology.lockstep:
-        found.append(f"{processes} processes need lockstep=True (and lag=1, to act while the learner learns)")
-    if remote is not None and remote.policy and actors * groups > 1:
-        found.append(f"actors={actors}, groups={groups}: both must be 1 with remote.policy=True")
-    if remote is not None and remote.policy and topology.actor_platform is not None:
-        found.append(
-            f"actor_platform={topology.actor_platform!r} with remote.policy=True: Ray actors act themselves; use "
-            "actor_platform=None"
-        )
+        yield f"{processes} processes need lockstep=True, with lag=1 to act while the learner learns"
+    if remote is not None and remote.policy:
+        if topology.actors * groups > 1:
+            yield f"actors={topology.actors}, groups={groups}: both must be 1 with remote.policy=True"
+        if (platform := topology.actor_platform) is not None:
+            yield f"actor_platform={platform!r} with remote.policy=True: this process does not act; use None"
     if ready is not None and groups == 2:
-        found.append(f"ready={ready} with groups=2: some environments step already while others act; use groups=1")
+        yield f"ready={ready} with groups=2: some environments already step while others act; use groups=1"
     if ready is not None and remote is not None:
-        found.append(f"ready={ready} with remote: Ray actors step all their environments at once; use ready=None")
-    return found
+        yield f"ready={ready} with remote: Ray actors step all of their environments together; use ready=None"
 
 
-def _not_dividing(topology, num_envs, env):
-    """Check that the environments divide into groups, and each group into its parts."""
-    processes, groups = jax.process_count(), topology.all_groups
+def _not_divisible(topology, num_envs, env):
+    """Yield problems of dividing the environments into groups, and each group into its parts."""
+    processes, groups, ready = jax.process_count(), topology.all_groups, topology.ready
     if num_envs % groups or num_envs < groups:
-        below, above = num_envs // groups * groups, -(-num_envs // groups) * groups
-        return [
-            f"num_envs={num_envs} does not divide over {groups} groups "
-            f"(actors * groups{' * processes' if processes > 1 else ''}); use "
-            + (f"{below} or {above}" if below else f"{above}")
-        ]
-    group, ready, found = num_envs // groups, topology.ready, []
+        product = f"actors * groups{' * processes' if processes > 1 else ''}"
+        use = multiples(max(num_envs, 1), groups)
+        yield f"num_envs={num_envs} is not divisible by {groups} groups ({product}); use {use}"
+        return
+    group = num_envs // groups
     if topology.remote is not None:
-        found += topology.remote.problems(groups // processes, group)
+        yield from topology.remote.problems(groups // processes, group)
     if ready is not None and not isinstance(env, AsyncRecipe):
-        found.append(f"ready={ready}: {env.name} steps all its environments at once; use ready=None")
+        yield f"ready={ready}: {env.name} steps all of its environments together; use ready=None"
     if ready is not None and (ready < 1 or group % ready):
-        fit = ", ".join(str(size) for size in range(1, group + 1) if group % size == 0)
-        found.append(f"ready={ready} does not divide the {group} environments of a group; use one of {fit}")
+        use = divisors(group, max(ready, 1))
+        yield f"ready={ready} does not divide the {group} environments of a group; use {use}"
     batch = topology.learner_batch
     if batch is not None and (batch % group or not 0 < batch <= num_envs):
-        found.append(
-            f"learner_batch={batch} must be a multiple of {group}, the environments of a group, and at most "
-            f"num_envs={num_envs}; use {min(max(batch // group, 1) * group, num_envs)}, or other num_envs"
+        use = min(max(batch // group, 1) * group, num_envs)
+        yield (
+            f"learner_batch={batch} must be a multiple of the {group} environments of a group and at most "
+            f"num_envs={num_envs}; use {use}, or another num_envs"
         )
-    return found
 
 
 def _not_in_any_order(topology, num_envs, algo):
-    """Check the settings for learning from rollouts in the order in which they are full."""
-    batch, lag, found = topology.learner_batch, topology.max_lag, []
+    """Yield problems of learning from rollouts in the order in which they are full."""
+    batch, lag, period = topology.learner_batch, topology.max_lag, topology.parameter_period
     if batch is None:
-        why = f"max_lag={lag} is for batches of learner_batch environments; set it, or max_lag=None"
-        return [] if lag is None else [why]
+        if lag is not None:
+            yield f"max_lag={lag} needs learner_batch; set learner_batch, or use max_lag=None"
+        return
     if storing := [name for name, source in algo.experience.items() if isinstance(source, Replay | Episodes)]:
-        found.append(
-            f"learner_batch={batch}: {type(algo).__name__}'s source {storing[0]!r} stores a rollout of every "
-            "environment at a time; use learner_batch=None"
+        yield (
+            f"learner_batch={batch}: {type(algo).__name__}'s source {storing[0]!r} stores rollouts of all environments "
+            "together; use learner_batch=None"
         )
-    at_hand, period = topology.batches_at_hand(num_envs), topology.parameter_period
+    at_hand = topology.batches_at_hand(num_envs)
     if lag < at_hand + period:
-        what = f"the {at_hand} batches that all groups' rollouts make"
-        what += f" by parameter_period={period}" if period > 1 else ""
-        found.append(f"max_lag={lag} must be more than {what}; use at least {at_hand + period}, or max_lag=None")
-    return found
+        plus = f"parameter_period={period}" if period > 1 else "1"
+        yield (
+            f"max_lag={lag} must be at least the {at_hand} batches that the rollouts of all groups make plus {plus}; "
+            f"use at least {at_hand + period}, or max_lag=None"
+        )

@@ -1,4 +1,4 @@
-"""The ages of a learner's data: the parameters that rollouts are collected with, and the rollouts of the next batch."""
+"""Selection of the parameters that rollouts are collected with, and of the rollouts of each batch."""
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
@@ -6,26 +6,28 @@ from collections.abc import Collection, Mapping, Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """A rule that chooses the parameters of a rollout and the rollouts of a batch; its methods are pure.
+    """A rule that selects the parameters of a rollout and the rollouts of a batch. Its methods are pure.
 
-    A batch has one rollout of every group, of the same version. With `max_lag` it has the full rollouts with the oldest
-    parameters, and no group waits for another: each acts with the newest version.
+    Without `max_lag`, a batch has one rollout of every group, all with the same version of the parameters. With
+    `max_lag`, it has the full rollouts with the oldest parameters, and groups do not wait for each other: each acts
+    with the newest version.
 
-    With `max_lag`, no rollout is learned from by parameters more than `max_lag` versions after its own. A rollout of
+    With `max_lag`, parameters never learn from rollouts that are more than `max_lag` versions older. A rollout of
     version v that is still being collected stops the learner at version v + max_lag - D + 1, where D is the number of
-    batches that all rollouts at hand make (`batches_at_hand`). When the learner continues, it is full, and so are all
-    of the same age; no others of that age can begin, as actors then have the next version, which comes a period later.
-    They are at most all rollouts at hand and go first, so the last of them is learned from at most D batches later, at
-    version v + max_lag.
+    batches that all full and current rollouts make (`batches_at_hand`). When the learner continues, this rollout is
+    full, and so are all rollouts of the same age. No others of that age can begin, as actors then have the next
+    version, which is published a period later. These rollouts make at most D batches and are learned from first, so the
+    last of them is learned from at most D batches later, at version v + max_lag.
 
     Args:
       size: number of rollouts of a batch.
       groups: number of groups, numbered in the order of their environments.
       queue: number of full rollouts of a group that may wait while it collects the next one.
-      lag: number of versions that rollouts are behind, exactly, or rounded down to a multiple of `period`; None: the
-        newest version when the first group begins the rollout.
-      period: actors only get versions that are multiples of it, and the first one.
-      max_lag: versions, at least the sum of `batches_at_hand` and `period`; None: one rollout of every group.
+      lag: exact age of the parameters of rollouts in versions, which are rounded down to a multiple of `period`; None:
+        the newest version when the first group begins the rollout.
+      period: actors only receive versions that are multiples of this, and the first version.
+      max_lag: maximum age in versions, at least the sum of `batches_at_hand` and `period`; None: batches of one rollout
+        of every group.
     """
 
     size: int
@@ -36,12 +38,12 @@ class Selection:
     max_lag: int | None = None
 
     def version_for(self, number: int, first: int, published: Collection[int]) -> int | None:
-        """Return the version to collect rollout `number` with, or None if it is not published yet.
+        """Return the version for collecting rollout `number`, or None if it is not published yet.
 
         Args:
           number: number of the rollout in the whole run.
           first: number of the first rollout since the actors began.
-          published: the versions that actors may get.
+          published: the versions that were published.
         """
         if self.lag is None:
             return max(published, default=None)
@@ -49,13 +51,13 @@ class Selection:
         return version if version in published else None
 
     def choose(self, full: Sequence[Sequence[int]], collecting: Mapping[int, int], version: int) -> list[int]:
-        """Return the groups whose oldest full rollouts make the next batch; [] if there is none yet.
+        """Return the groups whose oldest full rollouts are the next batch, or [] if there is no complete batch yet.
 
-        With `max_lag` a group may occur more than once.
+        With `max_lag`, a group may occur more than once.
 
         Args:
-          full: for each group the versions of the parameters of its full rollouts, oldest first.
-          collecting: for each group that collects a rollout, the version with which it acts.
+          full: versions of the parameters of each group's full rollouts, oldest first.
+          collecting: version that each group that collects a rollout acts with.
           version: version of the parameters that will learn from the batch.
         """
         if self.max_lag is None:
@@ -69,5 +71,5 @@ class Selection:
 
 
 def batches_at_hand(size: int, groups: int, queue: int) -> int:
-    """Return an upper bound on the batches of `size` rollouts that are full or being collected."""
+    """Return the maximum number of batches of `size` rollouts that full and current rollouts make."""
     return -(-groups * (queue + 1) // size)

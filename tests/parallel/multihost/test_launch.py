@@ -18,7 +18,7 @@ from helpers.programs import ENV, PPO, ROWS, assert_equal
 import jaxrl
 from jaxrl.core.errors import ConfigError
 from jaxrl.parallel.multihost import launch, place
-from jaxrl.parallel.multihost.launch import Cluster, Here, Processes
+from jaxrl.parallel.multihost.launch import Cluster, Here, Processes, RayProcesses
 from jaxrl.run.directory import checkpoint
 from jaxrl.run.directory.follow import follow
 from jaxrl.run.loggers import read_metrics
@@ -73,12 +73,12 @@ def test_cores_are_divided(program, tmp_path):
 
 
 def test_gpus_are_divided_or_refused(program, tmp_path, monkeypatch):
-    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: "there")
+    monkeypatch.setattr(launch.local.importlib.util, "find_spec", lambda name: "there")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     assert launch.run_processes(program(TELL), Processes(2)) == 0
     assert [one["gpus"] for one in told(tmp_path)] == ["4,5", "6,7"]
-    with pytest.raises(ConfigError, match=r"count=3 .* 4 GPUs .*4,5,6,7"):
+    with pytest.raises(ConfigError, match=r"4 GPUs .*4,5,6,7.* count=3;"):
         launch.run_processes(program(TELL), Processes(3))
     # Each process reads the command again, with its share of the GPUs.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4")
@@ -91,7 +91,7 @@ def test_gpus_are_divided_or_refused(program, tmp_path, monkeypatch):
 
 
 def test_an_evaluator_is_one_more_and_no_gpu_is_its(program, tmp_path, monkeypatch):
-    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: "there")
+    monkeypatch.setattr(launch.local.importlib.util, "find_spec", lambda name: "there")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     assert launch.run_processes(program(TELL), Processes(2, evaluators=1)) == 0
@@ -121,7 +121,7 @@ def test_where_one_fails_all_end_and_its_last_words_are_shown(program, capfd, mo
     text = "if place.process_id == 0: time.sleep(600)\nprint('cannot go on', file=sys.stderr)\nsys.exit(3)"
     assert launch.run_processes(program(text), Processes(2)) == 3
     said = capfd.readouterr().err
-    assert "process 1: cannot go on" in said and "process 0: ended, 0.1 s after the other had failed" in said
+    assert "process 1: cannot go on" in said and "process 0: killed 0.1 s after another process had failed" in said
 
 
 def test_a_killed_process_is_named(program, capfd, monkeypatch):
@@ -159,7 +159,7 @@ if sys.argv[1:] == ["first"]:
     assert launch.run_processes([*program(text), "first"], how, ["again"]) == 0
     assert (tmp_path / "1.asked").exists()
     said = capfd.readouterr().err
-    assert said == "the process and the evaluator are started again (restart 1 of 1)\n"
+    assert said == "starting all processes again (restart 1 of 1)\n"
 
 
 def test_an_evaluator_hears_when_no_checkpoint_comes_any_more(program, tmp_path):
@@ -227,7 +227,7 @@ sys.exit(0 if open(f"{place.process_id}.tries").read().count(";") == 3 else 1)
     assert launch.run_processes([*program(text), "first"], Processes(2, restarts), ["again"]) == code
     words = ";".join(["first", "first again", "first again"][:tries]) + ";"
     assert [(tmp_path / f"{index}.tries").read_text() for index in range(2)] == [words] * 2
-    assert capfd.readouterr().err.count("are started again") == tries - 1
+    assert capfd.readouterr().err.count("starting all processes again") == tries - 1
 
 
 def test_wrong_settings_are_not_tried_again(program, tmp_path):
@@ -296,6 +296,9 @@ time.sleep(600)
         ("processes:4:restarts=3", Processes(4, 3)),
         ("processes:restarts=3:count=4", Processes(4, 3)),
         ("processes:2:evaluators=1", Processes(2, evaluators=1)),
+        ("ray", RayProcesses()),
+        ("ray:4:restarts=3:cpus=8:gpus=1", RayProcesses(4, 3, 8, 1)),
+        ("ray:4:gpus=1:evaluators=1", RayProcesses(4, gpus=1, evaluators=1)),
     ],
 )
 def test_ways_as_text(text, how):
@@ -324,7 +327,7 @@ def test_numbers_that_do_not_fit():
     found = launch.problems(Processes("4", 2.5))  # ty: ignore[invalid-argument-type]
     assert found == ["processes: count='4' must be a whole number", "processes: restarts=2.5 must be a whole number"]
     [found] = launch.problems(Processes(2, evaluators=2))
-    assert found.startswith("processes: evaluators=2 must be at most 1, since more would play the same")
+    assert found.startswith("processes: evaluators=2 must be 0 or 1")
     assert launch.problems(Processes(2, evaluators=-1)) == ["processes: evaluators=-1 must be at least 0"]
     assert launch.problems(Processes(1, evaluators=1)) == []
     with pytest.raises(ConfigError, match="must be a whole number"):
@@ -349,7 +352,7 @@ def test_a_program_that_python_reads_from_its_input_cannot_be_started_again(word
         [sys.executable, *words], input=text, text=True, capture_output=True, timeout=PATIENCE, check=False
     )
     assert ended.returncode == 1 and ended.stdout == ""
-    assert "what Python reads from its input: put it into a file" in ended.stderr
+    assert "run the program from a file" in ended.stderr
 
 
 # --- a run ---------------------------------------------------------------------------------------------------------

@@ -1,8 +1,13 @@
 """Ray actors that hold environments: the rows are those of this process, and what is lost is masked."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from helpers import clusters
+from helpers.patience import PATIENCE
 from helpers.pools import check_ends_while_groups_wait
 from helpers.programs import NUM_ENVS, PPO, assert_equal, plain, ran
 from helpers.tiers import few
@@ -101,7 +106,7 @@ def test_a_slow_actor_is_waited_for_and_changes_nothing(cluster, policy):
 @pytest.mark.parametrize(
     ("fault", "remote", "words"),
     [
-        ("kill", Remote(actors=2, cpus=0.5, restarts=0), "environments 2 to 3 died .*restarts=0 is used up"),
+        ("kill", Remote(actors=2, cpus=0.5, restarts=0), "environments 2 to 3 died .*restarts=0 is exhausted"),
         ("hang", Remote(actors=2, cpus=0.5, restarts=0, step_timeout=1.0), "did not answer within 1 s"),
         (
             "stop",
@@ -167,6 +172,39 @@ def test_a_pool_of_rollouts_ends_while_groups_wait_for_room(policy, interrupted,
 
 
 # --- without a cluster -----------------------------------------------------------------------------------------------
+
+# The process of a Ray actor with the policy: two rollouts of 8 steps, of which the eleventh step hangs.
+ACTOR = """
+import threading, time
+import jax, numpy as np
+from helpers.programs import ENV, NUM_ENVS, PPO
+from helpers.spoiled import Spoiled
+from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.types import env_spec
+from jaxrl.parallel.host_rollout import HostSteps
+from jaxrl.parallel.ray.ray_actors import RolloutActor
+from jaxrl.parallel.sebulba.collector import Published
+
+env = Spoiled(ENV, at=11, then=lambda host: threading.Event().wait(600))
+spec, algo = env_spec(env), resolve_schedules(PPO, np.float32(0.0))
+actor = RolloutActor(NUM_ENVS, 0, 0, env, HostSteps(spec, NUM_ENVS, NUM_ENVS, 8), 0, 3.0)
+published = Published(algo, algo.actor(algo.init(jax.random.key(0), spec)), np.int32(0))
+actor.rollout(published, 0)
+time.sleep(4.0)
+print("no step, no limit", flush=True)
+actor.rollout(published, 8)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.faults
+def test_a_step_that_hangs_ends_the_process_of_its_actor_with_the_stacks_shown():
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", ACTOR]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    assert ended.returncode == 1 and ended.stdout == "no step, no limit\n", ended.stderr
+    for words in ("Timeout (0:00:03)!", "most recent call first", "spoiled.py", "in collect"):
+        assert words in ended.stderr
 
 
 def test_without_ray_the_extra_is_named(monkeypatch):

@@ -167,9 +167,9 @@ def test_whoever_is_ahead_waits(ready, monkeypatch):
 @pytest.mark.parametrize(
     ("algo", "fields", "said"),
     [
-        (ALGO, {"error_buffer": 3 * UPDATE}, "at least the 160 transitions that 5 updates"),
-        (ALGO, {"error_buffer": 320.0, "lockstep": True}, "error_buffer=320.0 with lockstep"),
-        (ALGO, {"error_buffer": 320.0, "lag": 1}, "error_buffer=320.0 with lockstep"),
+        (ALGO, {"error_buffer": 3 * UPDATE}, "at least 160, the transitions sampled by the 5 updates"),
+        (ALGO, {"error_buffer": 320.0, "lockstep": True}, "error_buffer=320.0 excludes lockstep"),
+        (ALGO, {"error_buffer": 320.0, "lag": 1}, "error_buffer=320.0 excludes lockstep"),
         (PPO, {"error_buffer": 320.0, "lockstep": False}, "error_buffer=320.0"),
     ],
 )

@@ -16,8 +16,7 @@ from jaxrl.core import keys
 from jaxrl.core.types import env_spec
 from jaxrl.envs.host.jax_host import JaxHostEnvironment, ServedFromHost
 from jaxrl.parallel.host_rollout import HostSteps, complete
-from jaxrl.parallel.sebulba.collector import Published, StepCollector
-from jaxrl.parallel.sebulba.ready_scheduler import ReadyScheduler
+from jaxrl.parallel.sebulba.collector import Published, ReadyScheduler, StepCollector
 
 # --- turns -------------------------------------------------------------------------------------------------------
 
