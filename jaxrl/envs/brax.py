@@ -6,18 +6,17 @@ brax is imported when the first of them is made; it is an extra.
 import copy
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.core import spaces
-from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import PyTree
-from jaxrl.envs.physics import PhysicsEnv, PhysicsState
-from jaxrl.envs.suite import Key, Step, add_suite, constructing, made_once, silent_import, unbounded
+from jaxrl.envs.physics import PhysicsEnv
+from jaxrl.envs.suite import Key, add_suite, constructing, made_once, silent_import, unbounded
 
 BACKENDS = ("generalized", "spring", "positional", "mjx")
 
@@ -79,10 +78,12 @@ class BraxEnvironment(PhysicsEnv):
         return cls(key, unbounded(observation), spaces.Box(-1.0, 1.0, (env.action_size,)), 1000, {})
 
     @classmethod
+    def choices(cls, name: str) -> Mapping[str, Iterable[str]]:
+        return {"backend": BACKENDS}
+
+    @classmethod
     def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
-        backend = parameters.get("backend", "generalized")
-        if name in NAMES and backend not in BACKENDS:
-            raise unknown("backend of brax", str(backend), BACKENDS)
+        backend = str(parameters.get("backend", "generalized"))
         if (name, backend) in BROKEN:
             raise ConfigError(f"brax:{name} does not run with backend={backend!r}: {BROKEN[name, backend]}")
         super().check(name, parameters)
@@ -108,22 +109,7 @@ class BraxEnvironment(PhysicsEnv):
     def idle(self) -> Mapping[str, str]:
         return _IDLE.get(self.key[0], {})
 
-    def begin(self, key: jax.Array) -> tuple[PhysicsState, Step]:
-        state = self._brax().reset(jax.random.key_data(key))  # brax takes keys of the old kind only
-        return PhysicsState(state, jnp.zeros((), jnp.int32)), Step(state.obs)
-
-    def advance(self, state: PhysicsState, action: PyTree, key: jax.Array) -> tuple[PhysicsState, Step]:
-        del key  # its randomness is in its state
-        # A copy, because brax updates the dictionaries of the state that it takes.
-        after = self._brax().step(jax.tree.map(lambda x: x, state.own), action)
-        steps = state.steps + 1
-        # `done` is without a time limit, which brax leaves to a wrapper. `info["time_out"]`, which the inverted
-        # pendulum has, is set where it falls.
-        step = Step(after.obs, after.reward, after.done > 0, steps >= self.episode_length, info=after.metrics)
-        return PhysicsState(after, steps), step
-
-    def _brax(self) -> Any:
-        """Return brax's environment with parts of its physical system replaced, and those that follow from them."""
+    def library(self, drawn: PyTree) -> Any:
         if not self.system:
             return foreign(self.key)
         env = copy.copy(foreign(self.key))

@@ -77,11 +77,7 @@ class GymnaxEnvironment(LibraryEnv):
         return useless - set(rules.DERIVED.get(self.key[0], ()))
 
     def idle(self) -> Mapping[str, str]:
-        return rules.IDLE.get(self.key[0], {})
-
-    def unused(self, chosen: Mapping[str, Any]) -> list[str]:
-        usual = vars(foreign(self.key)[1]) | dict(self.static_parameters(self.key[0]))
-        return super().unused(chosen) + rules.switched_off(self.key[0], self.parameters, chosen, usual)
+        return rules.idle(self.key[0], {**self.static_parameters(self.key[0]), **self.parameters})
 
     def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
         observation, state = foreign(self.key)[0].reset_env(key, self.params)

@@ -37,26 +37,21 @@ LIMITS: dict[str, Mapping[str, float]] = {
     "reward_prob": PROBABILITY,
 }
 
-# Parameters that are used, but without consequence; `SuiteEnv.without_effect` finds those that are not used.
+# Numbers that are read, but change nothing; `SuiteEnv.without_effect` finds those that are not read.
 WITHOUT_EFFECT: dict[str, frozenset[str]] = {
     "SimpleBandit-bsuite": frozenset({"max_steps_in_episode"}),  # every episode terminates at its first step
 }
 
 # Arguments of constructors that change nothing.
-IDLE = {"Seaquest-MinAtar": {"use_minimal_action_set": "where both sets are the same six actions"}}
+_IDLE = {"Seaquest-MinAtar": {"use_minimal_action_set": "where both sets are the same six actions"}}
 
-# For each parameter, another one, and a predicate of its values with which this one changes nothing.
-_SWITCHES: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
-    "Asterix-MinAtar": {"ramp_interval": ("ramping", lambda ramping: not ramping)},
-    "BernoulliBandit-misc": dict.fromkeys(
-        ("min_lim", "max_lim", "t_max"), ("normalize_time", lambda normalized: not normalized)
-    ),
-    "DeepSea-bsuite": {"randomize_actions": ("sample_action_map", bool)},
-    "FourRooms-misc": {"goal_fixed": ("resample_goal_pos", bool), "pos_fixed": ("resample_init_pos", bool)},
-    "FrozenLake-misc": {
-        "map_name": ("desc", lambda desc: desc is not None),
-        "success_rate": ("is_slippery", lambda slippery: not slippery),
-    },
+# Parameters that change nothing if another one is true or false: (that one, which of the two).
+_SWITCHES = {
+    "Asterix-MinAtar": {"ramp_interval": ("ramping", False)},
+    "BernoulliBandit-misc": dict.fromkeys(("min_lim", "max_lim", "t_max"), ("normalize_time", False)),
+    "DeepSea-bsuite": {"randomize_actions": ("sample_action_map", True)},
+    "FourRooms-misc": {"goal_fixed": ("resample_goal_pos", True), "pos_fixed": ("resample_init_pos", True)},
+    "FrozenLake-misc": {"map_name": ("desc", True), "success_rate": ("is_slippery", False)},
 }
 
 
@@ -73,32 +68,13 @@ def settled(name: str, params: PyTree) -> PyTree:
     return params.replace(**values) if values else params
 
 
-def switched_off(
-    name: str, values: Mapping[str, Any], chosen: Mapping[str, Any], defaults: Mapping[str, Any]
-) -> list[str]:
-    """Return a line for each chosen parameter that changes nothing because of the value of another one.
-
-    Args:
-      name: the environment's name.
-      values: all parameters and arguments that are set; the others are in `defaults`.
-      chosen: those chosen by a user.
-      defaults: the defaults of all parameters and arguments.
-    """
-    problems = []
-    for k, (switch, off) in _SWITCHES.get(name, {}).items():
-        if k not in chosen or _same(chosen[k], defaults[k]):
-            continue
-        value = values.get(switch, defaults[switch])
-        if not isinstance(value, jax.Array | np.ndarray) and off(value):
-            problems.append(
-                f"{k}={chosen[k]!r:.80} of gymnax:{name} changes nothing with {switch}={value!r:.80}; leave one of "
-                "them out"
-            )
-    return problems
-
-
-def _same(one, other):
-    return one is other or (isinstance(one, int | float | str) and one == other)
+def idle(name: str, values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the parameters of the environment `name` that change nothing with these values, and why."""
+    return _IDLE.get(name, {}) | {
+        k: f"with {switch}={values[switch]!r:.80}"
+        for k, (switch, off) in _SWITCHES.get(name, {}).items()
+        if not isinstance(values[switch], jax.Array | np.ndarray) and bool(values[switch]) == off
+    }
 
 
 # --- spaces ---------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,7 +13,7 @@ import numpy as np
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.types import Environment
 
-_Path = tuple[str, ...]  # names of attributes and keys of dictionaries
+Path = tuple[str, ...]  # names of attributes and keys of dictionaries
 _ARRAYS = jax.Array | np.ndarray
 
 
@@ -26,7 +25,7 @@ class ChecksParameters(Protocol):
         """Return a line for each problem with parameters that were just replaced.
 
         Args:
-          changed: the requested values by name; names that the environment does not have are ignored.
+          changed: the values by name, as the user passed them; names that the environment does not have are ignored.
         """
         ...
 
@@ -58,7 +57,7 @@ def parameters(env: Environment) -> dict[str, Any]:
     Raises:
       ConfigError: `env` is not a JAX environment.
     """
-    return {name: _at(env, path) for name, path in _paths(env).items()}
+    return {name: at(env, path) for name, path in _all_paths(env).items()}
 
 
 def with_parameters(env: Environment, **changed: Any) -> Environment:
@@ -77,20 +76,20 @@ def with_parameters(env: Environment, **changed: Any) -> Environment:
       ConfigError: `env` has no such parameter, it is static, it changes nothing, it contradicts those that it follows
         from, or a value does not fit; all problems at once.
     """
-    paths, problems, taken = _paths(env), [], {}
+    known, problems, taken = _all_paths(env), [], {}
     for name, value in changed.items():
-        if name not in paths:
-            problems += _unknown(env, name, paths)
+        if name not in known:
+            problems += _unknown(env, name, known)
             continue
-        old = _at(env, paths[name])
+        old = at(env, known[name])
         try:
-            taken[name] = like(old, value)
-            env = _replaced(env, paths[name], taken[name])
+            env = replaced(env, known[name], like(old, value))
+            taken[name] = value
         except ConfigError as error:  # of a wrapper
             problems += error.problems
         except (TypeError, ValueError) as error:
             problems.append(
-                f"parameter {name}={value!r:.80} of {env.name} is no value for it; now it is {old!r:.80}: {error}"
+                f"parameter {name}={value!r:.80} of {env.name} does not fit its current value {old!r:.80}: {error}"
             )
     innermost = unwrapped(env)
     problems += innermost.parameter_problems(taken) if isinstance(innermost, ChecksParameters) else []
@@ -99,45 +98,49 @@ def with_parameters(env: Environment, **changed: Any) -> Environment:
     return env
 
 
-def _paths(env):
-    """Return where each parameter is; if several parts have the name, the innermost one counts."""
+def _all_paths(env):
+    """Return where each parameter is stored; if several parts have the name, the innermost one counts."""
     if not isinstance(env, Environment):
-        raise ConfigError(f"{env!r:.80} is no JAX environment, so it has no parameters that could change")
-    found: dict[str, _Path] = {}
+        raise ConfigError(f"{env!r:.80} is not a JAX environment, so it has no parameters that can change")
+    found: dict[str, Path] = {}
     for depth, part in enumerate(itertools.takewhile(dataclasses.is_dataclass, layers(env))):
-        found |= _own(part, ("env",) * depth)
+        for name, path in paths(part).items():
+            value, path = at(part, path), ("env",) * depth + path
+            found |= {key: (*path, key) for key in value} if isinstance(value, dict) else {name: path}
     return found
 
 
-def _own(part, here):
-    found = {}
+def paths(part: Any) -> dict[str, Path]:
+    """Return where an environment or a wrapper stores each of its own leaves, by name; dictionaries are one leaf."""
+    found: dict[str, Path] = {}
     for field in dataclasses.fields(part):
         value = getattr(part, field.name)
         if field.name == "env" or not field.metadata.get("pytree_node", True):
             continue
         if dataclasses.is_dataclass(value):
-            found |= _own(value, (*here, field.name))
-        elif isinstance(value, dict):
-            found |= {name: (*here, field.name, name) for name in value}
-        elif jax.tree.leaves(value):
-            found[field.name] = (*here, field.name)
+            found |= {name: (field.name, *path) for name, path in paths(value).items()}
+        elif isinstance(value, dict) or jax.tree.leaves(value):
+            found[field.name] = (field.name,)
     return found
 
 
-def _at(part, path):
+def at(part: Any, path: Path) -> Any:
+    """Return what is stored at a path within an environment."""
     for name in path:
         part = part[name] if isinstance(part, dict) else getattr(part, name)
     return part
 
 
-def _replaced(part, path, value):
+def replaced(part: Any, path: Path, value: Any) -> Any:
+    """Return an environment with another value at a path."""
     name, *rest = path
-    new = _replaced(_at(part, (name,)), rest, value) if rest else value
+    new = replaced(at(part, (name,)), tuple(rest), value) if rest else value
     if isinstance(part, dict):
         return part | {name: new}
-    replaced = dataclasses.replace(part, **{name: new})
-    memory(replaced)["made_as"] = memory(part).get("made_as")
-    return replaced
+    changed = dataclasses.replace(part, **{name: new})
+    if "made_as" in memory(part):
+        memory(changed)["made_as"] = memory(part)["made_as"]
+    return changed
 
 
 def memory(env: Any) -> dict[str, Any]:
@@ -156,15 +159,15 @@ def like(old: Any, value: Any) -> Any:
       value: a pytree of the same structure; arrays may have more axes in front, to be mapped over.
 
     Raises:
-      ValueError: another structure, another shape, or a number that the type of `old` cannot hold.
+      ValueError: another structure, another shape, NaN, or a number that the type of `old` cannot represent.
     """
     if not jax.tree_util.all_leaves([old]):
         if jax.tree.structure(old) != jax.tree.structure(value):
-            raise ValueError(f"{type(value).__name__} is not of its structure")
+            raise ValueError(f"{type(value).__name__} has another structure")
         return jax.tree.map(like, old, value)
     if isinstance(old, _ARRAYS | np.generic) or isinstance(value, _ARRAYS):
         return array_like(old, value)
-    if not isinstance(value, int | float | np.generic):
+    if not isinstance(value, int | float | np.generic) or (isinstance(value, bool) and not isinstance(old, bool)):
         several = isinstance(value, str) and "=" in value
         hint = "; separate parameters by spaces" if several else ""
         raise ValueError(f"{type(value).__name__} is not {type(old).__name__}{hint}")
@@ -172,8 +175,8 @@ def like(old: Any, value: Any) -> Any:
         converted = type(old)(value)
     except OverflowError as error:
         raise ValueError(f"it must be of type {type(old).__name__}") from error
-    if converted != value and not (math.isnan(converted) and math.isnan(value)):
-        raise ValueError(f"it must be of type {type(old).__name__}")
+    if converted != value:
+        raise ValueError("it is NaN" if converted != converted else f"it must be of type {type(old).__name__}")
     return converted
 
 
@@ -181,12 +184,16 @@ def array_like(old: Any, value: Any) -> jax.Array:
     """Convert `value` to an array of the type of `old`, of its shape or with more axes in front; see `like`."""
     dtype, shape, array = jnp.result_type(old), jnp.shape(old), jnp.asarray(value)
     if not jnp.issubdtype(array.dtype, jnp.number) and array.dtype != jnp.bool_:
-        raise ValueError(f"{array.dtype} is no type of numbers")
+        raise ValueError(f"{array.dtype} is not a numeric type")
     if array.shape[array.ndim - len(shape) :] != shape:
         raise ValueError(f"shape {array.shape} is not {shape}")
     cast = array.astype(dtype)
-    whole = isinstance(array, jax.core.Tracer) or jnp.issubdtype(dtype, jnp.floating)
-    if not whole and not np.array_equal(np.asarray(cast), np.asarray(array)):
+    if isinstance(array, jax.core.Tracer):
+        return cast
+    if jnp.issubdtype(dtype, jnp.floating):
+        if np.isnan(np.asarray(cast)).any():
+            raise ValueError("it contains NaN")
+    elif not np.array_equal(np.asarray(cast), np.asarray(array)):
         raise ValueError(f"it must be of type {dtype}")
     return cast
 

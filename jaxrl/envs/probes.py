@@ -16,7 +16,7 @@ Action-dependent reward: discrete, 1 for action 0 and -1 for action 1; continuou
 the larger of that and 0 if each choice is the last of its kind, otherwise 0: no part earns anything on its own.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -29,7 +29,7 @@ from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import PyTree
 from jaxrl.envs.parameters import like
-from jaxrl.envs.suite import Key, Step, SuiteEnv, add_suite, key_of
+from jaxrl.envs.suite import COUNT, Key, Step, SuiteEnv, add_suite, key_of
 
 BEST_ACTION = 0.5  # of the continuous action-dependent probe
 COMPOSITE = spaces.Dict(
@@ -119,8 +119,30 @@ class Probe(SuiteEnv, repr=True):
         del name
         return super().restore("Constant", parameters, observation_space, action_space)
 
-    def ineffective(self, changed: Collection[str]) -> list[str]:
-        return _problems(self, changed)
+    @classmethod
+    def limits(cls, name: str) -> Mapping[str, Mapping[str, float]]:
+        return {"terminate_after": COUNT, "max_steps": COUNT}
+
+    def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
+        flags = {k: changed[k] for k in ("random_observation", "endless") if isinstance(changed.get(k), int | float)}
+        wrong = [f"{k}={value} of {self.name} must be 0 or 1" for k, value in flags.items() if value not in (0, 1)]
+        return super().contradictions(changed) + wrong
+
+    def without_effect(self) -> frozenset[str]:
+        return frozenset(self.idle())
+
+    def idle(self) -> Mapping[str, str]:
+        if any(isinstance(value, jax.core.Tracer) or jnp.ndim(value) for value in self.numbers.values()):
+            return {}  # mapped over
+        one_step = not self.endless and self.terminate_after <= 1
+        found = {}
+        if self.endless:
+            found["terminate_after"] = "with endless=1, because no step terminates"
+        if one_step:
+            found["max_steps"] = "with terminate_after=1, which ends every episode at its first step"
+        if not self.random_observation and (self.endless or one_step):
+            found["observation_reward"] = "where every rewarded observation is 0; set random_observation=1"
+        return found
 
     observation_space = spaces.Box(-1.0, 1.0, (1,))
 
@@ -172,34 +194,3 @@ _PROBES: dict[str, dict[str, Any]] = {
 
 def _array(default):
     return jnp.zeros((), np.int32 if isinstance(default, int) else np.float32) + default
-
-
-def _problems(probe, names):
-    """Return why chosen parameters are impossible or change nothing; arrays, which may be mapped over, pass."""
-    values = {k: getattr(probe, k) for k in Probe.__dataclass_fields__ if k not in _KINDS}
-    if any(isinstance(value, jax.core.Tracer) or jnp.ndim(value) for value in values.values()):
-        return []
-    values = {k: np.asarray(value).item() for k, value in values.items()}
-    one_step = not values["endless"] and values["terminate_after"] <= 1
-    without_effect = {
-        "terminate_after": "with endless=1, which no step terminates" if values["endless"] else "",
-        "max_steps": "with terminate_after=1, which ends every episode at its first step" if one_step else "",
-        "observation_reward": "where every rewarded observation is 0; set random_observation=1"
-        if not values["random_observation"] and (values["endless"] or one_step)
-        else "",
-    }
-    problems = [
-        f"{k}={values[k]:g} of {probe.name} changes nothing {reason}; leave it out"
-        for k, reason in without_effect.items()
-        if reason and k in names and values[k] != Probe.__dataclass_fields__[k].default
-    ]
-    problems += [
-        f"{k}={values[k]:g} of {probe.name} must be 0 or 1"
-        for k in ("random_observation", "endless")
-        if k in names and values[k] not in (0, 1)
-    ]
-    return problems + [
-        f"{k}={values[k]} of {probe.name} must be at least 1"
-        for k in ("terminate_after", "max_steps")
-        if k in names and values[k] < 1
-    ]

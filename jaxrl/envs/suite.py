@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import io
 import sys
-from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import jax
@@ -25,7 +25,7 @@ from jaxrl.core.planning import Model
 from jaxrl.core.suites import unknown_name
 from jaxrl.core.types import Environment, PyTree, TimeStep
 from jaxrl.envs.episode import AutoReset, EpisodeStatistics, PooledReset, restart, transition
-from jaxrl.envs.parameters import layers, like
+from jaxrl.envs.parameters import at, layers, like, paths, replaced
 
 # The static part of an environment: its name within the suite, and its static parameters in sorted order.
 Key = tuple[str, tuple[tuple[str, Hashable], ...]]
@@ -121,13 +121,16 @@ class SuiteEnv(struct.PyTreeNode):
 
     @classmethod
     def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
-        """Refuse names and static parameters that do not exist or cannot run.
+        """Reject names and static parameters that do not exist or cannot run.
 
         Raises:
           ConfigError: the message says why.
         """
         if name not in (names := cls.names()):
             raise unknown_name(cls.suite, name, names)
+        for parameter, allowed in cls.choices(name).items():
+            if parameter in parameters and (value := parameters[parameter]) not in [*allowed]:
+                raise unknown(f"{parameter} of {cls.suite}:{name}", str(value), map(str, allowed))
 
     def fit(self, name: str, value: Any) -> Any:
         """Return a number of `jaxrl.make` in the type of its default, `self.numbers[name]`.
@@ -142,6 +145,11 @@ class SuiteEnv(struct.PyTreeNode):
         return self
 
     @classmethod
+    def choices(cls, name: str) -> Mapping[str, Iterable[Any]]:
+        """Return the allowed values of static parameters that have only a few."""
+        return {}
+
+    @classmethod
     def limits(cls, name: str) -> Mapping[str, Mapping[str, float]]:
         """Return the limits of parameters by name, static ones too, as `jaxrl.core.limits.problem` takes them."""
         return {}
@@ -151,30 +159,28 @@ class SuiteEnv(struct.PyTreeNode):
         return outside(changed, self.limits(self.key[0]))
 
     def without_effect(self) -> frozenset[str]:
-        """Return the names of the numbers without effect on what an agent sees; by default found by tracing."""
+        """Return the numbers on which nothing that an agent sees depends; by default found by tracing."""
         return _without_effect(type(self), self.key)
 
-    def ineffective(self, changed: Collection[str]) -> list[str]:
-        """Return a line for each number `changed` that differs from its default but has no effect."""
-        values, default = self.numbers, _shared(type(self), self.key).default.numbers
-        return [
-            f"{name}={values[name]!r:.80} of {self.name} changes nothing: no observation, reward or ending depends on "
-            "it; leave it out"
-            for name in changed
-            if name in values and not equal(values[name], default[name]) and name in self.without_effect()
-        ]
-
     def idle(self) -> Mapping[str, str]:
-        """Return static parameters that change nothing here, and why: "with impl='jax'"."""
+        """Return parameters that change nothing because of others, and why: `{"ramp_interval": "with ramping=False"}`.
+
+        `make` rejects them; a curriculum may set them.
+        """
         return {}
 
-    def unused(self, chosen: Mapping[str, Any]) -> list[str]:
-        """Return a line for each parameter `chosen` in `jaxrl.make` that has no effect because of the others."""
-        reasons, usual = self.idle(), self.static_parameters(self.key[0])
+    def ineffective(self, changed: Mapping[str, Any], idle: Mapping[str, str] = {}) -> list[str]:
+        """Return a line for each parameter `changed` that differs from its default but has no effect; see `idle`."""
+        usual = {**self.static_parameters(self.key[0]), **_shared(type(self), self.key).default.numbers}
+        different = {name: x for name, x in changed.items() if name in usual and not equal(x, usual[name])}
+        if not different:
+            return []
+        reasons = dict.fromkeys(self.without_effect(), ": no observation, reward or ending depends on it")
+        reasons |= {name: f" {why}" for name, why in idle.items()}
         return [
-            f"{name}={value!r:.80} of {self.name} changes nothing {reasons[name]}; leave it out"
-            for name, value in chosen.items()
-            if name in reasons and value != usual[name]
+            f"{name}={value!r:.80} of {self.name} changes nothing{reasons[name]}; leave it out"
+            for name, value in different.items()
+            if name in reasons
         ]
 
     def model(self, state: PyTree) -> tuple[Environment, PyTree]:
@@ -199,7 +205,7 @@ class SuiteEnv(struct.PyTreeNode):
             nothing; lists all problems.
         """
         env = cls._built(name, parameters)
-        if problems := [*env.unused(parameters), *env.ineffective(parameters)]:
+        if problems := env.ineffective(parameters, env.idle()):
             raise ConfigError(problems)
         return env
 
@@ -228,41 +234,28 @@ class SuiteEnv(struct.PyTreeNode):
         cls.check(name, parameters)
         static = cls.static_parameters(name)
         chosen = {k: value for k, value in parameters.items() if k in static}
-        problems = [
-            f"parameter {k}={value!r:.80} of {where} must be {_kind(static[k])}, as its default {static[k]!r:.80} is"
-            for k, value in chosen.items()
-            if not _is_like(static[k], value)
-        ]
+        numeric = {k: value for k, value in chosen.items() if isinstance(static[k], int | float)}
+        fitted, problems = _fitted(where, static, numeric, lambda k, value: like(static[k], value))
+        chosen |= fitted
         if problems := problems or outside(chosen, cls.limits(name)):
             raise ConfigError(problems)
         with refusing(where, chosen):
             env = _shared(cls, key_of(name, chosen)).default
         numbers = env.numbers
-        problems = unknown_parameters(f"parameter of {where}", parameters, [*numbers, *static])
-        values = {}
-        for k, value in parameters.items():
-            if k in numbers and k not in static:
-                try:
-                    values[k] = env.fit(k, value)
-                    if isinstance(value, int) and abs(value) > _LARGEST:
-                        problems.append(f"parameter {k}={value} of {where} must be at most {_LARGEST:,}")
-                except ConfigError as error:
-                    problems += error.problems
-                except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
-                    problems.append(
-                        f"parameter {k}={value!r:.80} of {where} does not fit its default {numbers[k]!r:.80}: {error}"
-                    )
+        given = {k: value for k, value in parameters.items() if k in numbers and k not in static}
+        values, problems = _fitted(where, numbers, given, env.fit)
+        problems = unknown_parameters(f"parameter of {where}", parameters, [*numbers, *static]) + problems
         if problems:
             raise ConfigError(problems)
         known = {k: value for k, value in values.items() if not isinstance(value, jax.Array)}
         env = env.with_numbers(known).with_spaces().with_numbers(values)
-        if problems := [*_nan_problems(where, values), *env.contradictions(values)]:
+        if problems := env.contradictions(given):
             raise ConfigError(problems)
         return env
 
     def parameter_problems(self, changed: Mapping[str, Any]) -> list[str]:
         """Return a line for each problem with numbers that were just replaced (`envs.parameters`)."""
-        return [*_nan_problems(self.name, changed), *self.contradictions(changed), *self.ineffective(changed)]
+        return [*self.contradictions(changed), *self.ineffective(changed)]
 
     @property
     def name(self) -> str:
@@ -275,23 +268,14 @@ class SuiteEnv(struct.PyTreeNode):
     @property
     def numbers(self) -> dict[str, Any]:
         """The leaves by name."""
-        found = {}
-        for field in _leaves(self):
-            value = getattr(self, field)
-            if value is not None:  # None if only other environments of the suite have this number
-                found |= vars(value) if dataclasses.is_dataclass(value) else {field: value}
-        return found
+        return {name: at(self, path) for name, path in paths(self).items()}
 
     def with_numbers(self, values: Mapping[str, Any]) -> Self:
         """Return this environment with other numbers, by name, without conversion."""
-        fields = {}
-        for field in _leaves(self):
-            value = getattr(self, field)
-            if dataclasses.is_dataclass(value) and not isinstance(value, type):
-                fields[field] = dataclasses.replace(value, **{k: x for k, x in values.items() if k in vars(value)})
-            elif field in values:
-                fields[field] = values[field]
-        return dataclasses.replace(self, **fields)
+        env = self
+        for name, path in paths(self).items():
+            env = replaced(env, path, values[name]) if name in values else env
+        return env
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -387,10 +371,6 @@ def _without_effect(cls: type[SuiteEnv], key: Key) -> frozenset[str]:
     return unread(default.with_numbers, default.numbers)
 
 
-def _leaves(env: SuiteEnv) -> list[str]:
-    return [field.name for field in dataclasses.fields(env) if field.metadata.get("pytree_node", True)]
-
-
 def check_single(env: Environment) -> None:
     """Refuse an array to be mapped over if the default of a parameter is one number or a smaller array.
 
@@ -455,10 +435,13 @@ def _of_space(space: spaces.Space, observation: Any) -> PyTree:
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Return whether two numbers or arrays are known to be equal, up to the rounding of float32."""
+    """Return whether two values are known to be equal; numbers and arrays, up to the rounding of float32."""
     if any(isinstance(x, jax.core.Tracer) for x in (one, other)):
         return False
-    return bool(np.allclose(np.asarray(one), np.asarray(other), rtol=1e-6, atol=0.0, equal_nan=True))
+    try:
+        return bool(np.allclose(np.asarray(one), np.asarray(other), rtol=1e-6, atol=0.0))
+    except (TypeError, ValueError):  # not numbers, or of different shapes
+        return one is other or (isinstance(one, str) and one == other)
 
 
 # --- foreign code ------------------------------------------------------------------------------------------------
@@ -498,15 +481,23 @@ def outside(changed: Mapping[str, Any], limits: Mapping[str, Mapping[str, float]
     return [line for name, x in single.items() for line in number_problems(name, x, limits[name])]
 
 
-def _nan_problems(where, values):
-    """Return a line for each parameter that holds NaN, as far as its numbers are known."""
-    holding = [name for name, value in values.items() if any(map(_has_nan, jax.tree.leaves(value)))]
-    return [f"parameter {name} of {where} holds NaN, which is no number" for name in holding]
-
-
-def _has_nan(x):
-    known = not isinstance(x, jax.core.Tracer) and jnp.issubdtype(jnp.result_type(x), jnp.floating)
-    return known and bool(np.isnan(np.asarray(x)).any())
+def _fitted(
+    where: str, defaults: Mapping[str, Any], values: Mapping[str, Any], fit: Callable[[str, Any], Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return parameters converted by `fit` to the types of their defaults, and a line for each that does not fit."""
+    fitted, problems = {}, []
+    for name, value in values.items():
+        try:
+            fitted[name] = fit(name, value)
+            if isinstance(value, int) and abs(value) > _LARGEST:
+                problems.append(f"parameter {name}={value} of {where} must be at most {_LARGEST:,}")
+        except ConfigError as error:
+            problems += error.problems
+        except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
+            problems.append(
+                f"parameter {name}={value!r:.80} of {where} does not fit its default {defaults[name]!r:.80}: {error}"
+            )
+    return fitted, problems
 
 
 def key_of(name: str, arguments: Mapping[str, Any]) -> Key:
@@ -558,20 +549,6 @@ def refusing(where: str, options: Mapping[str, Any], kinds: tuple[type[Exception
             f"{where} cannot be made with {arguments or 'its own settings'}: "
             f"{str(error) or type(error).__name__}{_install(error)}"
         ) from error
-
-
-def _is_like(default: Any, value: Any) -> bool:
-    """Return whether a static parameter has the kind of its default; kinds other than numbers are not checked."""
-    value = value.item() if getattr(value, "shape", None) == () else value
-    kinds = _kind(default), _kind(value)
-    if kinds == ("True or False", "a whole number"):
-        return value in (0, 1)
-    return kinds[0] in ("", kinds[1]) or kinds == ("a number", "a whole number")
-
-
-def _kind(value: Any) -> str:
-    kinds = {bool: "True or False", int: "a whole number", float: "a number"}
-    return next((name for kind, name in kinds.items() if isinstance(value, kind)), "")
 
 
 def _install(error: Exception) -> str:

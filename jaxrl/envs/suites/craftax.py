@@ -83,10 +83,6 @@ class CraftaxEnvironment(LibraryEnv):
         counts = [k for k in numbers if k.endswith("_health")]
         return limits | dict.fromkeys((*counts, "max_timesteps", "day_length", "max_attribute"), COUNT)
 
-    @property
-    def numbers(self) -> dict[str, Any]:
-        return {name: x for name, x in super().numbers.items() if name != "fractal_noise_angles"}  # whole maps
-
     def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
         observation, state = foreign(self.key).reset_env(key, self.params)
         return state, Step(self._seen(observation))

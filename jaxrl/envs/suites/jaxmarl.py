@@ -1,14 +1,13 @@
 """JaxMARL's environments with several agents (Rutherford et al., 2024, arXiv:2311.10090), as raw environments."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl.core import spaces
-from jaxrl.core.errors import unknown
 from jaxrl.core.types import PyTree
 from jaxrl.envs.drawings import disks, register
 from jaxrl.envs.suite import COUNT, Key, LibraryEnv, Step, add_suite, made_once, silent_import, unbounded
@@ -54,11 +53,8 @@ class JaxMarlEnvironment(LibraryEnv):
         return plain | ({_NAMED[name][0]: next(iter(_NAMED[name][1]))} if name in _NAMED else {})
 
     @classmethod
-    def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
-        super().check(name, parameters)
-        k, choices = _NAMED.get(name, ("", {}))
-        if k in parameters and parameters[k] not in choices:
-            raise unknown(f"{k} of jaxmarl:{name}", str(parameters[k]), [x for x in choices if x])
+    def choices(cls, name: str) -> Mapping[str, Iterable[str | None]]:
+        return dict([_NAMED[name]]) if name in _NAMED else {}
 
     @classmethod
     def limits(cls, name: str) -> Mapping[str, Mapping[str, float]]:

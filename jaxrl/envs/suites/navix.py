@@ -5,13 +5,12 @@ that it calls are used here instead.
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 
 from jaxrl.core import spaces
-from jaxrl.core.errors import unknown
 from jaxrl.core.types import PyTree
 from jaxrl.envs import drawings
 from jaxrl.envs.suite import COUNT, Key, LibraryEnv, Step, add_suite, foreign_rules, made_once, silent_import
@@ -67,10 +66,8 @@ class NavixEnvironment(LibraryEnv):
         return cls(key, box, spaces.Discrete(int(env.action_space.n)), env.max_steps, env.penalty_coeff)
 
     @classmethod
-    def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
-        super().check(name, parameters)
-        if str(chosen := parameters.get("observation", "rgb")) not in OBSERVATIONS:
-            raise unknown("observation of navix", str(chosen), OBSERVATIONS)
+    def choices(cls, name: str) -> Mapping[str, Iterable[str]]:
+        return {"observation": OBSERVATIONS}
 
     @classmethod
     def limits(cls, name: str) -> Mapping[str, Mapping[str, float]]:

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import jax
@@ -11,7 +11,6 @@ import pgx
 from flax import struct
 
 from jaxrl.core import spaces
-from jaxrl.core.errors import unknown
 from jaxrl.core.types import PyTree
 from jaxrl.envs.suite import Key, LibraryEnv, Step, add_suite, made_once, unbounded
 
@@ -57,12 +56,9 @@ class PgxEnvironment(LibraryEnv):
         return cls(key, unbounded(start.observation), spaces.Discrete(start.legal_action_mask.size), opponent)
 
     @classmethod
-    def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
-        super().check(name, parameters)
+    def choices(cls, name: str) -> Mapping[str, Iterable[str]]:
         players = foreign((name, ())).num_players
-        allowed = OPPONENTS if players == 2 else OPPONENTS[:2]
-        if players > 1 and (opponent := parameters.get("opponent", allowed[0])) not in allowed:
-            raise unknown(f"opponent of pgx:{name}", str(opponent), allowed)
+        return {"opponent": OPPONENTS if players == 2 else OPPONENTS[:2]} if players > 1 else {}
 
     @property
     def num_agents(self) -> int:
