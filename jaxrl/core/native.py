@@ -62,7 +62,7 @@ def writer(space: spaces.Space, native: Sequence[Native]) -> Callable[[Any], Any
       space: our action space.
       native: the environment's native spaces, one for every leaf.
     """
-    return _over_parts(space, list(native), _leaf_writer)
+    return _over_parts(space, native, _leaf_writer)
 
 
 def reader(space: spaces.Space, native: Sequence[Native], where: str) -> Callable[[Any], Any]:
@@ -75,7 +75,7 @@ def reader(space: spaces.Space, native: Sequence[Native], where: str) -> Callabl
       native: the environment's native spaces, one for every leaf.
       where: the environment's name, for errors.
     """
-    read = _over_parts(space, list(native), lambda leaf, own: _leaf_reader(leaf, own, where))
+    read = _over_parts(space, native, lambda leaf, own: _leaf_reader(leaf, own, where))
     return (lambda x: read(named_parts(space, x))) if isinstance(space, spaces.Composite) else read
 
 
@@ -99,16 +99,12 @@ def named_parts(space: spaces.Space, x: Any) -> Any:
 
 
 def _over_parts(space, native, of_leaf):
+    """Return a function of elements of a space that applies a function made by `of_leaf` to each array."""
     if not isinstance(space, spaces.Composite):
-        return of_leaf(space, native[0])
-    parts = []
-    for key, child in space.items:
-        count = len(spaces.leaves(child))
-        parts.append((key, _over_parts(child, native[:count], of_leaf)))
-        native = native[count:]
-    if isinstance(space, spaces.Tuple):
-        return lambda x: tuple(function(x[key]) for key, function in parts)
-    return lambda x: {key: function(x[key]) for key, function in parts}
+        return of_leaf(space, *native)
+    own = iter(native)
+    functions = spaces.tree_map(lambda leaf: of_leaf(leaf, next(own)), space)
+    return lambda x: spaces.tree_map(lambda _, function, part: function(part), space, functions, x)
 
 
 def _first(native: Native) -> Any:

@@ -91,12 +91,10 @@ def disks(view: Callable[[Any, PyTree, TimeStep], PyTree]) -> Drawing:
     """
 
     def draw(things: np.ndarray) -> np.ndarray:
-        picture = Image.new("RGB", (_SIDE, _SIDE), _WHITE)
-        pen = ImageDraw.Draw(picture)
-        for x, y, radius, color in things[::-1] * (_SIDE, _SIDE, _SIDE, 1):
-            y = _SIDE - y
-            pen.ellipse((x - radius, y - radius, x + radius, y + radius), fill=(_BLUE, _RED, _GREY)[int(color)])
-        return np.asarray(picture)
+        canvas = _Canvas(0.0, 1.0, 0.0, 1.0)
+        for x, y, radius, color in things[::-1]:
+            canvas.disc((x, y), radius, (_BLUE, _RED, _GREY)[int(color)])
+        return canvas.frame()
 
     return Drawing(view, draw, 8.0)
 
