@@ -14,8 +14,8 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.spaces import Space
 from jaxrl.core.suites import dm_control_names as names
 from jaxrl.core.suites import unknown_name
-from jaxrl.envs.host import conversion, stepped
-from jaxrl.envs.host.stepped import SteppedEnvironment
+from jaxrl.envs.host import stepped
+from jaxrl.envs.host.conversion import Conversion
 
 type Factory = Callable[..., Environment]
 
@@ -35,18 +35,15 @@ class DmEnvRecipe(stepped.SteppedRecipe):
         Raises:
           ConfigError: an option is more than a number or a plain word, or a value is of the wrong type.
         """
-        where = f"dm_control:{name}"
-        settings = {"id": where, "observation_space": observation_space, "action_space": action_space}
-        return stepped.restored(cls, where, parameters, **settings)
+        return cls.restored(f"dm_control:{name}", parameters, observation_space, action_space)
 
-    def build(self, num_envs: int, seed: int, first_env: int = 0) -> SteppedEnvironment:
-        """Build a batch of `num_envs` environments, each with its own seed, from `seed` and its index.
+    @classmethod
+    def converted(cls, observation_space: Any, action_space: Any, where: str) -> tuple[Conversion, Conversion]:
+        specs = {"observation": observation_space, "action": action_space}
+        return super().converted(*(_space(what, spec, where) for what, spec in specs.items()), where)
 
-        Raises:
-          ConfigError: `num_envs` is not positive, or the environment cannot be sent to a worker.
-          EnvironmentFailedError: a worker could not make its environments.
-        """
-        return SteppedEnvironment(self, _spec(self.name, self.factory), _converted, num_envs, seed, first_env)
+    def spec(self) -> tuple[Any]:
+        return _spec(self.name, self.factory)
 
 
 registry.add("suite", dm_control=DmEnvRecipe)
@@ -105,16 +102,13 @@ def from_dm_env(
         raise ConfigError(f"{factory!r:.80} is no function that makes an environment: {error}") from None
     if not any(parameter.name == "seed" or parameter.kind is parameter.VAR_KEYWORD for parameter in taken):
         raise ConfigError(f"{where} has no parameter `seed`, by which the environments of a run differ; give it one")
-    if workers and ("<" in where or where.startswith("dm_env:__main__:")):
-        raise stepped.unreachable(where)
     timeouts = {"step_timeout": step_timeout, "start_timeout": start_timeout}
     return _made(where, factory, options | timeouts | {"workers": workers, "restarts": restarts, "info": info})
 
 
 def _made(where: str, factory: Factory | None, options: dict[str, Any]) -> DmEnvRecipe:
     fields = stepped.stepping(options)
-    found = stepped.looked_at(where, _spec(where, factory), options, _converted, fields)
-    return DmEnvRecipe(id=where, factory=factory, **found)
+    return DmEnvRecipe.looked_at(where, _spec(where, factory), options, fields, factory=factory)
 
 
 def _spec(name, factory):
@@ -123,12 +117,6 @@ def _spec(name, factory):
 
 
 # --- specs ---------------------------------------------------------------------------------------------------------
-
-
-def _converted(observation_spec, action_spec, where):
-    observations = conversion.observations(_space("observation", observation_spec, where), where)
-    return observations, conversion.actions(_space("action", action_spec, where), where)
-
 
 _ALLOWED = {
     "observation": "numeric arrays, and dictionaries of them",

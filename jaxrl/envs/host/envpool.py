@@ -15,7 +15,6 @@ import jax
 import numpy as np
 
 from jaxrl.core import episode_info, presentation, registry, resources
-from jaxrl.core.config import decode_fields
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.native import NativeSpaces
 from jaxrl.core.spaces import Space
@@ -23,7 +22,7 @@ from jaxrl.core.suites import unknown_name
 from jaxrl.core.types import PyTree, TimeStep
 from jaxrl.envs import suite
 from jaxrl.envs.host import conversion
-from jaxrl.envs.host.stepped import check_recorded
+from jaxrl.envs.host.stepped import LibraryRecipe
 from jaxrl.envs.host.time_steps import Episodes, environment_seeds
 
 # Atari's two usual protocols. Other arguments of `make` override `preset`.
@@ -76,37 +75,21 @@ _BY_HAND = ("cfg_path", "game_args", "iwad_path", "lmp_save_dir", "map_id", "vzd
 _PIXELS = ("from_pixels", "render_width", "render_height", "render_camera_id")  # options in addition to the task's own
 
 
-@dataclasses.dataclass(frozen=True)
-class EnvPoolRecipe:
-    """A recipe of a pool of one task.
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class EnvPoolRecipe(LibraryRecipe):
+    """A recipe of a pool of one task; `options` are EnvPool's, other than sizes and seeds.
 
     Attributes:
-      task: EnvPool's name.
-      options: EnvPool's options other than sizes and seeds.
+      id: EnvPool's name of the task.
       lives: whether the task reports unmodified rewards and whether a game is over, as Atari does.
       games: whether an episode is one life of a game.
-      info: names of the scalars of its info that become `TimeStep.info`.
-      native: its own spaces; None if read from a file of an earlier version, which does not store them.
     """
 
-    task: str
-    options: dict[str, Any]
-    observation_space: Space
-    action_space: Space
     lives: bool = False
     games: bool = False
-    info: tuple[str, ...] = ()
-    native: NativeSpaces | None = dataclasses.field(default=None, compare=False)  # follows from the environment
 
-    @property
-    def name(self) -> str:
-        return f"envpool:{self.task}"
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """The options, with `lives`, `games` and `info`."""
-        reported = {"info": self.info} if self.info else {}
-        return {**self.options, "lives": self.lives, "games": self.games, **reported}
+    prefix = "envpool:"
+    own = ("lives", "games", "info")
 
     def __repr__(self) -> str:
         return presentation.made(self.name, self.options | ({"info": self.info} if self.info else {}), {})
@@ -120,20 +103,16 @@ class EnvPoolRecipe:
         Raises:
           ConfigError: an option that is not for `make`, one that names programs or files, or a value of the wrong type.
         """
-        own = ("lives", "games", "info")
         # `no_restart` is in files of earlier versions.
-        options = {key: value for key, value in parameters.items() if key not in (*own, "no_restart")}
-        if strange := sorted(options.keys() & _RESERVED.keys()):
+        parameters = {key: value for key, value in parameters.items() if key != "no_restart"}
+        if strange := sorted(parameters.keys() & _RESERVED.keys()):
             raise ConfigError([f"{key} is not for envpool:{name}: {_RESERVED[key]}" for key in strange])
-        if by_hand := sorted(options.keys() & set(_BY_HAND)):
+        if by_hand := sorted(parameters.keys() & set(_BY_HAND)):
             raise ConfigError(
-                f"envpool:{name} is to be made with {', '.join(by_hand)}, which a file may not ask for; what is "
-                "run or opened is named by hand: env=jaxrl.make(...)"
+                f"a file may not set {', '.join(by_hand)} of envpool:{name}, which name programs to run or files to "
+                "open; create the environment yourself: env=jaxrl.make(...)"
             )
-        check_recorded(f"envpool:{name}", options)
-        settings = {key: parameters[key] for key in own if key in parameters}
-        settings |= {"observation_space": observation_space, "action_space": action_space}
-        return decode_fields(cls, {}, task=name, options=options, **settings)
+        return cls.restored(name, parameters, observation_space, action_space)
 
     def build(self, num_envs: int, seed: int, first_env: int = 0) -> "EnvPoolEnvironment":
         """Build a synchronous pool of `num_envs` environments.
@@ -187,9 +166,9 @@ class EnvPoolEnvironment:
         self.name, self.num_envs, self.batch_size = recipe.name, num_envs, batch_size
         self._recipe, self._first_env = recipe, first_env
         self._pool = _make(
-            recipe.task, recipe.options, num_envs, environment_seeds(seed, num_envs, 0, first_env), batch_size
+            recipe.id, recipe.options, num_envs, environment_seeds(seed, num_envs, 0, first_env), batch_size
         )
-        _, observation_space, action_space = _spec(recipe.task, recipe.options)
+        _, observation_space, action_space = _spec(recipe.id, recipe.options)
         self._read = conversion.observations(observation_space, self.name).convert
         actions = conversion.array_actions(action_space, self.name)
         self._write, self._action_shape = actions.convert, actions.native[0].shape
@@ -381,10 +360,10 @@ def make(name: str, *, preset: str | None = None, info: Sequence[str] = (), **pa
     observed = conversion.observations(observation_space, where)
     taken = conversion.array_actions(action_space, where)
     return EnvPoolRecipe(
-        name,
-        options,
-        observed.space,
-        taken.space,
+        id=name,
+        options=options,
+        observation_space=observed.space,
+        action_space=taken.space,
         lives=atari,
         games=atari and bool(config["episodic_life"]),
         info=tuple(info),

@@ -18,7 +18,7 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.spaces import Space
 from jaxrl.core.suites import gymnasium_names as names
 from jaxrl.core.suites import unknown_name
-from jaxrl.envs.host import conversion, stepped
+from jaxrl.envs.host import stepped
 from jaxrl.envs.host.stepped import SteppedEnvironment
 
 
@@ -42,9 +42,7 @@ class GymnasiumRecipe(stepped.SteppedRecipe):
         if not by_hand and registered is not None and "shimmy" in str(registered.entry_point):
             raise ConfigError(f"{self.name} makes environments of other libraries; hand it in: env=jaxrl.make(...)")
 
-    @property
-    def name(self) -> str:
-        return f"gymnasium:{self.id}"
+    prefix = "gymnasium:"
 
     @property
     def instance(self) -> gymnasium.Env | None:
@@ -64,25 +62,19 @@ class GymnasiumRecipe(stepped.SteppedRecipe):
         if ":" in name:
             options = {key: x for key, x in parameters.items() if key not in stepped.USUAL or x != stepped.USUAL[key]}
             raise ConfigError(_module_problem(name, options))
-        settings = {"id": name, "observation_space": observation_space, "action_space": action_space}
         parameters = dict(parameters) | wrapping(parameters.get("wrappers", ()))
-        return stepped.restored(cls, f"gymnasium:{name}", parameters, **settings)
+        return cls.restored(name, parameters, observation_space, action_space)
 
-    def build(self, num_envs: int, seed: int, first_env: int = 0) -> SteppedEnvironment:
-        """Build a batch of `num_envs` environments, with seeds that follow from `seed` and their index.
-
-        The index of the first one is `first_env`.
-        """
-        made_from = self.factory
-        if made_from is None:
-            if "." in self.id and self.id not in gymnasium.registry:
-                raise ConfigError(
-                    f"{self.name} was passed as a Gymnasium environment, its class or a function, which no file can "
-                    "make; pass it again: env=... in Python; in a shell register it with Gymnasium and pass "
-                    "--import MODULE --env gymnasium:ID"
-                )
-            made_from = _find(self.id)
-        return SteppedEnvironment(self, made_from, converted, num_envs, seed, first_env)
+    def spec(self) -> Any:
+        if self.factory is not None:
+            return self.factory
+        if "." in self.id and self.id not in gymnasium.registry:
+            raise ConfigError(
+                f"{self.name} was passed as a Gymnasium environment, its class or a function, which a file cannot "
+                "make; pass it again: env=... in Python; in a shell register it with Gymnasium and pass "
+                "--import MODULE --env gymnasium:ID"
+            )
+        return _find(self.id)
 
     def build_rendered(self, seed: int) -> SteppedEnvironment:
         drawn = self.factory is None or _takes_render_mode(self.factory)
@@ -111,12 +103,7 @@ def make(name: str, *, wrappers: Any = (), **options: Any) -> GymnasiumRecipe:
 
 def registered(name: str, options: dict[str, Any], fields: dict[str, Any]) -> GymnasiumRecipe:
     """Return the recipe of a registered environment; `fields` are those of `stepped.stepping`."""
-    where, spec = f"gymnasium:{name}", _find(name)
-    wrapped_here = any(name.startswith("__main__:") for name, _ in options.get("wrappers", ()))
-    if fields["workers"] and (wrapped_here or getattr(spec.entry_point, "__module__", "") == "__main__"):
-        raise stepped.unreachable(where)
-    found = stepped.looked_at(where, spec, options, converted, fields)
-    return GymnasiumRecipe(id=name, **found, by_hand=True)
+    return GymnasiumRecipe.looked_at(name, _find(name), options, fields, by_hand=True)
 
 
 def replaced(recipe: GymnasiumRecipe, **fields: Any) -> GymnasiumRecipe:
@@ -173,11 +160,6 @@ def _plain(value: Any) -> Any:
     """Convert lists to tuples and NumPy scalars to Python numbers, as read back from a file."""
     value = value.item() if isinstance(value, np.generic) else value
     return tuple(_plain(x) for x in value) if isinstance(value, list | tuple) else value
-
-
-def converted(observation_space: Any, action_space: Any, where: str) -> tuple[Any, Any]:
-    """Return the conversions of observations and actions in Gymnasium's spaces, as `stepped.Converted`."""
-    return conversion.observations(observation_space, where), conversion.actions(action_space, where)
 
 
 def arguments(name: str) -> dict[str, Any]:

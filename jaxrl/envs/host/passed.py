@@ -57,8 +57,6 @@ def recipe(
     known = _registered_options(spec)
     if known is not None:
         return adapter.registered(spec.id, known, fields)
-    if fields["workers"] and getattr(spec.entry_point, "__module__", "") == "__main__":
-        raise stepped.unreachable(f"gymnasium:{name}")
     return _looked_at(name, spec, {}, fields)
 
 
@@ -139,8 +137,6 @@ def _of_function(function, options, fields):
     cls = _class_of(function)
     named = function if hasattr(function, "__qualname__") else cls
     if fields["workers"]:
-        if "<" in named.__qualname__ or named.__module__ == "__main__":
-            raise stepped.unreachable(f"gymnasium:{_name(named)}")
         return _looked_at(_name(named), function, options, fields)
     factory = Another(function)
     found = _looked_at(_name(named), factory, options, fields)
@@ -150,8 +146,7 @@ def _of_function(function, options, fields):
 
 
 def _looked_at(name, factory, options, fields):
-    found = stepped.looked_at(f"gymnasium:{name}", factory, options, adapter.converted, fields)
-    return adapter.GymnasiumRecipe(id=name, **found, factory=factory, by_hand=True)
+    return adapter.GymnasiumRecipe.looked_at(name, factory, options, fields, factory=factory, by_hand=True)
 
 
 def _class_of(env):

@@ -3,8 +3,8 @@
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
 import jax
 import numpy as np
@@ -18,72 +18,150 @@ from jaxrl.core.native import Integers, NativeSpaces
 from jaxrl.core.spaces import Space
 from jaxrl.core.types import EnvSpec, PyTree, TimeStep
 from jaxrl.envs import suite
+from jaxrl.envs.host import conversion
 from jaxrl.envs.host.conversion import Conversion
 from jaxrl.envs.host.time_steps import Episodes
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT, close_all, first_call, warn_if_slow
-from jaxrl.envs.host.workers import InProcess, Workers
+from jaxrl.envs.host.workers import Batch, InProcess, Workers
 
 START_TIMEOUT = 120.0  # seconds
 RESTARTS = 3
-# From the suite's spaces of observations and actions, and the environment's name for errors, to conversions.
-Converted = Callable[[Any, Any, str], tuple[Conversion, Conversion]]
 USUAL = {"workers": 0, "step_timeout": STEP_TIMEOUT, "start_timeout": START_TIMEOUT, "restarts": RESTARTS}
-_STEPPING = (*USUAL, "info")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SteppedRecipe:
-    """A recipe of a batch of Python environments.
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class LibraryRecipe:
+    """A recipe of a batch of environments of a library outside JAX.
 
     Attributes:
-      id: its name, "suite:name".
-      options: arguments with which the environment is made.
-      workers: number of worker processes; 0: none, all in this one.
-      step_timeout: seconds after which a worker counts as hung.
-      start_timeout: seconds that a worker has to make its environments.
-      restarts: number of workers that may be replaced.
+      id: the environment's name.
+      prefix: what precedes it in `name`.
+      options: arguments with which the library makes it.
       info: names of the numbers that become `TimeStep.info`.
       native: its own spaces; None if read from a file of an earlier version, which does not store them.
-      factory: the function that makes an environment that a program passed; None: it is made by name.
+      own: names of the fields that files store along with `options`.
     """
 
     id: str
     options: dict[str, Any]
     observation_space: Space
     action_space: Space
+    info: tuple[str, ...] = ()
+    native: NativeSpaces | None = dataclasses.field(default=None, compare=False)  # follows from the environment
+
+    prefix: ClassVar[str] = ""
+    own: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def name(self) -> str:
+        return self.prefix + self.id
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The options and `own` fields, for files."""
+        own = {name: getattr(self, name) for name in self.own}
+        return self.options | {name: value for name, value in own.items() if value != ()}
+
+    @classmethod
+    def restored(cls, id: str, recorded: Mapping[str, Any], observation_space: Space, action_space: Space) -> Self:
+        """Restore a recipe from recorded `parameters`; nothing is made or imported.
+
+        Raises:
+          ConfigError: an option is more than a number or a plain word, or a value is of the wrong type.
+        """
+        options = {key: value for key, value in recorded.items() if key not in cls.own}
+        check_recorded(cls.prefix + id, options)
+        own = {key: value for key, value in recorded.items() if key in cls.own}
+        spaces = {"observation_space": observation_space, "action_space": action_space}
+        return decode_fields(cls, {}, id=id, options=options, **own, **spaces)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class SteppedRecipe(LibraryRecipe):
+    """A recipe of a batch of Python environments.
+
+    Attributes:
+      id: its name, "suite:name".
+      workers: number of worker processes; 0 steps them in this process.
+      step_timeout: seconds after which a worker counts as hung.
+      start_timeout: seconds that a worker has to make its environments.
+      restarts: number of workers that may be replaced.
+      factory: the function that makes an environment that a program passed; None: it is made by name.
+    """
+
     workers: int = 0
     step_timeout: float = STEP_TIMEOUT
     start_timeout: float = START_TIMEOUT
     restarts: int = RESTARTS
-    info: tuple[str, ...] = ()
-    native: NativeSpaces | None = dataclasses.field(default=None, compare=False)  # follows from the environment
     factory: Any = None
 
-    @property
-    def name(self) -> str:
-        return self.id
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """The arguments of `make` that make it again."""
-        stepping = {name: getattr(self, name) for name in _STEPPING}
-        return self.options | {name: value for name, value in stepping.items() if value != ()}
+    own = (*USUAL, "info")
 
     def __repr__(self) -> str:
         return presentation.made(self.name, self.parameters, USUAL)
 
+    @classmethod
+    def converted(cls, observation_space: Any, action_space: Any, where: str) -> tuple[Conversion, Conversion]:
+        """Return the conversions of observations and actions in the library's spaces; `where` names it in errors."""
+        return conversion.observations(observation_space, where), conversion.actions(action_space, where)
 
-def restored(cls: type, where: str, recorded: Mapping[str, Any], **settings: Any) -> Any:
-    """Restore a recipe of the class `cls` from recorded parameters and other fields; nothing is made or imported.
+    @classmethod
+    def looked_at(cls, id: str, spec: Any, options: dict[str, Any], stepping: dict[str, Any], **fields: Any) -> Self:
+        """Return the recipe of the environment that `spec` makes, with its spaces.
 
-    Raises:
-      ConfigError: an option is more than a number or a plain word, or a value is of the wrong type.
-    """
-    options = {key: value for key, value in recorded.items() if key not in _STEPPING}
-    check_recorded(where, options)
-    stepping = {key: recorded[key] for key in _STEPPING if key in recorded}
-    return decode_fields(cls, {}, options=options, **stepping, **settings)
+        To read the spaces, an environment is made and closed, in a worker if there are any. An environment that a class
+        or function makes in this process is also reset and stepped once, so that faults show before anything is
+        compiled.
+
+        Args:
+          id: its name.
+          spec: the argument of `worker_program.made`.
+          options: arguments with which it is made.
+          stepping: a result of `stepping`.
+          fields: further fields of the recipe.
+
+        Raises:
+          ConfigError: it cannot be made, workers cannot import it, or its spaces are not supported.
+          EnvironmentContractError, EnvironmentFailedError: its first reset or step fails.
+        """
+        where = cls.prefix + id
+        if stepping["workers"] and _is_local(spec, options):
+            raise ConfigError(
+                f"{where} is defined in the main program or within a function, where workers cannot import it; move it "
+                "to a module, or use workers=0"
+            )
+        alone = Batch(where, spec, options, (), 1, 0, 0)
+        with suite.refusing(where, options, (Exception,)):
+            if not stepping["workers"]:
+                with warn_if_slow(where, "making an environment"):
+                    stepper = InProcess(alone)
+            else:
+                try:
+                    stepper = Workers(alone, **{key: stepping[key] for key in USUAL})
+                except EnvironmentFailedError as error:  # its last line is what was raised
+                    raise RuntimeError(str(error).strip().splitlines()[-1]) from error
+        work = functools.partial(_tried, stepper, spec, cls.converted)
+        observations, actions = first_call(work, stepper, stepping["start_timeout"])
+        close_all(stepper.environments if isinstance(stepper, InProcess) else [stepper], where)
+        own = NativeSpaces(observations.native, actions.native)
+        found = {"observation_space": observations.space, "action_space": actions.space, "native": own}
+        return cls(id=id, options=options, **stepping, **found, **fields)
+
+    def spec(self) -> Any:
+        """Return the argument of `worker_program.made`."""
+        raise NotImplementedError
+
+    def build(self, num_envs: int, seed: int, first_env: int = 0) -> "SteppedEnvironment":
+        """Build a batch of `num_envs` environments, with seeds that follow from `seed` and their index.
+
+        The index of the first one is `first_env`.
+
+        Raises:
+          ConfigError: `num_envs` is not positive, or the environment cannot be sent to a worker.
+          EnvironmentFailedError: a worker could not make its environments.
+        """
+        return SteppedEnvironment(self, num_envs, seed, first_env)
 
 
 def stepping(options: dict[str, Any]) -> dict[str, Any]:
@@ -120,42 +198,13 @@ def stepping(options: dict[str, Any]) -> dict[str, Any]:
 _COUNTS = ("workers", "restarts")
 
 
-def unreachable(where: str) -> ConfigError:
-    """Return the error that workers cannot import an environment."""
-    return ConfigError(
-        f"{where} is defined in the main program or within a function, where workers cannot import it; move it to a "
-        "module, or use workers=0"
-    )
-
-
-def looked_at(
-    where: str, spec: Any, options: dict[str, Any], converted: Converted, stepping: dict[str, Any]
-) -> dict[str, Any]:
-    """Return fields of a recipe: `options`, `stepping`, and our spaces and the environment's own.
-
-    To read the spaces, an environment is made and closed, in a worker if there are any. An environment that a class or
-    function makes in this process is also reset and stepped once, so that faults show before anything is compiled.
-
-    Raises:
-      ConfigError: it cannot be made, or its spaces are not supported.
-      EnvironmentContractError, EnvironmentFailedError: its first reset or step fails.
-    """
-    alone = where, spec, options, (), 1, 0, 0
-    with suite.refusing(where, options, (Exception,)):
-        if not stepping["workers"]:
-            with warn_if_slow(where, "making an environment"):
-                stepper = InProcess(*alone)
-        else:
-            try:
-                stepper = Workers(*alone, **{key: stepping[key] for key in USUAL})
-            except EnvironmentFailedError as error:  # its last line is what was raised
-                raise RuntimeError(str(error).strip().splitlines()[-1]) from error
-    work = functools.partial(_tried, stepper, spec, converted)
-    observations, actions = first_call(work, stepper, stepping["start_timeout"])
-    close_all(stepper.environments if isinstance(stepper, InProcess) else [stepper], where)
-    own = NativeSpaces(observations.native, actions.native)
-    found = {"observation_space": observations.space, "action_space": actions.space, "native": own}
-    return {"options": options} | stepping | found
+def _is_local(spec, options):
+    """Return whether what makes an environment, or a wrapper, is of the main program or within a function."""
+    maker = spec[0] if isinstance(spec, tuple) else getattr(spec, "entry_point", spec)
+    named = maker if hasattr(maker, "__qualname__") else type(maker)
+    wrappers = () if isinstance(spec, tuple) else options.get("wrappers", ())
+    modules = [named.__module__, *(name.partition(":")[0] for name, _ in wrappers)]
+    return "<" in named.__qualname__ or "__main__" in modules
 
 
 def _tried(stepper, spec, converted):
@@ -193,8 +242,6 @@ class SteppedEnvironment:
 
     Args:
       recipe: its recipe.
-      spec: the argument of `worker_program.made`.
-      converted: conversion of the suite's spaces to ours.
       num_envs, seed, first_env: as for `HostRecipe.build`.
 
     If a worker was replaced, the time step that the failed step would have returned is the first of a new episode:
@@ -205,25 +252,23 @@ class SteppedEnvironment:
       num_envs: environments.
     """
 
-    def __init__(
-        self, recipe: SteppedRecipe, spec: Any, converted: Converted, num_envs: int, seed: int, first_env: int
-    ):
+    def __init__(self, recipe: SteppedRecipe, num_envs: int, seed: int, first_env: int):
         if num_envs < 1:
             raise ConfigError(f"{recipe.name}: num_envs={num_envs}; use at least 1")
         self.name, self.num_envs = recipe.name, num_envs
         self._recipe, self._first_env = recipe, first_env
         self._reports = episode_info.reports(recipe.info)
-        arguments = (self.name, spec, recipe.options, self._reports, num_envs, seed, first_env)
+        batch = Batch(self.name, recipe.spec(), recipe.options, self._reports, num_envs, seed, first_env)
         self._stepper: InProcess | Workers
         if recipe.workers:
-            self._stepper = Workers(*arguments, **{key: getattr(recipe, key) for key in USUAL})
+            self._stepper = Workers(batch, **{key: getattr(recipe, key) for key in USUAL})
         else:
             try:
-                self._stepper = InProcess(*arguments)
+                self._stepper = InProcess(batch)
             except TypeError as error:  # of options that the environment does not know, such as from a file
                 raise EnvironmentFailedError(f"{self.name} could not be made: {error}") from error
         *both, self._discounted = self._stepper.spaces
-        observations, actions = converted(*both, self.name)
+        observations, actions = recipe.converted(*both, self.name)
         built = EnvSpec(self.name, observations.space, actions.space)
         if problems := space_problems(built, recipe, "its recipe, as made or as a file has it,"):
             self._stepper.close()

@@ -14,7 +14,7 @@ import warnings
 import weakref
 from collections.abc import Sequence
 from multiprocessing.connection import wait
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,6 +33,26 @@ _LOOK = 1.0  # and of those that do not answer
 CLOSE_TIMEOUT = 2.0  # seconds for all workers together to close their environments
 
 
+class Batch(NamedTuple):
+    """A batch of environments to make.
+
+    Attributes:
+      name: the environment's name, for errors.
+      spec: the argument of `worker_program.made`.
+      options: arguments with which the environment is made.
+      info: names of the numbers that each step reports.
+      num_envs, seed, first_env: as for `HostRecipe.build`.
+    """
+
+    name: str
+    spec: Any
+    options: dict[str, Any]
+    info: tuple[str, ...]
+    num_envs: int
+    seed: int
+    first_env: int
+
+
 class _Numbered:
     """Environments with seeds, described by their index in the run.
 
@@ -45,9 +65,12 @@ class _Numbered:
 
     failures, patience = 0, 0.0
 
-    def __init__(self, name: str, num_envs: int, seed: int, first_env: int):
-        self.seeds = environment_seeds(seed, num_envs, 0, first_env)
-        self.name, self._seed, self._first_env = name, seed, first_env
+    def __init__(self, batch: Batch):
+        self.name, self._batch, self._first_env = batch.name, batch, batch.first_env
+        self.seeds = self._new_seeds()
+
+    def _new_seeds(self) -> list[int]:
+        return environment_seeds(self._batch.seed, self._batch.num_envs, self.failures, self._first_env)
 
     @property
     def frames_per_second(self) -> float:
@@ -77,23 +100,13 @@ class InProcess(_Numbered):
       spaces: the suite's own observation and action spaces, and whether it discounts.
     """
 
-    def __init__(
-        self,
-        name: str,
-        spec: Any,
-        options: dict[str, Any],
-        info: tuple[str, ...],
-        num_envs: int,
-        seed: int,
-        first_env: int,
-    ):
-        super().__init__(name, num_envs, seed, first_env)
-        self._info = info
+    def __init__(self, batch: Batch):
+        super().__init__(batch)
         self._now: tuple[int, Command] | None = None
         self.environments: list[Any] = []
         try:
-            for _ in range(num_envs):
-                self.environments.append(worker_program.made(spec, options))
+            for _ in range(batch.num_envs):
+                self.environments.append(worker_program.made(batch.spec, batch.options))
             self.spaces = worker_program.spaces(self.environments[0])
         except BaseException:
             self.close()
@@ -114,7 +127,7 @@ class InProcess(_Numbered):
         for index, (environment, command) in enumerate(zip(self.environments, commands, strict=True)):
             self._now = index, command
             try:
-                outcomes.append(worker_program.outcome(environment, self._info, *command))
+                outcomes.append(worker_program.outcome(environment, self._batch.info, *command))
             except worker_program.RAISED as error:
                 raise self._failed(index, command, f"raised {type(error).__name__}: {error}") from error
         self._now = None
@@ -148,37 +161,23 @@ class Workers(_Numbered):
       spaces: the suite's own observation and action spaces, and whether it discounts.
     """
 
-    def __init__(
-        self,
-        name: str,
-        spec: Any,
-        options: dict[str, Any],
-        info: tuple[str, ...],
-        num_envs: int,
-        seed: int,
-        first_env: int,
-        *,
-        workers: int,
-        step_timeout: float,
-        start_timeout: float,
-        restarts: int,
-    ):
-        super().__init__(name, num_envs, seed, first_env)
+    def __init__(self, batch: Batch, *, workers: int, step_timeout: float, start_timeout: float, restarts: int):
+        super().__init__(batch)
         self.patience = step_timeout + start_timeout
         self._timeout, self._start_timeout, self._restarts = step_timeout, start_timeout, restarts
         self._waiting = False
         self._commands: Sequence[Command] = ()
         try:
-            self._recipe = pickle.dumps((spec, options, info))
+            self._recipe = pickle.dumps((batch.spec, batch.options, batch.info))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ConfigError(
-                f"{name} cannot be sent to a worker process ({error}); use workers=0, or register the environment "
+                f"{self.name} cannot be sent to a worker process ({error}); use workers=0, or register the environment "
                 "with the entry point 'module:Class'"
             ) from error
         self._workers: list[_Worker] = []
         # Also runs when this object is collected, and when the program ends.
         self._finalizer = weakref.finalize(self, _close, self._workers)
-        shares = [list(range(start, num_envs, workers)) for start in range(min(workers, num_envs))]
+        shares = [list(range(batch.num_envs))[start::workers] for start in range(min(workers, batch.num_envs))]
         try:
             for share in shares:  # one by one, so that `close` ends those that have started if the next cannot
                 self._workers.append(_Worker(share, self._recipe))
@@ -262,7 +261,7 @@ class Workers(_Numbered):
                 RuntimeWarning,
                 stacklevel=4,
             )
-            seeds = environment_seeds(self._seed, len(outcomes), self.failures, self._first_env)
+            seeds = self._new_seeds()
             for mine in worker.indices:
                 self.seeds[mine] = seeds[mine]
             fresh = _Worker(worker.indices, self._recipe)
