@@ -1,7 +1,7 @@
 """Native spaces of environments outside JAX, and conversion of their elements to and from ours.
 
 An environment outside JAX may count from a number other than 0, or have types that JAX lacks. Its spaces are stored as
-one `Box` or `Integers` for every array, in the order of the leaves of our space, which gives the structure.
+one `Box` or `Integers` per array, in the order of the leaves of jaxrl's space, which has the structure.
 """
 
 import dataclasses
@@ -99,7 +99,7 @@ def named_parts(space: spaces.Space, x: Any) -> Any:
 
 
 def _over_parts(space, native, of_leaf):
-    """Return a function of elements of a space that applies a function made by `of_leaf` to each array."""
+    """Return a function that applies to each array of an element the function that `of_leaf` returns for its space."""
     if not isinstance(space, spaces.Composite):
         return of_leaf(space, *native)
     own = iter(native)

@@ -35,15 +35,15 @@ NAMES = (
     "walker2d",
 )
 
-# Combinations that brax 0.14.2 itself cannot run, and why; `tests/envs/test_brax.py` shows that there are no others.
+# Combinations that brax 0.14.2 cannot run, and why; `tests/envs/test_brax.py` shows that there are no others.
 BROKEN: dict[tuple[str, str], str] = {
-    ("swimmer", "generalized"): "it calls jnp.clip(a_min=...), which JAX no longer has",
+    ("swimmer", "generalized"): "it calls jnp.clip(a_min=...), which JAX no longer accepts",
     ("swimmer", "spring"): "brax has no swimmer of this backend",
     ("swimmer", "positional"): "brax has no swimmer of this backend",
     ("swimmer", "mjx"): "brax has no swimmer of this backend",
 }
 
-# Parts of brax's `System` that MuJoCo's options repeat, by the part that brax's own backends read.
+# Parts of brax's `System` that its own backends read, and the MuJoCo options that repeat them.
 _REPEATED = {"gravity": "opt.gravity", "viscosity": "opt.viscosity", "density": "opt.density"}
 
 # Arguments of constructors that change nothing, and why; `tests/envs/test_brax.py` shows that there are no others.
@@ -61,7 +61,7 @@ class BraxEnvironment(PhysicsEnv):
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Return brax's environments that run with at least one backend."""
+        """Return brax's environments that run with one of its backends."""
         return tuple(n for n in NAMES if any((n, backend) not in BROKEN for backend in BACKENDS))
 
     @classmethod
@@ -97,7 +97,7 @@ class BraxEnvironment(PhysicsEnv):
         twice = [(path, _REPEATED[path]) for path in parts if _REPEATED.get(path) in parts] if name == "system" else []
         if twice:
             raise ConfigError(
-                [f"system of {self.name} has {a!r} and {b!r}, which are one; leave one out" for a, b in twice]
+                [f"system of {self.name} has {a!r} and {b!r}, which are the same; leave one out" for a, b in twice]
             )
         return parts
 
@@ -122,7 +122,7 @@ names, make = add_suite(BraxEnvironment)
 
 
 def refused() -> tuple[str, ...]:
-    """Return brax's environments that run with no backend."""
+    """Return brax's environments that do not run with any backend."""
     return tuple(n for n in NAMES if n not in names())
 
 

@@ -1,4 +1,4 @@
-"""The base of wrappers: properties that they forward, and checks of their arguments."""
+"""The base class of wrappers: forwarded properties, and checks of arguments."""
 
 import math
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ def forward(attribute: str) -> Any:
 
 
 class Wrapper(struct.PyTreeNode):
-    """The base of wrappers: it forwards to `env` what a wrapper does not change.
+    """The base class of wrappers, which forwards everything to `env` that a wrapper does not change.
 
     Attributes:
       env: the wrapped environment.

@@ -21,9 +21,9 @@ class GymnaxEnvironment(LibraryEnv):
     """A gymnax environment.
 
     The leaves are those of gymnax's `EnvParams`. The spaces follow from the numbers passed to `make`; they do not
-    change if leaves are replaced later, or are arrays to be mapped over. Derived parameters (`gymnax_rules.DERIVED`)
-    follow from the others whenever an environment is built or rebuilt from leaves. They are not computed at every step,
-    which would change what XLA fuses, and so the last bit of results.
+    change if leaves are replaced later, or are arrays to map over. Derived parameters (`gymnax_rules.DERIVED`) are
+    recomputed whenever an environment is built or rebuilt from leaves. They are not computed at every step, because
+    other fusions by XLA would change the last bit of results.
     """
 
     params: PyTree
@@ -36,7 +36,7 @@ class GymnaxEnvironment(LibraryEnv):
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Return gymnax's environments that need no download, and those that were registered with it."""
+        """Return gymnax's environments that need no download, including those registered by users."""
         return tuple(n for n in gymnax.registered_envs if n not in NEEDS_DOWNLOAD)
 
     @classmethod
@@ -53,7 +53,7 @@ class GymnaxEnvironment(LibraryEnv):
     @classmethod
     def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
         if name in NEEDS_DOWNLOAD:
-            raise ConfigError(f"gymnax:{name} downloads its data when it is made, which jaxrl never does at run time")
+            raise ConfigError(f"gymnax:{name} needs a download, which jaxrl never does at run time")
         super().check(name, parameters)
 
     def with_spaces(self) -> "GymnaxEnvironment":
@@ -66,8 +66,8 @@ class GymnaxEnvironment(LibraryEnv):
     def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
         derived = rules.DERIVED.get(self.key[0], {})
         return super().contradictions(changed) + [
-            f"{name}={value!r:.80} of {self.name} follows from {derived[name].equation} = {result!r:.80}; leave it "
-            "out, and set those"
+            f"{name}={value!r:.80} of {self.name} follows from {derived[name].equation} = {result!r:.80}; set those "
+            "instead"
             for name, value in changed.items()
             if name in derived and not equal(value, result := getattr(self.params, name))
         ]
@@ -85,7 +85,7 @@ class GymnaxEnvironment(LibraryEnv):
 
     def advance(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, Step]:
         env = foreign(self.key)[0]
-        # `step_env`, not `step`, which makes a new episode at every step and hides the last observation.
+        # `step_env`, because `step` resets at every step and hides the last observation.
         observation, state, reward, terminated, info = env.step_env(key, state, action, self.params)
         reported = {name: x for name, x in info.items() if name != "discount"}
         truncated = env.is_truncated(state, self.params)

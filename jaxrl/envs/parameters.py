@@ -1,4 +1,4 @@
-"""The parameters of an environment: the numbers that may change without recompiling, as in curricula."""
+"""Parameters of an environment: the numbers that may change without recompiling, as in curricula."""
 
 import dataclasses
 import itertools
@@ -19,7 +19,7 @@ _ARRAYS = jax.Array | np.ndarray
 
 @runtime_checkable
 class ChecksParameters(Protocol):
-    """An environment with parameters that follow from others, or have no effect."""
+    """An environment that checks changed parameters, such as those that follow from others."""
 
     def parameter_problems(self, changed: Mapping[str, Any]) -> list[str]:
         """Return a line for each problem with parameters that were just replaced.
@@ -31,14 +31,14 @@ class ChecksParameters(Protocol):
 
 
 def layers(env: Any) -> Iterator[Any]:
-    """Yield an environment and those under its wrappers, each of which holds the next as `env`."""
+    """Yield an environment and all environments under its wrappers, from the outside in."""
     yield env
     while isinstance(env := getattr(env, "env", None), Environment):
         yield env
 
 
 def has_layer(env: Any, kind: Any) -> bool:
-    """Return whether an environment, or one under its wrappers, is of this class, or one of several."""
+    """Return whether an environment, or one under its wrappers, is an instance of `kind`, a class or several."""
     return any(isinstance(layer, kind) for layer in layers(env))
 
 
@@ -52,7 +52,7 @@ def parameters(env: Environment) -> dict[str, Any]:
     """Return the parameters of a JAX environment and of the wrappers around it, by name.
 
     These are the fields that are leaves, such as gymnax's `EnvParams`, a number in an environment of your own, or
-    `StickyActions.probability`. Static fields, which decide shapes, are not among them.
+    `StickyActions.probability`. Static fields, which determine shapes, are not included.
 
     Raises:
       ConfigError: `env` is not a JAX environment.
@@ -73,8 +73,8 @@ def with_parameters(env: Environment, **changed: Any) -> Environment:
       **changed: numbers or arrays by name, those of `jaxrl.envs.parameters(env)`.
 
     Raises:
-      ConfigError: `env` has no such parameter, it is static, it changes nothing, it contradicts those that it follows
-        from, or a value does not fit; all problems at once.
+      ConfigError: `env` does not have a parameter, a parameter is static, changes nothing or contradicts those that it
+        follows from, or a value does not fit; lists all problems.
     """
     known, problems, taken = _all_paths(env), [], {}
     for name, value in changed.items():
@@ -144,19 +144,19 @@ def replaced(part: Any, path: Path, value: Any) -> Any:
 
 
 def memory(env: Any) -> dict[str, Any]:
-    """Return the dictionary in which `env` stores as `made_as` the registered name and parameters that made it.
+    """Return the dictionary in which `env` stores, as `made_as`, the registered name and parameters that made it.
 
-    `dataclasses.replace` and JAX's transformations lose that.
+    `dataclasses.replace` and JAX's transformations lose them.
     """
-    return getattr(env, "__dict__", {})  # not what a wrapper forwards; a temporary one if there are slots
+    return getattr(env, "__dict__", {})  # of `env` itself, not forwarded by a wrapper; a temporary one for slots
 
 
 def like(old: Any, value: Any) -> Any:
-    """Convert `value` to the types of `old`: a Python number if both are numbers, otherwise a JAX array.
+    """Convert `value` to the types of `old`: a Python number if both are numbers, otherwise JAX arrays.
 
     Args:
       old: a number, an array, or a pytree of them.
-      value: a pytree of the same structure; arrays may have more axes in front, to be mapped over.
+      value: a pytree of the same structure; arrays may have further leading axes, to map over.
 
     Raises:
       ValueError: another structure, another shape, NaN, or a number that the type of `old` cannot represent.
@@ -181,7 +181,7 @@ def like(old: Any, value: Any) -> Any:
 
 
 def array_like(old: Any, value: Any) -> jax.Array:
-    """Convert `value` to an array of the type of `old`, of its shape or with more axes in front; see `like`."""
+    """Convert `value` to an array with the dtype and shape of `old`, possibly with leading axes; see `like`."""
     dtype, shape, array = jnp.result_type(old), jnp.shape(old), jnp.asarray(value)
     if not jnp.issubdtype(array.dtype, jnp.number) and array.dtype != jnp.bool_:
         raise ValueError(f"{array.dtype} is not a numeric type")
@@ -201,5 +201,5 @@ def array_like(old: Any, value: Any) -> jax.Array:
 def _unknown(env, name, paths):
     fields = {field for part in layers(env) for field in getattr(part, "__dataclass_fields__", ())}
     if name in fields - {"env"}:
-        return [f"{name} of {env.name} is static: it is part of the compiled program; make another environment"]
+        return [f"{name} of {env.name} is static, part of the compiled program; make another environment"]
     return unknown(f"parameter of {env.name}", name, paths).problems

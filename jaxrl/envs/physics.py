@@ -1,4 +1,4 @@
-"""The base of physics suites: environments with a time limit and a physical system whose parts are parameters."""
+"""The base class of physics suites: a time limit, and a physical system whose parts are parameters."""
 
 import functools
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from jaxrl.envs.suite import COUNT, Key, LibraryEnv, Step, unread
 
 
 class PhysicsState(struct.PyTreeNode):
-    """A library's own state, and the length of the episode, which it does not count."""
+    """A library's own state, and the episode's length, which the library does not count."""
 
     own: PyTree
     steps: jax.Array  # int32, transitions so far
@@ -25,8 +25,8 @@ class PhysicsState(struct.PyTreeNode):
 class PhysicsEnv(LibraryEnv):
     """An environment of a library of simulated physics.
 
-    Leaves: the time limit, where episodes are truncated, and the replaced parts of the physical system by their path in
-    it, such as `{"opt.gravity": [0.0, 0.0, -3.7]}`, each in its shape (or with more axes in front, to be mapped over).
+    Leaves: the time limit, where episodes are truncated, and the replaced parts of the physical system by path, such as
+    `{"opt.gravity": [0.0, 0.0, -3.7]}`, each in its shape (or with leading axes, to map over).
     """
 
     episode_length: Any
@@ -61,7 +61,7 @@ class PhysicsEnv(LibraryEnv):
         return PhysicsState(own, steps, state.drawn), step
 
     def reads(self) -> str:
-        """Return an addition to the message about a part without effect."""
+        """Return an addition to the error about a part without effect."""
         return ""
 
     def fit(self, name: str, value: Any) -> Any:
@@ -104,7 +104,7 @@ def part(system: Any, path: str) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _useless(cls, key, path):
-    """Return why a part of the physical system is not a parameter of the dynamics; "" if it is one."""
+    """Explain why changing a part of the physical system has no effect; "" if it has one."""
     env = cls.default(key)
     try:
         value = jnp.asarray(part(cls.physical(key), path))

@@ -1,7 +1,7 @@
-"""Probe environments: tiny tasks with known values, one for each link of an algorithm.
+"""Probe environments: tiny tasks with known values, one for each part of an algorithm.
 
-All five are one environment with different leaves, so that one compiled program per algorithm serves them all. They are
-the probes of rejax (Liesen et al., 2023), and one for time limits.
+All five are one environment with different leaves, so that each algorithm compiles once for all of them. They are the
+probes of rejax (Liesen et al., 2023), plus one for time limits.
 
 | name | what happens | true value |
 |---|---|---|
@@ -9,11 +9,12 @@ the probes of rejax (Liesen et al., 2023), and one for time limits.
 | `probe:RewardIsObservation` | one step, reward = observation, -1 or 1 | the observation |
 | `probe:TwoStepDiscount` | observes 0, reward 0; then observes 1, reward 1 | gamma; then 1 |
 | `probe:ActionReward` | one step; reward as below | 1 (of the best policy) |
-| `probe:Truncated` | observes 0 forever, reward `reward` per step, cut off every `max_steps` | reward / (1 - gamma) |
+| `probe:Truncated` | observes 0 forever, reward `reward` per step, truncated every `max_steps` | reward / (1 - gamma) |
 
-Action-dependent reward: discrete, 1 for action 0 and -1 for action 1; continuous (one number in [-2, 2]),
-1 - (action - 0.5)^2, best at 0.5; composite (a dictionary of such a number and a tuple of three choices in two spaces),
-the larger of that and 0 if each choice is the last of its kind, otherwise 0: no part earns anything on its own.
+The action-dependent reward of discrete actions is 1 for action 0 and -1 for action 1. That of continuous actions (one
+number in [-2, 2]) is 1 - (action - 0.5)^2, best at 0.5. That of composite actions (a dictionary of such a number and a
+tuple of three choices in two spaces) is the continuous reward, but at least 0, if each choice is the last of its kind,
+and 0 otherwise: no part has a reward of its own.
 """
 
 from collections.abc import Mapping
@@ -50,9 +51,9 @@ class ProbeState(struct.PyTreeNode):
 class Probe(SuiteEnv, repr=True):
     """The probe environment; see the module's table.
 
-    The reward of a transition is `reward + observation_reward * observation + action_reward * f(action)`. It is given
-    only on the last of `terminate_after` transitions, or, if `endless` is 1, on every transition of an episode that
-    only the limit ends.
+    The reward of a transition is `reward + observation_reward * observation + action_reward * f(action)`. It is only
+    received on the last of `terminate_after` transitions or, if `endless` is 1, on every transition of an episode that
+    ends at the time limit.
 
     Args:
       reward, observation_reward, action_reward: weights of the three parts.
@@ -88,7 +89,7 @@ class Probe(SuiteEnv, repr=True):
 
     @classmethod
     def default(cls, key: Key) -> "Probe":
-        # Arrays of one type for every probe: only their values may differ.
+        # Arrays with the same types for every probe, so that only their values differ.
         values = {k: _array(field.default) for k, field in cls.__dataclass_fields__.items() if k not in _KINDS}
         chosen = {k: like(values[k], x) for k, x in _PROBES.get(key[0], {}).items()}
         return cls(**values | chosen, **{k: bool(x) for k, x in key[1]})
@@ -97,11 +98,11 @@ class Probe(SuiteEnv, repr=True):
     def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
         super().check(name, parameters)
         if all(parameters.get(k) for k in _KINDS):
-            raise ConfigError(f"probe:{name} is continuous=True or composite=True, not both")
+            raise ConfigError(f"probe:{name} can have continuous=True or composite=True, not both")
 
     @property
     def key(self) -> Key:
-        # One for all probes: it is static in specifications, and must not cause another program for each.
+        # The same for all probes, because a static name of its own would give each probe another program.
         name = "Composite" if self.composite else "Continuous" if self.continuous else "Discrete"
         return key_of(name, {"continuous": self.continuous, "composite": self.composite})
 
@@ -115,7 +116,7 @@ class Probe(SuiteEnv, repr=True):
     def restore(
         cls, name: str, parameters: Mapping[str, Any], observation_space: spaces.Space, action_space: spaces.Space
     ) -> "Probe":
-        """Return the probe with these `parameters`, whatever its name."""
+        """Return the probe with these `parameters`, which determine it without its name."""
         del name
         return super().restore("Constant", parameters, observation_space, action_space)
 

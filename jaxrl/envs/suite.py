@@ -1,4 +1,4 @@
-"""The base of JAX suites, and tools for adapters of foreign code: type rules, error messages, stable types.
+"""The base class of JAX suites, and tools for adapters of other libraries: type rules, errors, stable types.
 
 A suite is one subclass of `SuiteEnv` in its own module (docs/new_suite.md).
 """
@@ -35,15 +35,15 @@ class Step(NamedTuple):
     """The result of a suite's reset or action.
 
     Attributes:
-      observation: an element of the observation space, in any type and shape that converts to the space's.
+      observation: an element of the observation space, in any dtype and shape that can be converted to the space's.
       reward: a scalar.
       terminated: bool, whether the task ended.
       truncated: bool, whether a time limit cut the episode off.
       action_mask: bool, True where an action is allowed; None allows everything.
-      discount: the environment's own discount of what follows (`TimeStep.discount`), 1 after a reset; None: it has
+      discount: the environment's own discount of later rewards (`TimeStep.discount`), 1 after a reset; None if it has
         none.
-      info: further values by name; those that are single numbers become `TimeStep.info`.
-      active: bool, False for an agent that can no longer act but is rewarded until its team's episode is over; None:
+      info: further values by name; single numbers become `TimeStep.info`.
+      active: bool, False for an agent that can no longer act but is rewarded until its team's episode is over; None if
         all can act.
     """
 
@@ -60,8 +60,8 @@ class Step(NamedTuple):
 class SuiteEnv(struct.PyTreeNode):
     """An environment of a JAX suite, which does not reset itself.
 
-    A suite is one subclass, a frozen dataclass. Its leaves are the numbers that may change without recompiling; a leaf
-    that is itself a dataclass stands for its fields. A subclass has
+    A suite is one subclass, a frozen dataclass. Its leaves are the numbers that may change without recompiling; if a
+    leaf is itself a dataclass, its fields are the numbers. A subclass has
 
     - `suite`: the suite's name;
     - `key`: the environment's name and its static parameters, made by `key_of`; static;
@@ -75,7 +75,7 @@ class SuiteEnv(struct.PyTreeNode):
     absent from `info`). An agent that finishes before the others repeats its ending until they finish, or is not
     `active` but rewarded until then (`jaxrl.envs.agents`).
 
-    The other methods of the first group have defaults that suit most suites. Those of the second group serve
+    The other methods of the first group have defaults that suit most suites. Those of the second group are used by
     `jaxrl.make`, files, `jaxrl.envs.parameters` and training; suites do not override them.
     """
 
@@ -112,11 +112,11 @@ class SuiteEnv(struct.PyTreeNode):
         raise NotImplementedError
 
     def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
-        """Return the state and the observation of a new episode; traced under JAX's standard promotion rules."""
+        """Return the state and first step of a new episode; traced under JAX's standard promotion rules."""
         raise NotImplementedError
 
     def advance(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, Step]:
-        """Return the next state and what the action led to, an episode's last observation included."""
+        """Return the next state and the step after an action, including an episode's last observation."""
         raise NotImplementedError
 
     @classmethod
@@ -124,7 +124,7 @@ class SuiteEnv(struct.PyTreeNode):
         """Reject names and static parameters that do not exist or cannot run.
 
         Raises:
-          ConfigError: the message says why.
+          ConfigError: explains why.
         """
         if name not in (names := cls.names()):
             raise unknown_name(cls.suite, name, names)
@@ -133,7 +133,7 @@ class SuiteEnv(struct.PyTreeNode):
                 raise unknown(f"{parameter} of {cls.suite}:{name}", str(value), map(str, allowed))
 
     def fit(self, name: str, value: Any) -> Any:
-        """Return a number of `jaxrl.make` in the type of its default, `self.numbers[name]`.
+        """Convert a number passed to `jaxrl.make` to the type of its default, `self.numbers[name]`.
 
         Raises:
           ConfigError, ArithmeticError, AttributeError, TypeError, ValueError: the value does not fit.
@@ -141,7 +141,7 @@ class SuiteEnv(struct.PyTreeNode):
         return like(self.numbers[name], value)
 
     def with_spaces(self) -> Self:
-        """Return this environment with the spaces that follow from its numbers, none of which is an array here."""
+        """Return this environment with the spaces that follow from its numbers, which are not arrays here."""
         return self
 
     @classmethod
@@ -155,11 +155,11 @@ class SuiteEnv(struct.PyTreeNode):
         return {}
 
     def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
-        """Return a line for each number `changed` that is impossible: beyond `limits`; files are checked too."""
+        """Return a line for each number `changed` that is impossible, such as outside `limits`; also for files."""
         return outside(changed, self.limits(self.key[0]))
 
     def without_effect(self) -> frozenset[str]:
-        """Return the numbers on which nothing that an agent sees depends; by default found by tracing."""
+        """Return the numbers without effect on observations, rewards and endings; by default found by tracing."""
         return _without_effect(type(self), self.key)
 
     def idle(self) -> Mapping[str, str]:
@@ -184,9 +184,9 @@ class SuiteEnv(struct.PyTreeNode):
         ]
 
     def model(self, state: PyTree) -> tuple[Environment, PyTree]:
-        """Return the environment that a search should plan in, and its states for states [B, ...] of this one.
+        """Return the environment in which a search plans, and its states for states [B, ...] of this one.
 
-        The spaces of its observations and actions are the same.
+        Its observation and action spaces are the same.
         """
         return self, state
 
@@ -201,7 +201,7 @@ class SuiteEnv(struct.PyTreeNode):
           parameters: numbers (or arrays to be mapped over), which become leaves, and static parameters.
 
         Raises:
-          ConfigError: unknown name, or parameters that are unknown, do not fit, contradict each other or change
+          ConfigError: the name is unknown, or parameters are unknown, do not fit, contradict each other or change
             nothing; lists all problems.
         """
         env = cls._built(name, parameters)
@@ -213,18 +213,20 @@ class SuiteEnv(struct.PyTreeNode):
     def restore(
         cls, name: str, parameters: Mapping[str, Any], observation_space: spaces.Space, action_space: spaces.Space
     ) -> Self:
-        """Return the environment with recorded `parameters`, even without effect; its spaces follow from them.
+        """Return the environment with recorded `parameters`, from which its spaces follow.
+
+        Parameters that change nothing are accepted, because files of earlier versions may contain them.
 
         Raises:
-          ConfigError: as `make`, except for parameters that change nothing; or a static number is beyond `largest`.
+          ConfigError: as for `make`; or a static number exceeds `largest`.
         """
         del observation_space, action_space
         sizes = cls.static_parameters(name) if name in cls.names() else {}
         chosen = {k: x for k, x in parameters.items() if k in sizes and isinstance(x, int | float) and "seed" not in k}
         if large := [f"{k}={x!r:.80}" for k, x in chosen.items() if not abs(x) <= cls.largest]:
             raise ConfigError(
-                f"{cls.suite}:{name} is to be made with {', '.join(large)}; a file may choose at most {cls.largest}: "
-                "hand the environment in: env=jaxrl.make(...)"
+                f"{', '.join(large)} of {cls.suite}:{name} exceeds {cls.largest}, the limit for files; create the "
+                "environment yourself: env=jaxrl.make(...)"
             )
         return cls._built(name, parameters)
 
@@ -314,7 +316,7 @@ class SuiteEnv(struct.PyTreeNode):
         return _cast(state, shared.dtypes), self._of_agents(following)(step)
 
     def _of_agents(self, function: Callable[[Step], TimeStep]) -> Callable[[Step], TimeStep]:
-        """Return the function of all agents' steps, given that of one agent's step."""
+        """Return a function of the steps of all agents that applies `function` to each agent's step."""
         if (agents := self.num_agents) == 1:
             return function
 
@@ -328,7 +330,7 @@ class SuiteEnv(struct.PyTreeNode):
 
 
 class LibraryEnv(SuiteEnv):
-    """An environment of a library, whose spaces are made along with it."""
+    """An environment of a library, with spaces that are static fields."""
 
     key: Key = struct.field(pytree_node=False)
     observation_space: spaces.Space = struct.field(pytree_node=False)
@@ -345,13 +347,13 @@ class _Shared(NamedTuple):
     """The data shared by all environments of one class and key."""
 
     default: Any
-    dtypes: PyTree  # of a state after some steps, as a tree like it
+    dtypes: PyTree  # of a state after some steps
     info: tuple[str, ...]  # the scalars that a step reports
 
 
 @functools.lru_cache(maxsize=256)
 def _shared(cls: type[SuiteEnv], key: Key) -> _Shared:
-    """Return the default environment and its types; cached, so that two environments share one compiled program."""
+    """Return the default environment and its types, cached so that environments share one compiled program."""
     with constructing():
         default = cls.default(key)
         prng_key = jax.eval_shape(lambda: jax.random.key(0))
@@ -372,10 +374,10 @@ def _without_effect(cls: type[SuiteEnv], key: Key) -> frozenset[str]:
 
 
 def check_single(env: Environment) -> None:
-    """Refuse an array to be mapped over if the default of a parameter is one number or a smaller array.
+    """Reject parameters that are arrays to map over, with larger shapes than their defaults.
 
     Raises:
-      ConfigError: names each such parameter of the environment and its wrappers, with its shape.
+      ConfigError: lists them, those of wrappers too, with their shapes.
     """
     problems = []
     for part in layers(env):
@@ -390,8 +392,8 @@ def check_single(env: Environment) -> None:
             shape, expected = (jax.tree.map(np.shape, x) for x in (values[name], default))
             if shape != expected:
                 problems.append(
-                    f"parameter {name} of {env.name} has shape {shape}, not {expected}: a run has one value of it; map "
-                    "over make_train, or sample it by envs.RandomParameters"
+                    f"parameter {name} of {env.name} has shape {shape}, not {expected}: a run has a single value; map "
+                    "over make_train, or sample values with envs.RandomParameters"
                 )
     if problems:
         raise ConfigError(problems)
@@ -400,8 +402,8 @@ def check_single(env: Environment) -> None:
 def model_of(env: Environment, state: PyTree) -> Model:
     """Return an environment and its states as a model for planning, without statistics and automatic resets.
 
-    A suite may provide another environment to plan in (`SuiteEnv.model`). Nothing is removed under other wrappers, so
-    that observations are those that the policy expects.
+    A suite may provide another environment to plan in (`SuiteEnv.model`). Other wrappers stay, and everything under
+    them, so that the policy gets the observations that it expects.
 
     Args:
       env: one environment.
@@ -421,7 +423,7 @@ def _scalar_names(reported: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _cast(state: PyTree, dtypes: PyTree) -> PyTree:
-    """Cast the state to these types, so that every step returns the same ones."""
+    """Cast the state to these dtypes, so that every step returns the same ones."""
 
     def cast(x, dtype):
         return x if jnp.issubdtype(dtype, jax.dtypes.extended) else jnp.asarray(x, dtype)
@@ -446,7 +448,7 @@ def equal(one: Any, other: Any) -> bool:
 
 # --- foreign code ------------------------------------------------------------------------------------------------
 
-# The packages to install for modules that environments import when they are made.
+# The packages that provide the modules that environments import.
 _PACKAGES = {
     "Box2D": "'gymnasium[box2d]'",
     "ale_py": "ale-py",
@@ -471,10 +473,10 @@ def unbounded(seen: Any) -> spaces.Space:
 
 
 def outside(changed: Mapping[str, Any], limits: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Return one error line per changed number that is out of range or not finite.
+    """Return a line for each changed number that is out of range or not finite.
 
     Args:
-      changed: numbers by name; arrays, which may be mapped over, are not checked.
+      changed: numbers by name; arrays are not checked, because they may be mapped over.
       limits: by name, as `jaxrl.core.limits.problem` takes them: `{"spawn_cow_chance": PROBABILITY}`.
     """
     single = {name: x for name, x in changed.items() if name in limits and not isinstance(x, jax.Array | np.ndarray)}
@@ -511,8 +513,8 @@ def key_of(name: str, arguments: Mapping[str, Any]) -> Key:
 
 @contextlib.contextmanager
 def silent_import() -> Generator[None]:
-    """Suppress the output of an imported package, even if it sets the streams to the process's own."""
-    from unittest import mock  # takes time to import
+    """Suppress the output of an import, even if the imported package restores the process's own streams."""
+    from unittest import mock  # slow to import
 
     silent = io.StringIO()
     with mock.patch.multiple(sys, stdout=silent, __stdout__=silent, stderr=sys.stderr, __stderr__=sys.stderr):
@@ -521,32 +523,32 @@ def silent_import() -> Generator[None]:
 
 @contextlib.contextmanager
 def foreign_rules() -> Generator[None]:
-    """Apply JAX's standard promotion of types and ranks, which suites are written for."""
+    """Apply JAX's standard promotion of types and ranks, which suites rely on."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
 
 @contextlib.contextmanager
 def constructing() -> Generator[None]:
-    """Apply foreign rules and compute eagerly, so that values cached within a trace are not tracers."""
+    """Apply `foreign_rules` and compute eagerly, so that cached values are never tracers."""
     with jax.ensure_compile_time_eval(), foreign_rules():
         yield
 
 
 def made_once[Made](function: Callable[[Key], Made]) -> Callable[[Key], Made]:
-    """Decorate a function that makes a library's own environment: once for each key, and eagerly (`constructing`)."""
+    """Decorate a function that makes a library's environment, so that it runs once per key and eagerly."""
     return functools.lru_cache(maxsize=256)(constructing()(function))
 
 
 @contextlib.contextmanager
 def refusing(where: str, options: Mapping[str, Any], kinds: tuple[type[Exception], ...] = _REFUSALS) -> Generator[None]:
-    """Reraise errors of a suite that makes an environment as a `ConfigError`; `where` names the environment."""
+    """Reraise errors of a library that makes the environment `where` as a `ConfigError`."""
     try:
         yield
     except kinds as error:
         arguments = ", ".join(f"{key}={value!r}" for key, value in options.items())
         raise ConfigError(
-            f"{where} cannot be made with {arguments or 'its own settings'}: "
+            f"{where} cannot be made with {arguments or 'its default settings'}: "
             f"{str(error) or type(error).__name__}{_install(error)}"
         ) from error
 
@@ -558,13 +560,13 @@ def _install(error: Exception) -> str:
 
 
 def unknown_parameters(what: str, names: Iterable[str], allowed: Iterable[str]) -> list[str]:
-    """Return one error line per name that is not allowed, with similar names; `what` names the environment."""
+    """Return a line for each name that is not allowed, with similar names; `what` names the environment."""
     allowed = [*allowed]
     return [line for name in names if name not in allowed for line in unknown(what, name, allowed).problems]
 
 
 def unread(environment: Callable[[dict[str, Any]], Environment], values: dict[str, Any]) -> frozenset[str]:
-    """Return the names of the parameters on which no time step of an environment depends; compiles nothing.
+    """Return the names of the parameters that no time step of an environment depends on; compile nothing.
 
     Args:
       environment: a function from parameters by name to a raw environment.

@@ -150,7 +150,7 @@ def test_actions_of_several_parts(workers):
     shown = host.step(actions)
     assert shown.observation.tolist() == [[0.5, 2.0, 2.0, 0.0, 1.0, 1.0], [-1.0, 0.0, 1.0, 1.0, 1.0, 2.0]]
     assert shown.reward.tolist() == [1.0, 0.0]
-    with pytest.raises(ValueError, match=r"shape \(1,\); give \(2,\)"):
+    with pytest.raises(ValueError, match=r"shape \(1,\); use \(2,\)"):
         host.step(actions | {"gear": np.int32([1])})
     host.close()
 
@@ -160,7 +160,7 @@ def test_actions_of_several_parts(workers):
     [
         (conversion.observations, foreign.Text(3), "observation space Text.*FlattenObservation"),
         (conversion.observations, foreign.Dict(a=foreign.Text(3)), r"it\['a'\] has the observation space Text"),
-        (conversion.observations, foreign.MultiDiscrete([[2, 3]]), "only vectors"),
+        (conversion.observations, foreign.MultiDiscrete([[2, 3]]), "must be a vector"),
         (conversion.array_actions, foreign.Dict(a=foreign.Discrete(2)), "space Dict.*and MultiBinary: .*ActionWrapper"),
         (conversion.actions, foreign.Dict(a=foreign.Tuple([foreign.Text(3)])), r"it\['a'\]\[0\] has the action space"),
         (conversion.actions, foreign.Box(0, 3, (2, 2), np.int32), "action space Box.*Dict and Tuple of these: "),
@@ -184,7 +184,7 @@ def test_misuse_and_closing(name, parameters):
     with pytest.raises(RuntimeError, match="before it was reset"):
         host.step(np.zeros(2, np.int32))
     host.reset()
-    with pytest.raises(ValueError, match=r"shape \(3,\).*give \(2,\)"):
+    with pytest.raises(ValueError, match=r"shape \(3,\).*use \(2,\)"):
         host.step(np.zeros(3, np.int32))
     again = host.reset()
     assert again.first.all() and not again.episode.returns.any()
@@ -248,8 +248,8 @@ def test_workers_need_environments_that_they_can_import(monkeypatch):
     gymnasium.register("Lambda-v0", entry_point=lambda: host_probes.Counting())
     gymnasium.register("Main-v0", entry_point=host_probes.Counting)
     try:
-        with pytest.raises(ConfigError, match="sent to a worker.*workers=0"):
-            jaxrl.make("gymnasium:Lambda-v0", workers=1).build(1, 0)
+        with pytest.raises(ConfigError, match="within a function.*workers=0"):
+            jaxrl.make("gymnasium:Lambda-v0", workers=1)
         monkeypatch.setattr(host_probes.Counting, "__module__", "__main__")
         with pytest.raises(ConfigError, match="main program.*workers=0"):
             jaxrl.make("gymnasium:Main-v0", workers=1)

@@ -69,7 +69,7 @@ def test_observations_lie_in_the_corrected_space_and_every_correction_is_needed(
 
 def test_only_environments_that_download_are_left_out():
     assert set(adapter.names()) | set(adapter.NEEDS_DOWNLOAD) == set(gymnax.registered_envs)
-    refused(lambda: envs.make("gymnax:MNISTBandit-bsuite"), "downloads")
+    refused(lambda: envs.make("gymnax:MNISTBandit-bsuite"), "needs a download")
 
 
 def balance(env, key, steps):

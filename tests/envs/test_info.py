@@ -92,7 +92,7 @@ def test_host_and_jax_environments_give_the_same_metrics():
 
 def test_the_contract_is_checked():
     check_env(Telling(), steps=20)
-    with pytest.raises(EnvironmentContractError, match=r"\['more'\]: reset gives"):
+    with pytest.raises(EnvironmentContractError, match=r"\['more'\]: reset returns"):
         check_env(Telling(wrong=True), steps=0)
 
 

@@ -97,7 +97,7 @@ def test_whole_runs_may_be_mapped_over_parameters():
 def test_what_is_wrong_is_told_at_once():
     with pytest.raises(ConfigError) as caught:
         with_parameters(WRAPPED, distanc=1.0, width=4, distance="far", sizes=np.ones(2), count=1.5)
-    refused(lambda: with_parameters(None, gravity=1.0), "None is no JAX environment")
+    refused(lambda: with_parameters(None, gravity=1.0), "None is not a JAX environment")
     first, second, *others = caught.value.problems
     assert "unknown parameter of my:Own 'distanc'; did you mean 'distance'" in first
     assert "width of my:Own is static" in second
@@ -108,7 +108,7 @@ def test_what_is_wrong_is_told_at_once():
     ("name", "values", "reason"),
     [
         ("CartPole-v1", {"max_steps_in_episode": 0}, "max_steps_in_episode=0 must be at least 1"),
-        ("CartPole-v1", {"gravity": float("nan")}, "parameter gravity of gymnax:CartPole-v1 holds NaN"),
+        ("CartPole-v1", {"gravity": float("nan")}, "parameter gravity=nan of gymnax:CartPole-v1 .*: it is NaN"),
         ("BernoulliBandit-misc", {"reward_prob": 1.1}, "reward_prob=1.1 must be at least 0 and at most 1"),
         ("FourRooms-misc", {"fail_prob": -0.1}, "fail_prob=-0.1 must be at least 0 and at most 1"),
     ],
@@ -121,5 +121,5 @@ def test_impossible_numbers_are_refused_when_made_and_when_changed(name, values,
 
 
 def test_nan_within_an_array_is_refused():
-    with pytest.raises(ConfigError, match="parameter gravity .* NaN"):
+    with pytest.raises(ConfigError, match="parameter gravity=.* NaN"):
         jaxrl.make("gymnax:CartPole-v1", gravity=np.array([9.8, np.nan], np.float32))

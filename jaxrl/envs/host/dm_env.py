@@ -78,30 +78,30 @@ def from_dm_env(
 ) -> DmEnvRecipe:
     """Return a recipe of environments that `factory` makes, for `jaxrl.train` and `jaxrl.register`.
 
-    A last time step with a discount of 0 is terminated, with any other truncated. Learning uses the discounts in
-    addition to the learner's `gamma`, unless the `discount_spec` only has 0 and 1, as `specs.DiscreteArray(2)`.
+    A last time step is terminated if its discount is 0, and truncated otherwise. Learning uses the discounts in
+    addition to the learner's `gamma`, unless the `discount_spec` only allows 0 and 1, as `specs.DiscreteArray(2)`.
 
     Args:
       factory: a function that makes a `dm_env.Environment`; its parameter `seed` is always passed.
       workers: number of processes that step the environments; 0 steps them in this process, one after another. Workers
         import `factory`, which must be a function of a module.
-      step_timeout: seconds that one step or reset may take, before its worker counts as hung; 60 if not given.
-      start_timeout: seconds that a worker may take to start; 120 if not given.
-      restarts: number of workers that are replaced before the run stops; 3 if not given.
-      info: numbers of every step to report as metrics of training: parts of the observation, by name, or of the result
+      step_timeout: seconds that one step or reset may take before its worker counts as hung; default 60.
+      start_timeout: seconds that a worker may take to start; default 120.
+      restarts: number of workers that are replaced before the run stops; default 3.
+      info: names of numbers of every step to report as metrics of training: parts of the observation, or of the result
         of the environment's own method `get_info()`, if it has one.
       options: further arguments of `factory`.
 
     Raises:
-      ConfigError: the environment cannot be made, or its specs are not supported; the message lists those that are.
+      ConfigError: the environment cannot be made, or its specs are not supported; the message lists supported ones.
     """
     where = f"dm_env:{getattr(factory, '__module__', '?')}:{getattr(factory, '__qualname__', type(factory).__name__)}"
     try:
         taken = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{factory!r:.80} is no function that makes an environment: {error}") from None
+        raise ConfigError(f"{factory!r:.80} must be a function that makes an environment: {error}") from None
     if not any(parameter.name == "seed" or parameter.kind is parameter.VAR_KEYWORD for parameter in taken):
-        raise ConfigError(f"{where} has no parameter `seed`, by which the environments of a run differ; give it one")
+        raise ConfigError(f"{where} needs a parameter `seed`, so that the environments of a run differ; add one")
     timeouts = {"step_timeout": step_timeout, "start_timeout": start_timeout}
     return _made(where, factory, options | timeouts | {"workers": workers, "restarts": restarts, "info": info})
 
@@ -136,7 +136,7 @@ def _space(what, spec, where):
     whole = isinstance(spec, specs.BoundedArray) and kind in ("i", "u") and len(spec.shape) <= 1
     if not (whole or kind == "f" if acting else kind in ("f", "i", "u", "b")):
         raise ConfigError(
-            f"{where} has the {what} spec {spec}; taken are {_ALLOWED[what]}: convert it in an environment around it"
+            f"{where} has the {what} spec {spec}; supported are {_ALLOWED[what]}: convert it in a wrapper environment"
         )
     if acting and whole and spec.shape == ():
         low, high = int(spec.minimum), int(spec.maximum)

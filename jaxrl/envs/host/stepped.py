@@ -1,4 +1,4 @@
-"""Batches of Python environments, in this process or in workers, for Gymnasium's and dm_env's adapters."""
+"""Recipes and batches of Python environments, in this process or in workers, for the adapters of host libraries."""
 
 import dataclasses
 import functools
@@ -87,7 +87,7 @@ class SteppedRecipe(LibraryRecipe):
       step_timeout: seconds after which a worker counts as hung.
       start_timeout: seconds that a worker has to make its environments.
       restarts: number of workers that may be replaced.
-      factory: the function that makes an environment that a program passed; None: it is made by name.
+      factory: the function that makes an environment, if the program passed one; None: it is made by name.
     """
 
     workers: int = 0
@@ -139,7 +139,7 @@ class SteppedRecipe(LibraryRecipe):
             else:
                 try:
                     stepper = Workers(alone, **{key: stepping[key] for key in USUAL})
-                except EnvironmentFailedError as error:  # its last line is what was raised
+                except EnvironmentFailedError as error:  # its last line is the error that was raised
                     raise RuntimeError(str(error).strip().splitlines()[-1]) from error
         work = functools.partial(_tried, stepper, spec, cls.converted)
         observations, actions = first_call(work, stepper, stepping["start_timeout"])
@@ -165,18 +165,17 @@ class SteppedRecipe(LibraryRecipe):
 
 
 def stepping(options: dict[str, Any]) -> dict[str, Any]:
-    """Take these fields of a recipe out of `options`, and return them, with defaults for what is missing or None.
+    """Remove the fields of `SteppedRecipe` from `options` and return them, with defaults for missing ones and None.
 
     Args:
-      options: arguments of an environment, and among them
+      options: arguments of an environment, which may include
         - `workers`: number of processes that step the environments; 0 steps them in this process, one after another,
-          which is faster if a step costs less than about 100 microseconds. Workers run in parallel, and may hang and
+          which is faster if a step takes less than about 100 microseconds. Workers run in parallel, and may hang and
           crash;
-        - `step_timeout`: seconds that one step or reset may take, before its worker counts as hung and is killed; 60 if
-          not given;
-        - `start_timeout`: seconds that a worker may take to import what it needs and make its environments; 120 if not
-          given;
-        - `restarts`: number of workers that hang or are killed and are replaced before the run stops; 3 if not given;
+        - `step_timeout`: seconds that one step or reset may take before its worker counts as hung and is killed;
+          default 60;
+        - `start_timeout`: seconds that a worker may take to import its modules and make its environments; default 120;
+        - `restarts`: number of workers that may hang or be killed and are replaced before the run stops; default 3;
         - `info`: names of numbers of every step to report as metrics of training.
 
     Raises:
@@ -187,7 +186,9 @@ def stepping(options: dict[str, Any]) -> dict[str, Any]:
     problems = count_problems(**{key: (chosen[key], 0) for key in _COUNTS if key in chosen})
     for key, value in chosen.items():
         if key != "workers" and chosen.get("workers", 0) == 0:
-            problems.append(f"{key}={value} needs workers: what runs in this process cannot be interrupted or replaced")
+            problems.append(
+                f"{key}={value} needs workers: environments in this process cannot be interrupted or replaced"
+            )
         elif key not in _COUNTS:
             problems += number_problems(key, value, {"above": 0})
     if problems:
@@ -199,7 +200,7 @@ _COUNTS = ("workers", "restarts")
 
 
 def _is_local(spec, options):
-    """Return whether what makes an environment, or a wrapper, is of the main program or within a function."""
+    """Return whether an environment or a wrapper is defined in the main program or within a function."""
     maker = spec[0] if isinstance(spec, tuple) else getattr(spec, "entry_point", spec)
     named = maker if hasattr(maker, "__qualname__") else type(maker)
     wrappers = () if isinstance(spec, tuple) else options.get("wrappers", ())
@@ -209,7 +210,7 @@ def _is_local(spec, options):
 
 def _tried(stepper, spec, converted):
     observations, actions = converted(*stepper.spaces[:2], stepper.name)
-    # The only instance must not change.
+    # A single instance must not change.
     if isinstance(stepper, InProcess) and callable(spec) and not hasattr(spec, "instance"):
         zeros = jax.tree.map(lambda x: np.array(x)[()], actions.convert(spaces.zeros(actions.space)))
         for command in ("reset", stepper.seeds[0]), ("step", zeros):
@@ -228,11 +229,10 @@ def _element(observations, observation, who):
         found = observations.convert(observation)
         for path, child, leaf in spaces.leaves_with_path(observations.space, found):
             if leaf.shape != child.shape:
-                raise ValueError(f"observation{path} of shape {leaf.shape}, and its space says {child.shape}")
+                raise ValueError(f"observation{path} has shape {leaf.shape}, not {child.shape}")
     except (EnvironmentContractError, KeyError, TypeError, ValueError) as error:
         raise EnvironmentContractError(
-            f"{who} gives an observation that is none of its space {observations.space}: "
-            f"{type(error).__name__}: {error}"
+            f"{who} returned an observation outside its space {observations.space}: {type(error).__name__}: {error}"
         ) from error
     return found
 
@@ -249,7 +249,7 @@ class SteppedEnvironment:
 
     Attributes:
       name: the environment's name.
-      num_envs: environments.
+      num_envs: number of environments.
     """
 
     def __init__(self, recipe: SteppedRecipe, num_envs: int, seed: int, first_env: int):
@@ -265,17 +265,17 @@ class SteppedEnvironment:
         else:
             try:
                 self._stepper = InProcess(batch)
-            except TypeError as error:  # of options that the environment does not know, such as from a file
+            except TypeError as error:  # such as options of a file that the environment does not have
                 raise EnvironmentFailedError(f"{self.name} could not be made: {error}") from error
         *both, self._discounted = self._stepper.spaces
         observations, actions = recipe.converted(*both, self.name)
         built = EnvSpec(self.name, observations.space, actions.space)
-        if problems := space_problems(built, recipe, "its recipe, as made or as a file has it,"):
+        if problems := space_problems(built, recipe, "its recipe has"):
             self._stepper.close()
             raise EnvironmentContractError("\n".join(problems))
         self._observations = observations
         self._write = actions.convert
-        # Integers are NumPy scalars, as `Discrete` has them; boxes are arrays, even without dimensions.
+        # Integers are passed as NumPy scalars, as `Discrete` requires; boxes are arrays, even without dimensions.
         self._scalar = [isinstance(own, Integers) for own in actions.native]
         self._action_shapes = [(num_envs, *space.shape) for space in spaces.leaves(actions.space)]
         self._episodes = Episodes(num_envs, info=recipe.info)
@@ -288,12 +288,12 @@ class SteppedEnvironment:
 
     @property
     def patience(self) -> float:
-        """The additional seconds that a step may take if a worker is given up and replaced."""
+        """The additional seconds that a step may take if a worker is replaced."""
         return self._stepper.patience
 
     @property
     def doing(self) -> str:
-        """A description of what it waits for; empty if it does not wait."""
+        """A description of the work that it waits for; "" if it does not wait."""
         return self._stepper.doing
 
     @property
@@ -305,10 +305,10 @@ class SteppedEnvironment:
         return self._stepper.render()
 
     def reset(self) -> TimeStep[np.ndarray]:
-        """Begin new episodes, at first with the seeds; return their first time steps [num_envs].
+        """Begin new episodes; return their first time steps [num_envs]. The first reset uses the seeds.
 
         Raises:
-          EnvironmentFailedError: an environment raised, or a worker was lost once too often.
+          EnvironmentFailedError: an environment raised, or too many workers were lost.
           RuntimeError: it was closed.
         """
         self._check_open()
@@ -322,8 +322,8 @@ class SteppedEnvironment:
         """Return the time steps after `actions` [num_envs, ...], or the first of the next episode after an end.
 
         Raises:
-          EnvironmentFailedError: an environment raised, or a worker was lost once too often.
-          EnvironmentContractError: an observation is not of the space's shape.
+          EnvironmentFailedError: an environment raised, or too many workers were lost.
+          EnvironmentContractError: an observation does not have the space's shape.
           RuntimeError: it was not reset, or was closed.
           ValueError: `actions` have another shape.
         """
@@ -334,7 +334,7 @@ class SteppedEnvironment:
         leaves = [np.array(x) for x in leaves]  # copies, which environments may write to
         for shape, x in zip(self._action_shapes, leaves, strict=True):
             if x.shape != shape:
-                raise ValueError(f"{self.name}: actions of shape {x.shape}; give {shape}")
+                raise ValueError(f"{self.name}: actions have shape {x.shape}; use {shape}")
 
         def row(i):
             return structure.unflatten(x[i] if s else x[i, ...] for x, s in zip(leaves, self._scalar, strict=True))
@@ -350,7 +350,7 @@ class SteppedEnvironment:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise RuntimeError(f"{self.name} was closed; build another")
+            raise RuntimeError(f"{self.name} was closed; build a new one")
 
     def _run(self, commands) -> TimeStep[np.ndarray]:
         try:
@@ -379,9 +379,9 @@ class SteppedEnvironment:
 
 
 def check_recorded(env: str, options: Mapping[str, Any]) -> None:
-    """Check that options from a file are numbers, booleans and plain words, or lists and tables of them.
+    """Check that options from a file are numbers, booleans and plain words, or lists and dictionaries of them.
 
-    The author of the file chose them, and an environment may open, load or run what a text names.
+    An environment may open, load or run what a string names, and the file may be from somebody else.
 
     Args:
       env: the environment's name, for the message.
@@ -392,8 +392,8 @@ def check_recorded(env: str, options: Mapping[str, Any]) -> None:
     """
     if strange := sorted(str(name) for name, value in options.items() if not _is_plain(value)):
         raise ConfigError(
-            f"{env} is to be made with {', '.join(strange)[:200]}, whose values a file may not choose: only numbers, "
-            "True, False and plain words; hand the environment in: env=jaxrl.make(...)"
+            f"a file may set {', '.join(strange)[:200]} of {env} only to numbers, True, False and plain words; for "
+            "other values create the environment yourself: env=jaxrl.make(...)"
         )
 
 

@@ -12,12 +12,12 @@ from jaxrl.core.types import PyTree
 from jaxrl.envs.drawings import disks, register
 from jaxrl.envs.suite import COUNT, Key, LibraryEnv, Step, add_suite, made_once, silent_import, unbounded
 
-with silent_import():  # it prints which of its environments it does not find
+with silent_import():  # it prints the environments that it does not find
     import jaxmarl
     from jaxmarl.environments import overcooked, overcooked_v2
     from jaxmarl.environments.smax.smax_env import MAP_NAME_TO_SCENARIO
 
-# Arguments that are named rather than passed as arrays, by name; the first is the default.
+# Arguments that are passed by name instead of as arrays, and their values; the first is the default.
 _MAPS = ("scenario", {None: None} | MAP_NAME_TO_SCENARIO)
 _KITCHENS, _KITCHENS_2 = ("layout", overcooked.overcooked_layouts), ("layout", overcooked_v2.overcooked_v2_layouts)
 _NAMED: Any = {"SMAX": _MAPS, "HeuristicEnemySMAX": _MAPS, "overcooked": _KITCHENS, "overcooked_v2": _KITCHENS_2}
@@ -27,12 +27,12 @@ _OURS = {"world_state": False, "agent_id": False}
 class JaxMarlEnvironment(LibraryEnv):
     """A JaxMARL environment, with all of its agents.
 
-    Static parameters are the numbers and names in the constructor; `world_state`, for observations that are
-    dictionaries of `observation`, the agent's, and `world_state`, the same for all; and `agent_id`, for a one-hot
-    vector of the agent's number at the end of its observation. If agents observe vectors of different sizes, these are
-    padded with zeros; if they have different numbers of actions, those that an agent lacks are masked.
+    Static parameters are the numbers and names in the constructor; `world_state`, which makes observations dictionaries
+    of `observation`, the agent's own, and `world_state`, the same for all agents; and `agent_id`, which appends a
+    one-hot vector of the agent's number to its observation. Vectors of different sizes are padded with zeros, and if
+    agents have different numbers of actions, the missing ones are masked.
 
-    Overcooked's `shaped_rewards` is a number: that multiple of JaxMARL's shaped reward is added.
+    Overcooked's `shaped_rewards` is a number, the weight of JaxMARL's shaped reward, which is added.
     """
 
     shaped_rewards: jax.Array | float | None = None  # None: the environment has none
@@ -113,7 +113,7 @@ def foreign(key: Key) -> Any:
 
 
 def _alive(state: Any) -> jax.Array | None:
-    """Return which units are alive, those of the agents first; None outside SMAX."""
+    """Return a mask of living units, the agents' first; None outside SMAX."""
     return getattr(getattr(state, "state", state), "unit_alive", None)
 
 

@@ -1,4 +1,4 @@
-"""PGX's games (Koyamada et al., 2023, arXiv:2303.17503), as raw episodic environments of one player or of all."""
+"""PGX's games (Koyamada et al., 2023, arXiv:2303.17503), as raw episodic environments of one or all players."""
 
 import functools
 import inspect
@@ -18,7 +18,7 @@ OPPONENTS = ("random", "self", "turns")
 
 
 class PgxState(struct.PyTreeNode):
-    """A game, and the agent's part in it."""
+    """A game, and the agent's seat in it."""
 
     game: PyTree  # PGX's state, without its observation
     seat: jax.Array  # int32, the agent's number among the players
@@ -27,9 +27,9 @@ class PgxState(struct.PyTreeNode):
 class PgxEnvironment(LibraryEnv):
     """A PGX game for one agent.
 
-    Static parameters are those of the game's constructor and `opponent`: the others move at "random" until it is the
-    agent's turn again, or are agents too ("self"), or the agent moves for both players by "turns", with discounts of
-    -1.
+    Static parameters are those of the game's constructor and `opponent`: "random" moves of the others until it is the
+    agent's turn again; "self", where the others are agents too; or "turns", where the agent moves for both players,
+    with discounts of -1.
     """
 
     opponent: str = struct.field(pytree_node=False)
@@ -65,7 +65,7 @@ class PgxEnvironment(LibraryEnv):
         return foreign(self.key).num_players if self.opponent == "self" else 1
 
     def model(self, state: PgxState) -> tuple["PgxEnvironment", PgxState]:
-        """Return a game of two players by turns, where a search moves for both; other games unchanged."""
+        """Return a two-player game with turns, where a search moves for both players; other games unchanged."""
         if foreign(self.key).num_players != 2:
             return self, state
         return self.replace(opponent="turns"), state.replace(seat=state.game.current_player)
@@ -75,7 +75,7 @@ class PgxEnvironment(LibraryEnv):
         key_deal, key_seat, key = jax.random.split(key, 3)
         game, seat = _unseen(pgx_game.init(key_deal)), jax.random.randint(key_seat, (), 0, pgx_game.num_players)
 
-        def go_on(carry):  # others may end a game before the agent's first turn: then another is dealt
+        def go_on(carry):  # if others end a game before the agent's first turn, a new game is dealt
             game, (key, key_deal, key_move, key_step) = carry[0], jax.random.split(carry[1], 4)
             moved = _unseen(pgx_game.step(game, self._opponent(game, key_move), key_step))
             dealt = _unseen(pgx_game.init(key_deal))
@@ -103,7 +103,7 @@ class PgxEnvironment(LibraryEnv):
         game, _, rewards, _, _ = jax.lax.while_loop(lambda carry: carry[-1], move, start) if replies else move(start)
         reward = rewards if self.num_agents > 1 else rewards[seat]
         state = PgxState(game, game.current_player if self.opponent == "turns" else seat)
-        terminated = game.terminated & (self.key[0] != "minatar-freeway")  # which only its timer ends
+        terminated = game.terminated & (self.key[0] != "minatar-freeway")  # only its timer ends it
         return state, self._seen(state, seat)._replace(reward=reward, terminated=terminated, truncated=_is_over(game))
 
     def _opponent(self, game: Any, key: jax.Array) -> jax.Array:
@@ -111,7 +111,7 @@ class PgxEnvironment(LibraryEnv):
         return jax.random.categorical(key, jnp.where(game.legal_action_mask, 0.0, -jnp.inf)).astype(jnp.int32)
 
     def _seen(self, state: PgxState, seat_before: jax.Array) -> Step:
-        # Not the game's own observation, which is that of the player to move, maybe an opponent at the end of a game.
+        # Not the game's own observation, which is that of the player to move: after the last move, maybe an opponent.
         observe, legal = functools.partial(foreign(self.key)._observe, state.game), state.game.legal_action_mask
         if (agents := self.num_agents) > 1:
             seats, waiting = jnp.arange(agents, dtype=jnp.int32), jnp.arange(legal.size) == 0
@@ -139,4 +139,4 @@ def _is_over(game: Any) -> jax.Array:
 
 
 def _unseen(game: Any) -> Any:
-    return game.replace(observation=None)  # computed where it is needed, which is rare
+    return game.replace(observation=None)  # computed only when needed

@@ -23,25 +23,25 @@ from jaxrl.envs import drawings
 from jaxrl.envs.physics import PhysicsEnv, PhysicsState, part
 from jaxrl.envs.suite import Key, Step, add_suite, made_once, unbounded
 
-_OF_WARP = ("naconmax", "naccdmax", "njmax")  # sizes of its memory
+_OF_WARP = ("naconmax", "naccdmax", "njmax")  # sizes of Warp's buffers
 _ROBOTS = "python -c 'from mujoco_playground._src import mjx_env; mjx_env.ensure_menagerie_exists()'"
-_ELSEWHERE = ("action_repeat", "episode_length", "impl", "vision", "vision_config")  # keys of the configuration
+_ELSEWHERE = ("action_repeat", "episode_length", "impl", "vision", "vision_config")  # keys set in other ways
 
 
 class PlaygroundEnvironment(PhysicsEnv):
     """A MuJoCo Playground environment.
 
-    Its physical system is MJX's `Model`. Static parameters: the library's configuration (`ctrl_dt`; nested ones joined
+    Its physical system is MJX's `Model`. Static parameters: the library's configuration (`ctrl_dt`; nested keys joined
     by dots, `reward_config.scales.tracking_lin_vel`); `impl`, the simulator, `jax` or, with an NVIDIA GPU, `warp`; and
-    `randomize`, which samples the physical system again for each episode, with the library's own randomizer of a robot,
-    which does so once for each environment.
+    `randomize`, which samples the physical system again for each episode, with the library's own randomizer of a robot
+    (the library itself samples once for each environment).
     """
 
     suite = "playground"
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Return the environments whose models are installed: those of robots need MuJoCo Menagerie."""
+        """Return the environments whose models are installed; those of robots need MuJoCo Menagerie."""
         return playground.ALL_ENVS if mjx_env.MENAGERIE_PATH.exists() else playground.dm_control_suite.ALL_ENVS
 
     @classmethod
@@ -67,7 +67,7 @@ class PlaygroundEnvironment(PhysicsEnv):
     @classmethod
     def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
         if name in playground.ALL_ENVS and name not in cls.names():
-            raise ConfigError(f"playground:{name} needs MuJoCo Menagerie, which jaxrl never downloads; once: {_ROBOTS}")
+            raise ConfigError(f"playground:{name} needs MuJoCo Menagerie, which jaxrl does not download; run {_ROBOTS}")
         super().check(name, parameters)
         problems = []
         if parameters.get("impl") == "warp" and jax.default_backend() != "gpu":
@@ -135,7 +135,7 @@ def _draw(name, view):
     state: Any = SimpleNamespace(data=SimpleNamespace(**view, xfrc_applied=0.0))
     try:
         return foreign((name, ())).render(state)
-    except Exception as error:  # MuJoCo's own errors, about the display
+    except Exception as error:  # any of MuJoCo's, about the display
         raise ConfigError(f"MuJoCo cannot draw here: {error}; set MUJOCO_GL=egl before Python starts") from error
 
 
