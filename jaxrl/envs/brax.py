@@ -4,7 +4,6 @@ brax is imported when the first of them is made; it is an extra.
 """
 
 import copy
-import inspect
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,7 +15,7 @@ from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import PyTree
 from jaxrl.envs.physics import PhysicsEnv
-from jaxrl.envs.suite import Key, add_suite, constructing, made_once, silent_import, unbounded
+from jaxrl.envs.suite import Key, add_suite, arguments_of, constructing, made_once, silent_import, unbounded
 
 BACKENDS = ("generalized", "spring", "positional", "mjx")
 
@@ -66,9 +65,8 @@ class BraxEnvironment(PhysicsEnv):
 
     @classmethod
     def static_parameters(cls, name: str) -> Mapping[str, Any]:
-        arguments = inspect.signature(module()._envs[name]).parameters
         forwarded = {"n_frames": None, "debug": None} if name != "fast" else {}
-        return {k: p.default for k, p in arguments.items() if p.kind is not p.VAR_KEYWORD} | forwarded
+        return arguments_of(module()._envs[name]) | forwarded
 
     @classmethod
     def default(cls, key: Key) -> "BraxEnvironment":

@@ -116,9 +116,7 @@ def _static_problems(env: Any) -> list[str]:
         problems.append(f"name is {found['name']!r:.80}; a string such as 'my:Name' is required")
     if not isinstance(found["resets"], bool):
         problems.append(f"resets is {found['resets']!r:.80}; True or False is required, as an attribute or a property")
-    for name in ("observation_space", "action_space"):
-        if not isinstance(found[name], spaces.Space):
-            problems.append(f"{name} is {found[name]!r}, which is not a space of jaxrl.spaces")
+    problems += rules.space_problems(env)
     problems += [line for name in _METHODS for line in _signature_problems(name, found[name])]
     leaves, tree = jax.tree.flatten(env)
     if len(leaves) == 1 and leaves[0] is env:

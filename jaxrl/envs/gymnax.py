@@ -1,6 +1,5 @@
 """gymnax environments (Lange, 2022, github.com/RobertTLange/gymnax), version 1.x, as raw episodic environments."""
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import PyTree
 from jaxrl.envs import gymnax_rules as rules
 from jaxrl.envs.gymnax_import import import_gymnax
-from jaxrl.envs.suite import Key, LibraryEnv, Step, add_suite, equal, made_once
+from jaxrl.envs.suite import Key, LibraryEnv, Step, add_suite, arguments_of, equal, made_once
 
 gymnax: Any = import_gymnax()
 
@@ -29,6 +28,7 @@ class GymnaxEnvironment(LibraryEnv):
     params: PyTree
 
     suite = "gymnax"
+    ranges = rules.LIMITS
     largest = 2_048  # DeepSea makes arrays of its square
 
     def __post_init__(self):
@@ -42,8 +42,7 @@ class GymnaxEnvironment(LibraryEnv):
     @classmethod
     def static_parameters(cls, name: str) -> Mapping[str, Any]:
         """Return the arguments of the constructor, which change shapes or the program."""
-        parameters = inspect.signature(gymnax.registration._registry[name]).parameters
-        return {k: parameter.default for k, parameter in parameters.items()}
+        return arguments_of(gymnax.registration._registry[name])
 
     @classmethod
     def default(cls, key: Key) -> "GymnaxEnvironment":
@@ -58,10 +57,6 @@ class GymnaxEnvironment(LibraryEnv):
 
     def with_spaces(self) -> "GymnaxEnvironment":
         return self.replace(**rules.spaces_of(self.key[0], foreign(self.key)[0], self.params))
-
-    @classmethod
-    def limits(cls, name: str) -> Mapping[str, Mapping[str, float]]:
-        return rules.LIMITS
 
     def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
         derived = rules.DERIVED.get(self.key[0], {})

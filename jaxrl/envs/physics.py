@@ -32,6 +32,8 @@ class PhysicsEnv(LibraryEnv):
     episode_length: Any
     system: dict[str, Any]
 
+    ranges = {"episode_length": COUNT}
+
     @classmethod
     def physical(cls, key: Key) -> Any:
         """Return the library's physical system of an environment; None if it has none."""
@@ -82,10 +84,6 @@ class PhysicsEnv(LibraryEnv):
         if problems:
             raise ConfigError(problems)
         return parts
-
-    @classmethod
-    def limits(cls, name: str) -> Mapping[str, Mapping[str, float]]:
-        return {"episode_length": COUNT}
 
     def without_effect(self) -> frozenset[str]:
         return frozenset()  # `ineffective` traces only the parts that were replaced

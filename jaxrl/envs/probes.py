@@ -77,6 +77,7 @@ class Probe(SuiteEnv, repr=True):
     composite: bool = struct.field(pytree_node=False, default=False)
 
     suite = "probe"
+    ranges = {"terminate_after": COUNT, "max_steps": COUNT}
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -119,10 +120,6 @@ class Probe(SuiteEnv, repr=True):
         """Return the probe with these `parameters`, which determine it without its name."""
         del name
         return super().restore("Constant", parameters, observation_space, action_space)
-
-    @classmethod
-    def limits(cls, name: str) -> Mapping[str, Mapping[str, float]]:
-        return {"terminate_after": COUNT, "max_steps": COUNT}
 
     def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
         flags = {k: changed[k] for k in ("random_observation", "endless") if isinstance(changed.get(k), int | float)}

@@ -6,6 +6,7 @@ A suite is one subclass of `SuiteEnv` in its own module (docs/new_suite.md).
 import contextlib
 import dataclasses
 import functools
+import inspect
 import io
 import sys
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
@@ -67,6 +68,7 @@ class SuiteEnv(struct.PyTreeNode):
     - `key`: the environment's name and its static parameters, made by `key_of`; static;
     - `observation_space`, `action_space`: static fields or properties;
     - `names`, `default`, `begin`, `advance`; and, if there are any, `static_parameters` and
+    - `ranges`: the limits of parameters by name, as for `jaxrl.core.limits.problem`;
     - `largest`: the largest static number that a file may choose, if larger ones may fill the memory;
     - `drawing`: a `jaxrl.envs.drawings.Drawing`, if it can be drawn.
 
@@ -81,6 +83,7 @@ class SuiteEnv(struct.PyTreeNode):
 
     if TYPE_CHECKING:  # fields or properties of a subclass; annotations would be fields here
         suite: ClassVar[str]
+        ranges: ClassVar[Mapping[str, Mapping[str, float]]]
 
         @property
         def key(self) -> Key: ...
@@ -89,7 +92,7 @@ class SuiteEnv(struct.PyTreeNode):
         @property
         def action_space(self) -> spaces.Space: ...
 
-    resets, largest, drawing = False, float("inf"), None
+    resets, ranges, largest, drawing = False, {}, float("inf"), None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**{"repr": False} | options)
@@ -151,8 +154,8 @@ class SuiteEnv(struct.PyTreeNode):
 
     @classmethod
     def limits(cls, name: str) -> Mapping[str, Mapping[str, float]]:
-        """Return the limits of parameters by name, static ones too, as `jaxrl.core.limits.problem` takes them."""
-        return {}
+        """Return the limits of parameters by name, static ones too; by default `ranges`."""
+        return cls.ranges
 
     def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
         """Return a line for each number `changed` that is impossible, such as outside `limits`; also for files."""
@@ -509,6 +512,12 @@ def key_of(name: str, arguments: Mapping[str, Any]) -> Key:
       TypeError: an argument is not hashable.
     """
     return name, tuple(sorted((k, _hashable(v)) for k, v in arguments.items()))
+
+
+def arguments_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the defaults of a function's or constructor's named parameters; `inspect.Parameter.empty` if required."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "max_episode_steps": 27_000,
     },
     # Machado et al. (2018, arXiv:1709.06009): sticky actions are the only randomness, all actions are available, and a
-    # lost life is not shown. They skip 5 frames and stop after 18,000; these limits and the clipping are Dopamine's.
+    # lost life is not shown. They skip 5 frames and stop after 18,000; skip, limit and clipping here are Dopamine's.
     "machado": {
         "noop_max": 1,
         "frame_skip": 4,

@@ -20,6 +20,7 @@ from jaxrl.core.suites import gymnasium_names as names
 from jaxrl.core.suites import unknown_name
 from jaxrl.envs.host import stepped
 from jaxrl.envs.host.stepped import SteppedEnvironment
+from jaxrl.envs.suite import arguments_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -173,10 +174,9 @@ def arguments(name: str) -> dict[str, Any]:
     spec = _find(name)
     creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(spec.entry_point)
     try:
-        taken = inspect.signature(creator).parameters
+        named = arguments_of(creator)
     except (TypeError, ValueError):
         return {}
-    named = {name: x.default for name, x in taken.items() if x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)}
     named = {name: "required" if default is inspect.Parameter.empty else default for name, default in named.items()}
     found = named | spec.kwargs | {"max_episode_steps": spec.max_episode_steps}
     return {name: default for name, default in found.items() if name != "render_mode"}

@@ -34,6 +34,16 @@ def raise_problems(env: Any, problems: Sequence[str]) -> None:
         raise broken(env, problems)
 
 
+def space_problems(env: Any) -> list[str]:
+    """Return a line for each space of an environment that is not a space of jaxrl."""
+    found = {name: getattr(env, name, None) for name in ("observation_space", "action_space")}
+    return [
+        f"{name} is {space!r}, which is not a space of jaxrl.spaces"
+        for name, space in found.items()
+        if not isinstance(space, spaces.Space)
+    ]
+
+
 def describe(leaf: Any) -> str:
     """Return an array's dtype and shape, "nothing" for None, and the repr of anything else."""
     if leaf is None:
@@ -120,12 +130,7 @@ def check_recipe(recipe: HostRecipe, steps: int, seed: int) -> None:
     Raises:
       EnvironmentContractError: lists all problems, one line each, with the leaf's name.
     """
-    problems = [
-        f"{name} is {getattr(recipe, name, None)!r}, which is not a space of jaxrl.spaces"
-        for name in ("observation_space", "action_space")
-        if not isinstance(getattr(recipe, name, None), spaces.Space)
-    ]
-    raise_problems(recipe, problems)
+    raise_problems(recipe, space_problems(recipe))
     batch = _BATCH if only_instance(recipe) is None else 1
     sample, key = jax.jit(jax.vmap(recipe.action_space.sample)), keys.root_key(seed)
     actions = [jax.device_get(sample(of_step)) for of_step in jax.random.split(key, (steps, batch))]

@@ -1,6 +1,5 @@
 """JaxMARL's environments with several agents (Rutherford et al., 2024, arXiv:2311.10090), as raw environments."""
 
-import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 from jaxrl.core import spaces
 from jaxrl.core.types import PyTree
 from jaxrl.envs.drawings import disks, register
-from jaxrl.envs.suite import COUNT, Key, LibraryEnv, Step, add_suite, made_once, silent_import, unbounded
+from jaxrl.envs.suite import COUNT, Key, LibraryEnv, Step, add_suite, arguments_of, made_once, silent_import, unbounded
 
 with silent_import():  # it prints the environments that it does not find
     import jaxmarl
@@ -38,6 +37,7 @@ class JaxMarlEnvironment(LibraryEnv):
     shaped_rewards: jax.Array | float | None = None  # None: the environment has none
 
     suite = "jaxmarl"
+    ranges = {"max_steps": COUNT, "num_agents": {"low": 2}, "num_landmarks": COUNT, "shaped_rewards": {}}
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -48,17 +48,13 @@ class JaxMarlEnvironment(LibraryEnv):
     @classmethod
     def static_parameters(cls, name: str) -> Mapping[str, Any]:
         kinds = reversed(type(getattr(foreign((name, ())), "_env", foreign((name, ())))).__mro__[:-2])
-        found = {k: p.default for kind in kinds for k, p in inspect.signature(kind).parameters.items()}
+        found = {k: x for kind in kinds for k, x in arguments_of(kind).items()}
         plain = {k: x for k, x in found.items() if isinstance(x, bool | int | float | str)} | _OURS
         return plain | ({_NAMED[name][0]: next(iter(_NAMED[name][1]))} if name in _NAMED else {})
 
     @classmethod
     def choices(cls, name: str) -> Mapping[str, Iterable[str | None]]:
         return dict([_NAMED[name]]) if name in _NAMED else {}
-
-    @classmethod
-    def limits(cls, name: str) -> Mapping[str, Mapping[str, float]]:
-        return {"max_steps": COUNT, "num_agents": {"low": 2}, "num_landmarks": COUNT, "shaped_rewards": {}}
 
     @classmethod
     def default(cls, key: Key) -> "JaxMarlEnvironment":

@@ -48,6 +48,7 @@ class NavixEnvironment(LibraryEnv):
     penalty_coeff: Any
 
     suite = "navix"
+    ranges = {"max_steps": COUNT, "penalty_coeff": {"low": 0}}
     drawing = drawings.Drawing(_see, drawings.image, 8.0)
 
     @classmethod
@@ -68,10 +69,6 @@ class NavixEnvironment(LibraryEnv):
     @classmethod
     def choices(cls, name: str) -> Mapping[str, Iterable[str]]:
         return {"observation": OBSERVATIONS}
-
-    @classmethod
-    def limits(cls, name: str) -> Mapping[str, Mapping[str, float]]:
-        return {"max_steps": COUNT, "penalty_coeff": {"low": 0}}
 
     def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
         first = foreign(self.key).reset(key)

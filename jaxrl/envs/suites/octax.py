@@ -29,6 +29,7 @@ class OctaxEnvironment(LibraryEnv):
     max_num_steps_per_episodes: Any  # as Octax calls it
 
     suite = "octax"
+    ranges = dict.fromkeys((*_PARAMETERS, "max_num_steps_per_episodes"), COUNT)
     drawing = Drawing(lambda env, state, time_step: state.display, chip8_display_to_rgb, 15.0)
 
     @classmethod
@@ -48,10 +49,6 @@ class OctaxEnvironment(LibraryEnv):
         game = foreign(key)
         screens = spaces.Box(False, True, (game.frame_skip, *game.cached_reset_state.display.shape), bool)
         return cls(key, screens, spaces.Discrete(game.num_actions), game.max_num_steps_per_episodes)
-
-    @classmethod
-    def limits(cls, name: str) -> Mapping[str, Mapping[str, float]]:
-        return dict.fromkeys((*_PARAMETERS, "max_num_steps_per_episodes"), COUNT)
 
     def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
         state, observation, _ = foreign(self.key).reset(key)

@@ -1,7 +1,6 @@
 """PGX's games (Koyamada et al., 2023, arXiv:2303.17503), as raw episodic environments of one or all players."""
 
 import functools
-import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
@@ -12,7 +11,7 @@ from flax import struct
 
 from jaxrl.core import spaces
 from jaxrl.core.types import PyTree
-from jaxrl.envs.suite import Key, LibraryEnv, Step, add_suite, made_once, unbounded
+from jaxrl.envs.suite import Key, LibraryEnv, Step, add_suite, arguments_of, made_once, unbounded
 
 OPPONENTS = ("random", "self", "turns")
 
@@ -44,7 +43,7 @@ class PgxEnvironment(LibraryEnv):
     @classmethod
     def static_parameters(cls, name: str) -> Mapping[str, Any]:
         game = foreign((name, ()))
-        arguments = {k: p.default for k, p in inspect.signature(type(game)).parameters.items()}
+        arguments = arguments_of(type(game))
         arguments.pop("size", None)  # go's names have it, and hex of another size than 11 does not run
         return arguments | ({"opponent": OPPONENTS[0]} if game.num_players > 1 else {})
 

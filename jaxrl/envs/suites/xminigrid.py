@@ -51,6 +51,7 @@ class XMiniGridEnvironment(LibraryEnv):
     ruleset: Any = -1
 
     suite = "xminigrid"
+    ranges = {"max_steps": COUNT, "num_objects": _OBJECTS}
     drawing = drawings.Drawing(_see, _draw, 8.0)
 
     @classmethod
@@ -72,10 +73,6 @@ class XMiniGridEnvironment(LibraryEnv):
         high = np.asarray([NUM_TILES - 1, NUM_COLORS - 1], np.uint8)
         box = spaces.Box(0, high, env.observation_shape(parameters), np.uint8)
         return cls(key, box, spaces.Discrete(6), parameters.max_steps)
-
-    @classmethod
-    def limits(cls, name: str) -> Mapping[str, Mapping[str, float]]:
-        return {"max_steps": COUNT, "num_objects": _OBJECTS}
 
     @classmethod
     def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
