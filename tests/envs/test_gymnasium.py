@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 from gymnasium import spaces as foreign
 from helpers.counted import assert_counted
+from helpers.programs import DQN, NUM_ENVS, PPO, ROWS, all_finite
 from helpers.refused import refused
 
 import jaxrl
+from jaxrl.cli import main
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError, EnvironmentFailedError
 from jaxrl.core.host_types import WatchedEnvironment
 from jaxrl.envs.host import conversion
 from jaxrl.envs.host import gymnasium as adapter
+from jaxrl.run.directory.loading import load_run
 
 NAME = "gymnasium:host_probes:Counting-v0"
 
@@ -266,3 +269,26 @@ def test_options_of_a_file_that_the_environment_does_not_know(workers):
     )
     with pytest.raises(EnvironmentFailedError, match=r"(?s)CartPole-v1.*nonsense"):
         recipe.build(1, 0)
+
+
+# --- runs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "algo"), [("gymnasium:CartPole-v1", DQN), ("envpool:CartPole-v1", PPO)], ids=["gymnasium", "envpool"]
+)
+def test_a_run_is_trained_and_its_environment_is_read_back_and_evaluated(name, algo, tmp_path, capsys):
+    env, run = jaxrl.make(name, max_episode_steps=12), tmp_path / "run"
+    settings = {"num_envs": NUM_ENVS, "seed": 0, "evaluate_every": 0, "evaluation_episodes": 4, "progress": False}
+    result = jaxrl.train(algo, env, total_steps=6 * ROWS, run_dir=run, **settings)
+    assert result.stopped == "finished" and result.total_steps == 6 * ROWS and all_finite(result.state.learner)
+    assert result.evaluation.episodes == 4 and 1 <= result.evaluation.lengths.min() <= 12
+    # Every row is a transition but for the last rows of episodes, of which each environment has at least three.
+    last = [row for row in result.metrics if "train/episodes" in row][-1]
+    assert 0 < last["train/transitions"] <= 6 * ROWS - 3 * NUM_ENVS
+    loaded = load_run(run)
+    assert loaded.env == env
+    again = jaxrl.evaluate(loaded.policy.algo, loaded.policy.actor, loaded.env, loaded.policy.spec, episodes=4)
+    assert again.lengths.max() <= 12 and np.isfinite(again.returns).all()
+    assert main.main(["eval", str(run), "--episodes", "4"]) == 0 and "4 episodes" in capsys.readouterr().out
