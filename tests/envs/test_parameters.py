@@ -14,6 +14,7 @@ import jaxrl
 from jaxrl import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.envs import ScaleReward, StickyActions, TimeLimit, parameters, prepared, with_parameters
+from jaxrl.envs.configs import from_config, to_config
 from jaxrl.envs.episode import restart, transition
 
 
@@ -60,6 +61,11 @@ def test_of_gymnax_as_made_and_as_placed():
         assert parameters(changed)["gravity"] == 12.5
         same = [name for name, value in parameters(changed).items() if value == parameters(env)[name]]
         assert set(parameters(env)) - set(same) == {"gravity"}
+
+
+def test_changed_parameters_are_written_to_files_and_read_back():
+    changed = with_parameters(jaxrl.make("gymnax:Pendulum-v1"), g=5.0)
+    assert parameters(from_config(to_config(changed))) == parameters(changed)
 
 
 def test_as_many_as_are_mapped_over():
