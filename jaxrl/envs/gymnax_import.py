@@ -41,13 +41,13 @@ def import_gymnax() -> ModuleType:
     """Import gymnax, without its drawing libraries unless it was imported before."""
     usual = builtins.__import__
 
-    def deferring(name, globals=None, locals=None, fromlist=(), level=0):
+    def deferring(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> ModuleType:
         importer = (globals or {}).get("__name__", "")
         if name in _DEFERRED and level == 0 and importer.partition(".")[0] == "gymnax":
             return _Deferred(name if fromlist else name.partition(".")[0])
         return usual(name, globals, locals, fromlist, level)
 
-    builtins.__import__ = deferring
+    builtins.__import__ = deferring  # ty: ignore[invalid-assignment]
     try:
         import gymnax
     finally:
