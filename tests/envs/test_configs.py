@@ -74,7 +74,7 @@ def test_a_file_holds_the_suite_the_name_and_numbers():
 
 
 HOSTS = {
-    "gymnasium": ("gymnasium:CartPole-v1", {"max_episode_steps": 7, "workers": 2, "restarts": 0}),
+    "gymnasium": ("gymnasium:CartPole-v1", {"max_episode_steps": 7, "workers": 2, "restarts": 0, "info": ("a", "b")}),
     "envpool": ("envpool:CartPole-v1", {"max_episode_steps": 7}),
     "atari": ("envpool:Pong-v5", {"preset": "classic"}),
 }

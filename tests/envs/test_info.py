@@ -229,11 +229,6 @@ def test_numbers_of_gymnasiums_info_become_metrics(workers):
     assert not any("info" in name for row in metrics(jaxrl.make(COUNTING), jaxrl.Sebulba(num_envs=8)) for name in row)
 
 
-def test_what_is_to_be_told_is_in_a_runs_configuration():
-    env = jaxrl.make("gymnasium:CartPole-v1", info=("a", "b"))
-    assert from_config(json.loads(json.dumps(to_config(env)))) == env and env.info == ("a", "b")
-
-
 @pytest.mark.parametrize("name, words", [("stp", r"missing; it has \['kind', 'step'\]"), ("kind", "is 'probe'")])
 def test_info_without_such_a_number_ends_the_run_and_says_what_there_is(name, words):
     host = jaxrl.make(COUNTING, info=(name,)).build(2, 0)
