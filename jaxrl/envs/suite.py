@@ -247,14 +247,14 @@ class SuiteEnv(struct.PyTreeNode):
         with refusing(where, chosen):
             env = _shared(cls, key_of(name, chosen)).default
         numbers = env.numbers
-        given = {k: value for k, value in parameters.items() if k in numbers and k not in static}
-        values, problems = _fitted(where, numbers, given, env.fit)
+        changed = {k: value for k, value in parameters.items() if k in numbers and k not in static}
+        values, problems = _fitted(where, numbers, changed, env.fit)
         problems = unknown_parameters(f"parameter of {where}", parameters, [*numbers, *static]) + problems
         if problems:
             raise ConfigError(problems)
         known = {k: value for k, value in values.items() if not isinstance(value, jax.Array)}
         env = env.with_numbers(known).with_spaces().with_numbers(values)
-        if problems := env.contradictions(given):
+        if problems := env.contradictions(changed):
             raise ConfigError(problems)
         return env
 
