@@ -1,7 +1,7 @@
 """Native spaces of environments outside JAX, and conversion of their elements to and from ours.
 
 An environment outside JAX may count from a number other than 0, or have types that JAX lacks. Its spaces are stored as
-one `Box` or `Integers` for every array, in the order of the leaves of our space, which gives the structure.
+one `Box` or `Integers` per array, in the order of the leaves of jaxrl's space, which has the structure.
 """
 
 import dataclasses
@@ -62,7 +62,7 @@ def writer(space: spaces.Space, native: Sequence[Native]) -> Callable[[Any], Any
       space: our action space.
       native: the environment's native spaces, one for every leaf.
     """
-    return _over_parts(space, iter(native), _leaf_writer)
+    return _over_parts(space, native, _leaf_writer)
 
 
 def reader(space: spaces.Space, native: Sequence[Native], where: str) -> Callable[[Any], Any]:
@@ -75,7 +75,7 @@ def reader(space: spaces.Space, native: Sequence[Native], where: str) -> Callabl
       native: the environment's native spaces, one for every leaf.
       where: the environment's name, for errors.
     """
-    read = _over_parts(space, iter(native), lambda leaf, own: _leaf_reader(leaf, own, where))
+    read = _over_parts(space, native, lambda leaf, own: _leaf_reader(leaf, own, where))
     return (lambda x: read(named_parts(space, x))) if isinstance(space, spaces.Composite) else read
 
 
@@ -99,19 +99,12 @@ def named_parts(space: spaces.Space, x: Any) -> Any:
 
 
 def _over_parts(space, native, of_leaf):
-    """Return the function of an element that applies `of_leaf(leaf, native)` to each of its arrays.
-
-    Args:
-      space: our space.
-      native: iterator over the native spaces, one for every leaf.
-      of_leaf: returns the function of one array.
-    """
+    """Return a function that applies to each array of an element the function that `of_leaf` returns for its space."""
     if not isinstance(space, spaces.Composite):
-        return of_leaf(space, next(native))
-    parts = [(key, _over_parts(child, native, of_leaf)) for key, child in space.items]
-    if isinstance(space, spaces.Tuple):
-        return lambda x: tuple(function(x[key]) for key, function in parts)
-    return lambda x: {key: function(x[key]) for key, function in parts}
+        return of_leaf(space, *native)
+    own = iter(native)
+    functions = spaces.tree_map(lambda leaf: of_leaf(leaf, next(own)), space)
+    return lambda x: spaces.tree_map(lambda _, function, part: function(part), space, functions, x)
 
 
 def _first(native: Native) -> Any:
@@ -174,8 +167,7 @@ def _integers(x: Any, dtype: Any, start: Any, low: Any, high: Any, where: str) -
     within = (counted >= low) & (counted <= high)  # False for NaN
     if not within.all() or (x.dtype.kind == "f" and (counted % 1).any()):
         raise EnvironmentContractError(
-            f"{where} returns the observation {np.array2string(x, threshold=8)}, which is outside its space or not "
-            "of whole numbers"
+            f"{where} returns the observation {np.array2string(x, threshold=8)}, outside its space or not whole"
         )
     return counted.astype(dtype)
 

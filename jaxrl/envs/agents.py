@@ -31,13 +31,13 @@ class Agents(Wrapper):
     a multiple of N, each holds a copy of the state, and the keys of the first are used. Outside `vmap` it is the first
     agent, and all the others take the same action.
 
-    An agent that finishes before the others is treated in one of two ways, by the environment's choice. If it has
-    ended, it repeats its ending, with weight 0, until the episode of all is over, and its return ends there. If it has
-    not ended but is not `active`, its team's rewards still count in its return, and its values are learned until the
-    episode of all is over, but its policy is not. Then all begin the next episode together.
+    The environment chooses one of two ways for an agent that finishes before the others. If the agent has ended, it
+    repeats its ending, with weight 0, until the episode of all is over, and its return ends there. If it has not ended
+    but is not `active`, its return includes its team's rewards, and its values are learned until the episode of all is
+    over, but not its policy. Then all begin the next episode together.
 
     Args:
-      env: the environment with several agents, which counts episodes and resets by itself.
+      env: the environment with several agents, which has episode statistics and resets itself.
       num_agents: N.
     """
 
@@ -58,12 +58,12 @@ registry.add("wrapper", Agents)
 def as_rows(env: Environment, auto_reset: Callable[[Environment], Environment] = with_auto_reset) -> Environment:
     """Return `env` with its agents as rows of the batch, if it has several.
 
-    Wrappers that concern the episode of all (time limits, statistics, resets, repeated actions, random parameters) stay
-    under `Agents`; any other wrapper around an environment with several agents applies to one row.
+    Wrappers of the whole episode (time limits, statistics, resets, repeated actions, random parameters) stay under
+    `Agents`; any other wrapper around an environment with several agents applies to one row.
 
     Args:
       env: may be an environment of one agent, or of rows already; these are returned unchanged.
-      auto_reset: makes an environment with several agents reset itself.
+      auto_reset: a wrapper that makes an environment with several agents reset itself.
     """
     if has_layer(env, Agents) or (agents := num_agents(env)) == 1:
         return env
@@ -78,7 +78,7 @@ def as_rows(env: Environment, auto_reset: Callable[[Environment], Environment] =
 def _methods(agents: int, structure: jax.tree_util.PyTreeDef):
     """Return `reset` and `step` of one row of `agents`, as functions of the environment's leaves and their arguments.
 
-    They take leaves because `custom_vmap` rebuilds its arguments with booleans for leaves, which environments refuse.
+    They take leaves because `custom_vmap` rebuilds its arguments with booleans as leaves, which environments reject.
     """
 
     @jax.custom_batching.custom_vmap
@@ -95,7 +95,7 @@ def _methods(agents: int, structure: jax.tree_util.PyTreeDef):
         if axis_size % agents:
             name = structure.unflatten(leaves).name
             raise ConfigError(
-                f"{axis_size} rows of {name}, whose {agents} agents are {agents} rows: use a multiple of {agents}"
+                f"{axis_size} rows do not divide by the {agents} agents of {name}; use a multiple of {agents}"
             )
         one = [x[::agents] if batched else x for x, batched in zip(leaves, in_batched[0], strict=True)]
         axes = [0 if batched else None for batched in in_batched[0]]
@@ -124,7 +124,7 @@ def _methods(agents: int, structure: jax.tree_util.PyTreeDef):
 
 
 def _first(result):
-    """Return the state of all, and the time step of the first agent."""
+    """Return the state of all agents, and the time step of the first one."""
     state, timestep = result
     return state, jax.tree.map(lambda x: x[0], timestep)
 

@@ -4,20 +4,18 @@ brax is imported when the first of them is made; it is an extra.
 """
 
 import copy
-import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.core import spaces
-from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import PyTree
-from jaxrl.envs.physics import PhysicsEnv, PhysicsState
-from jaxrl.envs.suite import Key, Step, add_suite, constructing, made_once, silent_import, unbounded
+from jaxrl.envs.physics import PhysicsEnv
+from jaxrl.envs.suite import Key, add_suite, arguments_of, constructing, made_once, silent_import, unbounded
 
 BACKENDS = ("generalized", "spring", "positional", "mjx")
 
@@ -36,15 +34,15 @@ NAMES = (
     "walker2d",
 )
 
-# Combinations that brax 0.14.2 itself cannot run, and why; `tests/envs/test_brax.py` shows that there are no others.
+# Combinations that brax 0.14.2 cannot run, and why; `tests/envs/test_brax.py` shows that there are no others.
 BROKEN: dict[tuple[str, str], str] = {
-    ("swimmer", "generalized"): "it calls jnp.clip(a_min=...), which JAX no longer has",
+    ("swimmer", "generalized"): "it calls jnp.clip(a_min=...), which JAX no longer accepts",
     ("swimmer", "spring"): "brax has no swimmer of this backend",
     ("swimmer", "positional"): "brax has no swimmer of this backend",
     ("swimmer", "mjx"): "brax has no swimmer of this backend",
 }
 
-# Parts of brax's `System` that MuJoCo's options repeat, by the part that brax's own backends read.
+# Parts of brax's `System` that its own backends read, and the MuJoCo options that repeat them.
 _REPEATED = {"gravity": "opt.gravity", "viscosity": "opt.viscosity", "density": "opt.density"}
 
 # Arguments of constructors that change nothing, and why; `tests/envs/test_brax.py` shows that there are no others.
@@ -62,14 +60,13 @@ class BraxEnvironment(PhysicsEnv):
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Return brax's environments that run with at least one backend."""
+        """Return brax's environments that run with one of its backends."""
         return tuple(n for n in NAMES if any((n, backend) not in BROKEN for backend in BACKENDS))
 
     @classmethod
     def static_parameters(cls, name: str) -> Mapping[str, Any]:
-        arguments = inspect.signature(module()._envs[name]).parameters
         forwarded = {"n_frames": None, "debug": None} if name != "fast" else {}
-        return {k: p.default for k, p in arguments.items() if p.kind is not p.VAR_KEYWORD} | forwarded
+        return arguments_of(module()._envs[name]) | forwarded
 
     @classmethod
     def default(cls, key: Key) -> "BraxEnvironment":
@@ -79,10 +76,12 @@ class BraxEnvironment(PhysicsEnv):
         return cls(key, unbounded(observation), spaces.Box(-1.0, 1.0, (env.action_size,)), 1000, {})
 
     @classmethod
+    def choices(cls, name: str) -> Mapping[str, Iterable[str]]:
+        return {"backend": BACKENDS}
+
+    @classmethod
     def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
-        backend = parameters.get("backend", "generalized")
-        if name in NAMES and backend not in BACKENDS:
-            raise unknown("backend of brax", str(backend), BACKENDS)
+        backend = str(parameters.get("backend", "generalized"))
         if (name, backend) in BROKEN:
             raise ConfigError(f"brax:{name} does not run with backend={backend!r}: {BROKEN[name, backend]}")
         super().check(name, parameters)
@@ -96,7 +95,7 @@ class BraxEnvironment(PhysicsEnv):
         twice = [(path, _REPEATED[path]) for path in parts if _REPEATED.get(path) in parts] if name == "system" else []
         if twice:
             raise ConfigError(
-                [f"system of {self.name} has {a!r} and {b!r}, which are one; leave one out" for a, b in twice]
+                [f"system of {self.name} has {a!r} and {b!r}, which are the same; leave one out" for a, b in twice]
             )
         return parts
 
@@ -108,22 +107,7 @@ class BraxEnvironment(PhysicsEnv):
     def idle(self) -> Mapping[str, str]:
         return _IDLE.get(self.key[0], {})
 
-    def begin(self, key: jax.Array) -> tuple[PhysicsState, Step]:
-        state = self._brax().reset(jax.random.key_data(key))  # brax takes keys of the old kind only
-        return PhysicsState(state, jnp.zeros((), jnp.int32)), Step(state.obs)
-
-    def advance(self, state: PhysicsState, action: PyTree, key: jax.Array) -> tuple[PhysicsState, Step]:
-        del key  # its randomness is in its state
-        # A copy, because brax updates the dictionaries of the state that it takes.
-        after = self._brax().step(jax.tree.map(lambda x: x, state.own), action)
-        steps = state.steps + 1
-        # `done` is without a time limit, which brax leaves to a wrapper. `info["time_out"]`, which the inverted
-        # pendulum has, is set where it falls.
-        step = Step(after.obs, after.reward, after.done > 0, steps >= self.episode_length, info=after.metrics)
-        return PhysicsState(after, steps), step
-
-    def _brax(self) -> Any:
-        """Return brax's environment with parts of its physical system replaced, and those that follow from them."""
+    def library(self, drawn: PyTree) -> Any:
         if not self.system:
             return foreign(self.key)
         env = copy.copy(foreign(self.key))
@@ -136,7 +120,7 @@ names, make = add_suite(BraxEnvironment)
 
 
 def refused() -> tuple[str, ...]:
-    """Return brax's environments that run with no backend."""
+    """Return brax's environments that do not run with any backend."""
     return tuple(n for n in NAMES if n not in names())
 
 

@@ -1,4 +1,4 @@
-"""The check of environments by the protocol of `jaxrl.core.types`, and their preparation for training."""
+"""Checks of environments against the protocol of `jaxrl.core.types`, and their preparation for training."""
 
 import dataclasses
 import inspect
@@ -29,11 +29,11 @@ _BATCH = 4
 @interruptible
 @checked(steps={"low": 0})
 def check_env(env: EnvironmentLike, *, steps: int = 100, seed: int = 0) -> None:
-    """Check `env` in every way that training uses it: traced, compiled, mapped and scanned; or built and stepped.
+    """Check `env` as training uses it: traced, compiled, mapped and scanned; or, host environments, built and stepped.
 
     Args:
-      env: the environment, with or without auto-reset, or a recipe of host environments; also a
-        name, or a Gymnasium environment, its class or a function that makes one.
+      env: the environment, with or without auto-reset; a recipe of host environments; a name; or a Gymnasium
+        environment, its class or a function that makes one.
       steps: number of random steps of each of 4 environments; 0 compiles nothing, and only checks types and shapes.
       seed: the seed of the actions and resets, from 0 to 2^63 - 1.
 
@@ -52,13 +52,13 @@ def check_env(env: EnvironmentLike, *, steps: int = 100, seed: int = 0) -> None:
 
 
 def check_types(env: Any, *, weak: bool) -> Environment:
-    """Check types and shapes, and that `env` can be traced; the part of `check_env` that compiles nothing.
+    """Check types and shapes, and that `env` can be traced; compile nothing.
 
-    Return it as one row of a batch; several agents become rows, with auto-reset.
+    Return `env` as one row of a batch: each of several agents becomes a row, with auto-reset.
 
     Args:
       env: the environment.
-      weak: also refuse weakly typed leaves; training accepts them, because a loop makes them strong.
+      weak: also reject weakly typed leaves; training accepts them, because a loop makes them strong.
 
     Raises:
       EnvironmentContractError: lists all problems, one line each, with the leaf's name.
@@ -88,8 +88,8 @@ def _rows(env: Environment) -> Environment:
     if agents > 1:
         shape = jnp.shape(_traced(base, "reset", base.reset, keys.root_key(0))[1].reward)
         if shape != (agents,):
-            line = f"it has num_agents={agents}, but the rewards of its time steps have the shape {shape}: "
-            line += f"({agents},) is required of several agents; else give the attribute another name"
+            line = f"it has num_agents={agents}, but its rewards have shape {shape} instead of ({agents},); return one "
+            line += "reward per agent, or rename the attribute"
             rules.raise_problems(env, [line])
     return as_rows(env)
 
@@ -113,12 +113,10 @@ def _static_problems(env: Any) -> list[str]:
     if problems:
         return problems
     if not isinstance(found["name"], str):
-        problems.append(f"name is {found['name']!r:.80}; a text such as 'my:Name' is required")
+        problems.append(f"name is {found['name']!r:.80}; a string such as 'my:Name' is required")
     if not isinstance(found["resets"], bool):
         problems.append(f"resets is {found['resets']!r:.80}; True or False is required, as an attribute or a property")
-    for name in ("observation_space", "action_space"):
-        if not isinstance(found[name], spaces.Space):
-            problems.append(f"{name} is {found[name]!r}, which is no space of jaxrl.spaces")
+    problems += rules.space_problems(env)
     problems += [line for name in _METHODS for line in _signature_problems(name, found[name])]
     leaves, tree = jax.tree.flatten(env)
     if len(leaves) == 1 and leaves[0] is env:
@@ -126,7 +124,7 @@ def _static_problems(env: Any) -> list[str]:
     try:
         hash(tree)
     except TypeError as error:
-        problems.append(f"its static fields are not hashable ({error}); jit needs them to be")
+        problems.append(f"its static fields are not hashable ({error}); jit requires it")
     return problems
 
 
@@ -145,7 +143,7 @@ def _signature_problems(name, method):
 
 
 def _raised(error: Exception) -> str:
-    """Describe an error in an environment's own code, and where it was raised."""
+    """Describe an error that an environment's own code raised, with its file and line."""
     reason = (str(error).strip() or "without a message").split("\n")[0]
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_library(f.filename)]
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
@@ -167,12 +165,12 @@ def _traced(env: Any, method: str, function: Callable, *args: Any) -> tuple[PyTr
             line = f"{method}: {reason}"
         else:
             line = f"{method} {_raised(error)}"
-        if "key<" in reason:  # such as two kinds of keys in one `where`, of which JAX names only one
+        if "key<" in reason:  # such as two kinds of keys in one `where`; JAX names only one
             line += f"; {_KEYS}"
         raise rules.broken(env, [line]) from error
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], TimeStep)):
         made = "jaxrl.envs.episode.restart" if method == "reset" else "jaxrl.envs.episode.transition"
-        line = f"{method} returns {_returned(result)}; the pair (state, TimeStep) is required ({made} makes one)"
+        line = f"{method} returns {_returned(result)}; the pair (state, TimeStep) is required (see {made})"
         rules.raise_problems(env, [line])
     return result
 
@@ -205,7 +203,7 @@ def _mask_problems(space: spaces.Space, mask: PyTree | None, where: str) -> list
 def _weak_problems(method: str, state: PyTree, time_step: TimeStep) -> list[str]:
     return [
         f"{method}: {where}{jax.tree_util.keystr(path)} is weakly typed {leaf.dtype} (a Python number?); "
-        f"make it jnp.asarray(..., jnp.{leaf.dtype})"
+        f"use jnp.asarray(..., jnp.{leaf.dtype})"
         for where, tree in (("state", state), ("TimeStep", time_step))
         for path, leaf in jax.tree.leaves_with_path(tree)
         if leaf.weak_type
@@ -213,22 +211,22 @@ def _weak_problems(method: str, state: PyTree, time_step: TimeStep) -> list[str]
 
 
 def _difference(where: str, first: PyTree, later: PyTree) -> list[str]:
-    """Return a line for each difference between what reset and step give."""
+    """Return a line for each difference between the results of reset and step."""
     both, problems = [rules.by_path(tree) for tree in (first, later)], []
     for path in both[0] | both[1]:
         leaves = [one.get(path) for one in both]
         before, after = map(rules.describe, leaves)
         if _are_keys(*leaves) and len({keys.kind(leaf) for leaf in leaves}) > 1:
-            problems.append(f"{where}{path}: reset and step give keys of two kinds; {_KEYS}")
+            problems.append(f"{where}{path}: reset and step return keys of two kinds; {_KEYS}")
         elif before != after:
-            problems.append(f"{where}{path}: reset gives {before}, step gives {after}")
+            problems.append(f"{where}{path}: reset returns {before}, step returns {after}")
     structures = [jax.tree.structure(tree) for tree in (first, later)]
     if not problems and structures[0] != structures[1]:
-        problems.append(f"{where}: reset gives {structures[0]}, step gives {structures[1]}")
+        problems.append(f"{where}: reset returns {structures[0]}, step returns {structures[1]}")
     return problems
 
 
-_KEYS = "make every key from the one that is given, by jax.random.split or fold_in, not by jax.random.key"
+_KEYS = "derive every key from the argument with jax.random.split or fold_in, not with jax.random.key"
 
 
 def _are_keys(*leaves: Any) -> bool:
@@ -238,15 +236,15 @@ def _are_keys(*leaves: Any) -> bool:
 def _determinism_problems(env: Environment, key: jax.Array) -> list[str]:
     state, action = env.reset(key)[0], env.action_space.sample(key)
     return [
-        f"{method} with one key gives two results, at {path}; draw all randomness from the key"
+        f"{method} returns two results for the same key, at {path}; use the key for all randomness"
         for method, call in (("reset", env.reset), ("step", lambda key: env.step(state, action, key)))
-        # Two functions, hence two traces: a number drawn by numpy while tracing would differ.
+        # Two functions, hence two traces: a number sampled by numpy while tracing would differ.
         for path in rules.different(*(jax.jit(lambda key, call=call: _plain(call(key)))(key) for _ in range(2)))
     ]
 
 
 def _plain(tree: PyTree) -> PyTree:
-    """Replace typed keys by their words, to compare them."""
+    """Replace typed keys by their data, to compare them."""
     return jax.tree.map(lambda x: jax.random.key_data(x) if _are_keys(x) else x, tree)
 
 
@@ -275,22 +273,22 @@ def _rollout_problems(env: Environment, key: jax.Array, steps: int) -> list[str]
 def prepared(env: EnvironmentLike) -> Environment | HostRecipe:
     """Return `as_environment(env)`, with episode statistics and auto-reset if it is a JAX environment without them.
 
-    The statistics are of the rewards before `ClipReward` and `ScaleReward`, wherever these are among the wrappers.
+    The statistics use the rewards before `ClipReward` and `ScaleReward`, at any position among the wrappers.
 
     Raises:
       ConfigError: it is neither a JAX environment nor a recipe of host environments.
-      EnvironmentContractError: its types or shapes are not those of its spaces.
+      EnvironmentContractError: its types or shapes differ from those of its spaces.
     """
     env = as_environment(env)
     if isinstance(env, Environment):
         if not _has_statistics(env):
-            check_types(env, weak=False)  # a user's own, which has not been checked yet
+            check_types(env, weak=False)  # the user's own environment, not checked yet
             env = _counted(env) if num_agents(env) == 1 else as_rows(env)
         return with_auto_reset(env)
     if not callable(getattr(env, "build", None)):
         raise ConfigError(
-            f"{env!r} is no environment: it has neither `reset` and `step` as jaxrl.types.Environment says, "
-            "nor `build` as HostRecipe; make one with jaxrl.make('suite:name'), or pass a gymnasium.Env"
+            f"{env!r} is not an environment: it has neither the methods `reset` and `step` of jaxrl.types.Environment "
+            "nor `build` of HostRecipe; make one with jaxrl.make('suite:name'), or pass a gymnasium.Env"
         )
     return env
 
@@ -298,7 +296,7 @@ def prepared(env: EnvironmentLike) -> Environment | HostRecipe:
 def _has_statistics(env: Environment) -> bool:
     try:
         return jax.eval_shape(lambda key: env.reset(key)[1], keys.root_key(0)).episode is not None
-    except Exception:  # `check_types` gives better messages
+    except Exception:  # `check_types` raises a better error
         return False
 
 

@@ -1,10 +1,10 @@
-"""Environments in files: a suite's name and parameters, and the wrappers around, innermost first.
+"""Environments in files: a suite's name, parameters, and wrappers, the innermost first.
 
     {"suite": "gymnax", "name": "CartPole-v1", "parameters": {"gravity": 9.8, ...},
      "wrappers": [{"type": "wrapper:episode_statistics"}, {"type": "wrapper:auto_reset"}],
      "observation_space": ..., "action_space": ...}
 
-Parameters are numbers that go into the suite's own defaults by field. The spaces are those of the wrapped environment.
+Parameters replace the suite's defaults by name. The spaces are those of the wrapped environment.
 """
 
 import dataclasses
@@ -21,33 +21,33 @@ from jaxrl.envs.parameters import memory, parameters, with_parameters
 
 
 class SuiteClass(Protocol):
-    """The interface for files of a suite's environment class, which is registered as "suite:NAME"."""
+    """The interface of a suite's environment class for files; the class is registered as "suite:NAME"."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """The parameters of `restore`; values that `jaxrl.core.config.encode` writes."""
+        """The parameters of `restore`, which `jaxrl.core.config.encode` can write."""
         ...
 
     @classmethod
     def restore(
         cls, name: str, parameters: Mapping[str, Any], observation_space: Space, action_space: Space
     ) -> Environment | HostRecipe:
-        """Return the environment `name` of the suite with these parameters, and for host environments these spaces.
+        """Return the environment `name` of the suite with these parameters; host environments also use the spaces.
 
         Raises:
-          ConfigError: there is no such environment.
+          ConfigError: the environment does not exist.
         """
         ...
 
 
 def to_config(env: Environment | HostRecipe) -> dict[str, Any]:
-    """Return `env` as JSON values; a part whose class is not registered becomes {"opaque": its repr}.
+    """Return `env` as JSON values; parts of classes that are not registered become {"opaque": repr}.
 
-    If a registered function made the environment and its parts could not be read back, the function's name and
-    parameters are written, with the values that `with_parameters` changed.
+    If the parts could not be read back, but a registered function made the environment, the function's name and
+    parameters are written instead, with the values that `with_parameters` changed.
     """
     wrappers: list[dict[str, Any]] = []
     inner: Any = env
@@ -74,7 +74,7 @@ def to_config(env: Environment | HostRecipe) -> dict[str, Any]:
 
 
 def _changed(env, config):
-    """Return how `env` differs from the environment of a file with `config`; None if that fails to load."""
+    """Return the differences between `env` and the environment that `config` describes; None if that fails to load."""
     try:
         before = from_config(config)
     except Exception:  # a suite may raise anything
@@ -90,15 +90,17 @@ def from_config(config: Mapping[str, Any]) -> Environment | HostRecipe:
     """Return the environment that was passed to `to_config`.
 
     Raises:
-      ConfigError: a name is not registered, a parameter does not fit, or the file holds no environment.
+      ConfigError: a name is not registered, a parameter does not fit, or the file does not describe an environment.
       MissingExtraError: the suite's package is not installed.
     """
     suite, name, parameters, wrappers = (config.get(key) for key in ("suite", "name", "parameters", "wrappers"))
     named = isinstance(suite, str) and isinstance(name, str)
     if not named or not isinstance(parameters, Mapping) or not isinstance(wrappers, list):
-        raise ConfigError("no environment: it lacks a suite, a name, parameters or wrappers")
+        raise ConfigError(
+            "the file does not describe an environment: a suite, name, parameters or wrappers are missing"
+        )
     if set(parameters) == {"opaque"}:
-        decode(dict(parameters))  # raises, and says what to do
+        decode(dict(parameters))  # raises
     registered = f"{suite}:{name}" in registry.registered("environment")
     if not registered and suite != registry.USER and suite_modules.exists(suite):
         try:
@@ -142,5 +144,5 @@ def _named(full_name, parameters):
 def _wrapped(env, wrapper):
     name = wrapper.get("type") if isinstance(wrapper, Mapping) else None
     if not isinstance(name, str) or name.partition(":")[0] not in ("wrapper", registry.USER):
-        raise ConfigError(f"no wrapper of environments: {name!r}")
+        raise ConfigError(f"{name!r} is not a registered wrapper of environments")
     return decode_fields(registry.find(name), {key: x for key, x in wrapper.items() if key != "type"}, env=env)

@@ -1,4 +1,4 @@
-"""The base of wrappers: properties that they forward, and checks of their arguments."""
+"""The base class of wrappers: forwarded properties, and checks of arguments."""
 
 import math
 from collections.abc import Mapping
@@ -9,7 +9,8 @@ import numpy as np
 from flax import struct
 
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.limits import describe
+from jaxrl.core.limits import problem
+from jaxrl.core.limits import whole as as_whole
 from jaxrl.core.types import Environment, PyTree, TimeStep
 
 
@@ -22,7 +23,7 @@ def forward(attribute: str) -> Any:
 
 
 class Wrapper(struct.PyTreeNode):
-    """The base of wrappers: it forwards to `env` what a wrapper does not change.
+    """The base class of wrappers, which forwards everything to `env` that a wrapper does not change.
 
     Attributes:
       env: the wrapped environment.
@@ -40,7 +41,7 @@ class Wrapper(struct.PyTreeNode):
 
 
 def check_arguments(wrapper: Any, *, whole: bool = False, finite: bool = True, **limits: Mapping[str, float]) -> None:
-    """Refuse arguments of a wrapper that are not numbers within their limits.
+    """Reject arguments of a wrapper that are not numbers within their limits.
 
     JAX arrays are not checked, nor are the trees of placeholders that JAX builds from a wrapper, such as the axes to
     map over.
@@ -49,7 +50,8 @@ def check_arguments(wrapper: Any, *, whole: bool = False, finite: bool = True, *
       wrapper: a wrapper, with an environment in its field `env`.
       whole: whether the arguments must be whole numbers.
       finite: whether the arguments must be finite.
-      limits: by argument, `low` and `high`; an argument that is None by default may be None.
+      limits: by argument, its limits as for `jaxrl.core.limits.problem`; an argument that is None by default may be
+        None.
 
     Raises:
       ConfigError: names the argument, its value and its limits.
@@ -60,12 +62,20 @@ def check_arguments(wrapper: Any, *, whole: bool = False, finite: bool = True, *
         static = not field.metadata.get("pytree_node", True)
         if value is None and field.default is None or not static and _is_placeholder(wrapper.env, value):
             continue
-        if _holds(value, whole, finite, limit) and not (static and whole and not isinstance(value, int | np.integer)):
-            continue
-        kind = f"a {'whole ' if whole else 'finite ' if finite else ''}number {describe(limit)}".rstrip()
-        problems.append(f"{type(wrapper).__name__}({name}={value!r:.80}): {name} must be {kind}")
+        numbers = np.ravel(value).tolist() if isinstance(value, np.ndarray) and not static else [value]
+        if whole and not static:
+            numbers = map(as_whole, numbers)
+        if found := next(filter(None, (_problem(number, whole, finite, limit) for number in numbers)), None):
+            problems.append(f"{type(wrapper).__name__}({name}={value!r:.80}): {name} {found}")
     if problems:
         raise ConfigError(problems)
+
+
+def _problem(number, whole, finite, limits):
+    """Explain why a number is outside its limits; None if it is fine."""
+    if whole and not isinstance(number, int | np.integer):
+        return "must be a whole number"
+    return None if not finite and number in (-math.inf, math.inf) else problem(number, limits)
 
 
 def _is_placeholder(env, value):
@@ -74,14 +84,3 @@ def _is_placeholder(env, value):
         return True
     leaves = jax.tree.leaves(env, is_leaf=lambda x: x is None)
     return bool(leaves) and all(x is None or x is value or (type(x) is int and x == 0) for x in leaves)
-
-
-def _holds(value, whole, finite, limits):
-    numbers = np.asarray(value if isinstance(value, int | float | np.ndarray | np.generic) else None)
-    if numbers.dtype.kind not in "iuf":
-        return False
-    low, high = limits.get("low", -math.inf), limits.get("high", math.inf)
-    within = (numbers >= low) & (numbers <= high)  # False for NaN
-    if finite or whole:
-        within &= np.isfinite(numbers)
-    return bool(np.all(within)) and not (whole and np.any(numbers != np.floor(numbers)))

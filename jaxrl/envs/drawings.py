@@ -1,7 +1,7 @@
 """Pictures of environments' states, drawn with numpy and pillow, as uint8 RGB frames of shape (height, width, 3).
 
-A drawing has two halves: a view, pure JAX, which is computed along with the episode and selects the data to draw; and a
-function of that view, as numpy, that draws the frame. So only these data leave the device.
+A drawing has two parts: a view, pure JAX, which is computed along with the episode and selects the data to draw; and a
+numpy function that draws a frame from it. So only these data leave the device.
 """
 
 import dataclasses
@@ -27,8 +27,8 @@ _PLANES = np.asarray(
     ],
     np.uint8,
 )  # fmt: skip
-_SIDE = 240  # pixels, about, of a picture's longer side
-_SMOOTH = 3  # lines are drawn this many times larger and scaled down, which smooths their edges
+_SIDE = 240  # approximate number of pixels of a picture's longer side
+_SMOOTH = 3  # factor by which lines are drawn larger before they are scaled down, which smooths their edges
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Drawing:
     Attributes:
       view: (environment, its state, its time step) -> a pytree of the arrays to draw. Pure JAX; the environment and the
         state are those under all wrappers.
-      draw: from one view, as numpy, to a frame, uint8 (height, width, 3).
+      draw: a function from one view, as numpy arrays, to a frame, uint8 (height, width, 3).
       frames_per_second: rate at which an episode looks natural.
     """
 
@@ -56,14 +56,14 @@ def register(name: str, drawing: Drawing) -> None:
 
 
 def drawing_of(env: Environment, observation_space: spaces.Space) -> Drawing:
-    """Return the drawing of `env`, which has no wrappers: as registered, or its observations if they are images.
+    """Return the registered drawing of `env`, or a drawing of its observations if they are images.
 
     Args:
       env: the environment under all wrappers.
       observation_space: the observation space with all wrappers.
 
     Raises:
-      ConfigError: it has neither; the message lists the environments that can be drawn.
+      ConfigError: it has no drawing; the message lists the environments that can be drawn.
     """
     own = _DRAWINGS.get(env.name, getattr(env, "drawing", None))
     if isinstance(own, Drawing):
@@ -73,8 +73,8 @@ def drawing_of(env: Environment, observation_space: spaces.Space) -> Drawing:
         bounds = (low, high) if observation_space.bounded and high > low else None
         return Drawing(lambda env, state, time_step: time_step.observation, lambda x: image(x, bounds), 10.0)
     raise ConfigError(
-        f"{env.name} cannot be drawn: its observation is {observation_space}, no image, and it has no drawing; "
-        f"these have: {', '.join(sorted(_DRAWINGS))}, brax's, and those of most suites; add one with "
+        f"{env.name} cannot be drawn: its observation {observation_space} is not an image, and it has no drawing; "
+        f"environments with drawings: {', '.join(sorted(_DRAWINGS))}, brax's, and those of most suites; add one with "
         "jaxrl.envs.drawings.register"
     )
 
@@ -91,12 +91,10 @@ def disks(view: Callable[[Any, PyTree, TimeStep], PyTree]) -> Drawing:
     """
 
     def draw(things: np.ndarray) -> np.ndarray:
-        picture = Image.new("RGB", (_SIDE, _SIDE), _WHITE)
-        pen = ImageDraw.Draw(picture)
-        for x, y, radius, color in things[::-1] * (_SIDE, _SIDE, _SIDE, 1):
-            y = _SIDE - y
-            pen.ellipse((x - radius, y - radius, x + radius, y + radius), fill=(_BLUE, _RED, _GREY)[int(color)])
-        return np.asarray(picture)
+        canvas = _Canvas(0.0, 1.0, 0.0, 1.0)
+        for x, y, radius, color in things[::-1]:
+            canvas.disc((x, y), radius, (_BLUE, _RED, _GREY)[int(color)])
+        return canvas.frame()
 
     return Drawing(view, draw, 8.0)
 
@@ -105,8 +103,8 @@ def image(pixels: np.ndarray, bounds: tuple[float, float] | None = None) -> np.n
     """Enlarge an observation that is a picture: gray, RGB, a stack of gray frames, or planes of a grid world.
 
     Args:
-      pixels: (height, width) or (height, width, channels). Three channels are RGB. For any other number of uint8
-        channels, the last is shown, as for stacked frames; with another dtype, or more channels than pixels in a row,
+      pixels: (height, width) or (height, width, channels). Three channels are RGB. Of any other number of uint8
+        channels the last is drawn, as for stacked frames; with another dtype, or more channels than pixels in a row,
         each channel is a plane with its own color.
       bounds: the values of black and white; None: 0 and 255 for uint8, otherwise the smallest and largest value.
     """
@@ -123,7 +121,7 @@ def image(pixels: np.ndarray, bounds: tuple[float, float] | None = None) -> np.n
 
 
 def planes(grid: np.ndarray) -> np.ndarray:
-    """Draw a grid world (height, width, planes): each cell in the color of the first plane that is set there."""
+    """Draw a grid world (height, width, planes), each cell in the color of its first nonzero plane."""
     there = grid > 0
     colors = _PLANES[np.arange(grid.shape[-1]) % len(_PLANES)]
     first = colors[np.argmax(there, axis=-1)]

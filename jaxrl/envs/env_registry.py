@@ -48,9 +48,9 @@ def make(
     Args:
       name: "suite:name", one of `environments()`; or a Gymnasium environment, its class, or a function that makes one.
       wrappers: functions from environment to environment, applied in order, under the auto-reset. For Gymnasium's
-        environments its own wrappers: a name (`"FlattenObservation"`, `"my_module:Mine"`) or a class, several of these,
-        or a table of their arguments by name (`{"FrameStackObservation": {"stack_size": 4}}`).
-      auto_reset: "exact" (`AutoReset`), "pooled" (`PooledReset`: cheaper if resets are costly), or None: a raw
+        environments, Gymnasium's wrappers: a name (`"FlattenObservation"`, `"my_module:Mine"`) or a class, several of
+        these, or a dictionary of their arguments by name (`{"FrameStackObservation": {"stack_size": 4}}`).
+      auto_reset: "exact" (`AutoReset`), "pooled" (`PooledReset`, faster if resets are slow), or None: a raw
         environment, whose episodes end. For several agents, which end separately and reset together, None is the same
         as "exact".
       sticky_actions: the probability, in [0, 1], that a JAX environment repeats the previous action instead
@@ -67,7 +67,7 @@ def make(
     if not isinstance(auto_reset, str | None) or auto_reset not in _AUTO_RESETS:
         raise unknown("auto_reset", str(auto_reset), [str(k) for k in _AUTO_RESETS])
     if not isinstance(name, str) and not is_gymnasium(name):
-        raise ConfigError(f"{name!r:.80} is no name of an environment, such as 'gymnax:CartPole-v1'")
+        raise ConfigError(f"{name!r:.80} is not the name of an environment; use a name such as 'gymnax:CartPole-v1'")
     if not isinstance(name, str) or name.startswith("gymnasium:"):
         parameters, wrappers = parameters | {"wrappers": wrappers}, ()  # Gymnasium's own, around each environment
     if not isinstance(wrappers, Sequence) or isinstance(wrappers, str) or not all(map(callable, wrappers)):
@@ -79,8 +79,8 @@ def make(
     if not isinstance(env, Environment):
         if wrappers or sticky_actions is not None or hide != ():
             named = "sticky_actions" if sticky_actions is not None else "hide"
-            what = "wrappers of JAX environments" if wrappers else f"{named}, but its suite's own parameters"
-            raise ConfigError(f"{env.name} is not a JAX environment, so it takes no {what}")
+            what = "wrappers of JAX environments" if wrappers else f"{named}; use its suite's own parameters"
+            raise ConfigError(f"{env.name} is not a JAX environment and does not support {what}")
         return env
     if sticky_actions is not None:
         try:
@@ -89,10 +89,10 @@ def make(
             raise ConfigError(f"sticky_actions={sticky_actions!r:.80} must be a probability, from 0 to 1") from error
     entries = tuple(map(whole, hide if isinstance(hide, tuple | list) else (hide,)))
     if not all(isinstance(entry, int) and not isinstance(entry, bool) for entry in entries):
-        raise ConfigError(f"hide={hide!r} must be the number of an entry, or several: hide=2, hide=(0,2)")
+        raise ConfigError(f"hide={hide!r} must be the index of an entry, or several: hide=2, hide=(0,2)")
     if entries:
         env = Hide(env, tuple(entries))
-        _ = env.observation_space  # raises, and says what is wrong
+        _ = env.observation_space  # raises if an entry does not exist
     if env.resets:
         return env
     several = num_agents(env) > 1  # their rows reset together, under all wrappers of one row
@@ -116,7 +116,7 @@ def _wrapped(env, wrapper):
     except TypeError as error:
         raise ConfigError(f"wrapper {name:.80} cannot be put around {env.name}: {error}") from error
     if not isinstance(wrapped, Environment):
-        raise ConfigError(f"wrapper {name:.80} makes {wrapped!r:.80} of {env.name}, which is no JAX environment")
+        raise ConfigError(f"wrapper {name:.80} returned {wrapped!r:.80} for {env.name}, which is not a JAX environment")
     _ = wrapped.observation_space, wrapped.action_space  # raise if the wrapper does not fit
     return wrapped
 
@@ -125,7 +125,7 @@ def as_environment(env: EnvironmentLike) -> Environment | HostRecipe:
     """Return `make(env)` for a name or a Gymnasium environment, class or function, and other environments unchanged.
 
     Raises:
-      ConfigError: as `make`; or a parameter is an array to be mapped over where one environment has a number.
+      ConfigError: as for `make`; or a parameter is an array to map over instead of a single value.
     """
     if isinstance(env, str) or is_gymnasium(env):
         env = make(env)
@@ -135,7 +135,7 @@ def as_environment(env: EnvironmentLike) -> Environment | HostRecipe:
 
 
 def is_gymnasium(env: Any) -> bool:
-    """Return whether `env` is a Gymnasium environment, its class, or a function that makes one; also if vectorized."""
+    """Return whether `env` is a Gymnasium environment, vectorized or not, its class, or a function that makes one."""
     if isinstance(env, str) or env is None:
         return False
     if (gymnasium := sys.modules.get("gymnasium")) is not None:
@@ -146,12 +146,12 @@ def is_gymnasium(env: Any) -> bool:
 
 
 def environments() -> list[str]:
-    """Return every name that `make` knows, sorted; suites that are not installed are left out."""
+    """Return every name that `make` accepts, sorted, without suites that are not installed."""
     return suites.environments(names)
 
 
 def made(name: str, parameters: Mapping[str, Any]) -> Any:
-    """Make an environment by its registered `name`, and store in it how it was made, for files."""
+    """Make an environment by its registered `name`, and store name and parameters in it, for files."""
     env = registry.registered("environment")[name](**parameters)
     memory(env)["made_as"] = name, parameters
     return env

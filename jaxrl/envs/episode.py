@@ -1,8 +1,8 @@
 """Episodes of JAX environments: their time steps, returns, lengths and limits, and automatic resets.
 
 With automatic resets the next episode begins on the step after an episode's last time step. That step ignores its
-action and shows the first observation of the new episode (`first`, reward 0, no ending). So the last observation of
-every episode is seen, as a separate row.
+action and returns the first observation of the new episode (`first`, reward 0, no ending). So the last observation of
+every episode is returned, as a separate row.
 """
 
 import functools
@@ -32,8 +32,8 @@ def restart(
       observation: an element of the observation space.
       action_mask: bool, True where an action is allowed; None allows everything.
       info: names of the scalars of the other time steps (`TimeStep.info`), which are 0 here.
-      discount: 1 if the other time steps have one.
-      active: True if the other time steps have one.
+      discount: 1 if the other time steps have discounts.
+      active: True if the other time steps have it.
     """
     return TimeStep(
         observation=observation,
@@ -58,7 +58,7 @@ def transition(
     discount: jax.Array | float | None = None,
     active: jax.Array | bool | None = None,
 ) -> TimeStep:
-    """Return the time step after an action; an episode that both terminated and was cut off counts as terminated.
+    """Return the time step after an action; an episode that both terminates and is truncated counts as terminated.
 
     Args:
       observation: an element of the observation space.
@@ -67,14 +67,14 @@ def transition(
       truncated: bool, whether a limit cut the episode off.
       action_mask: bool, True where an action is allowed; None allows everything.
       info: further scalars by name, the same names at every step.
-      discount: the environment's own discount of what follows, a scalar in [-1, 1] other than 0, any number where it
-        terminated; negative if the other of two players moves next, whose gain is this one's loss; None: 1.
+      discount: the environment's own discount of later rewards, a scalar in [-1, 1] other than 0 (any number if the
+        task ended); negative if the other player moves next, whose gain is this player's loss; None: 1.
       active: bool, False for an agent that can no longer act but is rewarded until its team's episode is over; None:
         all can act.
 
     Raises:
-      EnvironmentContractError: `reward`, `terminated`, `truncated`, `discount`, `active` or a value of `info` is more
-        than one number.
+      EnvironmentContractError: `reward`, `terminated`, `truncated`, `discount`, `active` or a value of `info` is not a
+        single number.
     """
     terminated = _scalar("terminated", terminated, jnp.bool_)
     return TimeStep(
@@ -96,7 +96,7 @@ def _scalar(name, value, dtype):
         return None
     array = jnp.asarray(value, dtype)
     if array.size != 1:
-        raise EnvironmentContractError(f"{name} has shape {array.shape}; one number is required")
+        raise EnvironmentContractError(f"{name} has shape {array.shape}; a single number is required")
     return array.reshape(())
 
 
@@ -154,7 +154,7 @@ class AutoResetState(struct.PyTreeNode):
 
 
 class _Resetting(Wrapper):
-    """A wrapper that begins the next episode on the step after an episode's end."""
+    """The base of wrappers that begin the next episode on the step after an episode's end."""
 
     of_all_agents = resets = True
 
@@ -164,13 +164,13 @@ class _Resetting(Wrapper):
 
 
 class AutoReset(_Resetting):
-    """A wrapper that begins episodes by `env.reset` with the step's key.
+    """A wrapper that begins episodes with `env.reset`, using the step's key.
 
     Every step computes a reset for every environment.
     """
 
     def step(self, state: AutoResetState, action: PyTree, key: jax.Array) -> tuple[AutoResetState, TimeStep]:
-        # Both are computed, since `vmap` would make a `cond` do so too; only one is used, hence one key is enough.
+        # Both are computed, as a `cond` under `vmap` would do too; only one is used, so one key is enough.
         fresh = self.env.reset(key)
         moved = self.env.step(state.env, action, key)
         env_state, time_step = jax.tree.map(functools.partial(jnp.where, state.last), fresh, moved)
@@ -180,16 +180,16 @@ class AutoReset(_Resetting):
 class PooledReset(_Resetting):
     """A wrapper like `AutoReset` for costly resets: under `vmap`, a small pool of resets serves the whole batch.
 
-    At every step the environments whose episodes ended take turns at the pool, `slots` at a time, until each has its
-    own new episode; if none ended, no reset is computed. The episodes begin as with `AutoReset`, from the same
-    keys: nothing is shared or used twice, so there is no bias, and no dependence on the batch or the device. (A pool
-    of *stored* states, as is common, begins several episodes in one state, and which ones depends on the batch.)
+    At every step the environments whose episodes ended are reset, `slots` at a time; if none ended, no reset is
+    computed. The episodes begin as with `AutoReset`, from the same keys. No reset is used twice, so there is no bias
+    and no dependence on the batch or the device. (A pool of *stored* states, as is common, begins several episodes in
+    one state, and the choice depends on the batch.)
 
-    It pays off if a reset costs more than moving a few states; `benchmarks/resets.py` measures it.
+    It is faster if a reset costs more than copying a few states; `benchmarks/resets.py` measures it.
 
     Args:
       env: the environment.
-      slots: number of resets that are computed at once; None: a 16th of the batch, and at least 8.
+      slots: number of resets that are computed at once; None: a 16th of the batch, but at least 8.
 
     Raises:
       ConfigError: `slots` is not a whole number of at least 1.
@@ -214,7 +214,7 @@ def with_rows(size: int, tree: PyTree, batched: PyTree) -> PyTree:
 
 @functools.lru_cache(maxsize=256)
 def _renewal(slots: int | None, structure: jax.tree_util.PyTreeDef):
-    """Return a function that resets where the episode ended.
+    """Return a function that resets environments whose episodes ended.
 
     Its arguments are the leaves of an environment, whether the episode ended, a key, and the result of a step.
     """
@@ -227,7 +227,7 @@ def _renewal(slots: int | None, structure: jax.tree_util.PyTreeDef):
     def renew_batch(axis_size, in_batched, leaves, ended, keys, moved):
         ended, keys, moved = with_rows(axis_size, (ended, keys, moved), tuple(in_batched[1:]))
         size = min(axis_size, slots or max(8, axis_size // 16))
-        # Indices of the ended environments first; the others are out of range, so that their writes are dropped.
+        # Indices of the ended environments; the rest is out of range, so that writes there are dropped.
         turns = jnp.nonzero(ended, size=-(-axis_size // size) * size, fill_value=axis_size)[0]
         mapped = in_batched[0]
 
@@ -257,13 +257,13 @@ class TimeLimitState(struct.PyTreeNode):
 
 
 class TimeLimit(Wrapper):
-    """A wrapper that truncates an episode at its `max_steps`-th transition, if it did not end by then.
+    """A wrapper that truncates an episode at its `max_steps`-th transition, if it has not ended before.
 
-    It goes under the auto-reset, which must see the truncation to begin the next episode.
+    Put it under the auto-reset, which must see the truncation to begin the next episode.
 
     Args:
       env: an environment that does not reset itself.
-      max_steps: transitions, at least 1.
+      max_steps: number of transitions, at least 1.
 
     Raises:
       ConfigError: `env` resets itself, or `max_steps` is not a whole number of at least 1.
@@ -294,5 +294,5 @@ class TimeLimit(Wrapper):
 
 
 def with_auto_reset(env: Environment) -> Environment:
-    """Return `env` if it begins new episodes by itself, otherwise `AutoReset(env)`."""
+    """Return `env` if it resets itself, otherwise `AutoReset(env)`."""
     return env if env.resets else AutoReset(env)

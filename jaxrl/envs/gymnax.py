@@ -1,6 +1,5 @@
 """gymnax environments (Lange, 2022, github.com/RobertTLange/gymnax), version 1.x, as raw episodic environments."""
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import PyTree
 from jaxrl.envs import gymnax_rules as rules
 from jaxrl.envs.gymnax_import import import_gymnax
-from jaxrl.envs.suite import Key, LibraryEnv, Step, add_suite, equal, made_once
+from jaxrl.envs.suite import Key, LibraryEnv, Step, add_suite, arguments_of, equal, made_once
 
 gymnax: Any = import_gymnax()
 
@@ -21,14 +20,15 @@ class GymnaxEnvironment(LibraryEnv):
     """A gymnax environment.
 
     The leaves are those of gymnax's `EnvParams`. The spaces follow from the numbers passed to `make`; they do not
-    change if leaves are replaced later, or are arrays to be mapped over. Derived parameters (`gymnax_rules.DERIVED`)
-    follow from the others whenever an environment is built or rebuilt from leaves. They are not computed at every step,
-    which would change what XLA fuses, and so the last bit of results.
+    change if leaves are replaced later, or are arrays to map over. Derived parameters (`gymnax_rules.DERIVED`) are
+    recomputed whenever an environment is built or rebuilt from leaves. They are not computed at every step, because
+    other fusions by XLA would change the last bit of results.
     """
 
     params: PyTree
 
     suite = "gymnax"
+    ranges = rules.LIMITS
     largest = 2_048  # DeepSea makes arrays of its square
 
     def __post_init__(self):
@@ -36,14 +36,13 @@ class GymnaxEnvironment(LibraryEnv):
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Return gymnax's environments that need no download, and those that were registered with it."""
+        """Return gymnax's environments that need no download, including those registered by users."""
         return tuple(n for n in gymnax.registered_envs if n not in NEEDS_DOWNLOAD)
 
     @classmethod
     def static_parameters(cls, name: str) -> Mapping[str, Any]:
         """Return the arguments of the constructor, which change shapes or the program."""
-        parameters = inspect.signature(gymnax.registration._registry[name]).parameters
-        return {k: parameter.default for k, parameter in parameters.items()}
+        return arguments_of(gymnax.registration._registry[name])
 
     @classmethod
     def default(cls, key: Key) -> "GymnaxEnvironment":
@@ -53,21 +52,17 @@ class GymnaxEnvironment(LibraryEnv):
     @classmethod
     def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
         if name in NEEDS_DOWNLOAD:
-            raise ConfigError(f"gymnax:{name} downloads its data when it is made, which jaxrl never does at run time")
+            raise ConfigError(f"gymnax:{name} needs a download, which jaxrl never does at run time")
         super().check(name, parameters)
 
     def with_spaces(self) -> "GymnaxEnvironment":
         return self.replace(**rules.spaces_of(self.key[0], foreign(self.key)[0], self.params))
 
-    @classmethod
-    def limits(cls, name: str) -> Mapping[str, Mapping[str, float]]:
-        return rules.LIMITS
-
     def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
         derived = rules.DERIVED.get(self.key[0], {})
         return super().contradictions(changed) + [
-            f"{name}={value!r:.80} of {self.name} follows from {derived[name].equation} = {result!r:.80}; leave it "
-            "out, and set those"
+            f"{name}={value!r:.80} of {self.name} follows from {derived[name].equation} = {result!r:.80}; set those "
+            "instead"
             for name, value in changed.items()
             if name in derived and not equal(value, result := getattr(self.params, name))
         ]
@@ -77,11 +72,7 @@ class GymnaxEnvironment(LibraryEnv):
         return useless - set(rules.DERIVED.get(self.key[0], ()))
 
     def idle(self) -> Mapping[str, str]:
-        return rules.IDLE.get(self.key[0], {})
-
-    def unused(self, chosen: Mapping[str, Any]) -> list[str]:
-        usual = vars(foreign(self.key)[1]) | dict(self.static_parameters(self.key[0]))
-        return super().unused(chosen) + rules.switched_off(self.key[0], self.parameters, chosen, usual)
+        return rules.idle(self.key[0], {**self.static_parameters(self.key[0]), **self.parameters})
 
     def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
         observation, state = foreign(self.key)[0].reset_env(key, self.params)
@@ -89,7 +80,7 @@ class GymnaxEnvironment(LibraryEnv):
 
     def advance(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, Step]:
         env = foreign(self.key)[0]
-        # `step_env`, not `step`, which makes a new episode at every step and hides the last observation.
+        # `step_env`, because `step` resets at every step and hides the last observation.
         observation, state, reward, terminated, info = env.step_env(key, state, action, self.params)
         reported = {name: x for name, x in info.items() if name != "discount"}
         truncated = env.is_truncated(state, self.params)

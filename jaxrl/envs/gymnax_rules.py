@@ -1,4 +1,4 @@
-"""Rules of gymnax's environments: parameters that follow from others or have no effect, and the actual spaces."""
+"""Rules for gymnax's environments: parameters that follow from others or have no effect, and corrected spaces."""
 
 import operator
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ class Derived(NamedTuple):
     value: Callable[[Any, Any], Any]  # from the sources
 
 
-# gymnax stores these in addition to their sources, and reads both.
+# gymnax stores these in addition to their sources.
 DERIVED: dict[str, dict[str, Derived]] = {
     "CartPole-v1": {
         "total_mass": Derived(("masscart", "masspole"), "masscart + masspole", operator.add),
@@ -30,40 +30,35 @@ DERIVED: dict[str, dict[str, Derived]] = {
     }
 }
 
-# Limits of the numbers of these names, in all environments; a time limit may be a float, as BernoulliBandit's 100.0.
+# Limits of parameters of all environments, by name; a time limit may be a float, such as BernoulliBandit's 100.0.
 LIMITS: dict[str, Mapping[str, float]] = {
     "max_steps_in_episode": {"low": 1},
     "fail_prob": PROBABILITY,
     "reward_prob": PROBABILITY,
 }
 
-# Parameters that are used, but without consequence; `SuiteEnv.without_effect` finds those that are not used.
+# Numbers that are read, but change nothing; `SuiteEnv.without_effect` finds those that are not read.
 WITHOUT_EFFECT: dict[str, frozenset[str]] = {
     "SimpleBandit-bsuite": frozenset({"max_steps_in_episode"}),  # every episode terminates at its first step
 }
 
 # Arguments of constructors that change nothing.
-IDLE = {"Seaquest-MinAtar": {"use_minimal_action_set": "where both sets are the same six actions"}}
+_IDLE = {"Seaquest-MinAtar": {"use_minimal_action_set": "where both sets are the same six actions"}}
 
-# For each parameter, another one, and a predicate of its values with which this one changes nothing.
-_SWITCHES: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
-    "Asterix-MinAtar": {"ramp_interval": ("ramping", lambda ramping: not ramping)},
-    "BernoulliBandit-misc": dict.fromkeys(
-        ("min_lim", "max_lim", "t_max"), ("normalize_time", lambda normalized: not normalized)
-    ),
-    "DeepSea-bsuite": {"randomize_actions": ("sample_action_map", bool)},
-    "FourRooms-misc": {"goal_fixed": ("resample_goal_pos", bool), "pos_fixed": ("resample_init_pos", bool)},
-    "FrozenLake-misc": {
-        "map_name": ("desc", lambda desc: desc is not None),
-        "success_rate": ("is_slippery", lambda slippery: not slippery),
-    },
+# Parameters that change nothing if another one is true or false: (that one, which of the two).
+_SWITCHES = {
+    "Asterix-MinAtar": {"ramp_interval": ("ramping", False)},
+    "BernoulliBandit-misc": dict.fromkeys(("min_lim", "max_lim", "t_max"), ("normalize_time", False)),
+    "DeepSea-bsuite": {"randomize_actions": ("sample_action_map", True)},
+    "FourRooms-misc": {"goal_fixed": ("resample_goal_pos", True), "pos_fixed": ("resample_init_pos", True)},
+    "FrozenLake-misc": {"map_name": ("desc", True), "success_rate": ("is_slippery", False)},
 }
 
 
 def settled(name: str, params: PyTree) -> PyTree:
-    """Return gymnax's `EnvParams` of the environment `name` with its derived parameters recomputed.
+    """Return gymnax's `EnvParams` of the environment `name` with derived parameters recomputed.
 
-    Parameters whose sources are placeholders, as in trees of axes to map over, are not changed.
+    A parameter does not change if its sources are placeholders, as in a tree of axes to map over.
     """
     values = {}
     for k, rule in DERIVED.get(name, {}).items():
@@ -73,32 +68,13 @@ def settled(name: str, params: PyTree) -> PyTree:
     return params.replace(**values) if values else params
 
 
-def switched_off(
-    name: str, values: Mapping[str, Any], chosen: Mapping[str, Any], defaults: Mapping[str, Any]
-) -> list[str]:
-    """Return a line for each chosen parameter that changes nothing because of the value of another one.
-
-    Args:
-      name: the environment's name.
-      values: all parameters and arguments that are set; the others are in `defaults`.
-      chosen: those chosen by a user.
-      defaults: the defaults of all parameters and arguments.
-    """
-    problems = []
-    for k, (switch, off) in _SWITCHES.get(name, {}).items():
-        if k not in chosen or _same(chosen[k], defaults[k]):
-            continue
-        value = values.get(switch, defaults[switch])
-        if not isinstance(value, jax.Array | np.ndarray) and off(value):
-            problems.append(
-                f"{k}={chosen[k]!r:.80} of gymnax:{name} changes nothing with {switch}={value!r:.80}; leave one of "
-                "them out"
-            )
-    return problems
-
-
-def _same(one, other):
-    return one is other or (isinstance(one, int | float | str) and one == other)
+def idle(name: str, values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the parameters of the environment `name` that change nothing with these values, and why."""
+    return _IDLE.get(name, {}) | {
+        k: f"with {switch}={values[switch]!r:.80}"
+        for k, (switch, off) in _SWITCHES.get(name, {}).items()
+        if not isinstance(values[switch], jax.Array | np.ndarray) and bool(values[switch]) == off
+    }
 
 
 # --- spaces ---------------------------------------------------------------------------------------------------------
@@ -116,7 +92,7 @@ def spaces_of(name: str, env: Any, params: Any) -> dict[str, spaces.Space]:
 
 
 def convert(space: Any) -> spaces.Space:
-    """Return our space for one of gymnax's."""
+    """Convert one of gymnax's spaces."""
     if isinstance(space, _foreign.Discrete):
         return spaces.Discrete(int(space.n), np.dtype(space.dtype))
     if isinstance(space, _foreign.Box):
@@ -128,7 +104,7 @@ def convert(space: Any) -> spaces.Space:
 
 
 def _box(declared: Any, *, low: Mapping[int, float], high: Mapping[int, float]) -> spaces.Box:
-    """Return `declared` with the bounds at some positions of a vector replaced."""
+    """Return the space `declared`, a vector, with other bounds at some positions."""
     lows, highs = declared.low.copy(), declared.high.copy()
     for bounds, new in ((lows, low), (highs, high)):
         for position, bound in new.items():
@@ -137,7 +113,7 @@ def _box(declared: Any, *, low: Mapping[int, float], high: Mapping[int, float]) 
 
 
 def _clock(params: Any) -> tuple[float, float]:
-    """Return the bounds of the time that MetaMaze and GaussianBandit observe: steps, or -1 and 2 more per 100 steps."""
+    """Return the bounds of the time observed in MetaMaze and GaussianBandit: steps, or -1 plus 2 per 100 steps."""
     steps = float(params.max_steps_in_episode)
     return (-1.0, max(1.0, steps / 50.0 - 1.0)) if params.normalize_time else (0.0, steps)
 
@@ -145,7 +121,7 @@ def _clock(params: Any) -> tuple[float, float]:
 def _bernoulli_bandit(declared: Any, params: Any) -> spaces.Space:
     if not params.normalize_time:
         return declared
-    # It declares `max_lim`, which the time in the observation reaches at `t_max`, not at the last step.
+    # It declares `max_lim`, but the time in the observation reaches that at `t_max`, not at the last step.
     last = params.min_lim + (params.max_lim - params.min_lim) * params.max_steps_in_episode / params.t_max
     return _box(declared, low={3: min(params.min_lim, last)}, high={3: max(params.min_lim, last)})
 
@@ -167,7 +143,7 @@ def _meta_maze(declared: Any, params: Any) -> spaces.Space:
 ROUNDING = 1e-6  # 1 - t / n may end below 0 by rounding
 
 # Corrections of observation spaces that gymnax 1.0.1 declares wrongly: functions from the declared space and the
-# parameters to the actual space. Exactly these are needed: `tests/envs/test_gymnax.py`.
+# parameters to the actual space. `tests/envs/test_gymnax.py` shows that exactly these are needed.
 WRONG_OBSERVATION_SPACES: dict[str, Callable[[Any, Any], spaces.Space]] = {
     "BernoulliBandit-misc": _bernoulli_bandit,
     # Floats, declared as integers.

@@ -1,8 +1,7 @@
-"""The parameters of an environment: the numbers that may change without recompiling, as in curricula."""
+"""Parameters of an environment: the numbers that may change without recompiling, as in curricula."""
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,32 +13,32 @@ import numpy as np
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.types import Environment
 
-_Path = tuple[str, ...]  # names of attributes and keys of dictionaries
+Path = tuple[str, ...]  # names of attributes and keys of dictionaries
 _ARRAYS = jax.Array | np.ndarray
 
 
 @runtime_checkable
 class ChecksParameters(Protocol):
-    """An environment with parameters that follow from others, or have no effect."""
+    """An environment that checks changed parameters, such as those that follow from others."""
 
     def parameter_problems(self, changed: Mapping[str, Any]) -> list[str]:
         """Return a line for each problem with parameters that were just replaced.
 
         Args:
-          changed: the requested values by name; names that the environment does not have are ignored.
+          changed: the values by name, as the user passed them; names that the environment does not have are ignored.
         """
         ...
 
 
 def layers(env: Any) -> Iterator[Any]:
-    """Yield an environment and those under its wrappers, each of which holds the next as `env`."""
+    """Yield an environment and all environments under its wrappers, from the outside in."""
     yield env
     while isinstance(env := getattr(env, "env", None), Environment):
         yield env
 
 
 def has_layer(env: Any, kind: Any) -> bool:
-    """Return whether an environment, or one under its wrappers, is of this class, or one of several."""
+    """Return whether an environment, or one under its wrappers, is an instance of `kind`, a class or several."""
     return any(isinstance(layer, kind) for layer in layers(env))
 
 
@@ -53,12 +52,12 @@ def parameters(env: Environment) -> dict[str, Any]:
     """Return the parameters of a JAX environment and of the wrappers around it, by name.
 
     These are the fields that are leaves, such as gymnax's `EnvParams`, a number in an environment of your own, or
-    `StickyActions.probability`. Static fields, which decide shapes, are not among them.
+    `StickyActions.probability`. Static fields, which determine shapes, are not included.
 
     Raises:
       ConfigError: `env` is not a JAX environment.
     """
-    return {name: _at(env, path) for name, path in _paths(env).items()}
+    return {name: at(env, path) for name, path in _all_paths(env).items()}
 
 
 def with_parameters(env: Environment, **changed: Any) -> Environment:
@@ -74,23 +73,23 @@ def with_parameters(env: Environment, **changed: Any) -> Environment:
       **changed: numbers or arrays by name, those of `jaxrl.envs.parameters(env)`.
 
     Raises:
-      ConfigError: `env` has no such parameter, it is static, it changes nothing, it contradicts those that it follows
-        from, or a value does not fit; all problems at once.
+      ConfigError: `env` does not have a parameter, a parameter is static, changes nothing or contradicts those that it
+        follows from, or a value does not fit; lists all problems.
     """
-    paths, problems, taken = _paths(env), [], {}
+    known, problems, taken = _all_paths(env), [], {}
     for name, value in changed.items():
-        if name not in paths:
-            problems += _unknown(env, name, paths)
+        if name not in known:
+            problems += _unknown(env, name, known)
             continue
-        old = _at(env, paths[name])
+        old = at(env, known[name])
         try:
-            taken[name] = like(old, value)
-            env = _replaced(env, paths[name], taken[name])
+            env = replaced(env, known[name], like(old, value))
+            taken[name] = value
         except ConfigError as error:  # of a wrapper
             problems += error.problems
         except (TypeError, ValueError) as error:
             problems.append(
-                f"parameter {name}={value!r:.80} of {env.name} is no value for it; now it is {old!r:.80}: {error}"
+                f"parameter {name}={value!r:.80} of {env.name} does not fit its current value {old!r:.80}: {error}"
             )
     innermost = unwrapped(env)
     problems += innermost.parameter_problems(taken) if isinstance(innermost, ChecksParameters) else []
@@ -99,72 +98,76 @@ def with_parameters(env: Environment, **changed: Any) -> Environment:
     return env
 
 
-def _paths(env):
-    """Return where each parameter is; if several parts have the name, the innermost one counts."""
+def _all_paths(env):
+    """Return where each parameter is stored; if several parts have the name, the innermost one counts."""
     if not isinstance(env, Environment):
-        raise ConfigError(f"{env!r:.80} is no JAX environment, so it has no parameters that could change")
-    found: dict[str, _Path] = {}
+        raise ConfigError(f"{env!r:.80} is not a JAX environment, so it has no parameters that can change")
+    found: dict[str, Path] = {}
     for depth, part in enumerate(itertools.takewhile(dataclasses.is_dataclass, layers(env))):
-        found |= _own(part, ("env",) * depth)
+        for name, path in paths(part).items():
+            value, path = at(part, path), ("env",) * depth + path
+            found |= {key: (*path, key) for key in value} if isinstance(value, dict) else {name: path}
     return found
 
 
-def _own(part, here):
-    found = {}
+def paths(part: Any) -> dict[str, Path]:
+    """Return where an environment or a wrapper stores each of its own leaves, by name; dictionaries are one leaf."""
+    found: dict[str, Path] = {}
     for field in dataclasses.fields(part):
         value = getattr(part, field.name)
         if field.name == "env" or not field.metadata.get("pytree_node", True):
             continue
         if dataclasses.is_dataclass(value):
-            found |= _own(value, (*here, field.name))
-        elif isinstance(value, dict):
-            found |= {name: (*here, field.name, name) for name in value}
-        elif jax.tree.leaves(value):
-            found[field.name] = (*here, field.name)
+            found |= {name: (field.name, *path) for name, path in paths(value).items()}
+        elif isinstance(value, dict) or jax.tree.leaves(value):
+            found[field.name] = (field.name,)
     return found
 
 
-def _at(part, path):
+def at(part: Any, path: Path) -> Any:
+    """Return what is stored at a path within an environment."""
     for name in path:
         part = part[name] if isinstance(part, dict) else getattr(part, name)
     return part
 
 
-def _replaced(part, path, value):
+def replaced(part: Any, path: Path, value: Any) -> Any:
+    """Return an environment with another value at a path."""
     name, *rest = path
-    new = _replaced(_at(part, (name,)), rest, value) if rest else value
+    new = replaced(at(part, (name,)), tuple(rest), value) if rest else value
     if isinstance(part, dict):
         return part | {name: new}
-    replaced = dataclasses.replace(part, **{name: new})
-    memory(replaced)["made_as"] = memory(part).get("made_as")
-    return replaced
+    changed = dataclasses.replace(part, **{name: new})
+    if "made_as" in memory(part):
+        memory(changed)["made_as"] = memory(part)["made_as"]
+    return changed
 
 
 def memory(env: Any) -> dict[str, Any]:
-    """Return the dictionary in which `env` stores as `made_as` the registered name and parameters that made it.
+    """Return the dictionary in which `env` stores, as `made_as`, the registered name and parameters that made it.
 
-    `dataclasses.replace` and JAX's transformations lose that.
+    `dataclasses.replace` and JAX's transformations lose them.
     """
-    return getattr(env, "__dict__", {})  # not what a wrapper forwards; a temporary one if there are slots
+    return getattr(env, "__dict__", {})  # of `env` itself, not forwarded by a wrapper; a temporary one for slots
 
 
 def like(old: Any, value: Any) -> Any:
-    """Convert `value` to the types of `old`: a Python number if both are numbers, otherwise a JAX array.
+    """Convert `value` to the types of `old`: a Python number if both are numbers, otherwise JAX arrays.
 
     Args:
       old: a number, an array, or a pytree of them.
-      value: a pytree of the same structure; arrays may have more axes in front, to be mapped over.
+      value: a pytree of the same structure; arrays may have further leading axes, to map over.
 
     Raises:
-      ValueError: another structure, another shape, or a number that the type of `old` cannot hold.
+      ValueError: another structure, another shape, NaN, or a number that the type of `old` cannot represent.
     """
     if not jax.tree_util.all_leaves([old]):
         if jax.tree.structure(old) != jax.tree.structure(value):
-            raise ValueError(f"{type(value).__name__} is not of its structure")
+            raise ValueError(f"{type(value).__name__} has another structure")
         return jax.tree.map(like, old, value)
     if isinstance(old, _ARRAYS | np.generic) or isinstance(value, _ARRAYS):
         return array_like(old, value)
-    if not isinstance(value, int | float | np.generic):
+    if not isinstance(value, int | float | np.generic) or (isinstance(value, bool) and not isinstance(old, bool)):
         several = isinstance(value, str) and "=" in value
         hint = "; separate parameters by spaces" if several else ""
         raise ValueError(f"{type(value).__name__} is not {type(old).__name__}{hint}")
@@ -172,21 +175,25 @@ def like(old: Any, value: Any) -> Any:
         converted = type(old)(value)
     except OverflowError as error:
         raise ValueError(f"it must be of type {type(old).__name__}") from error
-    if converted != value and not (math.isnan(converted) and math.isnan(value)):
-        raise ValueError(f"it must be of type {type(old).__name__}")
+    if converted != value:
+        raise ValueError("it is NaN" if converted != converted else f"it must be of type {type(old).__name__}")
     return converted
 
 
 def array_like(old: Any, value: Any) -> jax.Array:
-    """Convert `value` to an array of the type of `old`, of its shape or with more axes in front; see `like`."""
+    """Convert `value` to an array with the dtype and shape of `old`, possibly with leading axes; see `like`."""
     dtype, shape, array = jnp.result_type(old), jnp.shape(old), jnp.asarray(value)
     if not jnp.issubdtype(array.dtype, jnp.number) and array.dtype != jnp.bool_:
-        raise ValueError(f"{array.dtype} is no type of numbers")
+        raise ValueError(f"{array.dtype} is not a numeric type")
     if array.shape[array.ndim - len(shape) :] != shape:
         raise ValueError(f"shape {array.shape} is not {shape}")
     cast = array.astype(dtype)
-    whole = isinstance(array, jax.core.Tracer) or jnp.issubdtype(dtype, jnp.floating)
-    if not whole and not np.array_equal(np.asarray(cast), np.asarray(array)):
+    if isinstance(array, jax.core.Tracer):
+        return cast
+    if jnp.issubdtype(dtype, jnp.floating):
+        if np.isnan(np.asarray(cast)).any():
+            raise ValueError("it contains NaN")
+    elif not np.array_equal(np.asarray(cast), np.asarray(array)):
         raise ValueError(f"it must be of type {dtype}")
     return cast
 
@@ -194,5 +201,5 @@ def array_like(old: Any, value: Any) -> jax.Array:
 def _unknown(env, name, paths):
     fields = {field for part in layers(env) for field in getattr(part, "__dataclass_fields__", ())}
     if name in fields - {"env"}:
-        return [f"{name} of {env.name} is static: it is part of the compiled program; make another environment"]
+        return [f"{name} of {env.name} is static, part of the compiled program; make another environment"]
     return unknown(f"parameter of {env.name}", name, paths).problems

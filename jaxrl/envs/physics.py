@@ -1,7 +1,7 @@
-"""The base of physics suites: environments with a time limit and a physical system whose parts are parameters."""
+"""The base class of physics suites: a time limit, and a physical system whose parts are parameters."""
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -11,11 +11,11 @@ from flax import struct
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import PyTree
 from jaxrl.envs.parameters import array_like
-from jaxrl.envs.suite import COUNT, Key, LibraryEnv, unread
+from jaxrl.envs.suite import COUNT, Key, LibraryEnv, Step, unread
 
 
 class PhysicsState(struct.PyTreeNode):
-    """A library's own state, and the length of the episode, which it does not count."""
+    """A library's own state, and the episode's length, which the library does not count."""
 
     own: PyTree
     steps: jax.Array  # int32, transitions so far
@@ -25,20 +25,45 @@ class PhysicsState(struct.PyTreeNode):
 class PhysicsEnv(LibraryEnv):
     """An environment of a library of simulated physics.
 
-    Leaves: the time limit, where episodes are truncated, and the replaced parts of the physical system by their path in
-    it, such as `{"opt.gravity": [0.0, 0.0, -3.7]}`, each in its shape (or with more axes in front, to be mapped over).
+    Leaves: the time limit, where episodes are truncated, and the replaced parts of the physical system by path, such as
+    `{"opt.gravity": [0.0, 0.0, -3.7]}`, each in its shape (or with leading axes, to map over).
     """
 
     episode_length: Any
     system: dict[str, Any]
+
+    ranges = {"episode_length": COUNT}
 
     @classmethod
     def physical(cls, key: Key) -> Any:
         """Return the library's physical system of an environment; None if it has none."""
         raise NotImplementedError
 
+    def library(self, drawn: PyTree) -> Any:
+        """Return the library's environment with the replaced parts of its physical system, and those `drawn`."""
+        raise NotImplementedError
+
+    def draw(self, key: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
+        """Return the parts of the physical system that are sampled for one episode, by path, and another key."""
+        return {}, key
+
+    def begin(self, key: jax.Array) -> tuple[PhysicsState, Step]:
+        drawn, key = self.draw(key)
+        own = self.library(drawn).reset(jax.random.key_data(key))  # the libraries only take keys of the old kind
+        return PhysicsState(own, jnp.zeros((), jnp.int32), drawn), Step(own.obs)
+
+    def advance(self, state: PhysicsState, action: PyTree, key: jax.Array) -> tuple[PhysicsState, Step]:
+        del key  # its randomness is in its state
+        # A copy, because the libraries update the dictionaries of the state that they take.
+        own = self.library(state.drawn).step(jax.tree.map(lambda x: x, state.own), action)
+        steps = state.steps + 1
+        # `done` is without a time limit, which the libraries leave to a wrapper. brax's `info["time_out"]` of the
+        # inverted pendulum is set where it falls.
+        step = Step(own.obs, own.reward, own.done > 0, steps >= self.episode_length, info=own.metrics)
+        return PhysicsState(own, steps, state.drawn), step
+
     def reads(self) -> str:
-        """Return an addition to the message about a part without effect."""
+        """Return an addition to the error about a part without effect."""
         return ""
 
     def fit(self, name: str, value: Any) -> Any:
@@ -60,14 +85,14 @@ class PhysicsEnv(LibraryEnv):
             raise ConfigError(problems)
         return parts
 
-    @classmethod
-    def limits(cls, name: str) -> Mapping[str, Mapping[str, float]]:
-        return {"episode_length": COUNT}
+    def without_effect(self) -> frozenset[str]:
+        return frozenset()  # `ineffective` traces only the parts that were replaced
 
-    def ineffective(self, changed: Collection[str]) -> list[str]:
+    def ineffective(self, changed: Mapping[str, Any], idle: Mapping[str, str] = {}) -> list[str]:
         paths = [path for path in self.system if {"system", path} & set(changed)]
         reasons = {path: _useless(type(self), self.key, path) for path in paths}
-        return [f"system[{path!r}] of {self.name}{why}{self.reads()}" for path, why in reasons.items() if why]
+        useless = [f"system[{path!r}] of {self.name}{why}{self.reads()}" for path, why in reasons.items() if why]
+        return super().ineffective(changed, idle) + useless
 
 
 def part(system: Any, path: str) -> Any:
@@ -77,11 +102,11 @@ def part(system: Any, path: str) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _useless(cls, key, path):
-    """Return why a part of the physical system is not a parameter of the dynamics; "" if it is one."""
+    """Explain why changing a part of the physical system has no effect; "" if it has one."""
     env = cls.default(key)
     try:
         value = jnp.asarray(part(cls.physical(key), path))
         useless = unread(lambda values: env.replace(system=values), {path: value})
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, jax.errors.JAXTypeError) as error:
-        return f" is no number that may change: {str(error).strip().splitlines()[0]:.120}"
+        return f" cannot change: {str(error).strip().splitlines()[0]:.120}"
     return " changes nothing: no observation, reward or ending depends on it" if useless else ""

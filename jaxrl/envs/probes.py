@@ -1,7 +1,7 @@
-"""Probe environments: tiny tasks with known values, one for each link of an algorithm.
+"""Probe environments: tiny tasks with known values, one for each part of an algorithm.
 
-All five are one environment with different leaves, so that one compiled program per algorithm serves them all. They are
-the probes of rejax (Liesen et al., 2023), and one for time limits.
+All five are one environment with different leaves, so that each algorithm compiles once for all of them. They are the
+probes of rejax (Liesen et al., 2023), plus one for time limits.
 
 | name | what happens | true value |
 |---|---|---|
@@ -9,14 +9,15 @@ the probes of rejax (Liesen et al., 2023), and one for time limits.
 | `probe:RewardIsObservation` | one step, reward = observation, -1 or 1 | the observation |
 | `probe:TwoStepDiscount` | observes 0, reward 0; then observes 1, reward 1 | gamma; then 1 |
 | `probe:ActionReward` | one step; reward as below | 1 (of the best policy) |
-| `probe:Truncated` | observes 0 forever, reward `reward` per step, cut off every `max_steps` | reward / (1 - gamma) |
+| `probe:Truncated` | observes 0 forever, reward `reward` per step, truncated every `max_steps` | reward / (1 - gamma) |
 
-Action-dependent reward: discrete, 1 for action 0 and -1 for action 1; continuous (one number in [-2, 2]),
-1 - (action - 0.5)^2, best at 0.5; composite (a dictionary of such a number and a tuple of three choices in two spaces),
-the larger of that and 0 if each choice is the last of its kind, otherwise 0: no part earns anything on its own.
+The action-dependent reward of discrete actions is 1 for action 0 and -1 for action 1. That of continuous actions (one
+number in [-2, 2]) is 1 - (action - 0.5)^2, best at 0.5. That of composite actions (a dictionary of such a number and a
+tuple of three choices in two spaces) is the continuous reward, but at least 0, if each choice is the last of its kind,
+and 0 otherwise: no part has a reward of its own.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -29,7 +30,7 @@ from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import PyTree
 from jaxrl.envs.parameters import like
-from jaxrl.envs.suite import Key, Step, SuiteEnv, add_suite, key_of
+from jaxrl.envs.suite import COUNT, Key, Step, SuiteEnv, add_suite, key_of
 
 BEST_ACTION = 0.5  # of the continuous action-dependent probe
 COMPOSITE = spaces.Dict(
@@ -50,9 +51,9 @@ class ProbeState(struct.PyTreeNode):
 class Probe(SuiteEnv, repr=True):
     """The probe environment; see the module's table.
 
-    The reward of a transition is `reward + observation_reward * observation + action_reward * f(action)`. It is given
-    only on the last of `terminate_after` transitions, or, if `endless` is 1, on every transition of an episode that
-    only the limit ends.
+    The reward of a transition is `reward + observation_reward * observation + action_reward * f(action)`. It is only
+    received on the last of `terminate_after` transitions or, if `endless` is 1, on every transition of an episode that
+    ends at the time limit.
 
     Args:
       reward, observation_reward, action_reward: weights of the three parts.
@@ -76,6 +77,7 @@ class Probe(SuiteEnv, repr=True):
     composite: bool = struct.field(pytree_node=False, default=False)
 
     suite = "probe"
+    ranges = {"terminate_after": COUNT, "max_steps": COUNT}
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -88,7 +90,7 @@ class Probe(SuiteEnv, repr=True):
 
     @classmethod
     def default(cls, key: Key) -> "Probe":
-        # Arrays of one type for every probe: only their values may differ.
+        # Arrays with the same types for every probe, so that only their values differ.
         values = {k: _array(field.default) for k, field in cls.__dataclass_fields__.items() if k not in _KINDS}
         chosen = {k: like(values[k], x) for k, x in _PROBES.get(key[0], {}).items()}
         return cls(**values | chosen, **{k: bool(x) for k, x in key[1]})
@@ -97,11 +99,11 @@ class Probe(SuiteEnv, repr=True):
     def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
         super().check(name, parameters)
         if all(parameters.get(k) for k in _KINDS):
-            raise ConfigError(f"probe:{name} is continuous=True or composite=True, not both")
+            raise ConfigError(f"probe:{name} can have continuous=True or composite=True, not both")
 
     @property
     def key(self) -> Key:
-        # One for all probes: it is static in specifications, and must not cause another program for each.
+        # The same for all probes, because a static name of its own would give each probe another program.
         name = "Composite" if self.composite else "Continuous" if self.continuous else "Discrete"
         return key_of(name, {"continuous": self.continuous, "composite": self.composite})
 
@@ -115,12 +117,30 @@ class Probe(SuiteEnv, repr=True):
     def restore(
         cls, name: str, parameters: Mapping[str, Any], observation_space: spaces.Space, action_space: spaces.Space
     ) -> "Probe":
-        """Return the probe with these `parameters`, whatever its name."""
+        """Return the probe with these `parameters`, which determine it without its name."""
         del name
         return super().restore("Constant", parameters, observation_space, action_space)
 
-    def ineffective(self, changed: Collection[str]) -> list[str]:
-        return _problems(self, changed)
+    def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
+        flags = {k: changed[k] for k in ("random_observation", "endless") if isinstance(changed.get(k), int | float)}
+        wrong = [f"{k}={value} of {self.name} must be 0 or 1" for k, value in flags.items() if value not in (0, 1)]
+        return super().contradictions(changed) + wrong
+
+    def without_effect(self) -> frozenset[str]:
+        return frozenset(self.idle())
+
+    def idle(self) -> Mapping[str, str]:
+        if any(isinstance(value, jax.core.Tracer) or jnp.ndim(value) for value in self.numbers.values()):
+            return {}  # mapped over
+        one_step = not self.endless and self.terminate_after <= 1
+        found = {}
+        if self.endless:
+            found["terminate_after"] = "with endless=1, because no step terminates"
+        if one_step:
+            found["max_steps"] = "with terminate_after=1, which ends every episode at its first step"
+        if not self.random_observation and (self.endless or one_step):
+            found["observation_reward"] = "where every rewarded observation is 0; set random_observation=1"
+        return found
 
     observation_space = spaces.Box(-1.0, 1.0, (1,))
 
@@ -172,34 +192,3 @@ _PROBES: dict[str, dict[str, Any]] = {
 
 def _array(default):
     return jnp.zeros((), np.int32 if isinstance(default, int) else np.float32) + default
-
-
-def _problems(probe, names):
-    """Return why chosen parameters are impossible or change nothing; arrays, which may be mapped over, pass."""
-    values = {k: getattr(probe, k) for k in Probe.__dataclass_fields__ if k not in _KINDS}
-    if any(isinstance(value, jax.core.Tracer) or jnp.ndim(value) for value in values.values()):
-        return []
-    values = {k: np.asarray(value).item() for k, value in values.items()}
-    one_step = not values["endless"] and values["terminate_after"] <= 1
-    without_effect = {
-        "terminate_after": "with endless=1, which no step terminates" if values["endless"] else "",
-        "max_steps": "with terminate_after=1, which ends every episode at its first step" if one_step else "",
-        "observation_reward": "where every rewarded observation is 0; set random_observation=1"
-        if not values["random_observation"] and (values["endless"] or one_step)
-        else "",
-    }
-    problems = [
-        f"{k}={values[k]:g} of {probe.name} changes nothing {reason}; leave it out"
-        for k, reason in without_effect.items()
-        if reason and k in names and values[k] != Probe.__dataclass_fields__[k].default
-    ]
-    problems += [
-        f"{k}={values[k]:g} of {probe.name} must be 0 or 1"
-        for k in ("random_observation", "endless")
-        if k in names and values[k] not in (0, 1)
-    ]
-    return problems + [
-        f"{k}={values[k]} of {probe.name} must be at least 1"
-        for k in ("terminate_after", "max_steps")
-        if k in names and values[k] < 1
-    ]

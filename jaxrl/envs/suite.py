@@ -1,4 +1,4 @@
-"""The base of JAX suites, and tools for adapters of foreign code: type rules, error messages, stable types.
+"""The base class of JAX suites, and tools for adapters of other libraries: type rules, errors, stable types.
 
 A suite is one subclass of `SuiteEnv` in its own module (docs/new_suite.md).
 """
@@ -6,9 +6,10 @@ A suite is one subclass of `SuiteEnv` in its own module (docs/new_suite.md).
 import contextlib
 import dataclasses
 import functools
+import inspect
 import io
 import sys
-from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import jax
@@ -25,7 +26,7 @@ from jaxrl.core.planning import Model
 from jaxrl.core.suites import unknown_name
 from jaxrl.core.types import Environment, PyTree, TimeStep
 from jaxrl.envs.episode import AutoReset, EpisodeStatistics, PooledReset, restart, transition
-from jaxrl.envs.parameters import layers, like
+from jaxrl.envs.parameters import at, layers, like, paths, replaced
 
 # The static part of an environment: its name within the suite, and its static parameters in sorted order.
 Key = tuple[str, tuple[tuple[str, Hashable], ...]]
@@ -35,15 +36,15 @@ class Step(NamedTuple):
     """The result of a suite's reset or action.
 
     Attributes:
-      observation: an element of the observation space, in any type and shape that converts to the space's.
+      observation: an element of the observation space, in any dtype and shape that can be converted to the space's.
       reward: a scalar.
       terminated: bool, whether the task ended.
       truncated: bool, whether a time limit cut the episode off.
       action_mask: bool, True where an action is allowed; None allows everything.
-      discount: the environment's own discount of what follows (`TimeStep.discount`), 1 after a reset; None: it has
+      discount: the environment's own discount of later rewards (`TimeStep.discount`), 1 after a reset; None if it has
         none.
-      info: further values by name; those that are single numbers become `TimeStep.info`.
-      active: bool, False for an agent that can no longer act but is rewarded until its team's episode is over; None:
+      info: further values by name; single numbers become `TimeStep.info`.
+      active: bool, False for an agent that can no longer act but is rewarded until its team's episode is over; None if
         all can act.
     """
 
@@ -60,13 +61,14 @@ class Step(NamedTuple):
 class SuiteEnv(struct.PyTreeNode):
     """An environment of a JAX suite, which does not reset itself.
 
-    A suite is one subclass, a frozen dataclass. Its leaves are the numbers that may change without recompiling; a leaf
-    that is itself a dataclass stands for its fields. A subclass has
+    A suite is one subclass, a frozen dataclass. Its leaves are the numbers that may change without recompiling; if a
+    leaf is itself a dataclass, its fields are the numbers. A subclass has
 
     - `suite`: the suite's name;
     - `key`: the environment's name and its static parameters, made by `key_of`; static;
     - `observation_space`, `action_space`: static fields or properties;
     - `names`, `default`, `begin`, `advance`; and, if there are any, `static_parameters` and
+    - `ranges`: the limits of parameters by name, as for `jaxrl.core.limits.problem`;
     - `largest`: the largest static number that a file may choose, if larger ones may fill the memory;
     - `drawing`: a `jaxrl.envs.drawings.Drawing`, if it can be drawn.
 
@@ -75,12 +77,13 @@ class SuiteEnv(struct.PyTreeNode):
     absent from `info`). An agent that finishes before the others repeats its ending until they finish, or is not
     `active` but rewarded until then (`jaxrl.envs.agents`).
 
-    The other methods of the first group have defaults that suit most suites. Those of the second group serve
+    The other methods of the first group have defaults that suit most suites. Those of the second group are used by
     `jaxrl.make`, files, `jaxrl.envs.parameters` and training; suites do not override them.
     """
 
     if TYPE_CHECKING:  # fields or properties of a subclass; annotations would be fields here
         suite: ClassVar[str]
+        ranges: ClassVar[Mapping[str, Mapping[str, float]]]
 
         @property
         def key(self) -> Key: ...
@@ -89,7 +92,7 @@ class SuiteEnv(struct.PyTreeNode):
         @property
         def action_space(self) -> spaces.Space: ...
 
-    resets, largest, drawing = False, float("inf"), None
+    resets, ranges, largest, drawing = False, {}, float("inf"), None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**{"repr": False} | options)
@@ -112,25 +115,28 @@ class SuiteEnv(struct.PyTreeNode):
         raise NotImplementedError
 
     def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
-        """Return the state and the observation of a new episode; traced under JAX's standard promotion rules."""
+        """Return the state and first step of a new episode; traced under JAX's standard promotion rules."""
         raise NotImplementedError
 
     def advance(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, Step]:
-        """Return the next state and what the action led to, an episode's last observation included."""
+        """Return the next state and the step after an action, including an episode's last observation."""
         raise NotImplementedError
 
     @classmethod
     def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
-        """Refuse names and static parameters that do not exist or cannot run.
+        """Reject names and static parameters that do not exist or cannot run.
 
         Raises:
-          ConfigError: the message says why.
+          ConfigError: explains why.
         """
         if name not in (names := cls.names()):
             raise unknown_name(cls.suite, name, names)
+        for parameter, allowed in cls.choices(name).items():
+            if parameter in parameters and (value := parameters[parameter]) not in [*allowed]:
+                raise unknown(f"{parameter} of {cls.suite}:{name}", str(value), map(str, allowed))
 
     def fit(self, name: str, value: Any) -> Any:
-        """Return a number of `jaxrl.make` in the type of its default, `self.numbers[name]`.
+        """Convert a number passed to `jaxrl.make` to the type of its default, `self.numbers[name]`.
 
         Raises:
           ConfigError, ArithmeticError, AttributeError, TypeError, ValueError: the value does not fit.
@@ -138,49 +144,52 @@ class SuiteEnv(struct.PyTreeNode):
         return like(self.numbers[name], value)
 
     def with_spaces(self) -> Self:
-        """Return this environment with the spaces that follow from its numbers, none of which is an array here."""
+        """Return this environment with the spaces that follow from its numbers, which are not arrays here."""
         return self
 
     @classmethod
-    def limits(cls, name: str) -> Mapping[str, Mapping[str, float]]:
-        """Return the limits of parameters by name, static ones too, as `jaxrl.core.limits.problem` takes them."""
+    def choices(cls, name: str) -> Mapping[str, Iterable[Any]]:
+        """Return the allowed values of static parameters that have only a few."""
         return {}
 
+    @classmethod
+    def limits(cls, name: str) -> Mapping[str, Mapping[str, float]]:
+        """Return the limits of parameters by name, static ones too; by default `ranges`."""
+        return cls.ranges
+
     def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
-        """Return a line for each number `changed` that is impossible: beyond `limits`; files are checked too."""
+        """Return a line for each number `changed` that is impossible, such as outside `limits`; also for files."""
         return outside(changed, self.limits(self.key[0]))
 
     def without_effect(self) -> frozenset[str]:
-        """Return the names of the numbers without effect on what an agent sees; by default found by tracing."""
+        """Return the numbers without effect on observations, rewards and endings; by default found by tracing."""
         return _without_effect(type(self), self.key)
 
-    def ineffective(self, changed: Collection[str]) -> list[str]:
-        """Return a line for each number `changed` that differs from its default but has no effect."""
-        values, default = self.numbers, _shared(type(self), self.key).default.numbers
-        return [
-            f"{name}={values[name]!r:.80} of {self.name} changes nothing: no observation, reward or ending depends on "
-            "it; leave it out"
-            for name in changed
-            if name in values and not equal(values[name], default[name]) and name in self.without_effect()
-        ]
-
     def idle(self) -> Mapping[str, str]:
-        """Return static parameters that change nothing here, and why: "with impl='jax'"."""
+        """Return parameters that change nothing because of others, and why: `{"ramp_interval": "with ramping=False"}`.
+
+        `make` rejects them; a curriculum may set them.
+        """
         return {}
 
-    def unused(self, chosen: Mapping[str, Any]) -> list[str]:
-        """Return a line for each parameter `chosen` in `jaxrl.make` that has no effect because of the others."""
-        reasons, usual = self.idle(), self.static_parameters(self.key[0])
+    def ineffective(self, changed: Mapping[str, Any], idle: Mapping[str, str] = {}) -> list[str]:
+        """Return a line for each parameter `changed` that differs from its default but has no effect; see `idle`."""
+        usual = {**self.static_parameters(self.key[0]), **_shared(type(self), self.key).default.numbers}
+        different = {name: x for name, x in changed.items() if name in usual and not equal(x, usual[name])}
+        if not different:
+            return []
+        reasons = dict.fromkeys(self.without_effect(), ": no observation, reward or ending depends on it")
+        reasons |= {name: f" {why}" for name, why in idle.items()}
         return [
-            f"{name}={value!r:.80} of {self.name} changes nothing {reasons[name]}; leave it out"
-            for name, value in chosen.items()
-            if name in reasons and value != usual[name]
+            f"{name}={value!r:.80} of {self.name} changes nothing{reasons[name]}; leave it out"
+            for name, value in different.items()
+            if name in reasons
         ]
 
     def model(self, state: PyTree) -> tuple[Environment, PyTree]:
-        """Return the environment that a search should plan in, and its states for states [B, ...] of this one.
+        """Return the environment in which a search plans, and its states for states [B, ...] of this one.
 
-        The spaces of its observations and actions are the same.
+        Its observation and action spaces are the same.
         """
         return self, state
 
@@ -195,11 +204,11 @@ class SuiteEnv(struct.PyTreeNode):
           parameters: numbers (or arrays to be mapped over), which become leaves, and static parameters.
 
         Raises:
-          ConfigError: unknown name, or parameters that are unknown, do not fit, contradict each other or change
+          ConfigError: the name is unknown, or parameters are unknown, do not fit, contradict each other or change
             nothing; lists all problems.
         """
         env = cls._built(name, parameters)
-        if problems := [*env.unused(parameters), *env.ineffective(parameters)]:
+        if problems := env.ineffective(parameters, env.idle()):
             raise ConfigError(problems)
         return env
 
@@ -207,18 +216,20 @@ class SuiteEnv(struct.PyTreeNode):
     def restore(
         cls, name: str, parameters: Mapping[str, Any], observation_space: spaces.Space, action_space: spaces.Space
     ) -> Self:
-        """Return the environment with recorded `parameters`, even without effect; its spaces follow from them.
+        """Return the environment with recorded `parameters`, from which its spaces follow.
+
+        Parameters that change nothing are accepted, because files of earlier versions may contain them.
 
         Raises:
-          ConfigError: as `make`, except for parameters that change nothing; or a static number is beyond `largest`.
+          ConfigError: as for `make`; or a static number exceeds `largest`.
         """
         del observation_space, action_space
         sizes = cls.static_parameters(name) if name in cls.names() else {}
         chosen = {k: x for k, x in parameters.items() if k in sizes and isinstance(x, int | float) and "seed" not in k}
         if large := [f"{k}={x!r:.80}" for k, x in chosen.items() if not abs(x) <= cls.largest]:
             raise ConfigError(
-                f"{cls.suite}:{name} is to be made with {', '.join(large)}; a file may choose at most {cls.largest}: "
-                "hand the environment in: env=jaxrl.make(...)"
+                f"{', '.join(large)} of {cls.suite}:{name} exceeds {cls.largest}, the limit for files; create the "
+                "environment yourself: env=jaxrl.make(...)"
             )
         return cls._built(name, parameters)
 
@@ -228,41 +239,28 @@ class SuiteEnv(struct.PyTreeNode):
         cls.check(name, parameters)
         static = cls.static_parameters(name)
         chosen = {k: value for k, value in parameters.items() if k in static}
-        problems = [
-            f"parameter {k}={value!r:.80} of {where} must be {_kind(static[k])}, as its default {static[k]!r:.80} is"
-            for k, value in chosen.items()
-            if not _is_like(static[k], value)
-        ]
+        numeric = {k: value for k, value in chosen.items() if isinstance(static[k], int | float)}
+        fitted, problems = _fitted(where, static, numeric, lambda k, value: like(static[k], value))
+        chosen |= fitted
         if problems := problems or outside(chosen, cls.limits(name)):
             raise ConfigError(problems)
         with refusing(where, chosen):
             env = _shared(cls, key_of(name, chosen)).default
         numbers = env.numbers
-        problems = unknown_parameters(f"parameter of {where}", parameters, [*numbers, *static])
-        values = {}
-        for k, value in parameters.items():
-            if k in numbers and k not in static:
-                try:
-                    values[k] = env.fit(k, value)
-                    if isinstance(value, int) and abs(value) > _LARGEST:
-                        problems.append(f"parameter {k}={value} of {where} must be at most {_LARGEST:,}")
-                except ConfigError as error:
-                    problems += error.problems
-                except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
-                    problems.append(
-                        f"parameter {k}={value!r:.80} of {where} does not fit its default {numbers[k]!r:.80}: {error}"
-                    )
+        changed = {k: value for k, value in parameters.items() if k in numbers and k not in static}
+        values, problems = _fitted(where, numbers, changed, env.fit)
+        problems = unknown_parameters(f"parameter of {where}", parameters, [*numbers, *static]) + problems
         if problems:
             raise ConfigError(problems)
         known = {k: value for k, value in values.items() if not isinstance(value, jax.Array)}
         env = env.with_numbers(known).with_spaces().with_numbers(values)
-        if problems := [*_nan_problems(where, values), *env.contradictions(values)]:
+        if problems := env.contradictions(changed):
             raise ConfigError(problems)
         return env
 
     def parameter_problems(self, changed: Mapping[str, Any]) -> list[str]:
         """Return a line for each problem with numbers that were just replaced (`envs.parameters`)."""
-        return [*_nan_problems(self.name, changed), *self.contradictions(changed), *self.ineffective(changed)]
+        return [*self.contradictions(changed), *self.ineffective(changed)]
 
     @property
     def name(self) -> str:
@@ -275,23 +273,14 @@ class SuiteEnv(struct.PyTreeNode):
     @property
     def numbers(self) -> dict[str, Any]:
         """The leaves by name."""
-        found = {}
-        for field in _leaves(self):
-            value = getattr(self, field)
-            if value is not None:  # None if only other environments of the suite have this number
-                found |= vars(value) if dataclasses.is_dataclass(value) else {field: value}
-        return found
+        return {name: at(self, path) for name, path in paths(self).items()}
 
     def with_numbers(self, values: Mapping[str, Any]) -> Self:
         """Return this environment with other numbers, by name, without conversion."""
-        fields = {}
-        for field in _leaves(self):
-            value = getattr(self, field)
-            if dataclasses.is_dataclass(value) and not isinstance(value, type):
-                fields[field] = dataclasses.replace(value, **{k: x for k, x in values.items() if k in vars(value)})
-            elif field in values:
-                fields[field] = values[field]
-        return dataclasses.replace(self, **fields)
+        env = self
+        for name, path in paths(self).items():
+            env = replaced(env, path, values[name]) if name in values else env
+        return env
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -330,7 +319,7 @@ class SuiteEnv(struct.PyTreeNode):
         return _cast(state, shared.dtypes), self._of_agents(following)(step)
 
     def _of_agents(self, function: Callable[[Step], TimeStep]) -> Callable[[Step], TimeStep]:
-        """Return the function of all agents' steps, given that of one agent's step."""
+        """Return a function of the steps of all agents that applies `function` to each agent's step."""
         if (agents := self.num_agents) == 1:
             return function
 
@@ -344,7 +333,7 @@ class SuiteEnv(struct.PyTreeNode):
 
 
 class LibraryEnv(SuiteEnv):
-    """An environment of a library, whose spaces are made along with it."""
+    """An environment of a library, with spaces that are static fields."""
 
     key: Key = struct.field(pytree_node=False)
     observation_space: spaces.Space = struct.field(pytree_node=False)
@@ -361,13 +350,13 @@ class _Shared(NamedTuple):
     """The data shared by all environments of one class and key."""
 
     default: Any
-    dtypes: PyTree  # of a state after some steps, as a tree like it
+    dtypes: PyTree  # of a state after some steps
     info: tuple[str, ...]  # the scalars that a step reports
 
 
 @functools.lru_cache(maxsize=256)
 def _shared(cls: type[SuiteEnv], key: Key) -> _Shared:
-    """Return the default environment and its types; cached, so that two environments share one compiled program."""
+    """Return the default environment and its types, cached so that environments share one compiled program."""
     with constructing():
         default = cls.default(key)
         prng_key = jax.eval_shape(lambda: jax.random.key(0))
@@ -387,15 +376,11 @@ def _without_effect(cls: type[SuiteEnv], key: Key) -> frozenset[str]:
     return unread(default.with_numbers, default.numbers)
 
 
-def _leaves(env: SuiteEnv) -> list[str]:
-    return [field.name for field in dataclasses.fields(env) if field.metadata.get("pytree_node", True)]
-
-
 def check_single(env: Environment) -> None:
-    """Refuse an array to be mapped over if the default of a parameter is one number or a smaller array.
+    """Reject parameters that are arrays to map over, with larger shapes than their defaults.
 
     Raises:
-      ConfigError: names each such parameter of the environment and its wrappers, with its shape.
+      ConfigError: lists them, those of wrappers too, with their shapes.
     """
     problems = []
     for part in layers(env):
@@ -410,8 +395,8 @@ def check_single(env: Environment) -> None:
             shape, expected = (jax.tree.map(np.shape, x) for x in (values[name], default))
             if shape != expected:
                 problems.append(
-                    f"parameter {name} of {env.name} has shape {shape}, not {expected}: a run has one value of it; map "
-                    "over make_train, or sample it by envs.RandomParameters"
+                    f"parameter {name} of {env.name} has shape {shape}, not {expected}: a run has a single value; map "
+                    "over make_train, or sample values with envs.RandomParameters"
                 )
     if problems:
         raise ConfigError(problems)
@@ -420,8 +405,8 @@ def check_single(env: Environment) -> None:
 def model_of(env: Environment, state: PyTree) -> Model:
     """Return an environment and its states as a model for planning, without statistics and automatic resets.
 
-    A suite may provide another environment to plan in (`SuiteEnv.model`). Nothing is removed under other wrappers, so
-    that observations are those that the policy expects.
+    A suite may provide another environment to plan in (`SuiteEnv.model`). Other wrappers stay, and everything under
+    them, so that the policy gets the observations that it expects.
 
     Args:
       env: one environment.
@@ -441,7 +426,7 @@ def _scalar_names(reported: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _cast(state: PyTree, dtypes: PyTree) -> PyTree:
-    """Cast the state to these types, so that every step returns the same ones."""
+    """Cast the state to these dtypes, so that every step returns the same ones."""
 
     def cast(x, dtype):
         return x if jnp.issubdtype(dtype, jax.dtypes.extended) else jnp.asarray(x, dtype)
@@ -455,15 +440,18 @@ def _of_space(space: spaces.Space, observation: Any) -> PyTree:
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Return whether two numbers or arrays are known to be equal, up to the rounding of float32."""
+    """Return whether two values are known to be equal; numbers and arrays, up to the rounding of float32."""
     if any(isinstance(x, jax.core.Tracer) for x in (one, other)):
         return False
-    return bool(np.allclose(np.asarray(one), np.asarray(other), rtol=1e-6, atol=0.0, equal_nan=True))
+    try:
+        return bool(np.allclose(np.asarray(one), np.asarray(other), rtol=1e-6, atol=0.0))
+    except (TypeError, ValueError):  # not numbers, or of different shapes
+        return one is other or (isinstance(one, str) and one == other)
 
 
 # --- foreign code ------------------------------------------------------------------------------------------------
 
-# The packages to install for modules that environments import when they are made.
+# The packages that provide the modules that environments import.
 _PACKAGES = {
     "Box2D": "'gymnasium[box2d]'",
     "ale_py": "ale-py",
@@ -488,25 +476,33 @@ def unbounded(seen: Any) -> spaces.Space:
 
 
 def outside(changed: Mapping[str, Any], limits: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Return one error line per changed number that is out of range or not finite.
+    """Return a line for each changed number that is out of range or not finite.
 
     Args:
-      changed: numbers by name; arrays, which may be mapped over, are not checked.
+      changed: numbers by name; arrays are not checked, because they may be mapped over.
       limits: by name, as `jaxrl.core.limits.problem` takes them: `{"spawn_cow_chance": PROBABILITY}`.
     """
     single = {name: x for name, x in changed.items() if name in limits and not isinstance(x, jax.Array | np.ndarray)}
     return [line for name, x in single.items() for line in number_problems(name, x, limits[name])]
 
 
-def _nan_problems(where, values):
-    """Return a line for each parameter that holds NaN, as far as its numbers are known."""
-    holding = [name for name, value in values.items() if any(map(_has_nan, jax.tree.leaves(value)))]
-    return [f"parameter {name} of {where} holds NaN, which is no number" for name in holding]
-
-
-def _has_nan(x):
-    known = not isinstance(x, jax.core.Tracer) and jnp.issubdtype(jnp.result_type(x), jnp.floating)
-    return known and bool(np.isnan(np.asarray(x)).any())
+def _fitted(
+    where: str, defaults: Mapping[str, Any], values: Mapping[str, Any], fit: Callable[[str, Any], Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return parameters converted by `fit` to the types of their defaults, and a line for each that does not fit."""
+    fitted, problems = {}, []
+    for name, value in values.items():
+        try:
+            fitted[name] = fit(name, value)
+            if isinstance(value, int) and abs(value) > _LARGEST:
+                problems.append(f"parameter {name}={value} of {where} must be at most {_LARGEST:,}")
+        except ConfigError as error:
+            problems += error.problems
+        except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
+            problems.append(
+                f"parameter {name}={value!r:.80} of {where} does not fit its default {defaults[name]!r:.80}: {error}"
+            )
+    return fitted, problems
 
 
 def key_of(name: str, arguments: Mapping[str, Any]) -> Key:
@@ -518,10 +514,16 @@ def key_of(name: str, arguments: Mapping[str, Any]) -> Key:
     return name, tuple(sorted((k, _hashable(v)) for k, v in arguments.items()))
 
 
+def arguments_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the defaults of a function's or constructor's named parameters; `inspect.Parameter.empty` if required."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+
+
 @contextlib.contextmanager
 def silent_import() -> Generator[None]:
-    """Suppress the output of an imported package, even if it sets the streams to the process's own."""
-    from unittest import mock  # takes time to import
+    """Suppress the output of an import, even if the imported package restores the process's own streams."""
+    from unittest import mock  # slow to import
 
     silent = io.StringIO()
     with mock.patch.multiple(sys, stdout=silent, __stdout__=silent, stderr=sys.stderr, __stderr__=sys.stderr):
@@ -530,48 +532,34 @@ def silent_import() -> Generator[None]:
 
 @contextlib.contextmanager
 def foreign_rules() -> Generator[None]:
-    """Apply JAX's standard promotion of types and ranks, which suites are written for."""
+    """Apply JAX's standard promotion of types and ranks, which suites rely on."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
 
 @contextlib.contextmanager
 def constructing() -> Generator[None]:
-    """Apply foreign rules and compute eagerly, so that values cached within a trace are not tracers."""
+    """Apply `foreign_rules` and compute eagerly, so that cached values are never tracers."""
     with jax.ensure_compile_time_eval(), foreign_rules():
         yield
 
 
 def made_once[Made](function: Callable[[Key], Made]) -> Callable[[Key], Made]:
-    """Decorate a function that makes a library's own environment: once for each key, and eagerly (`constructing`)."""
+    """Decorate a function that makes a library's environment, so that it runs once per key and eagerly."""
     return functools.lru_cache(maxsize=256)(constructing()(function))
 
 
 @contextlib.contextmanager
 def refusing(where: str, options: Mapping[str, Any], kinds: tuple[type[Exception], ...] = _REFUSALS) -> Generator[None]:
-    """Reraise errors of a suite that makes an environment as a `ConfigError`; `where` names the environment."""
+    """Reraise errors of a library that makes the environment `where` as a `ConfigError`."""
     try:
         yield
     except kinds as error:
         arguments = ", ".join(f"{key}={value!r}" for key, value in options.items())
         raise ConfigError(
-            f"{where} cannot be made with {arguments or 'its own settings'}: "
+            f"{where} cannot be made with {arguments or 'its default settings'}: "
             f"{str(error) or type(error).__name__}{_install(error)}"
         ) from error
-
-
-def _is_like(default: Any, value: Any) -> bool:
-    """Return whether a static parameter has the kind of its default; kinds other than numbers are not checked."""
-    value = value.item() if getattr(value, "shape", None) == () else value
-    kinds = _kind(default), _kind(value)
-    if kinds == ("True or False", "a whole number"):
-        return value in (0, 1)
-    return kinds[0] in ("", kinds[1]) or kinds == ("a number", "a whole number")
-
-
-def _kind(value: Any) -> str:
-    kinds = {bool: "True or False", int: "a whole number", float: "a number"}
-    return next((name for kind, name in kinds.items() if isinstance(value, kind)), "")
 
 
 def _install(error: Exception) -> str:
@@ -581,13 +569,13 @@ def _install(error: Exception) -> str:
 
 
 def unknown_parameters(what: str, names: Iterable[str], allowed: Iterable[str]) -> list[str]:
-    """Return one error line per name that is not allowed, with similar names; `what` names the environment."""
+    """Return a line for each name that is not allowed, with similar names; `what` names the environment."""
     allowed = [*allowed]
     return [line for name in names if name not in allowed for line in unknown(what, name, allowed).problems]
 
 
 def unread(environment: Callable[[dict[str, Any]], Environment], values: dict[str, Any]) -> frozenset[str]:
-    """Return the names of the parameters on which no time step of an environment depends; compiles nothing.
+    """Return the names of the parameters that no time step of an environment depends on; compile nothing.
 
     Args:
       environment: a function from parameters by name to a raw environment.

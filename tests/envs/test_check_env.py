@@ -99,23 +99,23 @@ class Walk:
 
 FAULTS = {
     "weak": "reset: state.time is weakly typed int32",
-    "dtype changes": r"state.time: reset gives int32\[\], step gives float32\[\]",
+    "dtype changes": r"state.time: reset returns int32\[\], step returns float32\[\]",
     "tree changes": "state",
-    "a key of its own": "state.key: reset and step give keys of two kinds; make every key from the one that is given",
-    "two kinds of keys": "step cannot be traced .* make every key from the one that is given",
+    "a key of its own": "state.key: reset and step return keys of two kinds; derive every key from the argument",
+    "two kinds of keys": "step cannot be traced .* derive every key from the argument",
     "reward type": r"step: TimeStep.reward is int32\[\]; float32\[\] is required",
     "discount type": r"reset: TimeStep.discount is int32\[\]; float32\[\] is required",
     "active type": r"reset: TimeStep.active is float32\[\]; bool\[\] is required",
-    "large discount": r"TimeStep.discount is 0, or not in \[-1, 1\], where the task goes on",
-    "discount of 0 within": r"TimeStep.discount is 0, or not in \[-1, 1\], where the task goes on",
+    "large discount": r"TimeStep.discount is 0 or outside \[-1, 1\] where the task continues",
+    "discount of 0 within": r"TimeStep.discount is 0 or outside \[-1, 1\] where the task continues",
     "both endings": "terminated and TimeStep.truncated are both set",
     "infinite reward": "TimeStep.reward is not finite",
     "first within": "TimeStep.first is set within an episode",
     "first not set": "reset: TimeStep.first is not set where an episode begins",
-    "numpy randomness": "reset with one key gives two results, at .*x.*draw all randomness from the key",
-    "numpy randomness in step": "step with one key gives two results, at .*x.*draw all randomness from the key",
+    "numpy randomness": "reset returns two results for the same key, at .*x.*use the key for all randomness",
+    "numpy randomness in step": "step returns two results for the same key, at .*x.*use the key for all randomness",
     "host code": "reset cannot be traced by jit, vmap and scan: ",
-    "outside": r"TimeStep.observation\['x'\] leaves the space",
+    "outside": r"TimeStep.observation\['x'\] is outside its space",
     "shape": r"reset: TimeStep.observation\['x'\] is float32\[3\]; float32\[2\] is required",
     "no pair": r"step returns TimeStep; the pair \(state, TimeStep\) is required",
 }
@@ -143,7 +143,7 @@ def wrong_step(change):
 
 
 BROKEN = {
-    "a number as name": ({"name": 3}, "name is 3; a text"),
+    "a number as name": ({"name": 3}, "name is 3; a string"),
     "a method as flag": ({"resets": lambda self: False}, "resets is <bound method.*True or False is required"),
     "a property that fails": (
         {"action_space": property(lambda self: 1 / 0)},
@@ -168,11 +168,11 @@ BROKEN = {
     "a state alone": ({"reset": lambda self, key: nothing()[0]}, r"reset returns int32\[\]; the pair"),
     "many rewards": (
         {"step": lambda self, state, *_: (state, transition(jnp.zeros(2), jnp.zeros(3), state > 2, state > 2))},
-        r"step: reward has shape \(3,\); one number",
+        r"step: reward has shape \(3,\); a single number",
     ),
     "many endings": (
         {"step": lambda self, state, *_: (state, transition(jnp.zeros(2), state, jnp.zeros(2), state > 2))},
-        r"step: terminated has shape \(2,\); one number",
+        r"step: terminated has shape \(2,\); a single number",
     ),
     "an error of its own": (
         wrong_step(lambda state, row: {}["speed"]),
@@ -352,19 +352,19 @@ class Clock:
 
 
 HOST_FAULTS = {
-    "no space": "action_space is None, which is no space",
+    "no space": "action_space is None, which is not a space",
     "size": r"build\(4, seed\) makes num_envs=3",
     "reward type": r"reset: TimeStep.reward is float64\[4\]; numpy of float32\[4\] is required",
     "shape": r"TimeStep.observation\['step'\] is float32\[4, 1\]; numpy of float32\[4\]",
     "leaf": r"TimeStep.observation\['more'\] is not in the observation space",
     "no episode": "TimeStep.episode.returns is nothing",
-    "overwritten": r"TimeStep.observation\['step'\] was written to after",
-    "outside": r"TimeStep.observation\['step'\] leaves the space",
+    "overwritten": r"TimeStep.observation\['step'\] was overwritten after",
+    "outside": r"TimeStep.observation\['step'\] is outside its space",
     "both endings": "terminated and TimeStep.truncated are both set",
-    "discount": r"TimeStep.discount is 0, or not in \[-1, 1\], where the task goes on",
+    "discount": r"TimeStep.discount is 0 or outside \[-1, 1\] where the task continues",
     "never first": "step: TimeStep.first is not set where an episode begins",
     "reward at first": "reward is not 0 where first",
-    "chance": r"TimeStep.observation\['step'\] differs between two batches of one seed",
+    "chance": r"TimeStep.observation\['step'\] differs between two batches with the same seed",
 }
 
 
@@ -423,9 +423,9 @@ class AsyncClock(Clock):
 
 
 ASYNC_FAULTS = {
-    "batch size": r"recv gives \[1 2 3\]; 2 different ones of \[0, 1, 2, 3\]",
-    "twice": r"recv gives \[0 0\]; 2 different ones",
-    "other rows": r"TimeStep.observation\['step'\] of recv is not what .* at environments \[2 3\], steps \[2 2\]",
+    "batch size": r"recv returns the indices \[1 2 3\]; 2 distinct ones of \[0, 1, 2, 3\]",
+    "twice": r"recv returns the indices \[0 0\]; 2 distinct ones",
+    "other rows": r"TimeStep.observation\['step'\] of recv differs from .* at environments \[2 3\], steps \[2 2\]",
 }
 
 

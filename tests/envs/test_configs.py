@@ -74,7 +74,7 @@ def test_a_file_holds_the_suite_the_name_and_numbers():
 
 
 HOSTS = {
-    "gymnasium": ("gymnasium:CartPole-v1", {"max_episode_steps": 7, "workers": 2, "restarts": 0}),
+    "gymnasium": ("gymnasium:CartPole-v1", {"max_episode_steps": 7, "workers": 2, "restarts": 0, "info": ("a", "b")}),
     "envpool": ("envpool:CartPole-v1", {"max_episode_steps": 7}),
     "atari": ("envpool:Pong-v5", {"preset": "classic"}),
 }
@@ -209,27 +209,30 @@ GOOD = to_config(jaxrl.make("gymnax:CartPole-v1"))
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"suite": "gymnasium", "name": "host_probes:Counting-v0", "parameters": {}, "wrappers": []}, "may not"),
-        ({"suite": "gymnasium", "name": ".os:X", "parameters": {}, "wrappers": []}, "may not"),
+        ({"suite": "gymnasium", "name": "host_probes:Counting-v0", "parameters": {}, "wrappers": []}, "must not"),
+        ({"suite": "gymnasium", "name": ".os:X", "parameters": {}, "wrappers": []}, "must not"),
         ({"suite": "gymnasium", "parameters": {"workers": "many"}, "wrappers": []}, "cannot have workers='many'"),
-        ({"suite": "envpool", "parameters": {"base_path": "/tmp"}, "wrappers": []}, "base_path is not for"),
-        ({"suite": "envpool", "parameters": {"vzd_path": "/tmp/x"}, "wrappers": []}, "vzd_path, which a file may not"),
-        ({"suite": "envpool", "parameters": {"game_args": "+quit"}, "wrappers": []}, "game_args, which a file may not"),
-        ({"suite": "envpool", "parameters": {"xml_file": "/tmp/x.xml"}, "wrappers": []}, "xml_file, whose values"),
-        ({"suite": "gymnasium", "parameters": {"map": ["a", "../x"]}, "wrappers": []}, "map, whose values"),
-        ({"name": "DeepSea-bsuite", "parameters": {"size": 10**6}}, "size=1000000; a file may choose at most 2048"),
-        ({"name": "DeepSea-bsuite", "parameters": {"size": float("nan")}}, "size=nan; a file may choose"),
+        ({"suite": "envpool", "parameters": {"base_path": "/tmp"}, "wrappers": []}, "does not accept base_path"),
+        ({"suite": "envpool", "parameters": {"vzd_path": "/tmp/x"}, "wrappers": []}, "a file may not set vzd_path"),
+        ({"suite": "envpool", "parameters": {"game_args": "+quit"}, "wrappers": []}, "a file may not set game_args"),
+        ({"suite": "envpool", "parameters": {"xml_file": "/tmp/x.xml"}, "wrappers": []}, "a file may set xml_file"),
+        ({"suite": "gymnasium", "parameters": {"map": ["a", "../x"]}, "wrappers": []}, "a file may set map"),
+        (
+            {"name": "DeepSea-bsuite", "parameters": {"size": 10**6}},
+            "size=1000000 of gymnax:DeepSea-bsuite exceeds 2048, the limit for files",
+        ),
+        ({"name": "DeepSea-bsuite", "parameters": {"size": float("nan")}}, "size=nan of gymnax:DeepSea-bsuite exceeds"),
         ({"suite": "os", "name": "system"}, "unknown environment 'os:system'"),
         ({"suite": "user", "name": "X"}, "unknown class or function 'X'"),
-        ({"suite": 3}, "no environment"),
-        ({"parameters": 3}, "no environment"),
-        ({"wrappers": {}}, "no environment"),
+        ({"suite": 3}, "does not describe an environment"),
+        ({"parameters": 3}, "does not describe an environment"),
+        ({"wrappers": {}}, "does not describe an environment"),
         ({"name": "CartPol-v1"}, "did you mean 'CartPole-v1'"),
         ({"parameters": {"gravity": "much"}}, "does not fit its default"),
         ({"parameters": {"gravit": 1.0}}, "did you mean 'gravity'"),
-        ({"wrappers": [{"type": "os:system"}]}, "no wrapper"),
-        ({"wrappers": [{"type": "torso:mlp"}]}, "no wrapper"),
-        ({"wrappers": [3]}, "no wrapper"),
+        ({"wrappers": [{"type": "os:system"}]}, "is not a registered wrapper"),
+        ({"wrappers": [{"type": "torso:mlp"}]}, "is not a registered wrapper"),
+        ({"wrappers": [3]}, "is not a registered wrapper"),
         ({"wrappers": [{"type": "wrapper:autoreset", "color": 1}]}, "has no field color"),
         ({"wrappers": [{"type": "wrapper:framestack", "frames": "x"}]}, "cannot have frames='x'"),
     ],
@@ -249,7 +252,7 @@ def test_a_module_that_a_file_names_is_not_imported(tmp_path):
         f"try:\n    from_config({config!r})\nexcept ConfigError as error:\n    print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0 and "asks for the import of a module" in done.stdout, done.stderr
+    assert done.returncode == 0 and "imports a module" in done.stdout, done.stderr
 
 
 def test_environments_of_other_libraries_are_made_by_hand_only(monkeypatch):

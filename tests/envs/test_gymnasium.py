@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 from gymnasium import spaces as foreign
 from helpers.counted import assert_counted
+from helpers.programs import DQN, NUM_ENVS, PPO, ROWS, all_finite
 from helpers.refused import refused
 
 import jaxrl
+from jaxrl.cli import main
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError, EnvironmentFailedError
 from jaxrl.core.host_types import WatchedEnvironment
 from jaxrl.envs.host import conversion
 from jaxrl.envs.host import gymnasium as adapter
+from jaxrl.run.directory.loading import load_run
 
 NAME = "gymnasium:host_probes:Counting-v0"
 
@@ -150,7 +153,7 @@ def test_actions_of_several_parts(workers):
     shown = host.step(actions)
     assert shown.observation.tolist() == [[0.5, 2.0, 2.0, 0.0, 1.0, 1.0], [-1.0, 0.0, 1.0, 1.0, 1.0, 2.0]]
     assert shown.reward.tolist() == [1.0, 0.0]
-    with pytest.raises(ValueError, match=r"shape \(1,\); give \(2,\)"):
+    with pytest.raises(ValueError, match=r"shape \(1,\); use \(2,\)"):
         host.step(actions | {"gear": np.int32([1])})
     host.close()
 
@@ -160,7 +163,7 @@ def test_actions_of_several_parts(workers):
     [
         (conversion.observations, foreign.Text(3), "observation space Text.*FlattenObservation"),
         (conversion.observations, foreign.Dict(a=foreign.Text(3)), r"it\['a'\] has the observation space Text"),
-        (conversion.observations, foreign.MultiDiscrete([[2, 3]]), "only vectors"),
+        (conversion.observations, foreign.MultiDiscrete([[2, 3]]), "must be a vector"),
         (conversion.array_actions, foreign.Dict(a=foreign.Discrete(2)), "space Dict.*and MultiBinary: .*ActionWrapper"),
         (conversion.actions, foreign.Dict(a=foreign.Tuple([foreign.Text(3)])), r"it\['a'\]\[0\] has the action space"),
         (conversion.actions, foreign.Box(0, 3, (2, 2), np.int32), "action space Box.*Dict and Tuple of these: "),
@@ -184,7 +187,7 @@ def test_misuse_and_closing(name, parameters):
     with pytest.raises(RuntimeError, match="before it was reset"):
         host.step(np.zeros(2, np.int32))
     host.reset()
-    with pytest.raises(ValueError, match=r"shape \(3,\).*give \(2,\)"):
+    with pytest.raises(ValueError, match=r"shape \(3,\).*use \(2,\)"):
         host.step(np.zeros(3, np.int32))
     again = host.reset()
     assert again.first.all() and not again.episode.returns.any()
@@ -241,15 +244,14 @@ def test_names():
     refused(lambda: jaxrl.make("gymnasium:host_probes:Countin-v0"), "did you mean 'Counting-v0'")
     refused(lambda: jaxrl.make("gymnasium:no_such_module:Counting-v0"), "'no_such_module'")
     refused(lambda: jaxrl.make(NAME).build(0, 0), "num_envs=0")
-    refused(lambda: jaxrl.make("gymnasium:Pick-v0"), "--import my_envs")
 
 
 def test_workers_need_environments_that_they_can_import(monkeypatch):
     gymnasium.register("Lambda-v0", entry_point=lambda: host_probes.Counting())
     gymnasium.register("Main-v0", entry_point=host_probes.Counting)
     try:
-        with pytest.raises(ConfigError, match="sent to a worker.*workers=0"):
-            jaxrl.make("gymnasium:Lambda-v0", workers=1).build(1, 0)
+        with pytest.raises(ConfigError, match="within a function.*workers=0"):
+            jaxrl.make("gymnasium:Lambda-v0", workers=1)
         monkeypatch.setattr(host_probes.Counting, "__module__", "__main__")
         with pytest.raises(ConfigError, match="main program.*workers=0"):
             jaxrl.make("gymnasium:Main-v0", workers=1)
@@ -266,3 +268,20 @@ def test_options_of_a_file_that_the_environment_does_not_know(workers):
     )
     with pytest.raises(EnvironmentFailedError, match=r"(?s)CartPole-v1.*nonsense"):
         recipe.build(1, 0)
+
+
+# --- runs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "algo"), [("gymnasium:CartPole-v1", DQN), ("envpool:CartPole-v1", PPO)])
+def test_a_run_is_trained_and_its_environment_is_read_back_and_evaluated(name, algo, tmp_path):
+    env, run = jaxrl.make(name, max_episode_steps=12), tmp_path / "run"
+    settings = {"num_envs": NUM_ENVS, "evaluation_episodes": 4, "run_dir": run, "progress": False}
+    result = jaxrl.train(algo, env, total_steps=6 * ROWS, **settings)
+    assert all_finite(result.state.learner) and result.evaluation.lengths.max() <= 12
+    last = [row for row in result.metrics if "train/episodes" in row][-1]
+    # Every row is a transition but for the last rows of episodes, of which each environment has at least three.
+    assert 0 < last["train/transitions"] <= 6 * ROWS - 3 * NUM_ENVS
+    assert load_run(run).env == env
+    assert main.main(["eval", str(run), "--episodes", "4"]) == 0

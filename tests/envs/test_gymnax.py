@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.played import played
 from helpers.programs import all_finite
 from helpers.refused import refused
 
@@ -69,47 +70,26 @@ def test_observations_lie_in_the_corrected_space_and_every_correction_is_needed(
 
 def test_only_environments_that_download_are_left_out():
     assert set(adapter.names()) | set(adapter.NEEDS_DOWNLOAD) == set(gymnax.registered_envs)
-    refused(lambda: envs.make("gymnax:MNISTBandit-bsuite"), "downloads")
-
-
-def balance(env, key, steps):
-    """Plays CartPole with a linear policy that never falls."""
-
-    @jax.jit
-    def run(env, key):
-        state, time_step = env.reset(key)
-
-        def one(carry, key):
-            state, time_step = carry
-            action = jnp.asarray(time_step.observation @ jnp.asarray([0.1, 0.5, 1.0, 1.0]) > 0, jnp.int32)
-            state, time_step = env.step(state, action, key)
-            return (state, time_step), time_step
-
-        return jax.lax.scan(one, (state, time_step), jax.random.split(key, steps))[1]
-
-    return run(env, key)
+    refused(lambda: envs.make("gymnax:MNISTBandit-bsuite"), "needs a download")
 
 
 @pytest.mark.long
 def test_a_time_limit_truncates_and_a_fall_terminates():
-    limited = balance(envs.make("gymnax:CartPole-v1", max_steps_in_episode=7), jax.random.key(0), 16)
-    np.testing.assert_array_equal(np.flatnonzero(limited.truncated), [6, 14])
-    np.testing.assert_array_equal(np.flatnonzero(limited.first), [7, 15])
+    env = envs.make("gymnax:CartPole-v1", max_steps_in_episode=7)
+    limited = played(env, jnp.arange(16, dtype=jnp.int32) % 2, jax.random.key(0), 16)
+    np.testing.assert_array_equal(np.flatnonzero(limited.truncated), [7, 15])
+    np.testing.assert_array_equal(np.flatnonzero(limited.first), [0, 8, 16])
     assert not limited.terminated.any()
-    assert limited.episode.returns[6] == 7 and limited.episode.length[6] == 7
-    fragile = balance(envs.make("gymnax:CartPole-v1", theta_threshold_radians=0.0), jax.random.key(0), 2)
-    assert fragile.terminated[0] and not fragile.truncated[0] and fragile.first[1]
+    assert limited.episode.returns[7] == 7 and limited.episode.length[7] == 7
+    fragile = played(envs.make("gymnax:CartPole-v1", theta_threshold_radians=0.0), jnp.int32(1), jax.random.key(0), 2)
+    assert fragile.terminated[1] and not fragile.truncated[1] and fragile.first[2]
 
 
 @pytest.mark.long
 def test_termination_wins_over_truncation():
     # The deep sea ends at its bottom, on the very step of its time limit.
-    env = envs.make("gymnax:DeepSea-bsuite", auto_reset=None)
-    state, _ = env.reset(jax.random.key(0))
-    step = jax.jit(env.step)
-    for _ in range(8):
-        state, time_step = step(state, jnp.int32(0), jax.random.key(0))
-    assert time_step.terminated and not time_step.truncated
+    steps = played(envs.make("gymnax:DeepSea-bsuite", auto_reset=None), jnp.int32(0), jax.random.key(0), 8)
+    assert steps.terminated[8] and not steps.truncated[8]
 
 
 @pytest.mark.long

@@ -20,7 +20,7 @@ from jaxrl.core.errors import ConfigError, EnvironmentContractError
 from jaxrl.core.native import Integers, NativeSpaces
 from jaxrl.core.types import env_spec
 from jaxrl.envs.host import conversion
-from jaxrl.envs.host.dm_env import _converted
+from jaxrl.envs.host.dm_env import DmEnvRecipe
 from jaxrl.networks import MLP, ActorCritic
 from jaxrl.run.policies.policy import Policy
 
@@ -189,7 +189,7 @@ def test_specs_of_dm_env():
         "door": specs.DiscreteArray(4, np.int64),
     }
     of_observation = {"door": specs.DiscreteArray(4), "open": specs.Array((2,), bool), "at": specs.Array((1,), float)}
-    observations, actions = _converted(of_observation, of_action, "it")
+    observations, actions = DmEnvRecipe.converted(of_observation, of_action, "it")
     batch = actions.convert(elements(actions.space, np.random.default_rng(0), 5))
     for index in range(5):
         for name, spec in of_action.items():

@@ -14,6 +14,7 @@ import jaxrl
 from jaxrl import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.envs import ScaleReward, StickyActions, TimeLimit, parameters, prepared, with_parameters
+from jaxrl.envs.configs import from_config, to_config
 from jaxrl.envs.episode import restart, transition
 
 
@@ -62,6 +63,11 @@ def test_of_gymnax_as_made_and_as_placed():
         assert set(parameters(env)) - set(same) == {"gravity"}
 
 
+def test_changed_parameters_are_written_to_files_and_read_back():
+    changed = with_parameters(jaxrl.make("gymnax:Pendulum-v1"), g=5.0)
+    assert parameters(from_config(to_config(changed))) == parameters(changed)
+
+
 def test_as_many_as_are_mapped_over():
     changed = with_parameters(WRAPPED, distance=np.arange(4.0), sizes=np.ones((4, 3)))
     assert parameters(changed)["sizes"].shape == (4, 3)
@@ -97,7 +103,7 @@ def test_whole_runs_may_be_mapped_over_parameters():
 def test_what_is_wrong_is_told_at_once():
     with pytest.raises(ConfigError) as caught:
         with_parameters(WRAPPED, distanc=1.0, width=4, distance="far", sizes=np.ones(2), count=1.5)
-    refused(lambda: with_parameters(None, gravity=1.0), "None is no JAX environment")
+    refused(lambda: with_parameters(None, gravity=1.0), "None is not a JAX environment")
     first, second, *others = caught.value.problems
     assert "unknown parameter of my:Own 'distanc'; did you mean 'distance'" in first
     assert "width of my:Own is static" in second
@@ -108,7 +114,7 @@ def test_what_is_wrong_is_told_at_once():
     ("name", "values", "reason"),
     [
         ("CartPole-v1", {"max_steps_in_episode": 0}, "max_steps_in_episode=0 must be at least 1"),
-        ("CartPole-v1", {"gravity": float("nan")}, "parameter gravity of gymnax:CartPole-v1 holds NaN"),
+        ("CartPole-v1", {"gravity": float("nan")}, "parameter gravity=nan of gymnax:CartPole-v1 .*: it is NaN"),
         ("BernoulliBandit-misc", {"reward_prob": 1.1}, "reward_prob=1.1 must be at least 0 and at most 1"),
         ("FourRooms-misc", {"fail_prob": -0.1}, "fail_prob=-0.1 must be at least 0 and at most 1"),
     ],
@@ -121,5 +127,5 @@ def test_impossible_numbers_are_refused_when_made_and_when_changed(name, values,
 
 
 def test_nan_within_an_array_is_refused():
-    with pytest.raises(ConfigError, match="parameter gravity .* NaN"):
+    with pytest.raises(ConfigError, match="parameter gravity=.* NaN"):
         jaxrl.make("gymnax:CartPole-v1", gravity=np.array([9.8, np.nan], np.float32))

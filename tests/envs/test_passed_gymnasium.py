@@ -163,20 +163,20 @@ SAME = Pick(1)
 @pytest.mark.parametrize(
     ("passed", "settings", "says"),
     [
-        (lambda: gymnasium.make_vec("PassedPick-v0", 2), {}, "gives a SyncVectorEnv; .* needed, and num_envs=N makes"),
+        (lambda: gymnasium.make_vec("PassedPick-v0", 2), {}, "returned a SyncVectorEnv; .*, and set num_envs=N"),
         (
             gymnasium.make_vec("PassedPick-v0", 2),
             {},
             "SyncVectorEnv is a vectorized environment; pass 'gymnasium:PassedPick-v0', and num_envs=N; workers=M",
         ),
         (gymnasium.vector.SyncVectorEnv, {}, "SyncVectorEnv is a vectorized environment; pass the class of one"),
-        (lambda: 3, {}, "it gives a int; what makes one gymnasium.Env"),
+        (lambda: 3, {}, "it returned a int; return one gymnasium.Env"),
         (lambda size: Pick(size), {}, "missing 1 required positional argument: 'size'"),
         (Pick, {"width": 3}, "cannot be made with width=3"),
-        (Pick(), {"size": 3}, "is made already; pass its class, or a function, with arguments"),
-        (Pick(), {"workers": 2}, "workers=2: .* is one environment, .* pass the class Pick"),
+        (Pick(), {"size": 3}, "was already made; pass its class or a function, with arguments"),
+        (Pick(), {"workers": 2}, "workers=2: .* is a single environment, .* pass the class Pick"),
         (lambda: Pick(), {"workers": 2}, "where workers cannot import it; move it to a module, or use workers=0"),
-        (Pick, {"hide": 1}, "is not a JAX environment, so it takes no hide"),
+        (Pick, {"hide": 1}, "is not a JAX environment and does not support hide"),
     ],
 )
 def test_refusals(passed, settings, says):

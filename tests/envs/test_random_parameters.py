@@ -83,7 +83,7 @@ def test_the_dynamics_are_those_of_the_parameters():
     [
         ({"draw": 3}, "draw=3"),
         ({"draw": lengths, "per": "day"}, "per='day'"),
-        ({"draw": lambda key: jax.random.uniform(key)}, "must give a dictionary"),
+        ({"draw": lambda key: jax.random.uniform(key)}, "return a dictionary"),
         ({"draw": lambda key: {"lenght": jax.random.uniform(key)}}, "length"),
         ({"draw": lambda key: {"length": jax.random.uniform(key, (2,))}}, "length"),
     ],

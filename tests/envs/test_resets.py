@@ -43,10 +43,5 @@ def test_pooled_resets_under_two_vmaps_and_over_parameters():
 def test_pooled_reset_of_one_environment():
     env = envs.make("gymnax:CartPole-v1", auto_reset="pooled", max_steps_in_episode=2)
     assert isinstance(env, PooledReset)
-    state, _ = env.reset(jax.random.key(0))
-    step = jax.jit(env.step)
-    seen = []
-    for t in range(4):
-        state, time_step = step(state, jnp.int32(0), jax.random.key(t))
-        seen.append((bool(time_step.truncated), bool(time_step.first)))
-    assert seen == [(False, False), (True, False), (False, True), (False, False)]
+    steps = played(env, jnp.int32(0), jax.random.key(0), 4)
+    assert np.flatnonzero(steps.truncated).tolist() == [2] and np.flatnonzero(steps.first).tolist() == [0, 3]

@@ -288,7 +288,7 @@ def test_make_refuses_what_is_no_wrapper_or_does_not_fit():
         ("Flatten", "must be a tuple of functions"),
         ((1,), "must be a tuple of functions"),
         ((TimeLimit,), "wrapper TimeLimit cannot be put around gymnax:CartPole-v1"),
-        ((lambda env: None,), "makes None of gymnax:CartPole-v1"),
+        ((lambda env: None,), "returned None for gymnax:CartPole-v1"),
         ((RescaleAction,), "RescaleAction needs an action space of real numbers"),
         ((partial(Hide, entries=(7,)),), "name some of 0 to 3"),
     ):

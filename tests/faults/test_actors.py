@@ -405,13 +405,13 @@ def test_what_has_not_moved_for_long_is_told_once_before_its_time_is_up(clock):
     clock.now += 19.0
     assert told() == []
     clock.now += 2.0
-    assert told() == ["environments of moving have been at environment 0 for 21 s; step_timeout is 60 s"]
+    assert told() == ["environments of moving have been busy with environment 0 for 21 s; step_timeout is 60 s"]
     clock.now += 20.0
     assert told() == []
     host.doing = "environment 1"
     assert told() == []
     clock.now += 25.0
-    assert told() == ["environments of moving have been at environment 1 for 25 s; step_timeout is 60 s"]
+    assert told() == ["environments of moving have been busy with environment 1 for 25 s; step_timeout is 60 s"]
     clock.now += 40.0
     with pytest.raises(EnvironmentFailedError, match="environment 1 for 65 s"):
         watch.look(100.0)

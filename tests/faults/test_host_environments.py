@@ -204,7 +204,7 @@ def test_restarts_are_counted_and_then_it_stops():
         for _ in range(20):
             host.step(ACTIONS)
     assert len(warned) == host.failures == 2
-    assert "died (killed by signal 9), and restarts=2 is used up" in str(caught.value) and caught.value.index == 0
+    assert "died (killed by signal 9), after all restarts=2 were used" in str(caught.value) and caught.value.index == 0
     assert host._stepper._workers == []
 
 
@@ -509,7 +509,7 @@ def test_what_is_being_made_for_long_is_named_meanwhile(where, monkeypatch):
         make = gymnasium.make
         monkeypatch.setattr(gymnasium, "make", lambda *a, **named: free.wait(PATIENCE) and make(*a, **named))
         jaxrl.make(NAME)
-        assert told == [f"{NAME}: making an environment has taken 0.01 s so far, and is waited for"]
+        assert told == [f"{NAME}: making an environment has taken 0.01 s so far; still waiting"]
     else:
         jaxrl.make(NAME, workers=1)  # no process is there in a hundredth of a second
         assert told[0].startswith(f"{NAME}: making environments in a worker (start_timeout=120) has taken 0.01 s")

@@ -1,6 +1,6 @@
-"""Conversion between jaxrl's spaces and arrays and those of Gymnasium, which EnvPool uses too.
+"""Conversion between jaxrl's spaces and elements and Gymnasium's, which EnvPool uses too.
 
-Types that JAX does not have are narrowed here: float64 to float32, int64 and uint64 to int32 and uint32.
+Types that JAX lacks are narrowed here: float64 to float32, int64 and uint64 to int32 and uint32.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,9 +21,13 @@ _NUMERIC = (*_COMPOSITE, foreign.Box, foreign.Discrete, foreign.MultiBinary, for
 
 
 class Conversion(NamedTuple):
-    """Our space, the suite's own, and `convert`: from the suite's observations to ours, or from our actions to its own.
+    """A pair of corresponding spaces, jaxrl's and the suite's own.
 
-    It takes one or a batch.
+    Attributes:
+      space: jaxrl's space.
+      native: the suite's own, array by array.
+      convert: a function from the suite's observations to jaxrl's, or from jaxrl's actions to the suite's; one element
+        or a batch.
     """
 
     space: spaces.Space
@@ -32,9 +36,9 @@ class Conversion(NamedTuple):
 
 
 def observations(space: Any, where: str) -> Conversion:
-    """Return the conversion of observations from the suite's `space`; `where` names the environment in errors.
+    """Return the conversion of observations in the suite's `space`; `where` names the environment in errors.
 
-    A tuple becomes a dictionary with the positions as keys, "0", "1".
+    A tuple becomes a dictionary with its positions as keys, "0", "1".
 
     Raises:
       ConfigError: the space has no counterpart in jaxrl.
@@ -44,16 +48,20 @@ def observations(space: Any, where: str) -> Conversion:
 
 
 def actions(space: Any, where: str) -> Conversion:
-    """Return the conversion of actions to the suite's `space`, also a dictionary or a tuple; see `array_actions`."""
+    """Return the conversion of actions to the suite's `space`, which may be a dictionary or a tuple.
+
+    Actions outside the bounds are clipped to them, in the space's own dtype. A bounded integer becomes `Discrete`, a
+    vector of them `MultiDiscrete`.
+
+    Raises:
+      ConfigError: the space has no counterpart in jaxrl.
+    """
     ours, theirs = _converted("action", space, where)
     return Conversion(ours, theirs, native.writer(ours, theirs))
 
 
 def array_actions(space: Any, where: str) -> Conversion:
-    """Return the conversion of actions to the suite's `space`, one array; `where` names the environment in errors.
-
-    Actions outside the bounds are clipped to them, in the space's own dtype. A bounded integer becomes `Discrete`, a
-    vector of them `MultiDiscrete`.
+    """Return the conversion of actions to the suite's `space`, a single array; see `actions`.
 
     Raises:
       ConfigError: the space has no counterpart in jaxrl, or has several parts.
@@ -64,7 +72,7 @@ def array_actions(space: Any, where: str) -> Conversion:
 
 
 def _converted(what: str, space: Any, where: str) -> tuple[spaces.Space, tuple[Native, ...]]:
-    """Return our space for the suite's, and the suite's own, array by array."""
+    """Return jaxrl's space for the suite's, and the suite's own, array by array."""
     if isinstance(space, _COMPOSITE):
         acting, is_tuple = what == "action", isinstance(space, foreign.Tuple)
         parts = getattr(space, "spaces", space)
@@ -73,7 +81,7 @@ def _converted(what: str, space: Any, where: str) -> tuple[spaces.Space, tuple[N
         if not acting and not is_tuple and numeric and len(numeric) < len(parts):
             name = next(name for name in parts if name not in numeric)
             raise ConfigError(
-                f"{where} has the observation {name!r}, {parts[name]}, which is not of numbers of one size; leave it "
+                f"{where} has the observation {name!r}, {parts[name]}, which is not an array of fixed size; leave it "
                 f"out: --env-params \"wrappers={{'FilterObservation':{{'filter_keys':{numeric}}}}}\""
             )
         children = {name: _converted(what, x, f"{where}[{name!r}]") for name, x in sorted(parts.items())}
@@ -91,12 +99,12 @@ def _converted(what: str, space: Any, where: str) -> tuple[spaces.Space, tuple[N
 
 
 def _native(space: Any) -> Native | None:
-    """Return the suite's own space of one array; None if it is none of numbers of one size."""
+    """Return the suite's own space of one array; None if its elements are not numeric arrays of fixed size."""
     if isinstance(space, foreign.Discrete):
         return Integers(int(space.start), int(space.start) + int(space.n) - 1, np.dtype(space.dtype))
     if isinstance(space, foreign.MultiDiscrete):
         if len(space.shape) != 1:
-            raise ConfigError(f"of MultiDiscrete only vectors are taken; convert it with {_FLATTEN}")
+            raise ConfigError(f"a MultiDiscrete must be a vector; convert it with {_FLATTEN}")
         start = np.asarray(space.start, np.int64)
         return spaces.Box(start, start + np.asarray(space.nvec, np.int64) - 1, space.shape, space.dtype)
     if isinstance(space, foreign.MultiBinary):
@@ -117,10 +125,10 @@ def _acted(space: Any, own: Native) -> spaces.ArraySpace | None:
         return _observed(space)
     if own.dtype.kind == "f":
         box = _box(space)
-        return spaces.Box(box.low, box.high, box.shape)  # never less than float32, which networks compute with
+        return spaces.Box(box.low, box.high, box.shape)  # at least float32, in which networks compute
     if len(own.shape) > 1:
         return None
-    # As Python integers: 64 bits may not hold a count.
+    # Python integers, because a count may exceed 64 bits.
     counts = [high - low + 1 for low, high in zip(own.low.ravel().tolist(), own.high.ravel().tolist(), strict=True)]
     return spaces.MultiDiscrete(tuple(counts)) if own.shape else spaces.Discrete(counts[0])
 
@@ -131,18 +139,18 @@ def _box(space: foreign.Box) -> spaces.Box:
     dtype = np.dtype(_NARROWER.get(own.name, own))
     if dtype.kind == "f" and dtype != own:
         largest, tiny = np.finfo(np.float32).max, np.finfo(np.float32).tiny
-        # A float64 bound beyond it becomes infinite, and one that is smaller than any of float32 becomes 0.
+        # Float64 bounds that are too large for float32 become infinite, and those that are too small become 0.
         low, high = np.where(low < -largest, -np.inf, low), np.where(high > largest, np.inf, high)
         low, high = (np.where(np.abs(bound) < tiny, 0.0, bound) for bound in (low, high))
     elif dtype.kind in "iu":
         limits = np.iinfo(dtype.name)
         if (low > limits.max).any() or (high < limits.min).any():
-            raise ConfigError(f"its integers are beyond {dtype.name}, from {limits.min} to {limits.max}")
+            raise ConfigError(f"its integers exceed {dtype.name}, {limits.min} to {limits.max}")
         low, high = np.clip(low, limits.min, limits.max), np.clip(high, limits.min, limits.max)
     return spaces.Box(low, high, space.shape, dtype)
 
 
 def _refused(what: str, space: Any, where: str, allowed: str) -> ConfigError:
-    flat = _FLATTEN if getattr(space, "is_np_flattenable", False) else "a gymnasium.ObservationWrapper of yours"
+    flat = _FLATTEN if getattr(space, "is_np_flattenable", False) else "your own gymnasium.ObservationWrapper"
     wrapper = flat if what == "observation" else "a gymnasium.ActionWrapper"
-    return ConfigError(f"{where} has the {what} space {space}; taken are {allowed}: convert it with {wrapper}")
+    return ConfigError(f"{where} has the {what} space {space}; supported are {allowed}: convert it with {wrapper}")

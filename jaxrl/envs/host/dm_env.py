@@ -14,8 +14,8 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.spaces import Space
 from jaxrl.core.suites import dm_control_names as names
 from jaxrl.core.suites import unknown_name
-from jaxrl.envs.host import conversion, stepped
-from jaxrl.envs.host.stepped import SteppedEnvironment
+from jaxrl.envs.host import stepped
+from jaxrl.envs.host.conversion import Conversion
 
 type Factory = Callable[..., Environment]
 
@@ -35,18 +35,15 @@ class DmEnvRecipe(stepped.SteppedRecipe):
         Raises:
           ConfigError: an option is more than a number or a plain word, or a value is of the wrong type.
         """
-        where = f"dm_control:{name}"
-        settings = {"id": where, "observation_space": observation_space, "action_space": action_space}
-        return stepped.restored(cls, where, parameters, **settings)
+        return cls.restored(f"dm_control:{name}", parameters, observation_space, action_space)
 
-    def build(self, num_envs: int, seed: int, first_env: int = 0) -> SteppedEnvironment:
-        """Build a batch of `num_envs` environments, each with its own seed, from `seed` and its index.
+    @classmethod
+    def converted(cls, observation_space: Any, action_space: Any, where: str) -> tuple[Conversion, Conversion]:
+        specs = {"observation": observation_space, "action": action_space}
+        return super().converted(*(_space(what, spec, where) for what, spec in specs.items()), where)
 
-        Raises:
-          ConfigError: `num_envs` is not positive, or the environment cannot be sent to a worker.
-          EnvironmentFailedError: a worker could not make its environments.
-        """
-        return SteppedEnvironment(self, _spec(self.name, self.factory), _converted, num_envs, seed, first_env)
+    def spec(self) -> tuple[Any]:
+        return _spec(self.name, self.factory)
 
 
 registry.add("suite", dm_control=DmEnvRecipe)
@@ -81,40 +78,37 @@ def from_dm_env(
 ) -> DmEnvRecipe:
     """Return a recipe of environments that `factory` makes, for `jaxrl.train` and `jaxrl.register`.
 
-    A last time step with a discount of 0 is terminated, with any other truncated. Learning uses the discounts in
-    addition to the learner's `gamma`, unless the `discount_spec` only has 0 and 1, as `specs.DiscreteArray(2)`.
+    A last time step is terminated if its discount is 0, and truncated otherwise. Learning uses the discounts in
+    addition to the learner's `gamma`, unless the `discount_spec` only allows 0 and 1, as `specs.DiscreteArray(2)`.
 
     Args:
       factory: a function that makes a `dm_env.Environment`; its parameter `seed` is always passed.
       workers: number of processes that step the environments; 0 steps them in this process, one after another. Workers
         import `factory`, which must be a function of a module.
-      step_timeout: seconds that one step or reset may take, before its worker counts as hung; 60 if not given.
-      start_timeout: seconds that a worker may take to start; 120 if not given.
-      restarts: number of workers that are replaced before the run stops; 3 if not given.
-      info: numbers of every step to report as metrics of training: parts of the observation, by name, or of the result
+      step_timeout: seconds that one step or reset may take before its worker counts as hung; default 60.
+      start_timeout: seconds that a worker may take to start; default 120.
+      restarts: number of workers that are replaced before the run stops; default 3.
+      info: names of numbers of every step to report as metrics of training: parts of the observation, or of the result
         of the environment's own method `get_info()`, if it has one.
       options: further arguments of `factory`.
 
     Raises:
-      ConfigError: the environment cannot be made, or its specs are not supported; the message lists those that are.
+      ConfigError: the environment cannot be made, or its specs are not supported; the message lists supported ones.
     """
     where = f"dm_env:{getattr(factory, '__module__', '?')}:{getattr(factory, '__qualname__', type(factory).__name__)}"
     try:
         taken = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{factory!r:.80} is no function that makes an environment: {error}") from None
+        raise ConfigError(f"{factory!r:.80} must be a function that makes an environment: {error}") from None
     if not any(parameter.name == "seed" or parameter.kind is parameter.VAR_KEYWORD for parameter in taken):
-        raise ConfigError(f"{where} has no parameter `seed`, by which the environments of a run differ; give it one")
-    if workers and ("<" in where or where.startswith("dm_env:__main__:")):
-        raise stepped.unreachable(where)
+        raise ConfigError(f"{where} needs a parameter `seed`, so that the environments of a run differ; add one")
     timeouts = {"step_timeout": step_timeout, "start_timeout": start_timeout}
     return _made(where, factory, options | timeouts | {"workers": workers, "restarts": restarts, "info": info})
 
 
 def _made(where: str, factory: Factory | None, options: dict[str, Any]) -> DmEnvRecipe:
     fields = stepped.stepping(options)
-    found = stepped.looked_at(where, _spec(where, factory), options, _converted, fields)
-    return DmEnvRecipe(id=where, factory=factory, **found)
+    return DmEnvRecipe.looked_at(where, _spec(where, factory), options, fields, factory=factory)
 
 
 def _spec(name, factory):
@@ -123,12 +117,6 @@ def _spec(name, factory):
 
 
 # --- specs ---------------------------------------------------------------------------------------------------------
-
-
-def _converted(observation_spec, action_spec, where):
-    observations = conversion.observations(_space("observation", observation_spec, where), where)
-    return observations, conversion.actions(_space("action", action_spec, where), where)
-
 
 _ALLOWED = {
     "observation": "numeric arrays, and dictionaries of them",
@@ -148,7 +136,7 @@ def _space(what, spec, where):
     whole = isinstance(spec, specs.BoundedArray) and kind in ("i", "u") and len(spec.shape) <= 1
     if not (whole or kind == "f" if acting else kind in ("f", "i", "u", "b")):
         raise ConfigError(
-            f"{where} has the {what} spec {spec}; taken are {_ALLOWED[what]}: convert it in an environment around it"
+            f"{where} has the {what} spec {spec}; supported are {_ALLOWED[what]}: convert it in a wrapper environment"
         )
     if acting and whole and spec.shape == ():
         low, high = int(spec.minimum), int(spec.maximum)

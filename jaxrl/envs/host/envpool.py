@@ -15,7 +15,6 @@ import jax
 import numpy as np
 
 from jaxrl.core import episode_info, presentation, registry, resources
-from jaxrl.core.config import decode_fields
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.native import NativeSpaces
 from jaxrl.core.spaces import Space
@@ -23,7 +22,7 @@ from jaxrl.core.suites import unknown_name
 from jaxrl.core.types import PyTree, TimeStep
 from jaxrl.envs import suite
 from jaxrl.envs.host import conversion
-from jaxrl.envs.host.stepped import check_recorded
+from jaxrl.envs.host.stepped import LibraryRecipe
 from jaxrl.envs.host.time_steps import Episodes, environment_seeds
 
 # Atari's two usual protocols. Other arguments of `make` override `preset`.
@@ -39,8 +38,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "full_action_space": False,
         "max_episode_steps": 27_000,
     },
-    # Machado et al. (2018, arXiv:1709.06009): only sticky actions are random, all actions, lives are not shown. Their
-    # runs skip 5 frames and end after 18,000; the skip, the limit and the clipping here are Dopamine's.
+    # Machado et al. (2018, arXiv:1709.06009): sticky actions are the only randomness, all actions are available, and a
+    # lost life is not shown. They skip 5 frames and stop after 18,000; skip, limit and clipping here are Dopamine's.
     "machado": {
         "noop_max": 1,
         "frame_skip": 4,
@@ -54,59 +53,43 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
-# Families and tasks that end by their own rules, regardless of `max_episode_steps`: EnvPool would only report their
-# later ends as time limits. Jumanji's own limits are terminations, because most of its observations show the clock.
+# Families and tasks that ignore `max_episode_steps`: EnvPool would only report their later ends as time limits.
+# Jumanji's own limits are terminations, because most of its observations show the clock.
 _OWN_LIMIT = ("envpool.jumanji", "envpool.pgx", "envpool.procgen", "envpool.highway", "Catch-v0", "CliffWalking-v0")
 
-# MyoSuite's tasks of tracking a recorded grasp, in which nothing can be learned (docs/envpool.md); all 50 were tried.
+# MyoSuite's tasks of tracking a recorded grasp, which cannot be learned (docs/envpool.md); all 50 were tried.
 _TRACKING = re.compile(r"(^|/)MyoHand\w+Fixed-v0$")
 
-# Options of EnvPool that `make` does not accept, and where they are set.
+# Options of EnvPool that `make` does not accept, and why.
 _RESERVED = {
-    "num_envs": "build and the topology give it",
-    "batch_size": "build_async and the topology give it",
-    "seed": "build and the run give it",
-    "env_seed": "build and the run give it",
+    "num_envs": "the topology sets it",
+    "batch_size": "the topology sets it",
+    "seed": "the run sets it",
+    "env_seed": "the run sets it",
     "max_num_players": "several agents are not supported",
-    "gym_reset_return_info": "the adapter needs it as it is",
-    "base_path": "EnvPool knows where its files are",
+    "gym_reset_return_info": "the adapter needs its default",
+    "base_path": "EnvPool sets it",
 }
-# Options of ViZDoom that a file may not set: the program that is run, its arguments, and files that it opens.
+# Options of ViZDoom that a file must not set: a program that is run, its arguments, and files that it opens.
 _BY_HAND = ("cfg_path", "game_args", "iwad_path", "lmp_save_dir", "map_id", "vzd_path", "wad_path")
 _PIXELS = ("from_pixels", "render_width", "render_height", "render_camera_id")  # options in addition to the task's own
 
 
-@dataclasses.dataclass(frozen=True)
-class EnvPoolRecipe:
-    """A recipe of a pool of one task.
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class EnvPoolRecipe(LibraryRecipe):
+    """A recipe of a pool of one task; `options` are EnvPool's, other than sizes and seeds.
 
     Attributes:
-      task: EnvPool's name.
-      options: EnvPool's options other than sizes and seeds.
+      id: EnvPool's name of the task.
       lives: whether the task reports unmodified rewards and whether a game is over, as Atari does.
       games: whether an episode is one life of a game.
-      info: names of the scalars of its info that become `TimeStep.info`.
-      native: its own spaces; None if read from a file of an earlier version, which does not store them.
     """
 
-    task: str
-    options: dict[str, Any]
-    observation_space: Space
-    action_space: Space
     lives: bool = False
     games: bool = False
-    info: tuple[str, ...] = ()
-    native: NativeSpaces | None = dataclasses.field(default=None, compare=False)  # follows from the environment
 
-    @property
-    def name(self) -> str:
-        return f"envpool:{self.task}"
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """The options, with `lives`, `games` and `info`."""
-        reported = {"info": self.info} if self.info else {}
-        return {**self.options, "lives": self.lives, "games": self.games, **reported}
+    prefix = "envpool:"
+    own = ("lives", "games", "info")
 
     def __repr__(self) -> str:
         return presentation.made(self.name, self.options | ({"info": self.info} if self.info else {}), {})
@@ -118,30 +101,26 @@ class EnvPoolRecipe:
         """Restore the recipe from its record; EnvPool is not used before it is built.
 
         Raises:
-          ConfigError: an option that is not for `make`, one that names programs or files, or a value of the wrong type.
+          ConfigError: `make` does not accept an option, it names a program or a file, or a value has a wrong type.
         """
-        own = ("lives", "games", "info")
         # `no_restart` is in files of earlier versions.
-        options = {key: value for key, value in parameters.items() if key not in (*own, "no_restart")}
-        if strange := sorted(options.keys() & _RESERVED.keys()):
-            raise ConfigError([f"{key} is not for envpool:{name}: {_RESERVED[key]}" for key in strange])
-        if by_hand := sorted(options.keys() & set(_BY_HAND)):
+        parameters = {key: value for key, value in parameters.items() if key != "no_restart"}
+        if strange := sorted(parameters.keys() & _RESERVED.keys()):
+            raise ConfigError([f"envpool:{name} does not accept {key}: {_RESERVED[key]}" for key in strange])
+        if by_hand := sorted(parameters.keys() & set(_BY_HAND)):
             raise ConfigError(
-                f"envpool:{name} is to be made with {', '.join(by_hand)}, which a file may not ask for; what is "
-                "run or opened is named by hand: env=jaxrl.make(...)"
+                f"a file may not set {', '.join(by_hand)} of envpool:{name}, which name programs to run or files to "
+                "open; create the environment yourself: env=jaxrl.make(...)"
             )
-        check_recorded(f"envpool:{name}", options)
-        settings = {key: parameters[key] for key in own if key in parameters}
-        settings |= {"observation_space": observation_space, "action_space": action_space}
-        return decode_fields(cls, {}, task=name, options=options, **settings)
+        return cls.restored(name, parameters, observation_space, action_space)
 
     def build(self, num_envs: int, seed: int, first_env: int = 0) -> "EnvPoolEnvironment":
         """Build a synchronous pool of `num_envs` environments.
 
         Args:
           num_envs: number of environments.
-          seed: the run's seed, from which every environment's own follows by its index.
-          first_env: the index of the first environment, if these are a group of all.
+          seed: the run's seed; each environment's own seed follows from it and the environment's index.
+          first_env: the index of the first environment, if the run has more.
 
         Raises:
           ConfigError: `num_envs` is not positive.
@@ -152,7 +131,7 @@ class EnvPoolRecipe:
         """Build the same environments as an asynchronous pool: one `recv` waits for `batch_size` of them.
 
         Raises:
-          ConfigError: the sizes do not fit.
+          ConfigError: the sizes are not positive, or `batch_size` exceeds `num_envs`.
         """
         if num_envs < 1 or not 1 <= batch_size <= num_envs:
             raise ConfigError(
@@ -170,9 +149,10 @@ registry.add("suite", envpool=EnvPoolRecipe)
 class EnvPoolEnvironment:
     """A pool of environments behind the host protocol: numpy in, numpy out.
 
-    Synchronous (`batch_size == num_envs`): `reset()` and `step(actions)`. Asynchronous: `async_reset()` begins all
-    episodes, then every `recv()` returns the `batch_size` environments that are ready first, and `send` sends actions
-    to some of them. EnvPool waits without a limit and cannot be interrupted; a watchdog can read `doing`.
+    A synchronous pool (`batch_size == num_envs`) has `reset()` and `step(actions)`. For an asynchronous one,
+    `async_reset()` begins all episodes, then every `recv()` returns the `batch_size` environments that are ready first,
+    and `send` sends actions to some of them. EnvPool waits without a limit and cannot be interrupted; a watchdog can
+    read `doing`.
 
     Attributes:
       name: the environment's name.
@@ -187,21 +167,21 @@ class EnvPoolEnvironment:
         self.name, self.num_envs, self.batch_size = recipe.name, num_envs, batch_size
         self._recipe, self._first_env = recipe, first_env
         self._pool = _make(
-            recipe.task, recipe.options, num_envs, environment_seeds(seed, num_envs, 0, first_env), batch_size
+            recipe.id, recipe.options, num_envs, environment_seeds(seed, num_envs, 0, first_env), batch_size
         )
-        _, observation_space, action_space = _spec(recipe.task, recipe.options)
+        _, observation_space, action_space = _spec(recipe.id, recipe.options)
         self._read = conversion.observations(observation_space, self.name).convert
         actions = conversion.array_actions(action_space, self.name)
         self._write, self._action_shape = actions.convert, actions.native[0].shape
         self._episodes = Episodes(num_envs, recipe.games, recipe.info)
-        self._busy = np.zeros(num_envs, np.bool_)  # sent, and not received yet
+        self._busy = np.zeros(num_envs, np.bool_)  # sent an action, and not received yet
         self._began = False
         self._all = np.arange(num_envs, dtype=np.int32)
         self._all.flags.writeable = False  # `recv` may return it
 
     @property
     def doing(self) -> str:
-        """A description of the environments it waits for, by their indices in the run; empty if it does not wait."""
+        """A description of the environments that it waits for, by their indices in the run; "" if it does not wait."""
         waiting = (np.flatnonzero(self._busy) + self._first_env).tolist()
         return f"{self.name} is stepping environments {waiting}" if waiting else ""
 
@@ -229,7 +209,7 @@ class EnvPoolEnvironment:
         """Begin new episodes everywhere; `recv` returns their first time steps.
 
         Raises:
-          RuntimeError: some environments were sent actions and not received, or it was closed.
+          RuntimeError: some environments were sent actions but not received, or it was closed.
         """
         pool = self._open()
         if self._busy.any():
@@ -244,7 +224,7 @@ class EnvPoolEnvironment:
 
         Raises:
           RuntimeError: it was not reset, was closed, or one of the environments is still busy.
-          ValueError: wrong shapes, or environments that do not exist or repeat; EnvPool itself does not check.
+          ValueError: shapes are wrong, or environments do not exist or repeat, which EnvPool does not check.
         """
         pool = self._open()
         if not self._began:
@@ -252,14 +232,14 @@ class EnvPoolEnvironment:
         env_ids, actions = np.asarray(env_ids, np.int32), self._write(actions)
         shape = env_ids.shape + self._action_shape
         if env_ids.ndim != 1 or actions.shape != shape:
-            raise ValueError(f"{self.name}: actions of shape {actions.shape} for environments {env_ids}; give {shape}")
+            raise ValueError(f"{self.name}: actions have shape {actions.shape} for environments {env_ids}; use {shape}")
         if env_ids is not self._all:
             if env_ids.size and not 0 <= env_ids.min() <= env_ids.max() < self.num_envs:
                 raise ValueError(f"{self.name} has environments 0 .. {self.num_envs - 1}, not {env_ids}")
             if np.unique(env_ids).size != env_ids.size:
-                raise ValueError(f"{self.name}: an environment takes one action at a time; env_ids={env_ids}")
+                raise ValueError(f"{self.name}: env_ids={env_ids} repeats an environment; send it one action at a time")
         if self._busy[env_ids].any():
-            raise RuntimeError(f"{self.doing}; {env_ids} cannot be sent actions before they are received")
+            raise RuntimeError(f"{self.doing}; receive {env_ids} before sending them actions")
         self._busy[env_ids] = True
         pool.send(actions, env_ids)
 
@@ -267,19 +247,19 @@ class EnvPoolEnvironment:
         """Wait for the next `batch_size` environments; return their indices, int32 [B], and time steps, [B, ...].
 
         Raises:
-          RuntimeError: fewer are busy, so that it would wait forever, or it was closed.
+          RuntimeError: fewer are busy, so that it would wait forever; or it was closed.
         """
         self._open()
         if self._busy.sum() < self.batch_size:
             raise RuntimeError(
-                f"{self.name}: recv waits for {self.batch_size} environments, and {self._busy.sum()} are busy; "
+                f"{self.name}: recv waits for {self.batch_size} environments, but only {self._busy.sum()} are busy; "
                 "send() actions first"
             )
         return self._receive()
 
     @property
     def frames_per_second(self) -> float:
-        """Twice the speed at which Atari plays, where every fourth of 60 frames per second is a step."""
+        """The frame rate of pictures: twice that of Atari, where every fourth of 60 frames per second is a step."""
         return 30.0
 
     def render(self) -> np.ndarray | None:
@@ -294,14 +274,14 @@ class EnvPoolEnvironment:
 
     def _open(self) -> Any:
         if self._pool is None:
-            raise RuntimeError(f"{self.name} was closed; build another")
+            raise RuntimeError(f"{self.name} was closed; build a new one")
         return self._pool
 
     def _check_synchronous(self, call: str) -> None:
         if self.batch_size != self.num_envs:
             raise RuntimeError(
-                f"{self.name} is asynchronous (batch_size={self.batch_size} of num_envs={self.num_envs}), so it has "
-                f"no {call}(); use async_reset(), send() and recv()"
+                f"{self.name} is asynchronous (batch_size={self.batch_size} of num_envs={self.num_envs}) and does not "
+                f"support {call}(); use async_reset(), send() and recv()"
             )
 
     def _receive_all(self) -> TimeStep[np.ndarray]:
@@ -312,10 +292,10 @@ class EnvPoolEnvironment:
         return jax.tree.map(lambda x: x[order], timestep)
 
     def _receive(self) -> tuple[np.ndarray, TimeStep[np.ndarray]]:
-        # EnvPool gives up its buffers: returned arrays are never written to again.
+        # EnvPool never writes to returned arrays again.
         raw, reward, terminated, truncated, info = self._open().recv()
         env_ids = info["env_id"]
-        # A pool that waits for all returns them in order; a slice is cheaper than their indices.
+        # A synchronous pool returns the environments in order; a slice is cheaper than their indices.
         index = env_ids
         if env_ids.size == self.num_envs and np.array_equal(env_ids, self._all):
             env_ids, index = self._all, slice(None)
@@ -324,7 +304,7 @@ class EnvPoolEnvironment:
         if self._recipe.lives:
             true_reward = info["reward"]
             over = info["terminated"].astype(np.bool_)
-            # A game that ends on the step of its time limit has terminated; EnvPool reports it as truncated.
+            # A game that ends on the step of its time limit terminates; EnvPool reports it as truncated.
             terminated = terminated | (over & truncated)
             complete = over | truncated
         timestep = self._episodes.follow(
@@ -346,7 +326,7 @@ def make(name: str, *, preset: str | None = None, info: Sequence[str] = (), **pa
     Args:
       name: as in EnvPool.
       preset: for Atari, "classic" or "machado" (`PRESETS`); None: EnvPool's own settings.
-      info: numbers of the task's info to report as metrics of training: `("reward_ctrl", "x_position")`.
+      info: names of numbers in the task's info to report as metrics of training: `("reward_ctrl", "x_position")`.
       parameters: EnvPool's options of the task (`max_episode_steps`, `num_threads`, `frame_skip`, ...), which override
         the preset's.
 
@@ -363,13 +343,15 @@ def make(name: str, *, preset: str | None = None, info: Sequence[str] = (), **pa
     if preset is not None and preset not in PRESETS:
         raise unknown("preset of Atari", preset, PRESETS)
     if preset is not None and not atari:
-        raise ConfigError(f"{where} has no presets, so preset={preset!r} is not for it; presets are for Atari")
+        raise ConfigError(f"{where} has no presets, but preset={preset!r}; only Atari has them")
     options = {**(PRESETS[preset] if preset else {}), **parameters}
     known = {*_spec(name, {})[0], *_PIXELS} - set(_RESERVED)
-    problems = [f"{key}={options[key]!r} is not for {where}: {_RESERVED[key]}" for key in options if key in _RESERVED]
+    problems = [
+        f"{where} does not accept {key}={options[key]!r}: {_RESERVED[key]}" for key in options if key in _RESERVED
+    ]
     problems += suite.unknown_parameters(f"option of {where}", [x for x in options if x not in _RESERVED], known)
     if "max_episode_steps" in parameters and (family in _OWN_LIMIT or name in _OWN_LIMIT):
-        problems.append(f"max_episode_steps is not for {where}: EnvPool ends its episodes elsewhere regardless")
+        problems.append(f"{where} does not accept max_episode_steps: its episodes end by their own rules")
     if info:
         reports = episode_info.reports(info)
         problems += suite.unknown_parameters(f"info of {where}", reports, _scalars(name))
@@ -381,10 +363,10 @@ def make(name: str, *, preset: str | None = None, info: Sequence[str] = (), **pa
     observed = conversion.observations(observation_space, where)
     taken = conversion.array_actions(action_space, where)
     return EnvPoolRecipe(
-        name,
-        options,
-        observed.space,
-        taken.space,
+        id=name,
+        options=options,
+        observation_space=observed.space,
+        action_space=taken.space,
         lives=atari,
         games=atari and bool(config["episodic_life"]),
         info=tuple(info),
@@ -416,22 +398,22 @@ def _scalars(name: str) -> list[str]:
 
     arrays = envpool.make_spec(name).state_array_spec
     shapes = {key.removeprefix("info:"): array.shape for key, array in arrays.items() if key.startswith("info:")}
-    # EnvPool declares a number of one player as shape (-1,).
+    # EnvPool declares one number per player with shape (-1,).
     return [key for key, shape in shapes.items() if list(shape) in ([], [-1]) and "." not in key and key != "env_id"]
 
 
 def _unusable(name: str) -> str | None:
     if "AutoReset" in name:
         instead = name.replace("-AutoReset", "")
-        return f"shows the next episode's first observation in place of an episode's last; use {instead!r}"
+        return f"replaces an episode's last observation by the next episode's first; use {instead!r}"
     if _TRACKING.search(name):
-        return "ends every episode after its first step, whatever is done (EnvPool 1.2.7); use its tasks of other names"
+        return "ends every episode after its first step (EnvPool 1.2.7); use another of its tasks"
     players = _registered()[name][2].get("max_num_players", 1)
-    return f"is for {players} agents, and jaxrl trains one" if players > 1 else None
+    return f"has {players} agents; use a task with one" if players > 1 else None
 
 
 def _true_bounds(space: Any) -> Any:
-    """Return `space` without the bounds that EnvPool left out, but declares as the smallest or largest float."""
+    """Return `space` with infinite bounds where EnvPool declares the smallest or largest float."""
     if isinstance(space, Mapping | gymnasium.spaces.Dict):
         children = getattr(space, "spaces", space)
         return gymnasium.spaces.Dict({name: _true_bounds(child) for name, child in children.items()})
@@ -447,9 +429,9 @@ def _make(task: str, options: Mapping[str, Any], num_envs: int, seeds: list[int]
     import envpool
 
     with warnings.catch_warnings(), resources.on("environments"):
-        warnings.simplefilter("ignore")  # of Gymnasium, on the bounds that EnvPool declares
+        warnings.simplefilter("ignore")  # Gymnasium's, about the bounds that EnvPool declares
         pool = envpool.make_gymnasium(task, num_envs=num_envs, batch_size=batch_size, seed=seeds, **options)
-        pool.observation_space  # noqa: B018  (made now, not at the first step, where it would warn)
+        pool.observation_space  # noqa: B018  (makes it here; otherwise the first step would warn)
     return pool
 
 
@@ -458,6 +440,6 @@ def _spec(task: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], Any, A
     import envpool
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of Gymnasium, on the bounds that EnvPool declares
+        warnings.simplefilter("ignore")  # Gymnasium's, about the bounds that EnvPool declares
         spec = envpool.make_spec(task, **options)
         return spec.config._asdict(), *map(_true_bounds, (spec.observation_space, spec.action_space))

@@ -18,8 +18,9 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.spaces import Space
 from jaxrl.core.suites import gymnasium_names as names
 from jaxrl.core.suites import unknown_name
-from jaxrl.envs.host import conversion, stepped
+from jaxrl.envs.host import stepped
 from jaxrl.envs.host.stepped import SteppedEnvironment
+from jaxrl.envs.suite import arguments_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -29,26 +30,26 @@ class GymnasiumRecipe(stepped.SteppedRecipe):
     `id` is Gymnasium's name, with the module that registers it if one was given.
 
     Args:
-      by_hand: whether a user wrote it, so that it may import what its options name; a file cannot set this.
+      by_hand: whether the user's program made it, so that it may import modules; a file cannot set this.
     """
 
     by_hand: dataclasses.InitVar[bool] = False
 
+    prefix = "gymnasium:"
+
     def __post_init__(self, by_hand):
         module, _, name = self.id.rpartition(":")
-        if module and module not in sys.modules:  # `make` imports it; a file may not
+        if module and module not in sys.modules:  # `make` imports it; a file must not
             raise ConfigError(_module_problem(self.id))
         registered = gymnasium.registry.get(name)
         if not by_hand and registered is not None and "shimmy" in str(registered.entry_point):
-            raise ConfigError(f"{self.name} makes environments of other libraries; hand it in: env=jaxrl.make(...)")
-
-    @property
-    def name(self) -> str:
-        return f"gymnasium:{self.id}"
+            raise ConfigError(
+                f"{self.name} makes environments of other libraries; create it yourself: env=jaxrl.make(...)"
+            )
 
     @property
     def instance(self) -> gymnasium.Env | None:
-        """The user's own environment if it is the only one; None if others can be made."""
+        """The user's environment, if it is the only one; None if more can be made."""
         return getattr(self.factory, "instance", None)
 
     @classmethod
@@ -58,31 +59,25 @@ class GymnasiumRecipe(stepped.SteppedRecipe):
         """Restore the recipe from its record; nothing is made or imported until it is built.
 
         Raises:
-          ConfigError: `name` requires the import of a module or of other libraries, an option is more than a number or
-            a plain word, or a value is of the wrong type.
+          ConfigError: `name` requires to import a module or another library, an option is more than a number or a plain
+            word, or a value is of the wrong type.
         """
         if ":" in name:
             options = {key: x for key, x in parameters.items() if key not in stepped.USUAL or x != stepped.USUAL[key]}
             raise ConfigError(_module_problem(name, options))
-        settings = {"id": name, "observation_space": observation_space, "action_space": action_space}
         parameters = dict(parameters) | wrapping(parameters.get("wrappers", ()))
-        return stepped.restored(cls, f"gymnasium:{name}", parameters, **settings)
+        return cls.restored(name, parameters, observation_space, action_space)
 
-    def build(self, num_envs: int, seed: int, first_env: int = 0) -> SteppedEnvironment:
-        """Build a batch of `num_envs` environments, with seeds that follow from `seed` and their index.
-
-        The index of the first one is `first_env`.
-        """
-        made_from = self.factory
-        if made_from is None:
-            if "." in self.id and self.id not in gymnasium.registry:
-                raise ConfigError(
-                    f"{self.name} was passed as a Gymnasium environment, its class or a function, which no file can "
-                    "make; pass it again: env=... in Python; in a shell register it with Gymnasium and pass "
-                    "--import MODULE --env gymnasium:ID"
-                )
-            made_from = _find(self.id)
-        return SteppedEnvironment(self, made_from, converted, num_envs, seed, first_env)
+    def spec(self) -> Any:
+        if self.factory is not None:
+            return self.factory
+        if "." in self.id and self.id not in gymnasium.registry:
+            raise ConfigError(
+                f"{self.name} was passed as a Gymnasium environment, its class or a function, which a file cannot "
+                "make; pass it again: env=... in Python; in a shell register it with Gymnasium and pass "
+                "--import MODULE --env gymnasium:ID"
+            )
+        return _find(self.id)
 
     def build_rendered(self, seed: int) -> SteppedEnvironment:
         drawn = self.factory is None or _takes_render_mode(self.factory)
@@ -99,8 +94,8 @@ def make(name: str, *, wrappers: Any = (), **options: Any) -> GymnasiumRecipe:
     Args:
       name: as in Gymnasium.
       wrappers: wrappers to put around it, in order; see `wrapping`.
-      options: how it is stepped and reported (`stepped.stepping`; info: `("reward_ctrl", "x_position")`); and arguments
-        of `gymnasium.make`, including the environment's own.
+      options: those of `stepped.stepping`, such as `info=("reward_ctrl", "x_position")`, and arguments of
+        `gymnasium.make`, including the environment's own.
 
     Raises:
       ConfigError: unknown name, wrong options, an environment that cannot be made, or spaces that are not supported.
@@ -111,12 +106,7 @@ def make(name: str, *, wrappers: Any = (), **options: Any) -> GymnasiumRecipe:
 
 def registered(name: str, options: dict[str, Any], fields: dict[str, Any]) -> GymnasiumRecipe:
     """Return the recipe of a registered environment; `fields` are those of `stepped.stepping`."""
-    where, spec = f"gymnasium:{name}", _find(name)
-    wrapped_here = any(name.startswith("__main__:") for name, _ in options.get("wrappers", ()))
-    if fields["workers"] and (wrapped_here or getattr(spec.entry_point, "__module__", "") == "__main__"):
-        raise stepped.unreachable(where)
-    found = stepped.looked_at(where, spec, options, converted, fields)
-    return GymnasiumRecipe(id=name, **found, by_hand=True)
+    return GymnasiumRecipe.looked_at(name, _find(name), options, fields, by_hand=True)
 
 
 def replaced(recipe: GymnasiumRecipe, **fields: Any) -> GymnasiumRecipe:
@@ -124,7 +114,7 @@ def replaced(recipe: GymnasiumRecipe, **fields: Any) -> GymnasiumRecipe:
     return dataclasses.replace(recipe, **fields, by_hand=True)
 
 
-# Wrappers that a run cannot have, and what to use instead.
+# Wrappers that runs cannot use, and alternatives.
 _REFUSED = {
     "HumanRendering": "it opens a window; use jaxrl render",
     "NormalizeObservation": "a resumed run loses its statistics; use the algorithm's normalize_observation",
@@ -134,7 +124,7 @@ _REFUSED = {
 
 
 def wrapping(wrappers: Any) -> dict[str, Any]:
-    """Return the option that names the wrappers around an environment, empty if there are none.
+    """Return the option `wrappers` of an environment as a dictionary, empty if there are none.
 
     Args:
       wrappers: the name of one (`"FlattenObservation"` of `gymnasium.wrappers`, `"my_module:Mine"`) or its class; a
@@ -151,7 +141,7 @@ def wrapping(wrappers: Any) -> dict[str, Any]:
 
 
 def _wrapper(one: Any) -> tuple[str, dict[str, Any]]:
-    """Return a wrapper's name and arguments, with tuples in place of lists, as read back from a file."""
+    """Return a wrapper's name and arguments, with lists as tuples, as they are read from a file."""
     named, arguments = one if isinstance(one, list | tuple) and len(one) == 2 else (one, {})
     if isinstance(named, functools.partial) and not named.args:
         named, arguments = named.func, named.keywords
@@ -160,9 +150,9 @@ def _wrapper(one: Any) -> tuple[str, dict[str, Any]]:
         named = named.__name__ if usual else f"{named.__module__}:{named.__qualname__}"
     if not isinstance(named, str) or not isinstance(arguments, Mapping):
         raise ConfigError(
-            f"the wrapper {one!r:.80} is no class of a module that wraps Gymnasium environments, nor its name "
-            "('FlattenObservation', 'my_module:Mine'), alone or with a table of arguments; pass what else wraps within "
-            "a function: env=lambda: Mine(gymnasium.make(...))"
+            f"the wrapper {one!r:.80} must be a gymnasium.Wrapper class that a module defines, or its name "
+            "('FlattenObservation', 'my_module:Mine'), optionally with a dictionary of arguments; for anything else "
+            "pass a function: env=lambda: Mine(gymnasium.make(...))"
         )
     if named in _REFUSED:
         raise ConfigError(f"the wrapper {named} is not for training: {_REFUSED[named]}")
@@ -170,14 +160,9 @@ def _wrapper(one: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Convert lists to tuples and NumPy scalars to Python numbers, as read back from a file."""
+    """Convert lists to tuples and NumPy scalars to Python numbers, as they are read from a file."""
     value = value.item() if isinstance(value, np.generic) else value
     return tuple(_plain(x) for x in value) if isinstance(value, list | tuple) else value
-
-
-def converted(observation_space: Any, action_space: Any, where: str) -> tuple[Any, Any]:
-    """Return the conversions of observations and actions in Gymnasium's spaces, as `stepped.Converted`."""
-    return conversion.observations(observation_space, where), conversion.actions(action_space, where)
 
 
 def arguments(name: str) -> dict[str, Any]:
@@ -189,10 +174,9 @@ def arguments(name: str) -> dict[str, Any]:
     spec = _find(name)
     creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(spec.entry_point)
     try:
-        taken = inspect.signature(creator).parameters
+        named = arguments_of(creator)
     except (TypeError, ValueError):
         return {}
-    named = {name: x.default for name, x in taken.items() if x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)}
     named = {name: "required" if default is inspect.Parameter.empty else default for name, default in named.items()}
     found = named | spec.kwargs | {"max_episode_steps": spec.max_episode_steps}
     return {name: default for name, default in found.items() if name != "render_mode"}
@@ -202,14 +186,14 @@ def _module_problem(name, options=()):
     assigned = [f"{key}={presentation.text(value)}" for key, value in dict(options).items()]
     words = " ".join(f'"{x}"' if "'" in x and not set(x) & set('"$`\\!') else shlex.quote(x) for x in assigned)
     return (
-        f"gymnasium:{name} asks for the import of a module, which a file may not; hand the environment in: in a shell "
+        f"gymnasium:{name} imports a module, which a file must not do; create the environment yourself: in a shell "
         f"--env gymnasium:{name}{' --env-params ' * bool(assigned)}{words}, in Python "
         f"env=jaxrl.{presentation.made(f'gymnasium:{name}', dict(options), {})}"
     )
 
 
 def _find(name: str) -> Any:
-    """Return the spec registered under `name`, after importing its module if it names one."""
+    """Return the spec registered under `name`, after importing the module in the name."""
     module, _, registered = name.rpartition(":")
     try:
         if module:
@@ -218,19 +202,19 @@ def _find(name: str) -> Any:
     except gymnasium.error.UnregisteredEnv:
         raise unknown_name("gymnasium", registered, names()) from None
     except Exception as error:  # importing a module may raise anything
-        hint = f"; a module has no '-' in its name: {module.replace('-', '_')}" if "-" in module else ""
+        hint = f"; module names cannot contain '-': {module.replace('-', '_')}" if "-" in module else ""
         kind = "" if isinstance(error, gymnasium.error.Error | ImportError) else f"{type(error).__name__}: "
         raise ConfigError(f"gymnasium:{name} cannot be found: {kind}{error}{hint}") from error
     if spec.entry_point is None:
         raise ConfigError(
-            f"gymnasium:{name} is registered as a vectorized environment alone, which jaxrl does not step; pass a "
-            "function that makes one environment of it, and num_envs=N"
+            f"gymnasium:{name} is only registered as a vectorized environment, which jaxrl cannot step; pass a "
+            "function that makes a single environment, and num_envs=N"
         )
     return spec
 
 
 def _takes_render_mode(factory: Any) -> bool:
-    """Return whether a function that makes an environment has the parameter `render_mode`."""
+    """Return whether an environment's factory has the parameter `render_mode`."""
     if isinstance(factory, gymnasium.envs.registration.EnvSpec):
         return True
     try:

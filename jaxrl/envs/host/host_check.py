@@ -15,16 +15,16 @@ from jaxrl.core.types import HostRecipe, PyTree, TimeStep
 
 _BATCH, _READY = 4, 2
 _ODD_DISCOUNT = (
-    "discount is 0, or not in [-1, 1], where the task goes on; terminated says where it ends, and a negative one is "
-    "for turns of two players"
+    "discount is 0 or outside [-1, 1] where the task continues; set terminated where it ends, and use negative "
+    "discounts only for turns of two players"
 )
 
 
 def broken(env: Any, problems: Iterable[str]) -> EnvironmentContractError:
-    """Return the error that names an environment and lists its problems, one line each."""
+    """Return the error that lists the problems of an environment, one line each."""
     own = env if isinstance(env, type) else type(env)
     name = getattr(env, "name", None) if own is not env else None
-    heading = f"{name if isinstance(name, str) else own.__name__} breaks the contract of environments:"
+    heading = f"{name if isinstance(name, str) else own.__name__} breaks the environment contract:"
     return EnvironmentContractError("\n".join([heading, *dict.fromkeys(problems)]))
 
 
@@ -32,6 +32,16 @@ def raise_problems(env: Any, problems: Sequence[str]) -> None:
     """Raise an EnvironmentContractError that lists the problems of an environment, if there are any."""
     if problems:
         raise broken(env, problems)
+
+
+def space_problems(env: Any) -> list[str]:
+    """Return a line for each space of an environment that is not a space of jaxrl."""
+    found = {name: getattr(env, name, None) for name in ("observation_space", "action_space")}
+    return [
+        f"{name} is {space!r}, which is not a space of jaxrl.spaces"
+        for name, space in found.items()
+        if not isinstance(space, spaces.Space)
+    ]
 
 
 def describe(leaf: Any) -> str:
@@ -42,11 +52,11 @@ def describe(leaf: Any) -> str:
 
 
 def type_problems(call: str, timestep: TimeStep[Any], space: spaces.Space, batch: tuple[int, ...] = ()) -> list[str]:
-    """Return a line for each part of a time step that has a wrong shape or type, is missing, or is not known.
+    """Return a line for each part of a time step that is missing, unknown, or of a wrong shape or type.
 
     Args:
       call: "reset" or "step".
-      timestep: of one JAX environment, as traced (`jax.eval_shape`); or of host environments, arrays of NumPy.
+      timestep: of one JAX environment, as traced (`jax.eval_shape`); or of host environments, NumPy arrays.
       space: the observation space.
       batch: (number of host environments,); () for a JAX environment.
     """
@@ -70,13 +80,13 @@ def type_problems(call: str, timestep: TimeStep[Any], space: spaces.Space, batch
 
 
 def row_problems(space: spaces.Space, rows: TimeStep[Any], ended: Any, *, alone: bool = True) -> dict[str, Any]:
-    """Return what may be wrong with rows of right types, and bools: where it is.
+    """Return possible problems of rows whose types are right, and for each a bool array of where it occurs.
 
     Args:
       space: the observation space.
-      rows: time steps [B] of JAX or NumPy.
-      ended: whether the row before ended its episode, or there is none, [B].
-      alone: whether an episode has one agent; of several, one may repeat its ending until all have ended.
+      rows: time steps [B], JAX or NumPy arrays.
+      ended: whether the previous row ended its episode, or there is none, [B].
+      alone: whether an episode has one agent; one of several agents may repeat its ending until all have ended.
     """
     wrong = {
         "terminated and TimeStep.truncated are both set": rows.terminated & rows.truncated,
@@ -93,17 +103,17 @@ def row_problems(space: spaces.Space, rows: TimeStep[Any], ended: Any, *, alone:
     for path, part, leaf in spaces.leaves_with_path(space, rows.observation):
         nan = jnp.isnan(leaf).any(axis=tuple(range(1, leaf.ndim)))
         wrong[f"observation{path} holds NaN"] = nan
-        wrong[f"observation{path} leaves the space {part}"] = ~jax.vmap(part.contains)(leaf) & ~nan
+        wrong[f"observation{path} is outside its space {part}"] = ~jax.vmap(part.contains)(leaf) & ~nan
     return wrong
 
 
 def lines(call: str, wrong: dict[str, Any]) -> list[str]:
-    """Return the lines of `row_problems` that hold anywhere."""
+    """Return a line for each problem of `row_problems` that occurs."""
     return [f"{call}: TimeStep.{line}" for line, where in wrong.items() if np.any(where)]
 
 
 def different(one: PyTree, other: PyTree) -> list[str]:
-    """Return the paths of the leaves in which two trees of one structure differ."""
+    """Return the paths of the leaves that differ between two trees of one structure."""
     return [
         jax.tree_util.keystr(path)
         for (path, a), b in zip(jax.tree.leaves_with_path(one), jax.tree.leaves(other), strict=True)
@@ -114,18 +124,13 @@ def different(one: PyTree, other: PyTree) -> list[str]:
 def check_recipe(recipe: HostRecipe, steps: int, seed: int) -> None:
     """Check a recipe by building 4 environments twice with one seed, and taking `steps` random actions in both.
 
-    If there is only one instance, it is used alone. Asynchronous environments are built once more: those that are ready
-    first must return what they return in lockstep.
+    If there is only one instance, a single environment is built. Asynchronous environments are built once more: stepped
+    as they become ready, they must return the same as in lockstep.
 
     Raises:
       EnvironmentContractError: lists all problems, one line each, with the leaf's name.
     """
-    problems = [
-        f"{name} is {getattr(recipe, name, None)!r}, which is no space of jaxrl.spaces"
-        for name in ("observation_space", "action_space")
-        if not isinstance(getattr(recipe, name, None), spaces.Space)
-    ]
-    raise_problems(recipe, problems)
+    raise_problems(recipe, space_problems(recipe))
     batch = _BATCH if only_instance(recipe) is None else 1
     sample, key = jax.jit(jax.vmap(recipe.action_space.sample)), keys.root_key(seed)
     actions = [jax.device_get(sample(of_step)) for of_step in jax.random.split(key, (steps, batch))]
@@ -135,10 +140,12 @@ def check_recipe(recipe: HostRecipe, steps: int, seed: int) -> None:
     for number, timestep in enumerate(timesteps[1:], 1):
         problems += type_problems("step", timestep, space, (batch,))
         if names := sorted(by_path(timestep).keys() ^ by_path(timesteps[0]).keys()):
-            problems.append(f"TimeStep{names[0]} is not in both reset and step {number}: always give the same parts")
+            problems.append(
+                f"TimeStep{names[0]} is in only one of reset and step {number}; always return the same parts"
+            )
     raise_problems(recipe, problems)
     problems = [
-        f"TimeStep{path} was written to after it had been returned; give a fresh array every time"
+        f"TimeStep{path} was overwritten after it had been returned; return a new array every time"
         for timestep, copy in zip(timesteps, copies, strict=True)
         for path in different(timestep, copy)
     ]
@@ -150,7 +157,7 @@ def check_recipe(recipe: HostRecipe, steps: int, seed: int) -> None:
     raise_problems(recipe, problems)
     again, _ = _play(recipe, actions, seed, batch)
     problems = [
-        f"TimeStep{path} differs between two batches of one seed and the same actions, first at step {number}"
+        f"TimeStep{path} differs between two batches with the same seed and actions, first at step {number}"
         for number, (a, b) in enumerate(zip(timesteps, again, strict=True))
         for path in different(a, b)
     ]
@@ -167,7 +174,7 @@ def by_path(tree: PyTree) -> dict[str, Any]:
 def _asynchronous_problems(
     recipe: AsyncRecipe, actions: list[PyTree], timesteps: list[TimeStep[np.ndarray]], seed: int
 ) -> list[str]:
-    """Return the first difference between two of four environments at a time and `timesteps`, in lockstep."""
+    """Step four environments as they become ready, two at a time; return the first difference from `timesteps`."""
     host = recipe.build_async(_BATCH, _READY, seed)
     taken, at_work = np.zeros(_BATCH, np.int32), set(range(_BATCH))  # steps of each
     try:
@@ -176,12 +183,12 @@ def _asynchronous_problems(
             env_ids, timestep = host.recv()
             came = set(np.asarray(env_ids).tolist())
             if np.shape(env_ids) != (_READY,) or len(came) != _READY or not came <= at_work:
-                return [f"recv gives {env_ids}; {_READY} different ones of {sorted(at_work)} are required"]
+                return [f"recv returns the indices {env_ids}; {_READY} distinct ones of {sorted(at_work)} are required"]
             rows = [jax.tree.map(lambda x, i=i: x[i], timesteps[taken[i]]) for i in env_ids]
             paths = different(timestep, jax.tree.map(lambda *x: np.stack(x), *rows))
             if paths:
                 where = f"environments {env_ids}, steps {taken[env_ids]}"
-                return [f"TimeStep{paths[0]} of recv is not what environments in step show, first at {where}"]
+                return [f"TimeStep{paths[0]} of recv differs from that of environments in lockstep, first at {where}"]
             at_work -= came
             if taken[env_ids].max() == len(actions):
                 return []
@@ -196,11 +203,11 @@ def _asynchronous_problems(
 def _play(
     recipe: HostRecipe, actions: list[PyTree], seed: int, batch: int
 ) -> tuple[list[TimeStep[np.ndarray]], list[TimeStep[np.ndarray]]]:
-    """Return the time steps as they were returned, and copies that were made immediately."""
+    """Return the time steps of these actions as they were returned, and copies that were made immediately."""
     host = recipe.build(batch, seed)
     try:
         if host.num_envs != batch:
-            raise_problems(recipe, [f"build({batch}, seed) makes num_envs={host.num_envs} environments"])
+            raise_problems(recipe, [f"build({batch}, seed) makes num_envs={host.num_envs} environments, not {batch}"])
         timesteps, copies = [], []
         for action in (None, *actions):
             timestep = host.reset() if action is None else host.step(action)

@@ -14,7 +14,7 @@ from jaxrl.envs.delegate import forward
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ServedFromHost:
-    """A recipe that steps `env`, a JAX environment, from the host like any other."""
+    """A recipe that steps a JAX environment from the host, like a host environment."""
 
     env: Environment
 
@@ -26,7 +26,7 @@ class ServedFromHost:
         return env_spec(self.env).discounted
 
     def build(self, num_envs: int, seed: int, first_env: int = 0) -> "JaxHostEnvironment":
-        """Build `num_envs` environments with the keys that they have in a compiled run of the same seed."""
+        """Build `num_envs` environments with the same keys as in a compiled run with the same seed."""
         return JaxHostEnvironment(self.env, num_envs, seed, first_env)
 
 
@@ -66,7 +66,7 @@ def _reset(env, reset_keys):
 
 @jax.jit
 def _again(roots, tick):
-    """Return the keys [B] of resets in the middle of a run, as Anakin's of whole episodes."""
+    """Return the keys [B] of resets in the middle of a run, the same as Anakin's for whole episodes."""
     return keys.episode_keys(keys.tick_keys(roots, tick, 1)[0])
 
 

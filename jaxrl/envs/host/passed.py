@@ -24,12 +24,12 @@ def recipe(
 
     Args:
       env: a class or a function, which is called once for each environment; or an instance, which is made again from
-        its `spec`. An instance without a usable `spec` is the only environment that the recipe has.
+        its `spec`. If an instance has no usable `spec`, the recipe has only this environment.
       wrappers: as for `make`.
       options: how it is stepped, as for `make`; and arguments of the class or function.
 
     Raises:
-      ConfigError: it is vectorized, cannot be made, cannot be sent to workers, or its spaces are not supported.
+      ConfigError: it is vectorized, cannot be made or sent to workers, or its spaces are not supported.
     """
     if issubclass(_class_of(env), VectorEnv):
         spec = getattr(env, "spec", None)
@@ -48,7 +48,7 @@ def recipe(
     name = _name(type(env.unwrapped))
     if wrappers or options:
         names = ", ".join([*options, *["wrappers"] * bool(wrappers)])
-        raise ConfigError(f"{names}: gymnasium:{name} is made already; pass its class, or a function, with arguments")
+        raise ConfigError(f"{names}: gymnasium:{name} was already made; pass its class or a function, with arguments")
     spec = _spec(env)
     if spec is None:
         if fields["workers"]:
@@ -57,12 +57,10 @@ def recipe(
     known = _registered_options(spec)
     if known is not None:
         return adapter.registered(spec.id, known, fields)
-    if fields["workers"] and getattr(spec.entry_point, "__module__", "") == "__main__":
-        raise stepped.unreachable(f"gymnasium:{name}")
     return _looked_at(name, spec, {}, fields)
 
 
-_ONE = "one environment, whose spec does not say how to make another"
+_ONE = "a single environment, and its spec does not allow making another"
 
 
 def instead(env: gymnasium.Env) -> str:
@@ -72,7 +70,7 @@ def instead(env: gymnasium.Env) -> str:
 
 
 class Instance:
-    """A factory that returns the user's own environment, for one batch at a time; it is never closed or copied.
+    """A factory that lends the user's own environment to one batch at a time; it is never closed or copied.
 
     Args:
       env: the environment.
@@ -85,7 +83,7 @@ class Instance:
         own = self.instance.unwrapped
         if _playing.get(id(own)) is own:
             raise ConfigError(
-                f"{type(own).__name__} is {_ONE}, and two are needed at the same time; pass {instead(own)}"
+                f"{type(own).__name__} is {_ONE}, but two are needed at the same time; pass {instead(own)}"
             )
         _playing[id(own)] = own
         return _Lent(self.instance)
@@ -105,14 +103,14 @@ class _Lent(gymnasium.Wrapper):
 
 
 class Another:
-    """A factory that must return another environment at each call.
+    """A factory that checks that a function returns another environment at each call.
 
     Args:
       function: makes an environment.
 
     Attributes:
       function: that function.
-      makes: the class under the wrappers of the environment made last; None before.
+      makes: the class of the newest environment, without wrappers; None before the first call.
     """
 
     def __init__(self, function: Callable[..., gymnasium.Env]):
@@ -125,8 +123,8 @@ class Another:
             own = env.unwrapped
             if self._made.get(id(own)) is own:
                 raise ConfigError(
-                    f"the function that makes {type(own).__name__} gives the same environment twice; let every call "
-                    f"make a new one: lambda: {type(own).__name__}(...)"
+                    f"the function that makes {type(own).__name__} returned the same environment twice; make a new one "
+                    f"in every call: lambda: {type(own).__name__}(...)"
                 )
             self._made[id(own)], self.makes = own, type(own)
         return env
@@ -139,8 +137,6 @@ def _of_function(function, options, fields):
     cls = _class_of(function)
     named = function if hasattr(function, "__qualname__") else cls
     if fields["workers"]:
-        if "<" in named.__qualname__ or named.__module__ == "__main__":
-            raise stepped.unreachable(f"gymnasium:{_name(named)}")
         return _looked_at(_name(named), function, options, fields)
     factory = Another(function)
     found = _looked_at(_name(named), factory, options, fields)
@@ -150,8 +146,7 @@ def _of_function(function, options, fields):
 
 
 def _looked_at(name, factory, options, fields):
-    found = stepped.looked_at(f"gymnasium:{name}", factory, options, adapter.converted, fields)
-    return adapter.GymnasiumRecipe(id=name, **found, factory=factory, by_hand=True)
+    return adapter.GymnasiumRecipe.looked_at(name, factory, options, fields, factory=factory, by_hand=True)
 
 
 def _class_of(env):
@@ -163,7 +158,7 @@ def _name(named):
 
 
 def _spec(env):
-    """Return the spec with which `gymnasium.make` makes the environment again, or None."""
+    """Return the spec from which `gymnasium.make` makes the environment again, or None."""
     try:
         spec = env.spec
     except Exception:  # a wrapper may raise anything

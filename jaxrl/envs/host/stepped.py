@@ -1,10 +1,10 @@
-"""Batches of Python environments, in this process or in workers, for Gymnasium's and dm_env's adapters."""
+"""Recipes and batches of Python environments, in this process or in workers, for the adapters of host libraries."""
 
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
 import jax
 import numpy as np
@@ -18,87 +18,164 @@ from jaxrl.core.native import Integers, NativeSpaces
 from jaxrl.core.spaces import Space
 from jaxrl.core.types import EnvSpec, PyTree, TimeStep
 from jaxrl.envs import suite
+from jaxrl.envs.host import conversion
 from jaxrl.envs.host.conversion import Conversion
 from jaxrl.envs.host.time_steps import Episodes
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT, close_all, first_call, warn_if_slow
-from jaxrl.envs.host.workers import InProcess, Workers
+from jaxrl.envs.host.workers import Batch, InProcess, Workers
 
 START_TIMEOUT = 120.0  # seconds
 RESTARTS = 3
-# From the suite's spaces of observations and actions, and the environment's name for errors, to conversions.
-Converted = Callable[[Any, Any, str], tuple[Conversion, Conversion]]
 USUAL = {"workers": 0, "step_timeout": STEP_TIMEOUT, "start_timeout": START_TIMEOUT, "restarts": RESTARTS}
-_STEPPING = (*USUAL, "info")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SteppedRecipe:
-    """A recipe of a batch of Python environments.
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class LibraryRecipe:
+    """A recipe of a batch of environments of a library outside JAX.
 
     Attributes:
-      id: its name, "suite:name".
-      options: arguments with which the environment is made.
-      workers: number of worker processes; 0: none, all in this one.
-      step_timeout: seconds after which a worker counts as hung.
-      start_timeout: seconds that a worker has to make its environments.
-      restarts: number of workers that may be replaced.
+      id: the environment's name.
+      prefix: what precedes it in `name`.
+      options: arguments with which the library makes it.
       info: names of the numbers that become `TimeStep.info`.
       native: its own spaces; None if read from a file of an earlier version, which does not store them.
-      factory: the function that makes an environment that a program passed; None: it is made by name.
+      own: names of the fields that files store along with `options`.
     """
 
     id: str
     options: dict[str, Any]
     observation_space: Space
     action_space: Space
+    info: tuple[str, ...] = ()
+    native: NativeSpaces | None = dataclasses.field(default=None, compare=False)  # follows from the environment
+
+    prefix: ClassVar[str] = ""
+    own: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def name(self) -> str:
+        return self.prefix + self.id
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The options and `own` fields, for files."""
+        own = {name: getattr(self, name) for name in self.own}
+        return self.options | {name: value for name, value in own.items() if value != ()}
+
+    @classmethod
+    def restored(cls, id: str, recorded: Mapping[str, Any], observation_space: Space, action_space: Space) -> Self:
+        """Restore a recipe from recorded `parameters`; nothing is made or imported.
+
+        Raises:
+          ConfigError: an option is more than a number or a plain word, or a value is of the wrong type.
+        """
+        options = {key: value for key, value in recorded.items() if key not in cls.own}
+        check_recorded(cls.prefix + id, options)
+        own = {key: value for key, value in recorded.items() if key in cls.own}
+        spaces = {"observation_space": observation_space, "action_space": action_space}
+        return decode_fields(cls, {}, id=id, options=options, **own, **spaces)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class SteppedRecipe(LibraryRecipe):
+    """A recipe of a batch of Python environments.
+
+    Attributes:
+      id: its name, "suite:name".
+      workers: number of worker processes; 0 steps them in this process.
+      step_timeout: seconds after which a worker counts as hung.
+      start_timeout: seconds that a worker has to make its environments.
+      restarts: number of workers that may be replaced.
+      factory: the function that makes an environment, if the program passed one; None: it is made by name.
+    """
+
     workers: int = 0
     step_timeout: float = STEP_TIMEOUT
     start_timeout: float = START_TIMEOUT
     restarts: int = RESTARTS
-    info: tuple[str, ...] = ()
-    native: NativeSpaces | None = dataclasses.field(default=None, compare=False)  # follows from the environment
     factory: Any = None
 
-    @property
-    def name(self) -> str:
-        return self.id
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """The arguments of `make` that make it again."""
-        stepping = {name: getattr(self, name) for name in _STEPPING}
-        return self.options | {name: value for name, value in stepping.items() if value != ()}
+    own = (*USUAL, "info")
 
     def __repr__(self) -> str:
         return presentation.made(self.name, self.parameters, USUAL)
 
+    @classmethod
+    def converted(cls, observation_space: Any, action_space: Any, where: str) -> tuple[Conversion, Conversion]:
+        """Return the conversions of observations and actions in the library's spaces; `where` names it in errors."""
+        return conversion.observations(observation_space, where), conversion.actions(action_space, where)
 
-def restored(cls: type, where: str, recorded: Mapping[str, Any], **settings: Any) -> Any:
-    """Restore a recipe of the class `cls` from recorded parameters and other fields; nothing is made or imported.
+    @classmethod
+    def looked_at(cls, id: str, spec: Any, options: dict[str, Any], stepping: dict[str, Any], **fields: Any) -> Self:
+        """Return the recipe of the environment that `spec` makes, with its spaces.
 
-    Raises:
-      ConfigError: an option is more than a number or a plain word, or a value is of the wrong type.
-    """
-    options = {key: value for key, value in recorded.items() if key not in _STEPPING}
-    check_recorded(where, options)
-    stepping = {key: recorded[key] for key in _STEPPING if key in recorded}
-    return decode_fields(cls, {}, options=options, **stepping, **settings)
+        To read the spaces, an environment is made and closed, in a worker if there are any. An environment that a class
+        or function makes in this process is also reset and stepped once, so that faults show before anything is
+        compiled.
+
+        Args:
+          id: its name.
+          spec: the argument of `worker_program.made`.
+          options: arguments with which it is made.
+          stepping: a result of `stepping`.
+          fields: further fields of the recipe.
+
+        Raises:
+          ConfigError: it cannot be made, workers cannot import it, or its spaces are not supported.
+          EnvironmentContractError, EnvironmentFailedError: its first reset or step fails.
+        """
+        where = cls.prefix + id
+        if stepping["workers"] and _is_local(spec, options):
+            raise ConfigError(
+                f"{where} is defined in the main program or within a function, where workers cannot import it; move it "
+                "to a module, or use workers=0"
+            )
+        alone = Batch(where, spec, options, (), 1, 0, 0)
+        with suite.refusing(where, options, (Exception,)):
+            if not stepping["workers"]:
+                with warn_if_slow(where, "making an environment"):
+                    stepper = InProcess(alone)
+            else:
+                try:
+                    stepper = Workers(alone, **{key: stepping[key] for key in USUAL})
+                except EnvironmentFailedError as error:  # its last line is the error that was raised
+                    raise RuntimeError(str(error).strip().splitlines()[-1]) from error
+        work = functools.partial(_tried, stepper, spec, cls.converted)
+        observations, actions = first_call(work, stepper, stepping["start_timeout"])
+        close_all(stepper.environments if isinstance(stepper, InProcess) else [stepper], where)
+        own = NativeSpaces(observations.native, actions.native)
+        found = {"observation_space": observations.space, "action_space": actions.space, "native": own}
+        return cls(id=id, options=options, **stepping, **found, **fields)
+
+    def spec(self) -> Any:
+        """Return the argument of `worker_program.made`."""
+        raise NotImplementedError
+
+    def build(self, num_envs: int, seed: int, first_env: int = 0) -> "SteppedEnvironment":
+        """Build a batch of `num_envs` environments, with seeds that follow from `seed` and their index.
+
+        The index of the first one is `first_env`.
+
+        Raises:
+          ConfigError: `num_envs` is not positive, or the environment cannot be sent to a worker.
+          EnvironmentFailedError: a worker could not make its environments.
+        """
+        return SteppedEnvironment(self, num_envs, seed, first_env)
 
 
 def stepping(options: dict[str, Any]) -> dict[str, Any]:
-    """Take these fields of a recipe out of `options`, and return them, with defaults for what is missing or None.
+    """Remove the fields of `SteppedRecipe` from `options` and return them, with defaults for missing ones and None.
 
     Args:
-      options: arguments of an environment, and among them
+      options: arguments of an environment, which may include
         - `workers`: number of processes that step the environments; 0 steps them in this process, one after another,
-          which is faster if a step costs less than about 100 microseconds. Workers run in parallel, and may hang and
+          which is faster if a step takes less than about 100 microseconds. Workers run in parallel, and may hang and
           crash;
-        - `step_timeout`: seconds that one step or reset may take, before its worker counts as hung and is killed; 60 if
-          not given;
-        - `start_timeout`: seconds that a worker may take to import what it needs and make its environments; 120 if not
-          given;
-        - `restarts`: number of workers that hang or are killed and are replaced before the run stops; 3 if not given;
+        - `step_timeout`: seconds that one step or reset may take before its worker counts as hung and is killed;
+          default 60;
+        - `start_timeout`: seconds that a worker may take to import its modules and make its environments; default 120;
+        - `restarts`: number of workers that may hang or be killed and are replaced before the run stops; default 3;
         - `info`: names of numbers of every step to report as metrics of training.
 
     Raises:
@@ -109,7 +186,9 @@ def stepping(options: dict[str, Any]) -> dict[str, Any]:
     problems = count_problems(**{key: (chosen[key], 0) for key in _COUNTS if key in chosen})
     for key, value in chosen.items():
         if key != "workers" and chosen.get("workers", 0) == 0:
-            problems.append(f"{key}={value} needs workers: what runs in this process cannot be interrupted or replaced")
+            problems.append(
+                f"{key}={value} needs workers: environments in this process cannot be interrupted or replaced"
+            )
         elif key not in _COUNTS:
             problems += number_problems(key, value, {"above": 0})
     if problems:
@@ -120,47 +199,18 @@ def stepping(options: dict[str, Any]) -> dict[str, Any]:
 _COUNTS = ("workers", "restarts")
 
 
-def unreachable(where: str) -> ConfigError:
-    """Return the error that workers cannot import an environment."""
-    return ConfigError(
-        f"{where} is defined in the main program or within a function, where workers cannot import it; move it to a "
-        "module, or use workers=0"
-    )
-
-
-def looked_at(
-    where: str, spec: Any, options: dict[str, Any], converted: Converted, stepping: dict[str, Any]
-) -> dict[str, Any]:
-    """Return fields of a recipe: `options`, `stepping`, and our spaces and the environment's own.
-
-    To read the spaces, an environment is made and closed, in a worker if there are any. An environment that a class or
-    function makes in this process is also reset and stepped once, so that faults show before anything is compiled.
-
-    Raises:
-      ConfigError: it cannot be made, or its spaces are not supported.
-      EnvironmentContractError, EnvironmentFailedError: its first reset or step fails.
-    """
-    alone = where, spec, options, (), 1, 0, 0
-    with suite.refusing(where, options, (Exception,)):
-        if not stepping["workers"]:
-            with warn_if_slow(where, "making an environment"):
-                stepper = InProcess(*alone)
-        else:
-            try:
-                stepper = Workers(*alone, **{key: stepping[key] for key in USUAL})
-            except EnvironmentFailedError as error:  # its last line is what was raised
-                raise RuntimeError(str(error).strip().splitlines()[-1]) from error
-    work = functools.partial(_tried, stepper, spec, converted)
-    observations, actions = first_call(work, stepper, stepping["start_timeout"])
-    close_all(stepper.environments if isinstance(stepper, InProcess) else [stepper], where)
-    own = NativeSpaces(observations.native, actions.native)
-    found = {"observation_space": observations.space, "action_space": actions.space, "native": own}
-    return {"options": options} | stepping | found
+def _is_local(spec, options):
+    """Return whether an environment or a wrapper is defined in the main program or within a function."""
+    maker = spec[0] if isinstance(spec, tuple) else getattr(spec, "entry_point", spec)
+    named = maker if hasattr(maker, "__qualname__") else type(maker)
+    wrappers = () if isinstance(spec, tuple) else options.get("wrappers", ())
+    modules = [named.__module__, *(name.partition(":")[0] for name, _ in wrappers)]
+    return "<" in named.__qualname__ or "__main__" in modules
 
 
 def _tried(stepper, spec, converted):
     observations, actions = converted(*stepper.spaces[:2], stepper.name)
-    # The only instance must not change.
+    # A single instance must not change.
     if isinstance(stepper, InProcess) and callable(spec) and not hasattr(spec, "instance"):
         zeros = jax.tree.map(lambda x: np.array(x)[()], actions.convert(spaces.zeros(actions.space)))
         for command in ("reset", stepper.seeds[0]), ("step", zeros):
@@ -179,11 +229,10 @@ def _element(observations, observation, who):
         found = observations.convert(observation)
         for path, child, leaf in spaces.leaves_with_path(observations.space, found):
             if leaf.shape != child.shape:
-                raise ValueError(f"observation{path} of shape {leaf.shape}, and its space says {child.shape}")
+                raise ValueError(f"observation{path} has shape {leaf.shape}, not {child.shape}")
     except (EnvironmentContractError, KeyError, TypeError, ValueError) as error:
         raise EnvironmentContractError(
-            f"{who} gives an observation that is none of its space {observations.space}: "
-            f"{type(error).__name__}: {error}"
+            f"{who} returned an observation outside its space {observations.space}: {type(error).__name__}: {error}"
         ) from error
     return found
 
@@ -193,8 +242,6 @@ class SteppedEnvironment:
 
     Args:
       recipe: its recipe.
-      spec: the argument of `worker_program.made`.
-      converted: conversion of the suite's spaces to ours.
       num_envs, seed, first_env: as for `HostRecipe.build`.
 
     If a worker was replaced, the time step that the failed step would have returned is the first of a new episode:
@@ -202,35 +249,33 @@ class SteppedEnvironment:
 
     Attributes:
       name: the environment's name.
-      num_envs: environments.
+      num_envs: number of environments.
     """
 
-    def __init__(
-        self, recipe: SteppedRecipe, spec: Any, converted: Converted, num_envs: int, seed: int, first_env: int
-    ):
+    def __init__(self, recipe: SteppedRecipe, num_envs: int, seed: int, first_env: int):
         if num_envs < 1:
             raise ConfigError(f"{recipe.name}: num_envs={num_envs}; use at least 1")
         self.name, self.num_envs = recipe.name, num_envs
         self._recipe, self._first_env = recipe, first_env
         self._reports = episode_info.reports(recipe.info)
-        arguments = (self.name, spec, recipe.options, self._reports, num_envs, seed, first_env)
+        batch = Batch(self.name, recipe.spec(), recipe.options, self._reports, num_envs, seed, first_env)
         self._stepper: InProcess | Workers
         if recipe.workers:
-            self._stepper = Workers(*arguments, **{key: getattr(recipe, key) for key in USUAL})
+            self._stepper = Workers(batch, **{key: getattr(recipe, key) for key in USUAL})
         else:
             try:
-                self._stepper = InProcess(*arguments)
-            except TypeError as error:  # of options that the environment does not know, such as from a file
+                self._stepper = InProcess(batch)
+            except TypeError as error:  # such as options of a file that the environment does not have
                 raise EnvironmentFailedError(f"{self.name} could not be made: {error}") from error
         *both, self._discounted = self._stepper.spaces
-        observations, actions = converted(*both, self.name)
+        observations, actions = recipe.converted(*both, self.name)
         built = EnvSpec(self.name, observations.space, actions.space)
-        if problems := space_problems(built, recipe, "its recipe, as made or as a file has it,"):
+        if problems := space_problems(built, recipe, "its recipe has"):
             self._stepper.close()
             raise EnvironmentContractError("\n".join(problems))
         self._observations = observations
         self._write = actions.convert
-        # Integers are NumPy scalars, as `Discrete` has them; boxes are arrays, even without dimensions.
+        # Integers are passed as NumPy scalars, as `Discrete` requires; boxes are arrays, even without dimensions.
         self._scalar = [isinstance(own, Integers) for own in actions.native]
         self._action_shapes = [(num_envs, *space.shape) for space in spaces.leaves(actions.space)]
         self._episodes = Episodes(num_envs, info=recipe.info)
@@ -243,12 +288,12 @@ class SteppedEnvironment:
 
     @property
     def patience(self) -> float:
-        """The additional seconds that a step may take if a worker is given up and replaced."""
+        """The additional seconds that a step may take if a worker is replaced."""
         return self._stepper.patience
 
     @property
     def doing(self) -> str:
-        """A description of what it waits for; empty if it does not wait."""
+        """A description of the work that it waits for; "" if it does not wait."""
         return self._stepper.doing
 
     @property
@@ -260,10 +305,10 @@ class SteppedEnvironment:
         return self._stepper.render()
 
     def reset(self) -> TimeStep[np.ndarray]:
-        """Begin new episodes, at first with the seeds; return their first time steps [num_envs].
+        """Begin new episodes; return their first time steps [num_envs]. The first reset uses the seeds.
 
         Raises:
-          EnvironmentFailedError: an environment raised, or a worker was lost once too often.
+          EnvironmentFailedError: an environment raised, or too many workers were lost.
           RuntimeError: it was closed.
         """
         self._check_open()
@@ -277,8 +322,8 @@ class SteppedEnvironment:
         """Return the time steps after `actions` [num_envs, ...], or the first of the next episode after an end.
 
         Raises:
-          EnvironmentFailedError: an environment raised, or a worker was lost once too often.
-          EnvironmentContractError: an observation is not of the space's shape.
+          EnvironmentFailedError: an environment raised, or too many workers were lost.
+          EnvironmentContractError: an observation does not have the space's shape.
           RuntimeError: it was not reset, or was closed.
           ValueError: `actions` have another shape.
         """
@@ -289,7 +334,7 @@ class SteppedEnvironment:
         leaves = [np.array(x) for x in leaves]  # copies, which environments may write to
         for shape, x in zip(self._action_shapes, leaves, strict=True):
             if x.shape != shape:
-                raise ValueError(f"{self.name}: actions of shape {x.shape}; give {shape}")
+                raise ValueError(f"{self.name}: actions have shape {x.shape}; use {shape}")
 
         def row(i):
             return structure.unflatten(x[i] if s else x[i, ...] for x, s in zip(leaves, self._scalar, strict=True))
@@ -305,7 +350,7 @@ class SteppedEnvironment:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise RuntimeError(f"{self.name} was closed; build another")
+            raise RuntimeError(f"{self.name} was closed; build a new one")
 
     def _run(self, commands) -> TimeStep[np.ndarray]:
         try:
@@ -334,9 +379,9 @@ class SteppedEnvironment:
 
 
 def check_recorded(env: str, options: Mapping[str, Any]) -> None:
-    """Check that options from a file are numbers, booleans and plain words, or lists and tables of them.
+    """Check that options from a file are numbers, booleans and plain words, or lists and dictionaries of them.
 
-    The author of the file chose them, and an environment may open, load or run what a text names.
+    An environment may open, load or run what a string names, and the file may be from somebody else.
 
     Args:
       env: the environment's name, for the message.
@@ -347,8 +392,8 @@ def check_recorded(env: str, options: Mapping[str, Any]) -> None:
     """
     if strange := sorted(str(name) for name, value in options.items() if not _is_plain(value)):
         raise ConfigError(
-            f"{env} is to be made with {', '.join(strange)[:200]}, whose values a file may not choose: only numbers, "
-            "True, False and plain words; hand the environment in: env=jaxrl.make(...)"
+            f"a file may set {', '.join(strange)[:200]} of {env} only to numbers, True, False and plain words; for "
+            "other values create the environment yourself: env=jaxrl.make(...)"
         )
 
 

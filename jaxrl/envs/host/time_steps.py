@@ -1,4 +1,4 @@
-"""Seeds of host environments, and time steps from a suite's results, for all adapters."""
+"""Seeds and time steps of host environments, for all adapters."""
 
 from collections.abc import Mapping
 
@@ -12,11 +12,14 @@ from jaxrl.core.types import Episode, PyTree, TimeStep
 def environment_seeds(seed: int, num_envs: int, generation: int = 0, first_env: int = 0) -> list[int]:
     """Return one seed in [0, 2^31) for each environment, which depends on its index but not on their number.
 
-    Another `generation` returns others, for environments that are built again. `first_env` is the index of the first
-    one, if these are a group of all.
+    Seeds of different runs are unrelated. With `seed + index`, the default of most suites, run 1 would share all but
+    one of its environments with run 0.
 
-    Consecutive run seeds give unrelated environments. With `seed + index`, which the suites use by default, run 1 would
-    have all but one of the environments of run 0.
+    Args:
+      seed: the run's seed.
+      num_envs: number of environments.
+      generation: number of times that environments were built again, for other seeds.
+      first_env: the index of the first environment, if the run has more.
 
     Raises:
       ConfigError: the seed is not a whole number from 0 to 2^63 - 1.
@@ -30,15 +33,15 @@ def environment_seeds(seed: int, num_envs: int, generation: int = 0, first_env: 
 
 
 class Episodes:
-    """The progress of every environment of a batch in its episode, from which time steps are made.
+    """The episodes of a batch of environments: their progress, and their time steps.
 
-    The suite resets an environment on the step after its episode's end. So a row is the first of an episode exactly if
-    the row before it was the last, whatever the suite reports.
+    An environment is reset on the step after its episode's end. So a row is the first of an episode exactly if the
+    previous row was the last one.
 
     Args:
       num_envs: number of environments.
-      games: whether a game may span several episodes, whose actual end is passed to `follow` (`Episode.complete`).
-      info: names of the scalars that are also passed to it (`TimeStep.info`), with their summary over an episode
+      games: whether a game may span several episodes; then `follow` needs `complete`.
+      info: names of the scalars that `follow` needs (`TimeStep.info`), with their summary over an episode
         (`jaxrl.core.episode_info`).
 
     Attributes:
@@ -46,9 +49,9 @@ class Episodes:
     """
 
     def __init__(self, num_envs: int, games: bool = False, info: tuple[str, ...] = ()):
-        self.ended = np.ones(num_envs, np.bool_)  # the row before was an episode's last
+        self.ended = np.ones(num_envs, np.bool_)  # the previous row was an episode's last
         self._games = games
-        self._over = np.ones(num_envs, np.bool_)  # and its game was over
+        self._over = np.ones(num_envs, np.bool_)  # the game was over, too
         self._game, self._life = ((np.zeros(num_envs, np.float64), np.zeros(num_envs, np.int32)) for _ in range(2))
         self._info = {name: np.zeros(num_envs, np.float64) for name in info}
 
@@ -73,12 +76,12 @@ class Episodes:
 
         Args:
           index: indices of the environments; a slice of all of them is cheapest.
-          observation: batched leaves `[B, ...]`, not to be written to again.
+          observation: batched leaves `[B, ...]`, which the caller must not write to again.
           reward: the reward for learning, [B]; ignored where an episode begins.
           terminated, truncated: [B]; an episode with both set counts as terminated.
           true_reward: the unmodified reward, [B]; None: `reward`.
           complete: whether the game is over, [B], used where the episode ended; only with `games`.
-          info: scalars that the environments report, each [B], by name; ignored where an episode begins.
+          info: scalars reported by the environments, each [B], by name; ignored where an episode begins.
           discount: the environments' own discounts, [B]; ignored where an episode begins.
         """
         first, fresh = self.ended[index].copy(), self._over[index]
@@ -113,7 +116,7 @@ class Episodes:
 
 
 def _counted(totals, index, fresh, gained, first) -> Episode[np.ndarray]:
-    """Add a row to the return and length of what has begun where `fresh`, in place; return both."""
+    """Add a row to the returns and lengths `totals`, which begin where `fresh`, in place; return both."""
     returns = np.where(fresh, 0.0, totals[0][index]) + gained
     lengths = np.where(fresh, 0, totals[1][index]) + ~first
     totals[0][index], totals[1][index] = returns, lengths

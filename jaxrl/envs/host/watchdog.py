@@ -1,6 +1,6 @@
 """Threads with time limits for host environments that may block.
 
-Foreign code can block where no signal reaches the thread that called it. So it is called in a separate thread, which is
+Foreign code can block where signals do not reach the calling thread. So it runs in a separate thread, which is
 abandoned if it does not return.
 """
 
@@ -22,7 +22,7 @@ from jaxrl.core.types import HostEnvironment, HostRecipe, PyTree, TimeStep
 
 STEP_TIMEOUT = 60.0  # seconds
 TURN = 0.2  # seconds between two checks
-WARN_AFTER = 20.0  # seconds of waiting after which a warning names its reason
+WARN_AFTER = 20.0  # seconds of waiting before a warning
 GOODBYE = 3.0  # seconds that threads have to end
 _LAST_STEP = 3.0  # seconds that a step may take after the run was asked to end
 
@@ -30,7 +30,7 @@ _ending_since: float | None = None  # in seconds of time.monotonic()
 
 
 def ask_to_end(ending: bool) -> None:
-    """Set whether this process was asked to end its run, such as by a signal; a step then has only a few seconds."""
+    """Set whether this process was asked to end its run, such as by a signal; then steps have only a few seconds."""
     global _ending_since
     _ending_since = (_ending_since or time.monotonic()) if ending else None
 
@@ -38,14 +38,14 @@ def ask_to_end(ending: bool) -> None:
 class Watch:
     """A watchdog that measures for how long environments have made no progress.
 
-    Environments that report what they are doing (`WatchedEnvironment`) make progress when that changes: if many
+    Environments that report their current work (`WatchedEnvironment.doing`) make progress when it changes: if many
     environments are stepped in turn, each has the full time.
 
     Args:
       host: the environments.
-      step_timeout: seconds within which they must make progress; `host.patience` seconds are added if it has them, for
-        environments that watch and rebuild something themselves.
-      what: a description of their work, if they do not report it.
+      step_timeout: seconds within which they must make progress, plus `host.patience` if the environments have it,
+        because they rebuild something themselves.
+      what: a description of their work if they do not report it.
     """
 
     def __init__(self, host: Any, step_timeout: float, what: str = "their step"):
@@ -60,7 +60,8 @@ class Watch:
           since: when they began to work, in seconds of `time.monotonic()`; None: they do not work.
 
         Raises:
-          EnvironmentFailedError: they made no progress for too long; the stacks of all threads are on standard error.
+          EnvironmentFailedError: they made no progress for too long; the stacks of all threads are written to standard
+        error.
         """
         if since is None:
             return
@@ -70,12 +71,12 @@ class Watch:
             self._seen, self._warned = (since, doing), False
         waited, patience = now - self._moved, getattr(self._host, "patience", 0.0)
         name = getattr(self._host, "name", type(self._host).__name__)
-        at = f"environments of {name} have been at {doing or self._what} for {waited:.0f} s"
+        at = f"environments of {name} have been busy with {doing or self._what} for {waited:.0f} s"
         if _ending_since is not None and now - max(_ending_since, self._moved) > _LAST_STEP:
             limit = f"and the run was asked to end {now - _ending_since:.0f} s ago"
         elif waited > self._step_timeout + patience:
             limit = f"step_timeout is {self._step_timeout:g} s"
-            limit += f", and what replaces lost environments has {patience:g} s more" if patience else ""
+            limit += f", plus {patience:g} s to replace lost environments" if patience else ""
         else:
             if waited > WARN_AFTER and not self._warned:
                 self._warned = True
@@ -85,20 +86,20 @@ class Watch:
         if sys.__stderr__ is not None:  # None in programs without a console
             faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
         raise EnvironmentFailedError(
-            f"{at}, {limit}; the stacks of all threads are on standard error. The thread remains until they return, or "
+            f"{at}, {limit}; the stacks of all threads are on standard error. The thread remains until they return or "
             "this process ends"
         )
 
 
 @contextlib.contextmanager
 def warn_if_slow(name: str, what: str) -> Generator[None]:
-    """Warn if the body takes longer than `WARN_AFTER` seconds; it continues.
+    """Warn if the body takes longer than `WARN_AFTER` seconds, without interrupting it.
 
     Args:
       name: the environment's name.
-      what: what is being done, for the message.
+      what: description of the body, for the message.
     """
-    text = f"{name}: {what} has taken {WARN_AFTER:g} s so far, and is waited for"
+    text = f"{name}: {what} has taken {WARN_AFTER:g} s so far; still waiting"
     timer = threading.Timer(WARN_AFTER, lambda: warnings.warn(text, RuntimeWarning, stacklevel=2))
     timer.daemon = True
     timer.start()
@@ -109,7 +110,7 @@ def warn_if_slow(name: str, what: str) -> Generator[None]:
 
 
 class Stepper:
-    """A thread that does one piece of work at a time, so that its caller can do something else meanwhile."""
+    """A thread that runs one function at a time, so that the caller can do something else in the meantime."""
 
     def __init__(self):
         # Queues in C: a step may take microseconds.
@@ -123,7 +124,7 @@ class Stepper:
         self._work.put(work)
 
     def run(self, work: Callable[[], Any], watch: Watch) -> Any:
-        """Return the result of `work` as soon as it is done; raise its error, or that of `watch`."""
+        """Run `work` and return its result; raise its error, or that of `watch`."""
         self.begin(work)
         return self.wait(watch)
 
@@ -163,7 +164,7 @@ class Stepper:
 
 
 def close_all(hosts: Iterable[Any], what: str = "") -> None:
-    """Close environments in separate threads, within seconds; warn of those that hang or raise.
+    """Close environments in separate threads, within seconds; warn about those that hang or raise.
 
     Args:
       hosts: objects with a method `close`.
@@ -177,13 +178,13 @@ def close_all(hosts: Iterable[Any], what: str = "") -> None:
         stepper.close(max(0.0, until - time.monotonic()))
         if failure := stepper.failure:
             name = what or getattr(host, "name", type(host).__name__)
-            warnings.warn(f"{name}: close() {failure}; it is left behind", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"{name}: close() {failure}; it is abandoned", RuntimeWarning, stacklevel=3)
 
 
 class Supervised:
     """A wrapper that runs host environments in a separate thread, with a time limit on each reset and step.
 
-    They are built and closed there too, because some only work in the thread that made them.
+    They are built and closed in that thread too, because some only work in the thread that made them.
 
     Args:
       recipe, num_envs, seed, first_env: as for `HostRecipe.build`.
@@ -204,7 +205,7 @@ class Supervised:
         """Reset the environments within the time limit.
 
         Raises:
-          EnvironmentFailedError: it takes too long; or whatever they raise.
+          EnvironmentFailedError: it takes too long. Errors of the environments are raised unchanged.
         """
         return self._stepper.run(self._host.reset, self._watch)
 
@@ -212,23 +213,23 @@ class Supervised:
         """Step the environments within the time limit.
 
         Raises:
-          EnvironmentFailedError: it takes too long; or whatever they raise.
+          EnvironmentFailedError: it takes too long. Errors of the environments are raised unchanged.
         """
         return self._stepper.run(functools.partial(self._host.step, actions), self._watch)
 
     def close(self) -> None:
-        """Close the environments within seconds; those that hang close themselves if they ever return."""
+        """Close the environments within seconds; those that hang are closed when they return."""
         self._stepper.begin(self._host.close)
         self._stepper.close(GOODBYE)
 
 
 def first_call(work: Callable[[], Any], host: Any, step_timeout: float) -> Any:
-    """Return `work()`, which steps or resets `host`, from a separate thread with a time limit.
+    """Run `work`, which steps or resets `host`, in a separate thread with a time limit, and return its result.
 
     If it fails, `host` is closed.
 
     Raises:
-      EnvironmentFailedError: it takes too long; or whatever `work` raises.
+      EnvironmentFailedError: it takes too long. Errors of `work` are raised unchanged.
     """
     stepper = Stepper()
     try:

@@ -1,6 +1,6 @@
 """The program of a worker process, which steps environments of Gymnasium or dm_env by requests over a pipe.
 
-It is run as a script and does not import jaxrl, hence not JAX: a worker starts in the time that its suite needs. Its
+It runs as a script and imports neither jaxrl nor JAX, so a worker starts as fast as its suite can be imported. Its
 arguments are the file descriptors of the pipe, and of a lifeline that closes when the parent ends for any reason.
 """
 
@@ -40,10 +40,10 @@ def main() -> None:
 
 
 def leave_to_parent(*numbers: int) -> None:
-    """Ignore these signals here: a scheduler may send them to every process of a job.
+    """Ignore these signals in this process, because a scheduler may send them to every process of a job.
 
-    Processes that environments start handle them as before, so that they can be ended: `exec` resets handlers (but
-    would not reset SIG_IGN), and after a fork they are reset here.
+    Processes that environments start handle them as usual, so that they can be ended: `exec` resets handlers (but not
+    SIG_IGN), and this function resets them after a fork.
     """
     for number in numbers:
         before = signal.signal(number, lambda *_: None)
@@ -51,9 +51,9 @@ def leave_to_parent(*numbers: int) -> None:
 
 
 def die_with(lifeline: int) -> None:
-    """Let the kernel end this process when the other end of `lifeline` closes, whatever Python is doing then.
+    """Make the kernel end this process when the other end of `lifeline` closes, even if Python is blocked.
 
-    The processes that its environments started end with it, because they are in its group.
+    Processes that its environments started end with it, because they are in its group.
     """
     signal.signal(signal.SIGIO, signal.SIG_DFL)  # which ends the process
     leader = os.getpgrp() == os.getpid()
@@ -61,12 +61,12 @@ def die_with(lifeline: int) -> None:
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     closed = select.poll()  # `select.select` takes no descriptor of 1024 or more
     closed.register(lifeline, select.POLLIN)
-    if closed.poll(0):  # before the kernel was asked
+    if closed.poll(0):  # it closed before the request to the kernel
         sys.exit(1)
 
 
 LARGEST = 3.4028235677973366e38  # larger numbers become infinite in float32
-RAISED = (Exception, SystemExit)  # errors of environments; `sys.exit` only ends the environment
+RAISED = (Exception, SystemExit)  # errors of environments; `sys.exit` must not end the worker
 
 
 def attempt(function, *arguments):
@@ -96,8 +96,8 @@ def made(spec, options):
     if callable(spec):
         found = spec(**options)
         if not isinstance(found, gymnasium.Env):
-            several = ", and num_envs=N makes many of it" if isinstance(found, gymnasium.vector.VectorEnv) else ""
-            raise TypeError(f"it gives a {type(found).__name__}; what makes one gymnasium.Env is needed{several}")
+            several = ", and set num_envs=N" if isinstance(found, gymnasium.vector.VectorEnv) else ""
+            raise TypeError(f"it returned a {type(found).__name__}; return one gymnasium.Env{several}")
     else:
         found = gymnasium.make(spec, disable_env_checker=True, **options)
     for name, arguments in wrappers:
@@ -122,7 +122,7 @@ def wrapper(name):
         hint = f"; did you mean {close[0]}?" if close else ""
         raise ImportError(f"{module} has no wrapper {within!r}{hint}") from None
     if not (isinstance(found, type) and issubclass(found, gymnasium.Wrapper)):
-        raise TypeError(f"{name} is no gymnasium.Wrapper")
+        raise TypeError(f"{name} is not a gymnasium.Wrapper")
     return found
 
 
@@ -133,10 +133,15 @@ def spaces(environment):
 
 
 def outcome(environment, names, call, argument):
-    """Return observation, reward, terminated, truncated of a reset or a step; `argument` is its seed or action.
+    """Reset or step an environment; return observation, reward, terminated, truncated, discount and its info.
 
-    They are followed by dm_env's discount, otherwise 1, and by the numbers of these names in the step's info, zeros
-    after a reset.
+    The discount is 1 except for dm_env; of the info only some numbers are returned, which are zeros after a reset.
+
+    Args:
+      environment: the environment.
+      names: names of the numbers.
+      call: "reset" or "step".
+      argument: the seed or the action.
     """
     if call == "reset":
         observation, _ = parts(environment.reset(seed=argument), "reset", ("observation", "info"))
@@ -157,37 +162,37 @@ def parts(result, call, names):
     if isinstance(result, (tuple, list)) and len(result) == len(names):
         return result
     found = f"{len(result)} values" if isinstance(result, (tuple, list)) else type(result).__name__
-    raise TypeError(f"{call} must return ({', '.join(names)}), and it returned {found}")
+    raise TypeError(f"{call} must return ({', '.join(names)}), but it returned {found}")
 
 
 def real(reward):
-    """Convert a reward to a number that float32 can represent, or that is not finite, which the run reports.
+    """Convert a reward to a float; numbers that are not finite are accepted, and the run reports them.
 
     Raises:
-      TypeError, ValueError: it is not such a number.
+      TypeError, ValueError: it is not a number, or is finite but too large for float32.
     """
     try:
         found = float("" if isinstance(reward, (str, bytes)) else reward)
     except (TypeError, ValueError):
-        hint = "; make one number of several with a gymnasium.RewardWrapper (wrappers=...)" * hasattr(reward, "shape")
-        raise TypeError(f"reward must be a number, and it is {reward!r:.80}{hint}") from None
+        hint = "; combine several numbers with a gymnasium.RewardWrapper (wrappers=...)" * hasattr(reward, "shape")
+        raise TypeError(f"reward must be a number, not {reward!r:.80}{hint}") from None
     if LARGEST < abs(found) < float("inf"):
-        raise ValueError(f"the reward {found:g} is none that float32 can hold")
+        raise ValueError(f"the reward {found:g} is too large for float32; rescale it")
     return found
 
 
 def flag(value, name):
-    """Convert a value that says whether an episode ends to a bool.
+    """Convert `terminated` or `truncated` to a bool.
 
     Raises:
-      TypeError, ValueError: it is neither true nor false.
+      TypeError: it is neither true nor false.
     """
     try:
         if value is not None and not isinstance(value, (str, bytes, dict, list, tuple, set)):
             return bool(value)
     except (TypeError, ValueError):
         pass
-    raise TypeError(f"{name} must be true or false, and it is {value!r:.80}") from None
+    raise TypeError(f"{name} must be true or false, not {value!r:.80}") from None
 
 
 def number(info, name):
@@ -200,16 +205,16 @@ def number(info, name):
         return float(info[name])
     except (KeyError, TypeError, ValueError):
         found = f"{info[name]!r:.80}" if name in info else f"missing; it has {sorted(map(str, info))}"
-        raise ValueError(f"info={name!r}: every step must report this as a number, and it is {found}") from None
+        raise ValueError(f"info={name!r}: every step must report this number, but it is {found}") from None
 
 
 class FromDmEnv:
     """A dm_env environment (Muldal et al., 2019) with Gymnasium's interface.
 
-    dm_env has no seeds: the environment is made again for each seed, and first, with the seed 0, for its specs.
+    dm_env has no seeds: the environment is made again for each seed, and at first with seed 0 to read its specs.
 
     Args:
-      what: a function that makes it, from `seed` and the options; or the name of a dm_control task.
+      what: a function that makes it from `seed` and the options, or the name of a dm_control task.
       options: the options by name.
     """
 
@@ -229,7 +234,7 @@ class FromDmEnv:
 
     @property
     def discounted(self):
-        """True if its spec allows discounts other than 0 and 1; never for dm_control's suite."""
+        """True if its spec allows discounts other than 0 and 1; False for dm_control's suite."""
         spec = self._made().discount_spec()
         low, high = getattr(spec, "minimum", 0.0), getattr(spec, "maximum", 1.0)
         whole = spec.dtype.kind in "iub" or (low == high and high in (0.0, 1.0))
@@ -244,7 +249,7 @@ class FromDmEnv:
         timestep = self._environment.step(action)
         terminated, truncated, self.discount = ending(timestep)
         if self.discount not in (0.0, 1.0) and not self.discounted:
-            raise ValueError(f"its discount is {self.discount:g}, and its discount_spec has 0 and 1 alone")
+            raise ValueError(f"its discount is {self.discount:g}, but its discount_spec allows only 0 and 1")
         return timestep.observation, timestep.reward, terminated, truncated, self._info(timestep.observation)
 
     def close(self):
@@ -261,9 +266,9 @@ class FromDmEnv:
             else:
                 found = self._what(seed=seed, **self._options)
             if not isinstance(found, dm_env.Environment):
-                raise TypeError(f"its factory gives a {type(found).__name__}, and no dm_env.Environment")
+                raise TypeError(f"its factory returned a {type(found).__name__}, not a dm_env.Environment")
             if getattr(found.reward_spec(), "shape", None) != ():
-                raise TypeError(f"its rewards are {found.reward_spec()}; one number is taken")
+                raise TypeError(f"its reward_spec is {found.reward_spec()}; a single number is required")
             self._environment = found
         return self._environment
 
@@ -276,7 +281,7 @@ class FromDmEnv:
 
 def control_task(name, seed, options):
     """Make dm_control's task "domain-task", with options of that task or of all."""
-    with warnings.catch_warnings(action="ignore"):  # of glfw, if there is no display
+    with warnings.catch_warnings(action="ignore"):  # glfw's, without a display
         from dm_control import suite
 
     of_all = {key: value for key, value in options.items() if key in CONTROL_OPTIONS}
@@ -289,21 +294,21 @@ CONTROL_OPTIONS = ("control_timestep", "flat_observation", "legacy_step", "n_sub
 
 
 def ending(timestep):
-    """Return whether a dm_env time step is terminated (last, discount 0), truncated (last, above 0); and its discount.
+    """Return whether a dm_env time step is terminated (last, discount 0), truncated (last, above 0), and its discount.
 
     Raises:
-      ValueError: the discount is not from 0 to 1, or 0 within an episode, or another episode began without an end.
+      ValueError: the discount is not from 0 to 1, or is 0 within an episode; or an episode began without a last step.
     """
     if timestep.first():
-        raise ValueError("step() began another episode, and the last one had no end: StepType.LAST must come before")
+        raise ValueError("step() began another episode before StepType.LAST; end each episode with it")
     try:
         discount = float(timestep.discount)
     except (TypeError, ValueError):
         discount = -1.0
     if not 0.0 <= discount <= 1.0:
-        raise ValueError(f"its discount must be a number from 0 to 1, and it is {timestep.discount!r:.80}")
+        raise ValueError(f"its discount must be a number from 0 to 1, not {timestep.discount!r:.80}")
     if not timestep.last() and discount == 0.0:
-        raise ValueError("its discount is 0 within an episode; what ends there has StepType.LAST")
+        raise ValueError("its discount is 0 within an episode; set StepType.LAST where the episode ends")
     return timestep.last() and discount == 0.0, timestep.last() and discount > 0.0, discount
 
 

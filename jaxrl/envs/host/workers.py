@@ -14,7 +14,7 @@ import warnings
 import weakref
 from collections.abc import Sequence
 from multiprocessing.connection import wait
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,25 +29,48 @@ Command = tuple[str, Any]  # ("reset", seed or None) or ("step", action)
 Outcome = tuple[Any, float, bool, bool, float, tuple[float, ...]]
 
 _POLL_INTERVAL = 0.005  # seconds between two checks of a process that is ending
-_LOOK = 1.0  # and of those that do not answer
+_LOOK = 1.0  # seconds between two checks of processes that do not answer
 CLOSE_TIMEOUT = 2.0  # seconds for all workers together to close their environments
 
 
+class Batch(NamedTuple):
+    """A batch of environments to make.
+
+    Attributes:
+      name: the environment's name, for errors.
+      spec: the argument of `worker_program.made`.
+      options: arguments with which the environment is made.
+      info: names of the numbers that each step reports.
+      num_envs, seed, first_env: as for `HostRecipe.build`.
+    """
+
+    name: str
+    spec: Any
+    options: dict[str, Any]
+    info: tuple[str, ...]
+    num_envs: int
+    seed: int
+    first_env: int
+
+
 class _Numbered:
-    """Environments with seeds, described by their index in the run.
+    """The base of batches of environments, which have seeds and are described by their index in the run.
 
     Attributes:
       name: the environment's name.
       failures: number of workers that were replaced.
-      patience: seconds that it may take to give up a worker that hangs and start another.
+      patience: seconds that it may take to abandon a worker that hangs and start another.
       seeds: the seed with which each environment began.
     """
 
     failures, patience = 0, 0.0
 
-    def __init__(self, name: str, num_envs: int, seed: int, first_env: int):
-        self.seeds = environment_seeds(seed, num_envs, 0, first_env)
-        self.name, self._seed, self._first_env = name, seed, first_env
+    def __init__(self, batch: Batch):
+        self.name, self._batch, self._first_env = batch.name, batch, batch.first_env
+        self.seeds = self._new_seeds()
+
+    def _new_seeds(self) -> list[int]:
+        return environment_seeds(self._batch.seed, self._batch.num_envs, self.failures, self._first_env)
 
     @property
     def frames_per_second(self) -> float:
@@ -77,23 +100,13 @@ class InProcess(_Numbered):
       spaces: the suite's own observation and action spaces, and whether it discounts.
     """
 
-    def __init__(
-        self,
-        name: str,
-        spec: Any,
-        options: dict[str, Any],
-        info: tuple[str, ...],
-        num_envs: int,
-        seed: int,
-        first_env: int,
-    ):
-        super().__init__(name, num_envs, seed, first_env)
-        self._info = info
+    def __init__(self, batch: Batch):
+        super().__init__(batch)
         self._now: tuple[int, Command] | None = None
         self.environments: list[Any] = []
         try:
-            for _ in range(num_envs):
-                self.environments.append(worker_program.made(spec, options))
+            for _ in range(batch.num_envs):
+                self.environments.append(worker_program.made(batch.spec, batch.options))
             self.spaces = worker_program.spaces(self.environments[0])
         except BaseException:
             self.close()
@@ -101,11 +114,11 @@ class InProcess(_Numbered):
 
     @property
     def doing(self) -> str:
-        now = self._now  # which the thread that steps may change meanwhile
+        now = self._now  # read once, because the stepping thread may change it
         return "" if now is None else self._described(*now)
 
     def run(self, commands: Sequence[Command]) -> tuple[list[Outcome], list[int]]:
-        """Run each environment's command; return the outcomes, and the environments rebuilt instead: none.
+        """Run each environment's command; return the outcomes, and an empty list of rebuilt environments.
 
         Raises:
           EnvironmentFailedError: an environment raised.
@@ -114,7 +127,7 @@ class InProcess(_Numbered):
         for index, (environment, command) in enumerate(zip(self.environments, commands, strict=True)):
             self._now = index, command
             try:
-                outcomes.append(worker_program.outcome(environment, self._info, *command))
+                outcomes.append(worker_program.outcome(environment, self._batch.info, *command))
             except worker_program.RAISED as error:
                 raise self._failed(index, command, f"raised {type(error).__name__}: {error}") from error
         self._now = None
@@ -126,7 +139,7 @@ class InProcess(_Numbered):
         return float(self.environments[0].metadata.get("render_fps") or 30.0)
 
     def render(self) -> np.ndarray | None:
-        """Return a picture of the first environment, if it was made with a mode that draws any."""
+        """Return a picture of the first environment; None if its render mode does not return one."""
         frame = self.environments[0].render()
         return frame if isinstance(frame, np.ndarray) else None
 
@@ -141,46 +154,32 @@ class InProcess(_Numbered):
 class Workers(_Numbered):
     """Environments in worker processes, each with a share of them.
 
-    A worker that is killed, or that hangs for `step_timeout` seconds in one environment, is replaced with its whole
-    share, `restarts` times in all. An exception is not such a failure: it would recur, so it stops everything.
+    A worker that is killed, or that hangs for `step_timeout` seconds in one environment, is replaced together with its
+    environments, at most `restarts` times in total. An exception stops everything, because it would occur again.
 
     Attributes:
       spaces: the suite's own observation and action spaces, and whether it discounts.
     """
 
-    def __init__(
-        self,
-        name: str,
-        spec: Any,
-        options: dict[str, Any],
-        info: tuple[str, ...],
-        num_envs: int,
-        seed: int,
-        first_env: int,
-        *,
-        workers: int,
-        step_timeout: float,
-        start_timeout: float,
-        restarts: int,
-    ):
-        super().__init__(name, num_envs, seed, first_env)
+    def __init__(self, batch: Batch, *, workers: int, step_timeout: float, start_timeout: float, restarts: int):
+        super().__init__(batch)
         self.patience = step_timeout + start_timeout
         self._timeout, self._start_timeout, self._restarts = step_timeout, start_timeout, restarts
         self._waiting = False
         self._commands: Sequence[Command] = ()
         try:
-            self._recipe = pickle.dumps((spec, options, info))
+            self._recipe = pickle.dumps((batch.spec, batch.options, batch.info))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ConfigError(
-                f"{name} cannot be sent to a worker process ({error}); use workers=0, or register the environment "
+                f"{self.name} cannot be sent to a worker process ({error}); use workers=0, or register the environment "
                 "with the entry point 'module:Class'"
             ) from error
         self._workers: list[_Worker] = []
-        # Also runs when this object is collected, and when the program ends.
+        # Also runs when this object is garbage-collected, and when the program ends.
         self._finalizer = weakref.finalize(self, _close, self._workers)
-        shares = [list(range(start, num_envs, workers)) for start in range(min(workers, num_envs))]
+        shares = [list(range(batch.num_envs))[start::workers] for start in range(min(workers, batch.num_envs))]
         try:
-            for share in shares:  # one by one, so that `close` ends those that have started if the next cannot
+            for share in shares:  # one by one, so that `close` ends the started ones if the next fails
                 self._workers.append(_Worker(share, self._recipe))
             self.spaces = [self._started(worker) for worker in self._workers][0]
         except BaseException:
@@ -189,20 +188,20 @@ class Workers(_Numbered):
 
     @property
     def doing(self) -> str:
-        pending = [tuple(worker.pending) for worker in list(self._workers)]  # another thread may change it meanwhile
+        pending = [tuple(worker.pending) for worker in list(self._workers)]  # copies: another thread may change them
         return "; ".join(self._described(mine[0], self._commands[mine[0]]) for mine in pending if mine)
 
     def run(self, commands: Sequence[Command]) -> tuple[list[Outcome], list[int]]:
-        """Run each environment's command; return the outcomes, and which environments were rebuilt instead.
+        """Run each environment's command; return the outcomes, and the indices of environments that were rebuilt.
 
-        The outcome of a rebuilt environment is that of its first reset.
+        The outcome of a rebuilt environment is its first reset.
 
         Raises:
-          EnvironmentFailedError: an environment raised, or a worker was lost once more than `restarts` allows.
+          EnvironmentFailedError: an environment raised, or more workers were lost than `restarts` allows.
           RuntimeError: an earlier call was interrupted, so that replies are still pending.
         """
         if self._waiting:
-            raise RuntimeError(f"{self.name}: an earlier step was interrupted; close() it and build another")
+            raise RuntimeError(f"{self.name}: an earlier step was interrupted; call close() and build a new one")
         self._waiting, self._commands = True, commands
         outcomes: list[Any] = [None] * len(commands)
         rebuilt: list[int] = []
@@ -239,9 +238,9 @@ class Workers(_Numbered):
                     del pending[connection]
             now = time.monotonic()
             for connection, worker in list(pending.items()):
-                # Processes that its environments started may hold its end of the pipe open after its death.
+                # Processes that its environments started may keep its end of the pipe open after its death.
                 died = not ready and worker.ended(now)
-                # Replies that arrived while others were read were in time.
+                # Replies that arrived while others were read are in time.
                 if (died or worker.deadline <= now) and not connection.poll():
                     lost[worker] = "died" if died else f"hung for step_timeout={self._timeout:g} seconds"
                     del pending[connection]
@@ -254,15 +253,15 @@ class Workers(_Numbered):
             if how == "died":
                 how = f"died ({_exit_reason(code)})"
             if self.failures == self._restarts:
-                self._stop(f"{how}, and restarts={self._restarts} is used up", index)
+                self._stop(f"{how}, after all restarts={self._restarts} were used", index)
             self.failures += 1
             lost = f"{self._described(index, self._commands[index])} {how}"
             warnings.warn(
-                f"{lost}; its worker is replaced ({self.failures} of restarts={self._restarts})",
+                f"{lost}; replacing its worker ({self.failures} of restarts={self._restarts})",
                 RuntimeWarning,
                 stacklevel=4,
             )
-            seeds = environment_seeds(self._seed, len(outcomes), self.failures, self._first_env)
+            seeds = self._new_seeds()
             for mine in worker.indices:
                 self.seeds[mine] = seeds[mine]
             fresh = _Worker(worker.indices, self._recipe)
@@ -282,7 +281,7 @@ class Workers(_Numbered):
             if ready:
                 failure, spaces = worker.connection.recv()
             else:
-                failure = f"it was not ready after start_timeout={self._start_timeout:g} seconds"
+                failure = f"it was not ready within start_timeout={self._start_timeout:g} seconds"
         except (EOFError, OSError):
             failure = f"it died ({_exit_reason(worker.kill())})"
         if failure is None:
@@ -301,7 +300,7 @@ class Workers(_Numbered):
 
 @dataclasses.dataclass(eq=False)
 class _Worker:
-    """A worker process, and its requests that are not answered yet."""
+    """A worker process and its pending requests."""
 
     indices: list[int]
     recipe: dataclasses.InitVar[bytes]
@@ -312,13 +311,13 @@ class _Worker:
         self.connection, theirs = multiprocessing.Pipe()
         held, self._lifeline = os.pipe()
         try:
-            # -P: without the folder of the script, where this package's `gymnasium` would hide the library.
+            # -P: without the script's folder, where this package's `gymnasium` would hide the library.
             with resources.on("environments"):
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", worker_program.__file__, str(theirs.fileno()), str(held)],
                     pass_fds=(theirs.fileno(), held),
                     stdin=subprocess.DEVNULL,
-                    process_group=0,  # its own, to end all that its environments start
+                    process_group=0,  # its own, to end all processes that its environments start
                     # An environment that uses JAX would otherwise take the learner's accelerator.
                     env={**os.environ, "JAX_PLATFORMS": "cpu"},
                 )
@@ -348,7 +347,7 @@ class _Worker:
             self.connection.send(None)
 
     def ended(self, deadline: float) -> bool:
-        """Return whether it has ended by `deadline`, without reaping it, so that its id stays valid until `kill`."""
+        """Return whether it ended by `deadline`, without reaping it, so that its id stays valid until `kill`."""
         how = os.WEXITED | os.WNOHANG | os.WNOWAIT
         with contextlib.suppress(ChildProcessError):  # the program lets the system reap its children
             while self._process.returncode is None and os.waitid(os.P_PID, self._process.pid, how) is None:
@@ -358,7 +357,7 @@ class _Worker:
         return True
 
     def kill(self) -> int:
-        """Kill the process and its group; return its exit status, which may be from an earlier end."""
+        """Kill the process group if the process is running; return its exit status."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

@@ -1,1 +1,1 @@
-"""Suites of JAX environments, each from a package that may not be installed, with an extra of its name."""
+"""Suites of JAX environments, each for a package that is an extra with the suite's name."""

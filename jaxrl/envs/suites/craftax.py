@@ -1,6 +1,6 @@
 """Craftax and Craftax-Classic (Matthews et al., 2024, arXiv:2402.16801), as raw episodic environments.
 
-Its own rule ends an episode at death, victory or the time limit, and is evaluated again without the time limit.
+The library ends an episode at death, victory or the time limit; the adapter evaluates its rule again without the limit.
 """
 
 import functools
@@ -30,7 +30,7 @@ from jaxrl.envs.suite import (
 )
 
 _NAMES = ("Craftax-Symbolic-v1", "Craftax-Pixels-v1", "Craftax-Classic-Symbolic-v1", "Craftax-Classic-Pixels-v1")
-_SIDES = (32, 48, 64, 96, 128)  # of a world: those that a file may choose, and that fit the library's noise
+_SIDES = (32, 48, 64, 96, 128)  # of a world; small enough for files, and divisible for the library's noise
 
 
 def _see(env, state, time_step):
@@ -41,8 +41,8 @@ def _see(env, state, time_step):
 class CraftaxEnvironment(LibraryEnv):
     """A Craftax environment.
 
-    Leaves are the numbers of Craftax's `EnvParams`, static parameters those of its `StaticEnvParams`: the side of the
-    world and how many creatures it may hold. Episodes that reach `max_timesteps` are truncated.
+    Leaves are the numbers of Craftax's `EnvParams`. Static parameters are those of its `StaticEnvParams`: the size of
+    the world and its largest numbers of creatures. Episodes that reach `max_timesteps` are truncated.
     """
 
     params: PyTree
@@ -63,7 +63,7 @@ class CraftaxEnvironment(LibraryEnv):
     def default(cls, key: Key) -> "CraftaxEnvironment":
         env = foreign(key)
         shape = env.observation_space(None).shape
-        # Craftax declares 1 for all, but health, magic and enchantments of the larger game exceed it.
+        # Craftax declares 1 as the upper bound, but health, magic and enchantments of the larger game exceed it.
         space = spaces.Box(0.0, 1.0 if "Classic" in key[0] else np.inf, shape)
         space = spaces.Box(0, 255, shape, np.uint8) if "Pixels" in key[0] else space
         return cls(key, space, spaces.Discrete(env.action_space().n), env.default_params)
@@ -82,10 +82,6 @@ class CraftaxEnvironment(LibraryEnv):
         limits |= {k: PROBABILITY for k in numbers if k.endswith("_chance")} | {"mob_despawn_distance": {"low": 0}}
         counts = [k for k in numbers if k.endswith("_health")]
         return limits | dict.fromkeys((*counts, "max_timesteps", "day_length", "max_attribute"), COUNT)
-
-    @property
-    def numbers(self) -> dict[str, Any]:
-        return {name: x for name, x in super().numbers.items() if name != "fractal_noise_angles"}  # whole maps
 
     def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
         observation, state = foreign(self.key).reset_env(key, self.params)
@@ -114,9 +110,9 @@ def foreign(key: Key) -> Any:
 
 @functools.cache
 def _class(name):
-    _renderer(name)  # without its pickle
+    _renderer(name)  # replaces its pickle
     with constructing():
-        return type(make_craftax_env_from_name(name, auto_reset=False))  # which accepts no sizes of a world
+        return type(make_craftax_env_from_name(name, auto_reset=False))  # this function has no argument for sizes
 
 
 def _module(name, part):
@@ -125,7 +121,7 @@ def _module(name, part):
 
 @functools.cache
 def _renderer(name):
-    """Return Craftax's drawing module, without its pickle of all textures: a size is read when it is needed."""
+    """Return Craftax's drawing module, changed to read textures of each size at first use instead of a pickle."""
     renderer, textures = _module(name, "renderer"), _Textures(constants=_module(name, "constants"))
     renderer.load_all_textures = lambda: textures
     return renderer

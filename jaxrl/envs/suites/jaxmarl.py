@@ -1,24 +1,22 @@
 """JaxMARL's environments with several agents (Rutherford et al., 2024, arXiv:2311.10090), as raw environments."""
 
-import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl.core import spaces
-from jaxrl.core.errors import unknown
 from jaxrl.core.types import PyTree
 from jaxrl.envs.drawings import disks, register
-from jaxrl.envs.suite import COUNT, Key, LibraryEnv, Step, add_suite, made_once, silent_import, unbounded
+from jaxrl.envs.suite import COUNT, Key, LibraryEnv, Step, add_suite, arguments_of, made_once, silent_import, unbounded
 
-with silent_import():  # it prints which of its environments it does not find
+with silent_import():  # it prints the environments that it does not find
     import jaxmarl
     from jaxmarl.environments import overcooked, overcooked_v2
     from jaxmarl.environments.smax.smax_env import MAP_NAME_TO_SCENARIO
 
-# Arguments that are named rather than passed as arrays, by name; the first is the default.
+# Arguments that are passed by name instead of as arrays, and their values; the first is the default.
 _MAPS = ("scenario", {None: None} | MAP_NAME_TO_SCENARIO)
 _KITCHENS, _KITCHENS_2 = ("layout", overcooked.overcooked_layouts), ("layout", overcooked_v2.overcooked_v2_layouts)
 _NAMED: Any = {"SMAX": _MAPS, "HeuristicEnemySMAX": _MAPS, "overcooked": _KITCHENS, "overcooked_v2": _KITCHENS_2}
@@ -28,17 +26,18 @@ _OURS = {"world_state": False, "agent_id": False}
 class JaxMarlEnvironment(LibraryEnv):
     """A JaxMARL environment, with all of its agents.
 
-    Static parameters are the numbers and names in the constructor; `world_state`, for observations that are
-    dictionaries of `observation`, the agent's, and `world_state`, the same for all; and `agent_id`, for a one-hot
-    vector of the agent's number at the end of its observation. If agents observe vectors of different sizes, these are
-    padded with zeros; if they have different numbers of actions, those that an agent lacks are masked.
+    Static parameters are the numbers and names in the constructor; `world_state`, which makes observations dictionaries
+    of `observation`, the agent's own, and `world_state`, the same for all agents; and `agent_id`, which appends a
+    one-hot vector of the agent's number to its observation. Vectors of different sizes are padded with zeros, and if
+    agents have different numbers of actions, the missing ones are masked.
 
-    Overcooked's `shaped_rewards` is a number: that multiple of JaxMARL's shaped reward is added.
+    Overcooked's `shaped_rewards` is a number, the weight of JaxMARL's shaped reward, which is added.
     """
 
     shaped_rewards: jax.Array | float | None = None  # None: the environment has none
 
     suite = "jaxmarl"
+    ranges = {"max_steps": COUNT, "num_agents": {"low": 2}, "num_landmarks": COUNT, "shaped_rewards": {}}
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -49,20 +48,13 @@ class JaxMarlEnvironment(LibraryEnv):
     @classmethod
     def static_parameters(cls, name: str) -> Mapping[str, Any]:
         kinds = reversed(type(getattr(foreign((name, ())), "_env", foreign((name, ())))).__mro__[:-2])
-        found = {k: p.default for kind in kinds for k, p in inspect.signature(kind).parameters.items()}
+        found = {k: x for kind in kinds for k, x in arguments_of(kind).items()}
         plain = {k: x for k, x in found.items() if isinstance(x, bool | int | float | str)} | _OURS
         return plain | ({_NAMED[name][0]: next(iter(_NAMED[name][1]))} if name in _NAMED else {})
 
     @classmethod
-    def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
-        super().check(name, parameters)
-        k, choices = _NAMED.get(name, ("", {}))
-        if k in parameters and parameters[k] not in choices:
-            raise unknown(f"{k} of jaxmarl:{name}", str(parameters[k]), [x for x in choices if x])
-
-    @classmethod
-    def limits(cls, name: str) -> Mapping[str, Mapping[str, float]]:
-        return {"max_steps": COUNT, "num_agents": {"low": 2}, "num_landmarks": COUNT, "shaped_rewards": {}}
+    def choices(cls, name: str) -> Mapping[str, Iterable[str | None]]:
+        return dict([_NAMED[name]]) if name in _NAMED else {}
 
     @classmethod
     def default(cls, key: Key) -> "JaxMarlEnvironment":
@@ -117,7 +109,7 @@ def foreign(key: Key) -> Any:
 
 
 def _alive(state: Any) -> jax.Array | None:
-    """Return which units are alive, those of the agents first; None outside SMAX."""
+    """Return a mask of living units, the agents' first; None outside SMAX."""
     return getattr(getattr(state, "state", state), "unit_alive", None)
 
 

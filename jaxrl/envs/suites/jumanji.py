@@ -1,7 +1,6 @@
 """Jumanji's environments (Bonnet et al., 2023, arXiv:2306.09884), as raw episodic environments."""
 
 import copy
-import inspect
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -18,10 +17,10 @@ from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import PyTree
 from jaxrl.envs.drawings import Drawing
-from jaxrl.envs.suite import Key, LibraryEnv, Step, add_suite, foreign_rules, made_once
+from jaxrl.envs.suite import Key, LibraryEnv, Step, add_suite, arguments_of, foreign_rules, made_once
 
 _NEVER = 2**31 - 1
-_CLOCKS = ("step", "step_count")  # up to the time limit, which truncates: not part of the task, and large numbers
+_CLOCKS = ("step", "step_count")  # left out: large numbers up to the time limit, which is not part of the task
 
 
 def _drawn(render: Any) -> np.ndarray:
@@ -33,11 +32,11 @@ def _drawn(render: Any) -> np.ndarray:
 class JumanjiEnvironment(LibraryEnv):
     """A Jumanji environment.
 
-    Its leaf is the time limit in steps, infinite if the task ends by itself. Static parameters are the other numbers in
-    the constructors of the environment and of its generator of instances, such as `num_rows`.
+    Its leaf is the time limit in steps, infinite if the task ends by itself. Static parameters are the other numeric
+    arguments of the environment's and its generator's constructors, such as `num_rows`.
 
-    An action of several numbers with one mask for all their combinations is `Discrete`, the index of the combination,
-    the last number varying fastest. Actions of several agents are `MultiDiscrete`, and their rewards are summed.
+    Actions of several numbers with one mask for all combinations are `Discrete`, the index of the combination, where
+    the last number varies fastest. Actions of several agents are `MultiDiscrete`, and their rewards are summed.
     """
 
     time_limit: Any
@@ -47,14 +46,14 @@ class JumanjiEnvironment(LibraryEnv):
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Return Jumanji's environments that need no download, and those that were registered with it."""
+        """Return Jumanji's environments that need no download, including those registered by users."""
         return tuple(sorted(jumanji.registered_environments() - {"Sokoban-v0"}))
 
     @classmethod
     def static_parameters(cls, name: str) -> Mapping[str, Any]:
         env = foreign((name, ()))
-        own = {k: p.default for k, p in inspect.signature(type(env)).parameters.items() if k != "time_limit"}
-        return {k: x for k, x in (own | _generator(env)[1]).items() if isinstance(x, bool | int | float)}
+        found = arguments_of(type(env)) | _generator(env)[1]
+        return {k: x for k, x in found.items() if isinstance(x, bool | int | float) and k != "time_limit"}
 
     @classmethod
     def default(cls, key: Key) -> "JumanjiEnvironment":
@@ -69,7 +68,7 @@ class JumanjiEnvironment(LibraryEnv):
 
     @classmethod
     def limits(cls, name: str) -> Mapping[str, Mapping[str, float]]:
-        sizes = cls.static_parameters(name)  # of which whole numbers count something
+        sizes = cls.static_parameters(name)  # whole numbers are counts
         return {k: {"low": int(isinstance(x, int))} for k, x in sizes.items() if not isinstance(x, bool)}
 
     def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
@@ -107,9 +106,9 @@ names, make = add_suite(JumanjiEnvironment)
 
 @made_once
 def foreign(key: Key) -> Any:
-    """Return Jumanji's own environment for this key, without its time limit, usually reported as a termination."""
+    """Return Jumanji's own environment for this key, without its time limit, which it reports as a termination."""
     usual, chosen = jumanji.make(key[0]), dict(key[1])
-    own = {k: chosen.pop(k) for k in [*chosen] if k in inspect.signature(type(usual)).parameters}
+    own = {k: chosen.pop(k) for k in [*chosen] if k in arguments_of(type(usual))}
     kind, arguments = _generator(usual)
     env: Any = jumanji.make(key[0], **own | ({"generator": kind(**arguments | chosen)} if chosen else {}))
     env.declared_limit, env.time_limit = getattr(env, "time_limit", math.inf), _NEVER
@@ -119,10 +118,10 @@ def foreign(key: Key) -> Any:
 
 
 def _generator(env: Any) -> tuple[Any, dict[str, Any]]:
-    """Return the class of an environment's generator, and its arguments, which it stores by the same names."""
+    """Return the class of an environment's generator and its arguments, which it stores under their names."""
     generator = getattr(env, "generator", getattr(env, "_generator", None))
-    signature = inspect.signature(type(generator)).parameters if generator is not None else {}
-    names = [k for k, p in signature.items() if p.default is not None]  # if it is None, it follows from the others
+    usual = arguments_of(type(generator)) if generator is not None else {}
+    names = [k for k, x in usual.items() if x is not None]  # those that are None follow from the others
     return type(generator), {k: getattr(generator, k, getattr(generator, f"_{k}", None)) for k in names}
 
 

@@ -1,17 +1,16 @@
 """NAVIX (Pignatelli et al., 2024, arXiv:2407.19396), as raw episodic environments.
 
-The library's `step` begins a new episode one step late and computes a reset at every step of a batch; the functions
-that it calls are used here instead.
+The library's `step` begins a new episode one step late and computes a reset at every step of a batch, so the adapter
+calls the functions below it.
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 
 from jaxrl.core import spaces
-from jaxrl.core.errors import unknown
 from jaxrl.core.types import PyTree
 from jaxrl.envs import drawings
 from jaxrl.envs.suite import COUNT, Key, LibraryEnv, Step, add_suite, foreign_rules, made_once, silent_import
@@ -20,8 +19,8 @@ with silent_import(), warnings.catch_warnings(action="ignore"):
     import navix
     from navix.rendering.cache import RenderingCache
 
-_LAST = 10  # kind of a field; colors and states are smaller numbers
-# Their smallest and largest numbers: the library's spaces omit walls (-1) and unseen fields (100), or have 255.
+_LAST = 10  # the largest kind of a field; colors and states are smaller
+# Smallest and largest values by observation: the library's spaces omit walls (-1) and unseen fields (100), or use 255.
 OBSERVATIONS = {
     "categorical": (-1, _LAST),
     "categorical_first_person": (-1, 100),
@@ -41,14 +40,15 @@ def _see(env, state, time_step):
 class NavixEnvironment(LibraryEnv):
     """A NAVIX environment.
 
-    Leaves: `max_steps`, where episodes are truncated, and `penalty_coeff`, the share of the last reward that elapsed
-    time takes away. The static parameter is `observation`, one of `OBSERVATIONS`.
+    Leaves: `max_steps`, where episodes are truncated, and `penalty_coeff`, the share of the last reward that is
+    deducted for elapsed time. The static parameter is `observation`, one of `OBSERVATIONS`.
     """
 
     max_steps: Any
     penalty_coeff: Any
 
     suite = "navix"
+    ranges = {"max_steps": COUNT, "penalty_coeff": {"low": 0}}
     drawing = drawings.Drawing(_see, drawings.image, 8.0)
 
     @classmethod
@@ -67,18 +67,12 @@ class NavixEnvironment(LibraryEnv):
         return cls(key, box, spaces.Discrete(int(env.action_space.n)), env.max_steps, env.penalty_coeff)
 
     @classmethod
-    def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
-        super().check(name, parameters)
-        if str(chosen := parameters.get("observation", "rgb")) not in OBSERVATIONS:
-            raise unknown("observation of navix", str(chosen), OBSERVATIONS)
-
-    @classmethod
-    def limits(cls, name: str) -> Mapping[str, Mapping[str, float]]:
-        return {"max_steps": COUNT, "penalty_coeff": {"low": 0}}
+    def choices(cls, name: str) -> Mapping[str, Iterable[str]]:
+        return {"observation": OBSERVATIONS}
 
     def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
         first = foreign(self.key).reset(key)
-        # The background of pictures, 192 bytes per field, is only kept if observations are pictures.
+        # The background of pictures, 192 bytes per field, is only stored if observations are pictures.
         pictures = self.static("observation").startswith("rgb")
         timestep = first if pictures else first.replace(state=first.state.replace(cache=None))
         return timestep, Step(first.observation)

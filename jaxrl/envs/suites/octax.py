@@ -1,4 +1,4 @@
-"""Octax's games of the CHIP-8 (Radji et al., 2025, arXiv:2510.01764), as raw episodic environments."""
+"""Octax's CHIP-8 games (Radji et al., 2025, arXiv:2510.01764), as raw episodic environments."""
 
 import pkgutil
 import re
@@ -22,17 +22,19 @@ class OctaxEnvironment(LibraryEnv):
     """An Octax game.
 
     Its leaf is the time limit, where episodes are truncated. Static parameters: `frame_skip`, the number of frames per
-    step, all of which are observed, and the number of machine instructions per frame, `instruction_frequency // fps`.
+    step, all of which are observed, and `instruction_frequency` and `fps`, whose quotient is the number of machine
+    instructions per frame.
     """
 
     max_num_steps_per_episodes: Any  # as Octax calls it
 
     suite = "octax"
+    ranges = dict.fromkeys((*_PARAMETERS, "max_num_steps_per_episodes"), COUNT)
     drawing = Drawing(lambda env, state, time_step: state.display, chip8_display_to_rgb, 15.0)
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Return Octax's games; those that have levels, with the number of the level."""
+        """Return Octax's games; games with levels are listed once per level, with its number."""
         games, roms = [m.name for m in pkgutil.iter_modules(octax_games.__path__)], Path(octax_games.get_rom_path("."))
         levels = {path.stem for path in roms.glob("*.ch8")}
         numbered = {name: sorted(x for x in levels if re.fullmatch(name + r"\d+", x)) for name in games}
@@ -48,17 +50,13 @@ class OctaxEnvironment(LibraryEnv):
         screens = spaces.Box(False, True, (game.frame_skip, *game.cached_reset_state.display.shape), bool)
         return cls(key, screens, spaces.Discrete(game.num_actions), game.max_num_steps_per_episodes)
 
-    @classmethod
-    def limits(cls, name: str) -> Mapping[str, Mapping[str, float]]:
-        return dict.fromkeys((*_PARAMETERS, "max_num_steps_per_episodes"), COUNT)
-
     def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
         state, observation, _ = foreign(self.key).reset(key)
         return state, Step(observation)
 
     def advance(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, Step]:
         del key  # its randomness is in its state
-        # Octax's own time limit is left out: it is a part of the program.
+        # Octax's own time limit is ignored, because it is part of the program.
         state, observation, reward, terminated, _, info = foreign(self.key).step(state, action)
         return state, Step(observation, reward, terminated, state.time >= self.max_num_steps_per_episodes, info=info)
 

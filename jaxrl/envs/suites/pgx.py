@@ -1,8 +1,7 @@
-"""PGX's games (Koyamada et al., 2023, arXiv:2303.17503), as raw episodic environments of one player or of all."""
+"""PGX's games (Koyamada et al., 2023, arXiv:2303.17503), as raw episodic environments of one or all players."""
 
 import functools
-import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import jax
@@ -11,15 +10,14 @@ import pgx
 from flax import struct
 
 from jaxrl.core import spaces
-from jaxrl.core.errors import unknown
 from jaxrl.core.types import PyTree
-from jaxrl.envs.suite import Key, LibraryEnv, Step, add_suite, made_once, unbounded
+from jaxrl.envs.suite import Key, LibraryEnv, Step, add_suite, arguments_of, made_once, unbounded
 
 OPPONENTS = ("random", "self", "turns")
 
 
 class PgxState(struct.PyTreeNode):
-    """A game, and the agent's part in it."""
+    """A game, and the agent's seat in it."""
 
     game: PyTree  # PGX's state, without its observation
     seat: jax.Array  # int32, the agent's number among the players
@@ -28,9 +26,9 @@ class PgxState(struct.PyTreeNode):
 class PgxEnvironment(LibraryEnv):
     """A PGX game for one agent.
 
-    Static parameters are those of the game's constructor and `opponent`: the others move at "random" until it is the
-    agent's turn again, or are agents too ("self"), or the agent moves for both players by "turns", with discounts of
-    -1.
+    Static parameters are those of the game's constructor and `opponent`: "random" moves of the others until it is the
+    agent's turn again; "self", where the others are agents too; or "turns", where the agent moves for both players,
+    with discounts of -1.
     """
 
     opponent: str = struct.field(pytree_node=False)
@@ -45,7 +43,7 @@ class PgxEnvironment(LibraryEnv):
     @classmethod
     def static_parameters(cls, name: str) -> Mapping[str, Any]:
         game = foreign((name, ()))
-        arguments = {k: p.default for k, p in inspect.signature(type(game)).parameters.items()}
+        arguments = arguments_of(type(game))
         arguments.pop("size", None)  # go's names have it, and hex of another size than 11 does not run
         return arguments | ({"opponent": OPPONENTS[0]} if game.num_players > 1 else {})
 
@@ -57,19 +55,16 @@ class PgxEnvironment(LibraryEnv):
         return cls(key, unbounded(start.observation), spaces.Discrete(start.legal_action_mask.size), opponent)
 
     @classmethod
-    def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
-        super().check(name, parameters)
+    def choices(cls, name: str) -> Mapping[str, Iterable[str]]:
         players = foreign((name, ())).num_players
-        allowed = OPPONENTS if players == 2 else OPPONENTS[:2]
-        if players > 1 and (opponent := parameters.get("opponent", allowed[0])) not in allowed:
-            raise unknown(f"opponent of pgx:{name}", str(opponent), allowed)
+        return {"opponent": OPPONENTS if players == 2 else OPPONENTS[:2]} if players > 1 else {}
 
     @property
     def num_agents(self) -> int:
         return foreign(self.key).num_players if self.opponent == "self" else 1
 
     def model(self, state: PgxState) -> tuple["PgxEnvironment", PgxState]:
-        """Return a game of two players by turns, where a search moves for both; other games unchanged."""
+        """Return a two-player game with turns, where a search moves for both players; other games unchanged."""
         if foreign(self.key).num_players != 2:
             return self, state
         return self.replace(opponent="turns"), state.replace(seat=state.game.current_player)
@@ -79,7 +74,7 @@ class PgxEnvironment(LibraryEnv):
         key_deal, key_seat, key = jax.random.split(key, 3)
         game, seat = _unseen(pgx_game.init(key_deal)), jax.random.randint(key_seat, (), 0, pgx_game.num_players)
 
-        def go_on(carry):  # others may end a game before the agent's first turn: then another is dealt
+        def go_on(carry):  # if others end a game before the agent's first turn, a new game is dealt
             game, (key, key_deal, key_move, key_step) = carry[0], jax.random.split(carry[1], 4)
             moved = _unseen(pgx_game.step(game, self._opponent(game, key_move), key_step))
             dealt = _unseen(pgx_game.init(key_deal))
@@ -107,7 +102,7 @@ class PgxEnvironment(LibraryEnv):
         game, _, rewards, _, _ = jax.lax.while_loop(lambda carry: carry[-1], move, start) if replies else move(start)
         reward = rewards if self.num_agents > 1 else rewards[seat]
         state = PgxState(game, game.current_player if self.opponent == "turns" else seat)
-        terminated = game.terminated & (self.key[0] != "minatar-freeway")  # which only its timer ends
+        terminated = game.terminated & (self.key[0] != "minatar-freeway")  # only its timer ends it
         return state, self._seen(state, seat)._replace(reward=reward, terminated=terminated, truncated=_is_over(game))
 
     def _opponent(self, game: Any, key: jax.Array) -> jax.Array:
@@ -115,7 +110,7 @@ class PgxEnvironment(LibraryEnv):
         return jax.random.categorical(key, jnp.where(game.legal_action_mask, 0.0, -jnp.inf)).astype(jnp.int32)
 
     def _seen(self, state: PgxState, seat_before: jax.Array) -> Step:
-        # Not the game's own observation, which is that of the player to move, maybe an opponent at the end of a game.
+        # Not the game's own observation, which is that of the player to move: after the last move, maybe an opponent.
         observe, legal = functools.partial(foreign(self.key)._observe, state.game), state.game.legal_action_mask
         if (agents := self.num_agents) > 1:
             seats, waiting = jnp.arange(agents, dtype=jnp.int32), jnp.arange(legal.size) == 0
@@ -143,4 +138,4 @@ def _is_over(game: Any) -> jax.Array:
 
 
 def _unseen(game: Any) -> Any:
-    return game.replace(observation=None)  # computed where it is needed, which is rare
+    return game.replace(observation=None)  # computed only when needed

@@ -6,7 +6,7 @@ of the next.
 
 import copy
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,25 +23,25 @@ from jaxrl.envs import drawings
 from jaxrl.envs.physics import PhysicsEnv, PhysicsState, part
 from jaxrl.envs.suite import Key, Step, add_suite, made_once, unbounded
 
-_OF_WARP = ("naconmax", "naccdmax", "njmax")  # sizes of its memory
+_OF_WARP = ("naconmax", "naccdmax", "njmax")  # sizes of Warp's buffers
 _ROBOTS = "python -c 'from mujoco_playground._src import mjx_env; mjx_env.ensure_menagerie_exists()'"
-_ELSEWHERE = ("action_repeat", "episode_length", "impl", "vision", "vision_config")  # keys of the configuration
+_ELSEWHERE = ("action_repeat", "episode_length", "impl", "vision", "vision_config")  # keys set in other ways
 
 
 class PlaygroundEnvironment(PhysicsEnv):
     """A MuJoCo Playground environment.
 
-    Its physical system is MJX's `Model`. Static parameters: the library's configuration (`ctrl_dt`; nested ones joined
+    Its physical system is MJX's `Model`. Static parameters: the library's configuration (`ctrl_dt`; nested keys joined
     by dots, `reward_config.scales.tracking_lin_vel`); `impl`, the simulator, `jax` or, with an NVIDIA GPU, `warp`; and
-    `randomize`, which samples the physical system again for each episode, with the library's own randomizer of a robot,
-    which does so once for each environment.
+    `randomize`, which samples the physical system again for each episode, with the library's own randomizer of a robot
+    (the library itself samples once for each environment).
     """
 
     suite = "playground"
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Return the environments whose models are installed: those of robots need MuJoCo Menagerie."""
+        """Return the environments whose models are installed; those of robots need MuJoCo Menagerie."""
         return playground.ALL_ENVS if mjx_env.MENAGERIE_PATH.exists() else playground.dm_control_suite.ALL_ENVS
 
     @classmethod
@@ -61,14 +61,16 @@ class PlaygroundEnvironment(PhysicsEnv):
         return cls(key, unbounded(observation), box, limit, {})
 
     @classmethod
+    def choices(cls, name: str) -> Mapping[str, Iterable[str]]:
+        return {"impl": ("jax", "warp")}
+
+    @classmethod
     def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
         if name in playground.ALL_ENVS and name not in cls.names():
-            raise ConfigError(f"playground:{name} needs MuJoCo Menagerie, which jaxrl never downloads; once: {_ROBOTS}")
+            raise ConfigError(f"playground:{name} needs MuJoCo Menagerie, which jaxrl does not download; run {_ROBOTS}")
         super().check(name, parameters)
-        impl, problems = parameters.get("impl", "jax"), []
-        if impl not in ("jax", "warp"):
-            problems.append(f"impl={impl!r:.80} of playground:{name} must be one of jax, warp")
-        elif impl == "warp" and jax.default_backend() != "gpu":
+        problems = []
+        if parameters.get("impl") == "warp" and jax.default_backend() != "gpu":
             problems.append(f"impl='warp' of playground:{name} needs an NVIDIA GPU; use impl='jax'")
         if parameters.get("randomize") and _randomizer(name) is None:
             problems.append(f"randomize=True: Playground does not randomize {name}; see jaxrl.envs.RandomParameters")
@@ -82,25 +84,19 @@ class PlaygroundEnvironment(PhysicsEnv):
     def idle(self) -> Mapping[str, str]:
         return dict.fromkeys(_OF_WARP, "with impl='jax'") if self.static("impl") == "jax" else {}
 
-    def begin(self, key: jax.Array) -> tuple[PhysicsState, Step]:
+    def draw(self, key: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
         key, own = jax.random.split(key)
-        drawn = _drawn(self.key, own) if self.static("randomize") else {}
-        state = self._playground(drawn).reset(jax.random.key_data(key))
-        return PhysicsState(state, jnp.zeros((), jnp.int32), drawn), Step(state.obs)
+        return _drawn(self.key, own) if self.static("randomize") else {}, key
 
     def advance(self, state: PhysicsState, action: PyTree, key: jax.Array) -> tuple[PhysicsState, Step]:
-        del key  # its randomness is in its state
-        # A copy, because it updates the dictionaries of the state that it takes.
-        after = self._playground(state.drawn).step(jax.tree.map(lambda x: x, state.own), action)
-        steps = state.steps + 1
+        after, step = super().advance(state, action, key)
         # A simulation that diverges, with NaN everywhere, ends the episode; agents see the last valid numbers.
         sane = lambda now, before: jnp.where(jnp.isnan(now), before, now)  # noqa: E731
-        seen = jax.tree.map(sane, after.obs, state.own.obs)
-        end = after.done > 0, steps >= self.episode_length
-        step = Step(seen, sane(after.reward, 0.0), *end, info=after.metrics)
-        return PhysicsState(after.replace(obs=seen), steps, state.drawn), step
+        seen = jax.tree.map(sane, step.observation, state.own.obs)
+        after = after.replace(own=after.own.replace(obs=seen))
+        return after, step._replace(observation=seen, reward=sane(step.reward, 0.0))
 
-    def _playground(self, drawn: PyTree) -> Any:
+    def library(self, drawn: PyTree) -> Any:
         env = copy.copy(foreign(self.key))
         env._mjx_model = env._mjx_model.tree_replace(drawn | self.system)
         return env
@@ -139,7 +135,7 @@ def _draw(name, view):
     state: Any = SimpleNamespace(data=SimpleNamespace(**view, xfrc_applied=0.0))
     try:
         return foreign((name, ())).render(state)
-    except Exception as error:  # MuJoCo's own errors, about the display
+    except Exception as error:  # any of MuJoCo's, about the display
         raise ConfigError(f"MuJoCo cannot draw here: {error}; set MUJOCO_GL=egl before Python starts") from error
 
 

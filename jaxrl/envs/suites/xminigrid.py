@@ -1,6 +1,6 @@
 """XLand-MiniGrid (Nikulin et al., 2023, arXiv:2312.12044), as raw episodic environments.
 
-The library's discount distinguishes ends from time limits, and its own step never resets: only its wrappers do.
+The library's discount distinguishes terminations from time limits, and its own `step` never resets.
 """
 
 from collections.abc import Mapping
@@ -22,8 +22,8 @@ from jaxrl.core.types import PyTree
 from jaxrl.envs import drawings
 from jaxrl.envs.suite import COUNT, Key, LibraryEnv, Step, add_suite, made_once, outside
 
-_VIEWS = range(3, 32, 2)  # sides of an agent's view; the library does not check them
-_OBJECTS = {"low": 1, "high": 100}  # that fit the rooms of Playground
+_VIEWS = range(3, 32, 2)  # sides of an agent's view, which the library does not check
+_OBJECTS = {"low": 1, "high": 100}  # numbers of objects that fit the rooms of Playground
 _BENCHMARK = "trivial-21k"
 _TILE = 16  # pixels of a tile in pictures
 _AGENT: Any = AgentState
@@ -43,19 +43,20 @@ class XMiniGridEnvironment(LibraryEnv):
     """An XLand-MiniGrid environment.
 
     Leaves are `max_steps`, where episodes are truncated, and, for XLand environments, `ruleset`: the task's number in
-    the benchmark, or -1 for another task in each episode. Static parameters: `view_size`; `num_objects` of Playground;
-    and `benchmark`, a file of tasks, which must exist.
+    the benchmark, or -1 for a random task in each episode. Static parameters: `view_size`; `num_objects` of Playground;
+    and `benchmark`, an existing file of tasks.
     """
 
     max_steps: Any
     ruleset: Any = -1
 
     suite = "xminigrid"
+    ranges = {"max_steps": COUNT, "num_objects": _OBJECTS}
     drawing = drawings.Drawing(_see, _draw, 8.0)
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Return the library's environments; those of XLand only if the file of their tasks exists."""
+        """Return the library's environments, with those of XLand only if the file of their tasks exists."""
         registered, has_tasks = xminigrid.registered_environments(), _file(_BENCHMARK).exists()
         return tuple(name for name in registered if has_tasks or not _is_xland(name))
 
@@ -74,10 +75,6 @@ class XMiniGridEnvironment(LibraryEnv):
         return cls(key, box, spaces.Discrete(6), parameters.max_steps)
 
     @classmethod
-    def limits(cls, name: str) -> Mapping[str, Mapping[str, float]]:
-        return {"max_steps": COUNT, "num_objects": _OBJECTS}
-
-    @classmethod
     def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
         if name not in xminigrid.registered_environments():
             super().check(name, parameters)
@@ -90,7 +87,7 @@ class XMiniGridEnvironment(LibraryEnv):
             raise unknown("benchmark of xminigrid", str(tasks), xminigrid.registered_benchmarks())
         if _is_xland(name) and not _file(tasks).exists():
             once = f"python -c 'import xminigrid; xminigrid.load_benchmark(\"{tasks}\")'"
-            raise ConfigError(f"xminigrid:{name} needs the tasks {tasks!r}, which jaxrl never downloads; once: {once}")
+            raise ConfigError(f"xminigrid:{name} needs the tasks {tasks!r}, which jaxrl does not download; run {once}")
 
     def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
         tasks = foreign(self.key)[2]
@@ -111,7 +108,7 @@ class XMiniGridEnvironment(LibraryEnv):
         env, parameters, _ = foreign(self.key)
         before = _TIME_STEP(state, None, None, None, None)  # only the state is read
         after = env.step(parameters.replace(max_steps=self.max_steps), before, action)
-        truncated = after.state.step_num >= self.max_steps  # the library's "equal" misses a limit that was lowered
+        truncated = after.state.step_num >= self.max_steps  # the library tests for equality and misses lowered limits
         return after.state, Step(after.observation, after.reward, after.discount == 0, truncated)
 
 

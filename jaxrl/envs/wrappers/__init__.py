@@ -1,7 +1,7 @@
-"""Wrappers: environments around an environment.
+"""Wrappers of environments.
 
-Each is a frozen pytree whose numbers are leaves, unless they change shapes or the program. They compose in any order
-unless documented otherwise, under or over an auto-reset, and none is another's subclass.
+Each is a frozen pytree whose numbers are leaves unless they change shapes or the program. They compose in any order,
+under or over an auto-reset, unless documented otherwise.
 """
 
 from jaxrl.core import registry

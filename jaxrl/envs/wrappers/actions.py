@@ -18,7 +18,7 @@ class StickyActionsState(struct.PyTreeNode):
 
     env: PyTree
     action: PyTree  # the last action that was executed
-    fresh: jax.Array  # bool: no action was executed yet in this episode
+    fresh: jax.Array  # bool: no action was executed in this episode yet
 
 
 class StickyActions(Wrapper):
@@ -52,11 +52,11 @@ class StickyActions(Wrapper):
 
 
 class ActionRepeat(Wrapper):
-    """A wrapper that repeats every action; the rewards are summed, and an episode's end stops it.
+    """A wrapper that repeats every action until the episode's end, and sums the rewards.
 
     Args:
       env: the environment.
-      times: number of times, at least 1; static.
+      times: number of steps per action, at least 1; static.
 
     Raises:
       ConfigError: `times` is not a whole number of at least 1.
@@ -76,13 +76,13 @@ class ActionRepeat(Wrapper):
         def again(now, key):
             state, time_step = now
             next_state, next_step = self.env.step(state, action, key)
-            before = time_step.discount  # the environment's own discount over all steps so far
+            before = time_step.discount  # the product of the environment's own discounts so far
             if before is None:
                 next_step = next_step.replace(reward=time_step.reward + next_step.reward)
             else:
                 reward, discount = time_step.reward + before * next_step.reward, before * next_step.discount
                 next_step = next_step.replace(reward=reward, discount=discount)
-            # `first`: an environment that resets itself began an episode; the action was not meant for it.
+            # `first`: an environment that resets itself began an episode, in which the action has no meaning.
             stop = jnp.all(time_step.last | time_step.first)  # of all agents
             return jax.tree.map(lambda a, b: jnp.where(stop, a, b), now, (next_state, next_step)), None
 
@@ -107,8 +107,7 @@ class RescaleAction(Wrapper):
 
     Args:
       env: the environment.
-      low, high: bounds of the accepted actions; static, because they define the action space. Actions outside are
-        clipped.
+      low, high: bounds of the action space; static. Actions outside are clipped.
     """
 
     low: float = struct.field(pytree_node=False, default=-1.0)
@@ -124,14 +123,14 @@ class RescaleAction(Wrapper):
         space = _real_box(self.env, "RescaleAction")
         if not space.bounded:
             raise ConfigError(
-                f"RescaleAction({self.low}, {self.high}) to {space}: the environment's bounds must be finite"
+                f"RescaleAction({self.low}, {self.high}): the environment's bounds must be finite, not {space}"
             )
         return spaces.Box(self.low, self.high, space.shape, space.dtype)
 
     def step(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, TimeStep]:
         space = _real_box(self.env, "RescaleAction")
         share = (action - self.low) / (self.high - self.low)
-        # Clipped, because rounding may step over a bound.
+        # Clipped, because rounding may exceed a bound.
         inner = jnp.clip(space.low + share * (space.high - space.low), space.low, space.high)
         return self.env.step(state, inner, key)
 

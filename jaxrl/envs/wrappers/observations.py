@@ -23,15 +23,15 @@ class FrameStackState(struct.PyTreeNode):
 class FrameStack(Wrapper):
     """A wrapper that concatenates the last `frames` observations on the last axis, the newest last.
 
-    At an episode's first time step all of them are its first observation.
+    An episode's first time step repeats the first observation.
 
     Args:
       env: an environment whose observation space is a `Box`, or a `Dict` of them.
       frames: number of frames, at least 1; static.
 
     Raises:
-      ConfigError: `frames` is not a whole number of at least 1; or an observation is not a `Box`, when the observation
-        space is read.
+      ConfigError: `frames` is not a whole number of at least 1; or, when the observation space is read, an observation
+        is not a `Box`.
     """
 
     frames: int = struct.field(pytree_node=False, default=4)
@@ -47,7 +47,7 @@ class FrameStack(Wrapper):
         if isinstance(space, spaces.Dict):
             return spaces.Dict({name: self._stacked(child) for name, child in space.items})
         if not isinstance(space, spaces.Box):
-            raise ConfigError(f"FrameStack(frames={self.frames}) of {space}: it stacks frames of a Box")
+            raise ConfigError(f"FrameStack(frames={self.frames}) cannot stack {space}; use frames of a Box")
         shape = space.shape or (1,)
         low, high = (np.tile(b.reshape(shape), self.frames) for b in (space.low, space.high))
         return spaces.Box(low, high, low.shape, space.dtype)
@@ -73,7 +73,7 @@ class FrameStack(Wrapper):
 
 
 class _ObservationWrapper(Wrapper):
-    """A wrapper that computes every observation from that of `env`, by `_seen`."""
+    """The base of wrappers that compute each observation from that of `env`, with `_seen`."""
 
     def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
         return self._of(*self.env.reset(key))
@@ -89,11 +89,11 @@ class _ObservationWrapper(Wrapper):
 
 
 class Hide(_ObservationWrapper):
-    """A wrapper that hides entries of a vector observation, which must be remembered, or found out by acting.
+    """A wrapper that hides entries of a vector observation, so that an agent must infer them from earlier ones.
 
     Args:
       env: an environment whose observation space is a `Box` of shape (n,).
-      entries: the hidden entries, from 0 on; negative ones count from the end; static.
+      entries: indices of the hidden entries; negative ones count from the end; static.
 
     Raises:
       ConfigError: `entries` is not a tuple of whole numbers; or, when the space is read, an entry does not exist, none
@@ -132,7 +132,7 @@ class Hide(_ObservationWrapper):
 
 
 class Flatten(_ObservationWrapper):
-    """A wrapper that flattens observations to a float32 vector: `Box` row by row, integers one-hot, others by part.
+    """A wrapper that flattens observations to a float32 vector: boxes in row-major order, integers one-hot.
 
     Args:
       env: an environment.

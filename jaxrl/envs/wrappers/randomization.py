@@ -1,4 +1,4 @@
-"""The wrapper for domain randomization: environments whose parameters differ."""
+"""A wrapper for domain randomization: environments with different parameters."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -31,19 +31,19 @@ class RandomParameters(Wrapper):
 
         env = jaxrl.make("gymnax:CartPole-v1", wrappers=(partial(RandomParameters, draw=draw),))
 
-    Each environment of a run has its own samples, which are part of its state and so of checkpoints. They do not
-    depend on the number of devices, and are not observed.
+    Each environment of a run has its own samples, which are part of its state and of checkpoints. They do not depend
+    on the number of devices, and agents do not observe them.
 
     Args:
       env: a JAX environment, as returned by `jaxrl.make`.
-      draw: a pure function from a key to values by name, some of `jaxrl.envs.parameters(env)`. Register it
-        (`jaxrl.register`), so that a run with it can be loaded. Static.
+      draw: a pure function from a key to values by name, for some of `jaxrl.envs.parameters(env)`. Register it
+        (`jaxrl.register`) so that runs with it can be loaded. Static.
       per: "episode" samples at the beginning of every episode, "environment" once for all episodes of an environment,
         which then resets itself. Static.
 
     Raises:
-      ConfigError: `draw` is not a function, or `per` is neither of the two; and when an episode begins, as
-        `with_parameters`. Training raises this before it compiles anything, as an `EnvironmentContractError`.
+      ConfigError: `draw` is not a function, or `per` is neither of the two; or, when an episode begins, as for
+        `with_parameters`. Training raises the latter before it compiles anything, as an `EnvironmentContractError`.
     """
 
     draw: Callable[[jax.Array], Mapping[str, Any]] = struct.field(pytree_node=False)
@@ -68,10 +68,10 @@ class RandomParameters(Wrapper):
         draw_key, key = jax.random.split(key)
         drawn = self.draw(draw_key)
         if not isinstance(drawn, Mapping):
-            raise ConfigError(f"RandomParameters.draw gave {drawn!r:.80}; it must give a dictionary of parameters")
+            raise ConfigError(f"RandomParameters.draw returned {drawn!r:.80}; return a dictionary of parameters")
         usual = parameters(self.env)
         shapes = {name: (jnp.shape(x), jnp.shape(usual[name])) for name, x in drawn.items() if name in usual}
-        if wrong := [f"{name} has shape {x}, and not {y}" for name, (x, y) in shapes.items() if x != y]:
+        if wrong := [f"{name} has shape {x}, not {y}" for name, (x, y) in shapes.items() if x != y]:
             raise ConfigError([f"RandomParameters.draw of {self.name}: {line}" for line in wrong])
         state, time_step = self._with(drawn).reset(key)
         return DrawnState(state, dict(drawn)), time_step

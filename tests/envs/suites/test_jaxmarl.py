@@ -118,7 +118,6 @@ def test_what_all_see_and_who_one_is_can_be_observed():
         ("MPE_simple_spread_v3", {"num_agents": 1}, "num_agents=1"),
         ("MPE_simple_spread_v3", {"max_steps": 0}, "max_steps=0"),
         ("HeuristicEnemySMAX", {"scenario": "3n"}, "did you mean '3m'"),
-        ("overcooked", {"layout": "cramped_rooms"}, "did you mean 'cramped_room'"),
         ("overcooked", {"shaped_rewards": float("inf")}, "finite"),
         ("MPE_simple_spread_v3", {"shaped_rewards": 1.0}, "shaped_rewards"),
     ],

@@ -137,7 +137,7 @@ def test_parameters_are_those_of_the_environment_and_of_its_generator():
         ("TSP-v1", {"num_cities": 0}, "num_cities=0 must be at least 1"),
         ("SlidingTilePuzzle-v0", {"num_random_moves": -1}, "num_random_moves=-1 must be at least 1"),
         ("Knapsack-v1", {"total_budget": -1.0}, "total_budget=-1.0 must be at least 0"),
-        ("Knapsack-v1", {"total_budget": float("nan")}, "total_budget=nan must be at least 0"),
+        ("Knapsack-v1", {"total_budget": float("nan")}, "total_budget=nan"),
         ("Game2048-v1", {"num_rows": 4}, "num_rows"),
     ):
         with pytest.raises(ConfigError, match=why):

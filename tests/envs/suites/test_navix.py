@@ -91,7 +91,6 @@ def test_pictures_are_the_librarys():
     ("parameters", "match"),
     [
         ({"observation": "symbolik"}, "did you mean 'symbolic'"),
-        ({"observation": "none"}, "observation"),
         ({"max_steps": 0}, "max_steps"),
         ({"penalty_coeff": -0.5}, "penalty_coeff=-0.5 must be at least 0"),
         ({"penalty_coeff": float("inf")}, "penalty_coeff"),

@@ -118,7 +118,7 @@ def test_bridge_is_left_out_and_arguments_are_the_games_own():
         ("2048", {"opponent": "random"}, "unknown parameter"),
         ("go_9x9", {"size": 5}, "unknown parameter"),
         ("hex", {"size": 5}, "unknown parameter"),
-        ("minatar-breakout", {"sticky_action_prob": "often"}, "a number"),
+        ("minatar-breakout", {"sticky_action_prob": "often"}, "sticky_action_prob='often'"),
     ):
         with pytest.raises(ConfigError, match=why):
             raw(name, **wrong)

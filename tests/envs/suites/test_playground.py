@@ -161,8 +161,8 @@ def test_what_cannot_run_is_refused_in_one_line(library, monkeypatch, tmp_path):
 
     monkeypatch.setattr(playground.mjx_env, "MENAGERIE_PATH", tmp_path / "nothing")
     for name, parameters, reason in (
-        ("Go1JoystickFlatTerrain", {}, "needs MuJoCo Menagerie, which jaxrl never downloads; once: python -c"),
-        ("CartpoleBalance", {"impl": "warpp"}, "must be one of jax, warp"),
+        ("Go1JoystickFlatTerrain", {}, "needs MuJoCo Menagerie, which jaxrl does not download; run python -c"),
+        ("CartpoleBalance", {"impl": "warpp"}, "did you mean 'warp'"),
         ("CartpoleBalance", {"impl": "warp"}, "needs an NVIDIA GPU; use impl='jax'"),
         ("CartpoleBalance", {"randomize": True}, "does not randomize CartpoleBalance"),
         ("CartpoleBalance", {"njmax": 7}, "changes nothing with impl='jax'"),
