@@ -44,14 +44,14 @@ def test_what_was_written_is_read(written):
         np.testing.assert_array_equal(a, b)
     assert read.algo.learning_rate == pytest.approx(0.0055), "halfway down its schedule"
     for wrong, words in (({"step": 64}, "step=64"), ({"best": True}, "best=True")):
-        with pytest.raises(ConfigError, match=f"no checkpoints: .*{words}$"):
+        with pytest.raises(ConfigError, match=f"without checkpoints.*{words}$"):
             jaxrl.load(folder, **wrong)
-    with pytest.raises(ConfigError, match="holds a policy, and nothing"):
+    with pytest.raises(ConfigError, match="contains only a policy"):
         jaxrl.train(PPO, ENV, total_steps=64, num_envs=8, init_from=folder, progress=False)
 
 
 def test_a_policy_is_not_followed(folder):
-    with pytest.raises(ConfigError, match="no run that could be followed") as caught:
+    with pytest.raises(ConfigError, match="not a run") as caught:
         next(follow(folder))
     assert "\n" not in str(caught.value)
 
@@ -185,11 +185,11 @@ HOSTILE = {
     "missing": (rewrite(lambda held, name: {n: x for n, x in held.items() if n != name}), "is missing"),
     "shape": (
         rewrite(lambda held, name: held | {name: np.zeros((3, 3), np.float32)}),
-        r"float32\[3, 3\] in place of",
+        r"float32\[3, 3\], expected",
     ),
     "dtype": (
         rewrite(lambda held, name: held | {name: held[name].astype(np.float64)}),
-        r"float64\[.*in place of float32",
+        r"float64\[.*expected float32",
     ),
     "more": (rewrite(lambda held, name: held | {"../../other": np.zeros(3)}), r"\.\./\.\./other is there"),
     "nan": (rewrite(lambda held, name: held | {name: held[name] * np.nan}), "NaN or infinity"),
@@ -204,7 +204,7 @@ HOSTILE = {
     ),
     "class": (lambda f, mark: config(f, "algorithm", {"type": "algorithm:evil"}), "evil"),
     "import": (lambda f, mark: config(f, "algorithm", {"type": "subprocess:Popen", "args": "true"}), "Popen"),
-    "size": (lambda f, mark: wide(f), "in place of"),
+    "size": (lambda f, mark: wide(f), "expected"),
     "no config": (lambda f, mark: (f / "config.json").write_text("[" * 10_000), "cannot be read"),
 }
 
@@ -237,6 +237,6 @@ def test_hostile_folders_are_refused_in_one_line(folder, tmp_path, name):
 def test_what_cannot_act_is_not_written(folder, tmp_path):
     actor = jaxrl.load(folder).actor
     spoiled = actor.replace(params=jax.tree.map(lambda x: x * np.nan, actor.params))
-    with pytest.raises(ConfigError, match=r"cannot act: .* NaN or infinity"):
+    with pytest.raises(ConfigError, match=r"cannot act.* NaN or infinity"):
         policy_folder.write(tmp_path, spoiled, {}, 0)
     assert list(tmp_path.iterdir()) == []

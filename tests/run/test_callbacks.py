@@ -222,7 +222,7 @@ def test_what_does_not_fit_is_told():
 
     refused(lambda: Callbacks([Odd()]).keep(), "callback seen")
     for kept in ({"states": []}, {"stopped": 3}, {"env": "x"}):  # of a manifest that jaxrl did not write
-        with pytest.raises(CheckpointError, match="keeps nothing of callbacks"):
+        with pytest.raises(CheckpointError, match="invalid state of callbacks"):
             Callbacks([Seen()]).restore(kept, None)
 
 
@@ -242,7 +242,7 @@ def test_what_does_not_fit_is_told():
 )
 def test_an_environment_of_somebody_elses_manifest_is_refused(leaf):
     leaves = len(jax.tree.leaves(ENV))
-    with pytest.raises(CheckpointError, match="keeps an environment"):
+    with pytest.raises(CheckpointError, match="the environment in the checkpoint"):
         Callbacks([Seen()]).restore({"env": [leaf] * leaves}, ENV)
     assert Callbacks([Seen()]).restore({"env": [1] * leaves}, ENV) is not None
 

@@ -117,11 +117,11 @@ def test_targets_follow_a_policy():
         (
             PPO.replace(network=networks.ActorCritic(torso=networks.MLP((16, 16)))),
             ENV,
-            "here, and there is none of that name",
+            "here, but missing there",
         ),
-        (PPO.replace(normalize_observation=True), ENV, "does not normalize all .*set normalize_observation"),
+        (PPO.replace(normalize_observation=True), ENV, "normalizes less .*use its normalize_observation"),
         (PPO, "gymnax:Acrobot-v1", "observation_space .* trained on"),
-        (jaxrl.DQN(network=networks.QNetwork(torso=networks.MLP((16,))), capacity=2048), ENV, "does not fit DQN here"),
+        (jaxrl.DQN(network=networks.QNetwork(torso=networks.MLP((16,))), capacity=2048), ENV, "does not fit this DQN"),
     ],
     ids=["width", "depth", "statistics", "spaces", "algorithm"],
 )

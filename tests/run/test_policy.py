@@ -262,9 +262,9 @@ def test_keys_and_masks_of_any_kind():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"key": 0}, "key=0 must be one key"),
-        ({"key": np.zeros(2, np.uint32)}, "must be one key"),
-        ({"key": jax.random.split(jax.random.key(0))}, "must be one key"),
+        ({"key": 0}, "key=0 must be a single key"),
+        ({"key": np.zeros(2, np.uint32)}, "must be a single key"),
+        ({"key": jax.random.split(jax.random.key(0))}, "must be a single key"),
         ({"action_mask": [True]}, "action mask .* has the shape"),
         ({"action_mask": [[True, True]]}, r"action_mask is bool\[1, 2\]; allowed is bool of shape \(actions,\)"),
         ({"action_mask": [1.0, 0.0]}, "action_mask is float64"),
@@ -272,10 +272,10 @@ def test_keys_and_masks_of_any_kind():
         ({"first": [True, False]}, r"first has shape \(2,\)"),
         ({"reward": np.zeros(3)}, r"reward has shape \(3,\)"),
         ({"reward": "high"}, "reward='high' must be a number"),
-        ({"carry": 3}, "carry=3 is not of this policy"),
-        ({"carry": ()}, "is not of this policy"),
+        ({"carry": 3}, "carry=3 does not belong to this policy"),
+        ({"carry": ()}, "does not belong to this policy"),
         ({"carry": "two"}, "a single observation, and the carry of another"),
-        ({"carry": "recurrent"}, "is not of this policy"),
+        ({"carry": "recurrent"}, "does not belong to this policy"),
     ],
 )
 def test_other_arguments_that_do_not_fit_are_refused(settings, said):

@@ -1,4 +1,4 @@
-"""The reports of a run: metrics to its files, its loggers and its display, and the warnings that follow from them."""
+"""Journal of a run: metrics for its files, loggers and display, and warnings about them."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -17,16 +17,16 @@ from jaxrl.run.result import metrics_files
 
 
 class Journal:
-    """The metrics of a run, over all its sessions.
+    """A journal of the metrics of a run, over all its sessions.
 
     Args:
       loggers: the user's loggers.
-      display: shows the newest values, or None.
+      display: display of the newest values, or None.
       log: the text log.
 
     Attributes:
       history: the rows of metrics, in order.
-      newest: the last value of every metric.
+      newest: the newest value of every metric.
       earlier_seconds: seconds of the earlier sessions.
       laps: the clock of this session.
     """
@@ -40,23 +40,23 @@ class Journal:
         self._advised: set[str] = set()
 
     def start(self, total_steps: int) -> None:
-        """Show that a run of so many steps is compiled."""
+        """Show that a run of `total_steps` steps is being compiled."""
         if self._display is not None:
             self._display.start(total_steps, timed=True, phase="compiling")
 
     def open(self, directory: RunDirectory, step: int) -> None:
-        """Write to the files of a run directory too, after the rows up to `step` there, and show them."""
+        """Open the files of a run directory, read their rows up to `step`, and delete later ones."""
         if self._display is not None and step:
             self._display.resume(step)
         self._files = Loggers(metrics_files(directory, step))
-        rows = read_metrics(directory.metrics_jsonl)  # None stands for NaN, as an uninterrupted run has it
+        rows = read_metrics(directory.metrics_jsonl)  # None is NaN in an uninterrupted run
         self.history = [{name: np.nan if x is None else x for name, x in row.items()} for row in rows]
         self.earlier_seconds = max((row.get("seconds", 0.0) for row in self.history), default=0.0)
         for row in self.history:
             self.newest |= {name: value for name, value in row.items() if name != "step"}
 
     def seconds(self, until: float | None = None) -> float:
-        """Return the seconds of the run over all sessions, until now or until a time of the clock."""
+        """Return the seconds of all sessions, until now or until a time of the clock."""
         return self.earlier_seconds + (self.laps.wall if until is None else until - self.laps.began)
 
     def write(self, step: int, metrics: Mapping[str, float], seconds: float | None = None) -> None:
@@ -75,7 +75,7 @@ class Journal:
         if (score := metrics.get("evaluation/return_mean")) is not None:
             self.log(f"step {step:,}: return {score:.6g} in evaluation")
         if self._display is not None:
-            # The step of an evaluation in a thread is an earlier one.
+            # An evaluation in a thread belongs to an earlier step.
             self._display.update(max(step, self._display.step), found)
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -84,7 +84,7 @@ class Journal:
             self._display.update(step, metrics)
 
     def show_video(self, step: int, video: Path) -> None:
-        """Pass a video to the loggers that accept one."""
+        """Pass a video to the loggers that accept videos."""
         self._files.show(step, video)
         self._loggers.show(step, video)
 
@@ -99,19 +99,19 @@ class Journal:
         self._log.write(text)
 
     def advise(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Warn, once per run and problem, of settings that the metrics show to be wrong."""
+        """Warn, once per run and problem, about settings that the metrics show to be wrong."""
         for name, text in advice.of(metrics).items():
             if name not in self._advised and distributed.is_leader():
                 warnings.warn(f"at step {step}: {text}", RuntimeWarning, stacklevel=6)
             self._advised.add(name)
 
     def drop_files(self) -> None:
-        """Stop writing to the run directory, which is gone."""
+        """Stop writing to the run directory, which was deleted or moved."""
         self._files.abandon()
         self._log.close()
 
     def close(self, last: str | None = None) -> None:
-        """Close files, loggers and display, and the log after an optional last line. May be called twice."""
+        """Close files, loggers and display, after an optional last line of the log. May be called twice."""
         if last is not None:
             self.log(last)
         self._files.close()

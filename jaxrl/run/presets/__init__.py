@@ -1,9 +1,9 @@
 """Published settings by name, each with its source, in the TOML files of this folder, one per source.
 
 A table is a preset or, if its name begins with "_", the shared part of several presets. `base` names the tables that it
-extends: tables within are merged, except that one of another `type` replaces the base's, as other values do. `unset`
-lists settings that are None, by paths in `algorithm`. `{base}` in a source is the base's source. A preset writes every
-field that its source fixes, even if that is the default: a changed default changes no preset
+extends: nested tables are merged, unless their `type` differs, and other values are replaced. `unset` lists settings
+that are None, as paths in `algorithm`. `{base}` in a source is the base's source. A preset contains every field that
+its source specifies, even if that is the default, so that presets do not depend on defaults
 (`tests/golden/presets.json`).
 """
 
@@ -25,7 +25,7 @@ _KEYS = {"algorithm", "base", "env", "source", "topology", "total_steps", "unset
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """Settings of a whole run.
+    """The settings of a run.
 
         preset = jaxrl.preset("purejaxrl-cartpole")
         topology = jaxrl.Anakin(**preset.topology)
@@ -34,10 +34,10 @@ class Preset:
     Attributes:
       name: name for `jaxrl.preset` and `--preset`.
       algorithm: the algorithm with all its fields.
-      env: the environment of the source, "suite:name"; another of its kind may be used instead.
+      env: the environment of the source, "suite:name"; similar ones may be used instead.
       total_steps: environment steps of the source's training.
       topology: arguments of `Anakin` or `Sebulba`, including "num_envs".
-      source: origin of the numbers, and differences from it.
+      source: source of the settings, and differences from it.
     """
 
     name: str
@@ -49,14 +49,14 @@ class Preset:
 
 
 class _Presets(Mapping[str, Preset]):
-    """The presets of TOML files, each made at first use."""
+    """A mapping of the presets in TOML files, each decoded at first use."""
 
     def __init__(self, texts: Iterable[str]):
         self._tables: dict[str, dict[str, Any]] = {}
         for text in texts:
             tables = tomllib.loads(text)
             if twice := sorted(set(tables) & set(self._tables)):
-                raise ConfigError(f"the preset {twice[0]!r} stands in two files: rename one")
+                raise ConfigError(f"the preset {twice[0]!r} is in two files; rename one of them")
             self._tables |= tables
         self._made: dict[str, Preset] = {}
 
@@ -75,7 +75,7 @@ class _Presets(Mapping[str, Preset]):
 
     def _merged(self, name, extending):
         if name in extending or not isinstance(self._tables.get(name), dict):
-            raise ConfigError(f"the preset {(*extending, name)[0]!r} extends {name!r}, which is itself or no table")
+            raise ConfigError(f"the preset {(*extending, name)[0]!r} extends {name!r}, which is itself or not a table")
         table, whole = self._tables[name], {}
         bases = table.get("base", [])
         for base in [bases] if isinstance(bases, str) else bases:
@@ -98,15 +98,15 @@ def _merge(base, own):
 
 def _decoded(name, table):
     if wrong := sorted(set(table) ^ (_KEYS - {"base", "unset"})):
-        raise ConfigError(f"the preset {name!r} lacks {wrong[0]!r}, or may not have it: {', '.join(sorted(_KEYS))}")
+        raise ConfigError(f"the preset {name!r} lacks {wrong[0]!r} or cannot have it; its keys are {sorted(_KEYS)}")
     algorithm = config.decode(table["algorithm"])
     if ignored := list(_ignored(table["algorithm"], config.encode(algorithm), "algorithm")):
-        raise ConfigError(f"the preset {name!r} has {ignored[0]}, which {type(algorithm).__name__} does not take")
+        raise ConfigError(f"the preset {name!r} has {ignored[0]}, which {type(algorithm).__name__} does not accept")
     return Preset(name, **table | {"algorithm": algorithm})
 
 
 def _ignored(written, made, path):
-    """Yield values that decoding ignored or changed, which is allowed only for an older run's configuration."""
+    """Yield values that decoding ignored or changed, as it does for configurations of older runs."""
     if isinstance(written, dict) and isinstance(made, dict):
         for key, value in written.items():
             yield from _ignored(value, made.get(key, ...), f"{path}.{key}")
@@ -115,11 +115,11 @@ def _ignored(written, made, path):
 
 
 def presets_of(texts: Iterable[str]) -> Mapping[str, Preset]:
-    """Return the presets of the texts of TOML files by name; each is checked when it is looked up.
+    """Return the presets in TOML texts by name; each is checked when it is looked up.
 
     Raises:
-      ConfigError: a name is in two files; or, when a preset is looked up, a base is missing, or a key, type or value is
-        not one of its algorithm's.
+      ConfigError: a name is in two texts; or, when a preset is looked up, a base is missing, or its algorithm lacks a
+        key, type or value.
       tomllib.TOMLDecodeError: a text is not TOML.
     """
     return _Presets(texts)
@@ -136,7 +136,7 @@ def preset(name: str) -> Preset:
     """Return published settings by name; `jaxrl algos` lists them.
 
     Raises:
-      ConfigError: there is no such preset; suggests the close names.
+      ConfigError: there is no such preset; the message suggests similar names.
     """
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS, "jaxrl algos lists them")
