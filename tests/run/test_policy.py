@@ -274,7 +274,7 @@ def test_keys_and_masks_of_any_kind():
         ({"reward": "high"}, "reward='high' must be a number"),
         ({"carry": 3}, "carry=3 does not belong to this policy"),
         ({"carry": ()}, "does not belong to this policy"),
-        ({"carry": "two"}, "a single observation, and the carry of another"),
+        ({"carry": "two"}, "the carry does not belong to a single observation"),
         ({"carry": "recurrent"}, "does not belong to this policy"),
     ],
 )
