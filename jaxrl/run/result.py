@@ -30,7 +30,7 @@ from jaxrl.parallel.multihost import distributed
 from jaxrl.parallel.multihost.place import own_place
 from jaxrl.plots.curves import plot_run
 from jaxrl.run.directory.checkpoint import Checkpointer
-from jaxrl.run.directory.run_directory import RunDirectory, check_no_pattern, read_config
+from jaxrl.run.directory.run_directory import RunDirectory, read_config
 from jaxrl.run.loggers import CSVLogger, JSONLLogger, Logger, Loggers, TensorBoardLogger
 from jaxrl.run.loop.advice import late_return
 from jaxrl.run.plotting import as_run, plot_runs
@@ -221,7 +221,6 @@ def opened(
     with contextlib.ExitStack() as stack:
         directory = None
         with distributed.collective_errors("opening the run directory"):
-            check_no_pattern(path)
             if distributed.is_leader():
                 place = own_place()
                 start = None if place is None else place.start

@@ -62,35 +62,34 @@ class RunDirectory:
         launch: str | None = None,
     ):
         self.path = files.expand(path).absolute()
-        _check_name(self.path)
+        check_no_pattern(self.path)
         self.config: dict[str, Any] = files.as_read_back(config)
         self._lock: IO[str] | None = None
-        self.start, before = secrets.token_hex(8), ""
+        self.start = secrets.token_hex(8)
         kind = ownership.config_kind(config)
         if not ownership.is_own(self.path / ".lock", "lock"):  # otherwise, its files may change until it is locked
             ownership.check_folder(self.path, kind)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock, before = _lock(self.path, self.start)
+            self._lock = _lock(self.path)
             _probe(self.path)
             ownership.check_folder(self.path, kind)
             files.clear_temporaries(self.path, ownership.OF_RUNS)
-            if overwrite and ownership.folder_kind(self.path) == kind:
+            replaces = overwrite and ownership.folder_kind(self.path) == kind
+            self.resumed = not replaces and self._compare()
+            self._lock.truncate(0)  # from now on, the last run in the directory is this one
+            self._write_lock(f"process {os.getpid()} on {socket.gethostname()}\nstart {self.start}\n")
+            if replaces:
                 ownership.remove(self.path, kind)
-            self.resumed = self._compare()
             files.write_json(self.path / "config.json", {"format": FORMAT} | self.config)
             for line in dict.fromkeys(not_written(self.config)):
                 warnings.warn(line, RuntimeWarning, stacklevel=2)
             if launch is not None:
-                self._lock.write(f"launch {launch}\n")
-                self._lock.flush()
+                self._write_lock(f"launch {launch}\n")
         except OSError as error:
             self.close()
             raise RunDirectoryError(f"cannot write to the run directory {self.path}: {error}") from error
         except RunDirectoryError:
-            if self._lock is not None:  # the last run in the directory is still the earlier one
-                with contextlib.suppress(OSError):
-                    _write_lock(self._lock, before)
             self.close()
             raise
 
@@ -143,6 +142,11 @@ class RunDirectory:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _write_lock(self, text: str) -> None:
+        assert self._lock is not None  # until it is closed
+        self._lock.write(text)
+        self._lock.flush()
 
     def _compare(self) -> bool:
         """Check that an earlier run has the same configuration; return whether there is one."""
@@ -285,24 +289,20 @@ def with_new_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     return filled
 
 
-def _check_name(path: Path) -> None:
-    """Check that Orbax could write to a path: it supports only names in UTF-8."""
-    try:
-        os.fspath(path).encode()
-    except UnicodeEncodeError:
-        raise RunDirectoryError(
-            f"the name of the run directory {os.fsencode(path)!r} is not UTF-8, so no checkpoint can be saved there; "
-            "use another --run-dir"
-        ) from None
-
-
 def check_no_pattern(path: str | os.PathLike) -> None:
-    """Reject a directory whose checkpoints Orbax would not find, because it reads its own path as a pattern.
+    """Reject a path that Orbax cannot use: it supports only UTF-8, and reads its own path as a pattern.
 
     Raises:
-      RunDirectoryError: a part of the path contains `**`, or brackets that do not match themselves.
+      RunDirectoryError: the path is not UTF-8, or a part of it contains `**` or brackets that do not match themselves.
     """
     place = files.expand(path).absolute()
+    try:
+        os.fspath(place).encode()
+    except UnicodeEncodeError:
+        raise RunDirectoryError(
+            f"the name of the run directory {os.fsencode(place)!r} is not UTF-8, so no checkpoint can be saved there; "
+            "use another --run-dir"
+        ) from None
     for part in place.parts:
         if "**" in part or not fnmatch.fnmatchcase(part, part):
             raise RunDirectoryError(
@@ -311,8 +311,8 @@ def check_no_pattern(path: str | os.PathLike) -> None:
             )
 
 
-def _lock(path: Path, start: str) -> tuple[IO[str], str]:
-    """Lock the directory until this process ends; return the open lock file and its earlier text."""
+def _lock(path: Path) -> IO[str]:
+    """Lock the directory until this process ends; return the open lock file."""
     file = files.open_to_append(path / ".lock")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -323,16 +323,7 @@ def _lock(path: Path, start: str) -> tuple[IO[str], str]:
         raise RunDirectoryError(
             f"the run directory {path} is in use by {holder}; wait for it to end, or use another --run-dir"
         ) from None
-    with files.open_to_read(path / ".lock") as found:
-        before = found.read(400).decode(errors="replace")
-    _write_lock(file, f"process {os.getpid()} on {socket.gethostname()}\nstart {start}\n")
-    return file, before
-
-
-def _write_lock(file: IO[str], text: str) -> None:
-    file.truncate(0)
-    file.write(text)
-    file.flush()
+    return file
 
 
 def _probe(path: Path) -> None:

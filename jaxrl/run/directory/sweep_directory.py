@@ -153,18 +153,10 @@ def read_curves(path: str | os.PathLike) -> list[tuple[int, dict[str, Any], list
     return [(number, configs[number] | {"seed": seed}, found) for (number, seed), found in sorted(rows.items())]
 
 
-def read_origin(path: str | os.PathLike) -> dict[str, Any]:
-    """Return the recorded command, machine and versions of a sweep.
-
-    Raises:
-      RunDirectoryError: `path` does not contain a readable sweep.
-    """
-    found = _read(path).get("origin")
-    return found if isinstance(found, dict) else {}
-
-
 def read_call(path: str | os.PathLike) -> dict[str, Any]:
-    """Return the recorded measurements of the call that trained a sweep, by name; empty for other directories.
+    """Return the recorded measurements and "origin" of the call that trained a sweep; empty for other directories.
+
+    The origin is the command, the machine and the versions.
 
     Raises:
       RunDirectoryError: the record of the sweep cannot be read.
@@ -172,7 +164,9 @@ def read_call(path: str | os.PathLike) -> dict[str, Any]:
     if not is_sweep(path):
         return {}
     found = _read(path)
-    return {name: found[name] for name in OF_THE_CALL if is_number(found.get(name))} | {"origin": read_origin(path)}
+    origin = found.get("origin")
+    numbers = {name: found[name] for name in OF_THE_CALL if is_number(found.get(name))}
+    return numbers | {"origin": origin if isinstance(origin, dict) else {}}
 
 
 def read_lineage(path: str | os.PathLike) -> Lineage | None:

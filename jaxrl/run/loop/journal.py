@@ -21,7 +21,7 @@ class Journal:
 
     Args:
       loggers: the user's loggers.
-      display: display of the newest values, or None.
+      display: display of the newest values.
       log: the text log.
 
     Attributes:
@@ -31,7 +31,7 @@ class Journal:
       laps: the clock of this session.
     """
 
-    def __init__(self, loggers: Sequence[Logger], display: ProgressBar | None, log: RunLog):
+    def __init__(self, loggers: Sequence[Logger], display: ProgressBar, log: RunLog):
         self.history: list[dict[str, float]] = []
         self.newest: dict[str, float] = {}
         self.earlier_seconds = 0.0
@@ -41,12 +41,11 @@ class Journal:
 
     def start(self, total_steps: int) -> None:
         """Show that a run of `total_steps` steps is being compiled."""
-        if self._display is not None:
-            self._display.start(total_steps, timed=True, phase="compiling")
+        self._display.start(total_steps, timed=True, phase="compiling")
 
     def open(self, directory: RunDirectory, step: int) -> None:
         """Open the files of a run directory, read their rows up to `step`, and delete later ones."""
-        if self._display is not None and step:
+        if step:
             self._display.resume(step)
         self._files = Loggers(metrics_files(directory, step))
         rows = read_metrics(directory.metrics_jsonl)  # None is NaN in an uninterrupted run
@@ -74,14 +73,12 @@ class Journal:
         self._loggers.write(step, found)
         if (score := metrics.get("evaluation/return_mean")) is not None:
             self.log(f"step {step:,}: return {score:.6g} in evaluation")
-        if self._display is not None:
-            # An evaluation in a thread belongs to an earlier step.
-            self._display.update(max(step, self._display.step), found)
+        # An evaluation in a thread belongs to an earlier step.
+        self._display.update(max(step, self._display.step), found)
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show metrics without writing them."""
-        if self._display is not None:
-            self._display.update(step, metrics)
+        self._display.update(step, metrics)
 
     def show_video(self, step: int, video: Path) -> None:
         """Pass a video to the loggers that accept videos."""
@@ -91,8 +88,7 @@ class Journal:
     def note(self, text: str) -> None:
         """Show a line, and log it."""
         self.log(text)
-        if self._display is not None:
-            self._display.note(text)
+        self._display.note(text)
 
     def log(self, text: str) -> None:
         """Write a line only to the log."""
@@ -116,5 +112,4 @@ class Journal:
             self.log(last)
         self._files.close()
         self._loggers.close()
-        if self._display is not None:
-            self._display.close()
+        self._display.close()

@@ -17,6 +17,7 @@ from typing import Any
 from jaxrl.core import config
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.types import Algorithm
+from jaxrl.run.directory.run_directory import difference
 
 __all__ = ["PRESETS", "Preset", "preset", "presets_of"]
 
@@ -100,18 +101,12 @@ def _decoded(name, table):
     if wrong := sorted(set(table) ^ (_KEYS - {"base", "unset"})):
         raise ConfigError(f"the preset {name!r} lacks {wrong[0]!r} or cannot have it; its keys are {sorted(_KEYS)}")
     algorithm = config.decode(table["algorithm"])
-    if ignored := list(_ignored(table["algorithm"], config.encode(algorithm), "algorithm")):
-        raise ConfigError(f"the preset {name!r} has {ignored[0]}, which {type(algorithm).__name__} does not accept")
+    made = config.encode(algorithm)  # decoding ignores or changes some values, for the configurations of older runs
+    if ignored := difference(_merge(made, table["algorithm"]), made, prefix="algorithm."):
+        raise ConfigError(
+            f"the preset {name!r} has an invalid value (there -> {type(algorithm).__name__}): {ignored[0]}"
+        )
     return Preset(name, **table | {"algorithm": algorithm})
-
-
-def _ignored(written, made, path):
-    """Yield values that decoding ignored or changed, as it does for configurations of older runs."""
-    if isinstance(written, dict) and isinstance(made, dict):
-        for key, value in written.items():
-            yield from _ignored(value, made.get(key, ...), f"{path}.{key}")
-    elif written != made or isinstance(written, bool) != isinstance(made, bool):
-        yield f"{path} = {written!r}"
 
 
 def presets_of(texts: Iterable[str]) -> Mapping[str, Preset]:

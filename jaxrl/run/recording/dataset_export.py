@@ -180,9 +180,8 @@ def _export(open_writer, policy, env, episodes, seed, explore, num_envs, max_ste
     common = provenance(policy.algo, env, seed) | {"policy_version": policy_version}
     cutter, rows, written = EpisodeCutter(len(here), max_steps), 0, 0
     with open_writer(env) as writer, contextlib.ExitStack() as stack:
-        bar = stack.enter_context(ProgressBar(unit="episodes")) if progress else None
-        if bar is not None:
-            bar.start(mine)
+        bar = stack.enter_context(ProgressBar(unit="episodes", shown=progress))
+        bar.start(mine)
         stream = policy_rows.play(policy, env, env_index=here, all_envs=num_envs, seed=seed, explore=explore)
         stack.callback(stream.close)
 
@@ -197,8 +196,7 @@ def _export(open_writer, policy, env, episodes, seed, explore, num_envs, max_ste
         for stretch in stream:
             write(cutter.add(stretch))
             rows += len(stretch.first)
-            if bar is not None:
-                bar.update(written)
+            bar.update(written)
             if not left.any():
                 break
             if rows >= limit:
