@@ -29,7 +29,7 @@ from jaxrl.parallel.threads import requested
 
 MOST_BYTES = 2 * 2**30  # size limit of a processor's folder; the least recently used entries are deleted first
 _LEAST_FREE_BYTES = 256 * 2**20  # free space on the disk
-_INDEX = "checked.json"
+_CHECKED = "checked"  # a file that is changed when entries are checked
 _JAX_VARIABLES = ("JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE")
 _lock = threading.Lock()
 _COMPILED, _LOADED = "/jax/compilation_cache/cache_misses", "/jax/compilation_cache/cache_hits"
@@ -146,34 +146,22 @@ def _make_usable(folder: Path) -> None:
 
 def _discard_damaged(folder: Path) -> None:
     """Delete new entries that cannot be decompressed, and the least recently used ones beyond the size limit."""
-    index = folder / _INDEX
-    try:
-        checked = files.read_json(index)
-        checked = checked if isinstance(checked, dict) else {}
-    except (OSError, ValueError):
-        checked = {}
-    entries, fine = [], {}
-    for entry in os.scandir(folder):
-        if not entry.name.endswith("-cache"):
-            continue
-        found = entry.stat()
-        entries.append((max(found.st_atime, found.st_mtime), found.st_size, entry))
-        seen = [found.st_size, found.st_mtime_ns]
-        if checked.get(entry.name) != seen and not _decompresses(Path(entry.path)):
-            _delete(entry.path)
+    checked = folder / _CHECKED
+    since = checked.stat().st_ctime_ns if checked.exists() else 0
+    checked.touch()  # before the check, so that entries written meanwhile are new at the next one
+    entries = []
+    for path in folder.glob("*-cache"):
+        found = path.stat()
+        if found.st_ctime_ns >= since and not _decompresses(path):
+            _delete(path)
         else:
-            fine[entry.name] = seen
+            entries.append((max(found.st_atime, found.st_mtime), found.st_size, path))
     total = sum(size for _, size, _ in entries)
-    for _, size, entry in sorted(entries, key=lambda found: found[0]):
+    for _, size, path in sorted(entries):
         if total <= MOST_BYTES:
             break
-        _delete(entry.path)
-        fine.pop(entry.name, None)
+        _delete(path)
         total -= size
-    if fine != checked:
-        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
-            file.write(files.to_json(fine))
-        os.replace(file.name, index)
 
 
 def _decompresses(path: Path) -> bool:
@@ -188,6 +176,6 @@ def _decompresses(path: Path) -> bool:
     return True
 
 
-def _delete(path: str) -> None:
+def _delete(path: Path) -> None:
     with contextlib.suppress(OSError):  # another process deleted it, or it cannot be deleted
-        os.unlink(path)
+        path.unlink()

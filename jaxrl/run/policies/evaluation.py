@@ -15,7 +15,7 @@ from jaxrl.core.arguments import checked
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.host_types import only_instance
 from jaxrl.core.interrupts import interruptible
-from jaxrl.core.limits import checked_seed, seed_problems
+from jaxrl.core.limits import checked_seed
 from jaxrl.core.matching import space_problems
 from jaxrl.core.types import ActorState, Algorithm, Environment, EnvSpec, HostRecipe, PyTree, num_agents
 from jaxrl.envs.env_registry import EnvironmentLike, as_environment
@@ -143,8 +143,7 @@ def evaluate(
     if num_envs is None and only_instance(env) is not None:
         num_envs = 1
     problems = space_problems(env, spec, "the policy was trained on")
-    problems += seed_problems("seed", seed) + episodes_problems("episodes", episodes, num_envs, max_steps)
-    if problems:
+    if problems := problems + episodes_problems("episodes", episodes, num_envs, max_steps):
         raise ConfigError(problems)
     agents = num_agents(env)
     if opponent is not None:

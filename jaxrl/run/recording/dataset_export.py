@@ -18,7 +18,7 @@ from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.host_types import only_instance
 from jaxrl.core.interrupts import interruptible
-from jaxrl.core.limits import checked_seed, seed_problems
+from jaxrl.core.limits import checked_seed
 from jaxrl.core.matching import check_spaces
 from jaxrl.core.types import Algorithm, Environment, HostRecipe, num_agents
 from jaxrl.data.minari import MinariWriter
@@ -31,10 +31,7 @@ from jaxrl.run.policies.policy import Policy
 from jaxrl.run.recording import policy_rows
 
 _NUM_ENVS = 128
-_MOST_ENVS = 1 << 20
-
-
-_COUNTS = {"episodes": {"low": 1}, "num_envs": {"low": 1}, "max_steps": {"low": 1}}
+_COUNTS = {"episodes": {"low": 1}, "num_envs": {"low": 1, "high": 1 << 20}, "max_steps": {"low": 1}}
 
 
 @interruptible
@@ -161,13 +158,8 @@ def export_minari(
 def _export(open_writer, policy, env, episodes, seed, explore, num_envs, max_steps, policy_version, progress):
     """Play episodes and write them."""
     process, processes = jax.process_index(), jax.process_count()
-    problems = seed_problems("seed", seed)
     if min(episodes, num_envs or episodes) < processes:
-        problems.append(f"episodes={episodes} and num_envs={num_envs} must be at least the {processes} processes")
-    if num_envs is not None and num_envs > _MOST_ENVS:
-        problems.append(f"num_envs={num_envs} must be at most {_MOST_ENVS:,}")
-    if problems:
-        raise ConfigError(problems)
+        raise ConfigError(f"episodes={episodes} and num_envs={num_envs} must be at least the {processes} processes")
     env, seed = envs.prepared(env), checked_seed("seed", seed)
     check_spaces(policy.spec, env)
     most = processes * _NUM_ENVS if only_instance(env) is None else 1
