@@ -50,10 +50,10 @@ def test_one_many_numpy_or_jax(name):
 def test_what_is_not_an_observation_is_refused():
     policy = policy_of(PPO)
     for wrong, words in (
-        (np.zeros(3, np.float32), r"shape \(3,\), the policy was trained on \(4,\)"),
+        (np.zeros(3, np.float32), r"shape \(3,\); allowed is \(4,\)"),
         (np.zeros((2, 2, 4), np.float32), r"shape \(2, 2, 4\)"),
         (np.float32(0), r"shape \(\)"),
-        (np.zeros(4, np.complex64), "dtype complex64, the policy was trained on float32"),
+        (np.zeros(4, np.complex64), "dtype complex64, but the policy was trained on float32"),
         (np.asarray(["a"] * 4), "dtype <U1"),
     ):
         with pytest.raises(ConfigError, match=words):
@@ -71,7 +71,7 @@ def test_checked_batch():
     assert checked_batch({"image": np.zeros((5, 2, 3), np.uint8), "speed": np.zeros(5, np.float32)}, both) == 5
     for wrong, words in (
         ({"image": np.zeros((5, 2, 3), np.uint8), "speed": np.float32(0)}, "mixes batches"),
-        ({"image": np.zeros((2, 3), np.uint8)}, r"has \['image'\], the policy was trained on a dictionary of"),
+        ({"image": np.zeros((2, 3), np.uint8)}, r"has \['image'\], but the policy was trained on a dictionary of"),
         (np.zeros(3), "has ndarray"),
         ({"image": np.zeros((2, 2), np.uint8), "speed": np.float32(0)}, r"observation\['image'\] has shape \(2, 2\)"),
     ):

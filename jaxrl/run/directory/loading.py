@@ -15,7 +15,7 @@ from jaxrl.core.config import decode
 from jaxrl.core.errors import ConfigError, JaxrlError, RunDirectoryError
 from jaxrl.core.interrupts import interruptible
 from jaxrl.core.keys import held_out_seed
-from jaxrl.core.matching import space_problems
+from jaxrl.core.matching import check_spaces
 from jaxrl.core.native import NativeSpaces, check_fits
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import Algorithm, Environment, EnvSpec, HostRecipe, NativeRecipe, PyTree, env_spec
@@ -63,7 +63,6 @@ class LoadedRun:
 
 
 @interruptible
-@checked(step={"low": 0})
 def load(
     path: str | Path,
     *,
@@ -149,7 +148,9 @@ def _described_run(path, algo, env):
         if made is None:
             made = _with_native(from_config(config["environment"]), config.get("native"))
         else:
-            _check_spaces(config["environment"], made)
+            trained_on = config["environment"]
+            both = (decode(trained_on.get(f"{what}_space")) for what in ("observation", "action"))
+            check_spaces(EnvSpec(full_name(trained_on), *both), made)  # before parameters fail to match
         env = envs.prepared(made)
         spec = env_spec(env)
         algo = algo.resolve(spec, 0)  # loaded to act, without training environments
@@ -189,13 +190,6 @@ def _with_native(env, config):
     check_fits(native.observation, env.observation_space)
     check_fits(native.action, env.action_space)
     return dataclasses.replace(env, native=native)
-
-
-def _check_spaces(trained_on, env):
-    """Reject an environment in which the policy cannot act, before its parameters are read."""
-    spaces_there = (decode(trained_on.get(f"{what}_space")) for what in ("observation", "action"))
-    if problems := space_problems(env, EnvSpec(full_name(trained_on), *spaces_there), "the policy was trained on"):
-        raise ConfigError([f"{problem} ({full_name(trained_on)})" for problem in problems])
 
 
 def _steps_in_all(config, algo):

@@ -16,7 +16,7 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.host_types import only_instance
 from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import checked_seed
-from jaxrl.core.matching import space_problems
+from jaxrl.core.matching import check_spaces
 from jaxrl.core.types import ActorState, Algorithm, Environment, EnvSpec, HostRecipe, PyTree, num_agents
 from jaxrl.envs.env_registry import EnvironmentLike, as_environment
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT, Supervised
@@ -142,8 +142,8 @@ def evaluate(
     env = as_environment(env)
     if num_envs is None and only_instance(env) is not None:
         num_envs = 1
-    problems = space_problems(env, spec, "the policy was trained on")
-    if problems := problems + episodes_problems("episodes", episodes, num_envs, max_steps):
+    check_spaces(spec, env)
+    if problems := episodes_problems("episodes", episodes, num_envs, max_steps):
         raise ConfigError(problems)
     agents = num_agents(env)
     if opponent is not None:
