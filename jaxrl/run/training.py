@@ -171,9 +171,7 @@ def run_training(settings: RunSettings, limits: LoopLimits = NO_LIMITS) -> Resul
             notes += parent_notes(parent)
         described, dataset = None, None
         if settings.dataset is not None:
-            settings, program = _with_stream(settings, program)
-            learned = _streamed if settings.topology.stream else _held
-            described, dataset = learned(settings, program)
+            settings, program, described, dataset = _with_dataset(settings, program)
         recorder = _recorder(settings, program)
         if settings.video_every is not None:
             from jaxrl.run.recording import rendering  # most runs have no videos
@@ -263,35 +261,31 @@ def _initial(settings, spec):
     return initial, initial.parent
 
 
-def _with_stream(settings, program):
-    """Return settings and program, which stream an offline dataset that does not fit on the devices."""
+def _with_dataset(settings, program):
+    """Return settings and program, the entry "dataset" of config.json, and the data.
+
+    The data are transitions on the program's devices or, for an offline dataset that does not fit there, batches from
+    disk, for which settings and program change.
+    """
+    dataset, layout = settings.dataset, program.layout
+    devices = list(layout.mesh.devices.flat)
     if settings.topology.stream is None:
-        stream = not rings.fit(settings.dataset, program.layout.spec, list(program.layout.mesh.devices.flat))
+        stream = not rings.fit(dataset, layout.spec, devices)
         settings = settings.replace(topology=dataclasses.replace(settings.topology, stream=stream))
         program = settings.topology.bind(settings.algo, settings.env, settings.dataset_fraction)
-    return settings, program
-
-
-def _streamed(settings, program):
-    """Return the entry "dataset" of config.json, and batches from disk."""
-    dataset, (source,) = settings.dataset, program.layout.experience(settings.algo).dataset_sources.values()
-    checksum = zlib.crc32(dataset.lengths.tobytes())
-    batches = rings.stream(dataset, source, program.layout.spec, seed=settings.seed)
-    return _dataset_config(dataset, checksum, program), batches
-
-
-def _held(settings, program):
-    """Return the entry "dataset" of config.json, and the transitions on the program's devices."""
-    dataset, sources = settings.dataset, program.layout.experience(settings.algo).dataset_sources
-    made, checksum = rings.rings(dataset, sources, program.layout.spec, columns=program.layout.shards)
-    made = {of_dataset(name): ring for name, ring in made.items()}
-    memory.check_rings(made, list(program.layout.mesh.devices.flat))
-    on_devices = meshes.sharded(made, program.layout.mesh, fixed.partition(made, "data"))
-    return _dataset_config(dataset, checksum, program), on_devices
-
-
-def _dataset_config(dataset, checksum, program):
-    return {"path": str(dataset.path), "checksum": checksum, "dataset_fraction": program.layout.dataset_fraction}
+        layout = program.layout
+    sources = layout.experience(settings.algo).dataset_sources
+    if settings.topology.stream:
+        (source,) = sources.values()
+        checksum = zlib.crc32(dataset.lengths.tobytes())
+        data = rings.stream(dataset, source, layout.spec, seed=settings.seed)
+    else:
+        made, checksum = rings.rings(dataset, sources, layout.spec, columns=layout.shards)
+        made = {of_dataset(name): ring for name, ring in made.items()}
+        memory.check_rings(made, devices)
+        data = meshes.sharded(made, layout.mesh, fixed.partition(made, "data"))
+    described = {"path": str(dataset.path), "checksum": checksum, "dataset_fraction": layout.dataset_fraction}
+    return settings, program, described, data
 
 
 def _recorder(settings, program):

@@ -452,14 +452,12 @@ def _complete(directory: Path) -> dict[int, Manifest]:
 
 
 def _move_into_place(building: Path, final: Path) -> None:
+    replaced = final.with_name(_REPLACED + final.name)
+    shutil.rmtree(replaced, ignore_errors=True)
     if final.exists():
-        replaced = final.with_name(_REPLACED + final.name)
-        shutil.rmtree(replaced, ignore_errors=True)
         final.rename(replaced)
-        building.rename(final)
-        shutil.rmtree(replaced, ignore_errors=True)
-    else:
-        building.rename(final)
+    building.rename(final)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _remove_until_it_stays_away(building: Path) -> None:

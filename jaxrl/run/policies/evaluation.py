@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -49,11 +50,11 @@ class Evaluation:
 
     @property
     def return_mean(self) -> float:
-        return float(np.mean(self.returns)) if self.returns.size else float("nan")
+        return float(np.mean(self.returns)) if self.episodes else math.nan
 
     @property
     def return_std(self) -> float:
-        return float(np.std(self.returns)) if self.returns.size else float("nan")
+        return float(np.std(self.returns)) if self.episodes else math.nan
 
     @property
     def episodes(self) -> int:
@@ -64,7 +65,7 @@ class Evaluation:
         return {
             "return_mean": self.return_mean,
             "return_std": self.return_std,
-            "length_mean": float(np.mean(self.lengths)) if self.lengths.size else float("nan"),
+            "length_mean": float(np.mean(self.lengths)) if self.episodes else math.nan,
             "episodes": self.episodes,
             "unfinished": self.unfinished,
         }

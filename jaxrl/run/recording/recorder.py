@@ -25,7 +25,7 @@ from jaxrl.core.recorded import Fetch, Recorded
 from jaxrl.core.types import Algorithm, Environment, EnvSpec, HostRecipe
 from jaxrl.data import features
 from jaxrl.data.episodes import CUT_OFF, Episode
-from jaxrl.data.rlds import RldsWriter, host_directory
+from jaxrl.data.rlds import RldsWriter, check_hosts, host_directory
 from jaxrl.data.rows import EpisodeCutter
 from jaxrl.run.loop.background import BackgroundTask
 from jaxrl.run.recording.dataset_export import provenance
@@ -60,43 +60,43 @@ class Record:
 
         Raises:
           ConfigError: settings are invalid, arrays could not be read back bit for bit, or the path contains something
-            else; the message lists all problems.
+            else.
           MissingExtraError: `jaxrl[data]` is not installed.
         """
         features.tfds()
         problems = count_problems(every=(self.every, 1), max_steps=(self.max_steps, 1))
-        problems += self._occupied(run_dir, overwrite)
         try:
+            self._check_path(run_dir, overwrite)
             features.fields_of(_example(spec))
         except ConfigError as error:
             problems += error.problems
         if problems:
             raise ConfigError([f"record: {problem}" for problem in problems])
 
-    def _occupied(self, run_dir, overwrite):
-        """Return one line if this run cannot use the path."""
-        folder, whole, processes = self.folder(), files.expand(self.path).absolute(), jax.process_count()
-        others = set(whole.glob("host-*-of-*")) - {whole / host_directory(i, processes) for i in range(processes)}
-        if folder != whole and (others or (whole / _OWNER).exists()):
-            return [f"path={str(whole)!r} contains the recording of another number of processes; use another path"]
+    def _check_path(self, run_dir, overwrite):
+        """Check that this run can use the path.
+
+        Raises:
+          ConfigError: the path contains something else.
+        """
+        folder, processes = self.folder(), jax.process_count()
+        if processes > 1:
+            check_hosts(folder.parent, processes)
         if not folder.exists() or (folder.is_dir() and all(path.name.startswith(".") for path in folder.iterdir())):
-            return []
+            return
+        where, remedy = f"path={str(folder)!r}", "use another path, or move it away"
         try:
             owner = files.read_json(folder / _OWNER)["run"]
         except (OSError, ValueError, LookupError, TypeError):
-            return [f"path={str(folder)!r} exists and is not a recording; use another path, or move it away"]
+            raise ConfigError(f"{where} exists and is not a recording; {remedy}") from None
         if run_dir is None or owner != _relative(run_dir, folder):
-            return [f"path={str(folder)!r} contains the recording of another run; use another path, or move it away"]
+            raise ConfigError(f"{where} contains the recording of another run; {remedy}")
         if not overwrite and not (files.expand(run_dir) / "config.json").exists():
-            return [
-                f"path={str(folder)!r} contains the recording of a run without its directory {run_dir}; move it away, "
-                "or use another path"
-            ]
+            raise ConfigError(f"{where} contains the recording of a run without its directory {run_dir}; {remedy}")
         others = [one for one in folder.iterdir() if one.is_symlink()]
         others += [one for one in folder.glob(f"{_PART}[0-9]*") if not (one / "dataset_info.json").exists()]
         if others:
-            return [f"{others[0]} is not part of a recording; move it away, or use another path"]
-        return []
+            raise ConfigError(f"{others[0]} is not part of a recording; {remedy}")
 
 
 class Recorder:
