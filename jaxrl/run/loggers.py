@@ -291,10 +291,9 @@ class WandbLogger:
 def _saved_id(path: Path) -> str | None:
     """Return the id saved in a file, or None if the file is missing or invalid."""
     try:
-        record = files.read_json(path)
-    except (OSError, ValueError):
+        found = files.read_json(path)["id"]
+    except (OSError, ValueError, LookupError, TypeError):
         return None
-    found = record.get("id") if isinstance(record, dict) else None
     return found if isinstance(found, str) and re.fullmatch(r"[\w-]{1,64}", found, re.ASCII) else None
 
 

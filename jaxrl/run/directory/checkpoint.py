@@ -202,10 +202,12 @@ class Checkpointer:
         """The step with the highest score, or None if no step has one."""
         return _best(self._scores)
 
-    def restore(self, template: PyTree, step: int | None = None) -> tuple[PyTree, int, Manifest]:
-        """Restore a state, as the function `restore`; damaged steps no longer count towards `keep`."""
+    def restore(self, template: PyTree) -> tuple[PyTree, int, Manifest]:
+        """Restore the newest sound step; newer ones, which are damaged, no longer count towards `keep`."""
         self.wait()
-        return restore(self.directory, template, step, damaged=self._damaged)
+        state, step, record = restore(self.directory, template)
+        self._damaged = {newer for newer in _numbered(self.directory) if newer > step}
+        return state, step, record
 
     def close(self) -> None:
         """Wait for the pending save and stop the background thread. May be called twice."""
@@ -266,12 +268,7 @@ class Checkpointer:
 
 
 def restore(
-    directory: str | os.PathLike,
-    template: PyTree,
-    step: int | None = None,
-    *,
-    partial: bool = False,
-    damaged: set[int] | None = None,
+    directory: str | os.PathLike, template: PyTree, step: int | None = None, *, partial: bool = False
 ) -> tuple[PyTree, int, Manifest]:
     """Read a checkpoint and verify every leaf, without changing anything on disk.
 
@@ -284,7 +281,6 @@ def restore(
         and Python numbers come back as such. The number of devices may differ from when it was saved.
       step: the step to read, which must be sound; None: the newest sound step.
       partial: whether the template may lack leaves that were saved.
-      damaged: a set to which damaged steps are added.
 
     Returns:
       The state, its step, and its manifest.
@@ -306,8 +302,6 @@ def restore(
             state, record = _read_step(here[candidate], template, partial)
         except Damaged as error:
             tried.append(f"{here[candidate]}: {error}")
-            if damaged is not None:
-                damaged.add(candidate)
             continue
         for reason in tried:
             warnings.warn(f"damaged checkpoint {reason}; taking step {candidate} instead", RuntimeWarning, stacklevel=2)

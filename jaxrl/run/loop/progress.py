@@ -3,6 +3,7 @@
 import atexit
 import collections
 import contextlib
+import datetime
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -175,7 +176,8 @@ class ProgressBar:
         if value is not None:
             parts.append(f"return {value:.4g}")
         if math.isfinite(rate) and rate > 0:
-            parts.append(f"{_duration(max(self.total - self.step, 0) / rate)} left")
+            seconds = min(max(self.total - self.step, 0) / rate, 1e12)  # within the limits of timedelta
+            parts.append(f"{datetime.timedelta(seconds=math.ceil(seconds))} left")
         return "  ".join(parts)
 
 
@@ -186,9 +188,3 @@ def _speed(rate: float, unit: str) -> str:
     if rate >= 10 or rate <= 0:
         return f"{rate:,.0f} {unit}/s"
     return f"{rate:.3g} {unit}/s" if rate >= 1 else f"{1 / rate:,.1f} s/{unit.removesuffix('s')}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(math.ceil(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
