@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from jaxrl.core import files, interrupts, ownership
-from jaxrl.core.errors import CheckpointError, ConfigError, RunDirectoryError
+from jaxrl.core.errors import CheckpointError, ConfigError
 from jaxrl.core.limits import checked_seed
 from jaxrl.core.types import Algorithm
 from jaxrl.envs.env_registry import EnvironmentLike
@@ -74,8 +74,9 @@ def follow(
         raise ConfigError(f"{path} contains an exported policy, not a run; leave out --follow to evaluate it")
     if opponent is not None:
         opponent = as_opponent(opponent) or "random"  # the same for all checkpoints, even if its run continues
-    while not _begun(path):
+    while not (path / "config.json").exists():
         time.sleep(poll)
+    read_config(path)  # raises for an invalid file at once, not at the first checkpoint
     out = out or path / EVALUATIONS
     log = JSONLLogger(out)
     known = {row["step"] for row in read_metrics(out)}
@@ -147,13 +148,3 @@ def follow_launched(settings: RunSettings, *, poll: float = 1.0) -> NoReturn:
     ):
         pass
     raise SystemExit(0)
-
-
-def _begun(path):
-    try:
-        read_config(path)
-    except RunDirectoryError:
-        if (path / "config.json").exists():
-            raise
-        return False
-    return True

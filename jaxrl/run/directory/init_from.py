@@ -23,12 +23,11 @@ from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.trees import named_leaves
 from jaxrl.core.types import ActorState, Algorithm, Environment, EnvSpec, HostRecipe, PyTree
 from jaxrl.run.directory.loading import load_run
-from jaxrl.run.directory.manifest import take
+from jaxrl.run.directory.manifest import differences, take
 from jaxrl.run.directory.run_directory import read_config
 from jaxrl.run.policies.policy import Policy
 
 InitFrom = str | os.PathLike | Policy | PyTree
-_PROBLEMS_NAMED = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,30 +246,26 @@ def _kind(x):
 
 def _problems(acting, theirs, learner, shapes, values):
     """Return one line for each leaf that acting needs and that is missing or does not match."""
-    paths, leaves = list(named_leaves(shapes, ".")), jax.tree.leaves(shapes)
-    found = []
+    paths, leaves, problems = list(named_leaves(shapes, ".")), jax.tree.leaves(shapes), []
     for name, numbers in _needed(acting).items():
         if name == "statistics" and theirs is not None:
             there, here = set(named_leaves(theirs.statistics, ".")), set(named_leaves(numbers, "."))
             if there != here:
                 more = "normalizes more than this run" if there - here else "normalizes less than this run"
                 differing = ", ".join(sorted({path.partition(".")[0] for path in there ^ here}))
-                found.append(f"it {more} ({differing}); use its normalize_observation and normalize_reward")
+                problems.append(f"it {more} ({differing}); use its normalize_observation and normalize_reward")
                 continue
-        others = named_leaves(learner if theirs is None or learner is not None else _needed(theirs)[name], ".")
-        for path, number in named_leaves(numbers, ".").items():
-            if number < 0 and learner is None:
-                found.append(f"the {name} are computed from the learner; pass a run or the learner state instead")
-            elif number >= 0 and number not in values:
-                other = others.get(path if learner is None else paths[number])
-                there = "missing there" if other is None else f"{_described(other)} there"
-                if other is None or _kind(other) != _kind(leaves[number]):
-                    found.append(f"{paths[number]} is {_described(leaves[number])} here, but {there}")
-        if not found and any(number >= 0 and number not in values for number in jax.tree.leaves(numbers)):
-            found.append(f"the {name} have another structure")
-    if len(found) > _PROBLEMS_NAMED:
-        found = [*found[:_PROBLEMS_NAMED], f"and {len(found) - _PROBLEMS_NAMED} more parts"]
-    return list(dict.fromkeys(found))
+        lacking = {path: number for path, number in named_leaves(numbers, ".").items() if number not in values}
+        if learner is not None:
+            lacking = {paths[number]: number for number in lacking.values() if number >= 0}
+        elif -1 in lacking.values():
+            problems.append(f"the {name} are computed from the learner; pass a run or the learner state instead")
+            continue
+        others = named_leaves(_needed(theirs)[name] if learner is None else learner, ".")
+        found = {path: (tuple(x.shape), str(x.dtype)) for path, x in others.items()}
+        lines = differences({path: leaves[number] for path, number in lacking.items()}, found, partial=True)
+        problems += lines if lines or not lacking else [f"the {name} have another structure"]
+    return problems
 
 
 def _names(shapes, values):
@@ -292,7 +287,3 @@ def _names(shapes, values):
         return (taken, fresh) if taken or fresh else ([f"part of {name}"], [])
 
     return divide("" if _parts(numbers) else "learner", numbers)
-
-
-def _described(x):
-    return f"{x.dtype}{list(x.shape)}"

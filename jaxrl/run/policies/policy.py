@@ -288,13 +288,11 @@ def checked_batch(observation: PyTree, space: spaces.Space, where: str = "observ
       ConfigError: its shape or dtype fits neither.
     """
     if isinstance(space, spaces.Composite):
-        expected, kind = [key for key, _ in space.items], dict if isinstance(space, spaces.Dict) else tuple
-        has = sorted(observation) if isinstance(observation, dict) else type(observation).__name__
-        if isinstance(observation, tuple):
-            has = list(range(len(observation)))
-        if not isinstance(observation, kind) or has != expected:
-            what = "dictionary" if kind is dict else "tuple"
-            raise ConfigError(f"{where} has {has}, but the policy was trained on a {what} of {expected}")
+        expected, has = [key for key, _ in space.items], type(observation).__name__
+        if isinstance(observation, dict | tuple):
+            has = sorted(observation) if isinstance(observation, dict) else list(range(len(observation)))
+        if has != expected:
+            raise ConfigError(f"{where} has {has}, but the policy was trained on {expected}")
         sizes = {checked_batch(observation[name], child, f"{where}[{name!r}]") for name, child in space.items}
         if len(sizes) != 1:
             raise ConfigError(f"{where} mixes batches of {sorted(map(str, sizes))}; use the same size for all parts")
