@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import warnings
@@ -170,31 +171,25 @@ def _export(open_writer, policy, env, episodes, seed, explore, num_envs, max_ste
     left = episodes // num_envs + (here < episodes % num_envs)
     mine, limit = int(left.sum()), int(left.max()) * (max_steps + 1)
     common = provenance(policy.algo, env, seed) | {"policy_version": policy_version}
+    stream = policy_rows.play(policy, env, env_index=here, all_envs=num_envs, seed=seed, explore=explore)
     cutter, rows, written = EpisodeCutter(len(here), max_steps), 0, 0
-    with open_writer(env) as writer, contextlib.ExitStack() as stack:
-        bar = stack.enter_context(ProgressBar(unit="episodes", shown=progress))
+    with (
+        open_writer(env) as writer,
+        ProgressBar(unit="episodes", shown=progress) as bar,
+        contextlib.closing(stream),
+    ):
         bar.start(mine)
-        stream = policy_rows.play(policy, env, env_index=here, all_envs=num_envs, seed=seed, explore=explore)
-        stack.callback(stream.close)
-
-        def write(found):
-            nonlocal written
-            for index, episode in found:
+        while written < mine and rows < limit:
+            chunk = next(stream)
+            rows += len(chunk.first)
+            cut_off = cutter.finish() if rows >= limit else ()
+            for index, episode in itertools.chain(cutter.add(chunk), cut_off):
                 if left[index]:
                     left[index] -= 1
                     writer.write(episode, common | {"env_index": int(here[index])})
-                    written += 1
-
-        for stretch in stream:
-            write(cutter.add(stretch))
-            rows += len(stretch.first)
+            written = mine - int(left.sum())
             bar.update(written)
-            if not left.any():
-                break
-            if rows >= limit:
-                write(cutter.finish())
-                break
-        if left.any():
+        if written < mine:
             warnings.warn(
                 f"{env.name} finished only {written} of {mine} episodes in {rows:,} steps per environment; raise "
                 "max_steps for more",
