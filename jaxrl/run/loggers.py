@@ -20,6 +20,7 @@ from jaxrl.core import files, ownership
 from jaxrl.core.config import flatten
 from jaxrl.core.errors import MissingExtraError, RunDirectoryError
 from jaxrl.data.tfrecord import TfRecordWriter
+from jaxrl.run.directory.run_directory import check_below
 from jaxrl.run.directory.run_status import is_number
 
 _MOST_WAITING = 10_000  # rows that a failing logger has not written yet
@@ -245,11 +246,8 @@ class WandbLogger:
         except ImportError as error:
             raise MissingExtraError("Weights & Biases", "wandb") from error
         directory = None if directory is None else files.expand(directory)
-        if directory is not None and (directory / "wandb").is_symlink():
-            raise RunDirectoryError(
-                f"{directory / 'wandb'} is a link, but a run writes only to its own directory; replace the link by the "
-                "folder, or use another --run-dir"
-            )
+        if directory is not None:
+            check_below(directory, directory / "wandb")
         self._to_keep: Path | None = None
         if directory is not None and run_id is None:
             self._to_keep = directory / WANDB_ID

@@ -117,8 +117,7 @@ class RunDirectory:
         """
         if not self._is_there():
             raise CheckpointError(
-                f"the run directory {self.path} was deleted or moved during the run, so nothing more can be saved in "
-                "it, and the run ends"
+                f"the run directory {self.path} was deleted or moved during the run, which ends because it cannot save"
             )
 
     def _is_there(self):

@@ -187,8 +187,7 @@ def _built(env, seed):
     """Return a single environment that can draw itself."""
     if not isinstance(env, RenderedRecipe):
         raise ConfigError(
-            f"{env.name} cannot be drawn, because its recipe has no method build_rendered "
-            "(jaxrl.core.host_types.RenderedRecipe)"
+            f"{env.name} cannot be drawn; its recipe needs build_rendered (jaxrl.core.host_types.RenderedRecipe)"
         )
     try:
         return env.build_rendered(keys.evaluation_seed(seed))
