@@ -108,8 +108,8 @@ def compiled_for(target: Target, name: str, compile_it: Callable[[], jax.stages.
         raise ConfigError(_too_much(target, name, f"more memory than {target.name} has: {message:.300}")) from error
     seconds = time.monotonic() - since
     stats: Any = compiled.memory_analysis()
-    sizes = stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.temp_size_in_bytes
-    sizes = (*sizes, stats.generated_code_size_in_bytes)
+    read, written = stats.argument_size_in_bytes, stats.output_size_in_bytes
+    sizes = read, written, stats.temp_size_in_bytes, stats.generated_code_size_in_bytes
     peak = sum(sizes) - stats.alias_size_in_bytes
     if peak > target.memory:
         needs = f"{readable(peak)} per device, but {target.name} has {readable(target.memory)}"

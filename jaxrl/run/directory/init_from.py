@@ -65,8 +65,7 @@ def recorded_parent(run_dir: str | Path | None, source: InitFrom) -> dict[str, A
         parent = read_config(run_dir).get("parent")
     except JaxrlError:  # no run, or an error that opening the directory reports
         return None
-    named = _identity(source)
-    same = isinstance(parent, dict) and all(parent.get(name) == value for name, value in named.items())
+    same = isinstance(parent, dict) and _identity(source).items() <= parent.items()
     whole = (
         same and isinstance(parent.get("step", 0), int) and all(map(_are_names, map(parent.get, ("taken", "fresh"))))
     )

@@ -44,6 +44,8 @@ class RunDirectory:
         directory contains only this run.
 
     Attributes:
+      path: the directory.
+      metrics_jsonl, result, checkpoints, study: paths in it.
       resumed: whether the directory already contained a run of this configuration.
       start: random text; the same in the lock and the result if the last run has ended.
 
@@ -62,6 +64,8 @@ class RunDirectory:
         launch: str | None = None,
     ):
         self.path = files.expand(path).absolute()
+        self.metrics_jsonl, self.result = self.path / "metrics.jsonl", self.path / "result.json"
+        self.checkpoints, self.study = self.path / "checkpoints", self.path / "study.journal"
         check_no_pattern(self.path)
         self.config: dict[str, Any] = files.as_read_back(config)
         self._lock: IO[str] | None = None
@@ -92,22 +96,6 @@ class RunDirectory:
         except RunDirectoryError:
             self.close()
             raise
-
-    @property
-    def metrics_jsonl(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def result(self) -> Path:
-        return self.path / "result.json"
-
-    @property
-    def study(self) -> Path:
-        return self.path / "study.journal"
 
     def check(self) -> None:
         """Check that the directory still exists and is the same one.
