@@ -151,12 +151,12 @@ def test_nothing_is_said_of_noise():
         (
             history(100 * [20.0], 10.0, lambda number: 0.693, 10 * [9.0]),
             {},
-            ["did not change", "stayed at 0.693"],
+            ["did not change", "entropy stayed at 0.693"],
         ),
         (
             history(100 * [20.0], 10.0, lambda number: -1.4, kl=5e-13),
             {"discrete": False},
-            ["approximate_kl is at most 5e-13", "entropy stayed -1.4", "learning rate"],
+            ["approximate_kl is at most 5e-13", "entropy stayed at -1.4", "learning rate"],
         ),
         (history(100 * [20.0], 10.0), {"discrete": False}, ["stayed at that of the first episodes"]),
         (history(1100 * [-1200.0] + 100 * [-1500.0], 100.0), {"on_policy": False, "discrete": False}, ["fell from -1"]),
@@ -183,8 +183,8 @@ def test_greedy_actions_that_show_little_of_what_was_learned_are_told(means, eva
 @pytest.mark.parametrize(
     ("evaluations", "std", "words"),
     [
-        ([60.0, 500.0, 480.0, 230.0], 30.0, ["of step 50,000 49", "jaxrl eval runs/a --best"]),
-        ([-150.0, -1200.0, -900.0], 80.0, ["of step 33,333 -1", "not kept"]),
+        ([60.0, 500.0, 480.0, 230.0], 30.0, ["at step 50,000 49", "jaxrl eval runs/a --best"]),
+        ([-150.0, -1200.0, -900.0], 80.0, ["at step 33,333 -1", "not kept"]),
         ([60.0, 500.0, 470.0], 10.0, None),  # within a tenth
         ([100.0, 130.0, 110.0], 80.0, None),  # by chance
     ],

@@ -177,7 +177,7 @@ class ProgressBar:
             parts.append(f"return {value:.4g}")
         if math.isfinite(rate) and rate > 0:
             seconds = min(max(self.total - self.step, 0) / rate, 1e12)  # within the limits of timedelta
-            parts.append(f"{datetime.timedelta(seconds=math.ceil(seconds))} left")
+            parts.append(f"{datetime.timedelta(seconds=math.ceil(seconds))} left".removeprefix("0:"))
         return "  ".join(parts)
 
 
