@@ -58,8 +58,8 @@ def test_a_policy_is_not_followed(folder):
 
 def test_the_command_names_flags_that_were_given(folder, tmp_path, capsys):
     for words, problem in (
-        (["--best"], f"{folder} holds one policy, and no checkpoints: leave out --best"),
-        (["--step", "64"], f"{folder} holds one policy, and no checkpoints: leave out --step 64"),
+        (["--best"], f"{folder} contains a policy without checkpoints; leave out --best"),
+        (["--step", "64"], f"{folder} contains a policy without checkpoints; leave out --step 64"),
         (["--step", "-1"], "--step -1 must be at least 0"),
         (["--sample", "--to", "numpy"], "--sample: --to 'numpy' supports greedy actions only; use --to 'stablehlo'"),
         (["--out", "x"], "--out 'x' must end in .stablehlo"),
