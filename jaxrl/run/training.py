@@ -181,7 +181,7 @@ def run_training(settings: RunSettings, limits: LoopLimits = NO_LIMITS) -> Resul
         settings = settings.replace(topology=dataclasses.replace(settings.topology, shards=program.layout.shards))
         config = settings.config(dataset=described, parent=parent)
         settings = settings if leader else settings.replace(loggers=())
-        journal = Journal(settings.loggers, ProgressBar(shown=settings.progress and leader), log)
+        journal = Journal(settings.loggers, ProgressBar(visible=settings.progress and leader), log)
         journal.log(f"{type(algo).__name__} on {env.name}, seed {settings.seed}, {settings.total_steps:,} steps")
         for line in notes:
             journal.note(line)

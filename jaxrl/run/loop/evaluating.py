@@ -83,7 +83,7 @@ class Evaluations:
 
     @property
     def are_compiled_before(self) -> bool:
-        """Whether `compile` prepares the first evaluation."""
+        """True if `compile` prepares the first evaluation."""
         return isinstance(self.env, Environment) and not self.in_thread
 
     def begin(self, state: RunState, done: int, *, log: bool = True) -> None:

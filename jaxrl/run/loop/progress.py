@@ -29,7 +29,7 @@ class ProgressBar:
       interval: seconds between lines outside of terminals and notebooks.
       clock: a monotonic clock in seconds.
       unit: name of the counted steps.
-      shown: whether to show anything.
+      visible: whether to show anything.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class ProgressBar:
         interval: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
         unit: str = "steps",
-        shown: bool = True,
+        visible: bool = True,
     ):
         self._unit = unit
         self._console = console or Console(stderr=True)
@@ -55,7 +55,7 @@ class ProgressBar:
         self._phase: str | None = None
         self._drawn_step, self._printed = -1, ""
         self._drawn_at = -math.inf
-        self._gone = not shown  # or because the output failed: a closed terminal, a full disk
+        self._gone = not visible  # or because the output failed: a closed terminal, a full disk
 
     def start(self, total: int, initial: int = 0, *, timed: bool = False, phase: str | None = None) -> None:
         """Start the display.

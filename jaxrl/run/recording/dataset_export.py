@@ -175,7 +175,7 @@ def _export(open_writer, policy, env, episodes, seed, explore, num_envs, max_ste
     cutter, rows, written = EpisodeCutter(len(here), max_steps), 0, 0
     with (
         open_writer(env) as writer,
-        ProgressBar(unit="episodes", shown=progress) as bar,
+        ProgressBar(unit="episodes", visible=progress) as bar,
         contextlib.closing(stream),
     ):
         bar.start(mine)
