@@ -360,7 +360,7 @@ def test_killed_while_it_records(whole, tmp_path):
             f"folder = t.Path({str(tmp_path)!r})\n"
             f"die = lambda count: count == {moment} and os.kill(os.getpid(), signal.SIGKILL)\n"
             "watch = Moments(folder / 'recording', die)\n"
-            "t.loop._CHUNK_SECONDS = 1e6\n"
+            "t.run_loop._CHUNK_SECONDS = 1e6\n"
             "t.train(folder / 'recording', run_dir=folder / 'run', keep=10)\n"
         )
         dead = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
