@@ -14,7 +14,7 @@ def space_problems(here: HasSpaces, there: HasSpaces, description: str) -> list[
     Args:
       here: the spaces to check.
       there: the spaces that they must match.
-      description: beginning of the sentence about `there`, for the messages: "the policy was trained on".
+      description: description of `there`, for the messages: "the environment of training has".
     """
     problems = []
     for what in ("observation_space", "action_space"):
@@ -30,5 +30,5 @@ def check_spaces(spec: HasSpaces, env: HasSpaces) -> None:
     Raises:
       ConfigError: the spaces differ; the message contains both.
     """
-    if problems := space_problems(env, spec, "the policy was trained on"):
+    if problems := space_problems(env, spec, f"the policy was trained on {spec.name} with"):
         raise ConfigError(problems)

@@ -1,6 +1,6 @@
-"""Ahead-of-time compilation: a short run takes every path of the real one and fills the persistent cache.
+"""Ahead-of-time compilation by a short run, which compiles all programs and fills the persistent cache.
 
-No list of the programs of a run has to be maintained: `train` itself runs, with other limits.
+`train` itself runs, with other limits, so a list of its programs need not be maintained.
 """
 
 import contextlib
@@ -33,25 +33,23 @@ from jaxrl.run.training import run_training
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _HIT = "/jax/compilation_cache/cache_hits"
-# More than one iteration, because a chunk's reports are summed; few steps, because the episodes of an untrained policy
-# may be long. Host environments take eight steps at once, and the remainder is compiled for arrays of another shape.
+# Several iterations, because a chunk sums their reports; few steps, because the episodes of an untrained policy may be
+# long. Evaluations on the host compile for eight steps and for the remainder.
 _LIMITS = LoopLimits(iterations=2, evaluation_steps=24)
 
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """Compiled programs of one name.
+    """Compiled programs of one function.
 
     Attributes:
       name: name of the function.
-      count: number of programs, one per set of shapes or settings.
+      count: number of programs, one for each set of shapes or settings.
       misses: number of programs that were not in the cache before.
-      seconds: total time of XLA, or of reading from the cache.
-      argument_bytes, output_bytes, temp_bytes: memory on one device, of the largest program; None if the backend does
-        not report it.
-      peak_bytes: memory on one device while it runs, all three together; outputs written over arguments count once.
-      flops: of the largest program, as XLA counts them: the body of a loop of unknown length counts once. None if the
-        backend does not report it.
+      seconds: total time to compile them or read them from the cache.
+      argument_bytes, output_bytes, temp_bytes: memory of the largest program on one device; None if not reported.
+      peak_bytes: total memory on one device; outputs that are written over arguments count once.
+      flops: FLOPs of the largest program as counted by XLA, with loops of unknown length once; None if not reported.
     """
 
     name: str
@@ -67,26 +65,26 @@ class Compiled:
 
 @interruptible
 def compile_ahead(settings: RunSettings) -> list[Compiled]:
-    """Compile everything that `jaxrl.train` would compile for the same call, and keep it in the persistent cache.
+    """Compile all programs that `jaxrl.train` would compile for the same settings, and store them in the cache.
 
-    A few iterations are trained and evaluated, with a checkpoint and a resume if there is a `run_dir`. Their files go
-    to a temporary directory: nothing is written to `run_dir` or to the recording's path.
+    This trains and evaluates a few iterations, with a checkpoint and a resume if there is a `run_dir`. It writes only
+    to a temporary directory, not to `run_dir` or the path of a recording.
 
     Args:
       settings: settings of the run, as passed.
 
     Returns:
-      The programs that a run needs, slowest first, including those already in the cache.
+      The programs of a run, slowest first, including those already in the cache.
 
     Raises:
-      ConfigError: settings do not fit, or no cache is in use, so nothing would be kept.
-      KeyboardInterrupt: Ctrl-C.
+      ConfigError: settings are invalid or incompatible, or the cache is disabled.
+      KeyboardInterrupt: Ctrl-C was pressed.
     """
     check_no_evaluator("compiling ahead")
     keep_compiled_programs()
     if cache_folder() is None:
         raise ConfigError(
-            f"no cache is in use, so nothing would be kept; unset {files.CACHE}=off, or set {files.CACHE} or "
+            f"the cache of compiled programs is disabled; unset {files.CACHE}=off, or set {files.CACHE} or "
             "JAX_COMPILATION_CACHE_DIR to a folder"
         )
     run_dir, record = settings.run_dir, settings.record
@@ -96,29 +94,29 @@ def compile_ahead(settings: RunSettings) -> list[Compiled]:
     if run_dir is not None:
         check_no_pattern(run_dir)
     with _events() as events, _folder(run_dir) as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of a run that has learned nothing, or was resumed
+        warnings.simplefilter("ignore", RuntimeWarning)  # about runs that learn nothing or are resumed
 
         def run(total_steps: int, name: str) -> Result:
             changes: dict[str, Any] = fixed | {"total_steps": total_steps}
             if run_dir is not None:
-                changes["run_dir"], name = folder / "run", "of_a_run"  # the recording continues with it too
+                changes["run_dir"], name = folder / "run", "of_a_run"  # it continues the recording too
             if record is not None:
                 changes["record"] = dataclasses.replace(record, path=folder / f"recording_{name}")
             return run_training(settings.replace(**changes), _LIMITS)
 
         one = run(1, "first").total_steps
-        # Chunks of several iterations, one after another; with a directory this resumes.
+        # Several chunks of several iterations; with a directory, this resumes.
         run(4 * one, "second")
         return _compiled(events)
 
 
 @contextlib.contextmanager
 def _events() -> Generator[list[tuple[str, float, bool]]]:
-    """Yield the compilations that follow, from all threads: names, seconds, and whether each was not in the cache."""
+    """Yield a list to which compilations in all threads are added: name, seconds, whether it was not in the cache."""
     found, hit = [], threading.local()
 
     def happened(event: str, **_: Any) -> None:
-        if event == _HIT:  # misses are only reported if an entry is written
+        if event == _HIT:  # a miss is reported only if an entry is written
             hit.now = True
 
     def took(event: str, duration_secs: float, **about: Any) -> None:
@@ -138,7 +136,7 @@ def _events() -> Generator[list[tuple[str, float, bool]]]:
 
 @contextlib.contextmanager
 def _folder(run_dir: str | Path | None) -> Generator[Path]:
-    """Make a temporary directory; with several processes a shared one, next to the run's, which all can read."""
+    """Yield a temporary directory; with several processes, they share one next to the run directory."""
     beside = None
     if distributed.is_several() and run_dir is not None:
         beside = files.expand(run_dir).absolute().parent
@@ -155,7 +153,7 @@ def _folder(run_dir: str | Path | None) -> Generator[Path]:
 def _compiled(events: list[tuple[str, float, bool]]) -> list[Compiled]:
     analyzed: dict[str, list[tuple[Any, float | None]]] = {}
     for executable in get_backend().live_executables():
-        # Match by the letters that both names share: jit(<lambda>) is the module jit__lambda.
+        # Compare only letters and digits: jit(<lambda>) is the module jit__lambda.
         name = _letters(executable.hlo_modules()[0].name.removeprefix("jit_"))
         analyzed.setdefault(name, []).append(_analysis(executable))
     names = dict.fromkeys(name for name, _, _ in events)
@@ -171,12 +169,9 @@ def _compiled(events: list[tuple[str, float, bool]]) -> list[Compiled]:
 
 
 def _analysis(executable: Any) -> tuple[tuple[int, int, int, int] | None, float | None]:
-    """Return the bytes of arguments, outputs, temporaries and their peak, and the FLOPs of an executable.
-
-    Each is None if the backend does not report it.
-    """
+    """Return the bytes of arguments, outputs, temporaries and their peak, and the FLOPs; None if not reported."""
     memory = flops = None
-    with contextlib.suppress(Exception):  # backends differ in what they leave out and in how they raise
+    with contextlib.suppress(Exception):  # backends leave out different parts and raise different errors
         stats = executable.get_compiled_memory_stats()
         sizes = stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.temp_size_in_bytes
         memory = *sizes, sum(sizes) - stats.alias_size_in_bytes

@@ -1,7 +1,7 @@
-"""Callbacks: called by `train` during a run to inspect it, stop it, or change its environment.
+"""Callbacks, which `train` calls during a run to inspect it, stop it, or change its environment.
 
-They are called at evaluations, every `callback_every` environment steps if given, and at the end: at the same steps
-whenever the run is repeated, killed or resumed.
+They are called at evaluations, every `callback_every` environment steps if set, and at the end: at the same steps
+whenever the run is repeated, or killed and resumed.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from jaxrl.core.run_state import RunState
 from jaxrl.core.types import Environment
 
 TARGET_RETURN = "target_return"
-_RESERVED = ("finished", "interrupted", "non_finite", "unsaved")  # how runs end without callbacks
+_RESERVED = ("finished", "interrupted", "non_finite", "unsaved")  # stop reasons without callbacks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Moment:
     Attributes:
       step: environment steps so far, over all environments; updates in a run without environments.
       total_steps: environment steps of the whole run.
-      metrics: the newest value of every metric. Training metrics are means since the last logged row: in a run of
-        few iterations and without `log_every` about a second, which depends on the speed of the machine.
-      score: the mean return of the evaluation that counts at this step: the one made here or, with
-        `async_evaluation`, the one before. None without one.
-      state: the whole state of the run; its arrays may be read during the call but not kept.
+      metrics: the newest value of every metric. Training metrics are means since the last logged row; short runs
+        without `log_every` log a row about every second, which depends on the machine.
+      score: the mean return of the evaluation at this step or, with `async_evaluation`, of the previous one; None
+        without one.
+      state: the whole state of the run; its arrays may be read during the call, but not kept.
       env: the training environment, a pytree whose leaves are its parameters; None for host environments and for runs
         without environments.
     """
@@ -49,12 +49,12 @@ class Moment:
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """The request of a callback.
+    """The decision of a callback.
 
     Attributes:
-      stop: the reason for which the run ends here, `stopped` of the result; None: it continues.
-      env: the environment to train in from here on: `moment.env` with other leaves of the same shapes. Evaluations
-        do not change.
+      stop: the reason to end the run at this step, `stopped` of the result; None: the run continues.
+      env: the environment to train in from this step on: `moment.env` with other leaves of the same shapes; None: no
+        change. Evaluations do not change.
       metrics: further metrics, logged at this step as "callback/NAME".
     """
 
@@ -73,7 +73,7 @@ class Callback(Protocol):
         ...
 
     def __call__(self, moment: Moment) -> Decision | bool | None:
-        """Return a decision; None or True: continue; False: stop the run here."""
+        """Return a decision; None or True: continue; False: stop the run at this step."""
         ...
 
     def state_dict(self) -> Mapping[str, Any]:
@@ -81,15 +81,15 @@ class Callback(Protocol):
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state that `state_dict` returned, in a resumed run."""
+        """Restore the state that `state_dict` returned, when a run is resumed."""
         ...
 
 
 class FunctionCallback:
-    """A function as a callback without state; `train` makes one of each function among its callbacks.
+    """A callback without state that calls a function; `train` wraps the functions among its callbacks.
 
     Args:
-      function: from a `Moment` to a `Decision`, None or True (continue), or False (stop, as in Stable-Baselines3).
+      function: maps a `Moment` to a `Decision`, None or True (continue), or False (stop, as in Stable-Baselines3).
       name: its name in messages and in `Result.stopped`.
     """
 
@@ -108,7 +108,7 @@ class FunctionCallback:
 
 
 class StopAtReturn(FunctionCallback):
-    """A callback that stops when an evaluation's mean return reaches `target`; made by `train(target_return=...)`."""
+    """A callback that stops when an evaluation's mean return reaches `target`, used for `target_return`."""
 
     def __init__(self, target: float):
         super().__init__(lambda moment: not (moment.score is not None and moment.score >= target), TARGET_RETURN)
@@ -125,7 +125,7 @@ class Callbacks:
         self._callbacks = tuple(callbacks)
         names = [callback.name for callback in callbacks]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ConfigError(f"two callbacks are called {', '.join(twice)}; give each a name of its own")
+            raise ConfigError(f"several callbacks have the name {', '.join(twice)}; use unique names")
         self._env: Environment | None = None  # the training environment, if a callback changed it
         self._stopped: list[str] = []  # names of the callbacks that stopped the run
         self._restored: Mapping[str, Any] = {}  # the state of a resumed run
@@ -134,16 +134,18 @@ class Callbacks:
         return bool(self._callbacks)
 
     def __call__(self, moment: Moment) -> Decision:
-        """Return their combined decision: the first reason to stop, the environment after all changes, all metrics.
+        """Return the combined decision: the first reason to stop, the environment after all changes, and all metrics.
 
         Raises:
-          ConfigError: an environment has another structure, or the run's environments are on the host.
+          ConfigError: a decision is invalid, or changes the structure of the environment or a host environment.
         """
         stop, env, metrics = None, moment.env, {}
         for callback in self._callbacks:
             decision = _decision(callback.name, callback(dataclasses.replace(moment, env=env)))
             if decision.stop in _RESERVED:
-                raise ConfigError(f"callback {callback.name} stops the run as {decision.stop!r}; give another reason")
+                raise ConfigError(
+                    f"callback {callback.name} returned the reserved stop reason {decision.stop!r}; use another string"
+                )
             if decision.stop is not None:
                 self._stopped.append(callback.name)
             stop = stop or decision.stop
@@ -155,11 +157,10 @@ class Callbacks:
         return Decision(stop, changed, metrics)
 
     def stop_reason(self, moment: Moment, due: bool) -> str | None:
-        """Return why a run resumed here stops at once, or None if it continues.
+        """Return the reason to stop a resumed run at once, or None.
 
-        Callbacks that stopped the run here decide again, and so do callbacks that the run did not have before, if they
-        are due. The others were called here before the checkpoint was saved and are not called twice, except for the
-        target return, which may have changed.
+        Callbacks that stopped the run at this step decide again, as do new callbacks, if they are due, and the target
+        return, which may have changed. The others were called before the checkpoint was saved.
         """
         states, stopped = self._restored.get("states", {}), self._restored.get("stopped", ())
         new = [one for one in self._callbacks if one.name not in states or isinstance(one, StopAtReturn)]
@@ -168,7 +169,7 @@ class Callbacks:
         return next((decision.stop for decision in decisions if decision.stop), None)
 
     def keep(self) -> dict[str, Any]:
-        """Return their state for a checkpoint, JSON values only.
+        """Return the state of all callbacks for a checkpoint, JSON values only.
 
         Raises:
           ConfigError: a state does not consist of JSON values.
@@ -178,29 +179,28 @@ class Callbacks:
             try:
                 states[callback.name] = json.loads(json.dumps(dict(callback.state_dict()), allow_nan=False))
             except (TypeError, ValueError) as error:
-                raise ConfigError(f"the state of callback {callback.name} is not of JSON values: {error}") from error
+                raise ConfigError(f"the state of callback {callback.name} must be JSON values: {error}") from error
         leaves = None if self._env is None else [encode(leaf) for leaf in jax.tree.leaves(jax.device_get(self._env))]
         return {"states": states, "stopped": self._stopped, "env": leaves}
 
     def restore(self, record: Mapping[str, Any], env: Environment | None) -> Environment | None:
-        """Restore their saved state; return the environment that the run trains in if it is not `env`, or None.
+        """Restore the state of all callbacks; return the environment that they set, or None.
 
         Raises:
-          CheckpointError: the saved state does not fit.
+          CheckpointError: the saved state is invalid.
         """
         self._restored, states, set_by_callback = record, record.get("states", {}), record.get("env")
         fits = isinstance(states, dict) and isinstance(record.get("stopped", []), list)
         if not fits or not isinstance(set_by_callback, list | None):
-            raise CheckpointError("the manifest of the checkpoint keeps nothing of callbacks that could be read")
+            raise CheckpointError("the manifest of the checkpoint has an invalid state of callbacks")
         for callback in self._callbacks:
             if callback.name in states:
                 try:
                     callback.load_state_dict(states[callback.name])
-                except Exception as error:  # any error: the state may be another callback's, or edited
+                except Exception as error:  # any error, because the state may be that of another callback
                     raise CheckpointError(
-                        f"callback {callback.name} does not take back the state that the checkpoint keeps of it: "
-                        f"{type(error).__name__}: {error!s:.200}; use the one that the run was saved with, "
-                        "or give it another name to begin without"
+                        f"callback {callback.name} cannot restore its state from the checkpoint: "
+                        f"{type(error).__name__}: {error!s:.200}; use the callback that saved it, or another name"
                     ) from error
         if set_by_callback is None:
             return None
@@ -210,17 +210,17 @@ class Callbacks:
             if others := [leaf for leaf in found if not isinstance(leaf, bool | int | float | np.ndarray)]:
                 raise TypeError(f"a leaf is a {type(others[0]).__name__}")
             new = jax.tree.unflatten(jax.tree.structure(env), found)
-            self._env = _same_form("a callback that had set it", env, new)
+            self._env = _same_form("the checkpoint", env, new)
         except (ConfigError, OverflowError, TypeError, ValueError) as error:
-            raise CheckpointError(f"the checkpoint keeps an environment that does not fit: {error!s:.200}") from error
+            raise CheckpointError(f"the environment in the checkpoint does not match: {error!s:.200}") from error
         return self._env
 
 
 def as_callbacks(callbacks: Sequence[Callback | Callable[[Moment], Decision | bool | None]]) -> list[Callback]:
-    """Return the callbacks, with functions wrapped in `FunctionCallback`s under their own names.
+    """Return the callbacks, with functions as `FunctionCallback`s of the same name.
 
     Raises:
-      ConfigError: not a list, or an item is neither a callback nor a function.
+      ConfigError: `callbacks` is not a list, or an item is neither a callback nor a function.
     """
     if not isinstance(callbacks, Sequence) or isinstance(callbacks, str):
         raise ConfigError(f"callbacks={callbacks!r:.80} must be a list of callbacks or functions: callbacks=[...]")
@@ -230,8 +230,8 @@ def as_callbacks(callbacks: Sequence[Callback | Callable[[Moment], Decision | bo
             found.append(one)
         elif isinstance(one, type) or not callable(one) or hasattr(one, "state_dict"):  # more than a function
             raise ConfigError(
-                f"callbacks[{place}]={one!r:.80} is no callback: pass a function of a Moment, or an "
-                "object with name, __call__, state_dict and load_state_dict"
+                f"callbacks[{place}]={one!r:.80} must be a function of a Moment, or an object with name, __call__, "
+                "state_dict and load_state_dict"
             )
         else:
             name = getattr(one, "__name__", type(one).__name__)
@@ -243,10 +243,10 @@ def as_callbacks(callbacks: Sequence[Callback | Callable[[Moment], Decision | bo
 def run_callbacks(
     callbacks: Sequence[Callback | Callable[[Moment], Decision | bool | None]], target_return: float | None
 ) -> Callbacks:
-    """Return the callbacks of a run, preceded by the one that stops it at its target.
+    """Return the callbacks of a run, with one that stops at `target_return` before the others.
 
     Raises:
-      ConfigError: not a list of callbacks or functions, or two have the same name.
+      ConfigError: `callbacks` is not a list of callbacks or functions, or two have the same name.
     """
     stops = [] if target_return is None else [StopAtReturn(target_return)]
     return Callbacks([*stops, *as_callbacks(callbacks)])
@@ -256,19 +256,19 @@ def _decision(name: str, answer: Any) -> Decision:
     if answer is None:
         return Decision()
     if isinstance(answer, Decision):
-        problems = [] if isinstance(answer.stop, str | None) else [f"stop={answer.stop!r:.80} must be a text or None"]
+        problems = [] if isinstance(answer.stop, str | None) else [f"stop={answer.stop!r:.80} must be a string or None"]
         if not isinstance(answer.metrics, Mapping):
             problems.append(f"metrics={answer.metrics!r:.80} must be a dictionary of numbers")
         elif wrong := [key for key, value in answer.metrics.items() if np.size(value) != 1 or not _is_number(value)]:
             problems.append(f"metrics[{wrong[0]!r}]={answer.metrics[wrong[0]]!r:.80} must be a number")
         if problems:
-            raise ConfigError([f"callback {name} returns a Decision whose {problem}" for problem in problems])
+            raise ConfigError([f"callback {name} returned a Decision whose {problem}" for problem in problems])
         return answer
     if isinstance(answer, bool | np.bool_):
         return Decision() if answer else Decision(stop=name)
     raise ConfigError(
-        f"callback {name} returns {answer!r:.80}; allowed are None or True (go on), False (stop), and "
-        "jaxrl.Decision(stop='why', metrics={...}, env=...)"
+        f"callback {name} returned {answer!r:.80}; it can return None or True (continue), False (stop), or "
+        "jaxrl.Decision(stop='reason', metrics={...}, env=...)"
     )
 
 
@@ -281,11 +281,11 @@ def _is_number(value: Any) -> bool:
 
 
 def _same_form(who: str, env: Environment | None, new: Environment) -> Environment:
-    """Return `new` with the types of `env`, so that the program stays the same."""
+    """Return `new` with the dtypes of `env`, so that the program stays the same."""
     if env is None:
-        raise ConfigError(f"{who} gives an environment, but those of this run are on the host")
+        raise ConfigError(f"{who} has an environment, but those of this run are on the host; leave it out")
     if jax.tree.structure(env) != jax.tree.structure(new):
-        raise ConfigError(f"{who} gives an environment of another structure; change its leaves alone")
+        raise ConfigError(f"{who} has an environment of another structure; change only its leaves")
     shapes = [(jnp.shape(a), jnp.shape(b)) for a, b in zip(jax.tree.leaves(env), jax.tree.leaves(new), strict=True)]
     if wrong := [f"{before} -> {after}" for before, after in shapes if before != after]:
         raise ConfigError(f"{who} changes the shape of the environment's leaves: {', '.join(wrong)}")
@@ -293,7 +293,7 @@ def _same_form(who: str, env: Environment | None, new: Environment) -> Environme
 
 
 def _like(old, new):
-    """Return `new` with the dtype of `old`, weak if that is weak: another type is another program."""
+    """Return `new` with the dtype of `old`, including weak types, because another type is another program."""
     if jnp.ndim(old) == 0 and jnp.asarray(old).weak_type:
         return jnp.asarray(type(np.asarray(old).item())(new))
     return jnp.asarray(new, jnp.result_type(old))

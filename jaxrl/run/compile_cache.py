@@ -1,9 +1,8 @@
-"""The cache of compiled programs between processes: JAX's persistent cache, in a folder of the user.
+"""Cache of compiled programs: JAX's persistent cache, in a folder of the user.
 
-JAX's own variables and options for it take precedence. Problems that JAX's cache leaves open are handled here before it
-is switched on: files that were damaged or cut off, which JAX would read at every start and never replace; programs of a
-processor with other instructions; a folder that others could write to, since loading a compiled program is running it;
-and a limit of size.
+JAX's own variables and options for it take precedence. This module solves problems that JAX's cache leaves open:
+damaged files, which JAX would read at every start and never replace; programs for a processor with other instructions;
+folders that other users can write to, although loading a compiled program runs it; and a size limit.
 """
 
 import collections
@@ -28,25 +27,25 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.parallel.mesh import cores
 from jaxrl.parallel.threads import requested
 
-MOST_BYTES = 2 * 2**30  # of a processor's folder; beyond it the least recently used entries are deleted
-_LEAST_FREE_BYTES = 256 * 2**20  # on the disk
-_INDEX = "checked.json"
+MOST_BYTES = 2 * 2**30  # size limit of a processor's folder; the least recently used entries are deleted first
+_LEAST_FREE_BYTES = 256 * 2**20  # free space on the disk
+_CHECKED = "checked"  # a file that is changed when entries are checked
 _JAX_VARIABLES = ("JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE")
 _lock = threading.Lock()
 _COMPILED, _LOADED = "/jax/compilation_cache/cache_misses", "/jax/compilation_cache/cache_hits"
 _events: collections.Counter[str] = collections.Counter()  # events of JAX, counted by name
 _tried = False
-_root: Path | None = None  # holds a folder for each kind of processor; None: jaxrl keeps no programs
+_root: Path | None = None  # has a folder for each kind of processor; None: jaxrl does not keep programs
 
 
 def keep_compiled_programs() -> Path | None:
-    """Switch the cache on, once per process; call it before the first compile.
+    """Enable the cache, once per process and before the first compilation.
 
-    The folder is `JAXRL_CACHE`, or `jaxrl` in the user's cache folder; `JAXRL_CACHE=off` switches it off.
+    The folder is `JAXRL_CACHE`, or `jaxrl` in the user's cache folder; `JAXRL_CACHE=off` disables the cache.
 
     Returns:
-      The folder, or None if jaxrl keeps no programs: the cache is switched off, JAX's own setting was found, this was
-      called before, or the folder cannot be used, which gives one warning.
+      The folder, or None if the cache is disabled, JAX's own settings are used, this was called before, or the folder
+      cannot be used, which causes a warning.
     """
     global _tried, _root
     with _lock:
@@ -65,15 +64,14 @@ def keep_compiled_programs() -> Path | None:
         _make_usable(folder)
     except (OSError, RuntimeError, ConfigError) as error:  # also a user without a home directory
         warnings.warn(
-            f"compiled programs are not kept for the next start: {folder}: {error}; set {files.CACHE} to another "
-            "folder, or to off",
+            f"compiled programs cannot be cached in {folder}: {error}; set {files.CACHE} to another folder, or to off",
             RuntimeWarning,
             stacklevel=3,
         )
         return None
-    # An entry that cannot be read or written only costs a compile.
+    # An entry that cannot be read or written only costs time.
     warnings.filterwarnings("ignore", message="Error (reading|writing) persistent compilation cache entry")
-    # Keep small programs too: a start compiles dozens of them.
+    # Small programs too, because a start compiles dozens of them.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     _use(folder)
     _root = root
@@ -91,12 +89,12 @@ def keep_apart(*, threads: int) -> None:
     try:
         _make_usable(folder)
     except OSError:
-        folder = None  # costs another compile, like any entry that cannot be written
+        folder = None  # only costs time, as above
     _use(folder)
 
 
 def programs() -> tuple[int, int]:
-    """Return how many programs this process has compiled for the cache, and how many it has loaded from it."""
+    """Return the number of programs that this process compiled for the cache, and of those loaded from it."""
     return _events[_COMPILED], _events[_LOADED]
 
 
@@ -114,15 +112,12 @@ def cache_folder() -> str | None:
 
 def _use(folder: Path | None) -> None:
     jax.config.update("jax_compilation_cache_dir", None if folder is None else str(folder))
-    # JAX reads the option once, at the first compile, which may already have happened in a notebook.
+    # JAX reads the option at the first compilation, which may have happened already in a notebook.
     compilation_cache.reset_cache()
 
 
 def _processor(threads: int) -> str:
-    """Return a hash of everything that compiled programs depend on.
-
-    A shared home directory may serve machines of several kinds.
-    """
+    """Return a hash of everything that compiled programs depend on, since machines may share a home directory."""
     features = platform.processor()
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -133,72 +128,54 @@ def _processor(threads: int) -> str:
 
 
 def _make_usable(folder: Path) -> None:
-    """Make the folder, writable only by this user, and delete damaged entries and those beyond the size limit.
+    """Create the folder, writable only by this user, and delete damaged entries and those beyond the size limit.
 
     Raises:
-      OSError: it cannot be made or written to, others can write to it, or its disk is almost full.
+      OSError: it cannot be created or written to, other users can write to it, or its disk is almost full.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     found = folder.stat()
     if hasattr(os, "getuid") and (found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
-        raise PermissionError("others than this user can write to it, and compiled programs are run as they are")
+        raise PermissionError("other users can write to it, and jaxrl would run their programs")
     with tempfile.TemporaryFile(dir=folder):
         pass
     _discard_damaged(folder)
     if (free := shutil.disk_usage(folder).free) < _LEAST_FREE_BYTES:
-        raise OSError(f"only {free // 2**20} MB are free there")
+        raise OSError(f"its disk has only {free // 2**20} MB of free space")
 
 
 def _discard_damaged(folder: Path) -> None:
-    """Delete entries that do not decompress, and the oldest beyond the limit.
-
-    Each entry is read once, when it is new.
-    """
-    index = folder / _INDEX
-    try:
-        checked = files.read_json(index)
-        checked = checked if isinstance(checked, dict) else {}
-    except (OSError, ValueError):
-        checked = {}
-    entries, fine = [], {}
-    for entry in os.scandir(folder):
-        if not entry.name.endswith("-cache"):
-            continue
-        found = entry.stat()
-        entries.append((max(found.st_atime, found.st_mtime), found.st_size, entry))
-        seen = [found.st_size, found.st_mtime_ns]
-        if checked.get(entry.name) != seen and not _decompresses(Path(entry.path)):
-            _delete(entry.path)
+    """Delete new entries that cannot be decompressed, and the least recently used ones beyond the size limit."""
+    checked = folder / _CHECKED
+    since = checked.stat().st_ctime_ns if checked.exists() else 0
+    checked.touch()  # before the check, so that entries written meanwhile are new at the next one
+    entries = []
+    for path in folder.glob("*-cache"):
+        found = path.stat()
+        if found.st_ctime_ns >= since and not _decompresses(path):
+            _delete(path)
         else:
-            fine[entry.name] = seen
+            entries.append((max(found.st_atime, found.st_mtime), found.st_size, path))
     total = sum(size for _, size, _ in entries)
-    for _, size, entry in sorted(entries, key=lambda found: found[0]):
+    for _, size, path in sorted(entries):
         if total <= MOST_BYTES:
             break
-        _delete(entry.path)
-        fine.pop(entry.name, None)
+        _delete(path)
         total -= size
-    if fine != checked:
-        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
-            file.write(files.to_json(fine))
-        os.replace(file.name, index)
 
 
 def _decompresses(path: Path) -> bool:
-    """Return whether an entry is intact.
-
-    JAX compresses entries, with a checksum, by zlib, or by zstandard if that is installed.
-    """
+    """Return whether an entry is intact; JAX compresses entries with zlib, or zstandard if installed."""
     try:
         held = path.read_bytes()
         if held[:4] == b"\x28\xb5\x2f\xfd":
-            return True  # zstandard, which cannot be checked here
+            return True  # zstandard, which is not checked
         zlib.decompress(held)
     except (OSError, zlib.error):
         return False
     return True
 
 
-def _delete(path: str) -> None:
-    with contextlib.suppress(OSError):  # another process was faster, or it cannot be deleted
-        os.unlink(path)
+def _delete(path: Path) -> None:
+    with contextlib.suppress(OSError):  # another process deleted it, or it cannot be deleted
+        path.unlink()

@@ -1,4 +1,4 @@
-"""Loggers of metrics: `metrics.jsonl` is the reference; CSV, TensorBoard and Weights & Biases are derived from it."""
+"""Loggers of metrics: JSON lines, the reference, and CSV, TensorBoard and Weights & Biases, derived from it."""
 
 import collections
 import contextlib
@@ -19,11 +19,12 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 from jaxrl.core import files, ownership
 from jaxrl.core.errors import MissingExtraError, RunDirectoryError
 from jaxrl.data.tfrecord import TfRecordWriter
+from jaxrl.run.directory.run_directory import check_below
 from jaxrl.run.directory.run_status import is_number
 
-_MOST_WAITING = 10_000  # rows that a failing logger has not accepted yet
+_MOST_WAITING = 10_000  # rows that a failing logger has not written yet
 _LONGEST_PAUSE = 64  # rows between two attempts
-_MOST_REFUSALS = 5  # failed attempts in a row; from then on, the number of rows tried in one attempt
+_MOST_REFUSALS = 5  # consecutive failed attempts, after which each attempt tries as many rows
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LONGEST_LINE = 1 << 20  # bytes
 WANDB_ID = "wandb_run.json"  # in a run directory
@@ -39,7 +40,7 @@ class Logger(Protocol):
 
 @runtime_checkable
 class VideoLogger(Logger, Protocol):
-    """A logger that also takes the videos of `video_every`."""
+    """A logger that also accepts the videos of `video_every`."""
 
     def show(self, step: int, video: Path) -> None: ...
 
@@ -47,11 +48,11 @@ class VideoLogger(Logger, Protocol):
 class JSONLLogger:
     """A logger that writes one JSON object per line: `{"step": 8192, "train/return_mean": 23.1}`.
 
-    NaN and infinities are written as null. Every row has been handed to the system when `write` returns.
+    NaN and infinities are written as null. When `write` returns, the operating system has the whole row.
 
     Args:
-      path: the file. Rows that it has are kept; a last line that was cut short is removed.
-      last: the last step of the rows to keep: a run killed after that checkpoint will write later ones again.
+      path: the file. Its rows are kept, except for a last line that was cut short.
+      last: the last step of the rows to keep, because a resumed run writes later ones again.
 
     Raises:
       RunDirectoryError: the path is not a writable file of such rows.
@@ -76,18 +77,18 @@ class JSONLLogger:
                 written += os.write(self._file.fileno(), line[written:])
         except OSError:
             with contextlib.suppress(OSError):
-                os.ftruncate(self._file.fileno(), end)  # remove the partial line: all of it will be written again
+                os.ftruncate(self._file.fileno(), end)  # remove the partial line, which will be written again
             raise
 
     def close(self) -> None:
         self._file.close()
 
     def _clean(self, last: float) -> None:
-        """Keep the whole rows up to step `last`; rewrite the file atomically if that changes something."""
+        """Delete incomplete rows and those after step `last`, atomically."""
         if not self.path.is_file():
             return
         if not ownership.is_own(self.path, "rows"):
-            raise OSError(errno.EEXIST, "it holds something else than metrics")
+            raise OSError(errno.EEXIST, "it contains something other than metrics")
         whole_rows, changed = [], False
         for line, row in _lines(self.path):
             keep = row is not None and row["step"] <= last
@@ -99,10 +100,10 @@ class JSONLLogger:
 
 
 class CSVLogger:
-    """A logger that keeps a table of a `metrics.jsonl`, one column per metric, empty where a row lacks it.
+    """A logger that writes a `metrics.jsonl` as a table with a column for each metric.
 
-    The table is rewritten, atomically, when the number of rows has doubled and at the end: columns may appear at any
-    time.
+    Because new columns may appear at any time, the table is rewritten, atomically, when the number of rows has doubled
+    and at the end.
     """
 
     def __init__(self, path: str | os.PathLike, source: str | os.PathLike):
@@ -116,20 +117,20 @@ class CSVLogger:
             self.close()
 
     def close(self) -> None:
-        if self._source.exists():  # otherwise its directory is gone, or was recreated
+        if self._source.exists():  # otherwise, its directory was deleted
             write_csv(self.path, read_metrics(self._source))
 
 
 class TensorBoardLogger:
-    """A logger of TensorBoard events, which are messages of tensorboardX.
+    """A logger of TensorBoard events, with the messages of tensorboardX.
 
-    It does not use SummaryWriter: its `flush` does not wait for queued rows, and on a full disk its thread dies and
-    writing blocks.
+    It does not use tensorboardX's SummaryWriter, whose `flush` does not wait for queued rows, and whose thread ends if
+    the disk is full, so that writing blocks.
 
     Args:
       directory: the directory of the event files.
-      resumed_at: the step that a resumed run starts from; the viewer hides later events of the earlier run.
-      config: of the run; its numbers and strings are the hyperparameters by which the viewer compares runs.
+      resumed_at: the step at which a resumed run starts; the viewer hides later events of the earlier run.
+      config: configuration of the run; its numbers and strings are the hyperparameters in the viewer.
     """
 
     def __init__(
@@ -144,13 +145,13 @@ class TensorBoardLogger:
         self._file: TfRecordWriter | None = None  # opened by the first row, and again after a failure
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        from tensorboardX import summary  # a deferred import does not delay the start
+        from tensorboardX import summary  # a later import does not delay the start
 
         finite = {name: float(x) for name, x in metrics.items() if x is not None and math.isfinite(x)}
         self._write(_event(step, [value for name, x in finite.items() for value in summary.scalar(name, x).value]))
 
     def show(self, step: int, video: Path) -> None:
-        """Write a GIF as an image, which the viewer plays."""
+        """Write a GIF as an image, which TensorBoard plays."""
         from tensorboardX.proto.summary_pb2 import Summary  # ty: ignore[missing-module-member]  # made at run time
 
         data = video.read_bytes()
@@ -169,14 +170,14 @@ class TensorBoardLogger:
             if first:
                 file.path.unlink(missing_ok=True)
             raise
-        self._file, self._purge = file, None  # it would hide what has been written since
+        self._file, self._purge = file, None  # it would hide rows that were written since
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
 
     def _opened(self) -> TfRecordWriter:
-        """Return a new file, which keeps back what comes before its first row."""
+        """Return a new file with the events before its first row."""
         from tensorboardX.proto.event_pb2 import Event, SessionLog  # ty: ignore[missing-module-member]  # likewise
 
         self._directory.mkdir(exist_ok=True)
@@ -202,7 +203,7 @@ def _event(step: int, values: Sequence[Any]) -> bytes:
 
 
 def _hyperparameters(config: Mapping[str, Any]) -> Sequence[Any]:
-    """Return the summaries for TensorBoard's hyperparameter page: a run's settings and the metrics to compare."""
+    """Return the summaries for TensorBoard's hyperparameter page: settings, and the metrics to compare."""
     from flax.traverse_util import flatten_dict
     from tensorboardX import summary
 
@@ -214,19 +215,19 @@ def _hyperparameters(config: Mapping[str, Any]) -> Sequence[Any]:
 
 
 class WandbLogger:
-    """A logger to a run of Weights & Biases, which leaves other open runs untouched.
+    """A logger to a run of Weights & Biases, independent of other open runs.
 
     A resumed run continues the run with the same `run_id`.
 
     Args:
       project, config, name: as in `wandb.init`.
       directory: the run directory, for wandb's files and, unless `run_id` is passed, the run's id.
-      run_id: id of the run to continue if it exists; None: the one saved in `directory`.
+      run_id: id of the run to continue if it exists; None: the id saved in `directory`.
       resume: whether to continue the run whose id is saved in `directory`.
 
     Raises:
       MissingExtraError: wandb is not installed.
-      RunDirectoryError: `wandb` in the directory is a link to elsewhere.
+      RunDirectoryError: `wandb` in the directory is a link.
     """
 
     _by_id: ClassVar[dict[str, "WandbLogger"]] = {}  # the last logger with each id
@@ -246,17 +247,14 @@ class WandbLogger:
         except ImportError as error:
             raise MissingExtraError("Weights & Biases", "wandb") from error
         directory = None if directory is None else files.expand(directory)
-        if directory is not None and (directory / "wandb").is_symlink():
-            raise RunDirectoryError(
-                f"{directory / 'wandb'} is a link, and a run writes to its own directory only: move the folder "
-                "to the place of the link, or use another --run-dir"
-            )
+        if directory is not None:
+            check_below(directory, directory / "wandb")
         self._to_keep: Path | None = None
         if directory is not None and run_id is None:
             self._to_keep = directory / WANDB_ID
             run_id = _saved_id(self._to_keep) if resume else None
         self._id = run_id = run_id or secrets.token_hex(8)
-        if run_id in self._by_id:  # wandb refuses an open id, left for example by a `train` that refused its settings
+        if run_id in self._by_id:  # wandb rejects an id that is open, for example after a `train` with invalid settings
             self._by_id[run_id].close()
         self._run = wandb.init(
             project=project,
@@ -265,10 +263,10 @@ class WandbLogger:
             name=name,
             id=run_id,
             resume="allow",
-            reinit="create_new",  # a separate run next to those of other loggers and of the user
+            reinit="create_new",  # independent of the runs of other loggers and of the user
         )
         self._by_id[run_id] = self
-        self._run.define_metric("*", step_metric="step")  # the service's own counter must not go back
+        self._run.define_metric("*", step_metric="step")  # wandb's own counter must not decrease
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._keep_id()
@@ -280,7 +278,7 @@ class WandbLogger:
         self._run.log({"step": step, "video": wandb.Video(str(video), format="gif")})
 
     def _keep_id(self):
-        """Save the id once the run has begun and the directory belongs to it."""
+        """Save the id, once the run has begun and owns the directory."""
         if self._to_keep is not None:
             files.write_json(self._to_keep, {"id": self._id})
             self._to_keep = None
@@ -290,20 +288,19 @@ class WandbLogger:
 
 
 def _saved_id(path: Path) -> str | None:
-    """Return the id saved in a file, or None if the file is missing or holds something else."""
+    """Return the id saved in a file, or None if the file is missing or invalid."""
     try:
-        record = files.read_json(path)
-    except (OSError, ValueError):
+        found = files.read_json(path)["id"]
+    except (OSError, ValueError, LookupError, TypeError):
         return None
-    found = record.get("id") if isinstance(record, dict) else None
     return found if isinstance(found, str) and re.fullmatch(r"[\w-]{1,64}", found, re.ASCII) else None
 
 
 class Loggers:
-    """A logger that writes to several others. A failing one is reported in one warning; training continues.
+    """A logger that writes to several others. A failing logger causes one warning, and training continues.
 
-    The rows of a failing logger wait until it works again, up to a limit beyond which the oldest are lost. A row that
-    it keeps refusing is lost when it accepts a later one. Lost rows are counted at the end.
+    The rows of a failing logger wait until it works again, up to a limit, beyond which the oldest are lost. A row that
+    it repeatedly rejects is lost when it accepts a later one. A warning at the end reports the number of lost rows.
     """
 
     def __init__(self, loggers: Sequence[Logger]):
@@ -314,13 +311,13 @@ class Loggers:
             outlet.write(step, metrics)
 
     def show(self, step: int, video: Path) -> None:
-        """Pass a new video to the loggers that accept videos."""
+        """Pass a video to the loggers that accept videos."""
         for outlet in self._outlets:
             if isinstance(outlet.logger, VideoLogger):
                 outlet.show(outlet.logger, step, video)
 
     def abandon(self) -> None:
-        """Close all loggers, whose files are gone; rows that they did not accept are not reported."""
+        """Close all loggers without a warning about lost rows, because their files were deleted or moved."""
         outlets, self._outlets = self._outlets, []
         for outlet in outlets:
             with contextlib.suppress(Exception):
@@ -334,7 +331,7 @@ class Loggers:
 
 
 class _Outlet:
-    """A logger with the rows that it has not accepted yet."""
+    """A logger with the rows that it has not written yet."""
 
     def __init__(self, logger: Logger):
         self.logger = logger
@@ -354,9 +351,9 @@ class _Outlet:
     def show(self, logger, step, video):
         try:
             logger.show(step, video)
-        except Exception as error:  # whatever a backend raises; rows are still written
+        except Exception as error:  # any error of a backend; rows are still written
             if not self._has_warned_of_videos:
-                self._warn(f"did not take a video; training continues: {type(error).__name__}: {error}")
+                self._warn(f"could not write a video; training continues: {type(error).__name__}: {error}")
             self._has_warned_of_videos = True
 
     def close(self):
@@ -364,7 +361,7 @@ class _Outlet:
         self._attempt(self._empty)
         self._attempt(self.logger.close)
         if lost := self._lost + len(self._waiting):
-            self._warn(f"did not take {lost} rows of metrics, which are lost there")
+            self._warn(f"could not write {lost} rows of metrics, which are lost")
 
     def _empty(self):
         refused, most = 0, _MOST_REFUSALS if self._failures >= _MOST_REFUSALS else 1
@@ -373,7 +370,7 @@ class _Outlet:
                 self.logger.write(*self._waiting[refused])
             except Exception as error:
                 refused += 1
-                # A full disk may accept a short row after it refused a long one, and accept that one later.
+                # A full disk may accept a short row after rejecting a long one, which it may accept later.
                 if refused >= min(most, len(self._waiting)) or getattr(error, "errno", None) in _FULL:
                     raise
             else:
@@ -385,11 +382,11 @@ class _Outlet:
     def _attempt(self, work):
         try:
             work()
-        except Exception as error:  # whatever a backend raises
+        except Exception as error:  # any error of a backend
             self._failures += 1
             self._pause = min(2**self._failures, _LONGEST_PAUSE)
             if not self._has_warned:
-                self._warn(f"failed; training continues, and it is tried again: {type(error).__name__}: {error}")
+                self._warn(f"failed; training continues, and later rows try again: {type(error).__name__}: {error}")
             self._has_warned = True
 
     def _warn(self, what):
@@ -397,12 +394,12 @@ class _Outlet:
 
 
 def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
-    """Return the rows of a `metrics.jsonl`, without lines cut short and values that are not numbers.
+    """Return the rows of a `metrics.jsonl`, without incomplete lines and values that are not numbers.
 
-    Return an empty list if there is no such file.
+    The list is empty if the file does not exist.
 
     Raises:
-      RunDirectoryError: it cannot be read.
+      RunDirectoryError: the file cannot be read.
     """
     path = files.expand(path)
     try:
@@ -421,7 +418,7 @@ def write_csv(path: str | os.PathLike, rows: Sequence[Mapping[str, Any]]) -> Non
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Yield each line with its row, or None; a line that is too long comes in pieces, none of which is a row."""
+    """Yield each line with its row, or None if it is not a row; a line that is too long comes in pieces."""
     with files.open_to_read(path) as file:
         begins = True
         while line := file.readline(_LONGEST_LINE):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def named(paths: Sequence[str | os.PathLike]) -> list[tuple[str | os.PathLike, str]]:
-    """Return paths with names that distinguish their directories, each directory once."""
+    """Return each directory once, with a unique name."""
     found = {_resolved(path): path for path in paths}
     return list(zip(found.values(), unique_names([path.parts for path in found], "/"), strict=True))
 
@@ -48,10 +48,10 @@ def read_run(path: str | os.PathLike, name: str = "") -> Run:
 
 
 def read_runs(path: str | os.PathLike, name: str) -> list[Run]:
-    """Return the run of a run directory, or all runs of a sweep's directory, named `name`.
+    """Return the run in a run directory, or all runs of a sweep, with the name `name`.
 
     Raises:
-      RunDirectoryError: `path` is neither a run directory nor a sweep's.
+      RunDirectoryError: `path` is neither a run directory nor the directory of a sweep.
     """
     if not sweep_directory.is_sweep(path):
         return [read_run(path, name)]
@@ -66,27 +66,26 @@ def read_runs(path: str | os.PathLike, name: str) -> list[Run]:
 def as_run(
     name: str, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], place: Hashable = (), member: str = ""
 ) -> Run:
-    """Return a run for plotting, without settings in which runs of one configuration, or a resumed run, may differ."""
+    """Return a run for plotting, without settings that may differ between seeds or when a run is resumed."""
     identity = {key: value for key, value in config.items() if key not in (*MAY_CHANGE, "seed", "sweep")}
-    if isinstance(topology := identity.get("topology"), Mapping):  # the same run on other devices, up to rounding
+    if isinstance(topology := identity.get("topology"), Mapping):  # other devices change only rounding
         identity["topology"] = {key: value for key, value in topology.items() if key != "devices"}
     seed = config.get("seed")
     return Run(name, identity, rows, seed if type(seed) is int else None, place or object(), member)
 
 
 def plot_runs(paths: Sequence[str | os.PathLike], out: str | os.PathLike, *, metric: str | None = None) -> "Chart":
-    """Plot run directories: one by itself, or the runs of each configuration together.
+    """Plot one run, several runs by configuration, the trials of a search, or the lineage of a population.
 
-    For a search it plots the trials, for a population the lineage. A search has no learning curves to compare with
-    those of other directories, so among several it is left out with a warning.
+    Among several directories, searches are left out with a warning, because they do not have learning curves.
 
     Args:
-      paths: run directories, and directories of sweeps; or the directory of one search or population.
+      paths: run directories and directories of sweeps, or the directory of one search or population.
       out: the image file; its suffix sets the format.
       metric: the metric to plot for several runs; see `jaxrl.plots.curves.plot_runs`.
 
     Raises:
-      ConfigError: there is no run, or a run has no value of the metric (named).
+      ConfigError: there are no runs, or a run has no value of the metric (the message names it).
       RunDirectoryError: a path is not a run directory.
     """
     runs, found = [], named(paths)
@@ -98,7 +97,7 @@ def plot_runs(paths: Sequence[str | os.PathLike], out: str | os.PathLike, *, met
             config, trials = sweep_directory.read_trials(path)
             return curves.plot_trials([trial.score for trial in trials], out, title=Run("", config, []).title)
         else:
-            warnings.warn(f"{path} is left out: a search has no learning curves; draw it by itself", stacklevel=2)
+            warnings.warn(f"{path} is left out, because searches have no learning curves; plot it alone", stacklevel=2)
     if alone and (lineage := sweep_directory.read_lineage(paths[0])) is not None:
         return plot_lineage(lineage, out, title=runs[0].title if runs else "")
     if len(runs) == 1 and metric is None:

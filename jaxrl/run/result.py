@@ -1,4 +1,4 @@
-"""The result of a run, and the directory that stores it."""
+"""Result of a run, and the run directory that stores it."""
 
 import base64
 import contextlib
@@ -30,7 +30,7 @@ from jaxrl.parallel.multihost import distributed
 from jaxrl.parallel.multihost.place import own_place
 from jaxrl.plots.curves import plot_run
 from jaxrl.run.directory.checkpoint import Checkpointer
-from jaxrl.run.directory.run_directory import MAY_CHANGE, RunDirectory, check_no_pattern, read_config
+from jaxrl.run.directory.run_directory import RunDirectory, read_config
 from jaxrl.run.loggers import CSVLogger, JSONLLogger, Logger, Loggers, TensorBoardLogger
 from jaxrl.run.loop.advice import late_return
 from jaxrl.run.plotting import as_run, plot_runs
@@ -40,8 +40,6 @@ from jaxrl.run.policies.policy import Policy
 if TYPE_CHECKING:
     from jaxrl.plots.chart import Chart
 
-# With the same shards, a run on another number of devices is the same up to rounding.
-_MAY_CHANGE = (*MAY_CHANGE, "topology.devices")
 _LONGEST_COMMAND = 2000  # characters
 
 
@@ -53,16 +51,16 @@ class Result:
       state: the whole state of the run after the last good chunk.
       metrics: a row every `log_every` steps, and at evaluations and saves: "step", "train/...", "update/...", and
         "evaluation/..." if there was one.
-      evaluation: the last evaluation, or None if the run was stopped before any.
+      evaluation: the last evaluation, or None if the run stopped before the first.
       stopped: "finished", "interrupted", "target_return", "non_finite", "unsaved" (checkpoints could not be written, or
-        the run directory is gone), or the stop reason of another callback.
-      problem: the values that were not finite, or why nothing could be saved, if that stopped the run.
+        the run directory was deleted), or the stop reason of a callback.
+      problem: the values that were not finite, or the error of saving, if they stopped the run.
       total_steps: environment steps so far, over all environments.
       steps_per_second: speed of the compiled loop, without compiling, evaluating and saving.
       wall_seconds: seconds of this call of `train`, or of this session of a resumed run.
-      seconds: the same by part, `jaxrl.run.loop.timing.PARTS`; the imports of the command line come before.
+      seconds: the same by part, `jaxrl.run.loop.timing.PARTS`, with the import time of the command line in addition.
       session_steps: steps of this session.
-      earlier_seconds: seconds of the earlier sessions, up to the metrics that were kept.
+      earlier_seconds: seconds of the earlier sessions, up to their last metrics.
       config: the contents of `config.json`, with the total environment steps in whole iterations.
       callbacks: the state of the callbacks, as in checkpoints.
     """
@@ -112,7 +110,7 @@ class Result:
         }
 
     def _repr_html_(self) -> str:
-        """Return figures and the learning curve, for notebooks."""
+        """Return a table and the learning curve, for notebooks."""
         rows = [("environment steps", f"{self.total_steps:,}"), ("ended", self.stopped)]
         rows += [] if self.problem is None else [("problem", self.problem)]
         rows += [] if self.evaluation is None else [("last evaluation", repr(self.evaluation))]
@@ -150,8 +148,8 @@ class Result:
     ) -> Evaluation:
         """Evaluate the trained policy on complete episodes; the arguments are those of `jaxrl.evaluate`.
 
-        Without a seed the episodes differ from those of the run's own evaluations, which use the run's seed and may
-        have chosen the policy or the settings.
+        Without a seed, the episodes differ from those of the run's own evaluations, by which the policy or the settings
+        may have been chosen.
         """
         policy = self.policy
         seed = held_out_seed(self.seed or 0) if seed is None else seed
@@ -168,24 +166,24 @@ class Result:
         )
 
     def plot(self, path: str | Path | None = None) -> "Chart":
-        """Plot the learning curve, which notebooks display, and write it to `path` if given."""
+        """Return the learning curve, which notebooks display, and write it to `path` if given."""
         return plot_run(as_run("run", self.config, self.metrics), path)
 
     def save(self, path: str | Path) -> Path:
-        """Write the directory that the same run with `run_dir=path` would have left, with its last checkpoint.
+        """Write the run directory of this run, with its last checkpoint.
 
-        `jaxrl.load` reads it, and `jaxrl.train` with the run's own arguments and `run_dir=path` continues it. With
-        several processes, all call it.
+        `jaxrl.load` reads it, and `jaxrl.train` with the run's own arguments and `run_dir=path` continues the run. With
+        several processes, all must call it.
 
         Args:
-          path: the directory; made if missing. The files of an earlier `save` of this run are replaced.
+          path: the directory; created if missing. The files of an earlier `save` of this run are replaced.
 
         Returns:
           The directory.
 
         Raises:
           CheckpointError: the state could not be saved.
-          RunDirectoryError: `path` cannot be written to, or holds another run.
+          RunDirectoryError: `path` cannot be written to, or contains another run.
         """
         path = files.expand(path)
         with opened(path, self.config) as (directory, checkpointer):
@@ -203,7 +201,7 @@ class Result:
 
 
 def metrics_files(directory: RunDirectory, step: int) -> list[Logger]:
-    """Return the loggers of a run directory, without the rows after `step` that an earlier session left there."""
+    """Return the loggers of a run directory, after deleting its rows after `step`."""
     truth = JSONLLogger(directory.metrics_jsonl, last=step)
     resumed_at = step if directory.resumed else None
     tensorboard = TensorBoardLogger(directory.path / "tensorboard", resumed_at=resumed_at, config=directory.config)
@@ -218,20 +216,19 @@ def _unpickled(data: bytes) -> Result:
 def opened(
     path: str | Path, config: Mapping[str, Any], *, overwrite: bool = False, **settings: int
 ) -> Generator[tuple[RunDirectory | None, Checkpointer]]:
-    """Open a run's directory, held only by the first process, and its checkpoints with `settings` of `Checkpointer`."""
+    """Open a run directory, locked by the first process, and its checkpoints with `settings` of `Checkpointer`."""
     path = files.expand(path)
     with contextlib.ExitStack() as stack:
         directory = None
         with distributed.collective_errors("opening the run directory"):
-            check_no_pattern(path)
             if distributed.is_leader():
                 place = own_place()
                 start = None if place is None else place.start
-                directory = RunDirectory(path, config, overwrite=overwrite, may_change=_MAY_CHANGE, launch=start)
+                directory = RunDirectory(path, config, overwrite=overwrite, launch=start)
                 stack.enter_context(directory)
         with distributed.collective_errors("reading the run directory"):
             if not distributed.is_leader() and read_config(path) != files.as_read_back(config):
-                raise RunDirectoryError(f"{path.absolute()} is not the same directory on every process")
+                raise RunDirectoryError(f"{path.absolute()} differs between processes; use a directory that all share")
             checkpointer = Checkpointer(path / "checkpoints", config=config, **settings)
             stack.enter_context(checkpointer)
         yield directory, checkpointer
@@ -245,7 +242,7 @@ def policy_at(algo, learner, progress):
 
 
 def origin() -> dict[str, str]:
-    """Return the origin of this process's runs: the command, the machine and the versions."""
+    """Return the command, the machine and the versions of this process."""
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     name = Path(sys.argv[0]).name
     return {
@@ -256,7 +253,7 @@ def origin() -> dict[str, str]:
 
 
 def write_result(result: Result, directory: RunDirectory) -> None:
-    """Write the result and its learning curve; a full disk then costs only these."""
+    """Write the result and its learning curve, or warn if they cannot be written."""
     try:
         files.write_json(directory.result, result.record() | {"start": directory.start, "origin": origin()})
         if result.metrics:

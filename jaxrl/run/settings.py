@@ -1,4 +1,4 @@
-"""The settings of a run: the arguments of `jaxrl.train` in one object, checked and completed in one place."""
+"""Settings of a run: the arguments of `jaxrl.train` in one object, which checks and completes them."""
 
 import dataclasses
 import os
@@ -32,15 +32,15 @@ from jaxrl.run.recording.recorder import Record
 _DATASET_FRACTION = 0.5  # of every batch, if not set
 # Names of the maximum episode length among the parameters of environments and `TimeLimit`.
 _TIME_LIMITS = ("max_steps_in_episode", "time_limit", "episode_length", "max_steps", "max_timesteps")
-_DEAR = 10  # times the steps of training: above it, the cost of evaluations is reported
+_DEAR = 10  # multiple of the training steps above which the steps of evaluations are reported
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class RunSettings:
-    """The arguments of `jaxrl.train`, documented there; `make_train`, `sweep`, `launch` and `tune` have some of them.
+    """The arguments of `jaxrl.train`, some of which `make_train`, `sweep`, `launch` and `tune` share.
 
-    As passed, `algo`, `env`, `dataset` and `record` may be names, and None stands for a default. `prepared` resolves
-    the names and chooses the topology, `resolved` the defaults that depend on the environment.
+    As passed, `algo`, `env`, `dataset` and `record` may be names, and None means a default. `prepared` resolves the
+    names and chooses the topology; `resolved` sets the defaults that depend on the environment.
     """
 
     algo: Any
@@ -75,17 +75,17 @@ class RunSettings:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> "RunSettings":
-        """Return the settings among a function's arguments, by name."""
+        """Return the settings among a function's arguments."""
         names = {field.name for field in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in arguments.items() if name in names})
 
     def replace(self, **changes: Any) -> "RunSettings":
-        """Return the settings with other values of these fields."""
+        """Return the settings with changed fields."""
         return dataclasses.replace(self, **changes)
 
     @property
     def acting_env(self) -> Any:
-        """The environment that a prepared run acts in; None if it learns only from a dataset."""
+        """The environment that a prepared run acts in, or None if it learns only from a dataset."""
         return self.env if self.topology.problems(None) else None
 
     @property
@@ -96,10 +96,10 @@ class RunSettings:
         return found | ({} if self.save_replay else {"save_replay": False})
 
     def config(self, **parts: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the contents of `config.json` for a resolved run: settings that must not change when it is resumed.
+        """Return the contents of `config.json` for resolved settings.
 
         Args:
-          **parts: further entries, `dataset` and `parent`, where they are not None.
+          **parts: further entries, `dataset` and `parent`; None is left out.
         """
         config = {
             "algorithm": encode(self.algo),
@@ -119,7 +119,7 @@ class RunSettings:
         Offline, `env` is the environment that the data comes from.
 
         Raises:
-          ConfigError: settings do not fit; lists all of them.
+          ConfigError: settings are invalid or incompatible; the message lists all problems.
         """
         algo = as_algorithm(self.algo)
         problems = field_problems(algo)
@@ -138,7 +138,7 @@ class RunSettings:
         fraction, fraction_problems = _resolved_fraction(self.dataset_fraction, algo, has_dataset, offline)
         problems += fraction_problems
         if self.video_every is not None and run_dir is None:
-            problems.append(f"video_every={self.video_every} needs run_dir=, where the videos are written")
+            problems.append(f"video_every={self.video_every} needs run_dir=, to which the videos are written")
         problems += evaluator_problems(run_dir) + seed_problems("seed", self.seed)
         if isinstance(self.evaluation_episodes, int) and self.evaluation_episodes > 0:
             problems += episodes_problems("evaluation_episodes", self.evaluation_episodes)
@@ -147,9 +147,9 @@ class RunSettings:
         topology, topology_problems = choose(self.topology, None if offline else env, self.num_envs)
         problems += topology_problems
         if offline and self.record is not None:
-            problems.append("record= without an env: nothing acts, so there is nothing to record")
+            problems.append("record= needs an env, because only episodes of training are recorded; leave it out")
         eval_env = env if eval_env is None or offline else envs.prepared(eval_env)
-        trained = f"{env.name}, which is trained on, has"
+        trained = f"the training environment {env.name} has"
         problems += [f"eval_env: {line}" for line in space_problems(eval_env, env, trained)]
         if not is_evaluator():  # an evaluator has other cores
             acting = None if offline else env
@@ -166,7 +166,7 @@ class RunSettings:
         """Return prepared settings with the defaults that depend on the environment.
 
         Raises:
-          ConfigError: settings do not fit; lists all of them.
+          ConfigError: settings are incompatible; the message lists all problems.
         """
         topology = self.topology.resolve(self.algo, num_agents(self.env))
         algo = self.algo.resolve(env_spec(self.env), topology.batch_envs or 0)
@@ -178,7 +178,7 @@ class RunSettings:
         return self.replace(algo=algo, topology=topology, evaluation_episodes=episodes)
 
     def _kind_problems(self):
-        """Explain which settings are of a type that `train` does not accept; one line each."""
+        """Return one line for each setting of a type that `train` does not accept."""
         problems = []
         if self.target_return is not None:
             problems += number_problems("target_return", self.target_return)
@@ -192,36 +192,34 @@ class RunSettings:
 
 
 def _resolved_fraction(fraction, algo, dataset, offline):
-    """Return the dataset's fraction of every replay batch, and why it cannot be set here."""
+    """Return the dataset's fraction of every replay batch, and one line for each problem with it."""
     separate, problems = has_separate_dataset(algo), []
     if fraction is not None and (offline or not dataset):
         lacking = "environment" if dataset else "dataset"
-        what = f"dataset_fraction={fraction} is for a dataset beside an environment, and there is no {lacking}"
-        problems = [f"{what}; pass one, or leave the fraction out"]
+        problems = [f"dataset_fraction={fraction} needs a dataset and an environment; pass the {lacking} too"]
     elif fraction is not None and separate:
-        what = f"how much of the dataset {type(algo).__name__} learns from is fixed; leave it out"
-        problems = [f"dataset_fraction={fraction}: {what}"]
+        problems = [f"dataset_fraction={fraction} has no effect, because {type(algo).__name__} sets it; leave it out"]
     if not dataset or (separate and not offline):  # the dataset has a separate source
         return 0.0, problems
     return 1.0 if offline else _DATASET_FRACTION if fraction is None else fraction, problems
 
 
 def _instance_problems(env, played, topology, video_every):
-    """Return one line for each problem with environments that exist as a single instance."""
+    """Return one line for each problem with an environment of which there is only one instance."""
     trained, evaluated = (None if one is None else only_instance(one) for one in (env, played))
     problems = []
     if trained is not None:
         fix = f"pass the class {type(trained.unwrapped).__name__}, or a function that makes one"
-        one = f"{env.name} is one environment, whose spec does not say how to make another"
+        one = f"{env.name} is a single environment, whose spec does not allow another"
         if (num_envs := topology.num_envs or 0) > 1:
             problems.append(f"num_envs={num_envs}: {one}; {fix}: lambda: {type(trained.unwrapped).__name__}(...)")
         if not topology.in_process:
             problems.append(f"remote: {one} in another process; {fix}")
         if evaluated is not None and evaluated.unwrapped is trained.unwrapped:
-            problems.append(f"{one}, and evaluation needs one of its own; pass eval_env=, or {fix.partition(' ')[2]}")
+            problems.append(f"{one}, but evaluation needs its own; pass eval_env=, or {fix.partition(' ')[2]}")
     if evaluated is not None and video_every is not None:
         problems.append(
-            f"video_every={video_every}: {played.name} is one environment, and videos need one of their own"
+            f"video_every={video_every}: {played.name} is a single environment, but videos need their own; pass a class"
         )
     return problems
 
@@ -231,7 +229,7 @@ def _recording_problems(record, topology):
     if record is None or topology.batch_envs == topology.num_envs:
         return []
     some = f"{topology.batch_envs} of the {topology.num_envs} environments"
-    why = f"every batch holds the rollouts of {some}, and an episode's would not be one after another"
+    why = f"a batch has the rollouts of only {some}, so those of an episode would not be consecutive"
     return [f"record: {why}; use learner_batch=None, or do not record"]
 
 
@@ -240,8 +238,8 @@ def _resource_problems(resources, topology, env, async_evaluation):
     if resources is None:
         return []
     if not isinstance(resources, Resources):
-        return [f"resources={resources!r:.80} are none; pass jaxrl.Resources(...)"]
-    absent = {} if async_evaluation else {"evaluator": "evaluations are the learner's, without async_evaluation=True"}
+        return [f"resources={resources!r:.80} must be a jaxrl.Resources(...)"]
+    absent = {} if async_evaluation else {"evaluator": "the learner evaluates, unless async_evaluation=True"}
     return resources_problems(resources, absent | topology.absent_resources(env), topology.worker_processes(env))
 
 
@@ -249,7 +247,7 @@ def _resource_problems(resources, topology, env, async_evaluation):
 
 
 def default_notes(prepared: RunSettings, resolved: RunSettings) -> list[str]:
-    """Return one line for every default that was chosen for the environment and differs from the usual one."""
+    """Return one line for each default that depends on the environment and differs from the usual one."""
     episodes = resolved.evaluation_episodes
     chosen = prepared.evaluation_episodes is None and episodes != EPISODES
     notes = [f"evaluation_episodes: {episodes}"] if chosen else []
@@ -258,7 +256,7 @@ def default_notes(prepared: RunSettings, resolved: RunSettings) -> list[str]:
 
 
 def _evaluation_cost(settings):
-    """Return one line on evaluations that may take many times the steps of training."""
+    """Return one line about evaluations that may take many times the steps of training, if they may."""
     known = envs.parameters(settings.eval_env) if isinstance(settings.eval_env, Environment) else {}
     limit = min((int(np.max(known[name])) for name in _TIME_LIMITS if name in known), default=0)
     every, total = settings.evaluate_every, settings.total_steps
@@ -269,7 +267,7 @@ def _evaluation_cost(settings):
 
 
 def resolved_defaults(unresolved: Any, resolved: Any, prefix: str = "") -> list[str]:
-    """Return one line for every field, except networks, that was None and was resolved, such as "epochs: 4"."""
+    """Return one line for each field that was None and was resolved, except networks, such as "epochs: 4"."""
     lines = []
     for field in dataclasses.fields(resolved):
         before, after = getattr(unresolved, field.name), getattr(resolved, field.name)
@@ -283,6 +281,6 @@ def resolved_defaults(unresolved: Any, resolved: Any, prefix: str = "") -> list[
 
 
 def network_lines(algo: Algorithm, spec: EnvSpec) -> list[str]:
-    """Return one line for every network of a resolved algorithm: its layers and its number of parameters."""
+    """Return one line for each network of a resolved algorithm: its layers and its number of parameters."""
     networks = {field.name: getattr(algo, field.name) for field in dataclasses.fields(algo)}
     return [f"{name}: {summary(one, spec)}" for name, one in networks.items() if isinstance(one, Readable)]

@@ -1,4 +1,4 @@
-"""Reports on a run for accelerators that need not be present: its programs, compiled for them."""
+"""Reports on the programs of a run, compiled for accelerators that need not be present."""
 
 import contextlib
 import dataclasses
@@ -25,8 +25,8 @@ class TargetProgram:
       argument_bytes, output_bytes, temp_bytes: memory on one device.
       code_bytes: size of the program itself.
       peak_bytes: total memory on one device; outputs that are written over arguments count once.
-      flops, bytes_accessed: as the compiler counts them, loops of unknown length once; None if it does not report them.
-      body: its kernels and collectives, loop by loop. The loop of unknown length in a chunk is over its iterations.
+      flops, bytes_accessed: as counted by the compiler, with loops of unknown length once; None if not reported.
+      body: its kernels and collectives by loop. The loop of unknown length in a chunk is over iterations.
     """
 
     name: str
@@ -42,7 +42,7 @@ class TargetProgram:
 
     @property
     def iteration(self) -> hlo.Loop:
-        """One iteration of a chunk, or the whole of another program."""
+        """The body of one iteration of a chunk, or of another program."""
         inner = [loop for loop in self.body.loops if loop.trips is None]
         return inner[0] if self.name == "chunk" and inner else self.body
 
@@ -79,7 +79,7 @@ class TargetReport:
         plural = "s" if self.devices > 1 else ""
         lines = [
             f"{self.target}: {self.devices} device{plural} ({self.device_kind}) with {readable(self.device_memory)} of "
-            f"memory each; {self.steps_per_iteration:,} environment steps an iteration"
+            f"memory each; {self.steps_per_iteration:,} environment steps per iteration"
         ]
         for program in self.programs:
             lines += ["", f"{program.name}, compiled in {program.seconds:.1f} s", *_program_lines(self, program)]
@@ -87,7 +87,7 @@ class TargetReport:
 
 
 def compiled_for(target: Target, name: str, compile_it: Callable[[], jax.stages.Compiled]) -> TargetProgram:
-    """Compile a program and report its memory, work and kernels.
+    """Compile a program, and return its memory, work and kernels.
 
     Args:
       target: the target to compile for.
@@ -95,7 +95,7 @@ def compiled_for(target: Target, name: str, compile_it: Callable[[], jax.stages.
       compile_it: function that compiles it.
 
     Raises:
-      ConfigError: it needs more memory than a device has.
+      ConfigError: the program needs more memory than a device has.
     """
     since = time.monotonic()
     try:
@@ -108,14 +108,14 @@ def compiled_for(target: Target, name: str, compile_it: Callable[[], jax.stages.
         raise ConfigError(_too_much(target, name, f"more memory than {target.name} has: {message:.300}")) from error
     seconds = time.monotonic() - since
     stats: Any = compiled.memory_analysis()
-    sizes = stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.temp_size_in_bytes
-    sizes = (*sizes, stats.generated_code_size_in_bytes)
+    read, written = stats.argument_size_in_bytes, stats.output_size_in_bytes
+    sizes = read, written, stats.temp_size_in_bytes, stats.generated_code_size_in_bytes
     peak = sum(sizes) - stats.alias_size_in_bytes
     if peak > target.memory:
-        needs = f"{readable(peak)} of each device, where {target.name} has {readable(target.memory)}"
+        needs = f"{readable(peak)} per device, but {target.name} has {readable(target.memory)}"
         raise ConfigError(_too_much(target, name, needs))
     cost: dict[str, Any] = {}
-    with contextlib.suppress(Exception):  # backends differ in what they leave out and in how they raise
+    with contextlib.suppress(Exception):  # backends leave out different parts and raise different errors
         cost = compiled.cost_analysis() or {}
     body = hlo.read(compiled.as_text() or "")
     return TargetProgram(name, seconds, *sizes, peak, cost.get("flops"), cost.get("bytes accessed"), body)
@@ -133,14 +133,14 @@ def _uncached() -> Generator[None]:
 
 
 def _too_much(target, name, needs):
-    return f"target={target.name!r}: the program {name} needs {needs}; use fewer environments, or more devices"
+    return f"target={target.name!r}: the {name} program needs {needs}; use fewer environments or more devices"
 
 
 def _program_lines(report, program):
     share = program.peak_bytes / report.device_memory
     rows = [
         (
-            "memory of a device",
+            "memory per device",
             f"{readable(program.peak_bytes)} ({share:.1%}): arguments {readable(program.argument_bytes)}, outputs "
             f"{readable(program.output_bytes)}, temporary {readable(program.temp_bytes)}, code "
             f"{readable(program.code_bytes)}",

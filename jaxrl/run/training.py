@@ -1,4 +1,4 @@
-"""Training: settings are checked, the program is bound, and the loop runs it."""
+"""Training: `train` checks its settings, binds the program, and runs the loop."""
 
 import contextlib
 import dataclasses
@@ -29,7 +29,7 @@ from jaxrl.run.compile_cache import keep_compiled_programs
 from jaxrl.run.directory import run_log
 from jaxrl.run.directory.checkpoint import complete_steps
 from jaxrl.run.directory.follow import follow_launched
-from jaxrl.run.directory.init_from import InitFrom, load_initial, recorded_parent, said
+from jaxrl.run.directory.init_from import InitFrom, load_initial, parent_notes, recorded_parent
 from jaxrl.run.loggers import Logger
 from jaxrl.run.loop.journal import Journal
 from jaxrl.run.loop.progress import ProgressBar
@@ -75,57 +75,57 @@ def train(
 ) -> Result:
     """Train an algorithm on an environment, from a dataset, or on both.
 
-    With a dataset and no environment nothing acts: an off-policy algorithm learns from the data alone, and is evaluated
-    in `eval_env`, the environment that the data is about. A step is then an update.
+    With a dataset but without an environment, an off-policy algorithm learns only from the data and is evaluated in
+    `eval_env`, the environment that the data comes from. A step is then an update.
 
     The same call with the same `run_dir` resumes the run where it stopped, bit for bit for JAX environments. With
-    several processes (`jaxrl.parallel.multihost.distributed`) each makes the same call, and all must be able to read
-    `run_dir`. In the process of an evaluator it follows the run instead, and does not return (`jaxrl.launch`).
+    several processes (`jaxrl.parallel.multihost.distributed`), each makes the same call, and all must be able to read
+    `run_dir`. In the process of an evaluator (`jaxrl.launch`), the call follows the run instead and does not return.
 
     Args:
       algo: the algorithm, or its name for the defaults.
-      env: what `jaxrl.make` returns or takes: a name, or a Gymnasium environment, its class, or a function that makes
-        one; None: learn from the dataset alone.
-      total_steps: environment steps over all environments, resets included; the last iteration may exceed it. Without
+      env: an environment or its name, as for `jaxrl.make`, or a Gymnasium environment, its class, or a function that
+        creates one; None: learn only from the dataset.
+      total_steps: environment steps over all environments, including resets; the last iteration may exceed it. Without
         an environment: updates.
-      dataset: what `jaxrl.load_dataset` returns, or its name; its transitions are held in memory.
-      dataset_fraction: with a dataset and an environment, the dataset's fraction of every batch; None: 0.5, that of
+      dataset: a dataset from `jaxrl.load_dataset`, or its name; its transitions are kept in memory.
+      dataset_fraction: with a dataset and an environment, the dataset's fraction of every batch; None: 0.5, as in
         Ball et al. (2023, arXiv:2302.02948).
-      init_from: begin with what another run has learned: a run directory (its newest checkpoint) or one of its
-        checkpoints, a policy, or a learner state (`jaxrl.run.directory.init_from`). The spaces must be the same;
-        settings and environment may differ; also offline first and then online. Steps and schedules start at 0.
+      init_from: start from another run: a run directory (its newest checkpoint) or one of its checkpoints, a policy, or
+        a learner state (`jaxrl.run.directory.init_from`). The spaces must be the same; settings and environment may
+        differ, and the run may continue offline training online. Steps and schedules start at 0.
       seed: seed of the run; the same seed gives the same run.
-      topology: `Anakin` or `Sebulba`; None: by the kind of environment.
-      num_envs: number of environments, if no topology is given. None: 1 for algorithms that learn from a replay of
-        transitions (DQN, SAC), else 8.
-      run_dir: where configuration, metrics, checkpoints and the result are written; None: nowhere.
-      overwrite: delete the run that `run_dir` holds, and start again.
+      topology: `Anakin` or `Sebulba`; None: chosen by the kind of environment.
+      num_envs: number of environments, if no topology is given. None: 1 for algorithms that learn from a replay buffer
+        of transitions (DQN, SAC), else 8.
+      run_dir: directory for the configuration, metrics, checkpoints and the result; None: nothing is written.
+      overwrite: delete the run in `run_dir`, and start again.
       log_every: environment steps between rows of training metrics, in whole iterations; None: a fifteenth to a
-        fiftieth of the run, or about a second where it has fewer than a hundred iterations. Rows are also written where
-        the run is evaluated, saved or calls back.
+        fiftieth of the run, or about a second in runs of fewer than a hundred iterations. Rows are also written at
+        evaluations, checkpoints and calls of callbacks.
       evaluate_every: environment steps between evaluations; None: a tenth of the run; 0: only at the end.
-      evaluation_episodes: complete episodes per evaluation; None: 128, or 10 where the environment is on the host.
-      eval_env: another environment to evaluate in, as `env`; its observations and actions must have the shapes and
-        types of `env`, while bounds, parameters and time limits may differ.
+      evaluation_episodes: complete episodes per evaluation; None: 128, or 10 for host environments.
+      eval_env: another environment for evaluations, as `env`; its observations and actions must have the shapes and
+        types of those of `env`, while bounds, parameters and time limits may differ.
       explore_in_evaluation: sample actions as in training instead of taking the best.
       async_evaluation: evaluate in a thread while training continues, on a device that does not learn if there is one.
-        The result of an evaluation is known, and compared with `target_return`, at the next one.
+        The result of an evaluation is available, and compared with `target_return`, at the next evaluation.
       target_return: stop when the mean return of an evaluation reaches it.
-      callbacks: functions of a `Moment`, or objects that remember something (`jaxrl.run.callbacks`), called where the
-        run is evaluated and at its end. They may stop it or change the environment's parameters.
+      callbacks: functions of a `Moment`, or objects with state (`jaxrl.run.callbacks`), called at evaluations and at
+        the end. They may stop the run or change the environment's parameters.
       callback_every: environment steps between further calls of the callbacks; None: no further calls.
       checkpoint_every: environment steps between checkpoints; None: a tenth of the run; 0: only at the end.
-      keep: how many checkpoints are kept, plus the best one.
-      save_replay: whether checkpoints include replay buffers. Without, they are smaller, and a resumed run differs from
-        an uninterrupted one: it collects `min_size` transitions again before it learns.
-      record: where to write the episodes of training as RLDS datasets; a `Record` for some of them.
-      video_every: environment steps between episodes that are written to `run_dir` as videos, as `jaxrl.render` does.
-      loggers: further places for metrics; with several processes, those of the first.
+      keep: number of the newest checkpoints to keep, in addition to the best one.
+      save_replay: whether checkpoints include replay buffers. Without them, checkpoints are smaller, but a resumed run
+        differs from an uninterrupted one: it collects `min_size` transitions again before it learns.
+      record: directory for the training episodes as RLDS datasets; a `Record` for a part of them.
+      video_every: environment steps between videos of episodes in `run_dir`, as from `jaxrl.render`.
+      loggers: further loggers of metrics; with several processes, only those of the first are used.
       resources: processor cores of learner, actor threads, environments and evaluator, and memory of worker processes
-        (Linux); nothing that is learned depends on it. None: all parts use all cores.
-      deterministic: on a GPU, use programs that compute the same, bit for bit, in every process, at a cost in speed:
-        none is chosen by timing, and none adds up in a varying order. Changes nothing on CPUs and TPUs, where all do.
-        XLA reads it as JAX starts: in Python, train before anything else uses JAX, or set XLA_FLAGS.
+        (Linux); the results do not depend on it. None: all parts use all cores.
+      deterministic: on a GPU, use only programs whose results are equal, bit for bit, in every process, at a cost in
+        speed: they are not chosen by timing, and sums have a fixed order. CPUs and TPUs are always deterministic. XLA
+        reads this when JAX starts: in Python, train before anything else uses JAX, or set XLA_FLAGS.
       progress: show a progress bar.
 
     Returns:
@@ -133,15 +133,15 @@ def train(
       or one before the first chunk is compiled, raises KeyboardInterrupt.
 
     Raises:
-      ConfigError: settings that do not fit, all of them, before anything is compiled.
-      RunDirectoryError: the directory is in use, or holds another configuration.
+      ConfigError: settings are invalid or incompatible; the message lists all problems, before anything is compiled.
+      RunDirectoryError: the directory is in use, or contains a run of another configuration.
     """
     return run_training(RunSettings.of(locals()))
 
 
 @interruptible
 def run_training(settings: RunSettings, limits: LoopLimits = NO_LIMITS) -> Result:
-    """Train as `train` does.
+    """Run training; see `train`.
 
     Args:
       settings: the settings as passed.
@@ -165,25 +165,23 @@ def run_training(settings: RunSettings, limits: LoopLimits = NO_LIMITS) -> Resul
             _warn_if_used_up(program.layout.experience(algo).online_sources)
         initial, parent = None, None
         if settings.init_from is not None:
-            with distributed.collective_errors("reading what the run begins with"):
+            with distributed.collective_errors("reading init_from"):
                 initial, parent = _initial(settings, program.layout.spec)
             distributed.check_same({"parent": parent})
-            notes += said(parent)
+            notes += parent_notes(parent)
         described, dataset = None, None
         if settings.dataset is not None:
-            settings, program = _with_stream(settings, program)
-            learned = _streamed if settings.topology.stream else _held
-            described, dataset = learned(settings, program)
+            settings, program, described, dataset = _with_dataset(settings, program)
         recorder = _recorder(settings, program)
         if settings.video_every is not None:
-            from jaxrl.run.recording import rendering  # most runs draw nothing
+            from jaxrl.run.recording import rendering  # most runs have no videos
 
-            with distributed.collective_errors("looking at what videos would show"):
+            with distributed.collective_errors("checking video_every"):
                 rendering.check_drawable(settings.eval_env, program.layout.spec)
         settings = settings.replace(topology=dataclasses.replace(settings.topology, shards=program.layout.shards))
         config = settings.config(dataset=described, parent=parent)
         settings = settings if leader else settings.replace(loggers=())
-        journal = Journal(settings.loggers, ProgressBar() if settings.progress and leader else None, log)
+        journal = Journal(settings.loggers, ProgressBar(visible=settings.progress and leader), log)
         journal.log(f"{type(algo).__name__} on {env.name}, seed {settings.seed}, {settings.total_steps:,} steps")
         for line in notes:
             journal.note(line)
@@ -231,8 +229,8 @@ def _warn_if_no_updates(algo, total_steps):
     waits = max((source.min_size for source in algo.experience.values() if isinstance(source, Replay)), default=0)
     if total_steps < waits:
         warnings.warn(
-            f"nothing is learned in total_steps={total_steps}: {type(algo).__name__}.min_size={waits} transitions come "
-            "before the first update; raise total_steps, or lower min_size",
+            f"total_steps={total_steps} is too small for any update: {type(algo).__name__} first collects "
+            f"min_size={waits} transitions; raise total_steps, or lower min_size",
             RuntimeWarning,
             stacklevel=4,
         )
@@ -244,8 +242,8 @@ def _warn_if_used_up(sources):
         draws, most = source.replay_ratio * source.batch_size * period, source.max_times_sampled
         if 0 < most < draws:
             warnings.warn(
-                f"replay_ratio={source.replay_ratio:g} with batches of {source.batch_size} draws an item of {name!r} "
-                f"{draws:g} times, but max_times_sampled={most}: {1 - most / draws:.0%} of the draws find nothing; "
+                f"replay_ratio={source.replay_ratio:g} and batches of {source.batch_size} sample each item of {name!r} "
+                f"{draws:g} times, but max_times_sampled={most}, so {1 - most / draws:.0%} of the samples are missing; "
                 "lower replay_ratio (samples_per_insert), or raise max_times_sampled",
                 RuntimeWarning,
                 stacklevel=4,
@@ -253,7 +251,7 @@ def _warn_if_used_up(sources):
 
 
 def _initial(settings, spec):
-    """Return the initial arrays of the run and their record in config.json; resuming does not read the parent again."""
+    """Return the initial arrays of a run, None if it is resumed, and the entry "parent" of config.json."""
     run_dir = None if settings.overwrite else settings.run_dir
     recorded = recorded_parent(run_dir, settings.init_from)
     if recorded is not None and run_dir is not None and complete_steps(run_dir / "checkpoints"):
@@ -263,42 +261,38 @@ def _initial(settings, spec):
     return initial, initial.parent
 
 
-def _with_stream(settings, program):
-    """Return settings and program; offline, stream the dataset if it does not fit on the devices."""
+def _with_dataset(settings, program):
+    """Return settings and program, the entry "dataset" of config.json, and the data.
+
+    The data are transitions on the program's devices or, for an offline dataset that does not fit there, batches from
+    disk, for which settings and program change.
+    """
+    dataset, layout = settings.dataset, program.layout
+    devices = list(layout.mesh.devices.flat)
     if settings.topology.stream is None:
-        stream = not rings.fit(settings.dataset, program.layout.spec, list(program.layout.mesh.devices.flat))
+        stream = not rings.fit(dataset, layout.spec, devices)
         settings = settings.replace(topology=dataclasses.replace(settings.topology, stream=stream))
         program = settings.topology.bind(settings.algo, settings.env, settings.dataset_fraction)
-    return settings, program
-
-
-def _streamed(settings, program):
-    """Return the record of a dataset in config.json, and its batches from disk."""
-    dataset, (source,) = settings.dataset, program.layout.experience(settings.algo).dataset_sources.values()
-    checksum = zlib.crc32(dataset.lengths.tobytes())
-    batches = rings.stream(dataset, source, program.layout.spec, seed=settings.seed)
-    return _dataset_config(dataset, checksum, program), batches
-
-
-def _held(settings, program):
-    """Return the record of a dataset in config.json, and its transitions on the program's devices."""
-    dataset, sources = settings.dataset, program.layout.experience(settings.algo).dataset_sources
-    made, checksum = rings.rings(dataset, sources, program.layout.spec, columns=program.layout.shards)
-    made = {of_dataset(name): ring for name, ring in made.items()}
-    memory.check_rings(made, list(program.layout.mesh.devices.flat))
-    on_devices = meshes.sharded(made, program.layout.mesh, fixed.partition(made, "data"))
-    return _dataset_config(dataset, checksum, program), on_devices
-
-
-def _dataset_config(dataset, checksum, program):
-    return {"path": str(dataset.path), "checksum": checksum, "dataset_fraction": program.layout.dataset_fraction}
+        layout = program.layout
+    sources = layout.experience(settings.algo).dataset_sources
+    if settings.topology.stream:
+        (source,) = sources.values()
+        checksum = zlib.crc32(dataset.lengths.tobytes())
+        data = rings.stream(dataset, source, layout.spec, seed=settings.seed)
+    else:
+        made, checksum = rings.rings(dataset, sources, layout.spec, columns=layout.shards)
+        made = {of_dataset(name): ring for name, ring in made.items()}
+        memory.check_rings(made, devices)
+        data = meshes.sharded(made, layout.mesh, fixed.partition(made, "data"))
+    described = {"path": str(dataset.path), "checksum": checksum, "dataset_fraction": layout.dataset_fraction}
+    return settings, program, described, data
 
 
 def _recorder(settings, program):
     record = settings.record
     if record is None:
         return None
-    with distributed.collective_errors("looking where to record"):
+    with distributed.collective_errors("checking record"):
         record.check(program.layout.spec, settings.run_dir, settings.overwrite)
     recorded = program.layout.recorded(settings.algo, record.every)
     return Recorder(record, recorded, settings.algo, settings.env, settings.seed, settings.run_dir)

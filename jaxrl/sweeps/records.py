@@ -121,7 +121,7 @@ def _read(path: str | os.PathLike, name: str) -> list[Record]:
             found.append(Record(run, f"{run.title} ({name})", ended=trial.ended))
         return found
     if sweep_directory.is_sweep(path):
-        origin, lineage = sweep_directory.read_origin(path), sweep_directory.read_lineage(path)
+        origin, lineage = sweep_directory.read_call(path)["origin"], sweep_directory.read_lineage(path)
         result, family = {"origin": origin, "lineage": lineage}, f" ({name})" * (lineage is not None)
         return [
             Record(run, run.title + family, {}, "finished" if _has_score(run) else "failed", result)

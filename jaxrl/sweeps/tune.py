@@ -300,7 +300,7 @@ def tune(
         if run.run_dir is not None:
             config = {"tune": identity | run.logging}
             sweep_directory.check_best(files.expand(run.run_dir))
-            directory = RunDirectory(run.run_dir, config, overwrite=run.overwrite, may_change=())
+            directory = RunDirectory(run.run_dir, config, overwrite=run.overwrite)
             path = stack.enter_context(directory).study
             if not directory.resumed:
                 ownership.remove(path.parent / sweep_directory.BEST, "the best policy of a sweep or a search")

@@ -87,7 +87,7 @@ def test_without_a_cache_nothing_would_be_kept(uncached, monkeypatch, capsys):
     monkeypatch.setattr(ahead, "run_training", None)  # nothing is begun
     assert main.main(["compile", *COMPILED, "--total-steps", "10"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "nothing would be kept" in line and "JAXRL_CACHE" in line
+    assert "is disabled" in line and "JAXRL_CACHE" in line
 
 
 def test_an_interrupted_one_has_compiled_no_whole_run(monkeypatch, capsys):

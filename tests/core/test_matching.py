@@ -37,7 +37,7 @@ def test_other_elements_are_refused_and_both_sides_named(one, other):
         with pytest.raises(ConfigError) as caught:
             check_spaces(first, second)
         (line,) = caught.value.problems
-        assert line == f"my:B has the {which} {other}, but the policy was trained on {one}"
+        assert line == f"my:B has the {which} {other}, but the policy was trained on my:A with {one}"
 
 
 @pytest.mark.parametrize("space", KINDS)

@@ -252,7 +252,7 @@ def test_an_evaluation_counts_every_agent_and_against_an_opponent_one(trained):
     ):
         with pytest.raises(ConfigError, match=match):
             result.evaluate(2, opponent=opponent)
-    refused(lambda: opposed(SMALL, result.policy.actor, "random", jaxrl.make("gymnax:CartPole-v1")), "has one agent")
+    refused(lambda: opposed(SMALL, result.policy.actor, "random", jaxrl.make("gymnax:CartPole-v1")), "several agents")
 
 
 def test_a_run_loads_and_plays_as_it_did(trained):

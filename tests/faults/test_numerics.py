@@ -82,7 +82,7 @@ def checkpoints(run_dir, template):
 @pytest.mark.parametrize(("value", "devices"), few([(np.nan, 1), (np.inf, 1), (np.nan, 2)], (np.inf, 1)))
 def test_a_reward_that_is_not_finite(value, devices, chunks, tmp_path):
     env = spoiled(5 * TICKS + 3, value)
-    said = f"environment 0 .index from 0. returned nan or inf as reward at its step {5 * TICKS + 3}.*step {6 * ROWS}"
+    said = f"environment 0 .index from 0. returned NaN or infinity as reward at its step {5 * TICKS + 3}.*step {6 * ROWS}"
     with pytest.warns(RuntimeWarning, match=f"{said}.*reward.*reset"):
         result = train(PPO, env, run_dir=tmp_path / "run", topology=anakin(devices))
     assert result.stopped == "non_finite" and result.total_steps == 5 * ROWS
@@ -105,7 +105,7 @@ def test_a_reward_that_is_not_finite(value, devices, chunks, tmp_path):
 @pytest.mark.parametrize(("tick", "kept"), [(2 * TICKS + 1, 2), (2 * TICKS, 1)], ids=["a row", "the last of a chunk"])
 def test_an_observation_that_is_not_finite(tick, kept):
     """The last of a chunk is no row yet, but the state after it holds it: that one is not the last good one."""
-    with pytest.warns(RuntimeWarning, match=f"environment 0 .*as observation at its step {tick},"):
+    with pytest.warns(RuntimeWarning, match=f"environment 0 .*as observation at its step {tick} "):
         result = train(DQN, spoiled(tick, what="observation"))
     assert ("timestep.observation" in result.problem) == (kept == 1)
     assert result.stopped == "non_finite" and result.total_steps == kept * ROWS and all_finite(result.state)
@@ -181,7 +181,7 @@ def test_an_environment_of_the_host_is_named_with_its_seed_and_what_it_returned(
     algo = jaxrl.PPO(rollout_length=4, epochs=1, minibatches=1, network=PPO.network)
     with pytest.warns(RuntimeWarning, match="step 32.*in its reset and step"):
         result = jaxrl.train(algo, Glitch, total_steps=64, num_envs=4, evaluate_every=0, progress=False)
-    who = f"environment 2 (index from 0, seed {Glitch.made[3].seed}) returned nan or inf as observation at its step 7"
+    who = f"environment 2 (index from 0, seed {Glitch.made[3].seed}) returned NaN or infinity as observation at its step 7"
     assert result.problem.startswith(who) and result.stopped == "non_finite"
     assert result.total_steps == 16 and all_finite(result.state)
 
@@ -195,9 +195,9 @@ LAYOUT = SimpleNamespace(num_envs=6, spec=SimpleNamespace(num_agents=2, native=N
     ("spoiled", "said"),
     [
         ({}, "not finite"),
-        ({"observation": (2, 4)}, "environment 2 .*agent 0. returned nan or inf as observation.x at its step 8,"),
-        ({"observation": (0, 5), "reward": (0, 0)}, "environment 2 .*agent 1. .*observation.x at its step 6,"),
-        ({"observation": (3, 0), "reward": (1, 1)}, "environment 0 .*agent 1. .*reward at its step 8,"),
+        ({"observation": (2, 4)}, "environment 2 .*agent 0. returned NaN or infinity as observation.x at its step 8 "),
+        ({"observation": (0, 5), "reward": (0, 0)}, "environment 2 .*agent 1. .*observation.x at its step 6 "),
+        ({"observation": (3, 0), "reward": (1, 1)}, "environment 0 .*agent 1. .*reward at its step 8 "),
         ({"observation": (2, 4), "action": (2, 4)}, "environment 2 .*observation"),
         ({"observation": (2, 4), "action": (1, 5)}, "not finite"),
         ({"reward": (1, 0), "action": (1, 0)}, "not finite"),

@@ -148,16 +148,20 @@ def test_nothing_is_said_of_noise():
             ["fell from 20", "to 9.3", "entropy is 0 since step 4,000"],
         ),
         (history(FALLS, 0.7, lambda number: -3.0), {"discrete": False}, ["fell from 20", "to 9.3"]),
-        (history(100 * [20.0], 10.0, lambda number: 0.693, 10 * [9.0]), {}, ["did not move", "entropy stayed 0.693"]),
+        (
+            history(100 * [20.0], 10.0, lambda number: 0.693, 10 * [9.0]),
+            {},
+            ["did not change", "entropy stayed at 0.693"],
+        ),
         (
             history(100 * [20.0], 10.0, lambda number: -1.4, kl=5e-13),
             {"discrete": False},
-            ["approximate_kl is at most 5e-13", "entropy stayed -1.4", "learning rate"],
+            ["approximate_kl is at most 5e-13", "entropy stayed at -1.4", "learning rate"],
         ),
-        (history(100 * [20.0], 10.0), {"discrete": False}, ["stayed that of the first episodes"]),
+        (history(100 * [20.0], 10.0), {"discrete": False}, ["stayed at that of the first episodes"]),
         (history(1100 * [-1200.0] + 100 * [-1500.0], 100.0), {"on_policy": False, "discrete": False}, ["fell from -1"]),
     ],
-    ids=["collapsed", "fell", "did not move", "by its KL", "did not rise", "fell late"],
+    ids=["collapsed", "fell", "did not change", "by its KL", "did not rise", "fell late"],
 )
 def test_a_run_that_did_not_learn_is_told_in_a_line(rows, how, words):
     said = said_of(rows, **how)
@@ -173,14 +177,14 @@ def test_a_run_that_did_not_learn_is_told_in_a_line(rows, how, words):
 )
 def test_greedy_actions_that_show_little_of_what_was_learned_are_told(means, evaluations, late):
     said = said_of(history(means, 0.02, evaluations=evaluations, evaluation_std=0.01))
-    assert f"those sampled in training {late}" in said and "--explore-in-evaluation" in said
+    assert f"the sampled ones in training {late}" in said and "--explore-in-evaluation" in said
 
 
 @pytest.mark.parametrize(
     ("evaluations", "std", "words"),
     [
-        ([60.0, 500.0, 480.0, 230.0], 30.0, ["of step 50,000 49", "jaxrl eval runs/a --best"]),
-        ([-150.0, -1200.0, -900.0], 80.0, ["of step 33,333 -1", "not kept"]),
+        ([60.0, 500.0, 480.0, 230.0], 30.0, ["at step 50,000 49", "jaxrl eval runs/a --best"]),
+        ([-150.0, -1200.0, -900.0], 80.0, ["at step 33,333 -1", "not kept"]),
         ([60.0, 500.0, 470.0], 10.0, None),  # within a tenth
         ([100.0, 130.0, 110.0], 80.0, None),  # by chance
     ],

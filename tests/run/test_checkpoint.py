@@ -288,13 +288,13 @@ def test_arrays_larger_than_the_manifest_says_are_not_read(saved, monkeypatch):
         shutil.rmtree(state)
         orbax.save(state, args=ocp.args.PyTreeSave(names | {"odd": np.zeros(1000, np.float32)}))
     monkeypatch.setattr(ocp.Checkpointer, "restore", lambda *_, **__: pytest.fail("it was read"))
-    with pytest.raises(CheckpointError, match="the manifest says otherwise"):
+    with pytest.raises(CheckpointError, match="not as in the manifest"):
         restore(saved, make_state(), 30)
 
 
 def test_more_memory_than_there_is_is_not_asked_for(saved, monkeypatch):
     monkeypatch.setattr(checkpoint.memory, "free_on_host", lambda: 100)
-    with pytest.raises(CheckpointError, match="where 100 B are free"):
+    with pytest.raises(CheckpointError, match="only 100 B are free"):
         restore(saved, make_state(), 30)
 
 
@@ -361,10 +361,10 @@ def test_another_structure_names_the_leaves(saved):
     with pytest.raises(CheckpointError) as error:
         restore(saved, template)
     text = str(error.value)
-    assert "leaf extra is missing" in text and "leaf keys is there" in text
-    assert "leaf odd is float32[4] in place of float32[5]" in text
-    assert "leaf half is float16[] in place of float32[]" in text
-    assert "begin another run" in text and f"init_from='{saved}" in text
+    assert "leaf extra is missing" in text and "leaf keys is stored but not expected" in text
+    assert "leaf odd is stored as float32[4], expected float32[5]" in text
+    assert "leaf half is stored as float16[], expected float32[]" in text
+    assert "start another run" in text and f"init_from='{saved}" in text
 
 
 def test_nothing_there_is_an_error(tmp_path, saved):
@@ -386,7 +386,7 @@ def test_a_newer_format_says_so(saved):
 
 def test_a_directory_that_cannot_be_made_is_an_error_at_once(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="cannot keep checkpoints"):
+    with pytest.raises(CheckpointError, match="cannot save checkpoints"):
         Checkpointer(tmp_path / "file" / "checkpoints", config={})
 
 

@@ -46,7 +46,7 @@ def test_what_was_written_before_a_field_was_there_resumes(tmp_path, below):
     with RunDirectory(tmp_path, config()) as run:
         assert run.resumed
     RunDirectory(tmp_path / "other", old).close()
-    init_from = "" if below else "--init-from .*other to begin"
+    init_from = "" if below else "--init-from .*other to start"
     with pytest.raises(RunDirectoryError, match=f"(?s)0.99 -> 0.5.*{init_from}"):
         RunDirectory(tmp_path / "other", config(gamma=0.5))
 
@@ -166,7 +166,7 @@ def test_a_wrong_path_offers_runs_of_close_names_that_exist(path, meant, tmp_pat
 def test_a_folder_of_runs_names_one(tmp_path):
     for number in range(3):
         RunDirectory(tmp_path / f"run-{number}", CONFIG).close()
-    with pytest.raises(RunDirectoryError, match=f"3 runs .* {tmp_path}/run-0"):
+    with pytest.raises(RunDirectoryError, match=f"3 runs, such as {tmp_path}/run-0"):
         read_config(tmp_path)
 
 
@@ -205,7 +205,7 @@ def test_metrics_whose_checkpoints_are_gone_are_kept(tmp_path, ended):
         run.result.write_text(RESULT)
     else:
         run.checkpoints.rmdir()
-    with pytest.raises(RunDirectoryError, match="checkpoints/ .*--overwrite"):
+    with pytest.raises(RunDirectoryError, match="checkpoints/.*--overwrite"):
         RunDirectory(tmp_path, CONFIG)
     assert run.metrics_jsonl.read_text() == '{"step": 64}\n'
     with RunDirectory(tmp_path, CONFIG, overwrite=True) as run:

@@ -113,8 +113,8 @@ def test_directory_of_another_program(tmp_path):
 @pytest.mark.parametrize(
     ("number", "words"),
     [
-        (None, "no format number: an earlier jaxrl wrote it"),
-        (2, "has format 2, and this jaxrl reads format 1; use the jaxrl that wrote it"),
+        (None, "has format None"),
+        (2, "has format 2, but this jaxrl reads format 1; use the version that wrote it"),
         ("1", "has format '1'"),
         (True, "has format True"),
     ],
@@ -132,11 +132,11 @@ def test_another_format_is_refused_in_a_line(changed, number, words):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"algorithm": 3}, "names no algorithm"),
-        ({"algorithm": {"type": "torso:mlp"}}, "names no algorithm"),
-        ({"environment": "gymnax:CartPole-v1"}, "describes no environment"),
+        ({"algorithm": 3}, "no valid algorithm"),
+        ({"algorithm": {"type": "torso:mlp"}}, "no valid algorithm"),
+        ({"environment": "gymnax:CartPole-v1"}, "no valid environment"),
         ({"environment": {"suite": "gymnax"}}, "no environment"),
-        ({"topology": {"type": "torso:mlp"}}, "names no topology"),
+        ({"topology": {"type": "torso:mlp"}}, "no valid topology"),
         ({"total_steps": "many"}, "total_steps='many'"),
     ],
     ids=str,
@@ -172,7 +172,7 @@ def test_step_that_is_not_there(trained):
     _, path = trained
     with pytest.raises(CheckpointError, match=r"no checkpoint 7 .*\[32, 64\]"):
         load(path, step=7)
-    with pytest.raises(ConfigError, match="give one of them"):
+    with pytest.raises(ConfigError, match="pass one of them"):
         load(path, step=32, best=True)
 
 

@@ -246,7 +246,7 @@ def test_rows_that_are_lost_are_counted(monkeypatch):
             loggers.write(step, {"a": 1.0})
         loggers.close()
     told = [str(one.message) for one in warned]
-    assert len(told) == 2 and "Broken did not take 8 rows of metrics" in told[1]
+    assert len(told) == 2 and "Broken could not write 8 rows of metrics" in told[1]
 
 
 class Picky(Broken):
@@ -272,7 +272,7 @@ def test_rows_that_a_logger_never_takes_are_lost_alone(steps):
         assert steps < 100 or picky.rows[-1] == steps - 1, "the later ones do not wait for the end"
         loggers.close()
     assert picky.rows == [step for step in range(1, steps) if step not in picky.refused]
-    assert "Picky did not take 3 rows of metrics" in str(warned[-1].message) and len(warned) == 2
+    assert "Picky could not write 3 rows of metrics" in str(warned[-1].message) and len(warned) == 2
 
 
 def test_a_row_too_long_for_a_full_disk_is_not_passed_over(monkeypatch):

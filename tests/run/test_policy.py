@@ -50,10 +50,10 @@ def test_one_many_numpy_or_jax(name):
 def test_what_is_not_an_observation_is_refused():
     policy = policy_of(PPO)
     for wrong, words in (
-        (np.zeros(3, np.float32), r"shape \(3,\), the policy was trained on \(4,\)"),
+        (np.zeros(3, np.float32), r"shape \(3,\); allowed is \(4,\)"),
         (np.zeros((2, 2, 4), np.float32), r"shape \(2, 2, 4\)"),
         (np.float32(0), r"shape \(\)"),
-        (np.zeros(4, np.complex64), "dtype complex64, the policy was trained on float32"),
+        (np.zeros(4, np.complex64), "dtype complex64, but the policy was trained on float32"),
         (np.asarray(["a"] * 4), "dtype <U1"),
     ):
         with pytest.raises(ConfigError, match=words):
@@ -71,7 +71,7 @@ def test_checked_batch():
     assert checked_batch({"image": np.zeros((5, 2, 3), np.uint8), "speed": np.zeros(5, np.float32)}, both) == 5
     for wrong, words in (
         ({"image": np.zeros((5, 2, 3), np.uint8), "speed": np.float32(0)}, "mixes batches"),
-        ({"image": np.zeros((2, 3), np.uint8)}, r"has \['image'\], the policy was trained on a dictionary of"),
+        ({"image": np.zeros((2, 3), np.uint8)}, r"has \['image'\], but the policy was trained on \['image', 'speed'\]"),
         (np.zeros(3), "has ndarray"),
         ({"image": np.zeros((2, 2), np.uint8), "speed": np.float32(0)}, r"observation\['image'\] has shape \(2, 2\)"),
     ):
@@ -262,9 +262,9 @@ def test_keys_and_masks_of_any_kind():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"key": 0}, "key=0 must be one key"),
-        ({"key": np.zeros(2, np.uint32)}, "must be one key"),
-        ({"key": jax.random.split(jax.random.key(0))}, "must be one key"),
+        ({"key": 0}, "key=0 must be a single key"),
+        ({"key": np.zeros(2, np.uint32)}, "must be a single key"),
+        ({"key": jax.random.split(jax.random.key(0))}, "must be a single key"),
         ({"action_mask": [True]}, "action mask .* has the shape"),
         ({"action_mask": [[True, True]]}, r"action_mask is bool\[1, 2\]; allowed is bool of shape \(actions,\)"),
         ({"action_mask": [1.0, 0.0]}, "action_mask is float64"),
@@ -272,10 +272,10 @@ def test_keys_and_masks_of_any_kind():
         ({"first": [True, False]}, r"first has shape \(2,\)"),
         ({"reward": np.zeros(3)}, r"reward has shape \(3,\)"),
         ({"reward": "high"}, "reward='high' must be a number"),
-        ({"carry": 3}, "carry=3 is not of this policy"),
-        ({"carry": ()}, "is not of this policy"),
-        ({"carry": "two"}, "a single observation, and the carry of another"),
-        ({"carry": "recurrent"}, "is not of this policy"),
+        ({"carry": 3}, "carry=3 does not belong to this policy"),
+        ({"carry": ()}, "does not belong to this policy"),
+        ({"carry": "two"}, "the carry does not belong to a single observation"),
+        ({"carry": "recurrent"}, "does not belong to this policy"),
     ],
 )
 def test_other_arguments_that_do_not_fit_are_refused(settings, said):

@@ -28,9 +28,9 @@ def test_lines_now_and_then_where_there_is_no_terminal():
     progress.close()
     lines = out.getvalue().splitlines()
     assert lines == [
-        "200,000 / 1,000,000 steps  100,000 steps/s  return 2  0:08 left",
-        "700,000 / 1,000,000 steps  100,000 steps/s  return 7  0:03 left",
-        "1,000,000 / 1,000,000 steps  100,000 steps/s  return 10  0:00 left",
+        "200,000 / 1,000,000 steps  100,000 steps/s  return 2  00:08 left",
+        "700,000 / 1,000,000 steps  100,000 steps/s  return 7  00:03 left",
+        "1,000,000 / 1,000,000 steps  100,000 steps/s  return 10  00:00 left",
     ]
 
 
@@ -64,7 +64,7 @@ def test_another_unit():
     clock.now += 2.0
     progress.update(4)
     progress.close()
-    assert out.getvalue() == "4 / 8 episodes  2 episodes/s  0:02 left\n"
+    assert out.getvalue() == "4 / 8 episodes  2 episodes/s  00:02 left\n"
 
 
 def test_a_bar_in_a_terminal_and_the_cursor_back_after_an_exception():
@@ -77,7 +77,7 @@ def test_a_bar_in_a_terminal_and_the_cursor_back_after_an_exception():
         progress.note("[saved] checkpoint 500")
         raise ZeroDivisionError
     text = out.getvalue()
-    assert "500 / 1,000 steps  500 steps/s  return 21.5  0:01 left" in text
+    assert "500 / 1,000 steps  500 steps/s  return 21.5  00:01 left" in text
     assert "[saved] checkpoint 500" in text
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # the cursor hidden, and shown again
 
@@ -132,9 +132,9 @@ def test_the_time_left_is_of_the_loop_alone_once_it_is_known():
     assert out.getvalue().splitlines() == [
         "compiling",
         "1,000 / 100,000 steps",
-        "11,000 / 100,000 steps  1,000 steps/s  1:29 left",
-        "11,000 / 100,000 steps  1,000 steps/s  return 3  1:29 left",
-        "21,000 / 100,000 steps  1,000 steps/s  return 3  1:19 left",
+        "11,000 / 100,000 steps  1,000 steps/s  01:29 left",
+        "11,000 / 100,000 steps  1,000 steps/s  return 3  01:29 left",
+        "21,000 / 100,000 steps  1,000 steps/s  return 3  01:19 left",
     ]
 
 
@@ -160,7 +160,7 @@ def test_a_bar_says_from_the_first_moment_that_it_compiles_and_keeps_its_room():
     progress.update(2_000_000, {"steps_per_second": 12.7e6, "train/return_mean": 123.4})
     progress.close()
     last = out.getvalue().rpartition("\x1b[2K")[2]  # the line was cleared and drawn again
-    assert "2,000,000 / 3,000,320 steps  12.7M steps/s  return 123.4  0:01 left" in last and last.index("2,000") >= 12
+    assert "2,000,000 / 3,000,320 steps  12.7M steps/s  return 123.4  00:01 left" in last and last.index("2,000") >= 12
 
 
 @pytest.mark.parametrize(

@@ -279,7 +279,7 @@ def test_paths_that_cannot_be_had_are_refused_before_anything_runs(whole, tmp_pa
         (tmp_path / "other", None, "is not a recording"),
         (folder / "recording", None, "recording of another run"),
         (folder / "recording", tmp_path / "new", "recording of another run"),
-        (gone, tmp_path / "run", "whose directory .*run is gone"),
+        (gone, tmp_path / "run", "without its directory .*run;"),
         (Record(tmp_path / "new", every=0), None, "every=0"),
         (Record(tmp_path / "new", max_steps=0), None, "max_steps=0"),
     ):
@@ -289,8 +289,8 @@ def test_paths_that_cannot_be_had_are_refused_before_anything_runs(whole, tmp_pa
     with pytest.raises(InterruptedError):  # moved together, it is the same run: this one starts
         train(copied / "recording", run_dir=copied / "run")
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    problems = Record(folder / "recording")._occupied(None, False)
-    assert "another number of processes" in problems[0]
+    with pytest.raises(ConfigError, match="already contains"):
+        Record(folder / "recording")._check_path(None, False)
 
 
 @pytest.mark.parametrize("name", [f"part-{0:012d}", f".part-{0:012d}.partial"])
@@ -360,7 +360,7 @@ def test_killed_while_it_records(whole, tmp_path):
             f"folder = t.Path({str(tmp_path)!r})\n"
             f"die = lambda count: count == {moment} and os.kill(os.getpid(), signal.SIGKILL)\n"
             "watch = Moments(folder / 'recording', die)\n"
-            "t.loop._CHUNK_SECONDS = 1e6\n"
+            "t.run_loop._CHUNK_SECONDS = 1e6\n"
             "t.train(folder / 'recording', run_dir=folder / 'run', keep=10)\n"
         )
         dead = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)

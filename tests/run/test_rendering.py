@@ -292,9 +292,9 @@ def test_what_draws_nothing_on_the_host_is_told(counts, tmp_path):
     policy = untrained(env)
     with pytest.raises(ConfigError, match="Counts-v0 .*'rgb_array'"):
         rendering.render(policy, env, tmp_path / "a.gif")
-    refused(lambda: rendering.render(policy, env, tmp_path / "a.html"), "let the path end in .gif")
+    refused(lambda: rendering.render(policy, env, tmp_path / "a.html"), "must end in .gif")
     served = ServedFromHost(jaxrl.make("gymnax:CartPole-v1"))
-    refused(lambda: rendering.render(untrained(served), served, tmp_path / "a.gif"), "no build_rendered")
+    refused(lambda: rendering.render(untrained(served), served, tmp_path / "a.gif"), "needs build_rendered")
 
 
 @pytest.mark.long

@@ -294,10 +294,10 @@ def test_a_run_and_its_directory_give_the_same(trained, tmp_path, capsys):
 def test_what_is_not_there_is_told(trained, tmp_path):
     result, folder = trained
     for run, options, words in (
-        (folder / "ppo", {}, "PPO keeps none"),
+        (folder / "ppo", {}, "PPO has none"),
         (folder / "without", {}, "save_replay=False"),
-        (folder / "dqn", {"replay": "other"}, "has the replay buffers replay; use one"),
-        (result, {"best": True}, "a result has one state"),
+        (folder / "dqn", {"replay": "other"}, "must be one of the replay buffers of DQN"),
+        (result, {"best": True}, "a result has only one state"),
     ):
         with pytest.raises(ConfigError, match=re.escape(words)):
             jaxrl.export_replay(run, tmp_path / "data", **options)
@@ -313,7 +313,7 @@ def test_a_manifest_with_another_replay_than_jaxrl_saves(dtype, shape, tmp_path)
     leaves = [manifest.Leaf(f"buffers/replay/ring/{name}", dtype, shape, "int32", ()) for name in ("filled", "cursor")]
     manifest.write(tmp_path / "000000000064" / "manifest.json", manifest.Manifest(64, {}, leaves))
     spec = EnvSpec("made", spaces.Box(0, 1, (2,)), spaces.Discrete(2))
-    with pytest.raises(CheckpointError, match="holds no replay"):
+    with pytest.raises(CheckpointError, match="invalid replay"):
         replay_export._saved(tmp_path, 64, {"replay": Replay(64, 8, 1)}, spec)
 
 

@@ -62,9 +62,9 @@ def test_every_part_is_where_it_was_put_and_learns_the_same(monkeypatch):
     [
         (ENV, {}, Resources(actors="0"), "actors='0': a run in one compiled program has none"),
         (ENV, {}, Resources(worker_memory=1.0), "worker_memory=1.0: a run in one"),
-        (ENV, {}, Resources(evaluator="0"), "evaluator='0': evaluations are the learner's, without async_evaluation"),
+        (ENV, {}, Resources(evaluator="0"), "evaluator='0': the learner evaluates, unless async_evaluation"),
         (ENV, {}, Resources(learner=f"0-{LAST + 1}"), rf"this process may use {LAST + 1} cores"),
-        (ENV, {}, "0-3", "resources='0-3' are none; pass jaxrl.Resources"),
+        (ENV, {}, "0-3", "resources='0-3' must be a jaxrl.Resources"),
         (HOST, {}, Resources(environments="0"), "the actor threads step them; set actors, or make it with workers=N"),
         (HOST, {}, Resources(worker_memory=1.0), "has no worker processes; make it with workers=N"),
         (

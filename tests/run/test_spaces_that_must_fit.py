@@ -95,7 +95,7 @@ def test_policies_in_other_environments(result, other, which, tmp_path):
     ):
         with pytest.raises(ConfigError) as caught:
             play()
-        told = f"my:One has the {which} {getattr(other, which)}, but the policy was trained on"
+        told = f"my:One has the {which} {getattr(other, which)}, but the policy was trained on "
         assert told in str(caught.value) or "MLP cannot read a dictionary" in str(caught.value)
 
 

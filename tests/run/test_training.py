@@ -339,7 +339,7 @@ def test_quiet():
 
 @pytest.mark.long
 def test_a_run_that_ends_before_its_first_update_says_so():
-    with pytest.warns(RuntimeWarning, match=f"total_steps={ROWS}: .*min_size"):
+    with pytest.warns(RuntimeWarning, match=f"total_steps={ROWS} is too small.*min_size"):
         train(algo=DQN, total_steps=ROWS, evaluate_every=0)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
@@ -355,7 +355,9 @@ def test_a_replay_that_will_be_used_up_is_named_before_training(tmp_path, settin
     with warnings.catch_warnings(record=True) as caught, pytest.raises(JaxrlError):  # nothing to begin with
         warnings.simplefilter("always")
         jaxrl.train(algo, "gymnax:CartPole-v1", total_steps=5_000, topology=anakin(), init_from=tmp_path)
-    assert [re.search("[0-9]+%", str(one.message))[0] for one in caught if "draws" in str(one.message)] == empty
+    assert [
+        re.search("[0-9]+%", str(one.message))[0] for one in caught if "samples are missing" in str(one.message)
+    ] == empty
 
 
 def test_progress_is_shown(capsys):

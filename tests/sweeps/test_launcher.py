@@ -33,7 +33,7 @@ def test_experiments_side_by_side(cluster, tmp_path, monkeypatch):
     assert found.failed.tolist() == [[False], [True], [True]]
     assert set(found.errors) == {(1, 0), (2, 0)}
     assert "not finite" in found.errors[1, 0]
-    assert "Traceback" in found.errors[2, 0] and "holds a run of another configuration" in found.errors[2, 0]
+    assert "Traceback" in found.errors[2, 0] and "contains a run of another configuration" in found.errors[2, 0]
     alone = jaxrl.train(
         PLAIN, ENV, total_steps=2 * ROWS, num_envs=NUM_ENVS, seed=5, evaluation_episodes=2, progress=False
     )

@@ -124,7 +124,7 @@ def test_a_sweep_in_which_all_fail_leaves_its_table_and_no_policy(tmp_path):
     record = json.loads((tmp_path / "sweep.json").read_text())
     assert record["best"] is None and set(record["origin"]) == {"command", "machine", "versions"}
     assert "nan" in (tmp_path / "table.md").read_text() and (tmp_path / "curves.png").exists()
-    with pytest.raises(RunDirectoryError, match="no run of it has a score"):
+    with pytest.raises(RunDirectoryError, match="none of its runs has a score"):
         jaxrl.load(tmp_path)
     (axes,) = plotting.plot_runs([tmp_path], tmp_path / "x.png").axes
     assert [text.get_text() for text in axes.texts] == ["no episode has ended yet"]

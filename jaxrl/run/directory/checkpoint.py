@@ -2,9 +2,9 @@
 
 Orbax writes the arrays but does not notice a flipped bit, so our own manifest next to them holds a checksum of every
 leaf, the versions and the configuration. A step is built in a temporary folder and renamed when it is complete, so a
-save that is killed leaves no incomplete step:
+killed save leaves no incomplete step:
 
-    checkpoints/000000008192/manifest.json     what is inside, with checksums; itself checksummed
+    checkpoints/000000008192/manifest.json     the contents, with checksums; itself checksummed
     checkpoints/000000008192/state/            the arrays, in Orbax's format
 
 Nothing is pickled.
@@ -12,12 +12,12 @@ Nothing is pickled.
 
 # Orbax's CheckpointManager (0.12.8) was read for keeping, pruning and committing, and is not used:
 # - `save` of an existing step raises StepAlreadyExistsError, and deleting the step first would lose it in a kill. A run
-#   that is left during an evaluation saves a step before the evaluation and again after it.
+#   that is interrupted during an evaluation saves a step before the evaluation and again after it.
 # - `BestN` knows scores that came with the save, or that were in Orbax's own files when the manager was made or
 #   reloaded. Ours come later, from evaluations in a thread, and are in the manifests of all earlier runs.
-# - A step whose manifest is damaged counts among the newest, and pushes out a sound one.
-# - It makes a folder again that was deleted, and its files and temporary names are unknown to `core/ownership.py`.
-# It could replace `_prune`, `_recover` and `_move_into_place`, some 260 tokens, by as many of workarounds.
+# - A step whose manifest is damaged counts among the newest, and displaces a sound one.
+# - It recreates deleted folders, and its files and temporary names are unknown to `core/ownership.py`.
+# It could replace `_prune`, `_recover` and `_move_into_place`, about 260 tokens, but needs as many for workarounds.
 
 import concurrent.futures
 import contextlib
@@ -57,24 +57,24 @@ class Checkpointer:
     nothing on disk.
 
     Args:
-      directory: folder of the steps; made if missing. Remains of a killed save are removed.
+      directory: folder of the steps; created if missing. Remains of a killed save are removed.
       config: the resolved configuration, JSON values only; each manifest holds it.
       keep: number of the newest steps to keep, at least 1; the step with the best score is kept as well.
-      max_failures: number of failed saves in a row that raises; the first one warns.
+      max_failures: number of consecutive failed saves that raises an error; the first failure only warns.
 
     Raises:
-      CheckpointError: the directory cannot be made or written to.
+      CheckpointError: the directory cannot be created or written to.
     """
 
     def __init__(
         self, directory: str | os.PathLike, *, config: Mapping[str, Any], keep: int = 3, max_failures: int = 3
     ):
         self.directory = files.expand(directory).absolute()
-        self.awaiting: int | None = None  # a step that is kept until `score` is called for it
+        self.awaiting: int | None = None  # a step that is kept until `score` is called
         self._failures_in_a_row = 0
         self._failure: str | None = None  # error of the last save
         self.has_warned = False  # since the last successful save
-        self.config = files.as_read_back(config)  # as it will be read back; a value that is not JSON fails here
+        self.config = files.as_read_back(config)  # as it will be read back; raises for a value that is not JSON
         self._keep = keep
         self._max_failures = max_failures
         self._damaged: set[int] = set()
@@ -89,7 +89,7 @@ class Checkpointer:
                 probe.write_bytes(bytes(4096))
                 probe.unlink()
             except OSError as error:
-                raise CheckpointError(f"cannot keep checkpoints in {self.directory}: {error}") from error
+                raise CheckpointError(f"cannot save checkpoints in {self.directory}: {error}") from error
             # Held open: the inode number of a deleted folder may be reused.
             self._folder = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._scores = {step: scored.score for step, scored in _complete(self.directory).items()}
@@ -99,8 +99,8 @@ class Checkpointer:
     ) -> None:
         """Save `state` as `step`, in the background; an older save of the same step is replaced.
 
-        Returns once the leaves are copied to host memory, so the caller may donate them at once. Waits first for the
-        previous save, if that is still being written. With several processes, all call it, and it returns when saved.
+        This waits for the previous save and returns once the leaves are copied to host memory, so the caller may donate
+        them at once. With several processes, all must call it, and it returns when the state is saved.
 
         Args:
           step: the number of this checkpoint.
@@ -109,7 +109,7 @@ class Checkpointer:
           callbacks: the state of callbacks, JSON values only; stored in the manifest.
 
         Raises:
-          CheckpointError: a leaf is not an array, or `max_failures` saves failed in a row. The first of fewer warns.
+          CheckpointError: a leaf is not an array, or `max_failures` consecutive saves failed.
         """
         self.wait()
         leaves = manifests.named_leaves(state)
@@ -135,13 +135,13 @@ class Checkpointer:
             self.wait()
 
     def score(self, step: int, score: float) -> None:
-        """Set the score of a saved checkpoint.
+        """Set the score of a saved checkpoint, after waiting for the pending save.
 
         Nothing happens if the checkpoint no longer exists or `score` is not finite; only the first of several processes
-        writes. Checkpoints that this makes superfluous are deleted at the next save.
+        writes. Checkpoints that are no longer among the best are deleted at the next save.
 
         Raises:
-          CheckpointError: as `wait`, which it does first.
+          CheckpointError: as for `wait`.
         """
         self.wait()
         self.awaiting = None
@@ -160,10 +160,10 @@ class Checkpointer:
         """Wait for the pending save; return whether the last save succeeded (True without one).
 
         Args:
-          last: no later save follows, so a failure is an error.
+          last: raise an error if the last save failed, because no later save follows.
 
         Raises:
-          CheckpointError: `max_failures` saves failed in a row, or the last one did.
+          CheckpointError: `max_failures` consecutive saves failed, or the last one did.
         """
         if self._pending is None:
             if last and self._failure is not None:
@@ -194,10 +194,7 @@ class Checkpointer:
         return complete_steps(self.directory)
 
     def is_empty(self) -> bool:
-        """Return whether nothing was ever saved here.
-
-        False also if every checkpoint is damaged: check this before starting from scratch.
-        """
+        """Return whether nothing was ever saved here; False also if every checkpoint is damaged."""
         return not _numbered(self.directory)
 
     @property
@@ -205,10 +202,12 @@ class Checkpointer:
         """The step with the highest score, or None if no step has one."""
         return _best(self._scores)
 
-    def restore(self, template: PyTree, step: int | None = None) -> tuple[PyTree, int, Manifest]:
-        """Restore as `restore` does; the damaged steps that it skips no longer count towards `keep`."""
+    def restore(self, template: PyTree) -> tuple[PyTree, int, Manifest]:
+        """Restore the newest sound step; newer ones, which are damaged, no longer count towards `keep`."""
         self.wait()
-        return restore(self.directory, template, step, damaged=self._damaged)
+        state, step, record = restore(self.directory, template)
+        self._damaged = {newer for newer in _numbered(self.directory) if newer > step}
+        return state, step, record
 
     def close(self) -> None:
         """Wait for the pending save and stop the background thread. May be called twice."""
@@ -232,13 +231,13 @@ class Checkpointer:
         try:
             if leader:
                 shutil.rmtree(building, ignore_errors=True)
-                building.mkdir()  # not its parents: a deleted run directory must not reappear
+                building.mkdir()  # without parents: a deleted run directory must not reappear
             _barrier("checkpoint folder")
             for entry in record.leaves:
                 entry.crc32 = manifests.checksum(arrays[entry.name])
             stored = {name: x for name, x in arrays.items() if math.prod(x.shape)}  # Orbax refuses empty arrays
             if stored:
-                import orbax.checkpoint as ocp  # here, so that runs without a directory do not wait for its import
+                import orbax.checkpoint as ocp  # here, because runs without a directory do not need it
 
                 with _absl_quiet(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
                     orbax.save(building / "state", args=ocp.args.PyTreeSave(stored))
@@ -269,38 +268,32 @@ class Checkpointer:
 
 
 def restore(
-    directory: str | os.PathLike,
-    template: PyTree,
-    step: int | None = None,
-    *,
-    partial: bool = False,
-    damaged: set[int] | None = None,
+    directory: str | os.PathLike, template: PyTree, step: int | None = None, *, partial: bool = False
 ) -> tuple[PyTree, int, Manifest]:
     """Read a checkpoint and verify every leaf, without changing anything on disk.
 
-    A damaged step gives a warning, and the one before it is read.
+    A damaged step causes a warning, and the step before it is read.
 
     Args:
       directory: the run's `checkpoints` folder.
       template: a pytree of arrays or `jax.ShapeDtypeStruct`: structure, shapes, dtypes and shardings of the result. A
         leaf without a sharding, and an uncommitted array, comes back uncommitted on the default device. numpy arrays
         and Python numbers come back as such. The number of devices may differ from when it was saved.
-      step: the step to read; None: the newest sound one. A step given by number must be sound.
-      partial: the template may leave out leaves that were saved.
-      damaged: receives the damaged steps that were found.
+      step: the step to read, which must be sound; None: the newest sound step.
+      partial: whether the template may lack leaves that were saved.
 
     Returns:
       The state, its step, and its manifest.
 
     Raises:
-      CheckpointError: no checkpoint exists; all are damaged (lists each with its reason); or the template has leaves
-        that the checkpoint lacks, or of another shape or dtype, or (unless `partial`) lacks some (named).
+      CheckpointError: no checkpoint exists, all are damaged (the message lists the reasons), or the leaves of the
+        template and the checkpoint differ in name, shape or dtype (the message lists them).
     """
     directory = files.expand(directory).absolute()
-    check_no_pattern(directory)  # otherwise the name of a parent folder would look like damage
+    check_no_pattern(directory)  # otherwise, such a path would look like damage
     here = _numbered(directory)
     if step is not None and step not in here:
-        raise CheckpointError(f"no checkpoint {step} in {directory}; there are: {sorted(here) or 'none'}")
+        raise CheckpointError(f"no checkpoint {step} in {directory}; its checkpoints are {sorted(here)}")
     if not here:
         raise CheckpointError(f"no checkpoint in {directory}")
     tried = []
@@ -309,8 +302,6 @@ def restore(
             state, record = _read_step(here[candidate], template, partial)
         except Damaged as error:
             tried.append(f"{here[candidate]}: {error}")
-            if damaged is not None:
-                damaged.add(candidate)
             continue
         for reason in tried:
             warnings.warn(f"damaged checkpoint {reason}; taking step {candidate} instead", RuntimeWarning, stacklevel=2)
@@ -337,12 +328,12 @@ def read_manifest(directory: str | os.PathLike, step: int | None = None) -> Mani
 
 
 def complete_steps(directory: str | os.PathLike) -> list[int]:
-    """Return the complete checkpoint steps in ascending order, also of a run in progress."""
+    """Return the complete checkpoint steps in ascending order; the run may be in progress."""
     return sorted(_complete(files.expand(directory).absolute()))
 
 
 def best_step(directory: str | os.PathLike) -> int:
-    """Return the step with the highest score, the latest of equals.
+    """Return the step with the highest score, the latest if several have it.
 
     Raises:
       CheckpointError: no complete checkpoint has a score.
@@ -350,7 +341,7 @@ def best_step(directory: str | os.PathLike) -> int:
     directory = files.expand(directory).absolute()
     best = _best({step: record.score for step, record in _complete(directory).items()})
     if best is None:
-        raise CheckpointError(f"no checkpoint in {directory} has a score, so none is the best; take the newest")
+        raise CheckpointError(f"no checkpoint in {directory} has a score, so none is the best; use the newest")
     return best
 
 
@@ -368,68 +359,68 @@ def _read_step(path: Path, template: PyTree, partial: bool) -> tuple[PyTree, Man
     if problems := manifests.differences(template_leaves, saved, partial=partial):
         raise CheckpointError(
             f"checkpoint {path} does not fit this configuration:\n  " + "\n  ".join(problems) + "\n"
-            f"jaxrl {record.jaxrl_version} wrote it, and this is {own_version()}: where the settings are the "
-            "same, the versions have other states. Go on with the one that wrote it, or begin another run, in another "
-            f"run_dir, from what this one has learned: init_from={str(path)!r} (--init-from)"
+            f"jaxrl {record.jaxrl_version} wrote it, and this is jaxrl {own_version()}; if the settings are the same, "
+            "continue with the version that wrote it, or start another run from it, in another run_dir: "
+            f"init_from={str(path)!r} (--init-from)"
         )
-    entries = [entry for entry in record.leaves if entry.name in template_leaves]
-    for entry in entries:
-        if (entry.data_dtype, entry.data_shape) != manifests.stored_as(template_leaves[entry.name]):
-            raise Damaged(f"leaf {entry.name} is said to lie there as {entry.data_dtype}{list(entry.data_shape)}")
-    _check_memory(path, entries)
-    arrays = _read_arrays(path / "state", [entry for entry in entries if math.prod(entry.data_shape)])
-    leaves = {}
-    for entry in entries:
-        empty = entry.name not in arrays
-        value = np.zeros(entry.data_shape, jax.numpy.dtype(entry.data_dtype)) if empty else arrays[entry.name]
-        if entry.crc32 is not None and manifests.checksum(value) != entry.crc32:
-            raise Damaged(f"leaf {entry.name} does not match its checksum")
-        leaves[entry.name] = manifests.put(value, template_leaves[entry.name])
-    return jax.tree.unflatten(jax.tree.structure(template), [leaves[name] for name in template_leaves]), record
+    stored = {name: manifests.stored_as(leaf) for name, leaf in template_leaves.items()}
+    _check_memory(path, stored)
+    arrays = _read_arrays(path / "state", {name: x for name, x in stored.items() if x.size})
+    checksums = {entry.name: entry.crc32 for entry in record.leaves}
+    leaves = []
+    for name, leaf in template_leaves.items():
+        value = arrays[name] if name in arrays else np.zeros(stored[name].shape, stored[name].dtype)
+        if checksums[name] is not None and manifests.checksum(value) != checksums[name]:
+            raise Damaged(f"leaf {name} does not match its checksum")
+        leaves.append(manifests.put(value, leaf))
+    return jax.tree.unflatten(jax.tree.structure(template), leaves), record
 
 
-def _read_arrays(folder: Path, entries: list[manifests.Leaf]) -> dict[str, np.ndarray]:
-    """Read the arrays of a step by name, in the shapes and dtypes of the manifest."""
-    if not entries:
+def _read_arrays(folder: Path, expected: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, np.ndarray]:
+    """Read the arrays of a step by name."""
+    if not expected:
         return {}
     import orbax.checkpoint as ocp
 
-    stored = {entry.name: ocp.RestoreArgs(restore_type=np.ndarray) for entry in entries}
-    request = ocp.args.PyTreeRestore(item=dict.fromkeys(stored, 0), restore_args=stored, partial_restore=True)
+    options = dict.fromkeys(expected, ocp.RestoreArgs(restore_type=np.ndarray))
+    request = ocp.args.PyTreeRestore(item=dict.fromkeys(expected, 0), restore_args=options, partial_restore=True)
     try:
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
             files.check_regular(folder)
-            _check_arrays(entries, orbax.metadata(folder).item_metadata)  # before memory is allocated for any size
+            _check_arrays(expected, orbax.metadata(folder).item_metadata)  # before memory of any size is allocated
             arrays = orbax.restore(folder, args=request)
     except (MemoryError, Damaged):
         raise
-    except Exception as error:  # tensorstore, json and the file system each have their own
+    except Exception as error:  # tensorstore, json and the file system raise their own
         raise Damaged(f"the arrays cannot be read: {_one_line(error)}") from error
-    _check_arrays(entries, arrays)
+    _check_arrays(expected, arrays)
     return arrays
 
 
-def _check_arrays(entries: list[manifests.Leaf], found: Mapping[str, Any]) -> None:
-    """Raise if arrays are missing, or differ in shape or dtype from the manifest."""
-    for entry in entries:
-        array = found.get(entry.name)
+def _check_arrays(expected: Mapping[str, jax.ShapeDtypeStruct], found: Mapping[str, Any]) -> None:
+    """Check that no array is missing or has another shape or dtype.
+
+    Raises:
+      Damaged: the first array that does not match.
+    """
+    for name, like in expected.items():
+        array = found.get(name)
         if array is None:
-            raise Damaged(f"leaf {entry.name} is missing from the arrays")
-        if (tuple(array.shape), str(array.dtype)) != (entry.data_shape, entry.data_dtype):
-            raise Damaged(f"leaf {entry.name} is {array.dtype}{list(array.shape)}, the manifest says otherwise")
+            raise Damaged(f"leaf {name} is missing from the arrays")
+        if (tuple(array.shape), str(array.dtype)) != (like.shape, str(like.dtype)):
+            raise Damaged(f"leaf {name} is stored as {array.dtype}{list(array.shape)}, not as in the manifest")
 
 
-def _check_memory(path: Path, entries: list[manifests.Leaf]) -> None:
-    """Check that the arrays described by the manifest fit in memory, before any is allocated.
+def _check_memory(path: Path, arrays: Mapping[str, jax.ShapeDtypeStruct]) -> None:
+    """Check that arrays fit in memory, before any is allocated.
 
     Raises:
       CheckpointError: they do not fit.
     """
-    needed = sum(math.prod(entry.data_shape) * jax.numpy.dtype(entry.data_dtype).itemsize for entry in entries)
-    free = memory.free_on_host()
+    needed, free = sum(x.size * x.dtype.itemsize for x in arrays.values()), memory.free_on_host()
     if free is not None and needed > free:
         raise CheckpointError(
-            f"checkpoint {path} needs {memory.readable(needed)} of memory, where {memory.readable(free)} are free"
+            f"checkpoint {path} needs {memory.readable(needed)} of memory, but only {memory.readable(free)} are free"
         )
 
 
@@ -438,7 +429,7 @@ def _folder(step: int) -> str:
 
 
 def _numbered(directory: Path) -> dict[int, Path]:
-    """Return the folders of all steps that were ever moved into place, sound or not."""
+    """Return the folders of all saved steps, sound or not."""
     if not directory.is_dir():
         return {}
     return {int(path.name): path for path in directory.iterdir() if path.name.isdecimal() and path.is_dir()}
@@ -455,21 +446,16 @@ def _complete(directory: Path) -> dict[int, Manifest]:
 
 
 def _move_into_place(building: Path, final: Path) -> None:
+    replaced = final.with_name(_REPLACED + final.name)
+    shutil.rmtree(replaced, ignore_errors=True)
     if final.exists():
-        replaced = final.with_name(_REPLACED + final.name)
-        shutil.rmtree(replaced, ignore_errors=True)
         final.rename(replaced)
-        building.rename(final)
-        shutil.rmtree(replaced, ignore_errors=True)
-    else:
-        building.rename(final)
+    building.rename(final)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _remove_until_it_stays_away(building: Path) -> None:
-    """Remove a folder that TensorStore's threads may recreate.
-
-    Orbax raises at the first error, while the threads continue to write and make the folder again.
-    """
+    """Remove a folder until it stays away: TensorStore's threads continue to write after Orbax has raised an error."""
     quiet = 0
     for _ in range(100):
         quiet = 0 if building.exists() else quiet + 1
@@ -480,10 +466,7 @@ def _remove_until_it_stays_away(building: Path) -> None:
 
 
 def _recover(directory: Path) -> None:
-    """Remove the remains of killed saves.
-
-    A step that was killed between its old and new contents gets the old ones back.
-    """
+    """Remove the remains of killed saves; restore a step whose old contents were moved away but not yet replaced."""
     for path in directory.glob(_TEMPORARY + "[0-9]*"):
         if path.is_dir():
             shutil.rmtree(path)
@@ -504,7 +487,7 @@ def _barrier(name: str) -> None:
 
 @contextlib.contextmanager
 def _absl_quiet() -> Generator[None]:
-    """Silence absl's errors: Orbax also logs what it raises, with a traceback, and our error is one line."""
+    """Silence absl's errors: Orbax also logs the errors that it raises, with their tracebacks."""
     logger = logging.getLogger("absl")
     logger.addFilter(_is_no_error)
     try:

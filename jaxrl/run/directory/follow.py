@@ -1,4 +1,4 @@
-"""An evaluator in a separate process that follows a run's directory and evaluates every checkpoint that appears."""
+"""Evaluation of a run in another process, which follows the run directory and evaluates each new checkpoint."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from jaxrl.core import files, interrupts, ownership
-from jaxrl.core.errors import CheckpointError, ConfigError, RunDirectoryError
+from jaxrl.core.errors import CheckpointError, ConfigError
 from jaxrl.core.limits import checked_seed
 from jaxrl.core.types import Algorithm
 from jaxrl.envs.env_registry import EnvironmentLike
@@ -26,7 +26,7 @@ from jaxrl.run.policies.opponents import as_opponent
 from jaxrl.run.policies.policy import Policy
 from jaxrl.run.settings import RunSettings
 
-_LATE = 60.0  # seconds after which the learners' last files are visible, also if NFS caches a folder
+_LATE = 60.0  # seconds after which the learners' last files are visible, even if NFS caches a folder
 
 
 def follow(
@@ -42,17 +42,17 @@ def follow(
     out: str | Path | None = None,
     poll: float = 1.0,
 ) -> Iterator[tuple[int, Evaluation]]:
-    """Evaluate the checkpoints of a run that another process trains, here or on a machine that sees its directory.
+    """Evaluate the checkpoints of a run that another process trains, on this or another machine.
 
-    It may begin before the run does. A checkpoint that the run deleted before its turn is skipped. Results are appended
-    to a file; steps in it are not evaluated again, so the same call continues where an earlier one stopped.
+    This may begin before the run does. Checkpoints that the run deletes before their evaluation are skipped. Results
+    are appended to a file; steps in it are not evaluated again, so the same call continues an earlier one.
 
     Args:
       path: the run directory.
-      episodes, seed, explore, step_timeout, opponent: for every evaluation, as in `jaxrl.evaluate`; without a seed the
+      episodes, seed, explore, step_timeout, opponent: for every evaluation, as in `jaxrl.evaluate`; without a seed, the
         episodes differ from those of the run's own evaluations.
       algo: replaces the one in `config.json`, as in `jaxrl.load`.
-      env: another environment to play in; None: the training environment.
+      env: another environment to evaluate in; None: the training environment.
       out: the file; None: `evaluations.jsonl` in the run directory.
       poll: seconds between two checks.
 
@@ -60,24 +60,23 @@ def follow(
       Steps and their evaluations, until the run has ended and its last checkpoint is evaluated.
 
     Raises:
-      CheckpointError: the checkpoints do not fit the configuration, or cannot be read.
-      ConfigError: `out` is a file with other contents, there is an opponent but no separate file, `path` is an exported
-        policy, or the seed is invalid.
+      CheckpointError: the checkpoints do not match the configuration, or cannot be read.
+      ConfigError: `out` is a file with other contents, there is an opponent but no `out`, `path` is an exported policy,
+        or the seed is invalid.
     """
     path, seed = files.expand(path), None if seed is None else checked_seed("seed", seed)
     out = None if out is None else files.expand(out)
     if opponent is not None and out is None:
-        raise ConfigError(f"opponent={opponent!r:.80} needs out=, a file apart from the evaluations without one")
+        raise ConfigError(f"opponent={opponent!r:.80} needs out=, a separate file for its evaluations")
     if out is not None:
         ownership.check_output(out, "evaluations")
     if policy_folder.is_policy_folder(path):
-        raise ConfigError(
-            f"{path} holds one policy, and no run that could be followed; leave out --follow to evaluate it"
-        )
+        raise ConfigError(f"{path} contains an exported policy, not a run; leave out --follow to evaluate it")
     if opponent is not None:
-        opponent = as_opponent(opponent) or "random"  # the same one each time, also if its run continues
-    while not _begun(path):
+        opponent = as_opponent(opponent) or "random"  # the same for all checkpoints, even if its run continues
+    while not (path / "config.json").exists():
         time.sleep(poll)
+    read_config(path)  # raises for an invalid file at once, not at the first checkpoint
     out = out or path / EVALUATIONS
     log = JSONLLogger(out)
     known = {row["step"] for row in read_metrics(out)}
@@ -92,7 +91,7 @@ def follow(
                 except CheckpointError:
                     if step in checkpoint.complete_steps(path / "checkpoints"):
                         raise
-                    continue  # it was deleted in the meantime
+                    continue  # it has been deleted
                 policy = run.policy
                 found = evaluate(
                     policy.algo,
@@ -118,7 +117,7 @@ def follow(
 def follow_launched(settings: RunSettings, *, poll: float = 1.0) -> NoReturn:
     """Follow the learners' run in the process of an evaluator that `jaxrl.launch` started.
 
-    An earlier run in the directory, finished or not, is ignored until the learners have resumed it.
+    An earlier run in the directory is ignored until the learners have resumed it.
 
     Args:
       settings: resolved settings of the training.
@@ -131,10 +130,10 @@ def follow_launched(settings: RunSettings, *, poll: float = 1.0) -> NoReturn:
     place, path = own_place(), settings.run_dir
     assert place is not None and path is not None  # otherwise `prepared` has raised
     if threading.current_thread() is threading.main_thread() and not interrupts.owned():
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # end at once, as at SIGTERM, rather than wait for XLA
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # end at once, as for SIGTERM, instead of waiting for XLA
     ended = False
     while not is_of_launch(path, place.start):
-        if ended:  # without having trained there
+        if ended:  # without training in this directory
             raise SystemExit(0)
         time.sleep(poll)
         ended = have_learners_ended(_LATE)  # before the last check
@@ -149,13 +148,3 @@ def follow_launched(settings: RunSettings, *, poll: float = 1.0) -> NoReturn:
     ):
         pass
     raise SystemExit(0)
-
-
-def _begun(path):
-    try:
-        read_config(path)
-    except RunDirectoryError:
-        if (path / "config.json").exists():
-            raise
-        return False
-    return True

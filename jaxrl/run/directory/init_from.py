@@ -1,8 +1,8 @@
-"""Initialization of a run from another one: fine-tuning, other settings, offline first and then online.
+"""Initialization of a run from another run: fine-tuning, other settings, offline first and then online.
 
 `load_initial` compares the learner of the new run with the given one, leaf by leaf and before anything is compiled.
-Leaves that fit are taken over, and the rest is initialized; the parameters and statistics that the policy acts with
-must fit. Environments, replays, steps and schedules always start from the beginning.
+Leaves that match are copied, and the rest is initialized; the parameters and statistics that the policy acts with
+must match. Environments, replay buffers, steps and schedules always start from the beginning.
 """
 
 import dataclasses
@@ -23,50 +23,49 @@ from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.trees import named_leaves
 from jaxrl.core.types import ActorState, Algorithm, Environment, EnvSpec, HostRecipe, PyTree
 from jaxrl.run.directory.loading import load_run
+from jaxrl.run.directory.manifest import differences, take
 from jaxrl.run.directory.run_directory import read_config
 from jaxrl.run.policies.policy import Policy
 
 InitFrom = str | os.PathLike | Policy | PyTree
-_PROBLEMS_NAMED = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Initial:
-    """The arrays that a run begins with in place of fresh parameters.
+    """The arrays that a run starts from instead of newly initialized ones.
 
     Attributes:
-      parent: its record in `config.json`, JSON values.
-      values: arrays by the index of the learner's leaf that they replace.
+      parent: the entry "parent" of `config.json`, JSON values.
+      values: arrays by the index of the leaf of the learner that they replace.
     """
 
     parent: dict[str, Any]
     values: Mapping[int, Any]
 
     def into(self, learner: PyTree, place: Callable[[PyTree], PyTree]) -> PyTree:
-        """Return `learner` with the arrays that were taken over; `place` moves arrays to the run's devices."""
+        """Return `learner` with these arrays; `place` moves them to the run's devices."""
         leaves, structure = jax.tree.flatten(learner)
         values = place(dict(self.values))
         return jax.tree.unflatten(structure, [values.get(number, leaf) for number, leaf in enumerate(leaves)])
 
 
-def said(parent: Mapping[str, Any]) -> list[str]:
-    """Return lines for the user on what was taken over."""
+def parent_notes(parent: Mapping[str, Any]) -> list[str]:
+    """Return lines that report the copied and the initialized parts."""
     where = parent.get("run") or f"a {'policy' if 'policy' in parent else 'learner state'}"
     where += f" at step {parent['step']:,}" if "step" in parent else ""
-    lines = [f"begins with what {where} has learned: {', '.join(parent['taken'])}"]
-    return lines + ([f"begins afresh: {', '.join(parent['fresh'])}"] if parent["fresh"] else [])
+    lines = [f"copied from {where}: {', '.join(parent['taken'])}"]
+    return lines + ([f"newly initialized: {', '.join(parent['fresh'])}"] if parent["fresh"] else [])
 
 
 def recorded_parent(run_dir: str | Path | None, source: InitFrom) -> dict[str, Any] | None:
-    """Return the record of this parent in the configuration of `run_dir`, or None if it has none or another."""
+    """Return the entry "parent" in the configuration of `run_dir` if it describes `source`, else None."""
     if run_dir is None:
         return None
     try:
         parent = read_config(run_dir).get("parent")
-    except JaxrlError:  # no run here, or an error that opening the directory reports
+    except JaxrlError:  # no run, or an error that opening the directory reports
         return None
-    named = _identity(source)
-    same = isinstance(parent, dict) and all(parent.get(name) == value for name, value in named.items())
+    same = isinstance(parent, dict) and _identity(source).items() <= parent.items()
     whole = (
         same and isinstance(parent.get("step", 0), int) and all(map(_are_names, map(parent.get, ("taken", "fresh"))))
     )
@@ -80,19 +79,19 @@ def _are_names(value):
 def load_initial(
     source: InitFrom, algo: Algorithm, env: Environment | HostRecipe, spec: EnvSpec, *, step: int | None = None
 ) -> Initial:
-    """Return the initial arrays of a run of `algo` in `env`, taken from `source`.
+    """Return the initial arrays of a run of `algo` in `env`, copied from `source`.
 
     Args:
       source: a run directory, or one of its checkpoints (`runs/a/checkpoints/000000008192`); a policy, whose parameters
-        and statistics are taken; or a learner state, such as `result.state.learner`.
+        and statistics are copied; or a learner state, such as `result.state.learner`.
       algo: resolved algorithm of the new run.
-      env, spec: environment of the new run; its parameters and name may differ, the spaces must be the same.
+      env, spec: environment of the new run; its name and parameters may differ, but the spaces must be the same.
       step: the checkpoint of a run directory; None: the newest.
 
     Raises:
-      ConfigError: a leaf that acting needs does not fit; lists every leaf with both shapes.
+      ConfigError: leaves that acting needs do not match; the message lists them with both shapes.
       RunDirectoryError: the path is not a run directory.
-      CheckpointError: it has no sound checkpoint.
+      CheckpointError: the run has no sound checkpoint.
     """
     parent, initial = _identity(source), resolve_schedules(algo, 0.0)
     shapes = jax.eval_shape(lambda key: initial.init(key, spec), jax.random.key(0))
@@ -101,8 +100,7 @@ def load_initial(
         run, at = _run_and_step(source)
         loaded = load_run(run, step=at if step is None else step)
         if loaded.learner is None:
-            how = f"pass jaxrl.load({str(run)!r})"
-            raise ConfigError(f"init_from: {run} holds a policy, and nothing else that was learned; {how}")
+            raise ConfigError(f"init_from: {run} contains only a policy; pass jaxrl.load({str(run)!r})")
         check_spaces(loaded.policy.spec, env)
         parent |= {"step": loaded.step, "algorithm": type(loaded.algo).__name__, "environment": loaded.env.name}
         learner, theirs = loaded.learner, loaded.policy.actor
@@ -117,7 +115,7 @@ def load_initial(
         values = _matched(shapes, learner)
     if problems := _problems(acting, theirs, learner, shapes, values):
         what = parent.get("run") or ("the policy" if isinstance(source, Policy) else "the learner state")
-        raise ConfigError([f"init_from: {what} does not fit {type(algo).__name__} here: {line}" for line in problems])
+        raise ConfigError([f"init_from: {what} does not fit this {type(algo).__name__}: {line}" for line in problems])
     taken, fresh = _names(shapes, values)
     return Initial(parent | {"taken": taken, "fresh": fresh}, values)
 
@@ -133,13 +131,12 @@ def _identity(source):
     leaves = jax.tree.leaves(source.actor if of_policy else source)
     if not leaves or not all(isinstance(leaf, jax.Array | np.ndarray | np.generic) for leaf in leaves):
         raise ConfigError(
-            f"init_from={source!r:.80} is neither a run directory, nor a policy, nor a learner state; of a result pass "
+            f"init_from={source!r:.80} is not a run directory, a policy or a learner state; for a result, pass "
             "result.policy or result.state.learner"
         )
     checksum = 0
     for leaf in leaves:
-        plain = jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
-        checksum = zlib.crc32(np.ascontiguousarray(jax.device_get(plain)).tobytes(), checksum)
+        checksum = zlib.crc32(np.ascontiguousarray(take("", leaf)).tobytes(), checksum)
     return {"policy" if of_policy else "learner": checksum}
 
 
@@ -155,7 +152,7 @@ def _run_and_step(source):
 
 
 def _acting(algo, shapes) -> ActorState:
-    """Return the indices of the learner's leaves that acting reads; -1 for leaves that it computes."""
+    """Return an actor state with the index of each leaf in the learner; -1 for leaves that are computed."""
     found = []
 
     def trace(learner):
@@ -174,7 +171,7 @@ def _needed(actor):
 
 
 def _of_policy(acting, actor, shapes):
-    """Return the policy's values for the learner's leaves that acting reads, and for their targets."""
+    """Return the policy's values for the leaves of the learner that acting reads, and for their target networks."""
     values = {}
     for name, numbers in _needed(acting).items():
         theirs = _needed(actor)[name]
@@ -194,10 +191,10 @@ def _of_policy(acting, actor, shapes):
 
 
 def _matched(shapes, learner):
-    """Return another learner's values for the leaves of this one, from parts of the same name and shape."""
+    """Return another learner's values for the leaves of this one that are in parts of the same name and shapes."""
     values: dict[int, Any] = {}
 
-    def take(numbers, theirs):
+    def copy(numbers, theirs):
         values.update(zip(jax.tree.leaves(numbers), jax.tree.leaves(theirs), strict=True))
 
     def same(mine, theirs):
@@ -207,14 +204,14 @@ def _matched(shapes, learner):
 
     def match(mine, numbers, theirs):
         if same(mine, theirs):
-            take(numbers, theirs)
+            copy(numbers, theirs)
         elif isinstance(mine, TrainState) and isinstance(theirs, TrainState):
             for name in ("params", "model_state"):
                 if same(getattr(mine, name), getattr(theirs, name)):
-                    take(getattr(numbers, name), getattr(theirs, name))
+                    copy(getattr(numbers, name), getattr(theirs, name))
                 for candidate in (getattr(theirs, f"target_{name}"), getattr(theirs, name)):
                     if same(getattr(mine, f"target_{name}"), candidate):
-                        take(getattr(numbers, f"target_{name}"), candidate)
+                        copy(getattr(numbers, f"target_{name}"), candidate)
                         break
         else:
             parts, ours, others = _parts(mine), _parts(numbers), _parts(theirs)
@@ -247,35 +244,31 @@ def _kind(x):
 
 
 def _problems(acting, theirs, learner, shapes, values):
-    """Return why a policy could not act with the values taken over: the leaves that are missing or do not fit."""
-    paths, leaves = list(named_leaves(shapes, ".")), jax.tree.leaves(shapes)
-    found = []
+    """Return one line for each leaf that acting needs and that is missing or does not match."""
+    paths, leaves, problems = list(named_leaves(shapes, ".")), jax.tree.leaves(shapes), []
     for name, numbers in _needed(acting).items():
         if name == "statistics" and theirs is not None:
             there, here = set(named_leaves(theirs.statistics, ".")), set(named_leaves(numbers, "."))
             if there != here:
-                more = "normalizes what this one does not" if there - here else "does not normalize all"
+                more = "normalizes more than this run" if there - here else "normalizes less than this run"
                 differing = ", ".join(sorted({path.partition(".")[0] for path in there ^ here}))
-                found.append(f"it {more} ({differing}); set normalize_observation and normalize_reward as there")
+                problems.append(f"it {more} ({differing}); use its normalize_observation and normalize_reward")
                 continue
-        others = named_leaves(learner if theirs is None or learner is not None else _needed(theirs)[name], ".")
-        for path, number in named_leaves(numbers, ".").items():
-            if number < 0 and learner is None:
-                found.append(f"{name} of acting are computed from the learner; pass a run or the learner state instead")
-            elif number >= 0 and number not in values:
-                other = others.get(path if learner is None else paths[number])
-                there = "there is none of that name" if other is None else f"there {_described(other)}"
-                if other is None or _kind(other) != _kind(leaves[number]):
-                    found.append(f"{paths[number]} is {_described(leaves[number])} here, and {there}")
-        if not found and any(number >= 0 and number not in values for number in jax.tree.leaves(numbers)):
-            found.append(f"the {name} are of another structure")
-    if len(found) > _PROBLEMS_NAMED:
-        found = [*found[:_PROBLEMS_NAMED], f"and {len(found) - _PROBLEMS_NAMED} more parts"]
-    return list(dict.fromkeys(found))
+        lacking = {path: number for path, number in named_leaves(numbers, ".").items() if number not in values}
+        if learner is not None:
+            lacking = {paths[number]: number for number in lacking.values() if number >= 0}
+        elif -1 in lacking.values():
+            problems.append(f"the {name} are computed from the learner; pass a run or the learner state instead")
+            continue
+        others = named_leaves(_needed(theirs)[name] if learner is None else learner, ".")
+        found = {path: (tuple(x.shape), str(x.dtype)) for path, x in others.items()}
+        lines = differences({path: leaves[number] for path, number in lacking.items()}, found, partial=True)
+        problems += lines if lines or not lacking else [f"the {name} have another structure"]
+    return problems
 
 
 def _names(shapes, values):
-    """Return the names of what is taken over and of what is initialized: a whole part by its own name."""
+    """Return the names of the copied and of the initialized parts; a part that is whole has a single name."""
     numbers = _numbered(shapes)
 
     def divide(name, part):
@@ -293,7 +286,3 @@ def _names(shapes, values):
         return (taken, fresh) if taken or fresh else ([f"part of {name}"], [])
 
     return divide("" if _parts(numbers) else "learner", numbers)
-
-
-def _described(x):
-    return f"{x.dtype}{list(x.shape)}"

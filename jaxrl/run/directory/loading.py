@@ -15,9 +15,8 @@ from jaxrl.core.config import decode
 from jaxrl.core.errors import ConfigError, JaxrlError, RunDirectoryError
 from jaxrl.core.interrupts import interruptible
 from jaxrl.core.keys import held_out_seed
-from jaxrl.core.matching import space_problems
+from jaxrl.core.matching import check_spaces
 from jaxrl.core.native import NativeSpaces, check_fits
-from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import Algorithm, Environment, EnvSpec, HostRecipe, NativeRecipe, PyTree, env_spec
 from jaxrl.envs.configs import from_config, full_name
@@ -40,7 +39,7 @@ class LoadedRun:
     Attributes:
       policy: the policy at that step, its statistics frozen.
       algo: the algorithm as configured, with its schedules.
-      env: the training environment, prepared for playing.
+      env: the training environment, prepared for evaluation.
       config: the contents of `config.json`.
       step: environment steps at the checkpoint.
       learner: the algorithm's state; None in a folder that holds only a policy.
@@ -55,7 +54,7 @@ class LoadedRun:
 
     @property
     def held_out_seed(self) -> int:
-        """A seed whose episodes no evaluation of the run has played, for an unbiased evaluation."""
+        """A seed whose episodes differ from those of the run's evaluations, for an unbiased evaluation."""
         seed = self.config.get("seed") or 0
         return held_out_seed(seed if type(seed) is int and seed >= 0 else 0)
 
@@ -64,7 +63,6 @@ class LoadedRun:
 
 
 @interruptible
-@checked(step={"low": 0})
 def load(
     path: str | Path,
     *,
@@ -79,7 +77,7 @@ def load(
         action, carry = policy(observation)
 
     Args:
-      path: the run directory; for a sweep, its best run is loaded. Or a folder of
+      path: the run directory, the directory of a sweep (to load its best run), or a folder written by
         `export_policy(..., to="safetensors")`.
       step: the checkpoint to load; None: the newest sound one.
       best: load the checkpoint with the highest evaluation instead.
@@ -87,8 +85,8 @@ def load(
 
     Raises:
       RunDirectoryError: `path` is not a run directory.
-      CheckpointError: there is no such checkpoint, or none that is sound and fits.
-      ConfigError: the configuration cannot be read back; names the argument to pass.
+      CheckpointError: there is no such checkpoint, or none that is sound and matches the configuration.
+      ConfigError: the configuration cannot be decoded; the message names the argument to pass.
     """
     return load_run(path, step=step, best=best, algo=algo, env=env).policy
 
@@ -105,11 +103,11 @@ def load_run(
     """Load a policy as `load` does, with its algorithm, environment, configuration and learner state."""
     keep_compiled_programs()
     if best and step is not None:
-        raise ConfigError(f"step={step} and best=True: give one of them")
+        raise ConfigError(f"step={step} and best=True cannot be combined; pass one of them")
     path = best_run(path)
     holds_policy = policy_folder.is_policy_folder(path)
     if holds_policy and (best or step is not None):
-        raise ConfigError(f"{path} holds one policy, and no checkpoints: leave out {chosen(step, best)}")
+        raise ConfigError(f"{path} contains a policy without checkpoints; leave out {chosen(step, best)}")
     config, algo, env, spec, total = _described_run(path, algo, env)
     with _described(path):
         initial = resolve_schedules(algo, 0.0)
@@ -118,29 +116,17 @@ def load_run(
     if holds_policy:
         actor, step = policy_folder.read(path, actor)
         return LoadedRun(Policy(_resolved(algo, step, total), actor, spec, env), algo, env, config, step)
-    # The rest of the state is left out of the template, and so is not read.
-    left_out: Any = None
-    template = RunState(
-        learner=learner,
-        env_state=left_out,
-        timestep=left_out,
-        carry=left_out,
-        buffers={},
-        key=left_out,
-        steps_per_env=left_out,
-        empty_at=left_out,
-    )
     directory = path / "checkpoints"
     if best:
         step = checkpoint.best_step(directory)
+    template = {"learner": learner}  # as in `RunState`, whose other parts are not read
     state, step, _ = checkpoint.restore(directory, template, step, partial=True)
-    final = _resolved(algo, step, total)
-    policy = Policy(final, final.actor(state.learner), spec, env)
-    return LoadedRun(policy, algo, env, config, step, state.learner)
+    final, learner = _resolved(algo, step, total), state["learner"]
+    return LoadedRun(Policy(final, final.actor(learner), spec, env), algo, env, config, step, learner)
 
 
 def chosen(step: int | None, best: bool) -> str:
-    """Return the arguments that choose a checkpoint; empty for the newest."""
+    """Return the arguments that select a checkpoint, as text; empty for the newest."""
     return ", ".join([f"step={step}"] * (step is not None) + ["best=True"] * best)
 
 
@@ -150,7 +136,7 @@ def _resolved(algo, step, total):
 
 
 def _described_run(path, algo, env):
-    """Return the configuration in a folder, its algorithm for acting, its environment and spec, and its steps."""
+    """Return the configuration in a folder, its algorithm, environment and spec, and the total steps."""
     config = read_config(path)
     if missing := [name for name in _NEEDED if name not in config]:
         raise RunDirectoryError(f"{path} is not a run directory: its config.json lacks {', '.join(missing)}")
@@ -158,11 +144,13 @@ def _described_run(path, algo, env):
     with _described(path):
         algo = _algorithm(config["algorithm"]) if algo is None else algo
         if not isinstance(config["environment"], dict):
-            raise ConfigError("config.json describes no environment under 'environment'")
+            raise ConfigError("config.json has no valid environment under 'environment'")
         if made is None:
             made = _with_native(from_config(config["environment"]), config.get("native"))
         else:
-            _check_spaces(config["environment"], made)
+            trained_on = config["environment"]
+            both = (decode(trained_on.get(f"{what}_space")) for what in ("observation", "action"))
+            check_spaces(EnvSpec(full_name(trained_on), *both), made)  # before parameters fail to match
         env = envs.prepared(made)
         spec = env_spec(env)
         algo = algo.resolve(spec, 0)  # loaded to act, without training environments
@@ -171,44 +159,37 @@ def _described_run(path, algo, env):
 
 @contextlib.contextmanager
 def _described(path):
-    """Reraise construction errors as errors of config.json: its values are checked only field by field."""
+    """Reraise errors of construction as errors of config.json, whose values are checked only field by field."""
     try:
         yield
-    except ConfigError as error:  # which may quote the file's contents
+    except ConfigError as error:  # may quote the file's contents
         raise ConfigError([problem[:_LONGEST_PROBLEM] for problem in error.problems]) from error
     except JaxrlError:
         raise
     except Exception as error:
         what = f"{type(error).__name__}: {error!s:.500}"
-        raise ConfigError(f"{path / 'config.json'} does not describe a run that can be made here: {what}") from error
+        raise ConfigError(f"{path / 'config.json'} does not describe a valid run: {what}") from error
 
 
 def _algorithm(config):
     algo = decode(config)
     if not (registry.name_of(type(algo)) or "").startswith("algorithm:"):
-        raise ConfigError("config.json names no algorithm under 'algorithm'")
+        raise ConfigError("config.json has no valid algorithm under 'algorithm'")
     if problems := field_problems(algo):
         raise ConfigError([f"config.json: {problem}" for problem in problems])
     return algo
 
 
 def _with_native(env, config):
-    """Return the environment with its own spaces, if config.json has them."""
+    """Return the environment with the native spaces in config.json, if there are any."""
     if config is None or not isinstance(env, NativeRecipe) or env.native is not None:
         return env
     native = decode(config)
     if not isinstance(native, NativeSpaces):
-        raise ConfigError("config.json describes no spaces under 'native'")
+        raise ConfigError("config.json has no valid spaces under 'native'")
     check_fits(native.observation, env.observation_space)
     check_fits(native.action, env.action_space)
     return dataclasses.replace(env, native=native)
-
-
-def _check_spaces(trained_on, env):
-    """Refuse an `env` that the policy cannot play in, before its parameters fail to fit."""
-    spaces_there = (decode(trained_on.get(f"{what}_space")) for what in ("observation", "action"))
-    if problems := space_problems(env, EnvSpec(full_name(trained_on), *spaces_there), "the policy was trained on"):
-        raise ConfigError([f"{problem} ({full_name(trained_on)})" for problem in problems])
 
 
 def _steps_in_all(config, algo):
@@ -218,7 +199,7 @@ def _steps_in_all(config, algo):
         raise ConfigError(f"config.json: total_steps={total!r} must be a whole number")
     if topology is not None:
         if not (registry.name_of(type(topology)) or "").startswith("topology:"):
-            raise ConfigError("config.json names no topology under 'topology'")
+            raise ConfigError("config.json has no valid topology under 'topology'")
         rows = topology.steps_per_iteration(algo)
         total = -(-total // rows) * rows
     return total

@@ -26,12 +26,12 @@ _MOST_NAMED = 8  # differences
 
 
 class Damaged(Exception):
-    """An error of a checkpoint or manifest that differs from what was written; the message says how."""
+    """An error of a checkpoint or manifest whose contents are not those that were written."""
 
 
 @dataclasses.dataclass
 class Leaf:
-    """One saved array: `shape` and `dtype` in the state, `data_*` on disk (typed keys are stored as words)."""
+    """A saved array: `shape` and `dtype` in the state, `data_*` on disk (typed keys are stored as words)."""
 
     name: str
     dtype: str
@@ -39,7 +39,7 @@ class Leaf:
     data_dtype: str
     data_shape: tuple[int, ...]
     key_impl: str | None = None  # of typed keys
-    crc32: int | None = None  # None: spread over processes, so no single one could compute it
+    crc32: int | None = None  # None: the array was distributed over processes
 
 
 def _now() -> str:
@@ -74,15 +74,15 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
 
 def leaf_entry(name: str, leaf: Any) -> Leaf:
     """Return the entry of a leaf of the state, without its checksum."""
-    shape, dtype = _signature(leaf)
-    return Leaf(name, dtype, shape, *stored_as(leaf), keys.algorithm(leaf) if is_key(leaf) else None)
+    (shape, dtype), stored = _signature(leaf), stored_as(leaf)
+    return Leaf(name, dtype, shape, str(stored.dtype), stored.shape, keys.algorithm(leaf) if is_key(leaf) else None)
 
 
-def stored_as(leaf: Any) -> tuple[str, tuple[int, ...]]:
-    """Return the dtype and the shape in which a leaf is stored on disk."""
+def stored_as(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Return the shape and dtype in which a leaf is stored on disk."""
     data = jax.eval_shape(jax.random.key_data, leaf) if is_key(leaf) else leaf
     data = np.asarray(data) if _is_number(data) else data
-    return str(data.dtype), tuple(data.shape)
+    return jax.ShapeDtypeStruct(data.shape, data.dtype)
 
 
 def checksum(array: Any) -> int | None:
@@ -95,18 +95,18 @@ def checksum(array: Any) -> int | None:
 def differences(
     expected: Mapping[str, Any], found: Mapping[str, tuple[tuple[int, ...], str]], *, partial: bool = False
 ) -> list[str]:
-    """Return how leaves that were stored differ from those that are expected, one line each.
+    """Return one line for each difference between stored and expected leaves.
 
     Args:
-      expected: leaves by name.
-      found: shapes and dtypes by name.
-      partial: others than those that are expected are allowed.
+      expected: expected leaves by name.
+      found: shapes and dtypes of the stored leaves by name.
+      partial: whether further stored leaves are allowed.
     """
     signatures = {name: _signature(leaf) for name, leaf in expected.items()}
     lines = [f"leaf {name} is missing" for name in expected if name not in found]
-    lines += [f"leaf {name:.80} is there, and not here" for name in found if name not in expected and not partial]
+    lines += [f"leaf {name:.80} is stored but not expected" for name in found if name not in expected and not partial]
     lines += [
-        f"leaf {name} is {found[name][1]}{list(found[name][0])} in place of {dtype}{list(shape)}"
+        f"leaf {name} is stored as {found[name][1]}{list(found[name][0])}, expected {dtype}{list(shape)}"
         for name, (shape, dtype) in signatures.items()
         if found.get(name, (shape, dtype)) != (shape, dtype)
     ]
@@ -114,16 +114,16 @@ def differences(
 
 
 def take(name: str, leaf: Any) -> Any:
-    """Return an unshared host copy: on CPU a numpy view of a donated array would change under the writer.
+    """Return a copy of a leaf in host memory: on CPU, a numpy view of a donated array would change during the save.
 
-    With several processes, an array that no process holds whole is copied on its devices, and Orbax gathers it.
+    With several processes, an array that is distributed over them is copied on its devices, and Orbax gathers it.
 
     Args:
       name: name of the leaf, for the error.
       leaf: an array, typed keys (copied as their words), or a Python number.
 
     Raises:
-      CheckpointError: it is none of these.
+      CheckpointError: `leaf` is of another type.
     """
     if isinstance(leaf, jax.Array):
         if is_key(leaf):
@@ -170,7 +170,7 @@ def read(path: Path) -> Manifest:
 
     Raises:
       Damaged: it is missing, cut short or altered.
-      CheckpointError: a newer jaxrl wrote it, in a format unknown here.
+      CheckpointError: a newer jaxrl wrote it in an unknown format.
     """
     try:
         body = files.read_json(path)
@@ -183,13 +183,13 @@ def read(path: Path) -> Manifest:
         raise Damaged("the manifest does not match its checksum")
     if isinstance(newer := body.get("format"), int) and newer > FORMAT:
         raise CheckpointError(
-            f"{path} has format {newer}, written by jaxrl {body.get('jaxrl_version', '?')!s:.40}; this jaxrl "
-            f"{own_version()} reads up to {FORMAT}: install that version"
+            f"{path} has format {newer}, written by jaxrl {body.get('jaxrl_version', '?')!s:.40}, but this jaxrl "
+            f"{own_version()} reads formats up to {FORMAT}; install that version"
         )
     try:
         return build(Manifest, body | {"leaves": [_leaf(entry) for entry in body.get("leaves", ())]})
     except (ConfigError, TypeError) as error:
-        raise Damaged(f"the manifest is none: {error}") from error
+        raise Damaged(f"the manifest has invalid contents: {error}") from error
 
 
 def _leaf(entry):

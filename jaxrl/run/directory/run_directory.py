@@ -1,4 +1,4 @@
-"""A run directory: one run's files, locked while it trains, tied to one configuration."""
+"""Run directories: the files of one run with one configuration, locked during training."""
 
 import contextlib
 import difflib
@@ -19,37 +19,40 @@ from jaxrl.core.config import check_sizes, decode, encode, not_written
 from jaxrl.core.errors import CheckpointError, ConfigError, RunDirectoryError
 from jaxrl.run.directory.run_status import read_result
 
-MAY_CHANGE = ("total_steps", "logging", "native")  # fields, or groups of them, that may differ in a resumed run
+# Fields, or groups of them, that may differ in a resumed run; with the same shards, the number of devices affects only
+# rounding.
+MAY_CHANGE = ("total_steps", "logging", "native", "topology.devices")
 
 FORMAT = 1  # of config.json; incremented by a change that makes earlier files unreadable
 
 LOG = "log.txt"  # a run's messages
 EVALUATIONS = "evaluations.jsonl"  # of an evaluator that follows the run
 _FOLDERS = ("checkpoints", "tensorboard", "videos")
-SWEEP = "sweep.json"  # of a sweep that was completed, see jaxrl.run.directory.sweep_directory
-_MOST_FOLDERS = 10_000  # searched for runs of a close name
+SWEEP = "sweep.json"  # of a completed sweep, see jaxrl.run.directory.sweep_directory
+_MOST_FOLDERS = 10_000  # searched for runs with a similar name
 _ABSENT = object()
 
 
 class RunDirectory:
-    """The directory of a run, made if missing, with its lock held until closed.
+    """The directory of a run, locked until closed.
 
     Args:
-      path: the directory; made if missing.
+      path: the directory; created if missing.
       config: the resolved configuration, JSON values only; stored in `config.json`.
-      overwrite: delete the files of an earlier run, whatever its configuration; only those that jaxrl wrote.
-      may_change: dotted fields of `config` that may differ when a run is resumed.
-      launch: the `start` of the processes that were launched together with this one, if they were; written to the lock
-        file once the directory holds only this run.
+      overwrite: delete the files of an earlier run of any configuration; only files that jaxrl wrote.
+      launch: the `start` of the launch that this process belongs to, if any; written to the lock file once the
+        directory contains only this run.
 
     Attributes:
-      resumed: whether a run of this configuration was here before.
-      start: random text, the same in the lock and the result if the run that began last has ended.
+      path: the directory.
+      metrics_jsonl, result, checkpoints, study: paths in it.
+      resumed: whether the directory already contained a run of this configuration.
+      start: random text; the same in the lock and the result if the last run has ended.
 
     Raises:
-      RunDirectoryError: another process holds it; it contains a run of another configuration (the difference is shown),
-        or something other than a run; a file not written by jaxrl has a name that jaxrl uses; or it cannot be written
-        to (read-only, full).
+      RunDirectoryError: another process holds it; it contains a run of another configuration (the message shows the
+        differences), something other than a run, or a file not written by jaxrl under a name that jaxrl uses; or it
+        cannot be written to.
     """
 
     def __init__(
@@ -58,68 +61,51 @@ class RunDirectory:
         config: Mapping[str, Any],
         *,
         overwrite: bool = False,
-        may_change: Iterable[str] = MAY_CHANGE,
         launch: str | None = None,
     ):
         self.path = files.expand(path).absolute()
-        _check_name(self.path)
+        self.metrics_jsonl, self.result = self.path / "metrics.jsonl", self.path / "result.json"
+        self.checkpoints, self.study = self.path / "checkpoints", self.path / "study.journal"
+        check_no_pattern(self.path)
         self.config: dict[str, Any] = files.as_read_back(config)
         self._lock: IO[str] | None = None
-        self.start, before = secrets.token_hex(8), ""
+        self.start = secrets.token_hex(8)
         kind = ownership.config_kind(config)
-        if not ownership.is_own(self.path / ".lock", "lock"):  # otherwise its files may change until it is locked
+        if not ownership.is_own(self.path / ".lock", "lock"):  # otherwise, its files may change until it is locked
             ownership.check_folder(self.path, kind)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock, before = _lock(self.path, self.start)
+            self._lock = _lock(self.path)
             _probe(self.path)
             ownership.check_folder(self.path, kind)
             files.clear_temporaries(self.path, ownership.OF_RUNS)
-            if overwrite and ownership.folder_kind(self.path) == kind:
+            replaces = overwrite and ownership.folder_kind(self.path) == kind
+            self.resumed = not replaces and self._compare()
+            self._lock.truncate(0)  # from now on, the last run in the directory is this one
+            self._write_lock(f"process {os.getpid()} on {socket.gethostname()}\nstart {self.start}\n")
+            if replaces:
                 ownership.remove(self.path, kind)
-            self.resumed = self._compare(tuple(may_change))
             files.write_json(self.path / "config.json", {"format": FORMAT} | self.config)
             for line in dict.fromkeys(not_written(self.config)):
                 warnings.warn(line, RuntimeWarning, stacklevel=2)
             if launch is not None:
-                self._lock.write(f"launch {launch}\n")
-                self._lock.flush()
+                self._write_lock(f"launch {launch}\n")
         except OSError as error:
             self.close()
             raise RunDirectoryError(f"cannot write to the run directory {self.path}: {error}") from error
         except RunDirectoryError:
-            if self._lock is not None:  # the run in the directory remains the one that began last
-                with contextlib.suppress(OSError):
-                    _write_lock(self._lock, before)
             self.close()
             raise
 
-    @property
-    def metrics_jsonl(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def result(self) -> Path:
-        return self.path / "result.json"
-
-    @property
-    def study(self) -> Path:
-        return self.path / "study.journal"
-
     def check(self) -> None:
-        """Check that the directory still exists, and is still the same one.
+        """Check that the directory still exists and is the same one.
 
         Raises:
           CheckpointError: it was deleted or moved, so nothing more can be saved.
         """
         if not self._is_there():
             raise CheckpointError(
-                f"the run directory {self.path} was deleted or moved while the run was under way; nothing more can be "
-                "saved there, so the run ends"
+                f"the run directory {self.path} was deleted or moved during the run, which ends because it cannot save"
             )
 
     def _is_there(self):
@@ -128,7 +114,7 @@ class RunDirectory:
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError:
-            return True  # as far as is known; the next write raises the error
+            return True  # unknown; the next write raises the error
 
     def close(self) -> None:
         """Release the lock. May be called twice."""
@@ -144,52 +130,57 @@ class RunDirectory:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _compare(self, may_change: tuple[str, ...]) -> bool:
-        """Return whether there is a run to resume."""
+    def _write_lock(self, text: str) -> None:
+        assert self._lock is not None  # until it is closed
+        self._lock.write(text)
+        self._lock.flush()
+
+    def _compare(self) -> bool:
+        """Check that an earlier run has the same configuration; return whether there is one."""
         if not (self.path / "config.json").exists():
             return False
         before = read_config(self.path)
-        lines = difference(with_new_fields(before), self.config, may_change)
+        lines = difference(with_new_fields(before), self.config, MAY_CHANGE)
         if lines:
-            learned = f" (with --init-from {self.path} to begin with what it learned)" if "algorithm" in before else ""
+            learned = f" (and --init-from {self.path} to start from its learner state)" if "algorithm" in before else ""
             raise RunDirectoryError(
-                f"{self.path} holds a run of another configuration (there -> now):\n  " + "\n  ".join(lines) + "\n"
+                f"{self.path} contains a run of another configuration (there -> now):\n  " + "\n  ".join(lines) + "\n"
                 f"use its settings to resume it, another --run-dir{learned}, or --overwrite to delete it and restart"
             )
         self._check_checkpoints()
         return True
 
     def _check_checkpoints(self) -> None:
-        """Check that logged metrics can be continued from a checkpoint, or they would be dropped silently."""
-        # A run that was killed before its first checkpoint has made the folder but has no result; the result of a run
-        # that could not save any is "unsaved".
+        """Check that a run with metrics has checkpoints to resume from; otherwise, the metrics would be deleted."""
+        # A run that was killed before its first checkpoint has an empty folder but no result; the result of a run that
+        # could not save is "unsaved".
         ended = self.result.exists() and read_result(self.path).get("stopped") != "unsaved"
-        lost = not self.checkpoints.is_dir() or (ended and not any(_steps(self.path)))
+        lost = not self.checkpoints.is_dir() or (ended and not any(self.checkpoints.glob("*[0-9]")))
         if lost and self.metrics_jsonl.is_file() and self.metrics_jsonl.stat().st_size:
             raise RunDirectoryError(
-                f"{self.path} holds the metrics of a run, but its checkpoints are gone, so it cannot be resumed; put "
-                f"{self.checkpoints.name}/ back, use another --run-dir, or --overwrite to delete it and start again"
+                f"{self.path} contains the metrics of a run without its checkpoints, so it cannot be resumed; restore "
+                f"{self.checkpoints.name}/, use another --run-dir, or --overwrite to delete the run and restart"
             )
 
 
 def check_below(root: str | os.PathLike, path: str | os.PathLike) -> None:
-    """Check that `path`, below `root`, is not behind a link: files of runs would be written elsewhere.
+    """Check that `path`, below `root`, does not lead through a link: files would be written elsewhere.
 
     Raises:
-      RunDirectoryError: it, or a folder in between, is a link.
+      RunDirectoryError: `path`, or a folder between it and `root`, is a link.
     """
     folder = files.expand(root)
     for name in files.expand(path).relative_to(folder).parts:
         folder /= name
         if folder.is_symlink():
             raise RunDirectoryError(
-                f"{folder} is a link to {os.readlink(folder)!r}; a run writes to its own directory only: move the "
-                "folder to the place of the link, or use another --run-dir"
+                f"{folder} is a link to {os.readlink(folder)!r}, but a run writes only to its own directory; replace "
+                "the link by the folder, or use another --run-dir"
             )
 
 
 def read_config(path: str | os.PathLike) -> dict[str, Any]:
-    """Return the configuration of a run, without the number of the file's format.
+    """Return the configuration of a run, without the file's format number.
 
     Raises:
       RunDirectoryError: `path` is not a run directory, or its configuration has another format.
@@ -204,19 +195,17 @@ def read_config(path: str | os.PathLike) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise RunDirectoryError(f"{file} cannot be read: {error}") from error
     if not isinstance(config, dict):
-        raise RunDirectoryError(f"{file} is not a configuration: it holds a {type(config).__name__}")
+        raise RunDirectoryError(f"{file} is not a configuration: it contains a {type(config).__name__}")
     found = config.pop("format", None)
-    if found is None:
-        raise RunDirectoryError(f"{file} has no format number: an earlier jaxrl wrote it, and this one cannot read it")
     if found != FORMAT or isinstance(found, bool):
         raise RunDirectoryError(
-            f"{file} has format {found!r}, and this jaxrl reads format {FORMAT}; use the jaxrl that wrote it"
+            f"{file} has format {found!r}, but this jaxrl reads format {FORMAT}; use the version that wrote it"
         )
     return config
 
 
 def close_runs(path: str | os.PathLike) -> list[Path]:
-    """Return directories of runs and sweeps whose paths are close to a missing one, the closest first."""
+    """Return directories of runs and sweeps whose paths are similar to a missing one, the most similar first."""
     there = missing = files.expand(path)
     while not there.is_dir() and there.name:
         there = there.parent
@@ -227,17 +216,16 @@ def close_runs(path: str | os.PathLike) -> list[Path]:
 
 
 def _why_none(path: Path) -> str:
-    """Return why a path is not a run directory, and which runs may have been meant."""
+    """Return the reason that a path is not a run directory, with the runs that may have been meant."""
     if path.is_file():
         return "it is a file"
     if not path.is_dir():
         close = " or ".join(map(str, close_runs(path)))
         return "there is no such folder" + (f"; did you mean {close}?" if close else "")
     if list(path.glob("program-*/config.json")):
-        return "it holds a sweep that has not ended; the same command goes on there"
+        return "it contains a sweep that has not ended; the same command continues it"
     runs = sorted(filter(_is_run, path.glob("*")))
-    several = f", such as {runs[0]}" if runs else ""
-    return "it has no config.json" + (f"; {len(runs)} runs are in it{several}" if runs else "")
+    return "it has no config.json" + (f", but {len(runs)} runs, such as {runs[0]}" if runs else "")
 
 
 def _is_run(path: Path) -> bool:
@@ -249,7 +237,7 @@ def difference(
 ) -> list[str]:
     """Return one line for each setting in which two configurations differ; nested names are dotted.
 
-    An object of another type, or another environment, counts as one setting.
+    Objects of different types, and different environments, count as one setting.
     """
     lines = []
     for key in sorted(before.keys() | now.keys()):
@@ -268,7 +256,7 @@ def _kind(config: Mapping[str, Any]) -> list[Any]:
 
 
 def _abridged(value: Any) -> str:
-    """Return a setting of a configuration in about a hundred characters."""
+    """Return the JSON of a setting, shortened to a hundred characters."""
     if value is _ABSENT:
         return "(absent)"
     text = files.to_json(value)
@@ -276,50 +264,42 @@ def _abridged(value: Any) -> str:
 
 
 def with_new_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `config` with defaults for fields that it predates.
+    """Return `config` with defaults for fields that were added after it was written.
 
-    These are new fields of its algorithms, networks and topologies, at its top level or below `sweep` and `tune`.
+    These are fields of algorithms, networks and topologies, at the top level or below `sweep` and `tune`.
     """
     below = (name for name in ("sweep", "tune") if isinstance(config.get(name), dict))
     filled = {**config, **{name: with_new_fields(config[name]) for name in below}}
     for name in ("algorithm", "topology"):
-        with contextlib.suppress(ConfigError, KeyError):  # values that cannot be read back are compared as written
+        with contextlib.suppress(ConfigError, KeyError):  # values that cannot be decoded are compared as written
             filled[name] = encode(decode(config[name]))
     return filled
 
 
-def _check_name(path: Path) -> None:
-    """Check that Orbax could write there: it takes only names in UTF-8."""
-    try:
-        os.fspath(path).encode()
-    except UnicodeEncodeError:
-        raise RunDirectoryError(
-            f"the name of the run directory {os.fsencode(path)!r} is not UTF-8, so no checkpoint could be saved in it; "
-            "use another --run-dir"
-        ) from None
-
-
 def check_no_pattern(path: str | os.PathLike) -> None:
-    """Refuse a directory whose checkpoints Orbax would not find: it reads its own path as a pattern.
+    """Reject a path that Orbax cannot use: it supports only UTF-8, and reads its own path as a pattern.
 
     Raises:
-      RunDirectoryError: a part of the path contains brackets that match something else, or two stars.
+      RunDirectoryError: the path is not UTF-8, or a part of it contains `**` or brackets that do not match themselves.
     """
     place = files.expand(path).absolute()
+    try:
+        os.fspath(place).encode()
+    except UnicodeEncodeError:
+        raise RunDirectoryError(
+            f"the name of the run directory {os.fsencode(place)!r} is not UTF-8, so no checkpoint can be saved there; "
+            "use another --run-dir"
+        ) from None
     for part in place.parts:
         if "**" in part or not fnmatch.fnmatchcase(part, part):
             raise RunDirectoryError(
-                f"{part!r} in the path of the run directory {place} is a pattern that does not match "
-                "itself to the library that writes checkpoints, so none can be read there; rename it, or use another "
-                "--run-dir"
+                f"{part!r} in the path of the run directory {place} is a pattern for Orbax, which would not find its "
+                "checkpoints; rename it, or use another --run-dir"
             )
 
 
-def _lock(path: Path, start: str) -> tuple[IO[str], str]:
-    """Lock the directory; return the open lock file and its earlier text.
-
-    The system releases the lock when the process ends, in any way.
-    """
+def _lock(path: Path) -> IO[str]:
+    """Lock the directory until this process ends; return the open lock file."""
     file = files.open_to_append(path / ".lock")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -330,16 +310,7 @@ def _lock(path: Path, start: str) -> tuple[IO[str], str]:
         raise RunDirectoryError(
             f"the run directory {path} is in use by {holder}; wait for it to end, or use another --run-dir"
         ) from None
-    with files.open_to_read(path / ".lock") as found:
-        before = found.read(400).decode(errors="replace")
-    _write_lock(file, f"process {os.getpid()} on {socket.gethostname()}\nstart {start}\n")
-    return file, before
-
-
-def _write_lock(file: IO[str], text: str) -> None:
-    file.truncate(0)
-    file.write(text)
-    file.flush()
+    return file
 
 
 def _probe(path: Path) -> None:
@@ -349,19 +320,10 @@ def _probe(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _steps(path: Path) -> list[Path]:
-    """Return the checkpoint folders of a run, complete or not, by the names of `jaxrl.run.directory.checkpoint`."""
-    return [
-        step
-        for step in (path / "checkpoints").glob("*")
-        if step.is_dir() and (step.name.isdecimal() or step.name.startswith((".saving-", ".replaced-")))
-    ]
-
-
 def _clear_remains(path: Path) -> None:
     """Remove files written after the run directory was deleted or moved.
 
-    A save may have recreated the folders, and views may have been written to them.
+    A save may have recreated the folders, and the log or metrics may have been written to them.
     """
     with contextlib.suppress(OSError):
         if {found.name for found in path.iterdir()} <= {"metrics.csv", LOG, *_FOLDERS}:

@@ -1,4 +1,4 @@
-"""The text log of a run directory: the messages that a run prints, except for its progress, with times."""
+"""Text log of a run directory: the messages that a run prints, except for its progress, with times."""
 
 import contextlib
 import threading
@@ -12,31 +12,31 @@ from jaxrl.core import files
 from jaxrl.core.errors import RunStoppedWarning
 from jaxrl.run.directory.run_directory import LOG
 
-_MOST = 2**20  # bytes; beyond that, the older half is deleted
-_MOST_HELD = 1_000  # lines from before there is a directory
+_MOST = 2**20  # bytes; in a larger log, the older half is deleted
+_MOST_HELD = 1_000  # lines before the directory is open
 _TIME = "%Y-%m-%d %H:%M:%S "
 
 
 class RunLog:
-    """The lines of a run, written to `log.txt` once its directory is open.
+    """A log of lines, written to `log.txt` once the run directory is open.
 
-    A line that cannot be written is lost: a run must not end because of that.
+    Lines that cannot be written are lost, because a run must not end for this reason.
     """
 
     def __init__(self):
         self._file: Path | None = None
         self._held: deque[str] = deque(maxlen=_MOST_HELD)
-        self._lock = threading.RLock()  # a signal's handler writes too, in a thread that may be writing
+        self._lock = threading.RLock()  # a signal handler also writes, in a thread that may be writing
 
     def open(self, directory: Path) -> None:
-        """Append to the log of a run directory from now on, beginning with the lines held so far."""
+        """Open the log of a run directory and append the lines held so far."""
         with self._lock:
             self._file = directory / LOG
             self._append("".join(self._held))
             self._held.clear()
 
     def write(self, text: str) -> None:
-        """Write one or several lines under one time."""
+        """Write one or several lines with a single time."""
         lines = files.escape_for_terminal(text).replace("\n", "\n" + " " * 20)
         line = f"{time.strftime(_TIME)}{lines}\n"
         with self._lock:
@@ -46,7 +46,7 @@ class RunLog:
                 self._append(line)
 
     def close(self) -> None:
-        """Stop writing: the run has ended, or its directory is gone."""
+        """Stop writing, because the run has ended or its directory is gone."""
         with self._lock:
             self._file = None
 
@@ -64,7 +64,7 @@ class RunLog:
 
 @contextlib.contextmanager
 def logged() -> Generator[RunLog]:
-    """Yield a log that also gets the warnings and the error of the block."""
+    """Yield a log that also records the warnings and the error of the block."""
     log, previous, ended = RunLog(), warnings.showwarning, False
 
     def show(message, category, filename, lineno, file=None, line=None):
@@ -80,6 +80,6 @@ def logged() -> Generator[RunLog]:
         raise
     finally:
         ended = True
-        if warnings.showwarning is show:  # a run in another thread may have replaced it since
+        if warnings.showwarning is show:  # otherwise, a run in another thread has replaced it
             setattr(warnings, "showwarning", previous)  # noqa: B010  as above
         log.close()

@@ -1,4 +1,4 @@
-"""The status of a run, finished or not, from its files only. Nothing here imports JAX."""
+"""The status of a run, read from its files. Nothing here imports JAX."""
 
 import contextlib
 import math
@@ -9,24 +9,24 @@ from typing import Any
 
 from jaxrl.core import files
 
-# Lines of the lock file: the start of the run that began last, and that of all its processes by `jaxrl.launch`.
+# Lines of the lock file: the start of the last run, and of the launch that it belongs to.
 _START = re.compile(r"^start ([0-9a-f]{16})$", re.MULTILINE)
 _LAUNCH = re.compile(r"^launch ([0-9a-f]{16})$", re.MULTILINE)
 _NUMBERS = ("total_steps", "steps_per_second", "wall_seconds", "session_steps", "run_steps_per_second", "total_seconds")
 
 
 def is_finished(path: str | os.PathLike) -> bool:
-    """Return whether a run has written its result and was not started again since; works across machines."""
-    start = _START.search(_read_lock(path))  # written whenever a run starts
+    """Return whether a run has written its result and was not started again since, on any machine."""
+    start = _START.search(_read_lock(path))  # written when a run starts
     return start is not None and read_result(path).get("start") == start[1]
 
 
 def is_of_launch(path: str | os.PathLike, launch: str) -> bool:
-    """Return whether the run that last claimed this directory belongs to this launch.
+    """Return whether the last run in a directory belongs to a launch.
 
     Args:
       path: the directory.
-      launch: the `start` of its `Place`.
+      launch: the `start` of the launch's `Place`.
     """
     found = _LAUNCH.search(_read_lock(path))
     return found is not None and found[1] == launch
@@ -41,7 +41,7 @@ def _read_lock(path):
 def read_result(path: str | os.PathLike) -> dict[str, Any]:
     """Return the contents of `result.json` in a run directory, with NaN for null in its evaluation.
 
-    Return an empty dictionary if there is no valid result.
+    The dictionary is empty if there is no valid result.
     """
     try:
         record = files.read_json(files.expand(path) / "result.json")
@@ -67,7 +67,7 @@ def _number(value):
 
 
 def is_number(value: Any) -> bool:
-    """Return whether `value` is a finite number that a float can hold."""
+    """Return whether `value` is a finite number that a float can represent."""
     try:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:

@@ -1,11 +1,11 @@
-"""The directories of sweeps and searches: their results, and the location of the best policy.
+"""Directories of sweeps and searches: their results, and the location of the best policy.
 
 sweep.json       the configurations, the scores, and the best run; written last
-metrics.jsonl    a row for every configuration, seed and point, read by `jaxrl plot`
+metrics.jsonl    one row for each configuration, seed and point; read by `jaxrl plot`
 curves.csv       the same as a table, with the settings
 table.csv, table.md, curves.png
-lineage.csv, lineage.png of a population, in place of curves.png
-best/            a run directory with the learner state of the best run, unless that has its own directory
+lineage.csv, lineage.png   of a population, instead of curves.png
+best/            a run directory with the learner state of the best run, unless that run has its own directory
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from jaxrl.run.directory.run_status import is_number
 from jaxrl.run.loggers import read_metrics, write_csv
 
 METRICS, BEST, JOURNAL = "metrics.jsonl", "best", "study.journal"
-OF_THE_CALL = ("steps_per_second", "wall_seconds")  # in the record, like "origin": about the last call that trained
+OF_THE_CALL = ("steps_per_second", "wall_seconds")  # in the record, as "origin": measured in the last call that trained
 _FORMAT = 1
 
 
@@ -36,12 +36,12 @@ def write(
 
     Args:
       path: the existing directory of the sweep.
-      record: "configs", the configurations in the form of `config.json`, and other facts about the sweep.
+      record: "configs", the configurations as in `config.json`, and further entries of `sweep.json`.
       rows: the metrics of all runs, each with "configuration" (its number), "seed" and "step".
       settings: settings of each configuration, as columns of the table.
 
     Raises:
-      OSError: it cannot be written.
+      OSError: a file cannot be written.
     """
     with files.replacing(path / METRICS) as file:
         file.writelines(files.to_json(dict(row)) + "\n" for row in rows)
@@ -85,7 +85,7 @@ def check_best(path: Path) -> None:
 
 
 def check_same(path: str | os.PathLike, configs: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> None:
-    """Refuse a directory with the results of another sweep, which would be lost.
+    """Reject a directory with the results of another sweep, which would be lost.
 
     Args:
       path: the directory.
@@ -93,14 +93,14 @@ def check_same(path: str | os.PathLike, configs: Sequence[Mapping[str, Any]], se
       seeds: the seeds of each configuration.
 
     Raises:
-      RunDirectoryError: it holds the results of other configurations or seeds.
+      RunDirectoryError: it contains the results of other configurations or seeds.
     """
     if not is_sweep(path):
         return
     record = _read(path)
     if [record.get("configs"), record.get("seeds")] != files.as_read_back([list(configs), list(seeds)]):
         raise RunDirectoryError(
-            f"{path} holds the results of another sweep; use another directory, or overwrite=True (--overwrite) to "
+            f"{path} contains the results of another sweep; use another directory, or overwrite=True (--overwrite) to "
             "delete them"
         )
 
@@ -111,13 +111,13 @@ def is_sweep(path: str | os.PathLike) -> bool:
 
 
 def place_of(path: Path) -> Hashable:
-    """Return a key that identifies the run of a directory, an absolute path without links.
+    """Return a key that identifies the run in a directory, an absolute path without links.
 
-    It is the directory; for a run that a sweep has in its own directory, that of the sweep, its configuration and seed.
+    It is the path, or for a run in the directory of a sweep, the sweep's path, the configuration and the seed.
     """
     for root in path.parents[:2]:  # a run on Ray is two folders below its sweep
         where = str(path.relative_to(root))
-        with contextlib.suppress(Exception):  # any other content: the run belongs to no sweep
+        with contextlib.suppress(Exception):  # other contents: the run does not belong to a sweep
             record = _read(root)
             if (best := record["best"]) and best["run"] == where:
                 return root, int(best["configuration"]), int(best["seed"])
@@ -128,18 +128,18 @@ def place_of(path: Path) -> Hashable:
 
 
 def read_curves(path: str | os.PathLike) -> list[tuple[int, dict[str, Any], list[dict[str, Any]]]]:
-    """Return configuration number, configuration and metrics rows of every run of a sweep, in that order.
+    """Return the number of the configuration, the configuration and the metrics rows of each run of a sweep.
 
-    The last row holds the final evaluation, except for a run that failed.
+    The last row contains the final evaluation, unless the run failed.
 
     Raises:
-      RunDirectoryError: `path` contains no readable sweep.
+      RunDirectoryError: `path` does not contain a readable sweep.
     """
     path = files.expand(path)
     record = _read(path)
     configs = record.get("configs")
     if not isinstance(configs, list) or not all(isinstance(config, dict) for config in configs):
-        raise RunDirectoryError(f"{path / SWEEP} does not say what was tried, under 'configs'")
+        raise RunDirectoryError(f"{path / SWEEP} has no list of configurations under 'configs'")
     configs = [with_new_fields(config) for config in configs]
     rows: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for row in read_metrics(path / METRICS):
@@ -153,18 +153,10 @@ def read_curves(path: str | os.PathLike) -> list[tuple[int, dict[str, Any], list
     return [(number, configs[number] | {"seed": seed}, found) for (number, seed), found in sorted(rows.items())]
 
 
-def read_origin(path: str | os.PathLike) -> dict[str, Any]:
-    """Return the recorded command, machine and versions of a sweep.
-
-    Raises:
-      RunDirectoryError: `path` contains no readable sweep.
-    """
-    found = _read(path).get("origin")
-    return found if isinstance(found, dict) else {}
-
-
 def read_call(path: str | os.PathLike) -> dict[str, Any]:
-    """Return the recorded figures of the call that trained a sweep's runs, by name; empty for other directories.
+    """Return the recorded measurements and "origin" of the call that trained a sweep; empty for other directories.
+
+    The origin is the command, the machine and the versions.
 
     Raises:
       RunDirectoryError: the record of the sweep cannot be read.
@@ -172,11 +164,13 @@ def read_call(path: str | os.PathLike) -> dict[str, Any]:
     if not is_sweep(path):
         return {}
     found = _read(path)
-    return {name: found[name] for name in OF_THE_CALL if is_number(found.get(name))} | {"origin": read_origin(path)}
+    origin = found.get("origin")
+    numbers = {name: found[name] for name in OF_THE_CALL if is_number(found.get(name))}
+    return numbers | {"origin": origin if isinstance(origin, dict) else {}}
 
 
 def read_lineage(path: str | os.PathLike) -> Lineage | None:
-    """Return the lineage of a population's directory (its copies), or None for any other directory.
+    """Return the lineage of a population (the copies between its members), or None for any other directory.
 
     Raises:
       RunDirectoryError: the record of the sweep cannot be read.
@@ -186,11 +180,11 @@ def read_lineage(path: str | os.PathLike) -> Lineage | None:
         return None if found is None else Lineage.from_json(found)
     except (LookupError, TypeError, ValueError, OverflowError) as error:
         where = files.expand(path) / SWEEP
-        raise RunDirectoryError(f"{where} does not say who copied whom, under 'lineage': {error}") from error
+        raise RunDirectoryError(f"{where} has an invalid lineage under 'lineage': {error}") from error
 
 
 def best_run(path: str | os.PathLike) -> Path:
-    """Return the directory of the best run of a sweep or a search; any other directory is returned unchanged.
+    """Return the directory of the best run of a sweep or search; other directories are returned unchanged.
 
     Raises:
       RunDirectoryError: there is no best run, or the record of the sweep cannot be read.
@@ -200,10 +194,10 @@ def best_run(path: str | os.PathLike) -> Path:
         return _best_of_search(path) if is_search(path) else path
     best = _read(path).get("best")
     if best is None:
-        raise RunDirectoryError(f"{path} holds a sweep without a best run: no run of it has a score")
+        raise RunDirectoryError(f"{path} contains a sweep without a best run, because none of its runs has a score")
     place = best.get("run") if isinstance(best, dict) else None
     if not isinstance(place, str) or PurePath(place).is_absolute() or ".." in PurePath(place).parts:
-        raise RunDirectoryError(f"{path / SWEEP} does not say where the best run lies, under 'best'")
+        raise RunDirectoryError(f"{path / SWEEP} has an invalid path of the best run under 'best'")
     return path / place
 
 
@@ -217,11 +211,11 @@ class Trial:
     """A trial of a search that ended, and its result.
 
     Attributes:
-      settings: the fields of the algorithm that were searched or fixed; of a saved trial only those searched.
-      returns: the mean return over seeds at each evaluation; NaN where it was NaN.
+      settings: the fields of the algorithm that were searched or fixed; for a saved trial, only those searched.
+      returns: the mean return over seeds at each evaluation; may be NaN.
       ended: "finished", "pruned", or "failed": a value was not finite, the settings are incompatible, or the process
         was lost.
-      problem: the reason, if it failed.
+      problem: the reason for a failure.
     """
 
     settings: dict[str, Any]
@@ -239,7 +233,7 @@ def read_trials(path: str | os.PathLike) -> tuple[dict[str, Any], list[Trial]]:
     """Return the configuration of a search and its trials, in the order of their numbers.
 
     Raises:
-      RunDirectoryError: `path` contains no readable search.
+      RunDirectoryError: `path` does not contain a readable search.
     """
     path = files.expand(path)
     config = read_config(path).get("tune")
@@ -260,8 +254,8 @@ def _best_of_search(path: Path) -> Path:
     best = path / BEST
     if not (best / "config.json").is_file():
         raise RunDirectoryError(
-            f"{path} holds a search without a policy: no trial has finished in this process, or they were on Ray; "
-            "train with the best settings, which the end of the search prints"
+            f"{path} contains a search without a policy: no trial has finished, or trials ran on Ray; train with the "
+            "best settings, which the search prints at its end"
         )
     return best
 
@@ -273,5 +267,5 @@ def _read(path: str | os.PathLike) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise RunDirectoryError(f"{file} cannot be read: {error}") from error
     if not isinstance(record, dict) or record.get("format") != _FORMAT or isinstance(record["format"], bool):
-        raise RunDirectoryError(f"{file} is no record of a sweep that this jaxrl reads")
+        raise RunDirectoryError(f"{file} is not the record of a sweep in format {_FORMAT}, which this jaxrl reads")
     return record

@@ -1,4 +1,4 @@
-"""Warnings about the metrics of a run, one line each."""
+"""Warnings about the metrics of a run."""
 
 import dataclasses
 import math
@@ -6,39 +6,38 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 PAGE = "docs/debugging.md"
-CLIPPED_MASS = 0.01  # of the targets' probability, beyond the ends of a fixed support
-EDGE_MASS = 0.1  # of the targets' probability, on the two ends
-UNFINISHED = 0.1  # of the episodes of an evaluation
+CLIPPED_MASS = 0.01  # fraction of the targets' probability beyond the ends of a fixed support
+EDGE_MASS = 0.1  # fraction of the targets' probability on the two ends
+UNFINISHED = 0.1  # fraction of the episodes of an evaluation
 NOT_FINITE = f"lower the learning rate, normalize observations or rewards, or clip gradients ({PAGE})"
-OF_ENVIRONMENT = f"look in its reset and step for a division, a root, a logarithm or an overflow ({PAGE})"
+OF_ENVIRONMENT = f"check divisions, roots, logarithms and overflows in its reset and step ({PAGE})"
 
 _SIGNIFICANT = 4.0  # standard errors by which returns must have fallen
 _NOTABLE = 2.5  # standard errors by which returns may have risen
 _LEAST_FALL = 0.1, 0.25  # fractions of the return and of its standard deviation
 _NO_ENTROPY = 1e-4  # nats
-_COVERED = 0.75  # of the first steps, in episodes that ended: at first, only short ones have
-_FIRST, _LATE = 0.1, 0.2  # of the run: the most that counts as its beginning; its end
-_FEWEST = 20  # episodes that an estimate of a return needs
+_COVERED = 0.75  # fraction of the first steps in episodes that ended; at first, only short episodes have ended
+_FIRST, _LATE = 0.1, 0.2  # fractions of the run that count as its beginning, at most, and as its end
+_FEWEST = 20  # episodes for an estimate of the mean return
 _FEWEST_FLAT = 200  # episodes at the end, to conclude that the return did not rise
-_SAME_ENTROPY, _NO_KL = 1e-4, 1e-8  # of the entropy, nats: exceeded by a policy that learns
-_UPDATES = {True: 50, False: 5_000}  # iterations with an update before learning is expected; on-policy or not
+_SAME_ENTROPY, _NO_KL = 1e-4, 1e-8  # relative change of the entropy, and nats, that a learning policy exceeds
+_UPDATES = {True: 50, False: 5_000}  # iterations with updates after which learning is expected; on-policy or not
 
 
 def of(metrics: Mapping[str, float]) -> dict[str, str]:
-    """Return the warnings that the metrics of a chunk or an evaluation call for, by name."""
+    """Return warnings about the metrics of a chunk or an evaluation, by name."""
     found = {}
     edge, clipped = (metrics.get(f"update/support_{name}_mass", 0.0) for name in ("edge", "clipped"))
     if edge > EDGE_MASS and clipped > CLIPPED_MASS:
         found["support"] = (
-            f"the ends of the support hold {edge:.0%} of the critics' targets, {clipped:.0%} of them clipped: returns "
-            "lie beyond v_min or v_max; set both to what discounted returns can be, or use a head without a support"
+            f"the ends of the support have {edge:.0%} of the critics' targets, and {clipped:.0%} were clipped: returns "
+            "exceed v_min or v_max; set them to the range of discounted returns, or use a head without a support"
         )
     ended, unfinished = (metrics.get(f"evaluation/{name}", 0) for name in ("episodes", "unfinished"))
     if unfinished > UNFINISHED * (ended + unfinished):
         found["unfinished"] = (
-            f"{unfinished:.0f} of {ended + unfinished:.0f} episodes of the evaluation did not end, and its score "
-            "leaves them out; if episodes may go on forever, give the environment a time limit (jaxrl.envs.TimeLimit, "
-            "docs/own_environment.md): evaluations wait for each"
+            f"{unfinished:.0f} of {ended + unfinished:.0f} episodes of the evaluation did not end and are not in its "
+            "score; if episodes may be endless, add a time limit (jaxrl.envs.TimeLimit, docs/own_environment.md)"
         )
     return found
 
@@ -52,19 +51,17 @@ def at_end(
     same_env: bool,
     greedy: bool,
 ) -> str | None:
-    """Return one line on a run that ended without learning, or whose greedy actions show little of what it learned.
+    """Return a warning about a run that did not learn, or whose greedy actions lose much of what it learned, or None.
 
-    Return None if all may be well.
-
-    A result that chance, a short run, or a return that cannot improve would explain as well gives no line.
+    There is no warning if chance, a short run, or a return that cannot improve would also explain the metrics.
 
     Args:
       rows: the metrics of the run, in the order in which they were logged.
-      on_policy: it learns only from rollouts, so it makes few updates.
-      discrete: all actions are discrete; a policy that no longer explores then has entropy 0.
-      from_scratch: it began with an untrained policy.
-      same_env: the training environment never changed.
-      greedy: its evaluations take the best actions, in the training environment.
+      on_policy: whether it learns only from rollouts, and so makes few updates.
+      discrete: whether all actions are discrete, so that a policy that no longer explores has entropy 0.
+      from_scratch: whether it started from an untrained policy.
+      same_env: whether the training environment never changed.
+      greedy: whether its evaluations take the best actions, in the training environment.
     """
     updates = sum(row.get("train/updates", 0.0) for row in rows)
     if not updates:
@@ -82,16 +79,16 @@ def at_end(
     elif not (long and from_scratch) or first is None or last is None or _rose(first, ended, evaluations, rows):
         return None
     elif first.std > 0.0 and last.count >= _FEWEST_FLAT:
-        what = f"the return stayed that of the first episodes, {last.mean:.4g} after {first.mean:.4g}"
+        what = f"the return stayed at that of the first episodes ({first.mean:.4g}, then {last.mean:.4g})"
     else:
         return None
     since = _collapsed_at(rows) if discrete else None
-    entropy = "" if since is None else f", and update/entropy is 0 since step {since:,}: the policy explores no more"
+    entropy = "" if since is None else f", and update/entropy is 0 since step {since:,}: the policy no longer explores"
     return f"this run did not learn: {what}{entropy} ({PAGE})"
 
 
 def below_best(rows: Sequence[Mapping[str, float]], run_dir: Any, best_step: int | None) -> str | None:
-    """Return one line on a run whose last evaluation is far below its best, or None.
+    """Return a warning about a run whose last evaluation is far below its best, or None.
 
     Args:
       rows: the metrics of the run, in the order in which they were logged.
@@ -102,19 +99,15 @@ def below_best(rows: Sequence[Mapping[str, float]], run_dir: Any, best_step: int
     if not evaluations:
         return None
     (step, best), (_, last) = max(evaluations, key=lambda one: one[1].mean), evaluations[-1]
-    how = (
-        f"jaxrl eval {run_dir} --best plays that policy"
-        if step == best_step
-        else "its policy was not kept in a run_dir"
-    )
-    line = f"the last evaluation returned {last.mean:.4g}, that of step {step:,} {best.mean:.4g}; {how}"
+    how = f"use jaxrl eval {run_dir} --best" if step == best_step else "without a run_dir, its policy was not kept"
+    line = f"the last evaluation returned {last.mean:.4g}, but the one at step {step:,} {best.mean:.4g}; {how}"
     return line if last.is_below(best) else None
 
 
 def late_return(rows: Sequence[Mapping[str, float]]) -> float | None:
-    """Return the mean return of the episodes of the last fifth of training, or of the last row with episodes.
+    """Return the mean return of the episodes in the last fifth of training, or in the last row with episodes.
 
-    Return None if no episode ended.
+    It is None if no episode ended.
     """
     ended = _with_episodes(rows)
     late = [row for row in ended if row["step"] > (1.0 - _LATE) * rows[-1]["step"]]
@@ -124,7 +117,7 @@ def late_return(rows: Sequence[Mapping[str, float]]) -> float | None:
 
 @dataclasses.dataclass(frozen=True)
 class _Returns:
-    """The statistics of the returns of some episodes."""
+    """The mean, standard deviation and number of returns."""
 
     mean: float
     std: float
@@ -152,7 +145,7 @@ def _with_episodes(rows):
 
 
 def _pooled(rows, fewest=_FEWEST) -> _Returns | None:
-    """Return the pooled returns of the episodes that ended in these rows, or None if fewer than `fewest` ended."""
+    """Return the pooled returns of the episodes in these rows, or None if there are fewer than `fewest`."""
     count = sum(row["train/episodes"] for row in rows)
     if count < fewest:
         return None
@@ -163,10 +156,7 @@ def _pooled(rows, fewest=_FEWEST) -> _Returns | None:
 
 
 def _beginning(rows, total) -> _Returns | None:
-    """Return the returns of the first episodes, as few as represent the initial policy.
-
-    Return None if they ended too late.
-    """
+    """Return the returns of the first episodes, or None if they ended too late to represent the initial policy."""
     steps = 0.0
     for number, row in enumerate(rows, 1):
         if row["step"] > _FIRST * total:
@@ -178,7 +168,7 @@ def _beginning(rows, total) -> _Returns | None:
 
 
 def _rose(first, ended, evaluations, rows) -> bool:
-    """Return whether a later part of the run, or an evaluation, may have been better than its beginning."""
+    """Return whether the returns of a later part of the run, or of an evaluation, may exceed those of its beginning."""
     last = ended[-1]["step"] + 1
     parts = [[row for row in ended if row["step"] * 20 // last == part] for part in range(20)]
     later = [found for part in parts if (found := _pooled(part)) is not None]
@@ -186,14 +176,14 @@ def _rose(first, ended, evaluations, rows) -> bool:
         return True
     entropies = [row["update/entropy"] for row in rows if "update/entropy" in row]
     if not entropies or abs(entropies[-1] - entropies[0]) > 0.01 * abs(entropies[0]):
-        evaluations = [(0, first), *evaluations]  # otherwise, evaluations only take the best action of the same policy
+        evaluations = [(0, first), *evaluations]  # otherwise, evaluations only differ by taking the best action
     return any(found.above(evaluations[0][1]) > _NOTABLE for _, found in evaluations)
 
 
 def _lost_by_greedy_actions(first, last, evaluations) -> str | None:
-    """Return a line if even the best late evaluation loses over half of the return sampled in training.
+    """Return a warning if even the best late evaluation loses over half of the return in training, or None.
 
-    Half of the improvement if training is known to have improved, otherwise of the return.
+    It compares with half of the improvement in training or, without one, half of the return.
     """
     if last is None or not evaluations:
         return None
@@ -202,24 +192,24 @@ def _lost_by_greedy_actions(first, last, evaluations) -> str | None:
     if not best.is_below(last) or 2.0 * (last.mean - best.mean) <= learned:
         return None
     return (
-        f"the greedy actions of its evaluation return {evaluations[-1].mean:.4g}, those sampled in training "
-        f"{last.mean:.4g}; explore_in_evaluation=True (--explore-in-evaluation) evaluates as in training ({PAGE})"
+        f"the greedy actions in its evaluation returned {evaluations[-1].mean:.4g}, but the sampled ones in training "
+        f"{last.mean:.4g}; explore_in_evaluation=True (--explore-in-evaluation) samples actions as in training ({PAGE})"
     )
 
 
 def _unmoved(rows, discrete) -> str | None:
-    """Return a line if entropy and KL divergence show that the policy is still the initial one."""
+    """Return a description of entropies and KL divergences that show an unchanged policy, or None."""
     entropy, kl = ([row[name] for row in rows if name in row] for name in ("update/entropy", "update/approximate_kl"))
     if len(entropy) < 2 or max(entropy) - min(entropy) > _SAME_ENTROPY * abs(entropy[0]) or abs(entropy[0]) < 1e-3:
         return None
     if max(kl, default=0.0 if discrete else math.inf) > _NO_KL:
         return None
     by_kl = f"update/approximate_kl is at most {max(kl):.1g}, " if kl else ""
-    return f"the policy did not move: {by_kl}update/entropy stayed {entropy[0]:.4g}; raise the learning rate"
+    return f"the policy did not change: {by_kl}update/entropy stayed at {entropy[0]:.4g}; raise the learning rate"
 
 
 def _collapsed_at(rows) -> int | None:
-    """Return the step from which the entropy was 0 until the end, if that is at least half of the run."""
+    """Return the step since which the entropy has been 0 for at least half of the run, or None."""
     since, step = None, 0
     for row in rows:
         if "update/entropy" in row:

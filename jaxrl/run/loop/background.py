@@ -1,4 +1,4 @@
-"""Tasks in threads of their own: compiling, importing, evaluating and recording beside the main thread."""
+"""Tasks in background threads: compiling, importing, evaluating and recording."""
 
 import contextlib
 import importlib
@@ -7,20 +7,19 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-# Modules that log, save and plot; none is needed before the first chunk has ended.
+# Modules that log, save and plot, which are not needed before the first chunk has ended.
 _LATER = ("tensorboardX", "orbax.checkpoint", "jaxrl.plots.chart")
 
 
 class BackgroundTask:
-    """A task that runs once in a separate thread, which does not keep the process alive.
+    """A task that runs in a separate thread, which does not keep the process alive.
 
     Args:
       work: the task.
       name: name of the thread.
 
     Attributes:
-      error: the error of the task once it has failed. Only `result` raises it: what prepares something that the main
-        thread makes itself if this failed is only waited for.
+      error: the error of a task that failed; raised only by `result`.
     """
 
     def __init__(self, work: Callable[[], Any], name: str = "background"):
@@ -36,11 +35,11 @@ class BackgroundTask:
             self.error = error
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait until the task is done, at most some seconds. May be called twice."""
+        """Wait until the task is done, for at most `seconds`. May be called twice."""
         self._thread.join(seconds)
 
     def result(self) -> Any:
-        """Wait for the result of the task.
+        """Wait for the task, and return its result.
 
         Raises:
           BaseException: the error of the task.
@@ -52,10 +51,7 @@ class BackgroundTask:
 
 
 def import_later_modules() -> None:
-    """Import the modules that a run with a directory needs after its first chunk.
-
-    Code that needs one sooner imports it as usual.
-    """
+    """Import the modules that a run with a directory needs after its first chunk."""
     for name in _LATER:
         if name not in sys.modules:
             with contextlib.suppress(Exception):  # reported by the code that needs it

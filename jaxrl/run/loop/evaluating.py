@@ -1,4 +1,4 @@
-"""The evaluations of a run: compiled in the background, played, logged and saved with its checkpoints."""
+"""Evaluations of a run, which are compiled in the background, logged, and stored as scores of checkpoints."""
 
 import dataclasses
 import functools
@@ -31,21 +31,21 @@ from jaxrl.run.settings import RunSettings
 class Evaluations:
     """The evaluations of a run, one at a time, and its videos.
 
-    With `async_evaluation`, an evaluation runs in a thread while training continues, and its outcome is known once it
-    is collected, when the next one is due.
+    With `async_evaluation`, an evaluation runs in a thread while training continues, and its result is collected when
+    the next one is due.
 
     Args:
       settings: resolved settings of the run.
       program: the training program.
       algo, env: the algorithm and the evaluation environment, on the program's devices.
       schedule, saver, journal, signals: parts of the run.
-      background: tasks under way; "evaluation" compiles the first one.
+      background: running tasks by name; "evaluation" compiles the first evaluation.
       max_steps: step limit of an episode.
 
     Attributes:
       in_thread: whether evaluations run in a thread.
       latest: the newest evaluation of this session, or None.
-      scores: the mean return by step, of all sessions; NaN where no episode ended.
+      scores: the mean return by step, of all sessions; NaN if no episode ended.
     """
 
     settings: RunSettings
@@ -89,15 +89,15 @@ class Evaluations:
     def begin(self, state: RunState, done: int, *, log: bool = True) -> None:
         """Evaluate the policy after `done` iterations, or begin to, if evaluations run in a thread.
 
-        A thread plays on a device of this process that does not learn, if there is one.
+        A thread uses a device of this process that does not learn, if there is one.
 
         Args:
           state: state of the run after these iterations.
           done: number of iterations.
-          log: log the outcome, unless the run has one at this step already.
+          log: whether to log the result, unless there already is one at this step.
 
         Raises:
-          Exception: the error of an evaluation that was waited for.
+          Exception: the error of an evaluation that does not run in a thread.
         """
         self._laps.lap("other")
         self._step, self._log, save = done * self.schedule.rows, log, None
@@ -122,12 +122,12 @@ class Evaluations:
         self._laps.lap("evaluate")
 
     def look(self) -> None:
-        """Raise the error of the evaluation in progress, if it failed; do not wait."""
+        """Raise the error of a running evaluation that has failed; do not wait."""
         if self._task is not None and self._task.error is not None:
             self.collect()
 
     def collect(self) -> None:
-        """Wait for the evaluation that was begun in a thread, if there is one.
+        """Wait for the evaluation in a thread, if there is one.
 
         Raises:
           Exception: the error of the evaluation.
@@ -138,30 +138,30 @@ class Evaluations:
         self._laps.lap("evaluate")
 
     def close(self) -> None:
-        """Wait a few seconds for an evaluation that will not be collected; abandon a thread that hangs."""
+        """Wait a few seconds for an evaluation that will not be collected; abandon its thread if it hangs."""
         if self._task is not None:
             self._task.wait(GOODBYE)
 
     def score_at(self, step: int) -> float | None:
         """Return the mean return of the evaluation that counts at `step`, or None.
 
-        It is the evaluation of `step` itself or, if evaluations run in a thread, the one before: a run that was killed
-        and resumed then ends where an uninterrupted one does.
+        It is the evaluation of `step` itself or, if evaluations run in a thread, the previous one, so that a run that
+        was killed and resumed ends at the same step as an uninterrupted one.
         """
         counts = [at for at in self.scores if (at < step if self.in_thread else at == step)]
         return self.scores[max(counts)] if counts else None
 
     def is_lacking(self, done: int) -> bool:
-        """Return whether an evaluation was due after `done` iterations but was not logged; all processes agree."""
+        """Return whether an evaluation was due after `done` iterations but not logged; the same in all processes."""
         schedule = self.schedule
         due = done <= schedule.iterations and schedule.evaluates(done)
         return distributed.from_leader("unevaluated", due and done * schedule.rows not in self.scores)
 
     def film(self, state: RunState, done: int) -> None:
-        """Write a video of the evaluations' first episode, in the first process; a failure only warns."""
+        """Write a video of the evaluations' first episode, in the first process; a failure causes a warning."""
         if self.saver.directory is None:
             return
-        from jaxrl.run.recording import rendering  # most runs draw nothing
+        from jaxrl.run.recording import rendering  # most runs have no videos
 
         step, settings = done * self.schedule.rows, self.settings
         path = self.saver.directory.path / "videos" / f"{step:012d}{rendering.suffix_of(settings.eval_env)}"
@@ -176,7 +176,7 @@ class Evaluations:
             self.journal.show_video(step, path)
 
     def _acting(self, state, done):
-        """Return the algorithm and its actor state; every process plays by itself, on one of its devices."""
+        """Return the algorithm and its actor state on one device of this process."""
         progress = self.program.layout.place(np.float32(min(done / self.schedule.iterations, 1.0)))
         return policy_at(*local((self.algo, state.learner, progress)))
 
@@ -194,7 +194,7 @@ class Evaluations:
         )
 
     def _end(self, outcome: Evaluation) -> None:
-        """Log the outcome of an evaluation, and set the score of its checkpoint."""
+        """Log the result of an evaluation, and set the score of its checkpoint."""
         self.latest, step = outcome, self._step
         if not self._log or step in self.scores:
             return

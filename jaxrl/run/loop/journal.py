@@ -1,4 +1,4 @@
-"""The reports of a run: metrics to its files, its loggers and its display, and the warnings that follow from them."""
+"""Journal of a run: metrics for its files, loggers and display, and warnings about them."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -17,21 +17,21 @@ from jaxrl.run.result import metrics_files
 
 
 class Journal:
-    """The metrics of a run, over all its sessions.
+    """A journal of the metrics of a run, over all its sessions.
 
     Args:
       loggers: the user's loggers.
-      display: shows the newest values, or None.
+      display: display of the newest values.
       log: the text log.
 
     Attributes:
       history: the rows of metrics, in order.
-      newest: the last value of every metric.
+      newest: the newest value of every metric.
       earlier_seconds: seconds of the earlier sessions.
       laps: the clock of this session.
     """
 
-    def __init__(self, loggers: Sequence[Logger], display: ProgressBar | None, log: RunLog):
+    def __init__(self, loggers: Sequence[Logger], display: ProgressBar, log: RunLog):
         self.history: list[dict[str, float]] = []
         self.newest: dict[str, float] = {}
         self.earlier_seconds = 0.0
@@ -40,23 +40,22 @@ class Journal:
         self._advised: set[str] = set()
 
     def start(self, total_steps: int) -> None:
-        """Show that a run of so many steps is compiled."""
-        if self._display is not None:
-            self._display.start(total_steps, timed=True, phase="compiling")
+        """Show that a run of `total_steps` steps is being compiled."""
+        self._display.start(total_steps, timed=True, phase="compiling")
 
     def open(self, directory: RunDirectory, step: int) -> None:
-        """Write to the files of a run directory too, after the rows up to `step` there, and show them."""
-        if self._display is not None and step:
+        """Open the files of a run directory, read their rows up to `step`, and delete later ones."""
+        if step:
             self._display.resume(step)
         self._files = Loggers(metrics_files(directory, step))
-        rows = read_metrics(directory.metrics_jsonl)  # None stands for NaN, as an uninterrupted run has it
+        rows = read_metrics(directory.metrics_jsonl)  # None is NaN in an uninterrupted run
         self.history = [{name: np.nan if x is None else x for name, x in row.items()} for row in rows]
         self.earlier_seconds = max((row.get("seconds", 0.0) for row in self.history), default=0.0)
         for row in self.history:
             self.newest |= {name: value for name, value in row.items() if name != "step"}
 
     def seconds(self, until: float | None = None) -> float:
-        """Return the seconds of the run over all sessions, until now or until a time of the clock."""
+        """Return the seconds of all sessions, until now or until a time of the clock."""
         return self.earlier_seconds + (self.laps.wall if until is None else until - self.laps.began)
 
     def write(self, step: int, metrics: Mapping[str, float], seconds: float | None = None) -> None:
@@ -74,47 +73,43 @@ class Journal:
         self._loggers.write(step, found)
         if (score := metrics.get("evaluation/return_mean")) is not None:
             self.log(f"step {step:,}: return {score:.6g} in evaluation")
-        if self._display is not None:
-            # The step of an evaluation in a thread is an earlier one.
-            self._display.update(max(step, self._display.step), found)
+        # An evaluation in a thread belongs to an earlier step.
+        self._display.update(max(step, self._display.step), found)
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show metrics without writing them."""
-        if self._display is not None:
-            self._display.update(step, metrics)
+        self._display.update(step, metrics)
 
     def show_video(self, step: int, video: Path) -> None:
-        """Pass a video to the loggers that accept one."""
+        """Pass a video to the loggers that accept videos."""
         self._files.show(step, video)
         self._loggers.show(step, video)
 
     def note(self, text: str) -> None:
         """Show a line, and log it."""
         self.log(text)
-        if self._display is not None:
-            self._display.note(text)
+        self._display.note(text)
 
     def log(self, text: str) -> None:
         """Write a line only to the log."""
         self._log.write(text)
 
     def advise(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Warn, once per run and problem, of settings that the metrics show to be wrong."""
+        """Warn, once per run and problem, about settings that the metrics show to be wrong."""
         for name, text in advice.of(metrics).items():
             if name not in self._advised and distributed.is_leader():
                 warnings.warn(f"at step {step}: {text}", RuntimeWarning, stacklevel=6)
             self._advised.add(name)
 
     def drop_files(self) -> None:
-        """Stop writing to the run directory, which is gone."""
+        """Stop writing to the run directory, which was deleted or moved."""
         self._files.abandon()
         self._log.close()
 
     def close(self, last: str | None = None) -> None:
-        """Close files, loggers and display, and the log after an optional last line. May be called twice."""
+        """Close files, loggers and display, after an optional last line of the log. May be called twice."""
         if last is not None:
             self.log(last)
         self._files.close()
         self._loggers.close()
-        if self._display is not None:
-            self._display.close()
+        self._display.close()

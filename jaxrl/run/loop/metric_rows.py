@@ -1,4 +1,4 @@
-"""Rows of training metrics: their schedule, and the reports of chunks joined into them."""
+"""Rows of training metrics: their period, and the reports of chunks that they combine."""
 
 from collections.abc import Mapping
 
@@ -6,19 +6,18 @@ import numpy as np
 
 from jaxrl.core.report import Report, joined
 
-_ROWS = 15, 50  # approximately, in a short and a long run: each ends a chunk, which costs some milliseconds
+_ROWS = 15, 50  # approximate number in a short and a long run; each ends a chunk, which costs some milliseconds
 _FEWEST_ITERATIONS = 100
 
 
 def row_period(iterations: int, evaluation_period: int, every: int | None) -> int | None:
-    """Return the iterations between rows, on any machine; None: a row whenever a chunk has ended.
+    """Return the iterations between rows, the same on any machine; None: a row after every chunk.
 
     Args:
       iterations: iterations of the run.
       evaluation_period: iterations between evaluations, which also write rows.
-      every: iterations between rows, if the run sets it; None: about a fifteenth of the run, and from 2,500 iterations
-        on a fiftieth, if possible dividing an evaluation period evenly, so that rows are evenly spaced; no period for
-        runs of fewer than 100 iterations.
+      every: iterations between rows, if set; None: a fifteenth to a fiftieth of the run (a fiftieth from 2,500
+        iterations on), rounded to divide an evaluation period evenly; a run of fewer than 100 iterations has no period.
     """
     if every is not None or iterations < _FEWEST_ITERATIONS:
         return every
@@ -31,11 +30,11 @@ def row_period(iterations: int, evaluation_period: int, every: int | None) -> in
 
 
 class TrainingRows:
-    """A collector that joins the reports of chunks into rows.
+    """A collector that combines the reports of chunks into rows.
 
     Args:
-      steps_per_iteration: environment steps.
-      transitions: number of transitions in an item of each replay, by name.
+      steps_per_iteration: environment steps per iteration.
+      transitions: number of transitions in an item of each replay buffer, by name.
     """
 
     def __init__(self, steps_per_iteration: int, transitions: Mapping[str, int]):
@@ -47,19 +46,19 @@ class TrainingRows:
         self._timed, self._seconds = 0, 0.0
 
     def add(self, report: Report, iterations: int, seconds: float | None) -> None:
-        """Add the report of a chunk, as numpy, and its seconds; None leaves a chunk that compiled out of the timing."""
+        """Add the report of a chunk, as numpy, and its seconds (None: not timed, because it compiled)."""
         self._parts.append((report, iterations))
         if seconds is not None:
             self._timed += iterations
             self._seconds += seconds
 
     def speed(self) -> dict[str, float]:
-        """Return the environment steps per second since the last row, by their name in rows; {} if unknown."""
+        """Return the entry "steps_per_second" since the last row; empty if unknown."""
         return {"steps_per_second": self._timed * self._steps / max(self._seconds, 1e-9)} if self._timed else {}
 
     def row(self) -> dict[str, float]:
-        """Return the metrics since the last row, without those that have no value, and begin the next."""
-        with np.errstate(invalid="ignore", divide="ignore"):  # means without an ended episode are NaN, and left out
+        """Return the metrics since the last row that have a value, and begin the next row."""
+        with np.errstate(invalid="ignore", divide="ignore"):  # means over no episodes are NaN, and left out
             metrics = joined(self._parts).metrics()
             row = {name: float(value) for name, value in metrics.items() if np.isfinite(value)} | self.speed()
         if self._timed:

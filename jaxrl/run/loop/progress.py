@@ -1,8 +1,9 @@
-"""The progress of a run: steps, steps per second, return and time left; in terminals, log files and notebooks."""
+"""Progress display of a run: steps, steps per second, return and time left; in terminals, log files and notebooks."""
 
 import atexit
 import collections
 import contextlib
+import datetime
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -18,16 +19,17 @@ RETURN_METRICS = ("train/return_mean", "evaluation/return_mean")  # the first av
 
 
 class ProgressBar:
-    """A progress display: a bar in a terminal, one changing line in a notebook, otherwise a periodic line.
+    """A progress display: a bar in a terminal, a changing line in a notebook, otherwise a line every few seconds.
 
-    Everything is drawn by `update`, in the caller's thread. Use it in a `with`, or call `close`, to restore the
-    terminal, also after an exception.
+    It is drawn by `update`, in the caller's thread. Use it as a context manager, or call `close`, to restore the
+    terminal.
 
     Args:
       console: the output; None: standard error.
-      interval: seconds between two lines without a terminal.
+      interval: seconds between lines outside of terminals and notebooks.
       clock: a monotonic clock in seconds.
       unit: name of the counted steps.
+      visible: whether to show anything.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class ProgressBar:
         interval: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
         unit: str = "steps",
+        visible: bool = True,
     ):
         self._unit = unit
         self._console = console or Console(stderr=True)
@@ -52,20 +55,21 @@ class ProgressBar:
         self._phase: str | None = None
         self._drawn_step, self._printed = -1, ""
         self._drawn_at = -math.inf
-        self._gone = False  # the output failed: a closed terminal, a full disk
+        self._gone = not visible  # or because the output failed: a closed terminal, a full disk
 
     def start(self, total: int, initial: int = 0, *, timed: bool = False, phase: str | None = None) -> None:
         """Start the display.
 
         Args:
           total: total number of steps.
-          initial: steps that were done before.
-          timed: the metrics contain the speed of the loop as "steps_per_second". Otherwise the speed includes
-            everything that happens between updates.
-          phase: shown until the first update, such as "compiling".
+          initial: number of steps already done.
+          timed: whether the metrics contain the speed as "steps_per_second"; otherwise, it is measured between updates.
+          phase: text until the first update, such as "compiling".
         """
         self.total, self._timed, self._phase = total, timed, phase
         self._count_from(initial)
+        if self._gone:
+            return
         self._open = True
         if self._console.is_jupyter:
             from IPython.display import display
@@ -83,7 +87,7 @@ class ProgressBar:
             self._console.print(phase, markup=False, highlight=False)
 
     def resume(self, initial: int) -> None:
-        """Set the number of steps done before, if `start` could not know it yet."""
+        """Set the number of steps already done, if it was unknown at `start`."""
         self._count_from(initial)
         if self._bar is not None or self._notebook is not None:
             self._try(lambda: self._show(last=False))
@@ -94,7 +98,7 @@ class ProgressBar:
         self._recent.append((self._clock(), step))
 
     def update(self, step: int, metrics: Mapping[str, float] | None = None) -> None:
-        """Show that `step` steps are done, with the newest `metrics`."""
+        """Show the number of steps done and the newest metrics."""
         metrics = metrics or {}
         if not self._timed:
             self._recent.append((self._clock(), step))
@@ -132,12 +136,12 @@ class ProgressBar:
 
     @property
     def steps_per_second(self) -> float:
-        """The speed over the last updates; NaN before it is known."""
+        """The speed over the last updates; NaN if unknown."""
         (then, start), (now, step) = self._recent[0], self._recent[-1]
         return (step - start) / (now - then) if now > then else math.nan
 
     def _try(self, draw: Callable[[], object]) -> None:
-        """Draw, and stop drawing if the output fails: a run must not end because of that."""
+        """Draw, or stop drawing if the output fails, because a run must not end for this reason."""
         if not self._gone:
             try:
                 draw()
@@ -157,7 +161,7 @@ class ProgressBar:
             self._notebook.update({"text/plain": self._line()}, raw=True)
         elif self._clock() - self._drawn_at >= self._interval or (last and self.step != self._drawn_step):
             self._drawn_at, self._drawn_step = self._clock(), self.step
-            if (line := self._line()) != self._printed:  # after an evaluation the step may be the same
+            if (line := self._line()) != self._printed:  # after an evaluation, the step may be the same
                 self._console.print(line, markup=False, highlight=False, soft_wrap=True)
             self._printed = line
 
@@ -172,7 +176,8 @@ class ProgressBar:
         if value is not None:
             parts.append(f"return {value:.4g}")
         if math.isfinite(rate) and rate > 0:
-            parts.append(f"{_duration(max(self.total - self.step, 0) / rate)} left")
+            seconds = min(max(self.total - self.step, 0) / rate, 1e12)  # within the limits of timedelta
+            parts.append(f"{datetime.timedelta(seconds=math.ceil(seconds))} left".removeprefix("0:"))
         return "  ".join(parts)
 
 
@@ -183,9 +188,3 @@ def _speed(rate: float, unit: str) -> str:
     if rate >= 10 or rate <= 0:
         return f"{rate:,.0f} {unit}/s"
     return f"{rate:.3g} {unit}/s" if rate >= 1 else f"{1 / rate:,.1f} s/{unit.removesuffix('s')}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(math.ceil(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,9 +1,9 @@
 """The loop of a run, the same for every algorithm in every topology.
 
-It runs compiled chunks of about a second. The progress display, logging, evaluation, checkpoints, signals and the stop
-at NaN run between chunks; a chunk is dispatched before the report of the one before is read.
+It runs compiled chunks of about a second. Progress display, logging, evaluation, checkpoints, signals and the check for
+NaN run between chunks; a chunk is dispatched before the report of the previous chunk is read.
 
-With several processes each runs this loop, and they agree on everything that it depends on
+With several processes, each runs this loop, and they agree on everything that it depends on
 (`jaxrl.parallel.multihost.distributed`). Only the first process writes files and shows progress.
 """
 
@@ -54,7 +54,7 @@ _CHUNK_SECONDS = 1.0
 
 @dataclasses.dataclass
 class _Chunk:
-    """A chunk that was dispatched and whose report has not been read yet."""
+    """A dispatched chunk whose report has not been read."""
 
     before: RunState  # without buffers, which are donated
     after: RunState  # likewise
@@ -80,13 +80,13 @@ class Loop:
       limits: limits of chunks and evaluations.
       dataset: data to learn from, in addition to or instead of the environment.
       recorder: recorder of the training episodes.
-      initial: initial parameters from another run.
+      initial: initial arrays from another run.
       journal: journal of the run.
       directory: run directory, in the first process.
-      checkpointer: None: nothing is saved.
+      checkpointer: writer of the checkpoints; None: nothing is saved.
 
     Attributes:
-      state, done: the last state up to which everything was known to be finite, and the iterations until then.
+      state, done: the last state that is known to be finite, and its number of iterations.
     """
 
     settings: RunSettings
@@ -102,7 +102,7 @@ class Loop:
 
     def __post_init__(self, directory, checkpointer):
         settings, program = self.settings, self.program
-        # Placed once on the program's devices, so that no chunk moves them.
+        # Placed on the program's devices once, so that no chunk moves them.
         self.algo, self.env = program.layout.place(settings.algo), _placed(settings.acting_env, program)
         eval_env = self.env if settings.eval_env is settings.acting_env else _placed(settings.eval_env, program)
         self.callbacks = run_callbacks(settings.callbacks, settings.target_return)
@@ -113,8 +113,8 @@ class Loop:
         self.total_steps_per_env = self.schedule.total_steps // program.layout.num_envs
         self.laps, self.first_step = self.journal.laps, 0
         self.times, self.seconds_per_iteration = ChunkTimes(self.laps), 0.0  # as measured by the first process
-        self.programs = compile_cache.programs()  # compiled and loaded before the run
-        self.background: dict[str, BackgroundTask] = {}  # threads that prepare later parts, by name
+        self.programs = compile_cache.programs()  # number compiled and loaded before the run
+        self.background: dict[str, BackgroundTask] = {}  # threads that prepare later steps, by name
         self.saver = Saver(directory, checkpointer, self.recorder, self.callbacks, self.journal, settings.save_replay)
         self.signals = Signals(self.saver.announce_stop)
         self.evaluations = Evaluations(
@@ -131,15 +131,15 @@ class Loop:
         )
 
     def train(self) -> Result:
-        """Train, from the newest checkpoint if there is one."""
+        """Train from the newest checkpoint, or from the beginning if there is none."""
         self.journal.start(self.schedule.total_steps)
         try:
             return self._train()
         except KeyboardInterrupt:
-            self.background.clear()  # compilations there are no longer needed, so do not wait for them
+            self.background.clear()  # compiled programs are no longer needed
             raise
         finally:
-            if self.signals.received is not None and interrupts.owned():  # the process leaves them behind
+            if self.signals.received is not None and interrupts.owned():  # the process ends without them
                 self.background.clear()
             for under_way in self.background.values():
                 under_way.wait()
@@ -178,19 +178,23 @@ class Loop:
     # --- beginning ---------------------------------------------------------------------------------------------
 
     def _start(self):
-        """Begin a new run, after starting to compile in the background."""
-        arguments, saved = (self.algo, self.env, self.settings.seed), self.saver.saves_replay
-        self._compile_in_background(arguments, saved)
-        state = self.program.start(*arguments, saved=saved, dataset=self.dataset)
+        """Begin a new run, and compile in the background."""
+        self._compile_in_background()
+        state = self._initial_state(self.program.start)
         if self.initial is not None:
             state = state.replace(learner=self.initial.into(state.learner, self.program.layout.place))
         self.state, self.done = state, 0
 
-    def _compile_in_background(self, arguments, saved):
-        """Start to compile chunks and evaluations from shapes, before the state exists."""
+    def _initial_state(self, make):
+        """Return the initial state of the run, or with `make=program.template` its shapes."""
+        saved = self.saver.saves_replay
+        return make(self.algo, self.env, self.settings.seed, saved=saved, dataset=self.dataset)
+
+    def _compile_in_background(self):
+        """Start to compile chunks and evaluations from shapes, before the state is created."""
         if not (program := self.program).is_compiled or distributed.is_several():
             return
-        shapes = program.template(*arguments, saved=saved, dataset=self.dataset)
+        shapes = self._initial_state(program.template)
         if self.recorder is None:
             of_chunk = self.algo, self.env, shapes, self.dataset
             self.background["chunk"] = BackgroundTask(lambda: program.compile_chunk(*of_chunk))
@@ -199,10 +203,8 @@ class Loop:
 
     def _resume(self):
         """Continue from the newest checkpoint."""
-        # Only shapes: new replays and those restored might not both fit in memory.
-        arguments, saved = (self.algo, self.env, self.settings.seed), self.saver.saves_replay
-        template = self.program.template(*arguments, saved=saved, dataset=self.dataset)
-        state, step, callback_states, replays_lost = self.saver.restore(template)
+        # Only shapes, because new replay buffers next to the restored ones might not fit in memory.
+        state, step, callback_states, replays_lost = self.saver.restore(self._initial_state(self.program.template))
         unsaved, how = self.program.unsaved_state(self.algo), []
         state = state.replace(**unsaved)
         if unsaved:
@@ -221,7 +223,7 @@ class Loop:
         self.state, self.done = state, step // self.schedule.rows
 
     def _go_on(self):
-        """Complete what was due at the checkpoint that a run is resumed from.
+        """Make the evaluation and the stop that were due at the checkpoint that the run resumes from.
 
         Raises:
           Stop: the run was stopped at this checkpoint.
@@ -250,13 +252,13 @@ class Loop:
         while not self.schedule.is_last(done):
             border = self.schedule.next_border(done)
             most = self._chunk_length(most)
-            length = min(most, border - done)  # a short remainder before a border does not limit the next chunk
+            length = min(most, border - done)  # a short chunk before a border does not limit the next one
             if (log_each := self.schedule.log_each) is not None:
                 length = min(length, log_each - done % log_each)
             before = state.replace(buffers={})
             state, report, fetch = self._dispatch(state, length)
-            if self.limits.iterations is None:  # otherwise nothing of the run will be kept
-                self.signals.hold()  # compiled, and from now on there is something to save
+            if self.limits.iterations is None:  # otherwise, nothing will be kept
+                self.signals.hold()  # compiled: from now on, there is something to save
             ended = self.background["report"] = BackgroundTask(functools.partial(self._ended, report), "report")
             chunk = _Chunk(before, state.replace(buffers={}), report, done, length, ended, fetch)
             done += length
@@ -271,22 +273,21 @@ class Loop:
                 self._at_border()
 
     def _dispatch(self, state, length):
-        """Return the state and the report of a chunk, and a fetch of its rows if they are recorded."""
+        """Dispatch a chunk; return its state, its report, and a fetch of its rows if they are recorded."""
         arguments = self.algo, self.env, state, length, self.total_steps_per_env, self.dataset
         if (compiling := self.background.pop("chunk", None)) is not None:
-            compiling.wait()  # the time until the first chunk is read counts as compiling
+            compiling.wait()  # the time until the first report counts as compiling
         if self.recorder is None:
             return *self.program.chunk(*arguments), None
         return self.program.recorded_chunk(*arguments, recorded=self.recorder.recorded)
 
     def _ended(self, report):
-        """Return the time at which a chunk ended, which a thread waits for.
+        """Return the time at which a chunk ended; called in a thread.
 
-        It cannot be timed when its report is read: if a dispatch blocks until the device has accepted the work, or
-        collects experience itself, a chunk would be given the time of the next one, and the last before a border almost
-        none.
+        The time at which its report is read would be wrong: if the dispatch of the next chunk blocks or collects
+        experience, its time would count for this chunk.
         """
-        with contextlib.suppress(Exception):  # raised to the reader of the report
+        with contextlib.suppress(Exception):  # raised again when the report is read
             jax.block_until_ready(report)
         return self.laps.clock()
 
@@ -301,14 +302,14 @@ class Loop:
         return max(1, min(int(_CHUNK_SECONDS / self.seconds_per_iteration), most))
 
     def _read(self, chunk, *, last):
-        """Wait for a chunk, and log the metrics since the last row if one is due.
+        """Wait for a chunk, and write a row of metrics if one is due.
 
         Args:
           chunk: the oldest unread chunk.
-          last: no other chunk was dispatched after it, so a row is due.
+          last: whether it is the last dispatched chunk, so that a row is due.
 
         Raises:
-          Stop: something was not finite; the state before the chunk is the last good one.
+          Stop: a value was not finite; the state before the chunk is the last valid one.
           Exception: the error of an evaluation in a thread.
         """
         self.evaluations.look()
@@ -336,11 +337,11 @@ class Loop:
             return
         row = self.training_rows.row()
         self.journal.write(step, row, self.journal.seconds(ended))
-        if 2 * done >= self.schedule.iterations:  # earlier metrics are of a policy that has not learned yet
+        if 2 * done >= self.schedule.iterations:  # earlier metrics are those of an untrained policy
             self.journal.advise(step, row)
 
     def _end_at(self, state, done):
-        """End with the state before or after a chunk, and new replays.
+        """Set the last state to one before or after a chunk, with new replay buffers.
 
         Its own were donated to the next chunk, and may contain values that are not finite.
         """
@@ -348,11 +349,11 @@ class Loop:
 
     @property
     def step(self) -> int:
-        """The environment steps until `state`."""
+        """The environment steps of `state`."""
         return self.done * self.schedule.rows
 
     def _at_border(self):
-        """Evaluate, save and stop between chunks, when none is running and everything so far was finite."""
+        """Evaluate, save and stop, when no chunk is running and everything so far was finite."""
         state, done, schedule, evaluations = self.state, self.done, self.schedule, self.evaluations
         last, due, in_thread = schedule.is_last(done), schedule.evaluates(done), evaluations.in_thread
         if due:
@@ -361,8 +362,8 @@ class Loop:
             if not in_thread:
                 evaluations.begin(state, done)
         decision = self._call_back(due)
-        # Both are agreed on once: later changes wait for the next border, which saves.
-        # Each process timed the last chunk by its own clock; the first process's time decides the next length.
+        # The processes agree once per border; later signals wait for the next border, which saves. The next length
+        # depends on the first process's time of the last chunk.
         stop, self.seconds_per_iteration = self.signals.agree(with_leader=(decision.stop, self.seconds_per_iteration))
         interrupted = self.signals.agreed is not None
         ending = last or stop is not None or interrupted
@@ -405,17 +406,17 @@ class Loop:
     # --- the end -----------------------------------------------------------------------------------------------
 
     def _finish(self, stop):
-        """Return the result of a run that ends here, evaluated and saved."""
+        """Evaluate and save the run, and return its result."""
         state, done, saver, evaluations = self.state, self.done, self.saver, self.evaluations
         step = self.step
         if stop.reason == "non_finite":
-            message = f"{stop.summary}; the state at step {step} is kept"
+            message = f"{stop.summary}; the result has the state at step {step}"
             warnings.warn(message, RunStoppedWarning, stacklevel=4)
         saver.close_part(step, ending=True)
         self.laps.lap("save")
         evaluations.collect()
         if evaluations.latest is None and stop.reason not in ("interrupted", "non_finite", "unsaved"):
-            # A finished run that is started again has already logged its evaluation.
+            # A finished run that is started again has logged its evaluation already.
             log = step > self.first_step or not evaluations.scores
             evaluations.begin(state, done, log=log)
             evaluations.collect()
@@ -458,7 +459,7 @@ class Loop:
         return result
 
     def _advise(self):
-        """Warn of a run that has not learned, or whose greedy actions or last evaluation do not show it."""
+        """Warn if the run did not learn, or if its greedy actions or last evaluation are worse than what it learned."""
         settings, spec, rows = self.settings, self.program.layout.spec, self.journal.history
         line = advice.at_end(
             rows,

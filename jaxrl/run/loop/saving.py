@@ -1,4 +1,4 @@
-"""Saving of a run: its checkpoints and the parts of its recording, and how it resumes from them."""
+"""Saving and restoring of a run: its checkpoints and the parts of its recording."""
 
 import dataclasses
 import warnings
@@ -18,13 +18,13 @@ from jaxrl.run.recording.recorder import Recorder
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Saver:
-    """A writer of a run's checkpoints and recording to its directory, if it has one.
+    """A writer of a run's checkpoints and recording.
 
     Args:
       directory: run directory, in the first process, or None.
-      checkpointer: None: nothing is saved.
+      checkpointer: writer of the checkpoints; None: nothing is saved.
       recorder: recorder of the training episodes, if they are recorded.
-      callbacks: their state is in every checkpoint.
+      callbacks: callbacks, whose state is in every checkpoint.
       journal: journal of the run.
       save_replay: whether checkpoints include replay buffers.
     """
@@ -41,37 +41,37 @@ class Saver:
         return self.checkpointer is not None and self.save_replay
 
     def announce_stop(self) -> None:
-        """Announce, at the first Ctrl-C, when the run ends."""
-        saved = "" if self.directory is None else ", and is saved"
-        self.journal.note(f"the run stops when the chunk under way has ended{saved}; Ctrl-C again leaves at once")
+        """Announce the end of the run, at the first Ctrl-C."""
+        saved = "" if self.directory is None else " and is saved"
+        self.journal.note(f"the run ends after the current chunk{saved}; press Ctrl-C again to end it at once")
 
     def has_run(self) -> bool:
-        """Return whether there is a checkpoint to resume from; all processes agree."""
+        """Return whether there is a checkpoint to resume from; the same in all processes."""
         checkpointer = self.checkpointer
         return checkpointer is not None and distributed.from_leader("is there a run", not checkpointer.is_empty())
 
     def restore(self, template: RunState) -> tuple[RunState, int, Mapping[str, Any], bool]:
-        """Return the newest state, its steps, the state of the callbacks, and whether replays were lost.
+        """Return the newest state, its steps, the state of the callbacks, and whether replay buffers were lost.
 
         Args:
           template: the shapes of the state.
 
         Raises:
-          CheckpointError: it cannot be read, or not every process sees the same files.
+          CheckpointError: it cannot be read, or the processes see different files.
         """
         assert self.checkpointer is not None  # otherwise there is no run
-        # The setting may have changed since; without replays there is nothing to leave out.
+        # The setting may have changed since the checkpoint was saved.
         saved = any(leaf.name.startswith("buffers") for leaf in read_manifest(self.checkpointer.directory).leaves)
         with distributed.collective_errors("restoring"):
             state, step, record = self.checkpointer.restore(template if saved else template.replace(buffers={}))
         steps = distributed.exchange("restored", step)
         if len(set(steps)) > 1:
-            raise CheckpointError(f"the processes found different checkpoints: {steps}; all must see the same files")
+            raise CheckpointError(f"the processes found different checkpoints ({steps}); use one run directory for all")
         configs = record.config, self.checkpointer.config
         before, now = (config.get("logging", {}).get("deterministic", False) for config in configs)
         if before != now and distributed.is_leader():
-            text = f"deterministic={now} from step {step} on, and {before} before"
-            warnings.warn(f"{text}: on a GPU other programs go on, which round otherwise", RuntimeWarning, stacklevel=5)
+            text = f"deterministic={now} from step {step} on, but {before} before: on a GPU, rounding will differ"
+            warnings.warn(text, RuntimeWarning, stacklevel=5)
         return state, step, record.callbacks, bool(template.buffers) and not saved
 
     def save(self, step: int, state: RunState, score: float | None) -> None:
@@ -88,27 +88,27 @@ class Saver:
             abort_without_saving(error)
 
     def close_part(self, step: int, *, ending: bool) -> None:
-        """Close a part of the recording before a checkpoint: a run resumed there records only what follows."""
+        """Close a part of the recording before a checkpoint; a run resumed from it records only later episodes."""
         if self.recorder is not None:
             with distributed.collective_errors("closing a part of the recording"):
                 self.recorder.close_part(step, ending=ending)
 
     def save_at_rest(self, step: int, state: RunState) -> None:
-        """Save before the evaluation that is due, with which the resumed run begins."""
+        """Save during an evaluation, which the resumed run then repeats; errors are only noted."""
         if self.checkpointer is None:
             return
         try:
             self.close_part(step, ending=True)
             self.save(step, state, None)
             self.checkpointer.wait(last=True)
-        except Exception as error:  # raising in this thread would be lost, and the last checkpoint still exists
+        except Exception as error:  # an error in this thread would be lost, and the previous checkpoint still exists
             self.journal.note(f"error: {error}")
 
     def check_directory(self) -> None:
-        """Check that the run directory is still there.
+        """Check that the run directory still exists.
 
         Raises:
-          Stop, CheckpointError: it is gone; the result contains the state so far.
+          Stop, CheckpointError: it was deleted or moved; the result contains the state so far.
         """
         if self.directory is None:
             return
@@ -120,10 +120,7 @@ class Saver:
             abort_without_saving(error)
 
     def save_last(self, step: int, state: RunState, score: float | None, stop: Stop) -> Stop:
-        """Save the last state, with one retry, and return how the run ends.
-
-        It ends as given by `stop`, or as "unsaved" if saving failed.
-        """
+        """Wait for the last save, retry it once if it failed, and return `stop`, or "unsaved" if both failed."""
         assert self.checkpointer is not None  # otherwise nothing is saved
         try:
             self.checkpointer.wait(last=True)
@@ -143,8 +140,8 @@ class Saver:
         return stop
 
     def describe_unsaved(self, problem: str | None, step: int) -> str:
-        """Return a message for the user of a run that could not be saved."""
+        """Return the warning about a run that could not be saved."""
         reported = self.directory is not None and self.checkpointer is not None and self.checkpointer.has_warned
-        problem = "saving failed to the end" if reported else problem  # each failure is reported once
-        message = f"{problem}; what was learned until step {step} is in the result, whose `save` writes it elsewhere"
-        return message if self.directory is None else f"{message}, and the same call goes on from the last checkpoint"
+        problem = "the last saves also failed" if reported else problem  # each failure is reported once
+        message = f"{problem}; the result has the state at step {step}: save it elsewhere with `result.save(path)`"
+        return message if self.directory is None else f"{message}, or run again to resume from the last checkpoint"

@@ -1,4 +1,4 @@
-"""The schedule of a run: the iterations after which it is evaluated, saved, logged and calls back."""
+"""Schedule of a run: the iterations after which it is evaluated, saved and logged, and calls callbacks."""
 
 import dataclasses
 
@@ -10,10 +10,10 @@ from jaxrl.run.settings import RunSettings
 
 @dataclasses.dataclass(frozen=True)
 class LoopLimits:
-    """Limits of chunks and evaluations; no compiled program depends on them.
+    """Limits of chunks and evaluations, on which compiled programs do not depend.
 
     Attributes:
-      iterations: iterations per chunk; None: as many as take about a second.
+      iterations: iterations per chunk; None: about a second of them.
       evaluation_steps: step limit of an evaluation's episodes.
     """
 
@@ -32,8 +32,8 @@ class Schedule:
       rows: environment steps per iteration, over all environments.
       iterations: iterations of the run.
       evaluate_each, save_each: periods of evaluations and of checkpoints.
-      log_each: period of rows of metrics; None: whenever a chunk has ended.
-      callback_each, video_each: periods of further calls of the callbacks, and of videos; None: never.
+      log_each: period of rows of metrics; None: after every chunk.
+      callback_each, video_each: periods of further calls of callbacks and of videos; None: never.
     """
 
     rows: int
@@ -78,7 +78,7 @@ class Schedule:
         return self.is_last(done) or done % self.evaluate_each == 0
 
     def calls_back(self, done: int) -> bool:
-        """Return whether `callback_every` calls the callbacks after `done` iterations."""
+        """Return whether a further call of the callbacks is due after `done` iterations."""
         return self.callback_each is not None and done % self.callback_each == 0
 
     def films(self, done: int) -> bool:
@@ -88,7 +88,7 @@ class Schedule:
         return self.log_each is None or done % self.log_each == 0
 
     def next_border(self, done: int) -> int:
-        """Return the iterations after which anything other than a row is due next."""
+        """Return the number of iterations after which anything other than a row is due next."""
         each_of = (self.evaluate_each, self.save_each, self.callback_each, self.video_each)
         following = [(done // each + 1) * each for each in each_of if each is not None]
         return min([*following, self.iterations])

@@ -10,25 +10,22 @@ from jaxrl.core import interrupts
 from jaxrl.envs.host.watchdog import ask_to_end
 from jaxrl.parallel.multihost import distributed
 
-PATIENCE = 4.0  # seconds that a run has to save by itself before it is left
+PATIENCE = 4.0  # seconds that a run has to end by itself
 
 
 class Signals:
-    """A context in which Ctrl-C, SIGTERM and SIGHUP stop the run after the running chunk.
+    """A context in which Ctrl-C, SIGTERM and SIGHUP end the run after the current chunk, and a second Ctrl-C at once.
 
-    A second Ctrl-C ends the process at once.
-
-    This applies only from `hold` on, when there is something to save. Before, signals end the process of a command at
-    once, and act in another process as they do without a run.
-
-    A step of host environments that does not return within seconds then ends the run with its error.
+    This applies only after `hold`, when there is something to save. Before, signals end the process of a command at
+    once, and act in other processes as without a run. After a signal, a step of host environments that does not return
+    within seconds ends the run with its error.
 
     Args:
-      announce: called at the first Ctrl-C, whatever the main thread is doing.
+      announce: function that is called at the first Ctrl-C, also while the main thread is busy.
 
     Attributes:
       received: the signal that this process received.
-      agreed: a signal that some process had received at the last exchange between processes.
+      agreed: a signal that any process had received at the last exchange between processes.
     """
 
     def __init__(self, announce: Callable[[], None] = lambda: None):
@@ -38,25 +35,25 @@ class Signals:
         self._stack = contextlib.ExitStack()
         self._held = False
         self._leaving = threading.Lock()
-        self._save: Callable[[], None] | None = None  # called before leaving, while at rest
+        self._save: Callable[[], None] | None = None  # called before the process ends, in `at_rest`
 
     def __enter__(self):
         return self
 
     def hold(self) -> None:
-        """Defer signals from now on until the run has saved what it has learned. May be called again."""
+        """Defer signals from now on until the run has been saved. May be called again."""
         if not self._held:
             self._held = True
             self._stack.enter_context(interrupts.receiving(self._ask))
 
     @contextlib.contextmanager
     def at_rest(self, save: Callable[[], None] | None) -> Generator[None]:
-        """Leave some seconds after a signal received in this block, which may run one program for minutes.
+        """End the process a few seconds after a signal in this block, which may take minutes.
 
-        Only the process of a command leaves this way; elsewhere the main thread continues until it checks for itself.
+        This applies only to the process of a command; in others, the main thread finishes the block.
 
         Args:
-          save: saves the run, called first in another thread; None: signals wait for the block.
+          save: function that saves the run, called first in another thread; None: signals wait for the block.
         """
         with self._leaving:
             self._save = save
@@ -83,7 +80,7 @@ class Signals:
     def _ask(self, number):
         if self.received is not None and number == signal.SIGINT:
             interrupts.leave(number)
-            return  # it is raised a moment later
+            return  # KeyboardInterrupt is raised soon
         ask_to_end(True)
         if not interrupts.owned():
             self.received = number
@@ -92,7 +89,7 @@ class Signals:
         with self._leaving:
             self.received = number
             self._leave_soon()
-        threading.Thread(target=self._tell, daemon=True).start()  # a stopped terminal blocks writes to it
+        threading.Thread(target=self._tell, daemon=True).start()  # a stopped terminal blocks writes
 
     def _tell(self):
         if self.received == signal.SIGINT:
@@ -101,14 +98,14 @@ class Signals:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code of the process once everything is saved; None if a result is returned instead."""
+        """The exit code of the process after saving; None if the run returns a result instead."""
         for number in (signal.SIGTERM, signal.SIGHUP):
             if number in (self.agreed, self.received):
                 return 128 + number
         return None
 
     def agree(self, *, with_leader: Any = None) -> Any:
-        """Update `agreed` on all processes, and return the first process's `with_leader`."""
+        """Update `agreed` in all processes, and return `with_leader` of the first process."""
         found = distributed.exchange("signals", [self.received or 0, with_leader])
         self.agreed = max(received for received, _ in found) or None
         return found[0][1]

@@ -1,4 +1,4 @@
-"""Early ends of a run: the reason, and the values that were not finite."""
+"""Early ends of a run: the reason, and values that were not finite."""
 
 from typing import NoReturn
 
@@ -13,13 +13,16 @@ from jaxrl.parallel.multihost import distributed
 from jaxrl.run.loop.advice import NOT_FINITE, OF_ENVIRONMENT
 from jaxrl.run.settings import RunSettings
 
-_LEAVES_NAMED, _NAMED_IN_SHORT = 8, 1  # number of leaves that are not finite, in the result and in the warning
+_LEAVES_NAMED, _NAMED_IN_SHORT = 8, 1  # maximum number of names in the result and in the warning
 
 
 class Stop(Exception):
     """An exception that ends the loop.
 
-    `reason` is the result's `stopped`; `summary` is the problem in a few words, with a remedy.
+    Args:
+      reason: `stopped` of the result.
+      problem: `problem` of the result.
+      summary: the problem in short, with a remedy.
     """
 
     def __init__(self, reason: str, problem: str | None = None, summary: str | None = None):
@@ -30,10 +33,9 @@ class Stop(Exception):
 def abort_without_saving(error: CheckpointError) -> NoReturn:
     """End a run that can no longer be saved.
 
-    A single process ends with its result; several processes end with the error.
-
     Raises:
-      Stop, CheckpointError: always.
+      Stop: in a run of a single process, which ends with its result.
+      CheckpointError: in a run of several processes.
     """
     if distributed.is_several():
         raise error
@@ -43,7 +45,7 @@ def abort_without_saving(error: CheckpointError) -> NoReturn:
 def non_finite(
     report: Report, after: RunState, step: int, failed_step: int, settings: RunSettings, layout: Layout
 ) -> Stop:
-    """Return the stop of a chunk with values that are not finite, naming metrics and leaves affected.
+    """Return the stop after a chunk with values that are not finite, which names the metrics and leaves.
 
     Args:
       report: report of the chunk, as numpy.
@@ -71,28 +73,28 @@ def non_finite(
 
 
 def _environment(places, failed_step, settings, layout):
-    """Return which environment returned the first such value, or "" if an action of the policy came before it."""
+    """Return text on the environment that returned the first such value, or "" if an action was not finite before."""
     name = max(places, key=lambda name: (places[name], not name.startswith("action")), default="action")
     place, envs, agents = places.get(name, 0) - 1, layout.num_envs, layout.spec.num_agents
     if place <= 0 or name.startswith("action"):
         return ""
     if getattr(settings.topology, "learner_batch", None) is not None:  # only the actors know its index
-        return f"an environment returned nan or inf as {name}; "
+        return f"an environment returned NaN or infinity as {name}; "
     env, agent = divmod(-place % envs, agents)
     who = f"environment {env} (index from 0" + (f", agent {agent}" if agents > 1 else "")
     if layout.spec.native is not None:
         who += f", seed {environment_seeds(settings.seed, 1, 0, env)[0]}"
     step = failed_step // envs - (place - 1) // envs
-    return f"{who}) returned nan or inf as {name} at its step {step}, resets counted; "
+    return f"{who}) returned NaN or infinity as {name} at its step {step} (including resets); "
 
 
 @jax.jit
 def _all_finite(tree):
-    """Return for each leaf whether it is finite; integer leaves are."""
+    """Return whether each leaf is finite; integer leaves always are."""
     inexact = jax.numpy.inexact
     return jax.tree.map(lambda x: not jax.numpy.issubdtype(x.dtype, inexact) or jax.numpy.isfinite(x).all(), tree)
 
 
 def _first(names, number):
-    """Return the first names, and the number of the others."""
+    """Return the first names and the number of the others, as text."""
     return ", ".join(names[:number]) + (f" and {len(names) - number} more" if len(names) > number else "")

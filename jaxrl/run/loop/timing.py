@@ -1,32 +1,32 @@
-"""Timing of a run: every second belongs to one part. Nothing here imports JAX."""
+"""Timing of the parts of a run. Nothing here imports JAX."""
 
 import time
 from collections.abc import Callable, Mapping
 
-# import: from the command's first line to the run, including making the environment and loading a dataset; compile:
-# until the first chunk and the first evaluation can run, including making the initial state; start: the same if the
-# cache held every program, so that none was compiled; restore: a checkpoint; other: callbacks, logging, and the rest.
+# import: from the start of the command to the run, including creating the environment and loading a dataset; compile:
+# until the first chunk and the first evaluation can run, including creating the initial state; start: the same if all
+# programs were in the cache; restore: reading a checkpoint; other: callbacks, logging, and the rest.
 PARTS = ("import", "start", "compile", "restore", "train", "evaluate", "save", "other")
 _NOTES = {"start": " (programs loaded from the cache)"}
 
-_command: list[float] = []  # start time of the command, until its run reads it
+_command: list[float] = []  # start time of the command, until its run begins
 
 
 def command_begins() -> None:
-    """Start to count imports for the command's run."""
+    """Start to count the import time of a command's run."""
     _command[:] = [time.monotonic()]
 
 
 def is_for_a_command() -> bool:
-    """Return whether this process runs a single command whose run has not begun."""
+    """Return whether this process runs a command whose run has not begun."""
     return bool(_command)
 
 
 class Laps:
-    """A clock that attributes every second to one of `PARTS`, in the thread that calls it.
+    """A clock that attributes every second to one of `PARTS`; for one thread.
 
     Attributes:
-      seconds: by part, so far.
+      seconds: seconds by part.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
@@ -56,12 +56,12 @@ class Laps:
 
     @property
     def session_seconds(self) -> float:
-        """Seconds from the beginning to the last lap, without imports."""
+        """The seconds from the beginning to the last lap, without imports."""
         return sum(self.seconds.values()) - self.seconds["import"]
 
     @property
     def wall(self) -> float:
-        """Seconds from the beginning until now."""
+        """The seconds from the beginning until now."""
         return self.clock() - self.began
 
 
@@ -77,14 +77,12 @@ class ChunkTimes:
         self._first, self._iterations, self._seconds, self._at_hand = 0, 0, 0.0, 0.0
 
     def add(self, iterations: int, ended: float, actors: Mapping[str, float]) -> float | None:
-        """Add a chunk, and return its seconds.
-
-        Return None if it compiled, or contains steps that actors collected while one compiled.
+        """Add a chunk and return its seconds, or None if it compiled or used steps collected during compilation.
 
         Args:
           iterations: iterations of the chunk.
-          ended: a time of the clock.
-          actors: metrics of host actors at its end: "batches_at_hand", "compiled" if a later chunk may compile too.
+          ended: time of the clock at its end.
+          actors: metrics of host actors at its end: "batches_at_hand", and "compiled" if a later chunk may compile.
         """
         first = not self._first
         seconds = self._laps.lap("compile" if first else "train", until=ended)
@@ -99,17 +97,18 @@ class ChunkTimes:
         return seconds
 
     def steps_per_second(self, rows: int) -> float:
-        """Return the speed of the loop without its first chunk, at `rows` steps per iteration.
+        """Return the speed of the loop without its first chunk, or 0 if there is only one.
 
-        It is 0 for a run of one chunk, which compiled.
+        Args:
+          rows: environment steps per iteration.
         """
         return self._iterations * rows / max(self._seconds, 1e-9)
 
     def settle(self, *, all_loaded: bool) -> None:
-        """Move the first chunk's own time to training, estimated from the later chunks.
+        """Move the estimated training time of the first chunk from compiling to training.
 
         Args:
-          all_loaded: the cache held every program, so the rest of compiling counts as start.
+          all_loaded: whether all programs were in the cache, so that the rest of compiling counts as start.
         """
         self._laps.move(self._first * (self._seconds / max(self._iterations, 1)), "compile", "train")
         if all_loaded:
@@ -117,6 +116,6 @@ class ChunkTimes:
 
 
 def described(seconds: Mapping[str, float]) -> str:
-    """Return the significant parts of the seconds in one line."""
+    """Return the parts that took at least 0.05 seconds, in one line."""
     parts = [part for part in PARTS if seconds.get(part, 0.0) >= 0.05]
     return ", ".join(f"{part} {seconds[part]:,.1f}{_NOTES.get(part, '')}" for part in parts)

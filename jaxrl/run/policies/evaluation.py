@@ -1,7 +1,8 @@
-"""Evaluation: a fixed number of complete episodes in every environment, with the whole policy frozen."""
+"""Evaluation of frozen policies on a fixed number of complete episodes per environment."""
 
 import dataclasses
 import functools
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,8 +16,8 @@ from jaxrl.core.arguments import checked
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.host_types import only_instance
 from jaxrl.core.interrupts import interruptible
-from jaxrl.core.limits import checked_seed, seed_problems
-from jaxrl.core.matching import space_problems
+from jaxrl.core.limits import checked_seed
+from jaxrl.core.matching import check_spaces
 from jaxrl.core.types import ActorState, Algorithm, Environment, EnvSpec, HostRecipe, PyTree, num_agents
 from jaxrl.envs.env_registry import EnvironmentLike, as_environment
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT, Supervised
@@ -25,9 +26,9 @@ from jaxrl.parallel.host_rollout import HostSteps, complete, in_this_thread, unr
 from jaxrl.run.policies.opponents import evaluated_rows, opposed
 from jaxrl.run.policies.policy import Policy
 
-MAX_STEPS = 27_000  # per episode: Atari's half hour at 60 frames per second and four frames per step
+MAX_STEPS = 27_000  # per episode: half an hour of Atari at 60 frames per second and four frames per step
 EPISODES, HOST_EPISODES = 128, 10  # default episodes per evaluation during training: in JAX, and on the host
-_HOST_STEPS = 8  # of host environments between two checks for ended episodes
+_HOST_STEPS = 8  # steps of host environments between two checks for ended episodes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +36,8 @@ class Evaluation:
     """The result of an evaluation.
 
     Attributes:
-      returns, lengths: one entry per complete episode.
-      unfinished: number of episodes that the step limit cut off; they are not in `returns`.
+      returns, lengths: one number per complete episode.
+      unfinished: number of episodes that reached the step limit, which are not in `returns`.
     """
 
     returns: np.ndarray
@@ -49,11 +50,11 @@ class Evaluation:
 
     @property
     def return_mean(self) -> float:
-        return float(np.mean(self.returns)) if self.returns.size else float("nan")
+        return float(np.mean(self.returns)) if self.episodes else math.nan
 
     @property
     def return_std(self) -> float:
-        return float(np.std(self.returns)) if self.returns.size else float("nan")
+        return float(np.std(self.returns)) if self.episodes else math.nan
 
     @property
     def episodes(self) -> int:
@@ -64,14 +65,14 @@ class Evaluation:
         return {
             "return_mean": self.return_mean,
             "return_std": self.return_std,
-            "length_mean": float(np.mean(self.lengths)) if self.lengths.size else float("nan"),
+            "length_mean": float(np.mean(self.lengths)) if self.episodes else math.nan,
             "episodes": self.episodes,
             "unfinished": self.unfinished,
         }
 
 
 def scores_of(rows: Sequence[Mapping[str, Any]]) -> dict[int, float]:
-    """Return the mean returns of the evaluations in the metrics of a run, by step."""
+    """Return the mean return of each evaluation in the metrics of a run, by step."""
     name = "evaluation/return_mean"
     return {row["step"]: row[name] for row in rows if name in row}
 
@@ -82,19 +83,16 @@ def default_episodes(env: Environment | HostRecipe) -> int:
 
 
 def layout(episodes: int, num_envs: int | None = None, agents: int = 1) -> tuple[int, int]:
-    """Return the number of environments and of episodes in each.
-
-    At least `episodes` in all are played, in whole groups of agents.
-    """
+    """Return the number of environments, in whole groups of agents, and of episodes in each, `episodes` in total."""
     num_envs = min(episodes, 128) if num_envs is None else min(num_envs, episodes)
     num_envs = -(-num_envs // agents) * agents
     return num_envs, -(-episodes // num_envs)
 
 
 def episodes_problems(name: str, episodes: int, num_envs: int | None = None, max_steps: int = MAX_STEPS) -> list[str]:
-    """Return why the argument `name` asks for too many episodes to count; empty if they can be played."""
+    """Return one line if the argument `name` is too large a number of episodes."""
     num_envs, quota = layout(episodes, num_envs)
-    most = (2**31 - 1) // (max_steps + 1)  # episodes per environment: its steps are counted in 32 bits
+    most = (2**31 - 1) // (max_steps + 1)  # episodes per environment, whose steps are counted in 32 bits
     if quota <= most:
         return []
     return [f"{name}={episodes} is too many for {num_envs} environments; at most {most * num_envs:,} can be played"]
@@ -116,43 +114,43 @@ def evaluate(
     step_timeout: float = STEP_TIMEOUT,
     opponent: Policy | str | os.PathLike | None = None,
 ) -> Evaluation:
-    """Evaluate a policy on complete episodes, the same number in every environment, so short ones are not favored.
+    """Evaluate a policy on complete episodes, the same number in every environment, so that length causes no bias.
 
     Args:
       algo: the algorithm, its schedules resolved.
       actor: the actor state; its statistics stay frozen.
-      env: where to play: a JAX environment with auto-reset, a recipe of host environments, or a Gymnasium environment,
-        class or function.
-      spec: of the environment that the policy was trained on.
-      seed: of episodes and of action sampling; training with the same seed gets other episodes. The evaluations of a
-        run with this seed play these very episodes: judge a policy that they chose by another
+      env: a JAX environment with auto-reset, a recipe of host environments, or a Gymnasium environment, class or
+        function.
+      spec: spec of the environment that the policy was trained on.
+      seed: seed of episodes and of action sampling; training with the same seed has other episodes, but the evaluations
+        of a run with this seed have the same ones. Evaluate a policy that they selected with another seed
         (`jaxrl.core.keys.held_out_seed`).
       episodes: number of episodes, rounded up to a multiple of the environments.
-      num_envs: number of environments; None: as many as episodes, at most 128.
-      max_steps: every environment has as many steps as its episodes take if each is this long; unfinished episodes are
-        counted but not averaged.
-      explore: sample actions as in training, rather than take the best.
-      step_timeout: seconds that host environments have for one step or reset.
-      opponent: acts for all agents of an environment but one, each in turn, whose returns count: a policy, the
-        directory of a run, or "random". None: the evaluated policy acts for all, and the returns of all count.
+      num_envs: number of environments; None: the number of episodes, at most 128.
+      max_steps: maximum average length of the episodes of one environment; unfinished episodes are counted, but not
+        averaged.
+      explore: sample actions as in training, instead of taking the best.
+      step_timeout: maximum seconds of one step or reset of host environments.
+      opponent: a policy, the directory of a run, or "random", which acts for all agents of an environment except one;
+        only the returns of that agent, a different one in each game, count. None: the policy acts for all agents, and
+        all returns count.
 
     Raises:
       ConfigError: the spaces of `env` differ from those of `spec` (bounds may differ), the seed is invalid, there are
-        more episodes than can be counted, or there is an opponent in an environment of one agent.
+        too many episodes, or there is an opponent in an environment with one agent.
       EnvironmentFailedError: host environments hang, or failed too often.
     """
     env = as_environment(env)
     if num_envs is None and only_instance(env) is not None:
         num_envs = 1
-    problems = space_problems(env, spec, "the policy was trained on")
-    problems += seed_problems("seed", seed) + episodes_problems("episodes", episodes, num_envs, max_steps)
-    if problems:
+    check_spaces(spec, env)
+    if problems := episodes_problems("episodes", episodes, num_envs, max_steps):
         raise ConfigError(problems)
     agents = num_agents(env)
     if opponent is not None:
         algo, actor = opposed(algo, actor, opponent, env)
         episodes *= agents
-    # Against an opponent the evaluated seat rotates from game to game, each equally often.
+    # Against an opponent, the policy plays each seat equally often.
     together = agents if opponent is None else agents**2
     seed, (num_envs, quota) = checked_seed("seed", seed), layout(episodes, num_envs, together)
     key = _root(seed)
@@ -181,12 +179,12 @@ def compile_evaluation(
     explore: bool = False,
     place: Callable[[PyTree], PyTree] | None = None,
 ) -> jax.stages.Compiled:
-    """Compile the program of `evaluate` for the same arguments, without playing.
+    """Compile the program of `evaluate` for the same arguments, without running it.
 
     Args:
       algo, actor: as for `evaluate`, or their shapes and shardings.
       env, spec, seed, episodes, explore: as for `evaluate`.
-      place: places arrays on the actor's devices; None: those that it is on.
+      place: function that places arrays on the actor's devices; None: they are read from its arrays.
     """
     num_envs, quota = layout(episodes, agents=num_agents(env))
     place = functools.partial(_on_devices_of, actor) if place is None else place
@@ -197,23 +195,23 @@ def compile_evaluation(
 
 @functools.lru_cache(maxsize=8)
 def _root(seed):
-    """Return a run's root key; cached, because making a key moves its seed to the device."""
+    """Return a run's root key; cached, because creating a key moves its seed to the device."""
     return keys.root_key(seed)
 
 
 def _steps_in_all(max_steps, quota):
-    """Return the steps of one environment: those of `quota` episodes, and the resets between two of them."""
+    """Return the maximum steps of one environment, including the resets between `quota` episodes."""
     return quota * max_steps + (quota - 1) * jnp.minimum(max_steps, 1)
 
 
 def _on_devices_of(actor, tree):
-    """Return `tree` on the devices of the actor, moved explicitly rather than by the call that needs it."""
+    """Return `tree` on the devices of the actor, so that the call that needs it does not move it."""
     held = [x.sharding for x in jax.tree.leaves(actor) if isinstance(x, jax.Array | jax.ShapeDtypeStruct)]
     return jax.device_put(tree, held[0] if held else None)
 
 
 def _record(scores, timestep):
-    """Record the episodes that ended at `timestep`, up to the quota."""
+    """Return the scores with the episodes that ended at `timestep`, up to the quota."""
     returns, lengths, done = scores
     quota, num_envs = returns.shape
     complete = timestep.episode.complete
@@ -245,10 +243,9 @@ def play(
     quota: int,
     explore: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Play `quota` episodes in each of `num_envs` environments; pure.
+    """Play `quota` episodes in each of `num_envs` environments; a pure function.
 
-    Every evaluation of a run's policy uses this: the same seed then gives the same episodes, and never those of
-    training.
+    All evaluations of a policy use it, so that the same seed gives the same episodes, which differ from training.
 
     Args:
       algo, actor, env, spec, num_envs, quota, explore: as for `evaluate`.
@@ -282,7 +279,7 @@ _play = jax.jit(play, static_argnames=("spec", "num_envs", "quota", "explore"))
 
 @jax.jit
 def _record_rollout(scores, timesteps):
-    """Apply `_record` to every time step that followed an action."""
+    """Return the scores with the episodes that ended at time steps after an action."""
     return jax.lax.scan(lambda scores, timestep: (_record(scores, timestep), None), scores, timesteps[1:])[0]
 
 

@@ -1,4 +1,4 @@
-"""Two policies in one multi-agent environment: the evaluated one, and its opponent or partner."""
+"""Evaluation of a policy with an opponent or partner in a multi-agent environment."""
 
 import os
 from typing import Any
@@ -29,7 +29,7 @@ from jaxrl.run.policies.policy import Policy
 
 
 class RandomActions(struct.PyTreeNode):
-    """A policy that samples uniformly among the allowed actions, and from the space for boxes."""
+    """A policy that samples uniformly from the allowed actions, or from the space for boxes."""
 
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
         return ()
@@ -55,9 +55,9 @@ def _uniform(space: spaces.Space, mask: PyTree | None, keys: jax.Array) -> PyTre
 
 
 class Opposed(struct.PyTreeNode):
-    """A policy that acts with one algorithm for one agent of each environment, and with another for all others.
+    """A policy that acts with one algorithm for one agent of each environment, and with another for the others.
 
-    The agent rotates: it is agent k of the k-th environment, modulo the number of agents.
+    It is agent k in the k-th environment, modulo the number of agents.
 
     Args:
       algo, opponent: the algorithms, their schedules resolved; the parameters of an actor state are the two actors.
@@ -87,16 +87,16 @@ class Opposed(struct.PyTreeNode):
 
 
 def evaluated_rows(rows: int, num_agents: int) -> np.ndarray:
-    """Return which rows of a batch the evaluated policy plays, bool [rows]."""
+    """Return a mask of the rows of a batch for which the evaluated policy acts, bool [rows]."""
     index = np.arange(rows)
     return index % num_agents == index // num_agents % num_agents
 
 
 def as_opponent(opponent: Policy | str | os.PathLike) -> Policy | None:
-    """Return the policy that `opponent` is or names (a run's directory), or None for "random".
+    """Return an opponent as a policy, or None for "random"; a path is the directory of a run.
 
     Raises:
-      ConfigError: `opponent` is none of these.
+      ConfigError: `opponent` is of another kind, or its directory does not contain a run.
       CheckpointError: the run has no sound checkpoint.
     """
     if isinstance(opponent, Policy) or opponent == "random":
@@ -113,22 +113,22 @@ def as_opponent(opponent: Policy | str | os.PathLike) -> Policy | None:
 def opposed(
     algo: Algorithm, actor: ActorState, opponent: Policy | str | os.PathLike, env: Environment | HostRecipe
 ) -> tuple[Any, ActorState]:
-    """Return an algorithm and an actor state that act for both sides.
+    """Return an algorithm and an actor state that act for all agents.
 
     Args:
       algo, actor: the evaluated policy.
       opponent: another policy, the directory of its run, or "random".
-      env: the environment that they play in.
+      env: the environment.
 
     Returns:
-      An object that acts as an algorithm does, and its actor state.
+      An object that acts like an algorithm, and its actor state.
 
     Raises:
-      ConfigError: there is one agent, there is no such opponent, or it was trained in other spaces.
+      ConfigError: there is only one agent, or the opponent is invalid or was trained in other spaces.
     """
     agents = num_agents(env)
     if agents == 1:
-        raise ConfigError(f"opponent={opponent!r:.80}: {env.name} has one agent; leave it out")
+        raise ConfigError(f"opponent={opponent!r:.80} needs several agents, but {env.name} has one; leave it out")
     policy = as_opponent(opponent)
     other: tuple[PyTree, PyTree] = (RandomActions(), ActorState(()))
     if policy is not None:

@@ -14,6 +14,7 @@ from jaxrl.core.arguments import checked
 from jaxrl.core.errors import ConfigError, EnvironmentContractError
 from jaxrl.core.pickled import dumped, loaded
 from jaxrl.core.types import ActorState, Algorithm, Carry, Environment, EnvSpec, HostRecipe, PyTree, TimeStep
+from jaxrl.networks.heads import masks_of_parts
 from jaxrl.parallel.mesh import on_one_device
 from jaxrl.parallel.rollout import act, no_action
 
@@ -28,7 +29,7 @@ class Memory(struct.PyTreeNode):
 
 
 class Policy:
-    """A policy for one observation or a batch, numpy or JAX, with all parameters and statistics frozen.
+    """A policy for one observation or a batch, in numpy or JAX, with all parameters and statistics frozen.
 
         action, carry = policy(observation)
         action, carry = policy(observation, carry, first=timestep.first, reward=timestep.reward)
@@ -36,16 +37,16 @@ class Policy:
     Attributes:
       algo: the algorithm, its schedules resolved.
       actor: parameters and frozen statistics.
-      acting: `algo` and `actor` with their arrays on one device, wherever the run trained; calls and exports read them.
+      acting: `algo` and `actor` with their arrays on one device, as used by calls and exports.
       spec: spec of the environment that it was trained on.
-      env: the environment that it was trained on; None for a policy that was pickled.
+      env: the environment that it was trained on; None for an unpickled policy.
     """
 
     def __init__(self, algo: Algorithm, actor: ActorState, spec: EnvSpec, env: Environment | HostRecipe | None = None):
         self.algo, self.actor, self.spec, self.env = algo, actor, spec, env
         self.acting = on_one_device((algo, actor))
         leaves, structure = jax.tree.flatten(self.acting)
-        # Flat, so that a call neither traverses these trees nor compares the settings in them.
+        # Flat, because traversing and comparing these trees would slow down calls.
         self._leaves = tuple(leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in leaves)
         self._one, self._many = _compiled(structure, spec, True), _compiled(structure, spec, False)
         self._beginnings: dict[int | None, Memory] = {}  # by batch size
@@ -69,7 +70,7 @@ class Policy:
 
     @checked(batch={"low": 0})
     def initial_carry(self, batch: int | None = None) -> Memory:
-        """Return the memory before an episode's first observation; with a batch axis if `batch` is given.
+        """Return the carry at the beginning of an episode, with a batch axis if `batch` is not None.
 
         Raises:
           ConfigError: `batch` is not a whole number of at least 0.
@@ -81,7 +82,7 @@ class Policy:
             return jax.tree.map(lambda x: x[:0], self._beginning(1))
         if batch not in self._beginnings:
             size = batch or 1
-            with jax.ensure_compile_time_eval():  # cached, so it must not be traced by a caller
+            with jax.ensure_compile_time_eval():  # cached, so it must not be traced
                 carry = jax.vmap(lambda index: self.acting[0].initial_carry(self.spec, index, size))(jnp.arange(size))
                 memory = Memory(carry, no_action(self.spec, size))
                 memory = memory if batch else jax.tree.map(lambda x: x[0], memory)
@@ -102,24 +103,24 @@ class Policy:
 
         Args:
           observation: one observation of `spec.observation_space`, or a batch with one leading axis.
-          carry: the carry that the previous call returned; None begins an episode.
-          key: a key to sample with (`jax.random.key`), as in training; None takes the best action.
-          first: whether an episode begins here, bool, or one per batch entry. None: true if `carry` is None.
-          reward: the reward that came with the observation, for networks that read it.
-          action_mask: bool, True where allowed, for environments that have one.
+          carry: the carry that the previous call returned; None at the beginning of an episode.
+          key: a key to sample with (`jax.random.key`), as in training; None: take the best action.
+          first: whether an episode begins, bool, or one value per batch entry. None: true if `carry` is None.
+          reward: the reward of the previous action, for networks that read it.
+          action_mask: bool, True for allowed actions, if the environment has a mask.
 
-        Observations that are not JAX arrays are read as the environment returns them, and actions are returned as it
-        accepts them: a policy that was trained in Gymnasium reads and writes elements of the environment's own spaces,
-        whose integers may begin at a number other than 0. In JAX both are elements of `spec`'s spaces.
+        Observations that are not JAX arrays, and the actions for them, are in the environment's format: for a policy
+        that was trained in Gymnasium, elements of the environment's own spaces, whose integers may start at a number
+        other than 0. JAX observations and actions are elements of `spec`'s spaces.
 
         Returns:
-          The action: a JAX array for an observation in JAX; otherwise numpy of the environment's type, and an `int` for
-          a single observation and `Discrete` actions; for `Dict` or `Tuple` actions a dictionary or a tuple of these.
-          The carry always holds JAX arrays.
+          The action: a JAX array for a JAX observation; otherwise a numpy array of the environment's dtype, or an `int`
+          for a single observation and `Discrete` actions. `Dict` and `Tuple` actions are dictionaries and tuples of
+          these. The carry consists of JAX arrays.
 
         Raises:
           ConfigError: the observation's shape or dtype differs from that of the training environment, it is outside a
-            space of integers that does not begin at 0, or another argument does not fit it.
+            space of integers that does not start at 0, or another argument does not match it.
         """
         space = self.spec.observation_space
         observation = native.named_parts(space, observation)
@@ -168,14 +169,14 @@ def act_once(
     keys: Any,
     explore: bool,
 ) -> tuple[PyTree, Memory]:
-    """Return the actions of a batch `[B, ...]`, elements of `spec.action_space`, and the next memory; pure.
+    """Return the actions for a batch, elements of `spec.action_space` `[B, ...]`, and the next memory; a pure function.
 
     Args:
       algo, actor, spec: the policy's.
       observation, memory, action_mask: `[B, ...]`, as in `Policy`.
       first, reward: scalars or `[B]`.
       keys: `[B]`; may be None if `explore` is False.
-      explore: sample as in training, rather than take the best action.
+      explore: sample actions as in training, instead of taking the best.
     """
     size = jax.tree.leaves(observation)[0].shape[0]
     no = jnp.zeros((size,), bool)
@@ -194,7 +195,7 @@ def act_once(
 
 @lru_cache(maxsize=64)
 def _compiled(structure: Any, spec: EnvSpec, single: bool) -> Callable[..., tuple[PyTree, Memory]]:
-    """Return the compiled step of policies of this structure, for one observation or for a batch."""
+    """Return the compiled step of policies with this structure, for one observation or a batch."""
 
     @jax.jit
     def step(leaves, observation, memory, first, reward, action_mask, key):
@@ -225,25 +226,29 @@ def _unpickled(data: bytes) -> Policy:
 
 
 def _checked_carry(carry: Any, beginning: Memory, batch: int | None) -> Memory:
-    """Return `carry`, unless it belongs to another policy or another batch size."""
+    """Return `carry` if it belongs to this policy and batch size.
+
+    Raises:
+      ConfigError: it belongs to another.
+    """
     if not isinstance(carry, Memory) or jax.tree.structure(carry) != jax.tree.structure(beginning):
-        raise ConfigError(f"carry={carry!r:.80} is not of this policy; pass the carry it returned last, or None")
+        raise ConfigError(f"carry={carry!r:.80} does not belong to this policy; pass the last one it returned, or None")
     for before, now in zip(jax.tree.leaves(beginning), jax.tree.leaves(carry), strict=True):
         if before.shape != now.shape:
             size = "a single observation" if batch is None else f"a batch of {batch}"
             raise ConfigError(
-                f"the observation is {size}, and the carry of another: it has a leaf of shape {now.shape} in place of "
-                f"{before.shape}; carry=None begins an episode"
+                f"the carry does not belong to {size}: it has a leaf of shape {now.shape} instead of {before.shape}; "
+                "pass carry=None to begin an episode"
             )
     return carry
 
 
 def _per_entry(name: str, value: Any, dtype: Any, batch: int | None) -> Any:
-    """Return a number, or one per entry of a batch, as an array."""
+    """Return a number, or one number per batch entry, as an array."""
     try:
         array = value if isinstance(value, jax.Array) else np.asarray(value, dtype)
     except (TypeError, ValueError):
-        raise ConfigError(f"{name}={value!r:.80} must be a number, or one a batch entry") from None
+        raise ConfigError(f"{name}={value!r:.80} must be a number, or one number per batch entry") from None
     if array.shape not in ((), (batch,)):
         allowed = "()" if batch is None else f"() or ({batch},)"
         raise ConfigError(f"{name} has shape {array.shape}; allowed is {allowed}")
@@ -251,14 +256,12 @@ def _per_entry(name: str, value: Any, dtype: Any, batch: int | None) -> Any:
 
 
 def _checked_mask(mask: PyTree | None, space: spaces.Space, batch: int | None, where: str = "action_mask") -> Any:
-    """Return a mask as arrays; None, and parts left out of a dictionary, allow everything."""
+    """Return a mask as arrays; everything is allowed by None, and in parts that a dictionary lacks."""
     if mask is None:
         return None
     if isinstance(space, spaces.Composite):
-        parts = dict(enumerate(mask)) if isinstance(mask, tuple) else mask
-        if not isinstance(parts, dict) or not parts.keys() <= dict(space.items).keys():
-            raise ConfigError(f"{where} has other parts than the action, {[key for key, _ in space.items]}")
-        found = {key: _checked_mask(parts.get(key), child, batch, f"{where}[{key!r}]") for key, child in space.items}
+        parts = masks_of_parts(space, mask)
+        found = {key: _checked_mask(parts[key], child, batch, f"{where}[{key!r}]") for key, child in space.items}
         return tuple(found.values()) if isinstance(space, spaces.Tuple) else found
     array = mask if isinstance(mask, jax.Array) else np.asarray(mask)
     leading = () if batch is None else (batch,)
@@ -269,12 +272,12 @@ def _checked_mask(mask: PyTree | None, space: spaces.Space, batch: int | None, w
 
 
 def _checked_key(key: Any) -> jax.Array:
-    """Return a typed key, converted from `jax.random.PRNGKey` if needed."""
+    """Return a typed key; `jax.random.PRNGKey` is converted."""
     found = isinstance(key, jax.Array)
     if found and key.dtype == np.uint32 and key.shape == (2,):
         return jax.random.wrap_key_data(key)
     if not found or not jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key) or key.shape != ():
-        raise ConfigError(f"key={key!r:.80} must be one key, such as jax.random.key(0)")
+        raise ConfigError(f"key={key!r:.80} must be a single key, such as jax.random.key(0)")
     return key
 
 
@@ -282,36 +285,32 @@ def checked_batch(observation: PyTree, space: spaces.Space, where: str = "observ
     """Return the size of the batch `observation`, or None for a single observation.
 
     Raises:
-      ConfigError: neither fits; gives both shapes.
+      ConfigError: its shape or dtype fits neither.
     """
     if isinstance(space, spaces.Composite):
-        expected, kind = [key for key, _ in space.items], dict if isinstance(space, spaces.Dict) else tuple
-        has = sorted(observation) if isinstance(observation, dict) else type(observation).__name__
-        if isinstance(observation, tuple):
-            has = list(range(len(observation)))
-        if not isinstance(observation, kind) or has != expected:
-            what = "dictionary" if kind is dict else "tuple"
-            raise ConfigError(f"{where} has {has}, the policy was trained on a {what} of {expected}")
+        expected, has = [key for key, _ in space.items], type(observation).__name__
+        if isinstance(observation, dict | tuple):
+            has = sorted(observation) if isinstance(observation, dict) else list(range(len(observation)))
+        if has != expected:
+            raise ConfigError(f"{where} has {has}, but the policy was trained on {expected}")
         sizes = {checked_batch(observation[name], child, f"{where}[{name!r}]") for name, child in space.items}
         if len(sizes) != 1:
-            raise ConfigError(f"{where} mixes batches of {sorted(map(str, sizes))}; one leading axis for all")
+            raise ConfigError(f"{where} mixes batches of {sorted(map(str, sizes))}; use the same size for all parts")
         return sizes.pop()
     array = _array(observation)
     shape, dtype = array.shape, array.dtype
     bits = space.dtype == np.bool_ and dtype.kind in "iu"  # as in Gymnasium's MultiBinary
     if not bits and not np.can_cast(dtype, space.dtype, "same_kind"):
-        raise ConfigError(f"{where} has dtype {dtype}, the policy was trained on {space.dtype}; convert it first")
+        raise ConfigError(f"{where} has dtype {dtype}, but the policy was trained on {space.dtype}; convert it first")
     if shape == space.shape:
         return None
     if shape[1:] == space.shape and len(shape) == len(space.shape) + 1:
         return shape[0]
-    raise ConfigError(
-        f"{where} has shape {shape}, the policy was trained on {space.shape} (or a batch of them, (n,) + that)"
-    )
+    raise ConfigError(f"{where} has shape {shape}; allowed is {space.shape}, or a batch of shape (n, *{space.shape})")
 
 
 def _as_space(observation: PyTree, space: spaces.Space) -> PyTree:
-    """Return a checked observation as arrays of the space's dtypes."""
+    """Return a valid observation as arrays of the space's dtypes."""
 
     def cast(part, x):
         array = _array(x)
@@ -321,5 +320,5 @@ def _as_space(observation: PyTree, space: spaces.Space) -> PyTree:
 
 
 def _array(x: Any) -> jax.Array | np.ndarray:
-    """Return a JAX array unchanged, anything else as numpy."""
+    """Return a JAX array unchanged, and any other value as a numpy array."""
     return x if isinstance(x, jax.Array) else np.asarray(x)

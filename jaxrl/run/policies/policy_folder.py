@@ -1,6 +1,6 @@
-"""A policy as a folder to copy and share, which `jaxrl.load` reads if there are no checkpoints.
+"""Exported policies: folders to copy and share, which `jaxrl.load` reads.
 
-model.safetensors   parameters and statistics for acting, by name; "step" in its metadata
+model.safetensors   parameters and statistics for acting, by name, with "step" in the metadata
 config.json         the run's configuration, as in a run directory
 """
 
@@ -19,35 +19,35 @@ from jaxrl.run.directory.run_directory import FORMAT
 
 MODEL = "model.safetensors"
 _KIND = "jaxrl policy 1"  # the file's format, in its metadata
-_MOST_NAMED = 5  # problems
+_MOST_NAMED = 5  # problems in a message
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BOOL": "bool"} | {
     f"{sign[0].upper()}{bits}": f"{sign}{bits}" for sign in ("int", "uint") for bits in (8, 16, 32, 64)
 }  # fmt: skip
 
 
 def is_policy_folder(path: str | os.PathLike) -> bool:
-    """Return whether a folder holds a policy rather than a run."""
+    """Return whether a folder contains an exported policy instead of a run."""
     folder = files.expand(path)
     return (folder / MODEL).is_file() and not (folder / "checkpoints").exists()
 
 
 def write(folder: str | os.PathLike, actor: ActorState, config: Mapping[str, Any], step: int) -> None:
-    """Write a policy into an existing folder.
+    """Write a policy to an existing folder.
 
     Args:
       folder: the folder to write to.
       actor: the actor state.
       config: contents of the run's `config.json`.
-      step: environment steps that it has learned from.
+      step: environment steps of its training.
 
     Raises:
-      ConfigError: a value is not finite, or has a dtype that the format lacks.
+      ConfigError: a value is not finite, or has a dtype that the format does not support.
       MissingExtraError: safetensors is not installed.
     """
     save = _safetensors().numpy.save
     arrays = {name: np.asarray(leaf) for name, leaf in manifest.named_leaves(actor).items()}
     if problems := [f"{name} is {x.dtype}" for name, x in arrays.items() if str(x.dtype) not in _DTYPES.values()]:
-        raise ConfigError(f"safetensors cannot hold the policy: {', '.join(problems[:_MOST_NAMED])}")
+        raise ConfigError(f"safetensors cannot store the policy: {', '.join(problems[:_MOST_NAMED])}")
     _check_finite("the policy", arrays)
     path = files.expand(folder)
     arrays = {name: np.ascontiguousarray(x).reshape(x.shape) for name, x in arrays.items()}
@@ -57,14 +57,14 @@ def write(folder: str | os.PathLike, actor: ActorState, config: Mapping[str, Any
 
 
 def read(folder: str | os.PathLike, template: PyTree) -> tuple[PyTree, int]:
-    """Read an actor state and its step; nothing is executed, and shapes are checked before arrays are made.
+    """Read an actor state and its step, without running code from the file; shapes are checked before arrays are read.
 
     Args:
       folder: the folder to read.
-      template: shapes and dtypes, as config.json describes them.
+      template: shapes and dtypes according to config.json.
 
     Raises:
-      ConfigError: the file is damaged, or does not fit config.json; the reason in one line.
+      ConfigError: the file is damaged, or does not match config.json.
       MissingExtraError: safetensors is not installed.
     """
     path = files.expand(folder) / MODEL
@@ -77,10 +77,10 @@ def read(folder: str | os.PathLike, template: PyTree) -> tuple[PyTree, int]:
             found = {name: (tuple(x.get_shape()), _DTYPES.get(x.get_dtype(), "?")) for name, x in slices.items()}
             if metadata.get("format") != _KIND:
                 raise ConfigError(
-                    f"{path} does not contain a jaxrl policy: its metadata has format={metadata.get('format')!r:.40}"
+                    f"{path} is not a jaxrl policy: its metadata has format={metadata.get('format')!r:.40}"
                 )
             if problems := manifest.differences(expected, found):
-                raise ConfigError(f"{path} does not fit its config.json: {'; '.join(problems)}")
+                raise ConfigError(f"{path} does not match its config.json: {'; '.join(problems)}")
             arrays = {name: file.get_tensor(name) for name in expected}
     except ConfigError:
         raise
@@ -89,7 +89,7 @@ def read(folder: str | os.PathLike, template: PyTree) -> tuple[PyTree, int]:
     _check_finite(str(path), arrays)
     step = metadata.get("step", "")
     if not (step.isascii() and step.isdecimal() and len(step) < 19):
-        raise ConfigError(f"{path} says step={step!r:.40}, which is no number of steps")
+        raise ConfigError(f"{path} has step={step!r:.40} in its metadata, which must be a number of steps")
     leaves = [jax.numpy.asarray(arrays[name]) for name in expected]
     return jax.tree.unflatten(jax.tree.structure(template), leaves), int(step)
 
@@ -106,4 +106,4 @@ def _safetensors() -> Any:
 def _check_finite(what, arrays):
     if spoiled := [name for name, x in arrays.items() if x.dtype.kind == "f" and not np.isfinite(x).all()]:
         more = f" and {len(spoiled) - 1} more" if len(spoiled) > 1 else ""
-        raise ConfigError(f"{what} cannot act: {spoiled[0]}{more} holds NaN or infinity")
+        raise ConfigError(f"{what} cannot act, because {spoiled[0]}{more} contains NaN or infinity")

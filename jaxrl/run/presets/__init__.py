@@ -1,9 +1,9 @@
 """Published settings by name, each with its source, in the TOML files of this folder, one per source.
 
 A table is a preset or, if its name begins with "_", the shared part of several presets. `base` names the tables that it
-extends: tables within are merged, except that one of another `type` replaces the base's, as other values do. `unset`
-lists settings that are None, by paths in `algorithm`. `{base}` in a source is the base's source. A preset writes every
-field that its source fixes, even if that is the default, so that a changed default does not change it
+extends: nested tables are merged, unless their `type` differs, and other values are replaced. `unset` lists settings
+that are None, as paths in `algorithm`. `{base}` in a source is the base's source. A preset contains every field that
+its source specifies, even if that is the default, so that presets do not depend on defaults
 (`tests/golden/presets.json`).
 """
 
@@ -17,6 +17,7 @@ from typing import Any
 from jaxrl.core import config
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.types import Algorithm
+from jaxrl.run.directory.run_directory import difference
 
 __all__ = ["PRESETS", "Preset", "preset", "presets_of"]
 
@@ -25,7 +26,7 @@ _KEYS = {"algorithm", "base", "env", "source", "topology", "total_steps", "unset
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """Settings of a whole run.
+    """The settings of a run.
 
         preset = jaxrl.preset("purejaxrl-cartpole")
         topology = jaxrl.Anakin(**preset.topology)
@@ -34,10 +35,10 @@ class Preset:
     Attributes:
       name: name for `jaxrl.preset` and `--preset`.
       algorithm: the algorithm with all its fields.
-      env: the environment of the source, "suite:name"; another of its kind may be used instead.
+      env: the environment of the source, "suite:name"; similar ones may be used instead.
       total_steps: environment steps of the source's training.
       topology: arguments of `Anakin` or `Sebulba`, including "num_envs".
-      source: origin of the numbers, and differences from it.
+      source: source of the settings, and differences from it.
     """
 
     name: str
@@ -49,7 +50,7 @@ class Preset:
 
 
 class _Presets(Mapping[str, Preset]):
-    """The presets of TOML files, each made at first use."""
+    """A mapping of the presets in TOML files, each decoded at first use."""
 
     def __init__(self, texts: Iterable[str]):
         self._tables: dict[str, dict[str, Any]] = {}
@@ -101,26 +102,20 @@ def _decoded(name, table):
     if wrong := sorted(set(table) ^ (_KEYS - {"base", "unset"})):
         raise ConfigError(f"the preset {name!r} lacks {wrong[0]!r}, or it is not one of {', '.join(sorted(_KEYS))}")
     algorithm = config.decode(table["algorithm"])
-    if ignored := list(_ignored(table["algorithm"], config.encode(algorithm), "algorithm")):
-        raise ConfigError(f"the preset {name!r} has {ignored[0]}, which {type(algorithm).__name__} does not take")
+    made = config.encode(algorithm)  # decoding ignores or changes some values, for the configurations of older runs
+    if ignored := difference(_merge(made, table["algorithm"]), made, prefix="algorithm."):
+        raise ConfigError(
+            f"the preset {name!r} has an invalid value (there -> {type(algorithm).__name__}): {ignored[0]}"
+        )
     return Preset(name, **table | {"algorithm": algorithm})
 
 
-def _ignored(written, made, path):
-    """Yield values that decoding ignored or changed, which is allowed only for an older run's configuration."""
-    if isinstance(written, dict) and isinstance(made, dict):
-        for key, value in written.items():
-            yield from _ignored(value, made.get(key, ...), f"{path}.{key}")
-    elif written != made or isinstance(written, bool) != isinstance(made, bool):
-        yield f"{path} = {written!r}"
-
-
 def presets_of(texts: Iterable[str]) -> Mapping[str, Preset]:
-    """Return the presets of the texts of TOML files by name; each is checked when it is looked up.
+    """Return the presets in TOML texts by name; each is checked when it is looked up.
 
     Raises:
-      ConfigError: a name is in two files; or, when a preset is looked up, a base is missing, or a key, type or value is
-        not one of its algorithm's.
+      ConfigError: a name is in two texts; or, when a preset is looked up, a base is missing, or its algorithm lacks a
+        key, type or value.
       tomllib.TOMLDecodeError: a text is not TOML.
     """
     return _Presets(texts)
@@ -137,7 +132,7 @@ def preset(name: str) -> Preset:
     """Return published settings by name; `jaxrl algos` lists them.
 
     Raises:
-      ConfigError: there is no such preset; suggests the close names.
+      ConfigError: there is no such preset; the message suggests similar names.
     """
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS, "jaxrl algos lists them")

@@ -1,7 +1,8 @@
-"""A policy's episodes as datasets that other programs read."""
+"""Export of a policy's episodes as datasets for other programs."""
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import warnings
@@ -18,7 +19,7 @@ from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.host_types import only_instance
 from jaxrl.core.interrupts import interruptible
-from jaxrl.core.limits import checked_seed, seed_problems
+from jaxrl.core.limits import checked_seed
 from jaxrl.core.matching import check_spaces
 from jaxrl.core.types import Algorithm, Environment, HostRecipe, num_agents
 from jaxrl.data.minari import MinariWriter
@@ -31,10 +32,7 @@ from jaxrl.run.policies.policy import Policy
 from jaxrl.run.recording import policy_rows
 
 _NUM_ENVS = 128
-_MOST_ENVS = 1 << 20
-
-
-_COUNTS = {"episodes": {"low": 1}, "num_envs": {"low": 1}, "max_steps": {"low": 1}}
+_COUNTS = {"episodes": {"low": 1}, "num_envs": {"low": 1, "high": 1 << 20}, "max_steps": {"low": 1}}
 
 
 @interruptible
@@ -53,27 +51,26 @@ def export_rlds(
     file_format: str = "array_record",
     progress: bool = True,
 ) -> Path:
-    """Play episodes with a policy and write them as an RLDS dataset in TFDS's layout.
+    """Write episodes of a policy as an RLDS dataset in TFDS's layout.
 
-    Every environment plays the same number of episodes, or one less, so short ones are not favored; with the same seed
-    and number of environments they are the episodes of `evaluate`. The dataset is written to a hidden directory next to
-    `path`, verified, and renamed. Memory use is that of the unfinished episodes.
+    All environments play the same number of episodes, plus or minus one, so that length causes no bias. With the same
+    seed and number of environments, the episodes are those of `evaluate`. The dataset is written to a hidden directory
+    next to `path`, verified, and renamed. Only unfinished episodes are kept in memory.
 
-    With several processes (`jaxrl.parallel.multihost.distributed`) each plays a part of the environments and writes it
-    to its own directory in `path`, `host-00000-of-00002`, without waiting for the others. `load_dataset` reads them
-    together.
+    With several processes (`jaxrl.parallel.multihost.distributed`), each plays a part of the environments and writes to
+    its own directory in `path`, such as `host-00000-of-00002`, without waiting for the others. `load_dataset` reads
+    them together.
 
     Args:
-      policy: of a `Result`, or from `jaxrl.load`.
-      env: where to play; an environment from `jaxrl.make`, or its name. Its spaces must be those that the policy was
-        trained on.
-      path: the directory to create; `tfds.load("cartpole", data_dir=...)` looks for `.../cartpole/1.0.0`.
+      policy: the policy of a `Result`, or from `jaxrl.load`.
+      env: an environment from `jaxrl.make`, or its name, with the spaces that the policy was trained on.
+      path: the directory to create; `tfds.load("cartpole", data_dir=...)` reads `.../cartpole/1.0.0`.
       episodes: number of episodes.
-      seed: of episodes and of action sampling.
-      explore: sample actions as in training, rather than take the best.
-      num_envs: number of environments, of all processes; None: as many as episodes, at most 128 per process.
-      max_steps: longer episodes are cut off at this length.
-      policy_version: written with every episode; the command line uses the step of the checkpoint.
+      seed: seed of episodes and of action sampling.
+      explore: sample actions as in training, instead of taking the best.
+      num_envs: number of environments of all processes; None: the number of episodes, at most 128 per process.
+      max_steps: maximum length; longer episodes are cut off.
+      policy_version: number that is stored with every episode; the command line uses the step of the checkpoint.
       file_format: "array_record", or "tfrecord" for programs that read only that.
       progress: show a progress bar.
 
@@ -114,39 +111,36 @@ def export_minari(
     env_spec: str | None = None,
     progress: bool = True,
 ) -> Path:
-    """Play episodes with a policy and write them as a Minari dataset: the same episodes as `export_rlds`.
+    """Write episodes of a policy as a Minari dataset, the same episodes as `export_rlds`.
 
-    Images are stored without loss. The dataset appears under its id when it is complete and verified. Memory use is
-    that of the unfinished episodes, plus a few megabytes.
+    Images are stored without loss. The dataset appears under its id when it is complete and verified. Only unfinished
+    episodes are kept in memory, and a few megabytes.
 
     Args:
-      policy: of a `Result`, or from `jaxrl.load`.
-      env: where to play; an environment from `jaxrl.make`, or its name. Its spaces must be those that the policy was
-        trained on.
+      policy: the policy of a `Result`, or from `jaxrl.load`.
+      env: an environment from `jaxrl.make`, or its name, with the spaces that the policy was trained on.
       dataset_id: `NAME-v0`, or `NAMESPACE/NAME-v0`.
       episodes: number of episodes.
-      seed: of episodes and of action sampling.
-      explore: sample actions as in training, rather than take the best.
-      num_envs: number of environments; None: as many as episodes, at most 128.
-      max_steps: longer episodes are cut off at this length.
-      policy_version: written with every episode; the command line uses the step of the checkpoint.
+      seed: seed of episodes and of action sampling.
+      explore: sample actions as in training, instead of taking the best.
+      num_envs: number of environments; None: the number of episodes, at most 128.
+      max_steps: maximum length; longer episodes are cut off.
+      policy_version: number that is stored with every episode; the command line uses the step of the checkpoint.
       data_format: "hdf5": one file, which every Minari reader supports; "arrow" or "parquet": one directory per
         episode.
       data_dir: directory of the datasets; None: Minari's own, `MINARI_DATASETS_PATH` or `~/.minari/datasets`.
-      env_spec: the id of the Gymnasium environment that `recover_environment` makes; d3rlpy needs it.
+      env_spec: id of the Gymnasium environment that `recover_environment` creates; needed for d3rlpy.
       progress: show a progress bar.
 
     Returns:
       The directory of the dataset.
 
     Raises:
-      ConfigError: as `export_rlds`; or there are several processes, which Minari does not support.
+      ConfigError: as for `export_rlds`; or there are several processes, which Minari does not support.
       MissingExtraError: `jaxrl[data]` is not installed.
     """
     if jax.process_count() > 1:
-        raise ConfigError(
-            f"{jax.process_count()} processes: a Minari dataset is written by one; use export_rlds, or one process"
-        )
+        raise ConfigError(f"Minari does not support {jax.process_count()} processes; use export_rlds, or one process")
 
     def open_writer(env):
         return MinariWriter(
@@ -163,15 +157,10 @@ def export_minari(
 
 
 def _export(open_writer, policy, env, episodes, seed, explore, num_envs, max_steps, policy_version, progress):
-    """Play, and pass every episode to the writer."""
+    """Play episodes and write them."""
     process, processes = jax.process_index(), jax.process_count()
-    problems = seed_problems("seed", seed)
     if min(episodes, num_envs or episodes) < processes:
-        problems.append(f"episodes={episodes}, num_envs={num_envs}: each of {processes} processes needs at least one")
-    if num_envs is not None and num_envs > _MOST_ENVS:
-        problems.append(f"num_envs={num_envs} must be at most {_MOST_ENVS:,}")
-    if problems:
-        raise ConfigError(problems)
+        raise ConfigError(f"episodes={episodes} and num_envs={num_envs} must be at least the {processes} processes")
     env, seed = envs.prepared(env), checked_seed("seed", seed)
     check_spaces(policy.spec, env)
     most = processes * _NUM_ENVS if only_instance(env) is None else 1
@@ -182,46 +171,35 @@ def _export(open_writer, policy, env, episodes, seed, explore, num_envs, max_ste
     left = episodes // num_envs + (here < episodes % num_envs)
     mine, limit = int(left.sum()), int(left.max()) * (max_steps + 1)
     common = provenance(policy.algo, env, seed) | {"policy_version": policy_version}
+    stream = policy_rows.play(policy, env, env_index=here, all_envs=num_envs, seed=seed, explore=explore)
     cutter, rows, written = EpisodeCutter(len(here), max_steps), 0, 0
-    with open_writer(env) as writer, contextlib.ExitStack() as stack:
-        bar = stack.enter_context(ProgressBar(unit="episodes")) if progress else None
-        if bar is not None:
-            bar.start(mine)
-        stream = policy_rows.play(policy, env, env_index=here, all_envs=num_envs, seed=seed, explore=explore)
-        stack.callback(stream.close)
-
-        def write(found):
-            nonlocal written
-            for index, episode in found:
+    with (
+        open_writer(env) as writer,
+        ProgressBar(unit="episodes", visible=progress) as bar,
+        contextlib.closing(stream),
+    ):
+        bar.start(mine)
+        while written < mine and rows < limit:
+            chunk = next(stream)
+            rows += len(chunk.first)
+            cut_off = cutter.finish() if rows >= limit else ()
+            for index, episode in itertools.chain(cutter.add(chunk), cut_off):
                 if left[index]:
                     left[index] -= 1
                     writer.write(episode, common | {"env_index": int(here[index])})
-                    written += 1
-
-        for stretch in stream:
-            write(cutter.add(stretch))
-            rows += len(stretch.first)
-            if bar is not None:
-                bar.update(written)
-            if not left.any():
-                break
-            if rows >= limit:
-                write(cutter.finish())
-                break
-        if left.any():
+            written = mine - int(left.sum())
+            bar.update(written)
+        if written < mine:
             warnings.warn(
-                f"{env.name} finished {written} of {mine} episodes in {rows:,} steps of each environment; "
-                "a larger max_steps may give more",
+                f"{env.name} finished only {written} of {mine} episodes in {rows:,} steps per environment; raise "
+                "max_steps for more",
                 stacklevel=3,
             )
         return writer.close()
 
 
 def provenance(algo: Algorithm, env: Environment | HostRecipe, seed: int) -> dict[str, Any]:
-    """Return the metadata of episodes that say where they come from.
-
-    The hash identifies the algorithm's and the environment's settings.
-    """
+    """Return metadata on the origin of episodes, with a hash of the algorithm's and the environment's settings."""
     text = json.dumps({"algorithm": encode(algo), "environment": to_config(env)}, sort_keys=True)
     return {
         "algorithm": type(algo).__name__,

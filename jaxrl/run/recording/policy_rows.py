@@ -1,4 +1,4 @@
-"""A policy's steps in an environment, as a stream of rows."""
+"""Streams of rows of a policy's steps in an environment."""
 
 from collections.abc import Generator
 from functools import partial
@@ -20,13 +20,15 @@ _CHUNK_BYTES, _CHUNK_ROWS = 1 << 25, 512  # over all environments; per environme
 def play(
     policy: Policy, env: Environment | HostRecipe, *, env_index: np.ndarray, all_envs: int, seed: int, explore: bool
 ) -> Generator[Trajectory, None, None]:
-    """Yield rows `[T, B, ...]` of the episodes that `evaluate` plays, one stretch after another, endlessly.
+    """Yield consecutive rows `[T, B, ...]` of the episodes of `evaluate`, without end.
 
-    JAX environments run in one compiled program per stretch, and the next runs while the caller processes the one
-    before. Host environments are closed with the iterator.
+    JAX environments run in one compiled program per chunk of rows, and the next runs while the caller processes the
+    previous one. Host environments are closed with the iterator.
 
     Args:
-      env_index: consecutive indices `[B]` of the environments played here, out of `all_envs`.
+      policy, env, seed, explore: as for `evaluate`.
+      env_index: consecutive indices `[B]` of the environments to play, out of `all_envs`.
+      all_envs: number of environments of all processes.
     """
     num_envs, first_env = len(env_index), int(env_index[0])
     length = _length(policy, num_envs)
@@ -41,7 +43,7 @@ def play(
 
 
 def _length(policy, num_envs):
-    """Return the rows of a stretch, limited by memory."""
+    """Return the number of rows per chunk, limited by memory."""
     return max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // (ro.row_bytes(policy.spec) * num_envs)))
 
 

@@ -1,13 +1,13 @@
-"""Recording of the episodes of a training run as RLDS datasets while it trains (like EnvLogger).
+"""Recording of training episodes as RLDS datasets (like EnvLogger).
 
-A recording is a directory of parts. Each is a complete dataset that appears when it is closed, at every checkpoint:
+A recording is a directory of parts. Each part is a complete dataset, which appears when it is closed at a checkpoint:
 
     recording.json                 the run that it belongs to
-    part-000000000000/             episodes that ended up to the first checkpoint
+    part-000000000000/             episodes that ended before the first checkpoint
     part-000000051200/             episodes that ended between step 51,200 and the next checkpoint
 
-A run that resumes from a checkpoint deletes the parts that were begun there or later, and records them again. With
-several processes each has such a directory for its own environments, `host-00001-of-00002`.
+A resumed run deletes the parts that began at its checkpoint or later, and records them again. With several processes,
+each has such a directory for its own environments, `host-00001-of-00002`.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from jaxrl.core.recorded import Fetch, Recorded
 from jaxrl.core.types import Algorithm, Environment, EnvSpec, HostRecipe
 from jaxrl.data import features
 from jaxrl.data.episodes import CUT_OFF, Episode
-from jaxrl.data.rlds import RldsWriter, host_directory
+from jaxrl.data.rlds import RldsWriter, check_hosts, host_directory
 from jaxrl.data.rows import EpisodeCutter
 from jaxrl.run.loop.background import BackgroundTask
 from jaxrl.run.recording.dataset_export import provenance
@@ -41,9 +41,9 @@ class Record:
 
     Args:
       path: the directory to create.
-      every: every n-th episode is recorded. With n environments or more, these are all episodes of one environment in
-        n, and the data of the others never leaves the device; with fewer, every n-th episode.
-      max_steps: longer episodes are cut off at this length.
+      every: record every n-th episode. With at least n environments, these are all episodes of every n-th environment,
+        and the data of the others does not leave the device.
+      max_steps: maximum length; longer episodes are cut off.
     """
 
     path: str | os.PathLike
@@ -56,56 +56,56 @@ class Record:
         return path if processes == 1 else path / host_directory(jax.process_index(), processes)
 
     def check(self, spec: EnvSpec, run_dir: str | os.PathLike | None, overwrite: bool) -> None:
-        """Check that the run of `run_dir` may begin or continue its recording here; change nothing.
+        """Check that the run in `run_dir` can begin or continue this recording, without changing files.
 
         Raises:
-          ConfigError: settings do not fit, arrays could not be read back bit for bit, or the path is occupied; lists
-            every problem.
+          ConfigError: settings are invalid, arrays could not be read back bit for bit, or the path contains something
+            else.
           MissingExtraError: `jaxrl[data]` is not installed.
         """
         features.tfds()
         problems = count_problems(every=(self.every, 1), max_steps=(self.max_steps, 1))
-        problems += self._occupied(run_dir, overwrite)
         try:
+            self._check_path(run_dir, overwrite)
             features.fields_of(_example(spec))
         except ConfigError as error:
             problems += error.problems
         if problems:
             raise ConfigError([f"record: {problem}" for problem in problems])
 
-    def _occupied(self, run_dir, overwrite):
-        """Return why this run cannot use the path, one line; empty if it can."""
-        folder, whole, processes = self.folder(), files.expand(self.path).absolute(), jax.process_count()
-        others = set(whole.glob("host-*-of-*")) - {whole / host_directory(i, processes) for i in range(processes)}
-        if folder != whole and (others or (whole / _OWNER).exists()):
-            return [f"path={str(whole)!r} holds the recording of another number of processes; use another"]
+    def _check_path(self, run_dir, overwrite):
+        """Check that this run can use the path.
+
+        Raises:
+          ConfigError: the path contains something else.
+        """
+        folder, processes = self.folder(), jax.process_count()
+        if processes > 1:
+            check_hosts(folder.parent, processes)
         if not folder.exists() or (folder.is_dir() and all(path.name.startswith(".") for path in folder.iterdir())):
-            return []
+            return
+        where, remedy = f"path={str(folder)!r}", "use another path, or move it away"
         try:
             owner = files.read_json(folder / _OWNER)["run"]
         except (OSError, ValueError, LookupError, TypeError):
-            return [f"path={str(folder)!r} exists and is not a recording; use another, or move it away"]
+            raise ConfigError(f"{where} exists and is not a recording; {remedy}") from None
         if run_dir is None or owner != _relative(run_dir, folder):
-            return [f"path={str(folder)!r} holds the recording of another run; use another, or move it away"]
+            raise ConfigError(f"{where} contains the recording of another run; {remedy}")
         if not overwrite and not (files.expand(run_dir) / "config.json").exists():
-            return [
-                f"path={str(folder)!r} holds the recording of a run whose directory {run_dir} is gone; use another, or "
-                "move it away"
-            ]
+            raise ConfigError(f"{where} contains the recording of a run without its directory {run_dir}; {remedy}")
         others = [one for one in folder.iterdir() if one.is_symlink()]
         others += [one for one in folder.glob(f"{_PART}[0-9]*") if not (one / "dataset_info.json").exists()]
         if others:
-            return [f"{others[0]} is not part of a recording; move it away, or use another path"]
-        return []
+            raise ConfigError(f"{others[0]} is not part of a recording; {remedy}")
 
 
 class Recorder:
-    """A writer of the recording of one run, in a separate thread; `close` it.
+    """A writer of the recording of one run, in a separate thread; `close` must be called.
 
     Args:
       record: the settings, already checked.
       recorded: the recorded environments.
-      algo, env, seed: of the run, for the metadata.
+      algo, env, seed: those of the run, for the metadata.
       run_dir: the run directory; None: the run cannot be resumed.
     """
 
@@ -122,7 +122,7 @@ class Recorder:
         self._folder, self._run_dir, self._name = record.folder(), run_dir, env.name
         self._env_index = recorded.here
         self._cutter = EpisodeCutter(len(self._env_index), record.max_steps)
-        # Episodes are numbered across environments, so that every `stride`-th one does not depend on the chunks.
+        # Episodes are numbered across environments, so that the selection does not depend on the chunks.
         self._stride = 1 if recorded.num_envs >= record.every else record.every
         self._ended = np.zeros(len(self._env_index), np.int64)
         self._common = provenance(algo, env, seed)
@@ -131,10 +131,10 @@ class Recorder:
         self._pending: BackgroundTask | None = None
 
     def begin(self, step: int) -> None:
-        """Begin or continue the recording at `step`; delete parts recorded from there on.
+        """Begin or continue the recording at `step`, and delete parts that began there or later.
 
         Raises:
-          RecordingError: it could not be written or deleted.
+          RecordingError: files could not be written or deleted.
         """
         self._begun_at = step
         self._do(lambda: self._clear(step))
@@ -144,12 +144,12 @@ class Recorder:
         files.write_json(self._folder / _OWNER, {"run": self._run_dir and _relative(self._run_dir, self._folder)})
         for path in self._folder.glob(f"{_PART}*"):
             if path.name.removeprefix(_PART).isdecimal() and int(path.name.removeprefix(_PART)) >= step:
-                path.rename(path.with_name(f".{path.name}.removed"))  # so no half-deleted part keeps its name
+                path.rename(path.with_name(f".{path.name}.removed"))  # so that partly deleted parts lose their names
         for path in self._folder.glob(f".{_PART}[0-9]*"):
             shutil.rmtree(path)
 
     def add(self, fetch: Fetch) -> None:
-        """Record a chunk in the background, after waiting for the one before.
+        """Record a chunk in the background, after waiting for the previous one.
 
         Raises:
           RecordingError: the previous chunk could not be written.
@@ -158,12 +158,10 @@ class Recorder:
         self._pending = BackgroundTask(lambda: self._write(self._cutter.add(*fetch())), "recorder")
 
     def close_part(self, step: int, *, ending: bool) -> None:
-        """Complete the part, all of whose episodes ended by `step`.
-
-        If the run ends, unfinished episodes are cut off.
+        """Complete the part with the episodes up to `step`; if the run is `ending`, unfinished ones are cut off.
 
         Raises:
-          RecordingError: it could not be written.
+          RecordingError: the part could not be written.
         """
         self._wait()
         self._do(lambda: self._close_part(ending))
@@ -185,7 +183,7 @@ class Recorder:
     def _do(self, work):
         try:
             work()
-        except Exception as error:  # the file system and the writer of records raise their own errors
+        except Exception as error:  # the file system and the writer raise their own errors
             if isinstance(error, JaxrlError) and not isinstance(error, DatasetError):
                 raise
             raise RecordingError(f"the recording in {self._folder} cannot be written: {error}") from error
@@ -210,12 +208,12 @@ class Recorder:
 
 
 def _relative(run_dir, folder):
-    """Return the run's directory relative to the recording, so that both can be moved together."""
+    """Return the run directory relative to the recording, so that both can be moved together."""
     return os.path.relpath(os.path.realpath(run_dir), os.path.realpath(folder))
 
 
 def _example(spec: EnvSpec) -> Episode:
-    """Return an episode of zeros with the shapes and dtypes that will be recorded."""
+    """Return an episode of zeros with the shapes and dtypes of recorded ones."""
     both = spec.observation_space, spec.action_space
     shapes = jax.eval_shape(lambda: tuple(spaces.named(spaces.zeros(space)) for space in both))
     observation, action = jax.tree.map(lambda x: np.zeros((2, *x.shape), x.dtype), shapes)

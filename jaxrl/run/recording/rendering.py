@@ -1,6 +1,6 @@
-"""Rendering of a policy: one episode as a GIF or MP4 or, for brax, as an interactive 3D page.
+"""Rendering of a policy's episode as a GIF, an MP4 or, for brax, an interactive 3D page.
 
-JAX environments are drawn here, from their states; host environments draw themselves.
+JAX environments are drawn from their states; host environments draw themselves.
 """
 
 import math
@@ -31,9 +31,9 @@ from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.host_rollout import HostSteps, complete, in_this_thread, unroll
 from jaxrl.run.policies.policy import Policy
 
-_CAPTION = 16  # pixels of the line under every frame
-_SIDE = 240  # maximum pixels of the side of a frame that an environment drew itself
-_MOST_A_SECOND = 20  # frames of such an environment, which are slow to draw
+_CAPTION = 16  # height in pixels of the caption below every frame
+_SIDE = 240  # maximum width and height in pixels of a host environment's frame
+_MOST_A_SECOND = 20  # frames per second of a host environment, which draws slowly
 
 
 @interruptible
@@ -47,34 +47,34 @@ def render(
     max_steps: int = 500,
     explore: bool = False,
 ) -> Path:
-    """Play one episode and write it to `path`: a GIF or MP4, or for brax an HTML page.
+    """Play one episode and write it to `path` as a GIF or MP4, or for brax as an HTML page.
 
     The JAX environments that can be drawn are CartPole, Pendulum, both MountainCars, Acrobot and MinAtar of gymnax,
     every brax environment, all environments with image observations, and those registered with
     `jaxrl.envs.drawings.register`. A brax page loads its viewer from the network when it is opened. Environments of
-    Gymnasium and EnvPool draw themselves, for which some of Gymnasium's need a package (pygame for classic control).
+    Gymnasium and EnvPool draw themselves; some of Gymnasium's need a package (pygame for classic control).
 
     Args:
-      policy: of a `Result`, or from `jaxrl.load`.
-      env: where to play: an environment from `jaxrl.make`, or its name, with the spaces that the policy was trained
-        on. None: the training environment.
+      policy: the policy of a `Result`, or from `jaxrl.load`.
+      env: an environment from `jaxrl.make`, or its name, with the spaces that the policy was trained on. None: the
+        training environment.
       path: the file to write, ending in ".gif", or ".mp4" with `jaxrl[video]` (brax: ".html"); directories are created,
-        and an episode that jaxrl wrote there is replaced. None: episode.gif or episode.html in the working directory.
+        and an episode that jaxrl wrote is replaced. None: episode.gif or episode.html in the working directory.
       seed: seed of the episode, the same as the first of `evaluate(..., seed=seed)`.
-      max_steps: longer episodes are shown up to this length.
-      explore: sample actions as in training, rather than take the best.
+      max_steps: maximum length; longer episodes are cut off.
+      explore: sample actions as in training, instead of taking the best.
 
     Returns:
       The path.
 
     Raises:
       ConfigError: the environment cannot be drawn (the message names those that can), differs from the policy's or is
-        not known; or the path has another suffix, or is a file that jaxrl did not write.
+        unknown; or the path has another suffix, or is a file that jaxrl did not write.
       MissingExtraError: the file is an MP4, and `jaxrl[video]` is not installed.
     """
     where = policy.env if env is None else env
     if where is None:
-        raise ConfigError(f"env=None: a pickled policy has no environment; name one, as {policy.spec.name!r}")
+        raise ConfigError(f"env=None, but an unpickled policy has no environment; pass one, as {policy.spec.name!r}")
     env = envs.prepared(where)
     seed = checked_seed("seed", seed)
     check_spaces(policy.spec, env)
@@ -102,7 +102,7 @@ def suffix_of(env: Environment | HostRecipe) -> str:
 
 
 def check_drawable(env: Environment | HostRecipe, spec: EnvSpec) -> None:
-    """Check that `render` can draw `env`; a host environment is built and draws itself once.
+    """Check that `render` can draw `env`, for a host environment by drawing it once.
 
     Raises:
       ConfigError: it cannot be drawn, or its spaces differ from those of `spec`.
@@ -121,7 +121,7 @@ def check_drawable(env: Environment | HostRecipe, spec: EnvSpec) -> None:
 def _drawing(env):
     base = unwrapped(env)
     if base.name == "brax:fast":
-        raise ConfigError("brax:fast cannot be drawn: it is a stand-in for tests, without bodies")
+        raise ConfigError("brax:fast cannot be drawn, because it has no bodies; use another brax environment")
     return _BRAX if suffix_of(env) == ".html" else drawing_of(base, env.observation_space)
 
 
@@ -132,13 +132,13 @@ def _checked_path(path, env):
     elif path.suffix.lower() != ending:
         name = unwrapped(env).name if isinstance(env, Environment) else env.name
         other = " or .mp4" if ending == ".gif" else ""
-        raise ConfigError(f"path={str(path)!r}: {name} is drawn as {ending[1:]}; let the path end in {ending}{other}")
+        raise ConfigError(f"path={str(path)!r} must end in {ending}{other} for {name}")
     ownership.check_output(path, path.suffix.lower()[1:])
     return path
 
 
 def _part(state: PyTree, structure: Any) -> PyTree:
-    """Return the part of `state` that has `structure`: wrappers keep the wrapped state within their own."""
+    """Return the part of `state` that has `structure`, because wrappers have the wrapped state in their own."""
 
     def found(part):
         return jax.tree.structure(part) == structure
@@ -150,7 +150,7 @@ def _part(state: PyTree, structure: Any) -> PyTree:
 
 
 def _episode(policy, env, drawing, seed, max_steps, explore) -> tuple[list[PyTree], np.ndarray]:
-    """Return the views of one episode, from its first time step to its last, as numpy; and the return up to each."""
+    """Return the view of every time step of one episode, as numpy, and the return up to each."""
     key = keys.evaluation_key(keys.root_key(seed))
     played = _play(
         policy.algo, policy.actor, env, key, spec=policy.spec, view=drawing.view, length=max_steps + 1, explore=explore
@@ -162,7 +162,7 @@ def _episode(policy, env, drawing, seed, max_steps, explore) -> tuple[list[PyTre
 
 @partial(jax.jit, static_argnames=("spec", "view", "length", "explore"))
 def _play(algo, actor, env, key, *, spec, view, length, explore):
-    """Return the first `length` time steps, in one program; the caller cuts off those after the episode's end."""
+    """Return the views, returns and ends of `length` time steps, which may continue after the end of the episode."""
     base = unwrapped(env)
     alone = jax.tree.structure(jax.eval_shape(base.reset, key)[0])
     index = jnp.arange(num_agents(env), dtype=jnp.int32)
@@ -172,7 +172,7 @@ def _play(algo, actor, env, key, *, spec, view, length, explore):
 
     def seen(acting):
         state, timestep = jax.tree.map(lambda x: x[0], (_part(acting.env_state, alone), acting.timestep))
-        complete = timestep.episode.complete  # None: an agent's part is the whole episode
+        complete = timestep.episode.complete  # None: each agent has its own episodes
         return view(base, state, timestep), timestep.episode.returns, timestep.last if complete is None else complete
 
     def step(acting, step_keys):
@@ -184,21 +184,21 @@ def _play(algo, actor, env, key, *, spec, view, length, explore):
 
 
 def _built(env, seed):
-    """Return one environment that draws itself."""
+    """Return a single environment that can draw itself."""
     if not isinstance(env, RenderedRecipe):
         raise ConfigError(
-            f"{env.name} cannot be drawn: its recipe has no build_rendered (jaxrl.core.host_types.RenderedRecipe)"
+            f"{env.name} cannot be drawn; its recipe needs build_rendered (jaxrl.core.host_types.RenderedRecipe)"
         )
     try:
         return env.build_rendered(keys.evaluation_seed(seed))
     except JaxrlError:
         raise
-    except Exception as error:  # whatever an environment raises when asked to render
+    except Exception as error:  # any error of an environment
         raise ConfigError(f"{env.name} cannot be drawn: {type(error).__name__}: {error}") from error
 
 
 def _host_episode(policy, env, seed, max_steps, explore) -> tuple[list[Image.Image], float]:
-    """Return the frames of one episode in an environment that draws itself, and the frames per second."""
+    """Return the frames of one episode in a host environment, and the frames per second."""
     host = _built(env, seed)
     steps, key = HostSteps(policy.spec, 1, 1, 1, explore), keys.evaluation_key(keys.root_key(seed))
     try:
@@ -219,13 +219,13 @@ def _host_episode(policy, env, seed, max_steps, explore) -> tuple[list[Image.Ima
 
 
 def _photographed(host, timestep, number) -> Image.Image:
-    """Return a picture of the environment, at most `_SIDE` pixels high and wide."""
+    """Return a picture of a host environment, at most `_SIDE` pixels high and wide."""
     try:
         frame = host.render()
     except Exception as error:  # for example a missing package or display
         raise ConfigError(f"{host.name} cannot be drawn: {type(error).__name__}: {error}") from error
     if frame is None or frame.ndim != 3:
-        raise ConfigError(f"{host.name} cannot be drawn: it has no render mode 'rgb_array'")
+        raise ConfigError(f"{host.name} cannot be drawn, because it has no render mode 'rgb_array'")
     picture = Image.fromarray(np.ascontiguousarray(frame))
     picture.thumbnail((_SIDE, _SIDE), Image.Resampling.BOX)
     return _captioned(np.asarray(picture), number, timestep.episode.returns[0])
@@ -251,7 +251,7 @@ def _av():
 
 
 def _write_mp4(path: Path, frames: list[Image.Image], per_second: float) -> None:
-    width, height = (size - size % 2 for size in frames[0].size)  # 4:2:0 has only whole blocks
+    width, height = (size - size % 2 for size in frames[0].size)  # 4:2:0 needs even sizes
     frames = frames + frames[-1:] * round(per_second)  # pause at the end
     with files.replacing(path, "wb") as file, _av().open(file, "w", format="mp4") as video:
         video.metadata["comment"] = ownership.MARK

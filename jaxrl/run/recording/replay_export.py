@@ -32,7 +32,7 @@ from jaxrl.run.directory.checkpoint import read_manifest
 from jaxrl.run.directory.loading import load_run
 from jaxrl.run.recording.dataset_export import provenance
 
-# Consecutive rows [T + 1, ...] of one episode, and the step of the first; oldest first.
+# The step of the first row, and consecutive rows [T + 1, ...] of one episode; oldest first.
 Stretches = Iterator[tuple[int, Trajectory[np.ndarray]]]
 
 
@@ -47,19 +47,18 @@ def export_replay(
     step: int | None = None,
     best: bool = False,
 ) -> Path:
-    """Write the episodes in a replay buffer as an RLDS dataset, oldest first in every environment.
+    """Write the episodes in a replay buffer as an RLDS dataset, oldest first for every environment.
 
     For a ring, episodes whose first transitions were overwritten are left out. For a table, and for a view of a ring's
-    rows, every item is written: items that follow one another in an episode are joined into one, from the first step of
-    the first to the last step of the last, "cut off" there unless the episode ends. A table's item of n steps stores
-    only the first and the last observation; if no item begins at its next step, and the episode continues, it is left
-    out with a warning.
+    rows, every item is written: consecutive items of an episode are joined into one, which is "cut off" at its last
+    step unless the episode ends there. A table's item of n steps stores only the first and the last observation; if no
+    item begins at its next step, and the episode continues, it is left out with a warning.
 
-    Frame stacks are rebuilt. `path` appears when the dataset is complete, as with `export_rlds`; `policy_version` is
-    the iteration in which the first step was taken.
+    Frame stacks are rebuilt. As for `export_rlds`, `path` appears when the dataset is complete; `policy_version` is
+    the iteration of the first step.
 
     Args:
-      run: a `Result`, or a run directory whose checkpoints hold the replay buffer.
+      run: a `Result`, or a run directory whose checkpoints contain the replay buffer.
       path: the directory to create.
       replay: name of a replay buffer of the algorithm, or of a view; None: the buffer, if there is only one.
       unfinished: also write a ring's unfinished episodes, as "cut off".
@@ -70,8 +69,8 @@ def export_replay(
       The path.
 
     Raises:
-      ConfigError: there is no such replay buffer, it holds no complete episode or item, or `path` exists.
-      RunDirectoryError, CheckpointError: as in `jaxrl.load`.
+      ConfigError: there is no such replay buffer, it has no complete episode or item, or `path` exists.
+      RunDirectoryError, CheckpointError: as for `jaxrl.load`.
       MissingExtraError: `jaxrl[data]` is not installed.
     """
     if isinstance(run, str | os.PathLike):
@@ -80,7 +79,7 @@ def export_replay(
         saved = files.expand(run) / "checkpoints"
         buffers, empty_at = _saved(saved, loaded.step, algo.experience, loaded.policy.spec)
     elif step is not None or best:
-        raise ConfigError("step and best select a checkpoint of a run directory; a result has one state")
+        raise ConfigError("step and best select a checkpoint of a run directory, but a result has only one state")
     else:
         algo, env, seed = run.algo, run.env, run.seed
         buffers, empty_at = run.state.buffers, run.state.empty_at
@@ -88,7 +87,7 @@ def export_replay(
     name = _chosen(sources, replay, type(algo).__name__)
     stored = buffers[sources[name].over or name]
     if not all(x.is_fully_addressable for x in jax.tree.leaves(stored.ring) if isinstance(x, jax.Array)):
-        raise ConfigError("the replay is divided over processes; export it from the run directory, in one process")
+        raise ConfigError("the replay is distributed over processes; export it from the run directory, in one process")
     common = provenance(algo, env, -1 if seed is None else seed)
     empty, length = int(empty_at), rollout_length(algo)
     with RldsWriter(path, env.name) as writer:
@@ -97,21 +96,21 @@ def export_replay(
                 episode = episode_from_rows(rows, {"policy_version": (empty + steps_per_env) // length})
                 writer.write(episode, common | {"env_index": env_index})
         if not writer.episodes:
-            raise ConfigError(f"no complete episode in replay {name!r}, or of a table or view no item")
+            raise ConfigError(f"replay={name!r} has no complete episode or item; train longer")
         return writer.close()
 
 
 def _chosen(sources: Mapping[str, Replay], name: str | None, kind: str) -> str:
     if not sources:
         raise ConfigError(
-            f"there is no replay: {kind} keeps none, or its checkpoints were saved without (save_replay=False)"
+            f"there is no replay buffer: {kind} has none, or its checkpoints were saved with save_replay=False"
         )
     stores = [name for name, source in sources.items() if source.over is None]
     if name is None and len(stores) == 1:
         return stores[0]
     if name is None or name not in sources:
         known = ", ".join(sorted(sources))
-        raise ConfigError(f"replay={name!r}: {kind} has the replay buffers {known}; use one of them")
+        raise ConfigError(f"replay={name!r} must be one of the replay buffers of {kind}: {known}")
     return name
 
 
@@ -129,7 +128,7 @@ def _stretches(
     ring = flashbax.as_ring(held) if source.storage == "flashbax" else buffers[owner].ring
     starts = None
     if source.over is not None:
-        starts = np.asarray(ring.rows.weight)  # any row that counts begins an item
+        starts = np.asarray(ring.rows.weight)  # an item begins at every row with a weight
         if held.index.priority is not None:
             begun = np.asarray(held.index.priority) >= 0.0
             starts = begun.reshape(len(begun), ring.slots, -1).swapaxes(1, 2).reshape(starts.shape)
@@ -141,14 +140,14 @@ def _stretches(
 def _of_ring(
     ring: Ring, env: int, source: Replay, stack: FrameStack | None, starts: np.ndarray | None, unfinished: bool
 ) -> Stretches:
-    """Yield whole episodes; with `starts`, bool [slots], the rows of the items that begin there."""
+    """Yield whole episodes, or with `starts`, bool [slots], the rows of the items that begin in these slots."""
     filled, reach = int(ring.filled), source.lookahead
     number = np.arange(filled)
     slot = (int(ring.cursor) - filled + number) % ring.slots
     rows = ring.rows.replace(action_mask=None, extras={})
     column = jax.tree.map(lambda x: np.asarray((np.asarray(x) if is_on_host(x) else x)[env]), rows)
     first, weight = column.first[slot], column.weight[slot]
-    began = np.maximum.accumulate(np.where(first, number, 0))  # the beginning of each row's episode
+    began = np.maximum.accumulate(np.where(first, number, 0))  # the row at which each row's episode begins
     known = weight[:-1] & ~first[1:]  # the next row is stored
     if starts is not None:
         begins = starts[slot]
@@ -177,8 +176,8 @@ def _of_table(state: ReplayState, source: Replay, name: str) -> Iterator[Stretch
             yield _of_sequences(held.batch.rows, step)
         elif source.n_step > 1 and held.batch.bootstrap.dtype != bool:
             raise ConfigError(
-                f"replay {name!r} holds items of {source.n_step} steps, and of discounts within episodes their product "
-                "alone; use n_step=1, sequences, or storage='ring'"
+                f"replay={name!r} has items of {source.n_step} steps with only the product of their discounts; use "
+                "n_step=1, sequences, or storage='ring'"
             )
         else:
             order = np.argsort(step)
@@ -187,14 +186,14 @@ def _of_table(state: ReplayState, source: Replay, name: str) -> Iterator[Stretch
             yield _of_transitions(held, step, runs)
     if left:
         warnings.warn(
-            f"{left:,} items of replay {name!r} are left out: of {source.n_step} steps, they hold no observation after "
-            "the first, and no other item begins there; use n_step=1, or sequences",
+            f"{left:,} items of replay={name!r} are left out, because they have only the first of {source.n_step} "
+            "observations, and no item begins at the next step; use n_step=1, or sequences",
             stacklevel=4,
         )
 
 
 def _of_transitions(items: Item, step: np.ndarray, runs: list[np.ndarray]) -> Stretches:
-    """Yield the items [n], joined within each run of items that follow one another."""
+    """Yield the items [n]; consecutive items are joined."""
     for run in runs:
         if len(run) > 1 or items.batch.steps[run[0]] == 1:
             yield int(step[run[0]]), _joined(items, run)
@@ -203,7 +202,7 @@ def _of_transitions(items: Item, step: np.ndarray, runs: list[np.ndarray]) -> St
 def _joined(items: Item, run: np.ndarray) -> Trajectory[np.ndarray]:
     unread: PyTree = None
     batch, last = items.batch, run[-1:]
-    one = batch.steps == 1  # an item's next observation is the observation of the next row
+    one = batch.steps == 1  # the next observation of such an item is that of the next row
     discounted = batch.bootstrap.dtype != bool
     rows, after = (np.append(run, last), batch.next_observation) if one[last[0]] else (run, batch.observation)
     terminated = (one & (batch.bootstrap == 0))[rows]
@@ -220,7 +219,7 @@ def _joined(items: Item, run: np.ndarray) -> Trajectory[np.ndarray]:
 
 
 def _of_sequences(rows: Trajectory, step: np.ndarray) -> Stretches:
-    """Yield the rows of sequences [n, length, ...], without the duplicates of rows that are in several."""
+    """Yield the rows of sequences [n, length, ...], without duplicates."""
     item, offset = np.nonzero(rows.weight[:, :-1])
     steps, chosen = np.unique(step[item] + offset, return_index=True)
     item, offset = item[chosen], offset[chosen]
@@ -233,7 +232,7 @@ def _of_sequences(rows: Trajectory, step: np.ndarray) -> Stretches:
 
 
 def _runs(step: np.ndarray) -> list[np.ndarray]:
-    """Return the places [k] of each run of consecutive steps in ascending steps [n]."""
+    """Return the indices [k] of each run of consecutive steps in ascending steps [n]."""
     places = np.split(np.arange(len(step)), np.flatnonzero(np.diff(step) != 1) + 1)
     return [run for run in places if len(run)]
 
@@ -243,7 +242,7 @@ def _at(tree: PyTree, place: Any) -> PyTree:
 
 
 def _stacked(stored: PyTree, slot: np.ndarray, rows: np.ndarray, began: np.ndarray, stack: FrameStack | None) -> PyTree:
-    """Return the observations of rows, stacked with earlier frames of their episodes; only the newest is stored."""
+    """Return the observations of rows, stacked with earlier frames of their episodes."""
     if stack is None:
         return _at(stored, slot[rows])
 
@@ -263,7 +262,7 @@ def _stacked(stored: PyTree, slot: np.ndarray, rows: np.ndarray, began: np.ndarr
 
 
 def _read(items: Item) -> Item:
-    """Return the items without the parts that are not exported."""
+    """Return items without the parts that are not exported."""
     batch = items.batch
     if isinstance(batch, SequenceBatch):
         rows = batch.rows.replace(action_mask=None, extras={})
@@ -273,7 +272,7 @@ def _read(items: Item) -> Item:
 
 
 def _template(source: Replay, spec: EnvSpec, discounted: bool) -> ReplayState:
-    """Return a template of a source's state, with numbers for arrays; `discounted`: its rows store discounts."""
+    """Return a template of a source's state, with numbers for arrays; `discounted` if its rows have discounts."""
     number: PyTree = jnp.int32(0)
     unread: PyTree = None
     observation, action = spaces.zeros(spec.observation_space), spaces.zeros(spec.action_space)
@@ -296,7 +295,7 @@ def _template(source: Replay, spec: EnvSpec, discounted: bool) -> ReplayState:
 def _saved(
     directory: Path, step: int, sources: Mapping[str, Any], spec: EnvSpec
 ) -> tuple[dict[str, ReplayState], Counter]:
-    """Return the replays of a checkpoint, in host memory, and the time at which they were empty."""
+    """Return the replay buffers of a checkpoint in host memory, and the tick at which they were empty."""
     leaves = {leaf.name: leaf for leaf in read_manifest(directory, step).leaves}
     found = {match[1] for name in leaves if (match := re.match(r"buffers/([^/]+)/", name))} & sources.keys()
     number = jnp.int32(0)
@@ -317,11 +316,11 @@ def _saved(
         dtype = jnp.dtype(leaf.dtype)
         if dtype.itemsize > 8:
             raise ValueError(f"it has numbers of type {leaf.dtype!r:.80}")
-        return np.broadcast_to(np.zeros((), dtype), leaf.shape)  # of that shape, without allocating memory
+        return np.broadcast_to(np.zeros((), dtype), leaf.shape)  # without allocating memory for the shape
 
     try:
         template = jax.tree.unflatten(jax.tree.structure(template), map(shaped, named_leaves(template)))
-    except (KeyError, TypeError, ValueError) as error:  # from a manifest that jaxrl did not write
-        raise CheckpointError(f"checkpoint {step} in {directory} holds no replay as jaxrl saves it: {error}") from error
+    except (KeyError, TypeError, ValueError) as error:  # the manifest was not written by jaxrl
+        raise CheckpointError(f"checkpoint {step} in {directory} has an invalid replay buffer: {error}") from error
     saved, _, _ = checkpoint.restore(directory, template, step, partial=True)
     return saved["buffers"], saved["empty_at"]
