@@ -141,7 +141,7 @@ def launch(
     seeds = checked_seeds(seeds)
     settings = configurations(num_samples, space, search_seed)
     topology = run.topology.resolve(run.algo, num_agents(run.env))
-    run = run.replace(topology=topology, num_envs=None, dataset_fraction=None, progress=False)
+    run = run.replace(topology=topology, num_envs=None, progress=False)
     runs = [run.replace(algo=replace(run.algo, **setting)).resolved() for setting in settings]
     configs = []  # as `train` will write them
     for one in runs:
@@ -151,15 +151,16 @@ def launch(
     check_no_pattern(root)
     ownership.check_folder(root, "a sweep")
     if any(map(ownership.folder_kind, (root / "program-0", root / sweep_directory.BEST))):
-        raise RunDirectoryError(f"{root} holds a sweep in one program; use another --run-dir")
+        raise RunDirectoryError(f"{root} contains a sweep in one program; use another run_dir (--run-dir)")
     run_dirs = [[root / _name(setting) / f"seed={seed}" for seed in seeds] for setting in settings]
     for paths in run_dirs:
         for path in paths:
             check_below(root, path)
             ownership.check_folder(path, "a run")
     began = time.monotonic()
+    again: dict[str, Any] = {"eval_env": None, "dataset_fraction": None}  # `train` sets these itself
     unfinished = {
-        (place, index): runs[place].replace(seed=seed, run_dir=run_dirs[place][index])
+        (place, index): runs[place].replace(seed=seed, run_dir=run_dirs[place][index], **again)
         for place in range(len(runs))
         for index, seed in enumerate(seeds)
         if not _ended(run_dirs[place][index], configs[place] | {"seed": seed})
