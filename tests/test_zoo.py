@@ -231,7 +231,7 @@ def test_a_row_that_is_stopped_is_gone_on_with(table, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["zoo.py", "--row", "tiny", "--zoo", str(table)])
     with pytest.raises(SystemExit, match="143"):
         zoo.main()
-    assert "the same call goes on there" in capsys.readouterr().err
+    assert "the same call resumes from there" in capsys.readouterr().err
     read, stopped_after = _zoo.read(table), len(points)
     tiny = read.rows["tiny"]
     assert 6 <= stopped_after < 10 and read.held(tiny) is None

@@ -44,6 +44,8 @@ class CQLState(struct.PyTreeNode):
 class CQL(StochasticActing, NStepReplayFields, TargetFields, TemperatureFields):
     """Conservative Q-learning, CQL(H): SAC whose critic loss penalizes out-of-distribution actions."""
 
+    offline = True  # designed for datasets; it also runs without one
+
     policy_learning_rate: Scalar | None = changed(3e-5)
     coefficient: Scalar = number(
         5.0, low=0, help="weight of the penalty relative to the squared error; the initial weight if learned"

@@ -28,6 +28,8 @@ from jaxrl.networks import Critic
 class CRR(StochasticActing, PeriodicTargetFields, NStepReplayFields):
     """Critic-regularized regression: regression on the data's actions, weighted by the critic's advantage."""
 
+    offline = True  # designed for datasets; it also runs without one
+
     critic: Critic = changed(Critic(ensemble=1))
     weighting: str = static(
         "exp", choices=("exp", "indicator", "constant"), help="weight of an action as a function of its advantage"

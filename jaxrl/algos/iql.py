@@ -42,6 +42,8 @@ class IQLState(struct.PyTreeNode):
 class IQL(StochasticActing, TargetFields, NStepReplayFields):
     """Implicit Q-learning: values by expectile regression, and advantage-weighted regression of the policy."""
 
+    offline = True  # designed for datasets; it also runs without one
+
     policy_learning_rate: Scalar | None = changed(Cosine(3e-4, 0.0))
     expectile: Scalar = number(
         0.7,

@@ -20,6 +20,8 @@ from jaxrl.core.types import (
 class TD3BC(NStepReplayFields, DelayedLearner):
     """TD3 whose policy loss adds a squared error to the data's actions; observations are normalized."""
 
+    offline = True  # designed for datasets; it also runs without one
+
     normalize_observation: bool = changed(True)
     observation_clip: Scalar | None = changed(None)
     alpha: Scalar = number(2.5, above=0, help="weight of the critic's value, normalized to a mean magnitude of 1")

@@ -20,8 +20,7 @@ from jaxrl.data.metadata import DATA_FORMATS
 from jaxrl.data.rlds import FILE_FORMATS
 from jaxrl.envs import brax, gymnax
 from jaxrl.envs import env_registry as environments
-from jaxrl.envs.host import envpool
-from jaxrl.envs.host.watchdog import STEP_TIMEOUT
+from jaxrl.envs.host import envpool, watchdog
 from jaxrl.export.policies import FORMATS as EXPORT_FORMATS
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.multihost import distributed
@@ -63,10 +62,11 @@ def table() -> dict[str, Any]:
         "values": {
             "data_format": DATA_FORMATS,
             "file_format": FILE_FORMATS,
-            "step_timeout": [STEP_TIMEOUT],
+            "step_timeout": [watchdog.STEP_TIMEOUT],
             "to": EXPORT_FORMATS,
         },
         "from_datasets": [name for name, algo in made.items() if Dataset in map(type, algo.experience.values())],
+        "offline": [name for name, algo in made.items() if getattr(algo, "offline", _experience(algo) == "dataset")],
         "environments": {
             suite: {
                 "refused": list(refused()),
@@ -219,19 +219,12 @@ class _Sweep:
         uniform:LOW:HIGH and loguniform:LOW:HIGH; with --backend ray also environments instead of --env, as
         env=NAME,NAME.
       seeds: number of seeds, starting from 0; or the seeds, separated by commas.
-      total_steps: environment steps per run, over all its environments; the last iteration may exceed it.
-      num_samples: number of random samples from the space of --grid; None: every combination of its values.
-      run_dir: directory for checkpoints, from which the same command resumes bit for bit after it was killed or
-        interrupted, and for the final curves, table, plot and best policy; one process only. None: nothing is saved.
       backend: jax: all runs in one program; ray: each run in its own process and run directory.
       out: output file for the table; for .png, .svg or .pdf, a plot of the curves; for .npz, all results.
     """
 
     grid: tuple[str, ...] = ()
     seeds: tuple[int, ...] = (8,)
-    total_steps: int
-    num_samples: int | None = None
-    run_dir: Path | None = None
     backend: Literal["jax", "ray"] = "jax"
     out: Path | None = None
 
@@ -244,13 +237,11 @@ class _Tune:
       space: search space of a field of the algorithm, replacing or extending the default space (docs/sweeps.md), as
         learning_rate=log:1e-5:1e-2, clip=uniform:0.1:0.4 or rollout_length=64,128; a single value fixes the field.
       seeds: number of seeds per trial, starting from 0; or the seeds, separated by commas.
-      total_steps: environment steps per run, over all its environments; the last iteration may exceed it.
       out: output file for the table; for .png, .svg or .pdf, a plot of the best score so far.
     """
 
     space: tuple[str, ...] = ()
     seeds: tuple[int, ...] = (2,)
-    total_steps: int
     out: Path | None = None
 
 

@@ -5,8 +5,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxrl.cli import table
-from jaxrl.cli.flags import Flag, option
+from jaxrl.cli.flags import option
 from jaxrl.core.errors import ConfigError
 from jaxrl.parallel.multihost import launch
 from jaxrl.parallel.multihost.launch import Cluster, Several
@@ -18,13 +17,8 @@ FLAGS = ("launch", "distributed", *_EXPLICIT)
 _OF_ONE_PROCESS = ("learner_batch", "ready", "error_buffer")  # several processes run in lockstep
 
 
-def flags() -> list[Flag]:
-    """Return the additional flags of commands that can run in several processes."""
-    return [flag for flag in table.command_flags("train") if flag.name in FLAGS]
-
-
 def problems(run: Mapping[str, Any], command: str = "train") -> list[str]:
-    """Return the problems with the values of `flags` for a command, one line per problem."""
+    """Return the problems with the values of `FLAGS` for a command, one line per problem."""
     try:
         how = launch.parse(run["launch"])
     except ConfigError as error:
@@ -63,7 +57,7 @@ def problems(run: Mapping[str, Any], command: str = "train") -> list[str]:
 
 
 def is_one_of_several(run: Mapping[str, Any]) -> bool:
-    """Return whether this process joins others, given the values of `flags` and how it was started."""
+    """Return whether this process joins others, given the values of `FLAGS` and how it was started."""
     return own_place() is not None or _joins(run, launch.parse(run["launch"]))
 
 
@@ -79,7 +73,7 @@ def start(command: str, argv: Sequence[str], run: Mapping[str, Any]) -> int | No
     Args:
       command: the command of jaxrl.
       argv: its arguments.
-      run: the values of `flags`.
+      run: the values of `FLAGS`.
     """
     how = launch.parse(run["launch"])
     if not isinstance(how, Several) or own_place() is not None:

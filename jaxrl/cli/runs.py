@@ -19,8 +19,6 @@ _COMPILES = (
 )
 # Flags that change the programs of a run or how they run, but do not apply to a target.
 _NO_TARGET = ("dataset", "record", "init_from", "async_evaluation", "video_every", "wandb", "launch", "distributed")
-# Algorithms designed for datasets, although those with a replay buffer also run without one.
-_OFFLINE = ("bc", "cql", "crr", "iql", "td3bc")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +61,7 @@ def read(command: str, argv: Sequence[str]) -> ParsedCommand:
     others = table.command_flags(command)
     changes: dict[str, dict[str, Any]] = {}
     if any(flag.name == "dataset" for flag in others):  # required by algorithms that learn from one
-        offline = name.lower() in _OFFLINE
+        offline = name.lower() in table.load()["offline"]
         changes["dataset"] = {"required": offline or name.lower() in table.load()["from_datasets"]}
         changes["env"] = {"required": not offline}
     if preset is not None:

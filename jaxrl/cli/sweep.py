@@ -4,16 +4,15 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from typing import Any
 
 import numpy as np
 
-from jaxrl.cli import multihost, table
-from jaxrl.cli.environment import make_environment
+from jaxrl.cli import environment, multihost, table, training
 from jaxrl.cli.fields import read_field, written
 from jaxrl.cli.flags import option
 from jaxrl.cli.runs import ParsedCommand, grid_environments
-from jaxrl.cli.training import TrainRequest, prepare
 from jaxrl.cli.values import assignments
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Algorithm
@@ -21,46 +20,40 @@ from jaxrl.parallel.multihost import distributed
 from jaxrl.sweeps.distributions import LogUniform, Uniform
 from jaxrl.sweeps.launcher import Experiments, launch
 from jaxrl.sweeps.pbt import pbt as run_pbt
+from jaxrl.sweeps.results import SweepResult
 from jaxrl.sweeps.sweep import sweep as run_sweep
 from jaxrl.sweeps.tune import tune as run_tune
 
-# Flags only for --backend ray, and flags only for sweeps in one program.
-_RAY = ("cpus_per_run", "gpus_per_run", "restarts", "address", "resources")
-_IN_ONE_PROGRAM = ("devices", "mapping", "checkpoint_every", "overwrite")
+_PARAMETERS = {"jax": signature(run_sweep).parameters, "ray": signature(launch).parameters}
 # Flags that `train` also has, but with a value for another run or another meaning.
 _NOT_OF_THE_RUN = ("run_dir", "overwrite", "progress", "devices")
 
 
 def sweep(parsed: ParsedCommand) -> int:
     """Run the sweep described by the flags; return the exit code."""
-    request = prepare(parsed)
-    arguments = request.arguments
-    words, out, failed = arguments.pop("grid"), arguments.pop("out", None), False
-    root: Any = arguments.get("run_dir")
+    algo, env, arguments, words, out = _prepared(parsed, "grid")
+    root, failed = arguments.get("run_dir"), False
     tasks = grid_environments(words)
-    space = read_space(request.algo, "--grid", [word for word in words if not word.startswith("env=")])
-    arguments["seeds"] = _seeds(arguments["seeds"])
+    space = read_space(algo, "--grid", [word for word in words if not word.startswith("env=")])
     run = _backend(arguments)
     if tasks and run is not launch:
         raise ConfigError("--grid env needs --backend ray, since each environment has its own program")
     if tasks and out is not None:
         raise ConfigError("--out: not with --grid env, which has a results directory for each environment")
     # Scores of different environments are not comparable, so each has its own table and best run.
-    made = {name: make_environment(name, parsed.run["env_params"]) for name in tasks} or {"": request.env}
+    made = {name: environment.make_environment(name, parsed.run["env_params"]) for name in tasks} or {"": env}
     for name, env in made.items():
         if name:
             arguments["run_dir"] = root / re.sub(r"[^\w.-]", "_", name)
             print(f"{name}:")
-        failed |= _report(run(request.algo, env, **arguments, **space), arguments.get("run_dir"), out)
+        failed |= _report(run(algo, env, **arguments, **space), arguments.get("run_dir"), out)
     return 1 if failed else 0
 
 
 def tune(parsed: ParsedCommand) -> int:
     """Run the search described by the flags; return the exit code."""
-    request = prepare(parsed)
-    arguments, space, out = request.arguments, _searched_space(request), request.arguments.pop("out", None)
-    arguments["seeds"] = _seeds(arguments["seeds"])
-    result = run_tune(request.algo, request.env, **arguments, **space)
+    algo, env, arguments, words, out = _prepared(parsed, "space")
+    result = run_tune(algo, env, **arguments, **_searched_space(algo, words))
     print(result.table())
     print(f"best: {train_command(parsed, result.best)}")
     _save(result, out)
@@ -69,9 +62,9 @@ def tune(parsed: ParsedCommand) -> int:
 
 def pbt(parsed: ParsedCommand) -> int:
     """Train the population described by the flags; return the exit code."""
-    request = prepare(parsed)
-    arguments, space, out = request.arguments, _searched_space(request), request.arguments.pop("out", None)
-    result = run_pbt(request.algo, request.env, **arguments, **space)
+    algo, env, arguments, words, out = _prepared(parsed, "space")
+    space = _searched_space(algo, words)
+    result = run_pbt(algo, env, **arguments, **space)
     if not distributed.is_leader():
         return 0
     print(result.table())
@@ -84,8 +77,13 @@ def pbt(parsed: ParsedCommand) -> int:
     return 0
 
 
-def _seeds(seeds):
-    return seeds[0] if len(seeds) == 1 else seeds
+def _prepared(parsed, flag):
+    """Return the algorithm, the environment, the arguments, the values of `flag`, and the output file or None."""
+    request = training.prepare(parsed)
+    arguments = request.arguments
+    if len(arguments.get("seeds", ())) == 1:  # their number
+        [arguments["seeds"]] = arguments["seeds"]
+    return request.algo, request.env, arguments, arguments.pop(flag), arguments.pop("out", None)
 
 
 def _report(result, run_dir, out):
@@ -104,18 +102,18 @@ def _report(result, run_dir, out):
 
 def _backend(arguments: dict[str, Any]) -> Callable[..., Any]:
     """Return the function that runs the sweep. Arguments of the other function are removed from `arguments`."""
-    with_ray = arguments.pop("backend") == "ray"
-    others = _IN_ONE_PROGRAM if with_ray else _RAY
-    unusable = [option(name) for name in others if arguments.pop(name, False) is not False]
-    problems = [f"{flag}: not with --backend {'ray' if with_ray else 'jax'}" for flag in unusable]
-    if with_ray:
+    backend = arguments.pop("backend")
+    others = [name for name in arguments if name not in _PARAMETERS[backend]]
+    unusable = [option(name) for name in others if arguments.pop(name) is not False]
+    problems = [f"{flag}: not with --backend {backend}" for flag in unusable]
+    if backend == "ray":
         if "run_dir" not in arguments:
             problems.append("--backend ray needs --run-dir, the parent of the runs' directories")
         if distributed.is_several():
             problems.append("--distributed: not with --backend ray, which detects its machines itself")
     if problems:
         raise ConfigError(problems)
-    return launch if with_ray else run_sweep
+    return launch if backend == "ray" else run_sweep
 
 
 # --- search spaces -------------------------------------------------------------------------------------------------
@@ -154,9 +152,9 @@ def read_space(algo: Algorithm, flag: str, words: Sequence[str]) -> dict[str, An
     return space
 
 
-def _searched_space(request: TrainRequest) -> dict[str, Any]:
-    """Remove `--space` from the arguments and return each field's space: a range, a list, or a single value."""
-    space = read_space(request.algo, "--space", request.arguments.pop("space"))
+def _searched_space(algo: Algorithm, words: Sequence[str]) -> dict[str, Any]:
+    """Return the space of each field in the values of `--space`: a range, a list, or a single value."""
+    space = read_space(algo, "--space", words)
     return {
         name: values[0] if isinstance(values, list) and len(values) == 1 else values for name, values in space.items()
     }
@@ -183,7 +181,7 @@ def _save(result, out):
     if out is None:
         return
     out.parent.mkdir(parents=True, exist_ok=True)
-    if out.suffix == ".npz" and hasattr(result, "metrics"):
+    if out.suffix == ".npz" and isinstance(result, SweepResult):
         curves = {f"metrics/{name}": curve for name, curve in result.metrics.items()}
         settings = [str(setting) for setting in result.configurations]
         np.savez(out, configurations=settings, seeds=result.seeds, steps=result.steps, returns=result.returns, **curves)

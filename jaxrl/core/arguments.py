@@ -12,7 +12,7 @@ from typing import Any
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import count_problems, number_problems, seed_problems, whole
 
-Limits = Mapping[str, float]
+Limits = Mapping[str, Any]
 SEEDS = ("seed", "search_seed")  # only integers: floats cannot represent large ones
 _WORDS = {
     bool: "True or False",
@@ -64,6 +64,16 @@ def converting[**P, R](
     return call
 
 
+def problems_of(function: Callable, values: Mapping[str, Any], **limits: Limits) -> list[str]:
+    """Return the problems with values of a function's arguments, by their annotations and limits (see `checked`)."""
+    problems = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        several = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        if name in values and not several and parameter.annotation is not parameter.empty:
+            problems += _problems(name, parameter.annotation, values[name], limits.get(name, {}))
+    return problems
+
+
 def checked[**P, R](**limits: Limits) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Check a function's arguments by their annotations, with one `ConfigError` for all problems.
 
@@ -71,7 +81,8 @@ def checked[**P, R](**limits: Limits) -> Callable[[Callable[P, R]], Callable[P, 
     numbers of any type become an `int`.
 
     Args:
-      **limits: by argument, the limits of its number: `episodes={"low": 1}`.
+      **limits: by argument, the limits of its number: `episodes={"low": 1}`; or its allowed values:
+        `search={"choices": ("tpe", "random")}`.
     """
 
     def decorate(function):
@@ -83,13 +94,7 @@ def checked[**P, R](**limits: Limits) -> Callable[[Callable[P, R]], Callable[P, 
                 bound = signature.bind(*args, **kwargs).arguments
             except TypeError:  # Python's own error names the function
                 return function(*args, **kwargs)
-            problems = []
-            for name, value in bound.items():
-                parameter = signature.parameters[name]
-                several = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-                if not several and parameter.annotation is not parameter.empty:
-                    problems += _problems(name, parameter.annotation, value, limits.get(name, {}))
-            if problems:
+            if problems := problems_of(function, bound, **limits):
                 raise ConfigError(problems)
             return converted(*args, **kwargs)
 
@@ -100,6 +105,8 @@ def checked[**P, R](**limits: Limits) -> Callable[[Callable[P, R]], Callable[P, 
 
 def _problems(name: str, annotation: Any, value: Any, limits: Limits) -> list[str]:
     allowed = members(annotation)
+    if (choices := limits.get("choices")) and not (value is None and types.NoneType in allowed):
+        return [] if value in choices else [f"{name}={value!r:.80} is not one of {', '.join(map(repr, choices))}"]
     kinds = [kind for kind in allowed if kind is not types.NoneType]
     if Any in kinds or not all(isinstance(kind, type) and not getattr(kind, "_is_protocol", False) for kind in kinds):
         return []

@@ -1,4 +1,4 @@
-"""Compilation of a run, or a sweep of runs, for accelerators that this machine need not have."""
+"""Compilation of a run, or of a sweep, for accelerators that need not be attached to this machine."""
 
 import dataclasses
 from functools import partial
@@ -10,9 +10,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl.core import keys
-from jaxrl.core.arguments import whole_arguments
+from jaxrl.core.arguments import checked
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.limits import count_problems
 from jaxrl.core.types import Algorithm, Environment, Replay
 from jaxrl.parallel import targets
 from jaxrl.parallel.anakin import Anakin
@@ -22,10 +21,11 @@ from jaxrl.run.policies.evaluation import compile_evaluation
 from jaxrl.run.result import policy_at
 from jaxrl.run.settings import RunSettings
 from jaxrl.run.target_report import TargetReport, compiled_for
+from jaxrl.sweeps.distributions import COUNT
 from jaxrl.sweeps.vectorized import VectorizedRuns, chunk_many, evaluate_many, played
 
 
-@whole_arguments
+@checked(devices=COUNT, runs=COUNT)
 def compile_for(
     target: str,
     algo: Algorithm | str,
@@ -36,28 +36,27 @@ def compile_for(
     runs: int | None = None,
     evaluation_episodes: int | None = None,
 ) -> TargetReport:
-    """Compile a run for accelerators that this machine need not have, and report on the programs.
+    """Compile a run for accelerators that need not be attached, and report on the programs.
 
         print(jaxrl.compile_for("v5e:4x4", "ppo", "gymnax:CartPole-v1", num_envs=2048))
 
-    Nothing is run and nothing is kept. TPUs need the extra `tpu-target`, NVIDIA's GPUs the extra `cuda13`.
+    Nothing is run or saved. TPUs need the extra `tpu-target`, NVIDIA GPUs the extra `cuda13`.
 
     Args:
-      target: of TPUs their kind and the shape of the slice, such as "v5e:4x4"; of GPUs the card and, unless it is one,
-        their number, such as "h100:8". In place of the kind or the card the file of `jaxrl doctor --describe-device`,
-        such as "card.json:8".
+      target: accelerators to compile for: for TPUs the kind and the shape of the slice, such as "v5e:4x4"; for GPUs the
+        model and, if there are several, their number, such as "h100:8". A file written by `jaxrl doctor
+        --describe-device` may replace the kind or the model, as in "card.json:8".
       algo, env, num_envs, evaluation_episodes: as for `jaxrl.train`; JAX environments only.
-      devices: how many of the target's devices are used; None: all.
-      runs: of a sweep, spread over the devices, each on one; None: one run over all devices.
+      devices: number of devices of the target to use; None: all.
+      runs: number of runs of a sweep, distributed over the devices; None: one run over all devices.
 
     Returns:
       The programs with their memory, work, kernels and collectives.
 
     Raises:
-      ConfigError: all invalid settings; the compiler for the target is not installed; a program does not fit.
+      ConfigError: lists all invalid settings; or the compiler for the target is not installed, or a program does not
+        fit.
     """
-    if problems := count_problems(runs=(runs, 1), devices=(devices, 1)):
-        raise ConfigError(problems)
     topology = Anakin(num_envs, devices=devices)
     settings = RunSettings(
         algo=algo, env=env, total_steps=1, topology=topology, evaluation_episodes=evaluation_episodes
@@ -66,19 +65,19 @@ def compile_for(
 
 
 def report_for(target: Target, settings: RunSettings, runs: int | None = None) -> TargetReport:
-    """Compile the programs of a run with these settings on the target.
+    """Compile the programs of a run with these settings for a target.
 
     Args:
       target: the accelerators.
-      settings: the settings of the run, as they were passed, without a dataset or a recording.
+      settings: the settings of the run as passed, without a dataset or a recording.
       runs: as in `compile_for`.
 
     Raises:
-      ConfigError: invalid settings; the run is not one compiled program; a program does not fit.
+      ConfigError: the settings are invalid, the run is not one compiled program, or a program does not fit.
     """
     topology = (settings.topology or Anakin(settings.num_envs)).over(target)
     devices: Any = topology.devices
-    if runs:  # each on one of the devices
+    if runs:  # each uses one of the devices
         if problems := device_problems(devices, target=target):
             raise ConfigError(problems)
         topology = dataclasses.replace(topology, devices=1)
@@ -87,15 +86,19 @@ def report_for(target: Target, settings: RunSettings, runs: int | None = None) -
     on_host = any(isinstance(source, Replay) and source.replay_memory == "host" for source in sources)
     if target.devices[0].platform == "gpu" and on_host:
         raise ConfigError(
-            f"replay_memory='host': JAX does not compile for the memory of {target.name}'s host; use 'device'"
+            f"replay_memory='host': JAX cannot compile for the host memory of {target.name}; use replay_memory='device'"
         )
     bind = partial(settings.topology.bind, settings.algo, settings.env, processes=1, target=target)
     if runs:
-        return _sweep(target, settings, VectorizedRuns(bind(), min(devices, runs), "vmap", runs))
-    return _run(target, settings, bind())
+        found = _sweep(target, settings, VectorizedRuns(bind(), min(devices, runs), "vmap", runs))
+    else:
+        found = _run(target, settings, bind())
+    devices, steps, programs = found
+    return TargetReport(target.name, target.devices[0].device_kind, devices, target.memory, steps, programs)
 
 
 def _run(target, settings, program):
+    """Compile a run; return the number of devices, the environment steps of an iteration, and the programs."""
     layout = program.layout
     everywhere = NamedSharding(layout.mesh, PartitionSpec())
     algo, env = layout.place((settings.algo, settings.env))
@@ -109,10 +112,11 @@ def _run(target, settings, program):
     how: dict[str, Any] = {"seed": settings.seed, "episodes": settings.evaluation_episodes}
     how |= {"explore": settings.explore_in_evaluation, "place": layout.place}
     programs += [compiled("evaluation", lambda: compile_evaluation(*acting, settings.eval_env, layout.spec, **how))]
-    return _report(target, layout.devices, program.steps_per_iteration(settings.algo), programs)
+    return layout.devices, program.steps_per_iteration(settings.algo), programs
 
 
 def _sweep(target, settings, many):
+    """Compile the runs of a sweep; return the same as `_run`."""
     over_runs, everywhere = (NamedSharding(many.mesh, spec) for spec in (PartitionSpec("runs"), PartitionSpec()))
     stacked = many.stack([settings.algo] * many.runs)
     algos = described(stacked, over_runs)
@@ -131,9 +135,4 @@ def _sweep(target, settings, many):
         compiled("chunk", lambda: chunk_many.lower(many, algos, env, states, *numbers).compile()),
         compiled("evaluation", lambda: evaluate_many.lower(*playing, **played(settings)).compile()),
     ]
-    steps = many.program.steps_per_iteration(settings.algo) * many.runs
-    return _report(target, many.devices, steps, programs)
-
-
-def _report(target, devices, steps, programs):
-    return TargetReport(target.name, target.devices[0].device_kind, devices, target.memory, steps, programs)
+    return many.devices, many.program.steps_per_iteration(settings.algo) * many.runs, programs

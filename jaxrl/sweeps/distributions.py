@@ -1,4 +1,4 @@
-"""The search spaces of a sweep: lists of values, or distributions to sample from."""
+"""Search spaces of a sweep: lists of values, and distributions to sample from."""
 
 import collections
 import dataclasses
@@ -10,85 +10,87 @@ from typing import Any
 import numpy as np
 
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.limits import checked_seed, count_problems, number_problems, seed_problems, whole
+from jaxrl.core.limits import checked_seed, number_problems, seed_problems, whole
 from jaxrl.core.presentation import text
 
 
 @dataclasses.dataclass(frozen=True)
 class Uniform:
-    """The uniform distribution between two numbers."""
+    """A uniform distribution between two numbers."""
 
     low: float
     high: float
 
     def draw(self, rng: np.random.Generator) -> float:
+        """Return a sample."""
         return float(rng.uniform(self.low, self.high))
 
 
 @dataclasses.dataclass(frozen=True)
 class LogUniform:
-    """The distribution between two positive numbers that is uniform in the logarithm."""
+    """A distribution between two positive numbers whose logarithm is uniform."""
 
     low: float
     high: float
 
     def draw(self, rng: np.random.Generator) -> float:
+        """Return a sample."""
         return float(math.exp(rng.uniform(math.log(self.low), math.log(self.high))))
 
 
 Distribution = Uniform | LogUniform
+COUNT = {"low": 1}  # limits of an argument
+MOST_TRIALS = 20_000  # trials of a search; limited by the file size and by the time that Optuna takes to choose
 _LISTS = (list, tuple, np.ndarray, range)
 _MOST_SEEDS = 1 << 16
 
 
 def checked_seeds(seeds: int | Sequence[int]) -> list[int]:
-    """Return the seeds of a sweep: the given number of them, from 0 on, or the seeds in the list.
+    """Return the seeds of a sweep: the given number of seeds, starting from 0, or the seeds in the list.
 
     Raises:
-      ConfigError: there are none or too many, one is not a seed, or one occurs twice.
+      ConfigError: there are no seeds or too many, one is not a seed, or one occurs twice.
     """
     seeds = whole(seeds)
     if isinstance(seeds, str | bool | float) or not isinstance(seeds, int | Iterable):
-        raise ConfigError(f"seeds={seeds!r:.80} must be a whole number, or a list of seeds")
-    count = seeds if isinstance(seeds, int) else len(seeds := list(seeds))
-    if not 1 <= count <= _MOST_SEEDS:
-        raise ConfigError(f"seeds: at least one, and at most {_MOST_SEEDS:,}; these are {count:,}")
-    found = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+        raise ConfigError(f"seeds={seeds!r:.80} must be a number of seeds or a list of seeds")
+    found = list(range(min(seeds, _MOST_SEEDS + 1)) if isinstance(seeds, int) else seeds)
+    if not 1 <= len(found) <= _MOST_SEEDS:
+        raise ConfigError(f"seeds={seeds!r:.80}: use at least 1 and at most {_MOST_SEEDS:,} seeds")
     problems = [problem for seed in found for problem in seed_problems("seeds", seed)]
-    problems += _repeated("seeds", found)
-    if problems:
+    if problems := problems + _repeated("seeds", found):
         raise ConfigError(problems)
     return [checked_seed("seeds", seed) for seed in found]
 
 
 def range_problems(name: str, values: Any) -> list[str]:
-    """Explain why a distribution cannot be sampled, or a list has no values; empty if there is no problem."""
+    """Return why a distribution cannot be sampled or a list is empty, as a list of at most one line."""
     if isinstance(values, Distribution):
         logarithmic = isinstance(values, LogUniform)
         ends = [end for end in (values.low, values.high) if not number_problems(name, end)]
         if len(ends) == 2 and (0.0 if logarithmic else -math.inf) < values.low < values.high < math.inf:
             return []
-        return [f"{name}={values}: the ends must be finite, {'0 < ' if logarithmic else ''}low < high"]
-    return [f"{name} has no values to try"] if isinstance(values, list | tuple) and not values else []
+        return [f"{name}={values}: low and high must be finite, with {'0 < ' if logarithmic else ''}low < high"]
+    return [f"{name} is an empty list"] if isinstance(values, list | tuple) and not values else []
 
 
 def _repeated(name: str, values: list[Any]) -> list[str]:
-    """Explain which values occur twice, and so would count one run as two."""
+    """Return one line for each value that occurs twice, since its run would count as two."""
     counts = collections.Counter(text(value) for value in values)
-    return [f"{name}: {found} is there twice; name each once" for found, count in counts.items() if count > 1]
+    return [f"{name}: {found} occurs {count} times; list it once" for found, count in counts.items() if count > 1]
 
 
 def configurations(num_samples: int | None, space: Mapping[str, Any], search_seed: int = 0) -> list[dict[str, Any]]:
-    """Return the settings that a sweep tries: the product of the lists, or random samples.
+    """Return the configurations of a sweep: all combinations of the lists' values, or random samples.
 
     Args:
-      num_samples: None for the full grid; a number for that many random samples, from both lists and distributions.
+      num_samples: number of random samples from the lists and distributions; None: all combinations.
       space: by field, a list of values, a single value, or a distribution.
       search_seed: seed of the samples.
 
     Raises:
-      ConfigError: a distribution without `num_samples` or with wrong ends, an empty list, or a setting that would be
-        tried twice.
+      ConfigError: a distribution without `num_samples` or with invalid limits, an empty list, or a configuration that
+        would be tried twice.
     """
     choices = {
         name: v if isinstance(v, Distribution) else list(v) if isinstance(v, _LISTS) else [v]
@@ -97,16 +99,13 @@ def configurations(num_samples: int | None, space: Mapping[str, Any], search_see
     drawn = [name for name, v in choices.items() if isinstance(v, Distribution)]
     problems = [problem for name, v in choices.items() for problem in range_problems(name, v)]
     problems += [problem for name, v in choices.items() if name not in drawn for problem in _repeated(name, v)]
-    problems += count_problems(num_samples=(num_samples, 1)) + seed_problems("search_seed", search_seed)
     if num_samples is None:
-        problems += [f"{name} is a distribution; set the number of draws, such as num_samples=32" for name in drawn]
-    elif not problems and not drawn:
-        different = math.prod(map(len, choices.values()))
-        if num_samples > different:
-            problems.append(
-                f"num_samples={num_samples} of {different} different settings would try some twice; leave num_samples "
-                "out to try each once"
-            )
+        problems += [f"{name} is a distribution; set the number of samples, such as num_samples=32" for name in drawn]
+    elif not problems and not drawn and num_samples > (different := math.prod(map(len, choices.values()))):
+        problems.append(
+            f"num_samples={num_samples} is more than the {different} different configurations; remove num_samples to "
+            "try each configuration once"
+        )
     if problems:
         raise ConfigError(problems)
     if num_samples is None:

@@ -1,12 +1,12 @@
-"""A report on runs, sweeps and searches: one HTML file that needs no network and runs no script."""
+"""Reports on runs, sweeps and searches: a single HTML file without scripts that works offline."""
 
 import base64
 import html
 import io
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -39,20 +39,20 @@ meter { width: 12em; }
 .note { color: #555; font-size: 13px; }
 code { white-space: pre-wrap; overflow-wrap: anywhere; }
 """
-# With this policy browsers load nothing and run nothing, even if the page contained more.
+# With this policy, browsers load and run nothing, whatever the page contains.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
 def report(runs: Sequence[str | os.PathLike], out: str | os.PathLike) -> Path:
-    """Write a report on saved runs, sweeps and searches as one HTML file, with its pictures in it.
+    """Write a report on saved runs, sweeps and searches as a single HTML file that includes its plots.
 
-    It has a table of configurations with their scores, learning curves, and, if settings differ, their importance and
-    parallel coordinates, separately for each search and population; then each run with its command, machine and
-    versions. Everything read from files is shown as text, and the page tells browsers to load and run nothing.
+    It contains a table of configurations with their scores, learning curves, and, if settings differ, their importance
+    and parallel coordinates, separately for each search and population; then each run with its command, machine and
+    versions. Everything read from files is shown as text, and the page forbids browsers to load or run anything.
 
     Args:
-      runs: directories of runs, sweeps and searches, or a single one.
-      out: the file to write, `.html`.
+      runs: directories of runs, sweeps and searches, or a single directory.
+      out: the `.html` file to write.
 
     Returns:
       `out`.
@@ -63,20 +63,20 @@ def report(runs: Sequence[str | os.PathLike], out: str | os.PathLike) -> Path:
     """
     out = files.expand(out)
     if out.suffix.lower() not in (".html", ".htm") or out.is_dir():
-        raise ConfigError(f"out={str(out)!r}: a report is one HTML file; use a name that ends in .html")
+        raise ConfigError(f"out={str(out)!r} must be an HTML file, whose name ends in .html")
     ownership.check_output(out, "report")
     records = read_records(runs)
     found = families(records)
     title = next(iter(found)) if len(found) == 1 else f"{len(records)} runs"
-    parts = [f"<h1>{html.escape(title)}</h1>"]
+    parts = [f"<h1>{_escaped(title)}</h1>"]
     for name, members in found.items():
-        parts += [] if len(found) == 1 else [f"<h2>{html.escape(name)}</h2>"]
+        parts += [] if len(found) == 1 else [f"<h2>{_escaped(name)}</h2>"]
         parts += _family(name, members)
     parts += ["<h2>Runs</h2>", *_runs(records)]
     parts.append(f'<p class="note">Written by jaxrl {html.escape(own_version())}.</p>')
     head = f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
     head += '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    head += f"<title>{html.escape(title)}</title><style>{_STYLE}</style>"
+    head += f"<title>{_escaped(title)}</title><style>{_STYLE}</style>"
     page = (
         f'<!doctype html>\n<html lang="en">\n<head>{head}</head>\n<body>\n' + "\n".join(parts) + "\n</body>\n</html>\n"
     )
@@ -90,28 +90,27 @@ def report(runs: Sequence[str | os.PathLike], out: str | os.PathLike) -> Path:
 
 
 def _family(name: str, members: Sequence[Record]) -> list[str]:
-    """Return the scores and pictures of runs of one algorithm and environment."""
-    by_run = {id(member.run): member for member in members}
-    groups = [[by_run[id(run)] for run in group.runs] for group in grouped([member.run for member in members])]
+    """Return the scores and plots of the runs of one family, as HTML."""
+    groups = [cast("list[Record]", group.runs) for group in grouped(members)]
     lowest = min((member.score for member in members if np.isfinite(member.score)), default=np.nan)
     ranked = [(_middle(group, lowest), group) for group in groups]
     ranked.sort(key=lambda found: -np.nan_to_num(found[0][0], nan=-np.inf))
-    parts = ["<h3>Scores</h3>", _table(*_configurations(*zip(*ranked, strict=True)))]
+    parts = ["<h3>Scores</h3>", _table(_configurations(*zip(*ranked, strict=True)))]
     parts.append(
         '<p class="note">Scores: mean returns of the final evaluations over seeds, the best first. IQM: interquartile '
-        "mean with its 95 % bootstrap interval, in which a run that failed counts as the worst of all. In training: "
-        "mean over seeds of the last return in training, which learning curves show.</p>"
+        "mean with its 95 % bootstrap interval, in which a failed run counts as the worst of all. In training: mean "
+        "over seeds of the last return in training, as shown by the learning curves.</p>"
     )
     lineage = members[-1].result.get("lineage")
-    if lineage is not None:  # all others copied the final settings of a few, so importance has no meaning
+    if lineage is not None:  # most members copied the settings of a few, so their importance has no meaning
         return [*parts, "<h3>Lineage</h3>", _picture(plot_lineage(lineage, title=name), "lineage of the members")]
     drawn = [id(group) for _, group in ranked if any(map(_has_curve, group))]
-    if all(member.run.seed is None for member in members):  # trials of a search, or runs without a known seed
+    if all(member.seed is None for member in members):  # trials of a search, or runs without a known seed
         if len(members) > 1:
             scores = [member.score for member in members]
             parts += ["<h3>Trials</h3>", _picture(plot_trials(scores, title=name), "the score of each trial")]
     elif drawn:  # in the order, and so with the colors, of `jaxrl plot`
-        best = [member.run for group in groups if id(group) in drawn[:_MOST_CURVES] for member in group]
+        best = [member for group in groups if id(group) in drawn[:_MOST_CURVES] for member in group]
         more = f" of the best {_MOST_CURVES} configurations" if len(drawn) > _MOST_CURVES else ""
         parts += [f"<h3>Learning curves{more}</h3>", _picture(plot_runs(best), "learning curves")]
     if len(groups) >= _LEAST_CONFIGURATIONS:
@@ -120,30 +119,26 @@ def _family(name: str, members: Sequence[Record]) -> list[str]:
 
 
 def _has_curve(member: Record) -> bool:
-    return max(len(member.run.curve(metric)[0]) for metric in (TRAINING, EVALUATION)) > 1
+    return max(len(member.curve(metric)[0]) for metric in (TRAINING, EVALUATION)) > 1
 
 
 def _settings(name: str, members: Sequence[Record]) -> list[str]:
-    """Return the importance of each setting, and all runs as parallel coordinates."""
+    """Return the importance of each setting and a plot of all runs as parallel coordinates, as HTML."""
     settings, scores = [member.settings for member in members], [member.score for member in members]
     if not np.isfinite(scores).any():
         return []
     parts, shares = [], importance(settings, scores)
     if shares:
-        rows = [
-            [html.escape(text), f"{share:.0%}", f'<meter value="{share:.3f}"></meter>']
-            for text, share in shares.items()
-        ]
-        rows.append(["seeds, and settings together", f"{max(0.0, 1 - sum(shares.values())):.0%}", ""])
-        parts = ["<h3>Importance of settings</h3>", _table(["setting", "share of the variance", ""], rows)]
+        lines = [f'<meter value="{share:.3f}"></meter> {share:.0%} {_escaped(text)}' for text, share in shares.items()]
+        lines.append(f"{max(0.0, 1 - sum(shares.values())):.0%} seeds, and settings together")
+        text = "<br>".join(["Share of the variance of scores:", *lines])
+        parts = ["<h3>Importance of settings</h3>", f"<p>{text}</p>"]
     picture = plot_parallel(settings, scores, title=name)
     return [*parts, "<h3>Settings and scores</h3>", _picture(picture, "parallel coordinates of settings and scores")]
 
 
-def _configurations(
-    middles: Sequence[tuple[float, str]], groups: Sequence[Sequence[Record]]
-) -> tuple[list[str], list[list[str]]]:
-    """Return a row for each configuration, as HTML, with its interquartile mean and its interval."""
+def _configurations(middles: Sequence[tuple[float, str]], groups: Sequence[Sequence[Record]]) -> dict[str, list[str]]:
+    """Return the columns of the table of configurations, each with its interquartile mean and interval."""
     columns: dict[str, list[str]] = {"IQM": significant([middle for middle, _ in middles])}
     columns["95 % interval"] = [interval for _, interval in middles]
     scores = [_finite(member.score for member in group) for group in groups]
@@ -151,25 +146,22 @@ def _configurations(
         columns["mean"] = significant([one.mean() if one.size else np.nan for one in scores])
         columns["worst"] = significant([one.min() if one.size else np.nan for one in scores])
     columns["in training"] = significant(
-        [float(np.mean([member.run.final_metrics().get(TRAINING, np.nan) for member in group])) for group in groups]
+        [float(np.mean([member.final_metrics().get(TRAINING, np.nan) for member in group])) for group in groups]
     )
     columns["runs"] = [str(len(group)) for group in groups]
     columns["no score"] = [str(len(group) - len(one) or "") for group, one in zip(groups, scores, strict=True)]
     columns["steps"] = [f"{max(member.steps for member in group):,}" for group in groups]
     firsts = [group[0] for group in groups]
     names = dict.fromkeys(name for first in firsts for name in first.settings)
-    if not names or firsts[0].run.member:
-        columns["configuration"] = [
-            html.escape(first.run.member or first.run.title or first.run.name) for first in firsts
-        ]
-    for name in names:
-        columns[html.escape(name)] = [html.escape(_text(first.settings.get(name))) for first in firsts]
+    if not names or firsts[0].member:
+        columns["configuration"] = [first.member or first.title or first.name for first in firsts]
+    columns |= {name: [_text(first.settings.get(name)) for first in firsts] for name in names}
     columns = {name: ["" if cell == "nan" else cell for cell in cells] for name, cells in columns.items()}
-    columns = {name: cells for name, cells in columns.items() if any(cells)}
-    return list(columns), [list(row) for row in zip(*columns.values(), strict=True)]
+    return {name: cells for name, cells in columns.items() if any(cells)}
 
 
 def _finite(values: Iterable[float]) -> np.ndarray:
+    """Return the finite values as an array."""
     found = np.asarray(list(values), float)
     return found[np.isfinite(found)]
 
@@ -185,53 +177,59 @@ def _middle(group: Sequence[Record], lowest: float) -> tuple[float, str]:
 
 
 def _runs(records: Sequence[Record]) -> list[str]:
-    """Return a table of all runs, the columns that they share, and the commands that started them."""
+    """Return a table of all runs, the values that they share, and the commands that started them, as HTML."""
     rows, commands = [], {}
     for record in records:
-        run, origin = record.run, record.result.get("origin")
+        origin = record.result.get("origin")
         origin = origin if isinstance(origin, dict) else {}
-        final, seconds = run.final_metrics(), record.result.get("total_seconds")
-        row = {"run": run.member or run.name, "seed": "" if run.seed is None else str(run.seed)}
+        final, seconds = record.final_metrics(), record.result.get("total_seconds")
+        row = {"run": record.member or record.name, "seed": _text(record.seed)}
         for name, metric in (("evaluation", EVALUATION), ("in training", TRAINING)):
             row[name] = f"{final[metric]:.6g}" if metric in final else ""
         row |= {"steps": f"{record.steps:,}", "seconds": "" if seconds is None else f"{seconds:,.0f}"}
         row["settings"] = ", ".join(f"{name}={_text(value)}" for name, value in record.settings.items())
-        row |= {"task": run.title, "ended": record.ended}
+        row |= {"task": record.title, "ended": record.ended}
         row |= {name: str(origin.get(name, "")) for name in ("machine", "versions")}
-        rows.append({name: html.escape(files.escape_for_terminal(cell)) for name, cell in row.items()})
+        rows.append(row)
         if origin.get("command"):
             commands[str(origin["command"])] = None
-    cells = {name: {row[name] for row in rows} for name in rows[0]}
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    values = {name: {*cells} for name, cells in columns.items()}
     for name in ("machine", "versions"):  # trials of a search do not have these
-        cells[name] -= {""}
-    header = [name for name in cells if name == "run" or len(cells[name]) > 1]
-    shared = "; ".join(f"{name}: {cell}" for name in cells if name not in header for cell in cells[name] if cell)
-    parts = [_table(header, [[row[name] for name in header] for row in rows]), f'<p class="note">{shared}</p>']
-    text = "\n".join(files.escape_for_terminal(command) for command in list(commands)[:_MOST_ROWS])
-    return [*parts, "<h3>Commands</h3>", f"<pre><code>{html.escape(text)}</code></pre>"] if commands else parts
+        values[name] -= {""}
+    varying = {name: cells for name, cells in columns.items() if name == "run" or len(values[name]) > 1}
+    shared = (f"{name}: {cell}" for name in columns if name not in varying for cell in values[name] if cell)
+    parts = [_table(varying), f'<p class="note">{_escaped("; ".join(shared))}</p>']
+    text = _escaped("\n".join(list(commands)[:_MOST_ROWS]))
+    return [*parts, "<h3>Commands</h3>", f"<pre><code>{text}</code></pre>"] if commands else parts
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of cells that are HTML already."""
-    marks = [' class="text"' if name in _TEXTS else "" for name in header]
+def _table(columns: Mapping[str, Sequence[str]]) -> str:
+    """Return columns of text as an HTML table."""
+    marks, rows = [' class="text"' * (name in _TEXTS) for name in columns], list(zip(*columns.values(), strict=True))
 
     def line(tag, cells):
-        return (
-            "<tr>" + "".join(f"<{tag}{mark}>{cell}</{tag}>" for mark, cell in zip(marks, cells, strict=True)) + "</tr>"
-        )
+        marked = zip(marks, cells, strict=True)
+        return f"<tr>{''.join(f'<{tag}{mark}>{_escaped(cell)}</{tag}>' for mark, cell in marked)}</tr>"
 
-    lines = [line("th", header), *(line("td", row) for row in rows[:_MOST_ROWS])]
+    lines = [line("th", columns), *(line("td", row) for row in rows[:_MOST_ROWS])]
     table = '<div class="wide"><table>\n' + "\n".join(lines) + "\n</table></div>"
     more = len(rows) - _MOST_ROWS
     return table + (f'\n<p class="note">and {more:,} more</p>' if more > 0 else "")
 
 
 def _picture(figure: "Chart", about: str) -> str:
-    """Return a picture as an image embedded in the page; as an image, its text cannot run."""
+    """Return a plot as an image embedded in the page; text in an image cannot be executed."""
     file = io.BytesIO()
     figure.savefig(file, format="svg", metadata={"Date": None})
     return f'<img alt="{about}" src="data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}">'
 
 
 def _text(value: Any) -> str:
-    return "" if value is None else files.escape_for_terminal(short(value))
+    """Return a setting as text; empty for None."""
+    return "" if value is None else short(value)
+
+
+def _escaped(text: str) -> str:
+    """Return untrusted text as HTML."""
+    return html.escape(files.escape_for_terminal(text))

@@ -1,4 +1,4 @@
-"""A sweep of separate runs, each in its own process and directory, on the resources of a Ray cluster."""
+"""Sweeps of separate runs, each in its own process and directory, on a Ray cluster."""
 
 import contextlib
 import dataclasses
@@ -15,29 +15,22 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl import envs
-from jaxrl.algos.base import as_algorithm, replace
-from jaxrl.core import files, ownership
-from jaxrl.core.arguments import whole_arguments
+from jaxrl.algos.base import replace
+from jaxrl.core import arguments, files, host_types, interrupts, ownership
 from jaxrl.core.errors import ConfigError, RunDirectoryError
-from jaxrl.core.host_types import only_instance
-from jaxrl.core.interrupts import interruptible
-from jaxrl.core.limits import amount_problems, count_problems
 from jaxrl.core.resources import Resources
-from jaxrl.core.types import Algorithm, env_spec, num_agents
+from jaxrl.core.types import Algorithm, num_agents
 from jaxrl.envs.env_registry import EnvironmentLike
 from jaxrl.parallel.multihost.place import check_no_evaluator
 from jaxrl.parallel.ray.cluster import connect, room
-from jaxrl.parallel.topology import Topology, choose
-from jaxrl.run.directory import sweep_directory
+from jaxrl.parallel.topology import Topology
+from jaxrl.run.directory import run_status, sweep_directory
 from jaxrl.run.directory.run_directory import check_below, check_no_pattern, difference, read_config, with_new_fields
-from jaxrl.run.directory.run_status import read_result
 from jaxrl.run.loggers import read_metrics
 from jaxrl.run.loop.progress import ProgressBar
-from jaxrl.run.policies.evaluation import default_episodes
 from jaxrl.run.settings import RunSettings
 from jaxrl.run.training import run_training
-from jaxrl.sweeps.distributions import checked_seeds, configurations
+from jaxrl.sweeps.distributions import COUNT, checked_seeds, configurations
 from jaxrl.sweeps.results import SweepResult, leave
 
 _LONGEST_NAME = 100  # characters of a directory's name; file systems allow 255
@@ -46,13 +39,14 @@ _ENDED = ("finished", "target_return")
 
 @dataclasses.dataclass(repr=False)
 class Experiments(SweepResult):
-    """The labelled results of runs that have their own directories.
+    """The results of runs that have their own directories.
 
-    `returns` has one entry per run, the mean of its final evaluation; `learners` is empty: `jaxrl.load` reads them.
+    `returns` has one entry per run, the mean of its final evaluation. `learners` is empty; `jaxrl.load` reads them from
+    the run directories.
 
     Attributes:
-      run_dirs: the run directories of each configuration, by seed.
-      errors: by (configuration, seed), the traceback of a run that raised.
+      run_dirs: the run directories of each configuration, in the order of its seeds.
+      errors: tracebacks of failed runs, by the indices of configuration and seed.
     """
 
     run_dirs: list[list[Path]] = dataclasses.field(default_factory=list)
@@ -74,8 +68,16 @@ class Experiments(SweepResult):
         return best.name
 
 
-@interruptible
-@whole_arguments
+@interrupts.interruptible
+@arguments.checked(
+    total_steps=COUNT,
+    num_samples=COUNT,
+    cpus_per_run={"low": 0},
+    gpus_per_run={"low": 0},
+    restarts={"low": 0},
+    points=COUNT,
+    evaluation_episodes=COUNT,
+)
 def launch(
     algo: Algorithm | str,
     env: EnvironmentLike,
@@ -98,83 +100,75 @@ def launch(
     progress: bool = True,
     **space: Any,
 ) -> Experiments:
-    """Run seeds times settings, each a call of `jaxrl.train` in its own process, as many at once as Ray has room for.
+    """Run every configuration with every seed by `jaxrl.train` in a separate process; Ray runs as many at once as fit.
 
-    Runs that ended are not run again, and those that were cut off go on from their checkpoints.
+    Runs that have ended are not repeated, and interrupted runs resume from their checkpoints.
 
     Args:
-      algo, env, total_steps, num_envs, topology: of every run; environments on the host too. Defaults of the topology
-        follow `algo`, whatever `space` changes.
-      run_dir: holds the run directories; all machines must see it. At the end also the curves, the table and a picture,
-        as `SweepResult.save` writes them.
-      seeds: how many, from 0 on, or which.
-      num_samples: None: the full grid of the lists in `space`; a number: so many random draws.
-      search_seed: seed of those draws.
+      algo, env, num_envs, topology: settings of every run; host environments are supported. Defaults of the topology
+        depend on `algo`, not on changes in `space`.
+      total_steps: environment steps per run, over all its environments; the last iteration may exceed it.
+      run_dir: parent of the run directories, on storage shared by all machines; also for the final curves, table and
+        plot, as written by `SweepResult.save`.
+      seeds: number of seeds, starting from 0; or a list of seeds.
+      num_samples: number of random samples of the settings; None: every combination of their values.
+      search_seed: seed of the random samples.
       cpus_per_run: CPUs that Ray reserves for each run.
-      gpus_per_run: GPUs that Ray reserves for each run; 0: the run is on the processor.
-      restarts: how often a run may lose its process or machine and be taken up again.
-      address: address of the Ray cluster; None: what RAY_ADDRESS says, else a cluster of this machine alone.
-      resources: processor cores and memory of the parts of each run (Linux). Ray only counts CPUs: runs with cores of
-        their own, as resources:own_cores=2, stay off those of others.
-      points: of the curves.
-      evaluation_episodes, explore_in_evaluation: of the evaluations of every run, as `jaxrl.train` takes them.
-      progress: show a progress bar, over runs.
+      gpus_per_run: GPUs that Ray reserves for each run; 0: the run uses the CPU.
+      restarts: number of times that a run resumes after its process or machine was lost.
+      address: address of the Ray cluster; None: RAY_ADDRESS if set, otherwise a cluster of only this machine.
+      resources: CPU cores and memory of the parts of each run (Linux). Ray only counts CPUs; a run with its own cores,
+        such as resources:own_cores=2, does not use the cores of other runs.
+      points: number of points of the curves.
+      evaluation_episodes, explore_in_evaluation: settings of every run's evaluations, as for `jaxrl.train`.
+      progress: show a progress bar of the runs.
       **space: fields of the algorithm: a list of values, or `Uniform` / `LogUniform` with `num_samples`.
 
     Returns:
-      The results; a run that raised is marked as failed, and disturbs none.
+      The results; a run that raised is marked as failed, without affecting others.
 
     Raises:
-      ConfigError: settings that do not fit, all of them, before anything is launched; or the cluster has less than a
-        run asks for.
-      RunDirectoryError: a directory holds something else, is a link, or holds a file of somebody else under a name that
-        jaxrl uses.
+      ConfigError: invalid settings, before anything is launched; or a run needs more resources than the cluster has.
+      RunDirectoryError: a directory contains something else, is a link, or contains a file not written by jaxrl under a
+        name that jaxrl uses.
     """
     check_no_evaluator("a sweep of experiments")
-    run = RunSettings.of(locals())
-    algo = as_algorithm(run.algo)
-    env = envs.prepared(run.env)
+    run = RunSettings.of(locals()).prepared()
+    if host_types.only_instance(run.env) is not None:
+        raise ConfigError(
+            f"{run.env.name} is a single environment, but every run needs its own; pass its class or a function"
+        )
     seeds = checked_seeds(seeds)
-    problems = count_problems(total_steps=(run.total_steps, 1), points=(points, 1), restarts=(restarts, 0))
-    if only_instance(env) is not None:
-        problems.append(f"{env.name} is one environment, and every run needs its own; pass its class or a function")
-    problems += amount_problems(cpus_per_run=cpus_per_run, gpus_per_run=gpus_per_run)
-    topology, topology_problems = choose(run.topology, env, run.num_envs)
-    problems += topology_problems
-    if problems:
-        raise ConfigError(problems)
     settings = configurations(num_samples, space, search_seed)
-    topology = topology.resolve(algo, num_agents(env))
-    episodes = default_episodes(env) if run.evaluation_episodes is None else run.evaluation_episodes
-    run = run.replace(env=env, topology=topology, num_envs=None, evaluation_episodes=episodes, progress=False)
-    runs = [
-        run.replace(algo=replace(algo, **setting).resolve(env_spec(env), topology.batch_envs or 0))
-        for setting in settings
-    ]
+    topology = run.topology.resolve(run.algo, num_agents(run.env))
+    run = run.replace(topology=topology, num_envs=None, progress=False)
+    runs = [run.replace(algo=replace(run.algo, **setting)).resolved() for setting in settings]
     configs = []  # as `train` will write them
     for one in runs:
-        resolved = dataclasses.replace(topology.resolve(one.algo), shards=topology.bind(one.algo, env).layout.shards)
-        configs.append(one.replace(topology=resolved).config() | {"seed": None})
+        shards = one.topology.bind(one.algo, one.env).layout.shards
+        configs.append(one.replace(topology=dataclasses.replace(one.topology, shards=shards)).config() | {"seed": None})
     root = files.expand(run.run_dir).absolute()
     check_no_pattern(root)
     ownership.check_folder(root, "a sweep")
     if any(map(ownership.folder_kind, (root / "program-0", root / sweep_directory.BEST))):
-        raise RunDirectoryError(f"{root} holds a sweep in one program; use another --run-dir")
+        raise RunDirectoryError(f"{root} contains a sweep in one program; use another run_dir (--run-dir)")
     run_dirs = [[root / _name(setting) / f"seed={seed}" for seed in seeds] for setting in settings]
     for paths in run_dirs:
         for path in paths:
             check_below(root, path)
             ownership.check_folder(path, "a run")
     began = time.monotonic()
+    again: dict[str, Any] = {"eval_env": None, "dataset_fraction": None}  # `train` sets these itself
     unfinished = {
-        (place, index): runs[place].replace(seed=seed, run_dir=run_dirs[place][index])
+        (place, index): runs[place].replace(seed=seed, run_dir=run_dirs[place][index], **again)
         for place in range(len(runs))
         for index, seed in enumerate(seeds)
         if not _ended(run_dirs[place][index], configs[place] | {"seed": seed})
     }
     errors = _run(unfinished, cpus_per_run, gpus_per_run, restarts, address, len(settings) * len(seeds), progress)
     wall = time.monotonic() - began
-    rate = sum(read_result(one.run_dir).get("total_steps", 0) for one in unfinished.values()) / max(wall, 1e-9)
+    steps = sum(run_status.read_result(one.run_dir).get("total_steps", 0) for one in unfinished.values())
+    rate = steps / max(wall, 1e-9)
     result = _gathered(settings, seeds, run_dirs, errors, run.total_steps, points, rate, wall, configs)
     return leave(result, root, trained=bool(unfinished))
 
@@ -183,7 +177,7 @@ def launch(
 
 
 def _run(unfinished, cpus, gpus, restarts, address, count, progress) -> dict[tuple[int, int], str]:
-    """Run the unfinished runs; return the errors, by run."""
+    """Run the unfinished runs; return the errors by run."""
     errors: dict[tuple[int, int], str] = {}
     with contextlib.ExitStack() as stack:
         display = stack.enter_context(ProgressBar(unit="runs")) if progress else None
@@ -193,7 +187,7 @@ def _run(unfinished, cpus, gpus, restarts, address, count, progress) -> dict[tup
             return errors
         ray = connect(address)
         room(ray, cpus, gpus)
-        # One process per run: nothing stays in the process or on the accelerator when the next run begins.
+        # One process per run: nothing is left in the process or on the accelerator for the next run.
         options = {"num_cpus": cpus, "num_gpus": gpus, "max_retries": restarts, "max_calls": 1}
         task = ray.remote(**options)(_experiment)
         pending = {task.remote(settings, gpus > 0): run for run, settings in unfinished.items()}
@@ -204,7 +198,7 @@ def _run(unfinished, cpus, gpus, restarts, address, count, progress) -> dict[tup
                 try:
                     error = ray.get(reference)
                 except ray.exceptions.RayError as lost:
-                    error = f"its process was lost more than restarts={restarts} times: {lost}"
+                    error = f"the process was lost more than restarts={restarts} times: {lost}"
                 if error is not None:
                     errors[run] = error
                 if display is not None:
@@ -219,7 +213,7 @@ def _run(unfinished, cpus, gpus, restarts, address, count, progress) -> dict[tup
 
 
 def _experiment(settings: RunSettings, gpu: bool) -> str | None:
-    """Train one run, in its own process; return the traceback if it raised."""
+    """Train one run in this process; return the error, or None."""
     if not gpu:
         jax.config.update("jax_platforms", "cpu")
     try:
@@ -239,12 +233,12 @@ def _name(setting: Mapping[str, Any]) -> str:
 
 
 def _ended(run_dir, config) -> bool:
-    """Return whether the run of this configuration exists, has ended, and was evaluated as configured.
+    """Return whether the run with this configuration has ended and was evaluated as configured.
 
     Otherwise `train` is called: it raises if the directory has another run, naming the differences, and evaluates again
     if only the evaluation differs.
     """
-    record = read_result(run_dir)
+    record = run_status.read_result(run_dir)
     if record.get("stopped") not in _ENDED:
         return False
     if record["stopped"] == "finished" and record.get("total_steps", 0) < config["total_steps"]:
@@ -261,8 +255,9 @@ def _ended(run_dir, config) -> bool:
 
 
 def _gathered(settings, seeds, run_dirs, errors, total_steps, points, rate, wall, configs) -> Experiments:
+    """Return the results of all runs, read from their directories."""
     steps = np.asarray([total_steps * (point + 1) // points for point in range(points)])
-    records = [[read_result(path) for path in paths] for paths in run_dirs]
+    records = [[run_status.read_result(path) for path in paths] for paths in run_dirs]
     rows = [[read_metrics(path / "metrics.jsonl") for path in paths] for paths in run_dirs]
     names = sorted({name for some in rows for those in some for row in those for name in row} - {"step", "seconds"})
     metrics = {name: np.asarray([[_curve(those, name, steps) for those in some] for some in rows]) for name in names}
@@ -288,7 +283,7 @@ def _gathered(settings, seeds, run_dirs, errors, total_steps, points, rate, wall
 
 
 def _curve(rows, name, steps) -> np.ndarray:
-    """Return the last value at or before each of `steps`; NaN if there was none."""
+    """Return the last value of a metric at or before each of `steps`; NaN if there is none."""
     known = [(row["step"], row[name]) for row in rows if name in row]
     at, values = np.asarray([(-np.inf, np.nan), *known], np.float64).T
     return values[np.searchsorted(at, steps, side="right") - 1].astype(np.float32)

@@ -1,4 +1,4 @@
-"""A training run as a pure function."""
+"""Training runs as pure functions and as single compiled programs."""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,23 +8,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl import envs
-from jaxrl.algos.base import as_algorithm
 from jaxrl.buffers.fixed import Rings
 from jaxrl.core import keys
-from jaxrl.core.arguments import whole_arguments
+from jaxrl.core.arguments import checked
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.limits import training_problems
 from jaxrl.core.run_state import RunState
-from jaxrl.core.types import Algorithm, Environment, Metrics, env_spec, num_agents
+from jaxrl.core.types import Algorithm, Environment, Metrics
 from jaxrl.parallel.anakin import Anakin
-from jaxrl.parallel.experience import dataset_problems
 from jaxrl.parallel.program import Program
 from jaxrl.parallel.rollout import rollout_length
 from jaxrl.run.settings import RunSettings
+from jaxrl.sweeps.distributions import COUNT
 
 
-@whole_arguments
+@checked(total_steps=COUNT, num_envs=COUNT)
 def make_train(
     algo: Algorithm | str,
     env: Environment | str,
@@ -33,33 +30,33 @@ def make_train(
     num_envs: int | None = None,
     topology: Anakin | None = None,
 ) -> Callable[[jax.Array], tuple[RunState, Metrics]]:
-    """Return a training run as a pure function, to `jit` and `vmap`.
+    """Return a training run as a pure function, for `jit` and `vmap`.
 
         train = jax.jit(jax.vmap(jaxrl.make_train(jaxrl.PPO(), "gymnax:CartPole-v1", total_steps=500_000)))
         state, metrics = train(jax.random.split(jax.random.key(0), 16))
 
-    `algo` may hold tracers, so a function of a learning rate can build its own run. Every run is on one device; use
-    `jaxrl.sweep` to run on several. Under `vmap` a run equals the single run of its key up to rounding, not bit for bit
-    (seen with PPO and SAC: batched products round differently). A run with a replay in the host's memory can be
-    compiled, but not mapped.
+    `algo` may contain tracers, so a function of a learning rate can build its own run. Every run uses one device; use
+    `jaxrl.sweep` for several devices. Under `vmap` a run equals the single run with its key up to rounding, not bit for
+    bit (observed with PPO and SAC: batched products round differently). A run with a replay buffer in host memory can
+    be compiled, but not mapped.
 
     Args:
       algo, env, total_steps: as for `jaxrl.train`; JAX environments only.
-      num_envs: number of environments, if no topology is given; None: as in `jaxrl.train`.
+      num_envs: number of environments if `topology` is None; None: as in `jaxrl.train`.
       topology: `Anakin` on one device.
 
     Returns:
-      key -> (state, metrics); each metric has one entry per iteration, NaN where no episode ended.
+      key -> (state, metrics); each metric has one entry per iteration, NaN if no episode ended in it.
 
     Raises:
-      ConfigError: all invalid settings.
+      ConfigError: lists all invalid settings.
     """
     return partial(_run, bind_run(RunSettings.of(locals())))
 
 
 def _run(run, key):
-    # The compiler folds constants into others, which rounds differently. With the barrier the run is equal bit for bit
-    # to that of `train` and `sweep`.
+    # The compiler folds constants, which rounds differently. With the barrier, the run is bit for bit that of `train`
+    # and `sweep`.
     algo, env, total_steps_per_env = jax.lax.optimization_barrier(
         (
             jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), run.algo),
@@ -72,11 +69,11 @@ def _run(run, key):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CompiledRun:
-    """A run that is one compiled program: its settings, its program and its length.
+    """A run as one compiled program.
 
     Attributes:
-      settings: resolved, for one device.
-      algo, env: the same as in the settings.
+      settings: the resolved settings, for one device.
+      algo, env: the algorithm and the environment of the settings.
       program: the program of the run.
       rows: environment steps of an iteration, over all environments.
       iterations: number of iterations of the run.
@@ -91,10 +88,11 @@ class CompiledRun:
 
     @property
     def total_steps_per_env(self) -> int:
+        """Steps of each environment in the whole run."""
         return self.iterations * rollout_length(self.algo)
 
     def steps(self, points: int) -> list[int]:
-        """Return the environment steps at `points` points, evenly over the iterations."""
+        """Return the environment steps at `points` points, spaced evenly over the iterations."""
         return [self.rows * (self.iterations * point // points) for point in range(1, points + 1)]
 
     def config(self, seed: int | None) -> dict[str, Any]:
@@ -107,24 +105,21 @@ def bind_run(settings: RunSettings) -> CompiledRun:
     """Return the run as one compiled program.
 
     Raises:
-      ConfigError: all invalid settings.
+      ConfigError: lists all invalid settings.
     """
-    algo, env = as_algorithm(settings.algo), envs.prepared(settings.env)
-    topology = settings.topology or Anakin(settings.num_envs, devices=1)
+    settings = settings.prepared()
+    env, topology = settings.env, settings.topology
     if not isinstance(env, Environment):
         raise ConfigError(f"{env.name} is stepped on the host and cannot be part of a compiled run; use jaxrl.train")
     if topology.devices not in (None, 1):
-        raise ConfigError(f"devices={topology.devices}: here every run is on one device; use devices=1")
-    if problems := training_problems(total_steps=settings.total_steps, num_envs=topology.num_envs):
-        raise ConfigError(problems)
-    topology = dataclasses.replace(topology, devices=1).resolve(algo, num_agents(env))
-    algo = algo.resolve(env_spec(env), topology.num_envs or 0)
-    if problems := dataset_problems(algo, env_spec(env), 0.0, dataset=False):
-        raise ConfigError(problems)
-    program = topology.bind(algo, env, processes=1)
-    rows, settings = program.steps_per_iteration(algo), settings.replace(algo=algo, env=env, topology=topology)
+        raise ConfigError(f"devices={topology.devices}: each run uses one device here; use devices=1")
+    settings = settings.replace(topology=dataclasses.replace(topology, devices=1)).resolved()
+    algo = settings.algo
+    program = settings.topology.bind(algo, env, processes=1)
+    rows = program.steps_per_iteration(algo)
     if (iterations := -(-settings.total_steps // rows)) >= 2**31:
         raise ConfigError(
-            f"total_steps={settings.total_steps}: a compiled run has fewer than 2^31 iterations; use jaxrl.train"
+            f"total_steps={settings.total_steps} needs {iterations:,} iterations, but a compiled run must have fewer "
+            "than 2^31; use jaxrl.train"
         )
     return CompiledRun(settings, algo, env, program, rows, iterations)

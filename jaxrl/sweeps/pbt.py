@@ -3,30 +3,26 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import jax
 import numpy as np
 
 from jaxrl.algos.base import as_algorithm, replace
-from jaxrl.core import keys
-from jaxrl.core.arguments import whole_arguments
-from jaxrl.core.config import encode
+from jaxrl.core import arguments, interrupts, keys, limits
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.interrupts import interruptible
-from jaxrl.core.limits import checked_seed, count_problems, seed_problems
 from jaxrl.core.schedules import PiecewiseConstant, is_schedule
 from jaxrl.core.types import Algorithm, Environment
-from jaxrl.envs.configs import to_config
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.plots.lineage import Lineage, plot_lineage
 from jaxrl.run.loggers import write_csv
 from jaxrl.run.settings import RunSettings
+from jaxrl.sweeps.distributions import COUNT
 from jaxrl.sweeps.make_train import CompiledRun, bind_run
 from jaxrl.sweeps.population import Population, Score, Selection
 from jaxrl.sweeps.results import SweepResult, leave
 from jaxrl.sweeps.search_spaces import Range, ends, search_space
-from jaxrl.sweeps.sweep_loop import gathered, opened_session, settings_problems, train_many
+from jaxrl.sweeps.sweep_loop import gathered, identity_of, opened_session, settings_problems, train_many
 from jaxrl.sweeps.vectorized import VectorizedRuns, devices_and_mapping
 
 if TYPE_CHECKING:
@@ -39,14 +35,14 @@ _INTERVALS = 20  # the default number of intervals of a run
 class PBTResult(SweepResult):
     """The result of population-based training: its members as the configurations of a sweep with one seed.
 
-    `configurations` are the hyperparameters of each member at the end, `metrics` the curves of its place in the
-    population, and `returns` the final evaluation by which the winner is chosen.
+    `configurations` are the hyperparameters of each member at the end, `metrics` the curves of its slot in the
+    population, and `returns` the final evaluation that determines the winner.
 
     Attributes:
-      lineage: the parent of each member, the scores and the hyperparameters of every interval.
-      fresh_returns: (episodes,) returns of the winner in fresh episodes, used neither in training nor to choose it; NaN
-        if unfinished. Unlike the best of many evaluations, they are not biased upwards by the choice.
-      member_seeds: seeds of the runs that the members are before they copy others.
+      lineage: parents, scores and hyperparameters of all members in every interval.
+      fresh_returns: (episodes,) returns of the winner in fresh episodes, used neither for training nor to choose it;
+        NaN if unfinished. Unlike the best of many evaluations, they are not biased upwards by the choice.
+      member_seeds: the seed of each member's run, until it copies another member.
     """
 
     _MEMBER = "member {}"
@@ -73,19 +69,19 @@ class PBTResult(SweepResult):
     def schedules(self) -> dict[str, PiecewiseConstant]:
         """The hyperparameters of the winner's lineage over the run, for a later run: `jaxrl.PPO(**result.schedules)`.
 
-        If a hyperparameter is itself a schedule, its value in the middle of each interval counts.
+        If a hyperparameter is itself a schedule, its value in the middle of each interval is used.
         """
         return {name: self.lineage.schedule(name) for name in self.lineage.hyperparameters}
 
     def plot(self, path: str | Path | None = None, *, metric: str | None = None) -> "Chart":
-        """Draw scores and hyperparameters over the steps, the copies, and the lineage of the winner.
+        """Plot scores and hyperparameters over the steps, with the copies and the lineage of the winner.
 
         Args:
-          path: file for the picture, if any; its suffix sets the format.
-          metric: draw the curve of each member instead; one of `metrics`.
+          path: image file to write, or None; its suffix sets the format.
+          metric: plot the curves of this metric of all members instead; one of `metrics`.
 
         Raises:
-          ConfigError: there is no such metric, or pictures have no such format.
+          ConfigError: the metric does not exist, or the format is not supported.
         """
         if metric is not None:
             return super().plot(path, metric=metric)
@@ -107,8 +103,8 @@ class PBTResult(SweepResult):
         ]
 
 
-@interruptible
-@whole_arguments
+@interrupts.interruptible
+@arguments.whole_arguments
 def pbt(
     algo: Algorithm | str,
     env: Environment | str,
@@ -138,73 +134,88 @@ def pbt(
     """Train a population in one program, in which the worst members copy the best ones and vary their hyperparameters.
 
     Population-based training (Jaderberg et al., 2017, arXiv:1711.09846) with truncation selection: every
-    `exploit_every` steps the worst fraction of the members copies the learner (parameters, optimizer, normalization) of
-    members drawn from the best fraction. A copy goes on in its own environments, with hyperparameters that are beside
-    those that it copied, or drawn from the space. So settings become schedules within one training.
+    `exploit_every` steps, each of the worst members copies the learner (parameters, optimizer, normalization) of a
+    random member of the best ones. It continues in its own environments, with hyperparameters that are perturbed or
+    sampled again. Settings thus become schedules within a single training.
 
-    Until it copies another one, a member is the run of its seed and settings that `jaxrl.train` makes. The same
-    population is the same on any number of devices where runs are mapped in turn. With several processes each trains a
-    part of the members, and all have the result.
+    Until it copies another one, a member is the run of `jaxrl.train` with its seed and settings. If runs are mapped in
+    turn, a population is the same on any number of devices. With several processes, each trains a part of the members,
+    and all return the complete result.
 
     Args:
-      algo, env, num_envs, topology: of every member, as for `make_train`.
+      algo, env, num_envs, topology: settings of every member, as for `make_train`.
       total_steps: environment steps of every member.
       population: number of members.
-      exploit_every: environment steps of a member between two rounds of copies; the rounds lie evenly over the run's
-        iterations. None: a twentieth of the run.
-      score: what members are compared by: "training", the mean return of the episodes that ended since the last round,
-        or "evaluation", that of `evaluation_episodes` other episodes each time, the same for all members.
-      fraction: part of the members that copies, and that may be copied; at least one member.
-      factor: a copied hyperparameter is multiplied by it or divided, within its range; of a uniform range it moves by
-        ln(factor) of the width, of a list to a neighbor.
-      resample: probability that a copied hyperparameter is drawn from its range instead.
-      exploit_from: part of the run before which only members that failed copy others: the first episodes say little of
-        settings, least where a replay fills.
-      copy_replay: a copy has the replay of the member that it copied, too, rather than its own.
+      exploit_every: environment steps of a member between rounds of copies, which are spaced evenly over the
+        iterations; None: a twentieth of the run.
+      score: score of a member: "training", the mean return of the episodes that ended since the last round, or
+        "evaluation", the mean return of `evaluation_episodes` other episodes in each round, the same for all members.
+      fraction: fraction of the members that copy others, and of those that may be copied; at least one member each.
+      factor: factor that a copied hyperparameter is multiplied or divided by, within its range; in a uniform range it
+        moves by ln(factor) of the width, in a list to a neighbor.
+      resample: probability that a copied hyperparameter is sampled from its range instead.
+      exploit_from: fraction of the run in which only failed members copy others, since early returns say little about
+        settings, especially while a replay buffer fills.
+      copy_replay: also copy the replay buffer.
       seed: seed of all random numbers of the population.
-      devices: number of devices of this process to use; None: all of them. On a CPU, JAX is asked for one device per
-        core if it has not started yet.
-      mapping: how the members of one device are mapped: "vmap", "in_turn", or None for the faster on this platform.
-      evaluation_episodes: complete episodes of each evaluation. At the end one of all members chooses the winner, which
-        then plays as many others.
+      devices: number of devices of this process to use; None: all. On a CPU, JAX is set up with one device per core,
+        unless it has started already.
+      mapping: how the members of one device are mapped: "vmap", "in_turn", or None for the faster one on this platform.
+      evaluation_episodes: complete episodes of each evaluation. At the end, an evaluation of all members determines the
+        winner, which then plays the same number of fresh episodes.
       explore_in_evaluation: sample actions as in training in these evaluations.
-      run_dir: keeps checkpoints here, from which the same call goes on after it was killed or interrupted, bit for bit;
-        at the end also the lineage, the curves, the table, a picture and the winner's policy; one process only. None:
-        nothing is kept.
-      checkpoint_every: environment steps of a member between two checkpoints, in whole rounds; None: a tenth of all.
+      run_dir: directory for checkpoints, from which the same call resumes bit for bit after it was killed or
+        interrupted, and for the final lineage, curves, table, plot and the winner's policy; one process only. None:
+        nothing is saved.
+      checkpoint_every: environment steps of a member between checkpoints, which are saved after rounds; None: a tenth
+        of the run.
       overwrite: delete an earlier population in `run_dir` and start again.
       progress: show a progress bar.
-      **space: hyperparameters, in place of those of `jaxrl.tune`'s table or beside them: `LogUniform`, `Uniform`, a
-        list of numbers or of schedules of one kind, or a single value, which is then fixed. Traced fields only.
+      **space: hyperparameters, replacing or extending the default space of `jaxrl.tune`: `LogUniform`, `Uniform`, a
+        list of numbers or of schedules of one kind, or a single value, which fixes the field. Traced fields only.
 
     Raises:
-      ConfigError: all invalid settings.
-      RunDirectoryError: `run_dir` is in use, holds another population or something else, or a file of somebody else
+      ConfigError: lists all invalid settings.
+      RunDirectoryError: `run_dir` is in use, contains anything but this population, or a file not written by jaxrl
         under a name that jaxrl uses.
-      KeyboardInterrupt, SystemExit: Ctrl-C; SIGTERM or a closed terminal; once what there is was saved in `run_dir`.
+      KeyboardInterrupt, SystemExit: after Ctrl-C; after SIGTERM or when the terminal is closed. Progress is saved in
+        `run_dir` first.
     """
     devices, mapping = devices_and_mapping(devices, mapping)
     run, selection = RunSettings.of(locals()), Selection(fraction, factor, resample, exploit_from, score, copy_replay)
-    problems = count_problems(exploit_every=(exploit_every, 1)) + settings_problems("a population", run, space)
-    problems += selection.problems(population) + seed_problems("seed", seed)
-    if problems:
+    problems = arguments.problems_of(
+        pbt,
+        locals(),
+        total_steps=COUNT,
+        population={"low": 2},
+        exploit_every=COUNT,
+        score={"choices": get_args(Score)},
+        fraction={"above": 0, "high": 0.5},
+        factor={"above": 1},
+        resample={"low": 0, "high": 1},
+        exploit_from={"low": 0, "below": 1},
+        evaluation_episodes=COUNT,
+        checkpoint_every=COUNT,
+    )
+    if problems := problems + settings_problems("a population", run, space):
         raise ConfigError(problems)
-    seed = checked_seed("seed", seed)
+    seed = limits.checked_seed("seed", seed)
     first, ranges = _bound(run.replace(algo=as_algorithm(run.algo)), space)
     every = run.total_steps / _INTERVALS if exploit_every is None else exploit_every
     points = min(max(1, round(run.total_steps / every)), first.iterations)
     if points > 1_000_000:  # the scores and hyperparameters of each are recorded
-        raise ConfigError(f"exploit_every={exploit_every} makes {points:,} rounds, too many to record; raise it")
+        raise ConfigError(
+            f"exploit_every={exploit_every} results in {points:,} rounds, but at most 1,000,000 can be recorded; "
+            "increase exploit_every"
+        )
     if points - 1 < max(1, exploit_from * points - 1e-9):
         raise ConfigError(
             f"total_steps={run.total_steps} with exploit_every={exploit_every} and exploit_from={exploit_from:g}: no "
-            f"member would copy another before the end; the run is of {first.iterations} iterations of {first.rows} "
-            "steps, and needs two or more, with exploit_every of at most half of its steps, and an earlier exploit_from"
+            f"member would copy another before the end of the {first.iterations} iterations of {first.rows} steps; use "
+            "at least two iterations, exploit_every of at most half of the steps, and a smaller exploit_from"
         )
 
-    identity = {"algorithm": encode(first.algo), "topology": encode(first.settings.topology), "seed": seed}
-    identity["environment"] = to_config(first.env)
-    identity |= {"mapping": mapping, "total_steps": run.total_steps, "points": points, "population": population}
+    identity = identity_of(first.settings, mapping) | {"seed": seed, "points": points, "population": population}
     identity |= dataclasses.asdict(selection) | {"space": {name: repr(values) for name, values in ranges.items()}}
     members = VectorizedRuns(first.program, devices, mapping, -(-population // jax.process_count()))
     evolution = Population(members, first, ranges, selection, members=population, seed=seed, points=points)
@@ -224,15 +235,15 @@ def pbt(
 
 
 def _bound(run: RunSettings, space: Mapping[str, Any]) -> tuple[CompiledRun, dict[str, Range]]:
-    """Return the run of every member, without its hyperparameters, and their ranges.
+    """Return the compiled run shared by all members, and the ranges of their hyperparameters.
 
     Raises:
-      ConfigError: all invalid settings.
+      ConfigError: lists all invalid settings.
     """
     fields = {field.name: field for field in dataclasses.fields(run.algo)}
     problems = [
-        f"{name}: static fields change the program, which all members share; set one value, or try several with "
-        f"jaxrl.sweep({name}=[...])"
+        f"{name} is a static field, which determines the program that all members share; set one value, or try several "
+        f"with jaxrl.sweep({name}=[...])"
         for name, values in space.items()
         if name in fields
         and not fields[name].metadata.get("pytree_node", True)
@@ -254,12 +265,12 @@ def _bound(run: RunSettings, space: Mapping[str, Any]) -> tuple[CompiledRun, dic
         if len(found) > 1
     ]:
         raise ConfigError(problems)
-    assert first is not None  # a space has at least one
+    assert first is not None  # search_space returns at least one range
     return first, ranges
 
 
 def _result(part, first, population, seed, seeds, figures) -> PBTResult:
-    """Return the result of a population, with all its members."""
+    """Return the result of a trained population."""
     members, record = population.members, population.record
     steps = np.asarray(first.steps(len(record["parents"])))
     middles = (steps + np.asarray([0, *steps[:-1]])) / (2 * steps[-1])
@@ -274,25 +285,19 @@ def _result(part, first, population, seed, seeds, figures) -> PBTResult:
         dataclasses.replace(first, settings=first.settings.replace(algo=replace(first.algo, **one))).config(None)
         for one in configurations
     ]
-    learners = jax.device_get(part["learner"])  # a row of an array on several devices would lose the sign of zeros
-    lineage = Lineage(steps, first.rows, record["scores"], record["parents"], values, 0)
-    result = PBTResult(
+    learners = jax.device_get(part["learner"])  # indexing an array on several devices loses the sign of zeros
+    result = SweepResult(
         configurations=configurations,
         seeds=[seed],
         steps=np.tile(steps, (members, 1)),
         metrics={name: curve[:members, None] for name, curve in sorted(part["metrics"].items())},
         returns=part["returns"][:members, None],
-        failed=part["failed"][:members, -1:],  # members that failed earlier have copied others since
+        failed=part["failed"][:members, -1:],  # members that failed earlier then copied others
         learners=[jax.tree.map(lambda x, member=member: x[member][None], learners) for member in range(members)],
         configs=configs,
         **figures,
-        lineage=lineage,
-        fresh_returns=part["fresh"][0],
-        member_seeds=seeds,
     )
-    if (best := result._best_run()) is None:
-        return dataclasses.replace(result, fresh_returns=np.full_like(part["fresh"][0], np.nan))
-    winner = best[0]
-    return dataclasses.replace(
-        result, lineage=dataclasses.replace(lineage, winner=winner), fresh_returns=part["fresh"][winner]
-    )
+    winner, _ = result.best_run() or (0, 0)
+    lineage = Lineage(steps, first.rows, record["scores"], record["parents"], values, winner)
+    fresh = np.where(np.isfinite(result.scores[winner]), part["fresh"][winner], np.nan)
+    return PBTResult(**vars(result), lineage=lineage, fresh_returns=fresh, member_seeds=seeds)

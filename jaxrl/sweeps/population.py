@@ -1,23 +1,20 @@
-"""Exploit and explore of population-based training (Jaderberg et al., 2017, arXiv:1711.09846), between two points.
+"""Exploit and explore steps of population-based training (Jaderberg et al., 2017, arXiv:1711.09846).
 
-Decisions are made on the host, from the scores of all members and a key that is folded with the point; states are
-copied on the devices.
+The host decides, from the scores of all members and a key folded with the point; states are copied on the devices.
 """
 
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
 from jaxrl.algos.base import replace
-from jaxrl.core import keys
-from jaxrl.core.limits import count_problems, number_problems
+from jaxrl.core import keys, schedules
 from jaxrl.core.report import Report
 from jaxrl.core.run_state import RunState
-from jaxrl.core.schedules import is_schedule
 from jaxrl.parallel.multihost import distributed
 from jaxrl.sweeps.distributions import Distribution, LogUniform, Uniform
 from jaxrl.sweeps.make_train import CompiledRun
@@ -32,12 +29,12 @@ class Selection:
     """The truncation selection of members, and the exploration of a copy's hyperparameters.
 
     Args:
-      fraction: fraction of the members that copies, at least one; each copies one of as many of the best.
-      factor: a copied hyperparameter is multiplied or divided by it.
+      fraction: fraction of the members that copy others, and of those that may be copied; at least one member each.
+      factor: factor that a copied hyperparameter is multiplied or divided by.
       resample: probability that a copied hyperparameter is sampled from its range instead.
-      exploit_from: part of the run before which only failed members copy: early returns say little about settings.
-      score: the score that members are compared by.
-      copy_replay: whether a copy includes the replay.
+      exploit_from: fraction of the run in which only failed members copy others.
+      score: how members are scored.
+      copy_replay: whether the replay buffer is copied too.
     """
 
     fraction: float
@@ -47,30 +44,13 @@ class Selection:
     score: Score = "training"
     copy_replay: bool = False
 
-    def problems(self, population: int) -> list[str]:
-        """Explain which settings are out of range, one line each."""
-        problems = count_problems(population=(population, 2))
-        problems += number_problems("fraction", self.fraction, {"above": 0, "high": 0.5})
-        problems += number_problems("factor", self.factor, {"above": 1})
-        problems += number_problems("resample", self.resample, {"low": 0, "high": 1})
-        problems += number_problems("exploit_from", self.exploit_from, {"low": 0, "below": 1})
-        if self.score not in get_args(Score):
-            problems.append(f"score={self.score!r} is not one of {', '.join(map(repr, get_args(Score)))}")
-        if not isinstance(self.copy_replay, bool):
-            problems.append(f"copy_replay={self.copy_replay!r:.80} must be True or False")
-        return problems
-
-    def truncated(self, members: int) -> int:
-        """Return the number of members that copy, and the most that are copied: the fraction, and at least one."""
-        return max(int(self.fraction * members + 1e-9), 1)  # 0.29 * 100 is 28.999999999999996
-
     def parents(self, rng: np.random.Generator, scores: np.ndarray, failed: np.ndarray) -> np.ndarray:
-        """Return the member that each member copies, itself for most.
+        """Return the member that each member copies: most copy themselves, that is, remain unchanged.
 
         Args:
-          rng: chooses among the best.
-          scores: (population,), higher is better; a member with NaN has no score, and neither copies nor is copied.
-          failed: bool (population,): failed members count as the worst, and all copy.
+          rng: samples from the best members.
+          scores: (population,), higher is better; a member with NaN neither copies nor is copied.
+          failed: bool (population,): failed members count as the worst, and all of them copy others.
 
         Returns:
           int32 (population,).
@@ -78,7 +58,8 @@ class Selection:
         parents = np.arange(len(scores), dtype=np.int32)
         ranked = [int(member) for member in np.argsort(np.where(failed, -np.inf, scores), kind="stable")]
         ranked = [member for member in ranked if failed[member] or not np.isnan(scores[member])]
-        size = min(self.truncated(len(scores)), len(ranked) // 2)
+        most = max(int(self.fraction * len(scores) + 1e-9), 1)  # 0.29 * 100 is 28.999999999999996
+        size = min(most, len(ranked) // 2)
         best = [member for member in ranked[len(ranked) - size :] if not failed[member]]
         if best:
             worst = [member for place, member in enumerate(ranked) if place < size or failed[member]]
@@ -88,7 +69,7 @@ class Selection:
     def explored(
         self, rng: np.random.Generator, hyperparameters: Sequence["Hyperparameter"], values: np.ndarray
     ) -> np.ndarray:
-        """Return the explored values of a copy of a member with these values, float32 (hyperparameters,)."""
+        """Return perturbed or resampled values for a copy of a member with `values`, float32 (hyperparameters,)."""
         found = []
         for one, value in zip(hyperparameters, values, strict=True):
             if rng.random() < self.resample:
@@ -100,7 +81,7 @@ class Selection:
 
 @dataclasses.dataclass(frozen=True)
 class Hyperparameter:
-    """A field of the algorithm that differs by member, as one number; for a list, the index.
+    """A field of the algorithm that differs by member, represented by one number: its value, or its index in a list.
 
     Args:
       name: the field's name.
@@ -111,16 +92,16 @@ class Hyperparameter:
     values: Range
 
     def drawn(self, rng: np.random.Generator) -> float:
-        """Return a sample from the range's distribution."""
+        """Return a random value."""
         if isinstance(self.values, Distribution):
             return self.values.draw(rng)
         return float(rng.integers(len(self.values)))
 
     def perturbed(self, value: float, factor: float) -> float:
-        """Return a value next to this one on the scale of the range, clipped to the range.
+        """Return a value near this one, clipped to the range.
 
-        For a logarithmic range it is `factor` times the value; for a uniform range it is ln(factor) of the width away,
-        so that a factor and its inverse move equally far; for a list it is the next or the previous value.
+        In a logarithmic range it is `factor` times the value. In a uniform range it moves by ln(factor) of the width,
+        so that a factor and its inverse move equally far. In a list it is the next or the previous value.
         """
         if isinstance(self.values, LogUniform):
             return min(max(value * factor, self.values.low), self.values.high)
@@ -130,29 +111,29 @@ class Hyperparameter:
         return min(max(value + math.copysign(1, factor - 1), 0.0), len(self.values) - 1.0)
 
     def setting(self, value: float) -> Any:
-        """Return the field's setting for this value."""
+        """Return the setting of the field that this value represents."""
         return value if isinstance(self.values, Distribution) else self.values[int(value)]
 
     def number(self, value: float, progress: float) -> float:
-        """Return the field's number for this value; for a schedule, its number at `progress`."""
+        """Return the setting as a number; for a schedule, its number at `progress`."""
         setting = self.setting(value)
-        return float(setting(progress)) if is_schedule(setting) else float(setting)
+        return float(setting(progress)) if schedules.is_schedule(setting) else float(setting)
 
 
 class Population:
-    """The members of a population between two points: their hyperparameters, their copies, and a record of both.
+    """The members of a population, with a record of their hyperparameters, scores and copies.
 
     Args:
       many: the compiled program of this process's members.
-      run: the run of any member, without the hyperparameters.
+      run: the run of any member.
       space: the range of each hyperparameter, by field.
-      selection: chooses the copies, and explores their hyperparameters.
+      selection: selects the copies and explores their hyperparameters.
       members: number of members over all processes.
       seed: the population's seed.
-      points: number of points; at each except the last, members may copy others.
+      points: number of points; at each point except the last, members may copy others.
 
     Attributes:
-      mine: the members of this process, the same number on every process, so the last ones may repeat.
+      mine: the members of this process. Each process has the same number, so the last member may be repeated.
       record: "values" (points, hyperparameters, population) in the interval before each point; "scores" (points,
         population) at its end; and "parents" (points, population), the member that each member then copied, or itself.
     """
@@ -182,6 +163,7 @@ class Population:
 
     @property
     def members(self) -> int:
+        """The number of members over all processes."""
         return self.record["parents"].shape[1]
 
     def settings(self, point: int, member: int) -> dict[str, Any]:
@@ -194,10 +176,10 @@ class Population:
         return self._many.stack([replace(self._run.algo, **self.settings(point, member)) for member in self.mine])
 
     def step(self, point: int, algos: Any, states: RunState, report: Report) -> RunState:
-        """Let the worst members copy the best ones, and explore their hyperparameters: exploit and explore.
+        """Return the states after the worst members copied the best ones (exploit) and changed settings (explore).
 
         Args:
-          point: the current point of the members.
+          point: the current point.
           algos: algorithms of this process's members in the interval before it.
           states: states of these members; donated.
           report: report of these members since the previous point.
@@ -216,7 +198,7 @@ class Population:
         for member, _ in copies:
             values = record["values"][point + 1, :, member]
             record["values"][point + 1, :, member] = self._selection.explored(rng, self.hyperparameters, values)
-        # In a failed member, the environments and the replay may hold values that are not finite, too.
+        # The environments and the replay buffer of a failed member may also contain values that are not finite.
         whole = [(member, parent) for member, parent in copies if failed[member]]
         part = {"learner": states.learner} | ({"buffers": states.buffers} if self._selection.copy_replay else {})
         states = states.replace(**self._many.copied(part, [copy for copy in copies if copy not in whole]))
@@ -225,7 +207,7 @@ class Population:
         return self._many.copied(states.replace(key=None), whole).replace(key=states.key)
 
     def evaluate(self, algos: Any, learners: Any, point: int) -> np.ndarray:
-        """Return the returns (members, episodes) of this process's members in a point's episodes, the same for all."""
+        """Return the returns (members, episodes) of this process's members, all in the same episodes of a point."""
         key = keys.population_key(self._root, point)
         return self._many.evaluate(algos, learners, self._many.stack([key] * self._many.runs), self._run.settings)
 
@@ -234,7 +216,7 @@ class Population:
         return np.random.default_rng(words.ravel().tolist())
 
     def _scores(self, point, algos, states, report):
-        """Return the score of every member, and whether it failed."""
+        """Return the score of every member, and whether it failed, over all processes."""
         runs = self._many.runs
         if self._selection.score == "evaluation":
             returns = self.evaluate(algos, states.learner, point)

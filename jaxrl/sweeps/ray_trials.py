@@ -1,4 +1,4 @@
-"""Concurrent trials of a search, each trained by a Ray actor; the search itself stays in this process."""
+"""Concurrent trials of a search, trained by Ray actors; the search itself runs in this process."""
 
 import dataclasses
 import warnings
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from jaxrl.core.errors import ConfigError, NonFiniteError, PeerError
-from jaxrl.core.limits import amount_problems, count_problems
 from jaxrl.parallel.mesh import use_cpu_devices
 from jaxrl.parallel.ray.cluster import START_TIMEOUT, actor_class, connect, free, kill, room
 from jaxrl.run.compile_cache import keep_compiled_programs
@@ -22,11 +21,11 @@ Evaluations = Callable[[dict[str, Any]], Iterator[tuple[float, bool]]]
 
 @dataclasses.dataclass(frozen=True)
 class Actors:
-    """The Ray actors of a search.
+    """Settings of the Ray actors of a search.
 
     Args:
-      cpus_per_run, gpus_per_run: resources that Ray reserves for each.
-      max_concurrent: the most actors at once; None: as many as the cluster has room for.
+      cpus_per_run, gpus_per_run: resources that Ray reserves for each actor.
+      max_concurrent: maximum number of actors at once; None: as many as fit on the cluster.
       address: the cluster's address; None: RAY_ADDRESS if set, otherwise a cluster of only this machine.
     """
 
@@ -41,13 +40,10 @@ class Actors:
         return max(1, int(self.gpus_per_run or self.cpus_per_run))
 
     def problems(self, devices: int | None) -> list[str]:
-        """Return one line for each error in these settings, and in `devices` for each actor."""
-        found = amount_problems(cpus_per_run=self.cpus_per_run, gpus_per_run=self.gpus_per_run)
-        found += count_problems(max_concurrent=(self.max_concurrent, 1), devices=(devices, 1))
-        if found:
-            return found
+        """Return one line for each conflict between these settings and `devices`, the number for each actor."""
+        found = []
         if self.max_concurrent is None and not self.cpus_per_run and not self.gpus_per_run:
-            found.append("cpus_per_run=0 and gpus_per_run=0 fit any number of times; set max_concurrent")
+            found.append("cpus_per_run=0 and gpus_per_run=0 do not limit the number of actors; set max_concurrent")
         if self.gpus_per_run and devices is not None and devices > self.devices:
             found.append(
                 f"devices={devices} must be at most {self.devices}, the GPUs of gpus_per_run={self.gpus_per_run:g}"
@@ -63,15 +59,15 @@ def side_by_side(
     devices: int,
     report: Callable[[int, Trial], None],
 ) -> None:
-    """Run trials until the study has `trials` of them, several at once.
+    """Run several trials at once until the study has `trials` of them.
 
     If an actor is lost or raises an unexpected error, its trial has failed, and another actor replaces it.
 
     Args:
-      study: chooses the settings, and the trials to prune.
-      evaluations: as in `Study.run`; every actor has a copy of it.
-      trials: number of trials, including those that ended before.
-      how: the actors.
+      study: chooses the settings and the trials to prune.
+      evaluations: as in `Study.run`; every actor has a copy.
+      trials: number of trials, including those that ended earlier.
+      how: settings of the actors.
       devices: number of devices that each actor splits its CPU into.
       report: called with the number of each trial that ended, and the trial.
 
@@ -81,10 +77,10 @@ def side_by_side(
     """
     ray = connect(how.address)
     cls = actor_class(ray, TrialActor, how.cpus_per_run, how.gpus_per_run)
-    # In a list, so that it is not read before the actor's own first line: reading arrays starts JAX.
+    # In a list, so that Ray does not read it before the actor's own code runs: reading arrays starts JAX.
     arguments = [ray.put(evaluations)], devices, how.gpus_per_run > 0
     actors: list[Any] = []
-    pending: dict[Any, tuple[Any, UnderWay | None]] = {}  # requests to actors, with the trial; None: to start
+    pending: dict[Any, tuple[Any, UnderWay | None]] = {}  # requests to actors, with the trial; None: start-up
 
     def start():
         actors.append(cls.remote(*arguments))
@@ -107,8 +103,8 @@ def side_by_side(
                 kill(ray, actor)
                 if under_way is None:
                     if not pending:
-                        raise PeerError(f"no process could be started for the trials: {outcome.__cause__ or outcome}")
-                    what = f"a process could not be started for the trials: {outcome}"
+                        raise PeerError(f"no process for trials could be started: {outcome.__cause__ or outcome}")
+                    what = f"a process for trials could not be started: {outcome}"
                     warnings.warn(what, RuntimeWarning, stacklevel=3)
                 elif study.begun < trials:
                     start()
@@ -121,7 +117,7 @@ def side_by_side(
 
 
 class TrialActor:
-    """The class of Ray actors that train one trial after another, each until its next evaluation.
+    """A Ray actor that trains one trial after another; each call trains until the next evaluation.
 
     Args:
       evaluations: Ray's reference to the function, in a list.
@@ -147,7 +143,7 @@ class TrialActor:
 
 
 def _first(ray, pending):
-    """Return the first pending request that is answered.
+    """Return the first pending request that completes.
 
     Raises:
       ConfigError: no trial is running, and no actor could be started in time.
@@ -156,13 +152,14 @@ def _first(ray, pending):
     ready, _ = ray.wait(list(pending), timeout=None if trained else START_TIMEOUT)
     if not ready:
         raise ConfigError(
-            f"no trial found a place within {START_TIMEOUT:g} s; {free(ray)}; use fewer for each run, or add machines"
+            f"no process for trials started within {START_TIMEOUT:g} s; {free(ray)}; reduce cpus_per_run and "
+            "gpus_per_run, or add machines"
         )
     return ready[0]
 
 
 def _outcome(ray, reference):
-    """Return the answer, or the error that prevented it."""
+    """Return the result of a request, or the error that prevented it."""
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:

@@ -1,4 +1,4 @@
-"""Records of saved runs as rows of a table: single runs, and those of sweeps and searches."""
+"""Records of saved runs, as rows of a table: single runs, and the runs of sweeps and searches."""
 
 import dataclasses
 import math
@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl.core.errors import ConfigError
 from jaxrl.plots.labels import EVALUATION, Run, differing_settings, once
-from jaxrl.run.directory import sweep_directory
-from jaxrl.run.directory.run_directory import with_new_fields
-from jaxrl.run.directory.run_status import is_number, read_result
+from jaxrl.run.directory import run_directory, run_status, sweep_directory
 from jaxrl.run.plotting import as_run, named, read_runs
 from jaxrl.sweeps.tables import data_frame
 
@@ -18,21 +16,19 @@ if TYPE_CHECKING:
     import pandas
 
 
-@dataclasses.dataclass(frozen=True)
-class Record:
-    """A saved run, and its result.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Record(Run):
+    """A saved run and its result.
 
     Attributes:
-      run: its name, configuration, seed and metrics.
-      family: name shared by runs that can be compared: algorithm and environment, and for trials and members their
+      family: name shared by comparable runs: the algorithm and the environment, and for trials and members also their
         search or population.
-      settings: the settings that differ from other runs of its family, numbers as such and everything else as text.
+      settings: the settings that differ between runs of the family; numbers as such, everything else as text.
       ended: "finished", "pruned", "failed" or the reason in `result.json`; empty if unknown.
       result: the contents of `result.json`, if there is one; for a sweep its "origin", for a population also its
         "lineage".
     """
 
-    run: Run
     family: str
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     ended: str = ""
@@ -40,21 +36,21 @@ class Record:
 
     @property
     def score(self) -> float:
-        """The mean return of the final evaluation; NaN for a run without one, and for a pruned or failed trial."""
-        _, values = self.run.curve(EVALUATION)
+        """The mean return of the final evaluation; NaN without an evaluation, and for pruned and failed trials."""
+        _, values = self.curve(EVALUATION)
         return float(values[-1]) if len(values) and self.ended not in ("pruned", "failed") else math.nan
 
     @property
     def steps(self) -> int:
-        """The environment steps of its last metrics."""
-        return max((int(row["step"]) for row in self.run.rows), default=0)
+        """The environment steps at its last metrics."""
+        return max((int(row["step"]) for row in self.rows), default=0)
 
 
 def read_records(paths: Sequence[str | os.PathLike]) -> list[Record]:
     """Return the runs in directories of runs, sweeps and searches, in the order of the paths.
 
-    The runs of a search are its trials, whose metrics are the mean returns over seeds. A run that is given twice, by
-    its directory and by that of its sweep, counts once (`Run.place`). A population's member has its last settings.
+    The runs of a search are its trials, whose metrics are mean returns over seeds. A run that is given twice, by its
+    directory and by that of its sweep, is returned once (`Run.place`). A member of a population has its last settings.
 
     Raises:
       ConfigError: there are no paths.
@@ -63,11 +59,11 @@ def read_records(paths: Sequence[str | os.PathLike]) -> list[Record]:
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
     if not paths:
-        raise ConfigError("no runs: name at least one run directory")
-    records = once((record.run.place, record) for path, name in named(paths) for record in _read(path, name))
+        raise ConfigError("no runs: pass at least one run directory")
+    records = once((record.place, record) for path, name in named(paths) for record in _read(path, name))
     for members in families(records).values():
-        for record, settings in zip(members, differing_settings([one.run.config for one in members]), strict=True):
-            last = "last " * bool(record.run.member)
+        for record, settings in zip(members, differing_settings([one.config for one in members]), strict=True):
+            last = "last " * bool(record.member)
             record.settings.update({last + name: value for name, value in settings.items()})
     return records
 
@@ -81,13 +77,13 @@ def families(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 
 def to_pandas(paths: Sequence[str | os.PathLike]) -> "pandas.DataFrame":
-    """Return a table of saved runs, sweeps and searches, with a row for each run.
+    """Return a data frame of saved runs, sweeps and searches, with a row for each run.
 
-    The columns are the run, the algorithm, the environment, the settings in which the runs differ, the seed, the
+    The columns are the run, the algorithm, the environment, the settings that differ between runs, the seed, the
     environment steps, and the last value of every metric; "evaluation/return_mean" is that of the final evaluation.
 
     Args:
-      paths: directories of runs, sweeps and searches, or a single one.
+      paths: directories of runs, sweeps and searches, or a single directory.
 
     Raises:
       ConfigError: there are no paths.
@@ -96,19 +92,19 @@ def to_pandas(paths: Sequence[str | os.PathLike]) -> "pandas.DataFrame":
     """
     rows = []
     for record in read_records(paths):
-        run = record.run
-        first = {"run": run.name, "algorithm": run.algorithm, "environment": run.environment}
-        last = first | {"seed": run.seed, "steps": record.steps, "ended": record.ended}
-        rows.append(first | record.settings | last | run.final_metrics())
+        first = {"run": record.name, "algorithm": record.algorithm, "environment": record.environment}
+        last = first | {"seed": record.seed, "steps": record.steps, "ended": record.ended}
+        rows.append(first | record.settings | last | record.final_metrics())
     return data_frame(rows)
 
 
 def _read(path: str | os.PathLike, name: str) -> list[Record]:
+    """Return the runs of a directory, called `name`, without their settings."""
     if sweep_directory.is_search(path):
         config, trials = sweep_directory.read_trials(path)
-        config, most = with_new_fields(config), max((len(trial.returns) for trial in trials), default=1)
+        config, most = run_directory.with_new_fields(config), max((len(trial.returns) for trial in trials), default=1)
         total, algorithm = config.get("total_steps"), config.get("algorithm")
-        steps = total if type(total) is int and is_number(total) else most
+        steps = total if type(total) is int and run_status.is_number(total) else most
         fields = algorithm if isinstance(algorithm, dict) else {}
         found = []
         for number, trial in enumerate(trials):
@@ -118,22 +114,20 @@ def _read(path: str | os.PathLike, name: str) -> list[Record]:
             whole = {key: config[key] for key in ("environment", "topology") if key in config}
             whole |= {"algorithm": fields | trial.settings, "seeds": config.get("seeds")}
             run = as_run(f"{name}, trial {number}", whole, rows)
-            found.append(Record(run, f"{run.title} ({name})", ended=trial.ended))
+            found.append(Record(**vars(run), family=f"{run.title} ({name})", ended=trial.ended))
         return found
     if sweep_directory.is_sweep(path):
         origin, lineage = sweep_directory.read_call(path)["origin"], sweep_directory.read_lineage(path)
         result, family = {"origin": origin, "lineage": lineage}, f" ({name})" * (lineage is not None)
-        return [
-            Record(run, run.title + family, {}, "finished" if _has_score(run) else "failed", result)
-            for run in read_runs(path, name)
-        ]
+        found = [Record(**vars(run), family=run.title + family, result=result) for run in read_runs(path, name)]
+        return [dataclasses.replace(one, ended="finished" if _has_score(one) else "failed") for one in found]
     [run] = read_runs(path, name)
-    result = read_result(path)
+    result = run_status.read_result(path)
+    record = Record(**vars(run), family=run.title, ended=str(result.get("stopped", "")), result=result)
     evaluated = result.get("evaluation", {}).get("return_mean")
-    if isinstance(evaluated, float) and math.isfinite(evaluated) and not _has_score(run):  # evaluated elsewhere
-        last = max((row["step"] for row in run.rows), default=0)
-        run = dataclasses.replace(run, rows=[*run.rows, {"step": last, EVALUATION: evaluated}])
-    return [Record(run, run.title, ended=str(result.get("stopped", "")), result=result)]
+    if isinstance(evaluated, float) and math.isfinite(evaluated) and not _has_score(run):  # by another process
+        record = dataclasses.replace(record, rows=[*run.rows, {"step": record.steps, EVALUATION: evaluated}])
+    return [record]
 
 
 def _has_score(run: Run) -> bool:

@@ -1,4 +1,4 @@
-"""The result of a sweep: scores, a table, curves, and a directory that holds them with the best policy."""
+"""Results of sweeps: scores, tables, curves, and their directory, which also contains the best policy."""
 
 import contextlib
 import dataclasses
@@ -15,12 +15,11 @@ from jaxrl.core.config import encode
 from jaxrl.core.errors import JaxrlError, NonFiniteError, RunDirectoryError, unknown
 from jaxrl.core.types import PyTree
 from jaxrl.plots.curves import EVALUATION, TRAINING, Run, interquartile_mean, plot_runs
-from jaxrl.plots.importance import importance, plot_parallel
 from jaxrl.run.directory import sweep_directory
 from jaxrl.run.loggers import JSONLLogger
 from jaxrl.run.plotting import as_run
 from jaxrl.run.result import opened, origin
-from jaxrl.sweeps.tables import aligned, cells, data_frame, short, write_tables
+from jaxrl.sweeps.tables import Tabulated, cells, data_frame, short, write_tables
 
 if TYPE_CHECKING:
     import pandas
@@ -32,16 +31,16 @@ _STATISTICS = ("IQM", "mean", "std", "min", "max", "training", "score")
 
 
 @dataclasses.dataclass
-class SweepResult:
+class SweepResult(Tabulated):
     """The result of a sweep.
 
     Attributes:
-      configurations: the settings, in order.
-      seeds: the seeds of each.
+      configurations: the settings of each configuration.
+      seeds: the seeds of each configuration.
       steps: environment steps at each point of the curves, shape (configurations, points).
-      metrics: by name, float32 (configurations, seeds, points); NaN where no episode ended.
+      metrics: curves by name, float32 (configurations, seeds, points); NaN where no episode ended.
       returns: returns of the final evaluations, (configurations, seeds, episodes); NaN if unfinished.
-      failed: bool (configurations, seeds): a value was not finite in that run.
+      failed: bool (configurations, seeds): whether a value was not finite in the run.
       learners: the final learner states, leaves (seeds, ...), one tree per configuration.
       steps_per_second: environment steps of all runs per second of training, in the last call that trained them.
       wall_seconds: wall time of that call.
@@ -49,7 +48,7 @@ class SweepResult:
       origin: the command, the machine and the versions of that call.
     """
 
-    _MEMBER = ""  # name in plots of a run whose settings changed, with its number
+    _MEMBER = ""  # format of a member's name in plots, for populations
 
     configurations: list[dict[str, Any]]
     seeds: list[int]
@@ -84,38 +83,38 @@ class SweepResult:
 
     @property
     def interquartile_means(self) -> np.ndarray:
-        """The interquartile means over the seeds (configurations,); a failed run counts as the worst."""
+        """The interquartile means of the scores over seeds, (configurations,); a failed run counts as the worst."""
         worst = np.nanmin(self.scores) if np.isfinite(self.scores).any() else np.nan
         filled = np.where(np.isnan(self.scores), worst, self.scores)
         return np.asarray([interquartile_mean(row[:, None])[0] for row in filled])
 
     @property
     def best(self) -> dict[str, Any]:
-        """The configuration with the highest interquartile mean, of those with a score.
+        """The settings of the configuration with the highest interquartile mean.
 
         Raises:
           NonFiniteError: no run has a score.
         """
-        if (found := self._best_run()) is None:
-            raise NonFiniteError("no configuration is the best: every run met NaN or Inf, or finished no episode")
+        if (found := self.best_run()) is None:
+            raise NonFiniteError("there is no best configuration: every run met NaN or Inf, or finished no episode")
         return self.configurations[found[0]]
 
     def plot(self, path: str | Path | None = None, *, metric: str = TRAINING) -> "Chart":
-        """Draw the interquartile mean over the seeds of each configuration, with its bootstrap interval.
+        """Plot the interquartile mean over seeds of each configuration, with its bootstrap interval.
 
         Args:
-          path: file for the picture, if any; its suffix sets the format.
-          metric: one of `metrics`; the return while training, with stars for the final evaluations.
+          path: image file to write, or None; its suffix sets the format.
+          metric: one of `metrics`; by default the return in training, with stars for the final evaluations.
 
         Raises:
-          ConfigError: there is no such metric, or pictures have no such format.
+          ConfigError: the metric does not exist, or the format is not supported.
         """
         if metric not in self.metrics:
             raise unknown("metric", metric, self.metrics, "those of this sweep")
         return plot_runs([run for _, run in self._runs([metric])], path, metric=metric)
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """Return a table with a row for each run: settings, seed, final metrics and the final evaluation.
+        """Return a data frame with a row for each run: settings, seed, final metrics and the final evaluation.
 
         Raises:
           MissingExtraError: pandas is not installed.
@@ -127,34 +126,11 @@ class SweepResult:
             rows.append(row | {EVALUATION: np.nan} | run.final_metrics())
         return data_frame(rows)
 
-    def importance(self) -> dict[str, float]:
-        """Return the share of the variance of scores that each setting explains (`jaxrl.plots.importance`)."""
-        return importance(*self._settings_and_scores())
-
-    def plot_settings(self, path: str | Path | None = None) -> "Chart":
-        """Draw settings and score of every run as parallel coordinates, the most important setting first.
-
-        Args:
-          path: file for the picture, if any; its suffix sets the format.
-
-        Raises:
-          ConfigError: pictures have no such format.
-        """
-        return plot_parallel(*self._settings_and_scores(), path)
-
-    def table(self) -> str:
-        """Return a text table with one line per configuration, the best first.
-
-        IQM to max are statistics of the scores, the mean returns of the final evaluations; "training" is the
-        interquartile mean of the last returns while training.
-        """
-        return aligned(self._cells())
-
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write a directory with the curves, the table as CSV and Markdown, a picture, and the best policy.
+        """Write a directory with the curves, the table as CSV and Markdown, a plot, and the best policy.
 
         `jaxrl.load` and `jaxrl eval` read the best policy from it, `jaxrl plot` the curves. The best policy is that of
-        the seed with the highest score, of the configuration with the highest interquartile mean.
+        the configuration with the highest interquartile mean, from its seed with the highest score.
 
         Args:
           path: the directory, created if missing.
@@ -164,7 +140,7 @@ class SweepResult:
           The directory.
 
         Raises:
-          RunDirectoryError: it holds a run, a link, another sweep, or a file that jaxrl did not write under a name that
+          RunDirectoryError: it contains a run, a link, another sweep, or a file not written by jaxrl under a name that
             jaxrl uses; or it cannot be written to.
           CheckpointError: the policy could not be saved.
         """
@@ -174,7 +150,7 @@ class SweepResult:
             path.mkdir(parents=True, exist_ok=True)
             ownership.remove(path, self._kind)
             best = None
-            if found := self._best_run():
+            if found := self.best_run():
                 number, place = found
                 best = {"configuration": number, "seed": self.seeds[place], "run": self._save_best(path, number, place)}
             record = {"configurations": encode(self.configurations), "configs": self.configs, "seeds": self.seeds}
@@ -192,12 +168,12 @@ class SweepResult:
         return path
 
     def _draw(self, path: Path) -> dict[str, Any]:
-        """Draw the runs into their directory; return further fields of its record."""
+        """Write plots of the runs to their directory; return further fields of its record."""
         if TRAINING in self.metrics:
             self.plot(path / "curves.png")
         return {}
 
-    def _best_run(self) -> tuple[int, int] | None:
+    def best_run(self) -> tuple[int, int] | None:
         """Return the best configuration and the index of its best seed; None if no run has a score."""
         has_score = np.isfinite(self.scores)
         if not has_score.any():
@@ -206,7 +182,7 @@ class SweepResult:
         return number, int(np.nanargmax(self.scores[number]))
 
     def _save_best(self, path: Path, number: int, place: int) -> str:
-        """Write the run directory of a run, and return its name in `path`."""
+        """Write the run directory of the best run, and return its path relative to `path`."""
         seed = self.seeds[place]
         _, run = list(self._runs(list(self.metrics)))[number * len(self.seeds) + place]
         config = self.configs[number] | {"seed": seed, "sweep": {"configuration": number}}
@@ -215,7 +191,7 @@ class SweepResult:
         return sweep_directory.BEST
 
     def _runs(self, metrics: Sequence[str]) -> Iterator[tuple[int, Run]]:
-        """Yield every run with its curves of these metrics and its score, and the number of its configuration."""
+        """Yield the configuration's number and the run, with the curves of these metrics and its score."""
         scores = self.scores
         for number, config in enumerate(self.configs):
             for place, seed in enumerate(self.seeds):
@@ -238,7 +214,7 @@ class SweepResult:
         return [self._settings(number) for number, _ in self._runs([])], self.scores.ravel().tolist()
 
     def _rows(self) -> list[dict[str, Any]]:
-        """Return the table in full precision, the best configuration first, with the score of every seed."""
+        """Return a row for each configuration, the best first, with the score of every seed."""
         rows = []
         for number in np.argsort(-self.interquartile_means):
             scores = self.scores[number][~np.isnan(self.scores[number])]
@@ -263,18 +239,18 @@ class SweepResult:
 def save_policy(
     path: Path, config: Mapping[str, Any], learner: PyTree, rows: Sequence[Mapping[str, Any]], score: float
 ) -> None:
-    """Write the policy of the best run of a sweep or a search, as a run directory within their directory.
+    """Write the policy of the best run of a sweep or a search, as a run directory within its directory.
 
     Args:
       path: the directory of the sweep or the search.
       config: the contents of `config.json` for the run.
       learner: the final learner state.
-      rows: the metrics of the run; the last one is of the final step.
+      rows: the metrics of the run; the last row is of the final step.
       score: the return of the final evaluation.
 
     Raises:
-      CheckpointError: it could not be saved.
-      RunDirectoryError: the run directory's path holds something else.
+      CheckpointError: the policy could not be saved.
+      RunDirectoryError: the path of the run directory contains something else.
     """
     best = path / sweep_directory.BEST
     with opened(best, config, overwrite=True) as (_, checkpointer):
@@ -287,26 +263,25 @@ def save_policy(
 
 
 def leave[Result: SweepResult](result: Result, path: Path | None, *, trained: bool) -> Result:
-    """Save a result in the directory of its sweep; warn if that fails, for example on a full disk.
+    """Save a result in the directory of its sweep; warn if this fails, for example on a full disk.
 
     Args:
       result: the result of this call.
       path: the directory; None: nothing is saved.
-      trained: whether this call trained any of the runs. If all had ended before, the record of the call that trained
-        them is kept.
+      trained: whether this call trained any of the runs. Otherwise the figures of the call that trained them are kept.
 
     Returns:
-      The result as it was saved.
+      The saved result.
     """
     if path is None:
         return result
     if not trained:
-        with contextlib.suppress(RunDirectoryError):  # it is of another sweep, or damaged
+        with contextlib.suppress(RunDirectoryError):  # the record is of another sweep, or damaged
             sweep_directory.check_same(path, result.configs, result.seeds)
             result = dataclasses.replace(result, **sweep_directory.read_call(path))
     try:
         result.save(path, overwrite=True)
     except JaxrlError as error:
-        what = f"the results of the sweep could not be saved: {error}; the same call tries again"
+        what = f"the results of the sweep could not be saved: {error}; repeat the same call to try again"
         warnings.warn(what, RuntimeWarning, stacklevel=3)
     return result

@@ -1,6 +1,6 @@
-"""The search spaces of `jaxrl.tune` and `jaxrl.pbt`: a table of ranges by algorithm, and the changes of a call.
+"""Search spaces of `jaxrl.tune` and `jaxrl.pbt`: default ranges by algorithm, and the changes made by a call.
 
-Every field of the table is traced, so all trials of a study are one compiled program.
+All fields with default ranges are traced, so all trials of a study share one compiled program.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ _LEARNER: dict[str, Range] = {"learning_rate": _RATE, "gamma": _GAMMA}
 _POLICY_GRADIENT = _LEARNER | {"entropy_cost": LogUniform(1e-8, 0.1), "value_cost": Uniform(0.2, 1.0)}
 _ACTOR_AND_CRITIC: dict[str, Range] = {"learning_rate": _RATE, "policy_learning_rate": _RATE, "gamma": _GAMMA}
 _ACTOR_CRITIC = _ACTOR_AND_CRITIC | {"tau": _TAU}
-# For algorithms without an entry below: the ranges of their groups of fields.
+# Ranges of groups of fields, for algorithms without an entry below.
 _GROUPS: dict[type, dict[str, Range]] = {
     ActorCriticFields: _ACTOR_AND_CRITIC,
     TargetFields: {"tau": _TAU},
@@ -31,7 +31,7 @@ _GROUPS: dict[type, dict[str, Range]] = {
 _NOISE = Uniform(0.05, 0.5)  # standard deviation of exploration noise
 _SMOOTHING = Uniform(0.05, 0.4)  # standard deviation of the target policy's noise
 
-# By algorithm and field. Algorithms that need a dataset (BC, GAIL) are missing, as a search takes none.
+# By algorithm and field. Algorithms that need a dataset (BC, GAIL) are missing, since a search does not accept one.
 SPACES: dict[str, dict[str, Range]] = {
     "a2c": _POLICY_GRADIENT | {"gae_lambda": Uniform(0.8, 1.0), "max_grad_norm": LogUniform(0.3, 5.0)},
     "alphazero": _LEARNER | {"value_cost": Uniform(0.2, 1.0), "epsilon": Uniform(0.0, 0.5)},
@@ -84,7 +84,7 @@ SPACES: dict[str, dict[str, Range]] = {
 
 
 def _ranges(algo: Algorithm) -> dict[str, Range]:
-    """Return the ranges of an algorithm's own entry, or of its groups of fields if it has none."""
+    """Return the default ranges of an algorithm, from its entry or else from its groups of fields."""
     of_groups: dict[str, Range] = {}
     for group, ranges in _GROUPS.items():
         if isinstance(algo, group):
@@ -95,17 +95,17 @@ def _ranges(algo: Algorithm) -> dict[str, Range]:
 def search_space(
     algo: Algorithm, overrides: Mapping[str, Any], *, schedules: bool = False
 ) -> tuple[dict[str, Any], dict[str, Range]]:
-    """Return the fields that are fixed, and those that are searched.
+    """Return the fixed fields with their values, and the searched fields with their ranges.
 
-    A field of the table is searched if it is at its default in `algo` and has an effect there.
+    A field with a default range is searched if `algo` has its default value and it has an effect there.
 
     Args:
       algo: the algorithm to tune.
-      overrides: by field, a range or a list in place of the table's; a single value fixes it.
+      overrides: by field, a range or a list that replaces the default range; a single value fixes the field.
       schedules: whether a list may contain schedules.
 
     Raises:
-      ConfigError: all problems: a field does not exist or cannot have one of its values, or nothing is searched.
+      ConfigError: a field does not exist or cannot have one of its values, or nothing is searched; lists all problems.
     """
     default = type(algo)()
     table = {
@@ -121,11 +121,11 @@ def search_space(
         problems += range_problems(name, values)
         tried = ends(values)
         if isinstance(values, Distribution):
-            if not problems:  # fields of whole numbers accept only the ends
+            if not problems:  # a field of integers may accept the ends only
                 tried.append(values.low + 0.3 * (values.high - values.low))
         else:
             problems += [
-                f"{name}={value!r:.80}: a study keeps numbers, text, True, False and None only"
+                f"{name}={value!r:.80}: a study can only store numbers, text, True, False and None"
                 for value in values
                 if not isinstance(value, bool | int | float | str | None) and not (schedules and is_schedule(value))
             ]
@@ -133,7 +133,7 @@ def search_space(
             problems += field_problems(replace(algo, **fixed | {name: value}))
     if not ranges:
         problems.append(
-            f"nothing to search: no field of {type(algo).__name__} has a range; give one, such as "
+            f"nothing to search: no field of {type(algo).__name__} has a range; set one, such as "
             "learning_rate=LogUniform(1e-5, 1e-2) or --space learning_rate=log:1e-5:1e-2"
         )
     if problems:

@@ -1,13 +1,11 @@
-"""A study of Optuna, stored as lines of JSON: it chooses settings, prunes trials and records their results.
+"""An Optuna study stored as lines of JSON, which chooses settings, prunes trials and records their results.
 
-Importing this imports Optuna, an extra; `jaxrl.tune` does it when it is called.
+This module imports Optuna, which is an extra, so `jaxrl.tune` imports it only when it is called.
 """
 
-import contextlib
 import dataclasses
 import functools
 import math
-import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -22,13 +20,12 @@ from jaxrl.core import files
 from jaxrl.core.errors import ConfigError, JaxrlError, NonFiniteError, RunDirectoryError
 from jaxrl.run.directory.run_status import is_number
 from jaxrl.run.directory.sweep_directory import Trial
-from jaxrl.sweeps.distributions import Distribution, LogUniform
+from jaxrl.sweeps.distributions import MOST_TRIALS, Distribution, LogUniform
 from jaxrl.sweeps.search_spaces import Range
 
-MOST_TRIALS = 20_000  # trials of a search; limited by the file size and by the time that Optuna takes to choose
-_BEGINNING = b'{"settings": '  # the beginning of a line
+_BEGINNING = b'{"settings": '  # of every line
 SAMPLERS: dict[str, Callable[..., optuna.samplers.BaseSampler]] = {
-    # Running trials count as poor ones, so that new trials are not close to them.
+    # Running trials count as poor, so that new trials are not close to them.
     "tpe": functools.partial(optuna.samplers.TPESampler, constant_liar=True),
     "random": optuna.samplers.RandomSampler,
 }
@@ -43,10 +40,10 @@ class UnderWay:
     """A running trial.
 
     Attributes:
-      number: its index among all trials, in the order in which they begin.
+      number: index among all trials, in the order in which they begin.
       settings: the fields of the algorithm.
       trial: Optuna's trial.
-      rung: number of its evaluations so far.
+      rung: number of evaluations so far.
     """
 
     number: int
@@ -58,14 +55,14 @@ class UnderWay:
 class Study:
     """The trials so far, and the choice of the next one.
 
-    The settings of a trial depend on the seed, on its number and on the trials that have ended or are running. A trial
-    that a process left unfinished is not kept, and its number is used next; so a study of one trial at a time that was
-    killed and resumed equals one that was not.
+    The settings of a trial depend on the seed, its number, and the trials that have ended or are running. A trial whose
+    process was killed is discarded and its number used again, so a study of one trial at a time that was killed and
+    resumed equals one that was not.
 
     Args:
-      path: the file that stores it, one JSON line per trial; None: nothing is stored.
+      path: file with one JSON line per trial that ended; None: nothing is stored.
       ranges: the ranges to search, by field.
-      fixed: settings that all trials have.
+      fixed: settings of all trials.
       sampler, pruner: names in `SAMPLERS` and `PRUNERS`.
       search_seed: the sampler's seed.
 
@@ -86,46 +83,42 @@ class Study:
         self._distributions = {name: _distribution(values) for name, values in ranges.items()}
         self._trials: dict[int, Trial] = {}  # by number
         self._begun: set[int] = set()  # numbers, including those of trials that ended
-        self._unsaved: list[bytes] = []
+        self._lines: list[bytes] = []
         self._has_warned = False
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._study = optuna.create_study(direction="maximize", pruner=PRUNERS[pruner]())
         try:
             if path is not None:
-                self._go_on(path)
+                self._resume(path)
         except Exception as error:  # any error of Optuna on a trial from another program
             raise RunDirectoryError(
-                f"{path} is no study that could be read: {error!r:.300}; if another program or an earlier jaxrl wrote "
-                "it, move it away, and the search begins anew"
+                f"{path} cannot be read as a study: {error!r:.300}; if another program or an earlier jaxrl wrote it, "
+                "move it away to start a new search"
             ) from error
 
-    def _go_on(self, path: Path) -> None:
-        """Read the trials of the file, which is created if missing. A last line that was cut short is removed.
+    def _resume(self, path: Path) -> None:
+        """Read the trials of the file, which is created if missing. A last line that was cut short is ignored.
 
         Raises:
           OSError: it is a link or not a regular file, or cannot be written to.
-          ValueError, TypeError, KeyError: it holds something else, and is left unchanged.
+          ValueError, TypeError, KeyError: it contains something else, and is left unchanged.
         """
-        with files.open_to_append(path) as file, files.open_to_read(path) as before:
-            data = before.read(files.LARGEST + 1)
-            if len(data) > files.LARGEST:
-                raise ValueError(f"it has more than {files.LARGEST >> 20} MiB")
-            *lines, rest = data.split(b"\n")
-            if len(lines) > MOST_TRIALS:
-                raise ValueError(f"it has more than {MOST_TRIALS:,} trials")
-            for line in lines:
-                self._add(files.parse_json(line))
-            if not rest:
-                return
+        with files.open_to_append(path), files.open_to_read(path) as file:
+            data = file.read(files.LARGEST + 1)
+        if len(data) > files.LARGEST:
+            raise ValueError(f"it has more than {files.LARGEST >> 20} MiB")
+        *self._lines, rest = data.split(b"\n")
+        if len(self._lines) > MOST_TRIALS:
+            raise ValueError(f"it has more than {MOST_TRIALS:,} trials")
+        if rest:
             try:
-                record = files.parse_json(rest)
-            except ValueError:
+                files.parse_json(rest)
+                self._lines.append(rest)
+            except ValueError:  # an earlier version that was killed may have left part of a line
                 if not rest.startswith(_BEGINNING) and not _BEGINNING.startswith(rest):
                     raise
-                file.truncate(len(data) - len(rest))  # a process that is killed may leave part of a line
-            else:  # an editor removed the newline
-                self._add(record)
-                os.write(file.fileno(), b"\n")
+        for line in self._lines:
+            self._add(files.parse_json(line))
 
     def trials(self) -> list[Trial]:
         """Return the trials that ended, in the order of their numbers."""
@@ -133,16 +126,16 @@ class Study:
 
     @property
     def begun(self) -> int:
-        """Number of trials that have ended or are running."""
+        """The number of trials that have ended or are running."""
         return len(self._begun)
 
     @property
     def next_number(self) -> int:
-        """The lowest number that no trial has."""
+        """The lowest number without a trial."""
         return min(set(range(len(self._begun) + 1)) - self._begun)
 
     def begin(self) -> UnderWay:
-        """Choose the settings of a new trial; several trials may be running."""
+        """Choose the settings of a new trial; other trials may be running."""
         number = self.next_number
         high, low = divmod(self._search_seed, 1 << 32)  # the high word last: a 0 there changes nothing
         seed = int(np.random.SeedSequence([low, number, high]).generate_state(1)[0])
@@ -154,11 +147,11 @@ class Study:
     def take(self, under_way: UnderWay, outcome: tuple[float, bool] | JaxrlError) -> Trial | None:
         """Record the outcome of the next evaluation of a trial.
 
-        If a trial cannot be written to the file, this warns once, and writes it with a later one.
+        If a trial that ended cannot be written to the file, this warns once, and a later trial writes both.
 
         Args:
           under_way: the trial.
-          outcome: the score, and whether it was the last evaluation; or an error: `ConfigError`, the settings are
+          outcome: the score and whether it was the last evaluation; or an error: `ConfigError`, the settings are
             incompatible; `NonFiniteError`, the run failed; another error, the process was lost.
 
         Returns:
@@ -169,7 +162,7 @@ class Study:
         if isinstance(outcome, JaxrlError):
             trial.set_user_attr("problem", "; ".join(getattr(outcome, "problems", [str(outcome)])))
             if isinstance(outcome, NonFiniteError):
-                trial.report(math.nan, under_way.rung)  # for the sampler, the worst of all trials with this evaluation
+                trial.report(math.nan, under_way.rung)  # to the sampler, the worst score at this evaluation
             frozen = self._study.tell(trial, state=TrialState.PRUNED)
         else:
             score, last = outcome
@@ -189,9 +182,9 @@ class Study:
         """Run one trial in this process.
 
         Args:
-          evaluations: yields for these settings the score of each evaluation, and whether it was the last one; not
-            resumed once the trial is pruned. Raises ConfigError if the settings are incompatible, NonFiniteError if the
-            run failed.
+          evaluations: function of the settings that yields the score of each evaluation and whether it was the last
+            one; it is not resumed after the trial was pruned. Raises ConfigError if the settings are incompatible,
+            NonFiniteError if the run failed.
         """
         under_way = self.begin()
         found = evaluations(under_way.settings)
@@ -204,22 +197,24 @@ class Study:
                 return ended
 
     def _trial(self, frozen: FrozenTrial) -> Trial:
+        """Return a trial of Optuna that ended as one of ours."""
         problem = frozen.user_attrs.get("problem")
         ended = "finished" if frozen.state == TrialState.COMPLETE else "failed" if problem else "pruned"
         returns = [value for _, value in sorted(frozen.intermediate_values.items())]
         return Trial(self._fixed | frozen.params, returns, ended, problem)
 
     def _keep(self, path: Path, number: int, frozen: FrozenTrial) -> None:
+        """Write a trial that ended, with all earlier ones, to the file; warn once if this fails."""
         record = dataclasses.asdict(self._trials[number]) | {"settings": frozen.params}
         if number != len(self._trials) - 1:  # otherwise its line implies it
             record["number"] = number
-        self._unsaved.append((files.to_json(record) + "\n").encode())
+        self._lines.append(files.to_json(record).encode())
         try:
-            _append(path, b"".join(self._unsaved))
-            self._unsaved = []
+            with files.replacing(path, "wb") as file:
+                file.writelines(line + b"\n" for line in self._lines)
         except OSError as error:
             if not self._has_warned:
-                what = f"a trial could not be written to {path}: {error}; the search goes on, and tries again"
+                what = f"a trial could not be written to {path}: {error}; the search continues and tries again"
                 warnings.warn(what, RuntimeWarning, stacklevel=4)
             self._has_warned = True
 
@@ -231,7 +226,7 @@ class Study:
         """
         frozen, number = self._read(record), record.get("number", len(self._trials))
         if type(number) is not int or not 0 <= number < MOST_TRIALS or number in self._trials:
-            raise ValueError("its number is none, or that of another trial")
+            raise ValueError(f"its number {number!r:.80} is invalid, or that of another trial")
         self._study.add_trial(frozen)
         self._trials[number] = self._trial(frozen)
         self._begun.add(number)
@@ -246,11 +241,11 @@ class Study:
         finished, failed = record["ended"] == "finished", record["ended"] == "failed"
         numbers = [math.nan if value is None else value for value in returns]
         if not all(value is None or is_number(value) for value in returns):
-            raise ValueError("a return is no number")
+            raise ValueError("a return is not a number")
         if record["ended"] not in ("finished", "pruned", "failed") or failed != isinstance(problem, str):
-            raise ValueError("it ended in no way that is known")
+            raise ValueError("it neither finished, was pruned nor failed with a problem")
         if set(params) != set(self._distributions):
-            raise ValueError("its settings are not those that are searched")
+            raise ValueError("its settings are not the searched ones")
         params = {  # converted to the types of the ranges
             name: values.to_external_repr(values.to_internal_repr(params[name]))
             for name, values in self._distributions.items()
@@ -266,25 +261,8 @@ class Study:
         )
 
 
-def _append(path: Path, data: bytes) -> None:
-    """Append all of `data` to the file, or nothing.
-
-    Raises:
-      OSError: it cannot be written.
-    """
-    with files.open_to_append(path) as file:
-        end, written = os.lseek(file.fileno(), 0, os.SEEK_END), 0
-        try:
-            while written < len(data):
-                written += os.write(file.fileno(), data[written:])
-            os.fsync(file.fileno())
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.ftruncate(file.fileno(), end)
-            raise
-
-
 def _distribution(values: Range) -> BaseDistribution:
+    """Return a range as a distribution of Optuna."""
     if isinstance(values, Distribution):
         return FloatDistribution(values.low, values.high, log=isinstance(values, LogUniform))
     return CategoricalDistribution(list(values))

@@ -1,4 +1,4 @@
-"""A sweep of seeds times settings, trained in one program."""
+"""`jaxrl.sweep`: seeds and configurations trained in one program."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -8,26 +8,21 @@ import jax
 import numpy as np
 
 from jaxrl.algos.base import as_algorithm, replace
-from jaxrl.core import keys
-from jaxrl.core.arguments import whole_arguments
+from jaxrl.core import arguments, interrupts, keys, limits
 from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.interrupts import interruptible
-from jaxrl.core.limits import count_problems, whole
 from jaxrl.core.types import Algorithm, Environment
-from jaxrl.envs.configs import to_config
 from jaxrl.parallel.anakin import Anakin
-from jaxrl.run.policies.evaluation import EPISODES
 from jaxrl.run.settings import RunSettings
-from jaxrl.sweeps.distributions import checked_seeds, configurations
+from jaxrl.sweeps.distributions import COUNT, checked_seeds, configurations
 from jaxrl.sweeps.make_train import bind_run
 from jaxrl.sweeps.results import SweepResult, leave
-from jaxrl.sweeps.sweep_loop import gathered, opened_session, settings_problems, train_many
+from jaxrl.sweeps.sweep_loop import gathered, identity_of, opened_session, settings_problems, train_many
 from jaxrl.sweeps.vectorized import VectorizedRuns, devices_and_mapping, share
 
 
-@interruptible
-@whole_arguments
+@interrupts.interruptible
+@arguments.whole_arguments
 def sweep(
     algo: Algorithm | str,
     env: Environment | str,
@@ -49,54 +44,54 @@ def sweep(
     progress: bool = True,
     **space: Any,
 ) -> SweepResult:
-    """Train every setting with every seed in one compiled program, sharded over the devices.
+    """Train every configuration with every seed in one compiled program, sharded over the devices.
 
-    Where the runs of a device are mapped in turn, each run is bit for bit the run of that seed alone; under `vmap` it
-    is equal up to rounding. With several processes (`jaxrl.parallel.multihost.distributed`) each trains a part of the
-    runs, and all have the result.
+    If the runs of a device are mapped in turn, each run is bit for bit the single run with that seed; under `vmap` it
+    is equal up to rounding. With several processes (`jaxrl.parallel.multihost.distributed`), each trains a part of the
+    runs, and all return the complete result, which `SweepResult.save` writes to `run_dir`.
 
     Args:
-      algo, env, total_steps, topology: of every run, as for `make_train`.
+      algo, env, topology: settings of every run, as for `make_train`.
+      total_steps: environment steps per run, over all its environments; the last iteration may exceed it.
+      seeds: number of seeds, starting from 0; or a list of seeds.
+      num_samples: number of random samples of the settings; None: every combination of their values.
+      search_seed: seed of the random samples.
       num_envs: number of environments, or a list to try; None: as in `jaxrl.train`.
-      seeds: how many, from 0 on, or a list of seeds.
-      num_samples: number of random draws from `space`; None: the full grid of its lists.
-      search_seed: seed of the random search.
-      devices: number of devices of this process to use; None: all of them. On a CPU, JAX is asked for one device per
-        core if it has not started yet.
-      mapping: how the runs of one device are mapped: "vmap", "in_turn", or None for the faster on this platform.
+      devices: number of devices of this process to use; None: all. On a CPU, JAX is set up with one device per core,
+        unless it has started already.
+      mapping: how the runs of one device are mapped: "vmap", "in_turn", or None for the faster one on this platform.
       points: number of points of the learning curves; fewer if a run has fewer iterations.
-      evaluation_episodes: complete episodes of the final evaluation of each run; None: 128, or 10 where experiments
-        on a Ray cluster train on the host.
-      explore_in_evaluation: sample actions as in training in that evaluation.
-      run_dir: keeps checkpoints here, from which the same call goes on after it was killed or interrupted, bit for bit;
-        at the end also the curves, the table, a picture and the best policy, as `SweepResult.save` writes them; one
-        process only. None: nothing is kept.
-      checkpoint_every: environment steps of a run between two checkpoints, in whole points; None: a tenth of all.
+      evaluation_episodes: complete episodes of the final evaluation of each run; None: 128, or 10 for host environments
+        on a Ray cluster.
+      explore_in_evaluation: sample actions as in training in this evaluation.
+      run_dir: directory for checkpoints, from which the same call resumes bit for bit after it was killed or
+        interrupted, and for the final curves, table, plot and best policy; one process only. None: nothing is saved.
+      checkpoint_every: environment steps of a run between checkpoints, which are saved at points of the curves; None: a
+        tenth of the run.
       overwrite: delete an earlier sweep in `run_dir` and start again.
       progress: show a progress bar.
       **space: fields of the algorithm: a list of values, or `Uniform` / `LogUniform` with `num_samples`. Static fields
-        may be swept too; each of their combinations is a separate program.
+        are allowed too; each combination of them is a separate program.
 
     Raises:
-      ConfigError: all invalid settings.
-      RunDirectoryError: `run_dir` is in use, holds another sweep or something else, or a file of somebody else under a
+      ConfigError: lists all invalid settings.
+      RunDirectoryError: `run_dir` is in use, contains anything but this sweep, or a file not written by jaxrl under a
         name that jaxrl uses.
-      KeyboardInterrupt, SystemExit: Ctrl-C; SIGTERM or a closed terminal; once what there is was saved in `run_dir`.
+      KeyboardInterrupt, SystemExit: after Ctrl-C; after SIGTERM or when the terminal is closed. Progress is saved in
+        `run_dir` first.
     """
     devices, mapping = devices_and_mapping(devices, mapping)
     run = RunSettings.of(locals())
-    if run.evaluation_episodes is None:
-        run = run.replace(evaluation_episodes=EPISODES)
-    if problems := count_problems(points=(points, 1)) + settings_problems("a sweep", run, space):
+    counts = ("total_steps", "num_samples", "points", "evaluation_episodes", "checkpoint_every")
+    problems = arguments.problems_of(sweep, locals(), **dict.fromkeys(counts, COUNT))
+    if problems := problems + settings_problems("a sweep", run, space):
         raise ConfigError(problems)
     seeds = checked_seeds(seeds)
     run = run.replace(algo=as_algorithm(run.algo))
     settings = _settings(run, num_samples, search_seed, space)
     runs = [_bound(run, setting) for setting in settings]
-    identity = {"algorithm": encode(run.algo)}
-    identity["environment"] = run.env if isinstance(run.env, str) else to_config(run.env)
-    identity |= {"topology": encode(run.topology), "num_envs": encode(run.num_envs), "settings": encode(settings)}
-    identity |= {"seeds": seeds, "mapping": mapping, "total_steps": run.total_steps, "points": points}
+    identity = identity_of(run, mapping) | {"num_envs": encode(run.num_envs), "settings": encode(settings)}
+    identity |= {"seeds": seeds, "points": points}
     groups: dict[Any, list[int]] = {}
     for index, one in enumerate(runs):
         groups.setdefault((jax.tree.structure(one.algo), one.program), []).append(index)
@@ -104,8 +99,8 @@ def sweep(
     programs = [{"program": number, "devices": devices} for number in range(len(groups))]
     total = sum(one.iterations * one.rows for one in runs) * len(seeds) // jax.process_count()
     configs = [one.config(None) for one in runs]
-    parts: dict[int, dict[str, Any]] = {}
-    with opened_session(run, "a sweep", identity, programs, total, configs, seeds) as session:
+    parts: list[Any] = [None] * len(runs)
+    with opened_session(runs[0].settings, "a sweep", identity, programs, total, configs, seeds) as session:
         for number, members in enumerate(groups.values()):
             first = runs[members[0]]
             mine = share([(runs[index].algo, seed) for index in members for seed in seeds])
@@ -118,16 +113,15 @@ def sweep(
             for position, index in enumerate(members):
                 rows = slice(position * len(seeds), (position + 1) * len(seeds))
                 parts[index] = jax.tree.map(lambda x, rows=rows: x[rows], part)
-        ordered = [parts[index] for index in range(len(settings))]
-        names = set.intersection(*(set(part["metrics"]) for part in ordered))
+        names = set.intersection(*(set(part["metrics"]) for part in parts))
         result = SweepResult(
             configurations=settings,
             seeds=seeds,
             steps=np.asarray([one.steps(points) for one in runs]),
-            metrics={name: np.stack([part["metrics"][name] for part in ordered]) for name in sorted(names)},
-            returns=np.stack([part["returns"] for part in ordered]),
-            failed=np.stack([part["failed"].any(axis=-1) for part in ordered]),
-            learners=[part["learner"] for part in ordered],
+            metrics={name: np.stack([part["metrics"][name] for part in parts]) for name in sorted(names)},
+            returns=np.stack([part["returns"] for part in parts]),
+            failed=np.stack([part["failed"].any(axis=-1) for part in parts]),
+            learners=[part["learner"] for part in parts],
             configs=configs,
             **session.figures(),
         )
@@ -135,23 +129,19 @@ def sweep(
 
 
 def _settings(run, num_samples, search_seed, space) -> list[dict[str, Any]]:
-    """Return the settings to try, a dictionary per configuration, with `num_envs` if there are several.
+    """Return the settings of each configuration, with `num_envs` if there are several.
 
     Raises:
-      ConfigError: all invalid settings.
+      ConfigError: lists all invalid settings.
     """
     num_envs = run.num_envs
     if num_envs is not None and not isinstance(num_envs, int):
-        if run.topology is not None:
-            raise ConfigError(
-                f"num_envs={num_envs} and topology={run.topology}: set num_envs in the topology, or no topology"
-            )
-        space = {"num_envs": list(map(whole, num_envs)) if isinstance(num_envs, Iterable) else num_envs} | space
+        space = {"num_envs": list(map(limits.whole, num_envs)) if isinstance(num_envs, Iterable) else num_envs} | space
     return configurations(num_samples, space, search_seed)
 
 
 def _bound(run, setting):
-    """Return the run of a configuration."""
+    """Return the compiled run of a configuration, with any seed."""
     fields = dict(setting)
     num_envs = fields.pop("num_envs", run.num_envs)
     return bind_run(run.replace(algo=replace(run.algo, **fields), num_envs=num_envs))

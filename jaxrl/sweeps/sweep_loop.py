@@ -1,4 +1,4 @@
-"""The training loop of sweeps and populations: over the points of many runs of one program, with checkpoints."""
+"""Training loop of sweeps and populations, with checkpoints: many runs of one program, from point to point."""
 
 import contextlib
 import dataclasses
@@ -16,12 +16,12 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl.core import files, ownership
+from jaxrl.core.config import encode
 from jaxrl.core.errors import CheckpointError
-from jaxrl.core.limits import count_problems, training_problems
 from jaxrl.core.report import Report
 from jaxrl.core.run_state import RunState
-from jaxrl.parallel.multihost import distributed
-from jaxrl.parallel.multihost.place import check_no_evaluator
+from jaxrl.envs.configs import to_config
+from jaxrl.parallel.multihost import distributed, place
 from jaxrl.run.compile_cache import keep_compiled_programs
 from jaxrl.run.directory import sweep_directory
 from jaxrl.run.directory.checkpoint import Checkpointer
@@ -37,30 +37,36 @@ if TYPE_CHECKING:
 
 
 def settings_problems(kind: str, run: RunSettings, space: Mapping[str, Any]) -> list[str]:
-    """Return the errors in the settings that sweeps, populations and searches share; keep what they compile.
+    """Return problems with the settings shared by sweeps, populations and searches, and enable the compilation cache.
 
     Raises:
-      ConfigError: this program was launched with an evaluator, which could not follow `kind`.
+      ConfigError: this program was launched with an evaluator, which cannot follow `kind`.
     """
-    check_no_evaluator(kind)
+    place.check_no_evaluator(kind)
     keep_compiled_programs()
-    problems = count_problems(evaluate_every=(run.evaluate_every, 1), checkpoint_every=(run.checkpoint_every, 1))
-    problems += training_problems(total_steps=run.total_steps, evaluation_episodes=run.evaluation_episodes)
+    problems = []
     if "dataset" in space:
-        problems.append(f"dataset=: {kind} takes no dataset; call jaxrl.train(dataset=...) for each run")
+        problems.append(f"dataset=: {kind} does not accept a dataset; call jaxrl.train(dataset=...) for each run")
     if run.run_dir is None:
         unusable = {"checkpoint_every": run.checkpoint_every is not None, "overwrite": run.overwrite}
-        problems += [f"{name} needs run_dir=, which keeps {kind}" for name, is_set in unusable.items() if is_set]
+        problems += [f"{name} needs run_dir=, where {kind} is saved" for name, is_set in unusable.items() if is_set]
     elif jax.process_count() > 1:
         problems.append(
-            f"run_dir= with {jax.process_count()} processes: {kind} keeps checkpoints in one process only; use "
+            f"run_dir= with {jax.process_count()} processes: {kind} saves checkpoints only in a single process; use "
             "jaxrl.sweeps.launcher.launch (--backend ray), whose runs resume on several machines"
         )
     return problems
 
 
+def identity_of(run: RunSettings, mapping: str) -> dict[str, Any]:
+    """Return the settings of all runs that must be equal when a sweep, a population or a search is resumed."""
+    env = run.env if isinstance(run.env, str) else to_config(run.env)
+    identity = {"algorithm": encode(run.algo), "environment": env, "topology": encode(run.topology)}
+    return identity | {"total_steps": run.total_steps, "mapping": mapping}
+
+
 def gathered(part: dict[str, Any], each: int) -> dict[str, Any]:
-    """Gather the first `each` runs of every process, in the order of runs."""
+    """Return the first `each` runs of every process, concatenated in the order of the processes."""
     if jax.process_count() == 1:
         return part
     mine = jax.tree.map(lambda x: np.asarray(x)[:each], part)  # the rest is padding
@@ -69,15 +75,15 @@ def gathered(part: dict[str, Any], each: int) -> dict[str, Any]:
 
 @dataclasses.dataclass
 class Session:
-    """The training of one call: the checkpoints of its programs, its progress bar and its speed.
+    """The state of one call: the checkpoints of its programs, its progress bar and its speed.
 
     Attributes:
-      run_dir: the directory of the sweep, if it has one.
+      run_dir: the directory of the sweep, or None.
       checkpointers: the checkpoints of each program; None without a directory.
-      display: the progress bar, if it is shown.
-      began: monotonic seconds.
+      display: the progress bar, or None.
+      began: start of the call, in monotonic seconds.
       done: environment steps of all runs so far.
-      timed: seconds and environment steps of each point, except those that compiled.
+      timed: seconds and environment steps of each trained point, except those that include compilation.
     """
 
     run_dir: Path | None
@@ -88,7 +94,7 @@ class Session:
     timed: list[tuple[float, int]] = dataclasses.field(default_factory=list)
 
     def figures(self) -> dict[str, Any]:
-        """Return the speed and the time of the call, by their names in results."""
+        """Return the speed and the duration of the call, by their names in results."""
         rate = sum(rows for _, rows in self.timed) / max(sum(seconds for seconds, _ in self.timed), 1e-9)
         rate = sum(distributed.exchange("steps a second", rate))
         return {"steps_per_second": rate, "wall_seconds": time.monotonic() - self.began}
@@ -104,28 +110,28 @@ def opened_session(
     configs: Sequence[Mapping[str, Any]],
     seeds: Sequence[int],
 ) -> Generator[Session]:
-    """Check and open the directory of a sweep or a population, and show the progress of its programs.
+    """Check and open the directory of a sweep or a population, and start its progress bar.
 
     Args:
       run: the settings of the call.
       kind: "a sweep" or "a population".
-      identity: what must be the same on all processes, and when the call is resumed.
-      programs: for each program, what else must be the same when it is resumed.
+      identity: settings that must be equal on all processes, and when the call is resumed.
+      programs: for each program, further settings that must be equal when it is resumed.
       total: environment steps of all runs of this process.
-      configs, seeds: the configurations and their seeds, by which finished results are recognized.
+      configs, seeds: the configurations and seeds that identify finished results.
 
     Raises:
       ConfigError: settings differ between processes.
-      RunDirectoryError: the directory is in use, or holds something else (the message names the difference).
+      RunDirectoryError: the directory is in use, or contains something else (the message names the difference).
     """
     distributed.check_same({**identity, **run.logging})
     run_dir = None if run.run_dir is None else files.expand(run.run_dir)
     with contextlib.ExitStack() as stack:
         checkpointers = [None] * len(programs)
         if run_dir is not None:
-            other = run.overwrite or (run_dir / "program-0").exists()  # the check of checkpoints names the differences
+            other = run.overwrite or (run_dir / "program-0").exists()  # opening the checkpoints names the differences
             sweep_directory.check(run_dir, kind, configs, seeds, overwrite=other)
-            # No limit on failed saves: until all runs have ended, their states are only in memory.
+            # No limit on failed saves: until all runs have ended, their states are kept in memory anyway.
             how = {"keep": 2, "max_failures": sys.maxsize}
             checkpointers = [
                 stack.enter_context(
@@ -156,35 +162,34 @@ def train_many(
     points: int,
     population: "Population | None" = None,
 ) -> dict[str, Any]:
-    """Train the runs of one program from point to point, from the beginning or from their newest checkpoint.
+    """Train the runs of one program from point to point, starting from their newest checkpoint if there is one.
 
     Args:
-      session: the training of this call.
-      number: the number of the program.
+      session: the state of this call.
+      number: index of the program.
       many: the compiled program of the runs.
-      algos, roots: their algorithms and root keys, stacked.
+      algos, roots: algorithms and root keys of the runs, stacked.
       run: any one of the runs, for the settings that all share.
-      points: number of points of the curves, evenly over the iterations.
-      population: changes the runs between two points, if given.
+      points: number of points of the curves, spaced evenly over the iterations.
+      population: changes the runs between points; None: a sweep.
 
     Returns:
-      "metrics" by name and "failed" (runs, points), and "learner" of all runs.
+      "metrics" by name and "failed", each (runs, points), and "learner", the learner states of all runs.
 
     Raises:
-      KeyboardInterrupt, SystemExit: on a signal, once the runs are saved.
+      KeyboardInterrupt, SystemExit: on a signal, after the runs were saved.
     """
     many.check_memory(algos, run.env, roots)
     checkpointer, display, env = session.checkpointers[number], session.display, run.env
     borders = [0, *run.steps(points)]
     every = run.settings.checkpoint_every
     every = max(run.settings.total_steps // 10, 1) if every is None else every
-    beside = {} if population is None else population.record
-    progress = Progress(many.start(algos, env, roots), borders[1:], checkpointer, every, beside)
-    if checkpointer is not None:
-        shapes = jax.eval_shape(
-            lambda states: many.chunk(algos, env, states, 1, run.total_steps_per_env)[1], progress.states
-        )
-        progress.restore(shapes, many.mesh)
+    states = many.start(algos, env, roots)
+    shapes = jax.eval_shape(lambda states: many.chunk(algos, env, states, 1, run.total_steps_per_env)[1], states)
+    further = {} if population is None else {"beside": population.record}
+    progress = Progress(states, shapes, borders[1:], checkpointer, every, further)
+    del states  # `restore` frees them
+    progress.restore(many.mesh)
     session.done += borders[progress.points] * many.runs
     timed = []
     with Signals() as signals:
@@ -195,39 +200,39 @@ def train_many(
             length = borders[point + 1] - borders[point]
             states, report = many.chunk(algos, env, progress.states, length // run.rows, run.total_steps_per_env)
             if checkpointer is not None:
-                signals.hold()  # the chunk is compiled, so there will be a state to save
+                signals.hold()  # the chunk is compiled, so a state to save will follow
             report = jax.device_get(report)
             timed.append((time.monotonic() - since, length * many.runs))
             session.done += length * many.runs
             if display is not None:
                 metrics = {"train/return_mean": _mean_return(report, many.runs)}
-                if len(timed) > 1:  # the first part compiles
+                if len(timed) > 1:  # the first point includes compilation
                     metrics["steps_per_second"] = timed[-1][1] / max(timed[-1][0], 1e-9)
                 display.update(session.done, metrics)
             if population is not None:
                 states = population.step(point, algos, states, report)
             progress.add(states, report, signals.received)
-            since = time.monotonic()  # the time to save does not count as training
+            since = time.monotonic()  # saving does not count as training
         if checkpointer is not None:
             checkpointer.wait()
-    if signals.received is not None:  # after the last point, which is saved
+    if signals.received is not None:  # after the last point, which was saved
         raise _interrupted(signals.received)
-    session.timed += timed[1:] or timed  # the first part compiles
-    with np.errstate(invalid="ignore", divide="ignore"):  # means without an ended episode are NaN
+    session.timed += timed[1:] or timed  # the first point includes compilation
+    with np.errstate(invalid="ignore", divide="ignore"):  # without an ended episode, means are NaN
         curves = progress.reports.metrics() | {"failed": progress.reports.failed_at >= 0}
     curves = {name: np.moveaxis(np.asarray(curve), 0, -1)[: many.runs] for name, curve in curves.items()}
     return {"failed": curves.pop("failed"), "metrics": curves, "learner": progress.states.learner}
 
 
 def _mean_return(report, runs):
-    """Return the mean over the runs in which an episode ended; NaN if there is none."""
+    """Return the mean return over the runs in which an episode ended; NaN if there are none."""
     returns, count = (np.asarray(values)[:runs] for values in (report.episodes.returns, report.episodes.count))
     ended = count > 0
     return float(np.mean(returns[ended] / count[ended])) if ended.any() else float("nan")
 
 
 def _interrupted(number):
-    """Return the exception to raise once a sweep that a signal interrupted is saved."""
+    """Return the exception to raise after a sweep interrupted by a signal was saved."""
     return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
 
 
@@ -236,10 +241,11 @@ class Progress:
 
     Args:
       states: the initial states of all runs.
+      report: the shapes of a point's report.
       steps: the environment steps at each point.
-      checkpointer: saves the progress; None: it is not saved.
-      every: environment steps between two checkpoints.
-      beside: further arrays to save, with room for every point; restored in place.
+      checkpointer: saves the progress; None: nothing is saved.
+      every: environment steps between checkpoints.
+      further: further arrays to save, with room for all points; restored in place.
 
     Attributes:
       states: the newest states.
@@ -249,25 +255,27 @@ class Progress:
     def __init__(
         self,
         states: RunState,
+        report: Report,
         steps: Sequence[int],
         checkpointer: Checkpointer | None,
         every: int,
-        beside: Mapping[str, np.ndarray] = {},
+        further: Mapping[str, Any],
     ):
         self.states, self.points = states, 0
-        self._record: dict[str, Any] = {"beside": dict(beside)} if beside else {}
+        # With room for all points, so that shapes do not depend on the number of points so far.
+        room = jax.tree.map(lambda x: np.zeros((len(steps), *x.shape), x.dtype), report)
+        self._record: dict[str, Any] = {"reports": room, **further}
         self._steps, self._checkpointer, self._every, self._saved = list(steps), checkpointer, every, 0
 
     @property
     def reports(self) -> Report:
-        """The reports of the points so far, leaves (points, runs, ...)."""
+        """The reports of the points so far; leaves (points, runs, ...)."""
         return jax.tree.map(lambda x: x[: self.points], self._record["reports"])
 
-    def restore(self, report: Report, mesh: jax.sharding.Mesh) -> None:
+    def restore(self, mesh: jax.sharding.Mesh) -> None:
         """Restore the newest checkpoint, if there is one.
 
         Args:
-          report: the shapes of a point's report.
           mesh: the mesh that the states are sharded over.
 
         Raises:
@@ -275,30 +283,28 @@ class Progress:
         """
         if self._checkpointer is None or self._checkpointer.is_empty():
             return
-        self._make_room(report)
         runs = NamedSharding(mesh, PartitionSpec("runs"))
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=runs), self.states)
-        self.states = shapes  # frees the initial states before others are restored
+        self.states = shapes  # frees the initial states before restoring
         saved, step, _ = self._checkpointer.restore({"states": shapes} | self._record)
         if step not in self._steps:
             raise CheckpointError(
-                f"{self._checkpointer.directory} has step {step}, which is none of this sweep's points"
+                f"{self._checkpointer.directory} contains step {step}, which is not a point of this sweep"
             )
         self.states, self._saved, self.points = saved["states"], step, self._steps.index(step) + 1
         jax.tree.map(np.copyto, self._record, {name: saved[name] for name in self._record})
 
     def add(self, states: RunState, report: Report, signal_number: int | None) -> None:
-        """Add a point; save if it is due, if it is the last one, or if a signal arrived.
+        """Add a point; save if a checkpoint is due, at the last point, or if a signal arrived.
 
         Args:
           states: states of all runs at the point.
           report: report since the previous point.
-          signal_number: the signal that ends the sweep, if one arrived.
+          signal_number: the signal that ends the sweep, or None.
 
         Raises:
-          KeyboardInterrupt, SystemExit: a signal arrived, and the sweep is saved.
+          KeyboardInterrupt, SystemExit: a signal arrived; the sweep was saved.
         """
-        self._make_room(report)
         jax.tree.map(lambda room, x: room.__setitem__(self.points, x), self._record["reports"], report)
         self.states, step = states, self._steps[self.points]
         self.points += 1
@@ -310,12 +316,6 @@ class Progress:
         if signal_number is not None:
             if self._checkpointer.wait():
                 where = self._checkpointer.directory.parent.parent
-                text = f"saved at step {step} of each run in {where}; the same call goes on there"
+                text = f"saved at step {step} of each run in {where}; the same call resumes from there"
                 warnings.warn(text, RuntimeWarning, stacklevel=5)
             raise _interrupted(signal_number)
-
-    def _make_room(self, report):
-        """Make room for the reports of all points, so that shapes do not depend on the number of points so far."""
-        if "reports" not in self._record:
-            room = jax.tree.map(lambda x: np.zeros((len(self._steps), *x.shape), x.dtype), report)
-            self._record["reports"] = room

@@ -1,4 +1,4 @@
-"""Results formatted as text tables."""
+"""Tables of results: as text, CSV, Markdown and pandas data frames."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -9,27 +9,69 @@ import numpy as np
 
 from jaxrl.core import files
 from jaxrl.core.errors import MissingExtraError
+from jaxrl.plots.importance import importance, plot_parallel
 from jaxrl.run.loggers import write_csv
 
 if TYPE_CHECKING:
     import pandas
 
+    from jaxrl.plots.chart import Chart
+
 _DIGITS = 4  # significant digits of the largest number of a column
 _OF_DIFFERENCES = 2  # significant digits of the difference between the largest and the smallest
 _MOST = 7  # significant digits of a float32
-_WIDEST = 12  # digits on either side of the point; beyond, numbers have an exponent
+_WIDEST = 12  # digits on either side of the point; wider numbers have an exponent
+
+
+class Tabulated:
+    """Results with settings and scores, which are shown as a table and as a plot of the settings."""
+
+    title = ""
+
+    def table(self) -> str:
+        """Return a text table, the best result first.
+
+        For a sweep, IQM to max are statistics over seeds of the scores, the mean returns of the final evaluations, and
+        "training" is the interquartile mean of the last returns in training.
+        """
+        return aligned(self._cells())
+
+    def importance(self) -> dict[str, float]:
+        """Return the share of the variance of scores that each setting explains (`jaxrl.plots.importance`).
+
+        Pruned trials are left out, since their score is unknown.
+        """
+        return importance(*self._settings_and_scores())
+
+    def plot_settings(self, path: str | Path | None = None) -> "Chart":
+        """Plot settings and scores as parallel coordinates, the most important setting first.
+
+        Args:
+          path: image file to write, or None; its suffix sets the format.
+
+        Raises:
+          ConfigError: the format is not supported.
+        """
+        return plot_parallel(*self._settings_and_scores(), path, title=self.title)
+
+    def _cells(self) -> list[list[str]]:
+        """Return the table as text, the header first."""
+        raise NotImplementedError
+
+    def _settings_and_scores(self) -> tuple[list[dict[str, Any]], list[float]]:
+        raise NotImplementedError
 
 
 def short(value: Any) -> str:
-    """Return a setting as text, a float with four digits."""
+    """Return a setting as text; a float has four digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def significant(values: Sequence[float]) -> list[str]:
-    """Format the numbers of a column so that they can be compared, all with the same number of decimals.
+    """Format the numbers of a column for comparison, all with the same number of decimals.
 
-    The largest has at least four significant digits, and the difference between the largest and the smallest two, as
-    far as a float32 has them. Very large and very small columns are written with exponents.
+    The largest number has at least four significant digits, and the difference between the largest and the smallest has
+    two, up to the precision of float32. Columns of very large or very small numbers are written with exponents.
     """
     numbers = np.asarray(values, float)
     finite = numbers[np.isfinite(numbers)]
@@ -48,7 +90,7 @@ def significant(values: Sequence[float]) -> list[str]:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows of cells, the header first, as lines with aligned columns."""
+    """Return rows of cells, the header first, as lines of text with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
@@ -62,7 +104,7 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
 
 
 def cells(rows: Sequence[Mapping[str, Any]], compared: Collection[str]) -> list[list[str]]:
-    """Return rows as cells of text, the header first; the numbers of the columns `compared` can be compared."""
+    """Return rows as cells of text, the header first; the columns `compared` are formatted by `significant`."""
     columns = {
         name: significant([row[name] for row in rows]) if name in compared else [short(row[name]) for row in rows]
         for name in rows[0]
@@ -71,14 +113,14 @@ def cells(rows: Sequence[Mapping[str, Any]], compared: Collection[str]) -> list[
 
 
 def write_tables(path: Path, rows: Sequence[Mapping[str, Any]], cells: Sequence[Sequence[str]]) -> None:
-    """Write rows as `path`.csv, and cells as `path`.md."""
+    """Write rows to `path`.csv and cells to `path`.md."""
     write_csv(path.with_suffix(".csv"), rows)
     with files.replacing(path.with_suffix(".md")) as file:
         file.write(markdown(cells) + "\n")
 
 
 def data_frame(rows: Sequence[Mapping[str, Any]]) -> "pandas.DataFrame":
-    """Return rows as a pandas table; cells that a row lacks are missing values.
+    """Return rows as a pandas data frame, with missing values for columns that a row does not have.
 
     Raises:
       MissingExtraError: pandas is not installed.

@@ -1,4 +1,4 @@
-"""`jaxrl.tune`: Bayesian search for settings of an algorithm, with pruning."""
+"""`jaxrl.tune`: Bayesian search for the settings of an algorithm, with pruning."""
 
 import contextlib
 import dataclasses
@@ -15,30 +15,23 @@ import numpy as np
 
 from jaxrl import envs
 from jaxrl.algos.base import as_algorithm, replace
-from jaxrl.core import files, keys, ownership
-from jaxrl.core.arguments import whole_arguments
-from jaxrl.core.config import encode
+from jaxrl.core import arguments, files, interrupts, keys, limits, ownership
 from jaxrl.core.errors import ConfigError, JaxrlError, MissingExtraError, NonFiniteError, RunDirectoryError
-from jaxrl.core.interrupts import interruptible
-from jaxrl.core.limits import checked_seed, count_problems, seed_problems
 from jaxrl.core.sources import Dataset
 from jaxrl.core.types import Algorithm, Environment
-from jaxrl.envs.configs import to_config
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.plots.curves import EVALUATION, plot_trials
-from jaxrl.plots.importance import importance, plot_parallel
-from jaxrl.run.directory import sweep_directory
-from jaxrl.run.directory.run_directory import RunDirectory
+from jaxrl.run.directory import run_directory, sweep_directory
 from jaxrl.run.directory.sweep_directory import Trial
 from jaxrl.run.loop.progress import ProgressBar
 from jaxrl.run.settings import RunSettings
-from jaxrl.sweeps.distributions import checked_seeds
+from jaxrl.sweeps.distributions import COUNT, MOST_TRIALS, checked_seeds
 from jaxrl.sweeps.make_train import bind_run
 from jaxrl.sweeps.ray_trials import Actors, side_by_side
 from jaxrl.sweeps.results import save_policy
 from jaxrl.sweeps.search_spaces import ends, search_space
-from jaxrl.sweeps.sweep_loop import settings_problems
-from jaxrl.sweeps.tables import aligned, cells, data_frame, short, write_tables
+from jaxrl.sweeps.sweep_loop import identity_of, settings_problems
+from jaxrl.sweeps.tables import Tabulated, cells, data_frame, short, write_tables
 from jaxrl.sweeps.vectorized import VectorizedRuns, devices_and_mapping
 
 if TYPE_CHECKING:
@@ -52,13 +45,13 @@ Backend = Literal["jax", "ray"]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class TuneResult:
+class TuneResult(Tabulated):
     """The trials of a search.
 
     Attributes:
-      trials: in the order in which they began; each has `settings`, `returns` (the mean over seeds at each
-        evaluation), `ended` ("finished", "pruned" or "failed"), `problem` and `score`, its last mean return if it
-        finished.
+      trials: the trials in the order in which they began, each with `settings`, `returns` (the mean over seeds at each
+        evaluation), `ended` ("finished", "pruned" or "failed"), `problem`, and `score`, the last mean return of a
+        finished trial.
       title: the algorithm and the environment.
     """
 
@@ -72,14 +65,14 @@ class TuneResult:
 
     @property
     def best_trial(self) -> Trial:
-        """The trial with the highest final mean return; the first of equals.
+        """The trial with the highest final mean return; among equals, the first.
 
         Raises:
-          NonFiniteError: none finished.
+          NonFiniteError: no trial finished.
         """
         finished = [trial for trial in self.trials if trial.ended == "finished"]
         if not finished:
-            raise NonFiniteError(f"no trial of {len(self.trials)} finished; TuneResult.table() says why")
+            raise NonFiniteError(f"no trial of {len(self.trials)} finished; TuneResult.trials has their problems")
         return max(finished, key=lambda trial: trial.score)
 
     @property
@@ -88,52 +81,30 @@ class TuneResult:
         return self.best_trial.settings
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """Return a table with a row for each trial: settings, last mean return, number of evaluations, and outcome.
+        """Return a data frame with a row for each trial: settings, last return, number of evaluations, and outcome.
 
         Raises:
           MissingExtraError: pandas is not installed.
         """
         return data_frame(sorted(self._rows(), key=lambda row: row["trial"]))
 
-    def importance(self) -> dict[str, float]:
-        """Return the share of the variance of scores that each setting explains (`jaxrl.plots.importance`).
-
-        Pruned trials do not count: their score is unknown.
-        """
-        return importance(*self._scored())
-
-    def plot_settings(self, path: str | Path | None = None) -> "Chart":
-        """Draw settings and score of every trial as parallel coordinates, the most important setting first.
-
-        Args:
-          path: file for the picture, if any; its suffix sets the format.
-
-        Raises:
-          ConfigError: pictures have no such format.
-        """
-        return plot_parallel(*self._scored(), path, title=self.title)
-
-    def _scored(self) -> tuple[list[dict[str, Any]], list[float]]:
+    def _settings_and_scores(self) -> tuple[list[dict[str, Any]], list[float]]:
         trials = [trial for trial in self.trials if trial.ended != "pruned"]
         return [trial.settings for trial in trials], [trial.score for trial in trials]
 
-    def table(self) -> str:
-        """Return a text table with a line for each trial, the best first, then those that did not finish."""
-        return aligned(self._cells())
-
     def plot(self, path: str | Path | None = None) -> "Chart":
-        """Draw the score of every trial and the best so far.
+        """Plot the score of every trial and the best score so far.
 
         Args:
-          path: file for the picture, if any; its suffix sets the format.
+          path: image file to write, or None; its suffix sets the format.
         """
         return plot_trials([trial.score for trial in self.trials], path, title=self.title)
 
     def save(self, path: str | Path) -> None:
-        """Write the trials into a directory: `trials.csv`, `trials.md` and `trials.png`.
+        """Write the trials to a directory: `trials.csv`, `trials.md` and `trials.png`.
 
         Raises:
-          ConfigError: a file that jaxrl did not write has one of these names.
+          ConfigError: a file with one of these names exists that was not written by jaxrl.
           RunDirectoryError: the directory cannot be written to.
         """
         path = files.expand(path)
@@ -147,7 +118,7 @@ class TuneResult:
             raise RunDirectoryError(f"the trials cannot be written to {path}: {error}") from error
 
     def _rows(self) -> list[dict[str, Any]]:
-        """Return a row for each trial, the best first, then those that did not finish."""
+        """Return a row for each trial, the best first, then the unfinished ones."""
         ranked = sorted(enumerate(self.trials), key=lambda found: -np.nan_to_num(found[1].score, nan=-np.inf))
         return [
             {"trial": place, **trial.settings, "return": trial.returns[-1] if trial.returns else math.nan}
@@ -163,8 +134,8 @@ class TuneResult:
         return cells(rows, ["return"])
 
 
-@interruptible
-@whole_arguments
+@interrupts.interruptible
+@arguments.whole_arguments
 def tune(
     algo: Algorithm | str,
     env: Environment | str,
@@ -192,122 +163,125 @@ def tune(
     progress: bool = True,
     **space: Any,
 ) -> TuneResult:
-    """Search settings of an algorithm for the highest final return, the mean over seeds.
+    """Search for the settings of an algorithm with the highest final return, averaged over seeds.
 
-    All seeds of a trial are one compiled program, and as long as only traced fields are searched all trials are the
-    same one. After each evaluation the trial may be pruned: then its training ends there. Each run is the run of
-    `jaxrl.train` with that seed and these settings.
+    All seeds of a trial are one compiled program, which all trials share if only traced fields are searched. A trial
+    may be pruned after each evaluation, which ends its training. Each run is the run of `jaxrl.train` with that seed
+    and these settings.
 
-    With `backend="ray"` several trials are under way at once, each in a process of its own, on any machine of a Ray
-    cluster. The next one is then chosen by those that have ended, so what is tried depends on which end first; with
-    `max_concurrent=1` it is the search without Ray. A trial whose process is lost has failed, and the search goes on.
+    With `backend="ray"` several trials run at once, each in a separate process, on any machine of a Ray cluster. The
+    settings of a new trial depend on the trials that have ended, so they depend on which trials end first; with
+    `max_concurrent=1` the search is the same as without Ray. If the process of a trial is lost, the trial has failed
+    and the search continues.
 
-    The searched fields are in one table (`jaxrl.sweeps.search_spaces.SPACES`). Those that `algo` sets to other values
-    than their defaults are kept. Needs Optuna: `pip install 'jaxrl[tune]'`.
+    The default search spaces are in `jaxrl.sweeps.search_spaces.SPACES`. Fields of `algo` that differ from their
+    defaults are not searched. Needs Optuna: `pip install 'jaxrl[tune]'`.
 
     Args:
-      algo, env, total_steps, num_envs, topology: of every run, as for `make_train`.
-      trials: number of settings to try, those that `run_dir` holds included.
-      seeds: of every trial: how many, from 0 on, or a list of seeds. Their mean is the score.
-      search: how settings are drawn: "tpe", by Bayesian search (tree-structured Parzen estimator), or "random".
-      pruner: which trials end early: "median", those below the median of the trials before at the same evaluation;
+      algo, env, num_envs, topology: settings of every run, as for `make_train`.
+      total_steps: environment steps per run, over all its environments; the last iteration may exceed it.
+      trials: number of trials, including those in `run_dir`.
+      seeds: number of seeds per trial, starting from 0; or a list of seeds. The score is the mean over seeds.
+      search: how settings are chosen: "tpe", Bayesian search (tree-structured Parzen estimator), or "random".
+      pruner: which trials end early: "median", those below the median of earlier trials at the same evaluation; or
         "none".
-      search_seed: seed of these draws.
-      devices: number of devices of this process to spread the seeds over; None: all of them. On a CPU, JAX is asked for
-        one device per core if it has not started yet. With `backend="ray"`: of each trial's process; None: one for
-        each of its GPUs or CPUs.
-      mapping: how the runs of one device are mapped: "vmap", "in_turn", or None for the faster on this platform.
-      backend: "jax": one trial after another, in this process; "ray": several at once, each in a process of a Ray
-        cluster.
+      search_seed: seed of the search.
+      devices: number of devices of this process that the seeds are spread over; None: all. On a CPU, JAX is set up with
+        one device per core, unless it has started already. With `backend="ray"`: number of devices of each trial's
+        process; None: one for each of its GPUs or CPUs.
+      mapping: how the runs of one device are mapped: "vmap", "in_turn", or None for the faster one on this platform.
+      backend: "jax": one trial after another, in this process; "ray": several at once, in processes of a Ray cluster.
       cpus_per_run: CPUs that Ray reserves for each trial.
-      gpus_per_run: GPUs that Ray reserves for each trial; 0: the trial is on the processor.
-      max_concurrent: how many trials are under way at once with Ray, at most; None: as many as it has room for.
-      address: address of the Ray cluster; None: what RAY_ADDRESS says, else a cluster of this machine alone.
+      gpus_per_run: GPUs that Ray reserves for each trial; 0: the trial runs on the CPU.
+      max_concurrent: maximum number of trials that run at once with Ray; None: as many as fit on the cluster.
+      address: address of the Ray cluster; None: RAY_ADDRESS if set, otherwise a cluster of only this machine.
       evaluate_every: environment steps of a run between evaluations; None: a tenth of the run.
       evaluation_episodes: complete episodes of each evaluation.
       explore_in_evaluation: sample actions as in training in each evaluation.
-      run_dir: keeps the study here, from which the same call goes on after it was killed, with the trials that were
-        under way begun anew; also with more trials, and with or without Ray. The trials as tables and a picture are
-        written at the end, and without Ray the policy of the best one. None: nothing is kept.
+      run_dir: directory for the study, from which the same call resumes after it was killed, also with more trials, and
+        with or without Ray; trials that were running start again. At the end, it also contains the trials as tables and
+        a plot, and without Ray the best policy. None: nothing is saved.
       overwrite: delete an earlier search in `run_dir` and start again.
-      progress: show a progress bar, over trials.
-      **space: fields of the algorithm, in place of the table's or beside them: `LogUniform`, `Uniform`, a list of
-        values, or a single value, which is then fixed.
+      progress: show a progress bar of the trials.
+      **space: search spaces of fields, replacing or extending the default space: `LogUniform`, `Uniform`, a list of
+        values, or a single value, which fixes the field.
 
     Raises:
-      ConfigError: all invalid settings; or the Ray cluster has no room for a trial.
+      ConfigError: lists all invalid settings; or the Ray cluster has no room for a trial.
       MissingExtraError: Optuna is not installed, or Ray for `backend="ray"`.
       PeerError: no process could be started on the Ray cluster.
-      RunDirectoryError: `run_dir` is in use, holds another search or something else, or a file of somebody else under a
+      RunDirectoryError: `run_dir` is in use, contains anything but this search, or a file not written by jaxrl under a
         name that jaxrl uses.
     """
     if importlib.util.find_spec("optuna") is None:
         raise MissingExtraError("jaxrl.tune", "tune")
-    from jaxrl.sweeps.study import MOST_TRIALS, PRUNERS, SAMPLERS, Study
+    from jaxrl.sweeps.study import Study
 
-    if backend == "ray" and importlib.util.find_spec("ray") is None:
-        raise MissingExtraError("backend='ray'", "ray")
     run = RunSettings.of(locals())
-    problems = count_problems(trials=(trials, 1)) + settings_problems("a search", run, space)
-    problems += seed_problems("search_seed", search_seed)
-    if isinstance(trials, int) and trials > MOST_TRIALS:
-        problems.append(f"trials={trials} must be at most {MOST_TRIALS:,}")
-    for name, value, known in (
-        ("search", search, SAMPLERS),
-        ("pruner", pruner, PRUNERS),
-        ("backend", backend, get_args(Backend)),
-    ):
-        if value not in known:
-            problems.append(f"{name}={value!r} is not one of {', '.join(map(repr, known))}")
+    problems = arguments.problems_of(
+        tune,
+        locals(),
+        total_steps=COUNT,
+        trials=COUNT | {"high": MOST_TRIALS},
+        search={"choices": get_args(Search)},
+        pruner={"choices": get_args(Pruner)},
+        devices=COUNT,
+        backend={"choices": get_args(Backend)},
+        cpus_per_run={"low": 0},
+        gpus_per_run={"low": 0},
+        max_concurrent=COUNT,
+        evaluate_every=COUNT,
+        evaluation_episodes=COUNT,
+    )
+    problems += settings_problems("a search", run, space)
+    if run.topology is not None and run.num_envs is not None:
+        problems.append(f"num_envs={run.num_envs} and topology={run.topology}: set num_envs in the topology")
     how = Actors(cpus_per_run, gpus_per_run, max_concurrent, address)
     if backend == "ray":
         problems += how.problems(devices)
     else:
         unused = [f for f in dataclasses.fields(how) if getattr(how, f.name) != f.default]
-        problems += [f"{f.name}={getattr(how, f.name)!r} has no meaning without backend='ray'" for f in unused]
-    if run.topology is not None and run.num_envs is not None:
-        problems.append(f"num_envs={run.num_envs} and topology={run.topology}: set num_envs in the topology")
+        problems += [f"{f.name}={getattr(how, f.name)!r} needs backend='ray'" for f in unused]
     if jax.process_count() > 1:
-        problems.append(f"a search runs in one process, and these are {jax.process_count()}")
+        problems.append(f"a search runs in a single process, but there are {jax.process_count()}; use backend='ray'")
     if problems:
         raise ConfigError(problems)
-    if backend == "ray":  # its processes have their own devices
+    if backend == "ray":  # the processes of the trials have their own devices
         devices, mapping = devices or how.devices, mapping or ("vmap" if gpus_per_run else "in_turn")
         devices_and_mapping(1, mapping)
     else:
         devices, mapping = devices_and_mapping(devices, mapping)
-    seeds, search_seed = checked_seeds(seeds), checked_seed("search_seed", search_seed)
+    seeds, search_seed = checked_seeds(seeds), limits.checked_seed("search_seed", search_seed)
     algo, made = as_algorithm(run.algo), envs.as_environment(run.env)
     if any(isinstance(source, Dataset) for source in algo.experience.values()):
         raise ConfigError(
-            f"{type(algo).__name__} with these settings learns from a dataset, and a search takes none; call "
-            "jaxrl.train(dataset=...) for each setting"
+            f"{type(algo).__name__} with these settings learns from a dataset, which a search does not accept; call "
+            "jaxrl.train(dataset=...) for each configuration"
         )
     fixed, ranges = search_space(algo, space)
     every = max(run.total_steps // 10, 1) if run.evaluate_every is None else run.evaluate_every
     layout = run.topology or Anakin(run.num_envs, devices=1)
-    run = run.replace(algo=algo, env=made, topology=layout, evaluate_every=every)
+    run = run.replace(algo=algo, env=made, evaluate_every=every)
     for name, values in ranges.items():
         for value in ends(values):
             bind_run(run.replace(algo=replace(algo, **fixed | {name: value})))
 
-    identity = {"algorithm": encode(algo), "environment": to_config(made), "topology": encode(layout), "seeds": seeds}
-    identity |= {"total_steps": run.total_steps, "search": search, "pruner": pruner, "search_seed": search_seed}
-    identity |= {"mapping": mapping, "space": {name: repr(values) for name, values in (fixed | ranges).items()}}
+    identity = identity_of(run.replace(topology=layout), mapping) | {"seeds": seeds, "search_seed": search_seed}
+    identity |= {"search": search, "pruner": pruner}
+    identity["space"] = {name: repr(values) for name, values in (fixed | ranges).items()}
     title = f"{type(algo).__name__} on {made.name}"
     with contextlib.ExitStack() as stack:
         path = None
         if run.run_dir is not None:
             config = {"tune": identity | run.logging}
             sweep_directory.check_best(files.expand(run.run_dir))
-            directory = RunDirectory(run.run_dir, config, overwrite=run.overwrite)
+            directory = run_directory.RunDirectory(run.run_dir, config, overwrite=run.overwrite)
             path = stack.enter_context(directory).study
             if not directory.resumed:
                 ownership.remove(path.parent / sweep_directory.BEST, "the best policy of a sweep or a search")
         study = Study(path, ranges, fixed, search, pruner, search_seed)
-        keep = None
+        keep = partial(_keep_best, study, path.parent) if path is not None and backend == "jax" else None
         if path is not None:
-            keep = partial(_keep_best, study, path.parent) if backend == "jax" else None
             stack.callback(_leave, study, title, path.parent)
         training = _Training(run, seeds, devices, mapping, keep)
         display = stack.enter_context(ProgressBar(unit="trials")) if run.progress else None
@@ -329,24 +303,21 @@ def tune(
 
 
 def _keep_best(study, path, seeds, run, states, returns) -> None:
-    """Save the policy of the best seed of a trial, if the trial is the best so far."""
+    """Save the policy of a trial's best seed if the trial is the best so far; warn if this fails."""
     scores = np.nanmean(returns, axis=-1)
-    if any(trial.ended == "finished" and trial.score >= float(scores.mean()) for trial in study.trials()):
+    if any(trial.score >= float(scores.mean()) for trial in study.trials()):  # NaN if it did not finish
         return
     best = int(np.argmax(scores))
-    config = run.config(seeds[best]) | {"logging": {}, "sweep": {"of": "tune"}}
-    learner, rows = (
-        jax.tree.map(lambda x: x[best], states.learner),
-        [{"step": run.iterations * run.rows, EVALUATION: float(scores[best])}],
-    )
+    config, score = run.config(seeds[best]) | {"logging": {}, "sweep": {"of": "tune"}}, float(scores[best])
+    learner = jax.tree.map(lambda x: x[best], states.learner)
     try:
-        save_policy(path, config, learner, rows, float(scores[best]))
+        save_policy(path, config, learner, [{"step": run.iterations * run.rows, EVALUATION: score}], score)
     except (JaxrlError, OSError) as error:
         warnings.warn(f"the best policy could not be saved: {error}", RuntimeWarning, stacklevel=2)
 
 
 def _leave(study, title, path) -> None:
-    """Save the trials so far; warn if that fails, for example on a full disk."""
+    """Save the trials so far; warn if this fails, for example on a full disk."""
     if not study.trials():
         return
     try:
@@ -357,19 +328,19 @@ def _leave(study, title, path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Training:
-    """The training of a trial, the same for all trials; in this process or in a Ray actor."""
+    """The training of any trial, in this process or in a Ray actor."""
 
     run: RunSettings
     seeds: list[int]
     devices: int
     mapping: str
-    keep: Callable | None = None  # called with seeds, run, final states and returns of every trial that finishes
+    keep: Callable | None = None  # called with the seeds, run, final states and returns of every finished trial
 
     def __call__(self, settings: dict[str, Any]) -> Iterator[tuple[float, bool]]:
         """Train the runs of all seeds; yield the mean return of each evaluation, and whether it is the last.
 
         Raises:
-          NonFiniteError: in a run of one of the seeds a value was not finite, or no episode ended.
+          NonFiniteError: for one of the seeds, a value was not finite or no episode ended.
         """
         run, seeds = bind_run(self.run.replace(algo=replace(self.run.algo, **settings))), self.seeds
         many = VectorizedRuns(run.program, min(self.devices, len(seeds)), self.mapping, len(seeds))
@@ -394,6 +365,7 @@ class _Training:
 
 
 def _line(place: int, trial: Trial) -> str:
+    """Return a description of a trial that ended, for the progress display."""
     settings = ", ".join(f"{name}={short(value)}" for name, value in trial.settings.items())
     last = trial.returns[-1] if trial.returns else math.nan
     return f"trial {place}: {trial.problem or f'{last:.4g}'} ({trial.ended}; {settings})"

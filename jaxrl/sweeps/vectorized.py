@@ -1,4 +1,4 @@
-"""Many runs of one compiled program, sharded over the devices of a process; in turn on each, or under `vmap`."""
+"""Many runs of one compiled program, sharded over the devices of a process and mapped in turn or by `vmap`."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -37,8 +37,8 @@ def devices_and_mapping(devices: int | None, mapping: str | None) -> tuple[int, 
     """Return the number of devices of this process for the runs, and the mapping of runs on one device.
 
     Args:
-      devices: number of devices; None: all of them; on a CPU, one per core if JAX has not started yet.
-      mapping: "vmap", "in_turn", or None for the faster on this platform.
+      devices: number of devices; None: all, which on a CPU is one per core if JAX has not started yet.
+      mapping: "vmap", "in_turn", or None for the faster one on this platform.
 
     Raises:
       ConfigError: there are fewer devices, or the mapping is unknown.
@@ -54,7 +54,7 @@ def devices_and_mapping(devices: int | None, mapping: str | None) -> tuple[int, 
 
 
 def share[T](runs: list[T]) -> list[T]:
-    """Return the runs of this process, the same number on each, so the last processes may repeat the last run."""
+    """Return the runs of this process. Every process has the same number, so the last run may be repeated."""
     processes, index = jax.process_count(), jax.process_index()
     padded = runs + runs[-1:] * (-len(runs) % processes)
     each = len(padded) // processes
@@ -63,7 +63,7 @@ def share[T](runs: list[T]) -> list[T]:
 
 @dataclasses.dataclass(frozen=True)
 class VectorizedRuns:
-    """The runs of one program over a mesh of devices; static. Runs beyond `runs` are padding of the last device."""
+    """The runs of one program over a mesh of devices, as a static value; runs beyond `runs` are padding."""
 
     program: Program[Environment, Rings]
     devices: int
@@ -72,42 +72,47 @@ class VectorizedRuns:
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
+        """The mesh of the devices, whose axis "runs" shards the runs."""
         return _mesh(local_devices(self.program.layout.target)[: self.devices])
 
     def stack(self, trees: list[Any]) -> Any:
-        """Return one tree with a leading axis of runs, padded to a multiple of the devices."""
+        """Return one tree with a leading axis of runs, padded to a multiple of the number of devices."""
         padded = trees + [trees[-1]] * (-len(trees) % self.devices)
         if isinstance(trees[0], jax.Array):
             return jnp.stack(padded)
         return jax.tree.map(lambda *x: jnp.stack([jnp.asarray(y, jnp.float32) for y in x]), *padded)
 
     def first(self, algos: Any) -> Any:
+        """Return the first run of a stacked tree."""
         return jax.tree.map(lambda x: x[0], algos)
 
     @partial(jax.jit, static_argnums=0)
     def start(self, algos, env, keys):
+        """Return the initial states of all runs, stacked."""
+
         def one_device(algos, keys, env):
             return self.mapped(lambda algo, key: self.program.init(algo, env, key))(algos, keys)
 
         return self.sharded(one_device, unmapped=1)(algos, keys, env)
 
     def chunk(self, algos, env, states, length, total_steps_per_env) -> tuple[RunState, Report]:
+        """Advance all runs by `length` iterations; return their states and the report of each."""
         return chunk_many(self, algos, env, states, jnp.int32(length), jnp.float32(total_steps_per_env))
 
     def check_memory(self, algos: Any, env: Environment, keys: Any) -> None:
         """Check that the states of all runs can be stored on the devices, and fit.
 
         Args:
-          algos, env, keys: algorithms, environment and keys of the runs, stacked; the shapes of the keys are enough.
+          algos, env, keys: algorithms, environment and keys of the runs, stacked; the shapes of the keys suffice.
 
         Raises:
-          ConfigError: they cannot, or do not fit.
+          ConfigError: the states cannot be stored on the devices, or do not fit.
         """
         sources = self.program.layout.experience(self.first(algos)).online_sources.values()
         if any(source.replay_memory == "host" for source in sources):
             raise ConfigError(
-                "replay_memory='host': the host writes and reads the replay of one run in place, and not those of runs "
-                "in one program; use replay_memory='device', or jaxrl.train for each run"
+                "replay_memory='host': replay buffers in host memory do not support several runs in one program; "
+                "use replay_memory='device', or jaxrl.train for each run"
             )
         one = jax.eval_shape(lambda algos, keys: self.program.init(self.first(algos), env, keys[0]), algos, keys)
         devices, runs = list(self.mesh.devices.flat), jax.tree.leaves(algos)[0].shape[0]
@@ -115,7 +120,7 @@ class VectorizedRuns:
         memory.check_run(self.first(algos), one, devices, runs=runs, saved=False, target=target)
 
     def evaluate(self, algos: Any, learners: Any, keys: jax.Array, settings: RunSettings) -> np.ndarray:
-        """Return the returns of complete episodes of every run, NaN for an episode that did not end."""
+        """Return the returns of complete episodes, (runs, episodes); NaN for an episode that did not end."""
         how = played(settings)
         scores = evaluate_many(self, algos, learners, settings.env, keys, **how)
         returns, _, done = jax.device_get(scores)
@@ -123,15 +128,15 @@ class VectorizedRuns:
         return np.where(counts, returns, np.nan).reshape(returns.shape[0], -1)[: self.runs]
 
     def copied(self, trees: Any, copies: Sequence[tuple[int, int]]) -> Any:
-        """Copy runs over others, of this process or of another one.
+        """Overwrite runs with copies of others, within this process or between processes.
 
         Args:
           trees: trees of the runs of this process, stacked as by `stack`; donated.
-          copies: (to, source), indices among the runs of all processes, `runs` of each; the same in every process. No
-            run is both.
+          copies: pairs (to, source) of indices among the runs of all processes, each of which has `runs`; the same on
+            every process. No run is both a target and a source.
 
         Returns:
-          The trees, bit for bit unchanged except for the runs that were copied over.
+          The trees, bit for bit unchanged except for the overwritten runs.
         """
         if not copies:
             return trees
@@ -148,13 +153,13 @@ class VectorizedRuns:
         return trees if processes == 1 else multihost_utils.global_array_to_host_local_array(trees, mesh, runs)
 
     def mapped(self, function):
-        """Return a function of the runs of one device, given a function of one run."""
+        """Return a function that maps `function` over the runs of one device."""
         if self.mapping == "vmap":
             return jax.vmap(function)
         return lambda *trees: jax.lax.map(lambda tree: function(*tree), trees)
 
     def sharded(self, function, unmapped: int):
-        """Map a function of one device's runs over all devices; the last `unmapped` arguments go to all of them."""
+        """Return `function`, of one device's runs, sharded over all devices; the last `unmapped` arguments are not."""
         runs = PartitionSpec("runs")
 
         def call(*arguments):
@@ -170,7 +175,7 @@ def _mesh(devices):
 
 
 def played(settings: RunSettings) -> dict[str, Any]:
-    """Return the keyword arguments of `evaluate_many`: the number of episodes, and how to act."""
+    """Return the keyword arguments of `evaluate_many` from the settings of an evaluation."""
     num_envs, quota = layout(settings.evaluation_episodes, agents=num_agents(settings.env))
     return {"num_envs": num_envs, "quota": quota, "explore": settings.explore_in_evaluation}
 
@@ -209,9 +214,9 @@ def chunk_many(many, algos, env, states, length, total_steps_per_env):
 
 
 def _in_turn(advance, algos, states):
-    """Call `advance(algo, state) -> (state, report)` for every run in turn, writing each state over its old one.
+    """Call `advance(algo, state) -> (state, report)` for every run in turn, overwriting each state in place.
 
-    `jax.lax.map` would keep the old and the new states of all runs, and hence every replay twice.
+    `jax.lax.map` would keep the old and the new states of all runs, and therefore every replay buffer twice.
     """
 
     def of(trees, run):
@@ -234,7 +239,7 @@ def _in_turn(advance, algos, states):
 
 @partial(jax.jit, static_argnums=0, donate_argnums=1)
 def _copy_many(mesh, trees, copies, count):
-    """Copy one run after another, so that each device needs room for only one more."""
+    """Copy one run after another, so that each device needs memory for only one additional run."""
 
     def one_device(trees, copies, count):
         def copy(number, x):
@@ -254,13 +259,13 @@ def _copy_many(mesh, trees, copies, count):
 
 
 def _key_data(trees):
-    """Replace random keys by their words, which devices can exchange."""
+    """Replace random keys by their integer data, which devices can exchange."""
     return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, trees)
 
 
 @partial(jax.jit, static_argnums=0, static_argnames=("num_envs", "quota", "explore"))
 def evaluate_many(many, algos, learners, env, keys, *, num_envs, quota, explore):
-    """Play `quota` episodes in each of `num_envs` environments of every run; return what `play` does."""
+    """Play `quota` episodes in each of `num_envs` environments of every run; return the results of `play`."""
     spec = many.program.layout.spec
 
     def one(algo, learner, key, env):

@@ -103,11 +103,11 @@ def test_what_does_not_fit_is_told_before_anything_is_launched(tmp_path, monkeyp
     for settings, words in (
         (
             {"cpus_per_run": -1.0, "restarts": -1},
-            "restarts=-1 must be at least 0\ncpus_per_run=-1.0 must be at least 0",
+            "cpus_per_run=-1.0 must be at least 0\nrestarts=-1 must be at least 0",
         ),
         ({"minibatches": [2, 5]}, "minibatches"),
-        ({"seeds": []}, "seeds: at least one"),
-        ({"clip": []}, "clip has no values"),
+        ({"seeds": []}, "seeds=\\[\\]"),
+        ({"clip": []}, "clip is an empty list"),
     ):
         with pytest.raises(ConfigError, match=words):
             launch(PLAIN, ENV, run_dir=tmp_path, **SETTINGS | settings)

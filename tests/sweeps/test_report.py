@@ -283,7 +283,7 @@ def test_a_run_counts_once_and_what_looks_like_it_counts_too(tmp_path, monkeypat
     copies = [run(tmp_path / name / "x", 1e-2, 4, 9.0) for name in "ab"]
     assert len(read_records([path, *copies])) == SCORES.size + 2
     found = read_records([best, *copies, best])
-    assert [record.run.name for record in found] == ["best", "a/x", "b/x"]
+    assert [record.name for record in found] == ["best", "a/x", "b/x"]
     page_of_both = page(copies, tmp_path / "report.html")
     assert [row[0] for row in page_of_both.rows[-2:]] == ["a/x", "b/x"]
     assert page_of_both.rows[1][page_of_both.rows[0].index("runs")] == "2"

@@ -236,7 +236,7 @@ def test_a_link_or_a_pipe_in_place_of_the_journal_is_refused(tmp_path):
     for number, make in enumerate((lambda path: path.symlink_to(target), os.mkfifo)):
         path = tmp_path / f"study-{number}"
         make(path)
-        with pytest.raises(RunDirectoryError, match="is no study that could be read"):
+        with pytest.raises(RunDirectoryError, match="cannot be read as a study"):
             study(path)
     assert target.read_text() == ""
 
@@ -275,7 +275,7 @@ def test_a_study_of_something_else_is_refused(line, tmp_path):
     text = line if isinstance(line, str) else json.dumps(line)
     for whole in (text + "\n", json.dumps(ONE) + "\n" + text) if text != "{" else (text + "\n",):
         path.write_text(whole)
-        with pytest.raises(RunDirectoryError, match="is no study that could be read"):
+        with pytest.raises(RunDirectoryError, match="cannot be read as a study"):
             study(path)
         assert path.read_text() == whole, "a file that is refused is left as it is"
 
@@ -284,8 +284,11 @@ def test_a_last_trial_without_an_end_of_line_is_kept(tmp_path):
     path = tmp_path / "study.journal"
     for before in ("", json.dumps(ONE) + "\n"):
         path.write_text(before + json.dumps(ONE))
-        assert len(study(path).trials()) == len(study(path).trials()) == 1 + bool(before)
-        assert path.read_text() == before + json.dumps(ONE) + "\n"
+        one = study(path)
+        assert len(one.trials()) == len(study(path).trials()) == 1 + bool(before)
+        one.run(rising)
+        assert path.read_text().startswith(before + json.dumps(ONE) + "\n")
+        assert len(study(path).trials()) == len(kept(path)) == 2 + bool(before)
 
 
 def test_a_study_with_too_much_is_refused_at_once(tmp_path, monkeypatch):
@@ -337,21 +340,17 @@ def test_whatever_lies_in_a_study_it_is_read_or_refused_and_nothing_is_executed(
 def test_a_trial_that_cannot_be_written_is_told_once_and_written_later(tmp_path, monkeypatch):
     path, whole = tmp_path / "study.journal", study()
     trials = [whole.run(rising) for _ in range(6)]
-    one, write, full = study(path), os.write, [False]
+    one = study(path)
 
-    def short(descriptor, data):
-        if full[0]:
-            write(descriptor, data[:5])
-            raise OSError(errno.ENOSPC, "no space left on device")
-        return write(descriptor, data)
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "no space left on device")
 
-    monkeypatch.setattr(os, "write", short)
     found = [one.run(rising)]
-    full[0] = True
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.warns(RuntimeWarning, match="no space left") as told:
         found += [one.run(rising) for _ in range(3)]
-    assert len(told) == 1 and len(kept(path)) == 1, "and no half of a line"
-    full[0] = False
+    assert len(told) == 1 and len(kept(path)) == 1 and list(tmp_path.iterdir()) == [path], "and no half of a file"
+    monkeypatch.undo()
     found.append(one.run(rising))
     assert found == trials[:5] == study(path).trials()
 
