@@ -2,15 +2,13 @@
 
 import itertools
 import os
-import pathlib
 import signal
 import subprocess
 import sys
 
 from helpers.patience import PATIENCE
+from helpers.processes import environment
 from jaxrl.sweeps.vectorized import VectorizedRuns
-
-TESTS = pathlib.Path(__file__).parents[1]
 
 
 def at_chunk(number):
@@ -28,7 +26,6 @@ def at_chunk(number):
 def killed(call, number):
     """Call a function of `tunes` or `populations` in a process that dies; settings and devices are those of tests."""
     program = f"import conftest\nfrom helpers import dying, populations, tunes\ndying.at_chunk({number})\n{call}"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (TESTS.parent, TESTS))), "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", program]
-    dead = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    dead = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
     assert dead.returncode == -signal.SIGKILL, dead.stdout + dead.stderr
