@@ -170,7 +170,7 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing_but_a_warning(tmp_path, m
     """Every write of a resumed run fails from the third iteration on, until the fifth."""
     run_dir = tmp_path / "run"
     train(run_dir, total_steps=2 * ROWS)
-    disks = [Disk(monkeypatch, run_dir, [""], how, refuse(errno.ENOSPC)) for how in WAYS]
+    disks = [Disk(monkeypatch, tmp_path, ["run/"], how, refuse(errno.ENOSPC)) for how in WAYS]
 
     def fill(full):
         for disk in disks:
