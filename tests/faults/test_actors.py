@@ -118,7 +118,7 @@ class AsynchronousEnvironment(SpoiledEnvironment):
 @pytest.mark.parametrize(
     ("kind", "topology"),
     [(Spoiled, {"actors": 2}), (Spoiled, {"lockstep": True}), (Asynchronous, {"ready": 2, "actors": 2})],
-    ids=str,
+    ids=["two actors", "lockstep", "asynchronous"],
 )
 def test_an_environment_that_raises(kind, topology):
     env = kind(ENV, then=fail)
