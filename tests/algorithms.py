@@ -5,7 +5,7 @@ Tests that go over algorithms, and whose numbers do not matter, take these, so t
 
 from helpers import continuous, offline, programs
 from helpers.continuous import NETWORKS
-from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS
+from helpers.programs import DQN, ENV, PPO, REPLAY, ROWS
 
 import jaxrl
 from jaxrl.algos.optimizers import Adam
@@ -26,9 +26,6 @@ from jaxrl.networks import (
 BOX = jaxrl.make("probe:Truncated", max_steps=3, continuous=True)
 ROLLOUTS = {"rollout_length": 8, "learning_rate": 1e-3, "network": PPO.network}
 MINIBATCHES = {"epochs": 1, "minibatches": 2}
-# The first iteration only fills it.
-REPLAY = {"rollout_length": 8, "capacity": NUM_ENVS * 32, "min_size": NUM_ENVS * 16, "batch_size": 32}
-REPLAY |= {"replay_ratio": 2 / ROWS}
 # A large eps, as rounding decides the sign of what is all but 0.
 COARSE = {"learning_rate": 1e-2, "optimizer": Adam(eps=1e-2)}
 WITH_RENORM = {"widths": (8,), "normalization": "batch_renorm", "normalize_inputs": True}

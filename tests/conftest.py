@@ -34,9 +34,9 @@ def forget_programs_if_many():
 
 
 def pytest_collection_modifyitems(items):
-    """Begins with the files that take longest, those of pages and notebooks: each is run by one worker alone.
+    """Sort the files that take longest first, those of pages and notebooks: each is run by a single worker.
 
-    The further commands of docs/systems.md come last: half an hour of them would keep all others from being run.
+    The further commands of docs/systems.md come last: they take half an hour, in which no other would be run.
     """
 
     def place(item):
@@ -62,6 +62,6 @@ def not_too_many_programs_after_a_long_test(request):
 
 @pytest.fixture(autouse=True, scope="module")
 def registers_for_itself(request):
-    """What a file of tests registers, as it is imported or later, is there for its own tests alone."""
+    """Keep what a file of tests registers, at its import or later, from the tests of other files."""
     with only_registered_by(request.module.__name__):
         yield

@@ -1,6 +1,7 @@
 """The packages: what lies at the top, which way imports point, and that the public face is what it says."""
 
 import ast
+import functools
 import importlib
 import pydoc
 import re
@@ -33,22 +34,37 @@ WITHOUT_RIDDLES = PACKAGES
 MOST_PASSED_ON = 12  # parameters of train, and of sweep, that reach another function one by one
 
 
+def module_of(path):
+    return ".".join(("jaxrl", *path.relative_to(CODE).with_suffix("").parts)).removesuffix(".__init__")
+
+
+@functools.cache
 def imports():
-    """(file, its package, the package of what it imports), also of imports within functions."""
-    for file in sorted(CODE.rglob("*.py")):
-        place = str(file.relative_to(CODE))
-        package = place.partition("/")[0].removesuffix(".py")
-        for node in ast.walk(ast.parse(file.read_text())):
-            names = []
+    """Return the names that each module of jaxrl imports, also within functions and for type checkers alone."""
+    found = {}
+    for path in CODE.rglob("*.py"):
+        names = found[module_of(path)] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
+                names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"{place} imports relatively"
-                names = [f"{node.module}.{alias.name}" for alias in node.names]
-            for name in names:
-                root, *rest = name.split(".")
-                if root == "jaxrl":
-                    yield place, package, rest[0] if rest else "__init__"
+                assert node.level == 0, f"{path} imports relatively"
+                names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def package_of(name):
+    return [*name.split("."), "__init__"][1]
+
+
+def ties():
+    """Return the packages that each module imports from: (module, its package, the other package)."""
+    return {
+        (module, package_of(module), package_of(name))
+        for module, names in imports().items()
+        for name in names
+        if name.partition(".")[0] == "jaxrl"
+    }
 
 
 def test_the_top_holds_packages_and_the_names_that_users_import():
@@ -64,20 +80,19 @@ def test_imports_point_one_way():
     level = {package: number for number, package in enumerate(PACKAGES)}
     level |= dict.fromkeys(NAMES, 0.5) | {"__main__": len(PACKAGES), "__init__": len(PACKAGES) + 1}
     upward = [
-        f"{place} imports jaxrl.{imported}"
-        for place, package, imported in imports()
+        f"{module} imports jaxrl.{imported}"
+        for module, package, imported in ties()
         if package not in ("__init__", imported) and level[imported] >= level[package]
     ]
     assert upward == []
 
 
 def test_some_packages_do_not_know_each_other():
-    found = [f"{place} imports jaxrl.{imported}" for place, own, imported in imports() if (own, imported) in STRANGERS]
-    assert found == []
+    assert [tie for tie in ties() if tie[1:] in STRANGERS] == []
 
 
 def test_packages_are_tied_by_few_imports():
-    pairs = {(package, imported) for _, package, imported in imports() if package in PACKAGES}
+    pairs = {(package, imported) for _, package, imported in ties() if package in PACKAGES}
     pairs = {pair for pair in pairs if pair[0] != pair[1]}
     assert len(pairs) <= MOST_PAIRS, sorted(pairs)
 
@@ -98,27 +113,11 @@ def test_the_public_face_is_what_checkers_see():
         assert getattr(jaxrl, name) is not None and name in dir(jaxrl)
 
 
-def dependencies():
-    """Modules of jaxrl by name, with those that they import, also within functions and for type checkers alone."""
-    files = {".".join(("jaxrl", *path.relative_to(CODE).with_suffix("").parts)): path for path in CODE.rglob("*.py")}
-    files = {name.removesuffix(".__init__"): path for name, path in files.items()}
-    found = {}
-    for name, path in files.items():
-        found[name], parts = set(), [ast.parse(path.read_text())]
-        while parts:
-            node = parts.pop()
-            if isinstance(node, ast.Import):
-                found[name] |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                whole = [f"{node.module}.{alias.name}" for alias in node.names]
-                found[name] |= {module if module in files else node.module for module in whole}
-            else:
-                parts += ast.iter_child_nodes(node)
-    return {name: modules & files.keys() - {name} for name, modules in found.items()}
-
-
 def test_no_imports_go_in_circles():
-    left = dependencies()
+    left = {}
+    for module, names in imports().items():
+        names = {name if name in imports() else name.rpartition(".")[0] for name in names}
+        left[module] = names & imports().keys() - {module}
     while free := {name for name, modules in left.items() if not modules & left.keys()}:
         left = {name: modules for name, modules in left.items() if name not in free}
     assert left == {}, "these import each other, or what does"
@@ -134,7 +133,7 @@ def test_topologies_answer_for_themselves():
         for path in CODE.rglob("*.py")
         if path.relative_to(CODE).parts[0] != "parallel"
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass")
+        if isinstance(node, ast.Call) and getattr(node.func, "id", None) in ("isinstance", "issubclass")
         for part in ast.walk(ast.Tuple(node.args[1:]))
         if getattr(part, "id", getattr(part, "attr", None)) in topologies
     ]

@@ -100,7 +100,7 @@ def test_no_more_kernels_than_were_committed():
 
 
 def assert_equal_on_a_cpu(rows):
-    """Whether all processes of the part "determinism" have the same programs, as it is on a CPU."""
+    """Assert that all processes of the part "determinism" have the same programs, as on a CPU."""
     assert sum("against" in name for row in rows for name in row) == 3
     assert all(value["bit for bit"] for row in rows for name, value in row.items() if "against" in name)
     resumed = [row for row in rows if "resumed at step" in row]

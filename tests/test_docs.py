@@ -237,7 +237,7 @@ NOT_RUN = {
     "--backend ray": "it starts a cluster: tests/parallel/ray",
     "render runs/cartpole --env gymnasium": "that draws by pygame, which no extra brings: tests/run/test_rendering.py",
     "brax:inverted_pendulum": "the page trains it in Python, and its physics compiles for long",
-    "brax:ant": "its physics compiles for minutes: tests/envs/test_brax.py, tests/learning/test_brax.py",
+    "brax:ant": "its physics compiles for minutes: tests/envs/test_brax.py",
     "purejaxrl-brax": "the same of hopper",
     "envpool:Pong": "whole games through convolutions take minutes: tests/learning/test_host_scores.py",
     "cleanrl-ppo-atari": "the same of Breakout",
@@ -250,7 +250,7 @@ TRAINING = ("train", "sweep", "tune", "pbt", "compile")
 
 
 def shortened(words):
-    """A command line that trains and plays next to nothing."""
+    """Return a command line that trains and plays next to nothing."""
     few = FEW | ({"--total-steps": UPDATES} if "--eval-env" in words else {})
     few |= {"--total-steps": 4096} if words[0] == "pbt" else {}  # of two iterations and more, as members copy between
     words = [str(min(int(word), few[flag])) if flag in few else word for flag, word in itertools.pairwise(["", *words])]
@@ -261,7 +261,7 @@ def shortened(words):
 
 
 def commands(block):
-    """The command lines of jaxrl in a block, as a shell would split them."""
+    """Yield the command lines of jaxrl in a block, as a shell would split them."""
     for line in block.replace("\\\n", " ").split("\n"):
         words = shlex.split(line, comments=True)
         if words[:2] == ["jaxrl", "tune"] and importlib.util.find_spec("optuna") is None:
@@ -271,7 +271,7 @@ def commands(block):
 
 
 def run_as_a_process_would(words, monkeypatch):
-    """A command in the current folder; it knows nothing that was registered or imported by the page before."""
+    """Run a command in the current folder, without what the page registered or imported before."""
     before = set(sys.modules)
     with monkeypatch.context() as patched, only_what_jaxrl_registers():
         patched.setattr(sys, "path", list(sys.path))
@@ -283,7 +283,7 @@ def run_as_a_process_would(words, monkeypatch):
 
 
 def steps(path):
-    """What a reader does on a page: (language, code, the file that the text says to save it in)."""
+    """Yield the steps of a page: (language, code, the file that the text says to save it in)."""
     text, last = path.read_text(), 0
     for found in re.finditer(r"^```(\w+)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         said = re.findall(r"[Ss]ave this\s+as `(\w+\.py)`", text[last : found.start()])

@@ -8,15 +8,14 @@ import re
 import shlex
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 import yaml
-from helpers.patience import PATIENCE
+from helpers.patience import PATIENCE, wait_for
+from helpers.processes import environment, running
 from helpers.tiers import few
 
 from jaxrl.run.directory.checkpoint import complete_steps
@@ -35,7 +34,7 @@ def documents(name):
 
 
 def job_spec():
-    """Of the only job of the JobSet."""
+    """Return the JobSet, its only job, and the specification of that."""
     (jobset,) = documents("jobset.yaml")
     (job,) = jobset["spec"]["replicatedJobs"]
     return jobset, job, job["template"]["spec"]
@@ -52,7 +51,7 @@ def flag(words, name):
     return words[words.index(name) + 1]
 
 
-# --- what stands in them ---------------------------------------------------------------------------------------------
+# --- their contents ---------------------------------------------------------------------------------------------
 
 
 def test_every_recipe_is_on_the_page():
@@ -128,7 +127,7 @@ def test_skypilot_reads_it(recipe):
 
 
 def xpk_words(cluster):
-    """What the recipe gives to xpk."""
+    """Return the arguments that the recipe passes to xpk."""
     line = (RECIPES / "xpk.sh").read_text().replace("\\\n", " ").splitlines()[-1]
     program, *words = shlex.split(line.replace('"$1"', cluster))
     assert program == "xpk"
@@ -149,7 +148,7 @@ def test_xpk_reads_it():
 
 
 def expanded(words, env):
-    """As Kubernetes fills in the variables of a container."""
+    """Fill in variables as Kubernetes does for a container."""
     return [re.sub(r"\$\((\w+)\)", lambda found: env[found[1]], word) for word in words]
 
 
@@ -197,7 +196,7 @@ def free_port(low=61440, high=65535):
 
 
 def programs(folder, *more):
-    """A folder of programs of the names that recipes call: jaxrl with further words, and Slurm's."""
+    """Write programs with the names that recipes call: jaxrl with further words, and Slurm's; return their folder."""
     bin = folder / ".venv" / "bin"
     bin.mkdir(parents=True, exist_ok=True)
     again = shlex.join([*TINY, "--run-dir", str(folder / "run"), *more])
@@ -214,27 +213,16 @@ def programs(folder, *more):
 
 @contextlib.contextmanager
 def started(tool, folder, *more):
-    """The command of a recipe as two processes; `tool` gives the words and variables of each."""
+    """Start the command of a recipe as two processes; `tool` returns the words and variables of each."""
     port, bin = free_port(), programs(folder, *more)
     with contextlib.ExitStack() as stack:
         processes = []
         for index in range(2):
             words, env = tool(index, port)
             path = [str(bin), str(Path(sys.executable).parent), os.environ["PATH"]]
-            env |= {"JAX_PLATFORMS": "cpu", "PATH": os.pathsep.join(path)}
-            output = stack.enter_context(open(folder / f"{index}.log", "w"))
-            process = subprocess.Popen(
-                words, env=os.environ | env, cwd=folder, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-            )
-            processes.append(stack.enter_context(process))
-            stack.callback(kill, process)
+            env = environment(**env, PATH=os.pathsep.join(path))
+            processes.append(stack.enter_context(running(words, folder / f"{index}.log", env=env, cwd=folder)))
         yield processes
-
-
-def kill(process, number=signal.SIGKILL):
-    """Ends a process and those that it started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
 
 
 def codes(processes, folder):
@@ -262,7 +250,7 @@ def group(index, port):
 
 @pytest.fixture
 def ray_folder():
-    """Of a short name, for Ray's sockets; in the usual one others would find the cluster and join it."""
+    """Return a folder with a short name, for Ray's sockets; in the usual one others would find and join the cluster."""
     with tempfile.TemporaryDirectory(prefix="ray") as folder:
         yield folder
 
@@ -301,11 +289,13 @@ def test_sigterm_at_one_saves_on_all_and_the_same_command_resumes(tmp_path):
     """Under Slurm, whose recipe also asks to be queued again."""
     run_dir = tmp_path / "run"
     with started(slurm, tmp_path, "--total-steps", "1000000000", "--checkpoint-every", "64") as processes:
-        until = time.monotonic() + PATIENCE
-        while not complete_steps(run_dir / "checkpoints") and time.monotonic() < until:
-            assert [process.poll() for process in processes] == [None, None]
-            time.sleep(0.1)
-        kill(processes[1], signal.SIGTERM)
+
+        def has_ended():
+            return any(process.poll() is not None for process in processes)
+
+        wait_for(lambda: has_ended() or complete_steps(run_dir / "checkpoints"))
+        assert not has_ended()
+        os.killpg(processes[1].pid, signal.SIGTERM)
         found, said = codes(processes, tmp_path)
     assert found[0] == 128 + signal.SIGTERM, said
     assert (tmp_path / "scontrol").read_text().startswith("requeue ")

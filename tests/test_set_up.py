@@ -150,7 +150,7 @@ def test_every_test_is_run_by_one_of_the_targets():
 
 
 def check_metadata(wheel):
-    """What `twine check` asks of a wheel, and its licence: a summary, and a description whose form is named."""
+    """Assert what `twine check` does: a wheel has a summary, and a description whose form is named; and a licence."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         found = email.message_from_bytes(archive.read(name))

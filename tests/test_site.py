@@ -23,7 +23,7 @@ LISTED = ("jaxrl", "jaxrl.algos", "jaxrl.data", "jaxrl.envs", "jaxrl.networks")
 
 
 def pages(entries):
-    """The files that a navigation names."""
+    """Yield the files that a navigation names."""
     for entry in entries:
         for target in entry.values():
             yield from [target] if isinstance(target, str) else pages(target)
@@ -39,7 +39,7 @@ def test_every_page_is_in_the_navigation():
 
 
 def public(module):
-    """What a module exports: what it lists, else what it defines."""
+    """Return what a module exports: what it lists, else what it defines."""
     if hasattr(module, "__all__"):
         return [getattr(module, name) for name in module.__all__]
     own = [thing for name, thing in vars(module).items() if not name.startswith("_")]
@@ -89,7 +89,7 @@ class Page(HTMLParser):
 
 
 def script(name):
-    """A file of scripts/ as a module."""
+    """Import a file of scripts/ as a module."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -97,7 +97,7 @@ def script(name):
 
 
 def write_llms(folder):
-    """As `make docs` does after the site is built."""
+    """Write the files for language models, as `make docs` does after the site is built."""
     folder.mkdir(exist_ok=True)
     script("write_llms").write(folder)
 

@@ -1,4 +1,4 @@
-"""What a start imports: each test looks at `sys.modules` in a process of its own."""
+"""Imports of a start: each test looks at `sys.modules` in a process of its own."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ NOT_YET = {
 
 
 def imported(program: str) -> set[str]:
-    """The top packages that a process has imported after `program`."""
+    """Return the top packages that a process has imported after `program`."""
     last = "import json, sys; print('\\n' + json.dumps(sorted(sys.modules)))"
     ran = subprocess.run([sys.executable, "-c", f"{program}\n{last}"], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
@@ -134,7 +134,7 @@ if not any(map(suites.installed, {*suite_modules.SUITES} - WITHOUT_JAX)):
 
 
 def test_words_and_errors_come_before_jax():
-    """What they say, tests/cli and tests/test_wrong.py look at."""
+    """Their texts are tested by tests/cli and tests/test_wrong.py."""
     program = """
 import contextlib, io, json, sys
 from jaxrl.cli.main import main

@@ -24,7 +24,7 @@ ABSENT = re.compile(r"\*\*not (yet|carried over)\*\*(, because )?")
 
 
 def state(row):
-    """Whether a row holds, or why it does not: "" or "yet" or "carried over"."""
+    """Return "" if a row holds, or why it does not: "yet" or "carried over"."""
     found = ABSENT.match(row[1])
     return found.group(1) if found else ""
 
@@ -46,7 +46,7 @@ def test_every_row_holds_or_says_why_not():
 
 @functools.cache
 def defined_in(path):
-    """The names of the functions of a file, without importing it."""
+    """Return the names of the functions of a file, without importing it."""
     return {node.name for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, ast.FunctionDef)}
 
 
@@ -81,7 +81,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def begun(folder, monkeypatch):
-    """Runs a command until a run would begin or be read; whether it came as far, or ended well by itself."""
+    """Return a function that runs a command until a run would begin or be read, or the command ends well."""
 
     def begin(*_, **__):
         raise Began

@@ -8,12 +8,12 @@ import json
 import math
 import os
 import shutil
-import socket
 import subprocess
 import sys
 
 import pytest
 from helpers.patience import PATIENCE, within
+from helpers.processes import free_port
 from helpers.systems import LINES, TRAINING, shortened, write_datasets
 
 # One of each kind; the rest is `exhaustive`.
@@ -98,10 +98,7 @@ def run_apart(line, folder):
     variables, words = shortened(line)
     commands = [words]
     if "--num-processes" in words:  # as typed it is the first of several
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{free.getsockname()[1]}"
-        count = int(words[words.index("--num-processes") + 1])
+        address, count = f"127.0.0.1:{free_port()}", int(words[words.index("--num-processes") + 1])
         commands = [[*words, "--coordinator", address, "--process-id", str(index)] for index in range(count)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     started = [

@@ -1,4 +1,4 @@
-"""How many files one follows to understand one thing, counted by calls, and that docs/design.md lists those."""
+"""Files that one follows to understand one thing, counted by calls; docs/design.md lists them."""
 
 import inspect
 import re

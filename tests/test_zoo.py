@@ -7,11 +7,14 @@ import pathlib
 import re
 import shlex
 import signal
+import subprocess
 import sys
+from unittest import mock
 
 import numpy as np
 import pytest
 from helpers import shortest, zoo_tables
+from helpers.processes import environment
 
 from jaxrl.sweeps import sweep_loop
 
@@ -161,28 +164,17 @@ def test_a_budget_is_spent_on_rows_that_fit_it(table, monkeypatch):
 
 @pytest.mark.parametrize("is_over", [True, False])
 def test_a_budget_that_is_over_ends_a_row_and_another_signal_the_command(is_over, table, monkeypatch, capsys):
-    """The timer's signal, here sent as soon as a row is trained."""
-    now, timers = [0.0], []
-
-    class Timer:
-        def __init__(self, seconds, function, arguments):
-            timers.append(seconds)
-            self.send = lambda: function(*arguments)
-
-        def start(self):
-            self.is_on = True
-
-        def cancel(self):
-            self.is_on = False
+    """The timer's signal is sent as soon as a row is trained."""
+    now, timer = [0.0], mock.Mock()
 
     def train(row, folder):
-        assert timer[-1].is_on
+        timer.return_value.start.assert_called_once_with()
         now[0] += 101 * 60 if is_over else 60
-        timer[-1].send()
+        _, send, arguments = timer.call_args.args
+        send(*arguments)
         return outcome([3.0, 5.0])
 
-    timer = []
-    monkeypatch.setattr(zoo.threading, "Timer", lambda *arguments: timer.append(Timer(*arguments)) or timer[-1])
+    monkeypatch.setattr(zoo.threading, "Timer", timer)
     monkeypatch.setattr(zoo.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(_zoo, "train", train)
     before, read = signal.getsignal(signal.SIGTERM), _zoo.read(table)
@@ -194,7 +186,8 @@ def test_a_budget_that_is_over_ends_a_row_and_another_signal_the_command(is_over
                 zoo.spend(read, 100.0)
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert timers == [6000.0] and not timer[-1].is_on  # one row began, with all of the time
+    assert [call.args[0] for call in timer.call_args_list] == [6000.0]  # one row began, with all of the time
+    timer.return_value.cancel.assert_called_once_with()
     assert ("the budget is spent" in capsys.readouterr().out) is is_over
     assert not any(read.held(row) for row in read.rows.values())
 
@@ -216,30 +209,61 @@ def test_a_row_that_fails_leaves_the_others_their_turn(table, monkeypatch):
     assert read.held(read.rows["preset"])["rows"][0]["worst"] == 1e10
 
 
+# The command in a process that kills itself once the sixth point is saved.
+KILLED = """if True:
+    import conftest, os, signal, sys
+    sys.path.insert(0, "benchmarks")
+    import zoo
+    from jaxrl.sweeps.sweep_loop import Progress
+    add = Progress.add
+
+    def add_or_die(progress, *arguments):
+        add(progress, *arguments)
+        if progress.points == 6:
+            progress._checkpointer.wait()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Progress.add = add_or_die
+    zoo.main()
+"""
+
+
 @pytest.mark.long
-def test_a_row_that_is_stopped_is_gone_on_with(table, monkeypatch, capsys):
-    """By the signal that ends a budget, after six of ten points."""
-    points, add = [], sweep_loop.Progress.add
+@pytest.mark.faults
+def test_rows_that_are_stopped_or_killed_are_resumed(table, monkeypatch, capsys):
+    """Both end after six of ten points, one by the signal that ends a budget; a third row is trained in one go."""
+    tiny = "[[rows]]" + TABLE.split("[[rows]]")[1]
+    table.write_text(TABLE + tiny.replace('"tiny"', '"killed"') + tiny.replace('"tiny"', '"whole"'))
+    words = [sys.executable, "-c", KILLED, "--row", "killed", "--zoo", str(table)]
+    assert subprocess.run(words, cwd=ROOT, env=environment()).returncode == -signal.SIGKILL
+    points, add, signals = [], sweep_loop.Progress.add, [signal.SIGTERM]
 
     def counted(progress, *arguments):
         points.append(1)
-        if len(points) == 6:
-            os.kill(os.getpid(), signal.SIGTERM)
+        if len(points) == 6 and signals:
+            os.kill(os.getpid(), signals.pop())
         add(progress, *arguments)
 
+    def run(name):
+        points.clear()
+        monkeypatch.setattr(sys, "argv", ["zoo.py", "--row", name, "--zoo", str(table)])
+        return zoo.main()
+
     monkeypatch.setattr(sweep_loop.Progress, "add", counted)
-    monkeypatch.setattr(sys, "argv", ["zoo.py", "--row", "tiny", "--zoo", str(table)])
     with pytest.raises(SystemExit, match="143"):
-        zoo.main()
+        run("tiny")
     assert "the same call resumes from there" in capsys.readouterr().err
-    read, stopped_after = _zoo.read(table), len(points)
-    tiny = read.rows["tiny"]
-    assert 6 <= stopped_after < 10 and read.held(tiny) is None
-    assert zoo.main() == 0 and len(points) == 10
-    record = read.held(tiny)
-    assert len(record["rows"][0]["scores"]) == 2 and min(record["rows"][0]["scores"]) >= 1
-    assert record["curve"]["steps"] == [200 * number for number in range(1, 11)]
-    assert not read.runs("tiny").exists()
+    read, stopped_after, records = _zoo.read(table), len(points), {}
+    assert 6 <= stopped_after < 10 and read.held(read.rows["tiny"]) is None
+    for name, missing in (("tiny", 10 - stopped_after), ("killed", 4), ("whole", 10)):
+        assert run(name) == 0 and len(points) == missing
+        assert not read.runs(name).exists()
+        records[name] = read.held(read.rows[name])
+    whole = records["whole"]
+    assert len(whole["rows"][0]["scores"]) == 2 and min(whole["rows"][0]["scores"]) >= 1
+    assert whole["curve"]["steps"] == [200 * number for number in range(1, 11)]
+    for record in records.values():
+        assert (record["rows"], record["curve"]) == (whole["rows"], whole["curve"]) and record["wall_seconds"] > 0
 
 
 # --- comparisons ---------------------------------------------------------------------------------------------------

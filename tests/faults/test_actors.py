@@ -12,7 +12,8 @@ import warnings
 import jax
 import numpy as np
 import pytest
-from helpers.patience import PATIENCE
+from helpers import programs
+from helpers.patience import PATIENCE, wait_for
 from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, actor_threads
 from helpers.spoiled import Spoiled, SpoiledEnvironment
 from helpers.tiers import one_quick
@@ -39,21 +40,14 @@ STEPS = 6 * ROWS
 
 
 def train(env, *, topology=None, **settings):
-    settings = {"evaluate_every": 0, "evaluation_episodes": 8, "progress": False} | settings
+    settings = {"evaluate_every": 0, "evaluation_episodes": 8} | settings
     topology = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, **topology or {})
-    return jaxrl.train(PPO, env, total_steps=STEPS, topology=topology, **settings)
-
-
-def wait_for(condition):
-    until = time.monotonic() + PATIENCE / 2
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.01)
-    assert condition()
+    return programs.train(env=env, total_steps=STEPS, topology=topology, **settings)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled():
-    """What every run compiles: a limit of a second on steps would count it."""
+    """Compile what every run needs, which a limit of a second on steps would count."""
     train(HOST)
 
 
@@ -88,24 +82,6 @@ def actor():
 # --- in a rollout ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("topology", [{"actors": 2}, {"lockstep": True}], ids=str)
-def test_an_environment_that_raises(topology):
-    env = Spoiled(ENV, then=fail)
-    with pytest.raises(ZeroDivisionError, match="in step 20") as caught:
-        train(env, topology=topology)
-    assert any(entry.name == "fail" for entry in caught.traceback), "its own traceback is there"
-    assert all(host.closed for host in env.built)
-
-
-@pytest.mark.long
-def test_an_environment_that_hangs_is_named(hang):
-    began = time.monotonic()
-    with named():
-        train(Spoiled(ENV, then=hang), topology={"step_timeout": 1.0})
-    assert time.monotonic() - began < 60
-
-
 class Asynchronous(Spoiled):
     """The first half of those that are at work is ready first, `then` happens before receipt number `at`."""
 
@@ -135,11 +111,26 @@ class AsynchronousEnvironment(SpoiledEnvironment):
 
 
 @pytest.mark.long
-def test_an_asynchronous_environment_that_raises():
-    env = Asynchronous(ENV, then=fail)
-    with pytest.raises(ZeroDivisionError, match="in step 20"):
-        train(env, topology={"ready": 2, "actors": 2})
+@pytest.mark.parametrize(
+    ("kind", "topology"),
+    [(Spoiled, {"actors": 2}), (Spoiled, {"lockstep": True}), (Asynchronous, {"ready": 2, "actors": 2})],
+    ids=["two actors", "lockstep", "asynchronous"],
+)
+def test_an_environment_that_raises(kind, topology):
+    env = kind(ENV, then=fail)
+    with pytest.raises(ZeroDivisionError, match="in step 20") as caught:
+        train(env, topology=topology)
+    assert any(entry.name == "fail" for entry in caught.traceback), "its own traceback is there"
     assert all(host.closed for host in env.built)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("at", [0, 20], ids=["the first reset", "a step"])
+def test_an_environment_that_hangs_is_named(at, hang):
+    began = time.monotonic()
+    with named():
+        train(Spoiled(ENV, at=at, then=hang), topology={"step_timeout": 1.0})
+    assert time.monotonic() - began < 60
 
 
 @pytest.mark.long
@@ -244,14 +235,6 @@ def test_a_close_that_goes_wrong_after_training_is_told_and_the_result_there(han
 # --- outside a rollout -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
-def test_the_first_reset(hang):
-    env, began = Spoiled(ENV, at=0, then=hang), time.monotonic()
-    with named():
-        train(env, topology={"step_timeout": 1.0})
-    assert time.monotonic() - began < PATIENCE / 2
-
-
 def test_environments_whose_reset_raises_are_closed():
     env = Spoiled(ENV, at=0, then=fail)
     with pytest.raises(ZeroDivisionError):
@@ -325,7 +308,7 @@ def test_one_that_comes_back_is_closed_then(hang):
 
 @pytest.mark.long
 @pytest.mark.parametrize("where", ["rollout", "evaluation"])
-def test_ctrl_c_does_not_wait_for_a_step_that_hangs(hang, where, monkeypatch):
+def test_ctrl_c_does_not_wait_for_a_step_that_hangs(hang, where, monkeypatch, hears_ctrl_c):
     monkeypatch.setattr(watchdog, "_LAST_STEP", 0.5)
 
     def ctrl_c(host):
@@ -335,18 +318,14 @@ def test_ctrl_c_does_not_wait_for_a_step_that_hangs(hang, where, monkeypatch):
     # In training after the first iteration has ended: until then nothing is there to save, and a run is left at once.
     at = 3 if where == "evaluation" else 3 * ROWS // NUM_ENVS + 3
     spoiled, began = Spoiled(ENV, at=at, then=ctrl_c), time.monotonic()
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
-    try:
-        if where == "evaluation":
-            with named(limit="and the run was asked to end"):
-                train(HOST, eval_env=spoiled)
-        else:
-            try:  # the learner may or may not be waiting for this rollout
-                assert train(spoiled, eval_env=HOST).stopped == "interrupted"
-            except EnvironmentFailedError as error:
-                assert "and the run was asked to end" in str(error)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    if where == "evaluation":
+        with named(limit="and the run was asked to end"):
+            train(HOST, eval_env=spoiled)
+    else:
+        try:  # the learner may or may not be waiting for this rollout
+            assert train(spoiled, eval_env=HOST).stopped == "interrupted"
+        except EnvironmentFailedError as error:
+            assert "and the run was asked to end" in str(error)
     assert time.monotonic() - began < PATIENCE / 2
 
 

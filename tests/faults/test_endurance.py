@@ -7,11 +7,11 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers import endurance
+from helpers.processes import environment
 
 pytestmark = pytest.mark.faults
 
@@ -25,10 +25,9 @@ MORE = {"resident memory": lambda before: 1.05 * before + 8 * 2**20, "open files
 @pytest.mark.endurance
 @pytest.mark.parametrize("kind", ["anakin", "sebulba"])
 def test_what_a_training_of_hours_holds_is_flat(kind, tmp_path):
-    tests, root = Path(__file__).parents[1], Path(__file__).parents[2]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (root, tests))), "JAX_PLATFORMS": "cpu"}
     words = [sys.executable, endurance.__file__, kind, str(tmp_path / "run"), str(MINUTES)]
-    ended = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60 * (2 * MINUTES + 15))
+    limit = 60 * (2 * MINUTES + 15)
+    ended = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=limit)
     assert ended.returncode == 0, ended.stderr
     seen = json.loads((tmp_path / "run" / "held.json").read_text())
     assert len(seen) > 10 * MINUTES, "it did not train"
@@ -37,14 +36,17 @@ def test_what_a_training_of_hours_holds_is_flat(kind, tmp_path):
 
 
 def typical(seen, column):
-    """The median of every tenth of the time but the first."""
+    """Return the median of every tenth of the time but the first."""
     seen = np.asarray(seen)
     tenths = (seen[:, 0] - seen[0, 0]) / (seen[-1, 0] - seen[0, 0]) * 10
     return [float(np.median(seen[(tenths >= n) & (tenths < n + 1), column + 1])) for n in range(1, 10)]
 
 
 def grown(seen):
-    """What is more in the last tenth of the time than in the least one before, the first aside; one line each."""
+    """Return a line for each figure that is larger in the last tenth of the time than in the least of the others.
+
+    The first tenth does not count.
+    """
     lines = []
     for column, (what, more) in enumerate(MORE.items()):
         *earlier, last = typical(seen, column)

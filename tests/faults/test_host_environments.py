@@ -17,7 +17,7 @@ import gymnasium
 import host_probes
 import numpy as np
 import pytest
-from helpers.patience import PATIENCE, within
+from helpers.patience import PATIENCE, wait_for, within
 from helpers.programs import DQN, PPO, actor_threads
 from helpers.tiers import few, one_quick
 
@@ -36,7 +36,7 @@ ACTIONS = np.asarray([0, 1, 0, 1], np.int32)
 
 @pytest.fixture(autouse=True)
 def bounded():
-    """Ends a test that waits for what never comes, with its name rather than with the run's own limit."""
+    """End a test that waits in vain, with its name rather than with the run's own limit."""
     with within(120, AssertionError):
         yield
 
@@ -50,7 +50,7 @@ def processes(host):
 
 
 def ended(pid):
-    """Whether a process, which may be somebody else's child, runs no longer."""
+    """Return whether a process, which may be another's child, has ended."""
     try:
         return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
@@ -58,11 +58,9 @@ def ended(pid):
 
 
 def gone(pid):
-    """Whether it ended, or does within the patience."""
-    deadline = time.monotonic() + PATIENCE
-    while not ended(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return ended(pid)
+    """Wait for the end of a process; return True."""
+    wait_for(lambda: ended(pid))
+    return True
 
 
 # --- what raises -------------------------------------------------------------------------------------------------
@@ -137,21 +135,14 @@ def test_the_command_line_shows_the_traceback(tmp_path, capsys):
 # --- what is lost ------------------------------------------------------------------------------------------------
 
 
-def lose_one(fault, **parameters):
-    """Moments of four environments in two workers, whose third strikes in the second step of its first episode."""
+@pytest.mark.parametrize(("fault", "parameters"), one_quick([("kill", {}), ("hang", {"step_timeout": 0.7})]))
+def test_a_lost_worker_is_replaced_and_its_environments_begin_new_episodes(fault, parameters):
     host = build(2, fault=fault, at=(0, 1), seeds=[SEEDS[2]], **parameters)
     pids = processes(host)
     shown = [host.reset(), host.step(ACTIONS)]
     with pytest.warns(RuntimeWarning, match=f"2 .seed {SEEDS[2]}. in step"):
         shown.append(host.step(ACTIONS))
     shown += [host.step(ACTIONS) for _ in range(2)]
-    return host, pids, shown
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("fault", "parameters"), [("kill", {}), ("hang", {"step_timeout": 0.7})])
-def test_a_lost_worker_is_replaced_and_its_environments_begin_new_episodes(fault, parameters):
-    host, pids, shown = lose_one(fault, **parameters)
     assert host.failures == 1
     # Environments 0 and 2 share the worker that was lost, 1 and 3 the other, which nothing happens to.
     for index in (0, 2):
@@ -164,8 +155,10 @@ def test_a_lost_worker_is_replaced_and_its_environments_begin_new_episodes(fault
         assert [timestep.observation[index, 1] for timestep in shown] == [0, 1, 2, 3, 0]
         assert [timestep.first[index] for timestep in shown] == [True, False, False, False, True]
     assert not np.any([timestep.last[[0, 2]] for timestep in shown])
-    now = processes(host)
+    now, seeds = processes(host), host._stepper.seeds
     assert pids[1] == now[1] and pids[0] != now[0] and gone(pids[0])
+    # With the same seeds, new environments could meet the same fault.
+    assert seeds[1::2] == SEEDS[1::2] and not set(seeds[::2]) & set(SEEDS)
     host.close()
     assert all(map(gone, now))
 
@@ -219,14 +212,6 @@ def test_a_reset_that_hangs_every_time_stops_too():
     assert host.failures == 1 and host._stepper._workers == []
 
 
-def test_new_environments_have_new_seeds():
-    """Or the same seed would lead to the same fault."""
-    host, _, _ = lose_one("kill")
-    assert host._stepper.seeds[1::2] == SEEDS[1::2]
-    assert not set(host._stepper.seeds[::2]) & set(SEEDS)
-    host.close()
-
-
 # --- who ends with whom ------------------------------------------------------------------------------------------
 
 
@@ -252,20 +237,23 @@ def test_closing_does_not_wait_for_what_hangs(monkeypatch):
     assert time.monotonic() - begun < PATIENCE and all(map(gone, pids))
 
 
-def test_signals_to_all_processes_are_left_to_the_parent():
-    """As a scheduler sends them; the parent ends its run in order, and its workers with it."""
+def test_workers_leave_signals_to_the_parent_and_end_when_it_drops_them():
+    """Schedulers send signals to all processes of a run; the parent ends it in order, and its workers with it."""
     host = build(2)
     host.reset()
-    for pid in processes(host):
+    pids = processes(host)
+    for pid in pids:
         os.kill(pid, signal.SIGINT)
         os.kill(pid, signal.SIGTERM)
     host.step(ACTIONS)
     assert host.failures == 0
-    host.close()
+    del host
+    gc.collect()
+    assert all(map(gone, pids))
 
 
 def test_environments_end_what_they_started(tmp_path):
-    """What they forked and what they executed does not ignore SIGTERM, as its worker does."""
+    """Processes that an environment forked or executed do not ignore SIGTERM, as its worker does."""
     host = build(1, fault="terminate", at=(0, 0), seeds=[SEEDS[2]], children=os.fspath(tmp_path), step_timeout=20.0)
     host.reset()
     host.step(ACTIONS)
@@ -306,16 +294,6 @@ def test_workers_of_a_process_with_many_open_files():
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-@pytest.mark.long
-def test_collecting_it_ends_its_workers():
-    host = build(2)
-    host.reset()
-    pids = processes(host)
-    del host
-    gc.collect()
-    assert all(map(gone, pids))
-
-
 # What a shell runs in the background ignores SIGINT, and so would this parent.
 PARENT = f"""
 import signal, sys, numpy as np, jaxrl
@@ -331,11 +309,9 @@ stuck.step(np.zeros(4, np.int32))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "end", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL], ids=["Ctrl-C", "killed"]
-)
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "killed"])
 def test_workers_end_with_their_parent(end, tmp_path):
-    """Those that do nothing, and those that hang, with what their environments started."""
+    """Idle workers and hanging ones end, with the processes that their environments started."""
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, os.fspath(tmp_path)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -371,10 +347,7 @@ def test_a_close_that_goes_wrong_is_told_and_not_waited_for(monkeypatch, closing
             jaxrl.make(NAME, closing=closing)
     finally:
         free.set()  # no thread is left for other tests to find
-    until = time.monotonic() + PATIENCE
-    while actor_threads() and time.monotonic() < until:
-        time.sleep(0.01)
-    assert not actor_threads()
+    wait_for(lambda: not actor_threads())
 
 
 @pytest.mark.long
@@ -411,7 +384,7 @@ def test_what_environments_start_ends_with_their_worker(tmp_path, end):
 
 
 def numbers(folder):
-    """Of the processes that environments started."""
+    """Return the numbers of the processes that environments started."""
     return {int(path.name) for path in folder.iterdir()}
 
 

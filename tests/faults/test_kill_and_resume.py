@@ -5,13 +5,13 @@ import shutil
 import subprocess
 import warnings
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers import kills, programs
 from helpers.kills import CASES, INTERVAL, ITERATIONS, newest
 from helpers.patience import PATIENCE
+from helpers.processes import environment
 from helpers.programs import NUM_ENVS, ROWS, assert_equal
 from helpers.tiers import few
 from helpers.two_processes import both, together
@@ -37,13 +37,13 @@ IN_A_ROW = 4  # kills of one run, before it may end
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    """Where the processes of these tests share what they compiled, unless there is such a place."""
+    """Return the folder of compiled programs that the processes of these tests share."""
     return os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(tmp_path_factory.mktemp("compiled"))
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The runs that are not killed: by case, the result and how many moments there were."""
+    """Return a function of a case: the result of the run that is not killed, and the number of its moments."""
     results = {}
 
     def run(name):
@@ -59,7 +59,7 @@ def whole(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def gone_on(whole, tmp_path_factory):
-    """The same runs, with environments on the host: left in order at these steps, and gone on from there."""
+    """Return a function of a case and steps: the result of a run on the host that was left and resumed at these."""
     results = {}
 
     def run(name, steps):
@@ -77,7 +77,7 @@ def gone_on(whole, tmp_path_factory):
 
 
 def resumed(name, run_dir):
-    """The end of a run; one with environments on the host tells how many of them begin new episodes."""
+    """Resume a run; one with environments on the host reports how many of them begin new episodes."""
     if not (CASES[name].host and newest(run_dir)):
         return kills.train(name, run_dir)
     with pytest.warns(RuntimeWarning, match=f"resumed at .*; {NUM_ENVS} "):
@@ -85,21 +85,20 @@ def resumed(name, run_dir):
 
 
 def life(name, run_dir, share, patience, moments, cache):
-    """One process that trains and is killed when it has lived a share of the moments that are left.
+    """Train in a process that is killed when it has lived a share of the moments that are left.
 
-    A patient one has saved before it goes on; of a hasty one the last save may be under way.
+    A patient process waits for each save; a hasty one may be killed while it saves.
     """
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
-        "PYTHONWARNINGS": "ignore",
-        "JAX_COMPILATION_CACHE_DIR": cache,
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
+    env = environment(
+        PYTHONWARNINGS="ignore",
+        JAX_COMPILATION_CACHE_DIR=cache,
+        JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
+        JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES="-1",
+    )
     first = not run_dir.exists()
     left = moments * (1 - newest(run_dir) / (ITERATIONS * ROWS))
     words = kills.command(name, str(run_dir), str(max(1, int(share * left))), patience)
-    dead = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    dead = subprocess.run(words, env=env, capture_output=True, text=True, timeout=PATIENCE)
     assert dead.returncode == -9, dead.stdout + dead.stderr
     steps = [row["step"] for row in read_metrics(run_dir / "metrics.jsonl")]
     # What is being saved when the kill comes is lost too, where saving takes longer than the interval. Its rows of
@@ -109,7 +108,7 @@ def life(name, run_dir, share, patience, moments, cache):
 
 
 def of_the_clock(name):
-    """Whether a metric depends on how fast the machine is."""
+    """Return whether a metric depends on the speed of the machine."""
     return name.startswith(("seconds", "steps", "actors/")) or name.endswith("_per_second")
 
 
@@ -138,7 +137,7 @@ def assert_the_same_run(resumed, reference, run_dir, case=CASES["ppo"]):
 
 
 def kill_again_and_again(name, count, whole, gone_on, cache, folder):
-    """Runs of which each is killed up to four times, at moments drawn once and for all; as many as `count` says."""
+    """Kill runs `count` times in all, each up to four times, at moments drawn once and for all."""
     _, moments = whole(name)
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     for run in range(-(-count // IN_A_ROW)):
@@ -167,7 +166,7 @@ def test_killed_many_times(name, whole, gone_on, cache, tmp_path):
 
 
 def copy_what_is_there(run_dir, to):
-    """A copy; what the background save renames or removes meanwhile is left out, as an earlier kill would have it."""
+    """Copy a directory; what the background save renames or removes meanwhile is left out, as by an earlier kill."""
     try:
         shutil.copytree(run_dir, to, ignore=shutil.ignore_patterns(".lock", "*.png"))
     except shutil.Error as error:
@@ -177,7 +176,7 @@ def copy_what_is_there(run_dir, to):
 @pytest.mark.long
 @pytest.mark.parametrize("name", few(["ppo", "dqn"], "dqn"))
 def test_what_lies_on_disk_at_many_moments(name, whole, tmp_path):
-    """As if killed there: the directory is copied at moments spread over the run, and each copy started again."""
+    """Copy the directory at moments spread over the run, as kills would leave it, and start each copy again."""
     reference, moments = whole(name)
     run_dir = tmp_path / "run"
     run_dir.mkdir()
@@ -199,15 +198,27 @@ def test_what_lies_on_disk_at_many_moments(name, whole, tmp_path):
         assert_the_same_run(kills.train(name, copy), reference, copy)
 
 
+@pytest.mark.long
+def test_a_damaged_newest_checkpoint_costs_one_interval_and_nothing_else(whole, tmp_path):
+    reference, _ = whole("dqn")
+    run_dir = shutil.copytree(reference.run_dir, tmp_path / "run")
+    folder = run_dir / "checkpoints" / f"{ITERATIONS * ROWS:012d}"
+    largest = max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    os.truncate(largest, largest.stat().st_size // 2)
+    with pytest.warns(RuntimeWarning, match=f"damaged checkpoint.*taking step {(ITERATIONS - INTERVAL) * ROWS}"):
+        resumed = kills.train("dqn", run_dir)
+    assert_the_same_run(resumed, reference, run_dir)
+
+
 @pytest.fixture(scope="module")
 def two_whole(tmp_path_factory):
-    """What two processes tell of the run that is not killed, and its directory."""
+    """Return what two processes report of the run that is not killed, and its directory."""
     folder = tmp_path_factory.mktemp("two_whole")
     return both("lives", folder)[0], folder / "run"
 
 
 def kill_one_of_two(count, two_whole, folder):
-    """As above, of one of two processes, in turn; the other one ends by itself, and both are started again."""
+    """Kill one of two processes, in turn, as above; the other one ends by itself, and both are started again."""
     reference, where = two_whole
     template = programs.anakin(4).bind(programs.PPO, programs.ENV).template(programs.PPO, programs.ENV, 3)
     rng = np.random.default_rng(11)

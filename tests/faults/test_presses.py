@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.patience import PATIENCE
+from helpers import processes
+from helpers.patience import PATIENCE, wait_for
 from helpers.tiers import few
 
 from jaxrl.run.directory import checkpoint
@@ -28,7 +29,6 @@ pytestmark = pytest.mark.faults
 AT_ONCE = 10.0  # seconds in which a command ends, on a machine where Python starts in `START`
 START = 0.5
 SPREAD = 30.0  # seconds from the first line of a command, over which signals are spread
-TESTS, ROOT = Path(__file__).parents[1], Path(__file__).parents[2]
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 SMALL = ["--env", "gymnax:CartPole-v1", "--num-envs", "4", "--rollout-length", "8", "--network.torso", "mlp:8"]
 FEW = ["--evaluation-episodes", "2"]
@@ -87,47 +87,43 @@ sys.exit(main())
 """
 
 
-def environment(cache=None):
-    path = os.pathsep.join(map(str, (ROOT, TESTS)))
-    env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "ignore", "PYTHONPATH": path}
-    return env if cache is None else env | {"JAX_COMPILATION_CACHE_DIR": str(cache)}
+QUIET = {"PYTHONWARNINGS": "ignore"}
+
+
+def python(*words, check=True):
+    """Run Python with these arguments to its end."""
+    command, limits = [sys.executable, *words], {"timeout": PATIENCE, "check": check}
+    return subprocess.run(command, env=processes.environment(**QUIET), capture_output=True, text=True, **limits)
 
 
 def pressed(place, *words, number=signal.SIGINT):
-    """The exit code of a command that presses there, and what it said."""
-    program = PRESSING.format(place=place, number=int(number))
-    ran = subprocess.run(
-        [sys.executable, "-c", program, *words],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    """Return the exit code of a command that presses there, and what it said."""
+    ran = python("-c", PRESSING.format(place=place, number=int(number)), *words, check=False)
     said = ran.stdout + ran.stderr
     assert "Traceback" not in said, said
     return ran.returncode, said
 
 
 def command(name, run, steps=256):
-    return {
-        "train": ["train", "ppo", *SMALL, *FEW, "--total-steps", str(steps), "--run-dir", str(run)],
-        "sweep": ["sweep", "ppo", *SMALL, *FEW, "--total-steps", str(steps), "--seeds", "2", "--run-dir", str(run)],
-        "tune": ["tune", "ppo", *SMALL, *FEW, "--total-steps", str(steps), "--trials", "2", "--run-dir", str(run)],
-        "eval": ["eval", str(run), "--episodes", "2"],
-        "compile": ["compile", "ppo", *SMALL, *FEW, "--total-steps", str(steps), "--run-dir", str(run)],
-        "export-rlds": ["export-rlds", str(run), "--out", f"{run}-rlds", "--episodes", "2"],
-        "plot": ["plot", str(run), "--out", f"{run}.png"],
-    }[name]
+    training = ["ppo", *SMALL, *FEW, "--total-steps", str(steps), "--run-dir", str(run)]
+    words = {
+        "train": training,
+        "sweep": [*training, "--seeds", "2"],
+        "tune": [*training, "--trials", "2"],
+        "eval": [str(run), "--episodes", "2"],
+        "compile": training,
+        "export-rlds": [str(run), "--out", f"{run}-rlds", "--episodes", "2"],
+        "plot": [str(run), "--out", f"{run}.png"],
+    }
+    return [name, *words[name]]
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run directory of a run that has ended."""
-    run = tmp_path_factory.mktemp("trained") / "run"
-    words = [sys.executable, "-m", "jaxrl", *command("train", run)]
-    subprocess.run(words, env=environment(), check=True, capture_output=True, timeout=PATIENCE)
-    return run
+    """Return the directory of a run that has ended."""
+    run_dir = tmp_path_factory.mktemp("trained") / "run"
+    python("-m", "jaxrl", *command("train", run_dir))
+    return run_dir
 
 
 # --- at exact places ---------------------------------------------------------------------------------------------
@@ -200,8 +196,7 @@ def test_a_sweep_that_is_interrupted_after_its_last_point_has_saved_it(tmp_path)
     code, said = pressed('instead("jaxrl.sweeps.sweep_loop", "Progress.add", press_once)', *words)
     assert code == 130, said
     assert checkpoint.read_manifest(tmp_path / "run" / "program-0" / "checkpoints").step > 0
-    again = [sys.executable, "-m", "jaxrl", *words]
-    subprocess.run(again, env=environment(), check=True, capture_output=True, timeout=PATIENCE)
+    python("-m", "jaxrl", *words)
 
 
 # --- while it trains -------------------------------------------------------------------------------------------------
@@ -210,25 +205,13 @@ UNENDING = "--total-steps 1000000000 --num-envs 4 --rollout-length 8 --evaluate-
 UNENDING += ["--log-every", "1024"]
 
 
-def begun(folder, *words, cache=None):
-    with open(folder / "said", "w") as said:
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": said, "stderr": said}
-        return subprocess.Popen([sys.executable, *words], env=environment(cache), start_new_session=True, **pipes)
-
-
-@contextlib.contextmanager
-def running(folder, *words, cache=None):
-    process = begun(folder, *words, cache=cache)
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+def running(folder, *words, **variables):
+    env = processes.environment(**QUIET, **variables)
+    return processes.running([sys.executable, *words], folder / "said", env=env)
 
 
 def alive(process, folder):
-    """What the processes are that a command started: those of its session, and those that write into its folder."""
+    """Return the command lines of the processes of a command's session, and of those that write into its folder."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -243,13 +226,6 @@ def said_by(folder):
     return (folder / "said").read_text()
 
 
-def wait_for(condition, process):
-    until = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < until, process.args
-        time.sleep(0.01)
-
-
 def assert_interrupted(run):
     record = json.loads((run / "result.json").read_text())
     assert record["stopped"] == "interrupted" and 0 < record["total_steps"] < 1_000_000_000
@@ -262,11 +238,11 @@ def test_processes_that_were_launched_end_with_the_command(tmp_path):
     words = [*command("train", tmp_path / "run", 100_000_000), "--launch", "processes:2"]
     with running(tmp_path, "-m", "jaxrl", *words) as process:
         own = lambda: [what for what in alive(process, tmp_path) if str(tmp_path) in what]  # noqa: E731
-        wait_for(lambda: process.poll() is not None or len(own()) == 3, process)
+        wait_for(lambda: process.poll() is not None or len(own()) == 3)
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE) == 130, said_by(tmp_path)
         assert "Traceback" not in said_by(tmp_path)
-        wait_for(lambda: not alive(process, tmp_path), process)
+        wait_for(lambda: not alive(process, tmp_path))
 
 
 @pytest.mark.long
@@ -277,12 +253,12 @@ def test_told_to_end_a_run_saves_and_leaves_no_worker(number, tmp_path):
     words = ["-m", "jaxrl", "train", "ppo", "--env", "gymnasium:host_probes:Counting-v0", "--env-params", "workers=2"]
     with running(tmp_path, *words, *UNENDING, "--run-dir", str(run)) as process:
         rows = run / "metrics.jsonl"
-        wait_for(lambda: process.poll() is not None or rows.exists() and read_metrics(rows), process)
+        wait_for(lambda: process.poll() is not None or rows.exists() and read_metrics(rows))
         workers = [what for what in alive(process, tmp_path) if "worker_program" in what]
         assert len(workers) == 2, said_by(tmp_path)
         os.killpg(process.pid, number)
         assert process.wait(PATIENCE) == CODES[number], said_by(tmp_path)
-        wait_for(lambda: not alive(process, tmp_path), process)
+        wait_for(lambda: not alive(process, tmp_path))
         assert "Traceback" not in said_by(tmp_path) and "replaced" not in said_by(tmp_path)
     assert_interrupted(run)
 
@@ -298,7 +274,8 @@ def test_a_run_whose_terminal_is_closed_saves(tmp_path):
         "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); os.open(os.ttyname(0), os.O_RDWR); "
         "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     )
-    given = dict.fromkeys(("stdin", "stdout", "stderr"), theirs) | {"env": environment() | {"TERM": "xterm"}}
+    given = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+    given["env"] = processes.environment(**QUIET, TERM="xterm")
     process = subprocess.Popen([sys.executable, "-c", lead, *words], start_new_session=True, **given)
     os.close(theirs)
     said, until = b"", time.monotonic() + PATIENCE
@@ -357,7 +334,7 @@ def test_what_hangs_ends_its_process_with_the_stacks_shown(tmp_path):
 
 
 def is_owned(process):
-    """Whether the process has a handler for SIGTERM: before, it is Python that starts."""
+    """Return whether the process has a handler for SIGTERM; until then, Python starts."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
             if line.startswith("SigCgt:"):
@@ -366,10 +343,10 @@ def is_owned(process):
 
 
 def press_at(moment, words, folder, cache, number):
-    """One life of a command: how long the end took, in units of what a start takes on an idle machine."""
+    """Return how long a command took to end, in units of what a start takes on an idle machine."""
     began = time.monotonic()
-    with running(folder, "-m", "jaxrl", *words, cache=cache) as process:
-        wait_for(lambda: process.poll() is not None or is_owned(process), process)
+    with running(folder, "-m", "jaxrl", *words, JAX_COMPILATION_CACHE_DIR=str(cache)) as process:
+        wait_for(lambda: process.poll() is not None or is_owned(process))
         slowness = max(1.0, (time.monotonic() - began) / START)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(moment * min(slowness, 2.0))
@@ -387,7 +364,10 @@ def press_at(moment, words, folder, cache, number):
 
 
 def press_often(count, spread, trained, folder):
-    """Signals at moments drawn once and for all, in four commands, with and without what was compiled before."""
+    """Send signals to four commands, with and without compiled programs; return the longest time that an end took.
+
+    The moments are drawn once and for all, each command's from all parts of the spread.
+    """
     rng, warm, longest = random.Random(33), folder / "warm", 0.0
     for number in range(count):
         name = ("train", "sweep", "tune", "eval")[number % 4]
@@ -396,7 +376,7 @@ def press_often(count, spread, trained, folder):
         words = command(name, trained if name == "eval" else run, 10_000_000)
         words += {"eval": ["--episodes", "20000"], "sweep": ["--points", "500"]}.get(name, [])
         cache = folder / f"cold-{number}" if cold else warm
-        moment, kind = rng.uniform(0.0, spread), rng.choice(list(CODES))
+        moment, kind = spread * (number + rng.random()) / count, rng.choice(list(CODES))
         took = press_at(moment, words, folder, cache, kind)
         print(
             f"{number}: {name} {'cold' if cold else 'warm'} {moment:.2f} s: {kind.name} took {took:.2f} s", flush=True
@@ -410,8 +390,9 @@ def press_often(count, spread, trained, folder):
 
 
 @pytest.mark.long
-def test_eight_signals_at_any_moment(trained, tmp_path):
-    press_often(8, SPREAD / 3, trained, tmp_path)
+def test_twenty_signals_at_any_moment(trained, tmp_path):
+    """They come while a command starts and compiles, and shortly after; `test_told_to_end` has those of later."""
+    press_often(20, SPREAD / 5, trained, tmp_path)
 
 
 @pytest.mark.endurance

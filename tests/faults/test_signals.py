@@ -85,15 +85,16 @@ def test_ctrl_c_while_evaluating_saves_there(tmp_path, handlers):
     assert checkpoint.read_manifest(tmp_path / "run" / "checkpoints").step == 4 * ROWS
 
 
-def test_ctrl_c_twice_leaves_at_once(tmp_path, handlers):
-    logger = Raising(signal.SIGINT, signal.SIGINT)
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_after_another_signal_leaves_at_once(first, tmp_path, handlers):
+    logger = Raising(first, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path / "run", logger)
     assert logger.steps[-1] == 3 * ROWS and handlers()
     assert train(tmp_path / "run").stopped == "finished", "the lock was not given back"
 
 
-def test_ctrl_c_while_compiling_leaves_at_once(tmp_path, monkeypatch):
+def test_ctrl_c_while_compiling_leaves_at_once(tmp_path, monkeypatch, hears_ctrl_c):
     """XLA cannot be interrupted: who compiles in the background is left there. Nothing is there to be saved yet."""
     compiled, asked = threading.Event(), []
 
@@ -103,14 +104,10 @@ def test_ctrl_c_while_compiling_leaves_at_once(tmp_path, monkeypatch):
         compiled.wait(PATIENCE)
 
     monkeypatch.setattr(Program, "compile_chunk", compile_for_ever)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            train(tmp_path / "run")
-        assert not compiled.is_set() and len(asked) == 1
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "run")
+    assert not compiled.is_set() and len(asked) == 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     compiled.set()
     monkeypatch.undo()
     assert train(tmp_path / "run").stopped == "finished", "the lock was not given back"
@@ -123,7 +120,7 @@ class Left(Exception):
 @pytest.mark.long
 @pytest.mark.parametrize("at", [4, 12], ids=["in between", "at the end"])
 def test_a_run_that_is_left_in_an_evaluation_goes_on_with_it(at, tmp_path, monkeypatch):
-    """As the process of a command is that gets a signal there, once the state is saved; callbacks come after it."""
+    """A command leaves its process there after a signal, once the state is saved; callbacks come after it."""
     evaluated = []
 
     def settings():
@@ -177,11 +174,6 @@ def test_a_closed_terminal_saves_and_exits_129(tmp_path, handlers):
         assert train(tmp_path / "run", Raising(signal.SIGHUP)).stopped == "finished"
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_sigterm_then_ctrl_c_leaves_at_once(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "run", Raising(signal.SIGTERM, signal.SIGINT))
 
 
 def test_handlers_come_back_after_an_error(handlers, monkeypatch):

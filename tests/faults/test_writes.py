@@ -6,7 +6,6 @@ import itertools
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -19,7 +18,7 @@ from helpers import programs
 from helpers.disks import Disk, nothing_fits, refuse
 from helpers.events import read_events
 from helpers.patience import PATIENCE
-from helpers.programs import ENV, ROWS, At, assert_equal
+from helpers.programs import ENV, ROWS, At, Interrupt, assert_equal
 from helpers.tiers import few, one_quick
 
 import jaxrl
@@ -51,8 +50,8 @@ WAYS = ("made", "written")
 
 
 def train(run_dir, *loggers, **settings):
-    settings = {"evaluate_every": 0, "evaluation_episodes": 8, "checkpoint_every": 2 * ROWS} | settings
-    return programs.train(run_dir, total_steps=ITERATIONS * ROWS, loggers=loggers, **settings)
+    fixed = {"evaluate_every": 0, "evaluation_episodes": 8, "checkpoint_every": 2 * ROWS}
+    return programs.train(run_dir, loggers=loggers, **{"total_steps": ITERATIONS * ROWS} | fixed | settings)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +62,7 @@ def reference():
 
 
 def assert_it_goes_on(run_dir, reference):
-    """Once all is well again, the same call comes to the same end, and everything is there."""
+    """Assert that the same call, once all is well again, ends as the reference and leaves every file."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         result = train(run_dir)
@@ -81,7 +80,7 @@ def assert_it_goes_on(run_dir, reference):
 
 
 def told_of(run_dir, *loggers, **settings):
-    """The result or the error of a run, and what it told, one line each."""
+    """Return the result or the error of a run, and its warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RuntimeWarning)
         try:
@@ -167,6 +166,30 @@ def test_a_run_whose_directory_is_moved_ends_and_goes_on_from_there(reference, t
 
 
 @pytest.mark.long
+def test_a_disk_that_is_full_for_a_while_costs_nothing_but_a_warning(tmp_path, monkeypatch):
+    """Every write of a resumed run fails from the third iteration on, until the fifth."""
+    run_dir = tmp_path / "run"
+    train(run_dir, total_steps=2 * ROWS)
+    disks = [Disk(monkeypatch, tmp_path, ["run/"], how, refuse(errno.ENOSPC)) for how in WAYS]
+
+    def fill(full):
+        for disk in disks:
+            disk.on = full
+
+    ended, lines = told_of(run_dir, At(3 * ROWS, lambda: fill(True)), At(5 * ROWS, lambda: fill(False)))
+    assert ended.stopped == "finished" and ended.total_steps == ITERATIONS * ROWS
+    for told in ("JSONLLogger failed", "TensorBoardLogger failed", "could not be saved"):
+        assert len([line for line in lines if told in line]) == 1, lines
+    assert not any("lost" in line for line in lines)
+    written = [row["step"] for row in read_metrics(run_dir / "metrics.jsonl")]
+    assert sorted(set(written)) == [number * ROWS for number in range(1, ITERATIONS + 1)]
+    steps, hidden = read_events(run_dir / "tensorboard")
+    assert steps == written
+    assert hidden == [2 * ROWS + 1], "what the resumed run wrote before the disk was full stays visible"
+    assert checkpoint.complete_steps(run_dir / "checkpoints")[-1] == ITERATIONS * ROWS
+
+
+@pytest.mark.long
 def test_three_checkpoints_in_a_row_that_fail_end_the_run_with_what_it_learned(reference, tmp_path, monkeypatch):
     disk = Disk(monkeypatch, tmp_path, ["checkpoints/"], "made", refuse(errno.ENOSPC))
     ended, lines = told_of(tmp_path / "run", At(ROWS, lambda: setattr(disk, "on", True)), checkpoint_every=ROWS)
@@ -197,8 +220,8 @@ def test_a_disk_without_room_for_what_libraries_write(reference, tmp_path, monke
     assert_it_goes_on(tmp_path / "run", reference)
 
 
-def test_a_clock_that_is_set_back_changes_nothing(reference, tmp_path, monkeypatch):
-    """By a year, in the middle of a run that is interrupted, and by another one when it goes on."""
+def test_a_clock_that_is_set_back_changes_nothing(reference, tmp_path, monkeypatch, hears_ctrl_c):
+    """It is set back by a year in the middle of a run that is interrupted, and by another one when that is resumed."""
     now, back = time.time, [0.0]
     monkeypatch.setattr(time, "time", lambda: now() - back[0])
     year = 365 * 86400.0
@@ -209,17 +232,7 @@ def test_a_clock_that_is_set_back_changes_nothing(reference, tmp_path, monkeypat
             if path.is_file():  # written before: from now on of the future, as in a copy from elsewhere
                 os.utime(path, (now() + year, now() + year))
 
-    class Ends(At):
-        def write(self, step, metrics):
-            super().write(step, metrics)
-            if step == 4 * ROWS:
-                signal.raise_signal(signal.SIGINT)
-
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
-    try:
-        ended, lines = told_of(tmp_path / "run", Ends(3 * ROWS, set_back))
-    finally:
-        signal.signal(signal.SIGINT, before)
+    ended, lines = told_of(tmp_path / "run", At(3 * ROWS, set_back), Interrupt(4 * ROWS))
     assert ended.stopped == "interrupted" and lines == [] and is_finished(tmp_path / "run")
     set_back()
     assert_it_goes_on(tmp_path / "run", reference)
@@ -245,23 +258,21 @@ def test_a_policy_that_cannot_be_saved_is_an_error(how, reference, tmp_path, mon
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("kind", "most"), [("arrow", 0), ("rlds", 2000), ("tfrecord", 0), ("minari", 0)])
+@pytest.mark.parametrize(("kind", "most"), [("arrow", 0), ("array_record", 2000), ("tfrecord", 0), ("hdf5", 0)])
 def test_a_dataset_that_does_not_fit_is_an_error_and_leaves_nothing(kind, most, reference, tmp_path):
-    pytest.importorskip("tensorflow_datasets" if kind in ("rlds", "tfrecord") else "minari")
+    suite, data = "rlds" if "record" in kind else "minari", tmp_path / "data"
+    pytest.importorskip("tensorflow_datasets" if suite == "rlds" else "minari")
+    given = {"episodes": 40, "num_envs": 4, "progress": False}
 
     def export():
-        if kind in ("rlds", "tfrecord"):
-            formats = {"rlds": "array_record", "tfrecord": "tfrecord"}
-            words = {"path": tmp_path / "data" / "it", "file_format": formats[kind]}
-            return jaxrl.export_rlds(reference.policy, ENV, **words, **asked)
-        words = {"data_dir": tmp_path / "data", "data_format": "hdf5" if kind == "minari" else "arrow"}
-        return jaxrl.export_minari(reference.policy, ENV, "it-v0", **words, **asked)
+        if suite == "rlds":
+            return jaxrl.export_rlds(reference.policy, ENV, data / "it", file_format=kind, **given)
+        return jaxrl.export_minari(reference.policy, ENV, "it-v0", data_dir=data, data_format=kind, **given)
 
-    asked = {"episodes": 40, "num_envs": 4, "progress": False}
     with nothing_fits(most), pytest.raises(DatasetError, match="the dataset .*it"):
         export()
-    assert not list((tmp_path / "data").glob("*it*"))
-    assert len(jaxrl.load_dataset(f"{'rlds' if kind in ('rlds', 'tfrecord') else 'minari'}:{export()}")) == 40
+    assert not list(data.glob("*it*"))
+    assert len(jaxrl.load_dataset(f"{suite}:{export()}")) == 40
 
 
 @pytest.mark.long

@@ -20,8 +20,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax  # noqa: E402  all need the path or the platform above
 import numpy as np  # noqa: E402
-from algorithms import ALGORITHMS, ENVIRONMENTS, FROM_DATA, NUM_ENVS  # noqa: E402
+from algorithms import ALGORITHMS, ENVIRONMENTS, FROM_DATA  # noqa: E402
 from helpers.made import made  # noqa: E402
+from helpers.programs import NUM_ENVS  # noqa: E402
 
 import jaxrl  # noqa: E402
 from jaxrl.core import spaces  # noqa: E402

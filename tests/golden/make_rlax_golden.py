@@ -1,8 +1,9 @@
-"""Makes `rlax_returns.json`: what rlax says about the functions of `jaxrl.algos.returns`. Not run by the tests.
+"""Makes the results in `rlax_returns.json` again: what rlax says about the inputs there. Not run by the tests.
 
-rlax knows neither batches nor truncation, so it is asked one stretch of rows at a time: from an episode's (or the
-rollout's) first row to its end, with discount 0 after a terminal row and the value of the next observation after any
-other. rlax is no dependency of ours (it wants a nightly of TensorFlow Probability); run this in a place of its own:
+The inputs are rows with both kinds of endings, inside and at the rollout's end. rlax knows neither batches nor
+truncation, so it is asked one stretch of rows at a time: from an episode's (or the rollout's) first row to its end,
+with discount 0 after a terminal row and the value of the next observation after any other. rlax is not a dependency of
+ours (it wants a nightly of TensorFlow Probability); run this in an environment of its own:
 
     uv venv /tmp/rlax --python 3.12 && uv pip install --python /tmp/rlax/bin/python rlax==0.1.9
     JAX_PLATFORMS=cpu /tmp/rlax/bin/python tests/golden/make_rlax_golden.py
@@ -16,52 +17,27 @@ import jax.numpy as jnp
 import numpy as np
 import rlax
 
-T, B, ACTIONS, SEED = 24, 3, 4, 20240607
-GAMMA, LAMBDA = 0.97, 0.9
-CLIPS = {"clip_rho": 1.3, "clip_pg_rho": 1.1}  # rlax has no c-bar: it is 1
-
-
-def rollout():
-    """Rows with both kinds of endings, inside and at the rollout's end, as float32."""
-    rng = np.random.default_rng(SEED)
-    terminated, truncated = np.zeros((T, B), bool), np.zeros((T, B), bool)
-    terminated[[4, 17, 10, 23], [0, 0, 1, 2]] = True
-    truncated[[11, 5, 23, 8], [0, 1, 1, 2]] = True
-    weight = np.ones((T, B), bool)
-    weight[1:] = ~(terminated | truncated)[:-1]
-
-    def normal(*shape):
-        return rng.normal(size=shape).astype(np.float32)
-
-    q_values = normal(T + 1, B, ACTIONS)
-    policy, behavior = (np.asarray(jax.nn.softmax(normal(T + 1, B, ACTIONS))) for _ in range(2))
-    return {
-        "rewards": normal(T, B) * weight,
-        "values": normal(T + 1, B),
-        "q_values": q_values,
-        "policy": policy,
-        "behavior": behavior,
-        "actions": rng.integers(0, ACTIONS, (T + 1, B)),
-        "terminated": terminated,
-        "truncated": truncated,
-        "weight": weight,
-    }
+FILE = pathlib.Path(__file__).with_name("rlax_returns.json")
+GOLDEN = json.loads(FILE.read_text())
+GAMMA, LAMBDA = GOLDEN["settings"]["gamma"], GOLDEN["settings"]["lambda"]
+CLIPS = {f"{name}_threshold": GOLDEN["settings"][name] for name in ("clip_rho", "clip_pg_rho")}  # its c-bar is 1
 
 
 def stretches(data):
-    """(first row, last row, environment) of every run of rows that belong together."""
-    for b in range(B):
+    """Yield (first row, last row, environment) of every run of rows that belong together."""
+    steps, envs = data["weight"].shape
+    for b in range(envs):
         first = None
-        for t in range(T):
+        for t in range(steps):
             if data["weight"][t, b] and first is None:
                 first = t
-            if first is not None and (data["terminated"][t, b] or data["truncated"][t, b] or t == T - 1):
+            if first is not None and (data["terminated"][t, b] or data["truncated"][t, b] or t == steps - 1):
                 yield first, t, b
                 first = None
 
 
 def answers(data, first, last, b):
-    """rlax's results for one stretch, each of its length."""
+    """Return rlax's results for one stretch, each of its length."""
     now, next_rows = slice(first, last + 1), slice(first + 1, last + 2)
     rewards = jnp.asarray(data["rewards"][now, b])
     discounts = jnp.asarray(GAMMA * ~data["terminated"][now, b], jnp.float32)
@@ -77,7 +53,7 @@ def answers(data, first, last, b):
         return rlax.vtrace_td_error_and_advantage(values[:-1], values[1:], rewards, discounts, rhos, **settings)
 
     plain = vtrace()
-    clipped = vtrace(clip_rho_threshold=CLIPS["clip_rho"], clip_pg_rho_threshold=CLIPS["clip_pg_rho"])
+    clipped = vtrace(**CLIPS)
     return {
         "gae": rlax.truncated_generalized_advantage_estimation(rewards, discounts, LAMBDA, values),
         "lambda_returns": rlax.lambda_returns(rewards, discounts, values[1:], LAMBDA),
@@ -93,21 +69,18 @@ def answers(data, first, last, b):
 
 
 def main():
-    data = rollout()
+    data = {name: np.asarray(x) for name, x in GOLDEN["inputs"].items()}
+    data = {name: x.astype(np.float32) if x.dtype.kind == "f" else x for name, x in data.items()}
     results = {}
     for first, last, b in stretches(data):
         for name, answer in answers(data, first, last, b).items():
-            results.setdefault(name, np.zeros((T, B), np.float32))[first : last + 1, b] = answer
-    golden = {
+            results.setdefault(name, np.zeros(data["weight"].shape, np.float32))[first : last + 1, b] = answer
+    golden = GOLDEN | {
         "made_with": {"rlax": rlax.__version__, "jax": jax.__version__, "numpy": np.__version__},
-        "settings": {"gamma": GAMMA, "lambda": LAMBDA, **CLIPS},
-        "inputs": {name: array.tolist() for name, array in data.items()},
         "results": {name: array.tolist() for name, array in results.items()},
     }
     shown = json.dumps(json.loads(json.dumps(golden), parse_float=lambda text: float(f"{float(text):.9g}")))
-    path = pathlib.Path(__file__).with_name("rlax_returns.json")
-    path.write_text(shown + "\n")
-    print(f"{path}: {len(results)} results, {path.stat().st_size} bytes")
+    FILE.write_text(shown + "\n")
 
 
 if __name__ == "__main__":

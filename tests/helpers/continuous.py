@@ -45,7 +45,7 @@ STOCHASTIC = ("sac", "crossq", "mpo")
 
 
 def transitions(n_step=1, seed=0):
-    """Random ones; every fourth has terminated, and the last one does not count."""
+    """Return random transitions; every fourth has terminated, and the last one does not count."""
     rng = np.random.default_rng(seed)
     return TransitionBatch(
         observation=jnp.asarray(rng.normal(size=(BATCH, 3)), jnp.float32),
@@ -60,35 +60,29 @@ def transitions(n_step=1, seed=0):
 
 
 def critic_values(algo, params, observation, action, spec):
-    """The expected values [ensemble, batch] of actions of a box."""
+    """Return the expected values [ensemble, batch] of actions of a box."""
     output = off_policy.evaluate_critic(algo.critic, Variables(params), observation, action, spec)
     return q_learning.action_values(output, *support(algo))[..., 0]
 
 
 def support(algo):
-    """The ends of the support of a categorical head; those without one have none."""
+    """Return the ends of the support of a categorical head, or zeros."""
     return getattr(algo, "v_min", 0.0), getattr(algo, "v_max", 0.0)
 
 
 def counted(x):
-    """The mean over the transitions that count."""
+    """Return the mean over the transitions that count."""
     return np.asarray(x)[..., : BATCH - 1].mean(axis=-1)
 
 
-def initial(algo):
-    return resolve_schedules(algo, jnp.float32(0)).init(root_key(0), SPEC)
+def initial(algo, spec=SPEC):
+    """Return the state of the learner before any update."""
+    return resolve_schedules(algo, jnp.float32(0)).init(root_key(0), spec)
 
 
 @functools.partial(jax.jit, static_argnames="spec")
 def updated(algo, state, batch, key, spec=SPEC):
-    """One update; compiled once for all numbers of an algorithm."""
+    """Make an update; it is compiled once for all numbers of an algorithm."""
     return resolve_schedules(algo, jnp.float32(0)).update(
         state, {"replay": batch}, spec=spec, key=key, replicas=SingleReplica()
     )
-
-
-def assert_stepped(old, new, gradients, rate):
-    """Adam's first step is the learning rate against the gradient's sign, wherever there is one to speak of."""
-    for a, b, gradient in zip(*map(jax.tree.leaves, (old, new, gradients)), strict=True):
-        clear = np.abs(gradient) > 1e-4
-        np.testing.assert_allclose(np.asarray(b - a)[clear], -rate * np.sign(gradient)[clear], rtol=1e-2, atol=1e-7)

@@ -1,7 +1,9 @@
 """The equations of the recurrent cores as their papers write them: one time step in numpy, in float64."""
 
 import numpy as np
+from scipy.special import expit
 
+from helpers.oracle import affine, layer_normed
 from jaxrl.networks import GRU, LRU, LSTM, GTrXL, MinGRU
 
 
@@ -27,24 +29,18 @@ def _of(parameter):
     return np.asarray(parameter[...], np.float64)
 
 
-def _sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
 def _normal(norm, x):
-    """Layer normalization, with the epsilon of flax."""
-    centered = x - x.mean(axis=-1, keepdims=True)
-    return centered / np.sqrt(np.mean(centered**2, axis=-1, keepdims=True) + 1e-6) * _of(norm.scale) + _of(norm.bias)
+    return layer_normed({"scale": _of(norm.scale), "bias": _of(norm.bias)}, x)
 
 
 def _dense(layer, x):
-    return x @ _of(layer.kernel) + _of(layer.bias)
+    return affine({"kernel": _of(layer.kernel), "bias": _of(layer.bias)}, x)
 
 
 def _gru(core, module, x, carry):
     u = _of(module.recurrent.kernel)
     wx, uh = np.split(_dense(module.input, x), 3, axis=-1), np.split(carry @ u, 3, axis=-1)
-    reset, update = _sigmoid(wx[0] + uh[0]), _sigmoid(wx[1] + uh[1])
+    reset, update = expit(wx[0] + uh[0]), expit(wx[1] + uh[1])
     candidate = np.tanh(wx[2] + reset * (uh[2] + _of(module.candidate_bias)))
     hidden = (1 - update) * candidate + update * carry
     return hidden, hidden
@@ -53,8 +49,8 @@ def _gru(core, module, x, carry):
 def _lstm(core, module, x, carry):
     wx = np.split(_dense(module.input, x), 4, axis=-1)
     uh = np.split(carry["hidden"] @ _of(module.recurrent.kernel), 4, axis=-1)
-    write, output = _sigmoid(wx[0] + uh[0]), _sigmoid(wx[1] + uh[1])
-    keep, candidate = _sigmoid(wx[2] + uh[2] + 1.0), np.tanh(wx[3] + uh[3])
+    write, output = expit(wx[0] + uh[0]), expit(wx[1] + uh[1])
+    keep, candidate = expit(wx[2] + uh[2] + 1.0), np.tanh(wx[3] + uh[3])
     cell = keep * carry["cell"] + write * candidate
     hidden = output * np.tanh(cell)
     return {"cell": cell, "hidden": hidden}, hidden
@@ -66,8 +62,8 @@ def _mingru(core, module, x, carry):
     for i in range(core.layers):
         w = np.split(_of(getattr(module, f"layer_{i}").kernel), 3, axis=1)
         bias = 0.0 if core.update_bias is None else _of(getattr(module, f"update_bias_{i}"))
-        z, highway, v = _sigmoid(x @ w[1] + bias), _sigmoid(x @ w[2]), x @ w[0]
-        hidden = (1 - z) * carry[:, i] + z * np.where(v >= 0, v + 0.5, _sigmoid(v))
+        z, highway, v = expit(x @ w[1] + bias), expit(x @ w[2]), x @ w[0]
+        hidden = (1 - z) * carry[:, i] + z * np.where(v >= 0, v + 0.5, expit(v))
         x = highway * hidden + (1 - highway) * x
         carries.append(hidden)
     return np.stack(carries, axis=1), x
@@ -89,7 +85,7 @@ def _lru(core, module, x, carry):
         hidden = lam * (carry[:, i, 0] + 1j * carry[:, i, 1]) + np.exp(_of(layer.log_gamma)) * (u @ b)
         y = _gelu((hidden @ c).real + _of(layer.skip) * u)
         value, gate = np.split(_dense(layer.glu, y), 2, axis=-1)
-        x = x + value * _sigmoid(gate)
+        x = x + value * expit(gate)
         carries.append(np.stack([hidden.real, hidden.imag], axis=1))
     return np.stack(carries, axis=1), x
 
@@ -137,6 +133,6 @@ def _gtrxl_layer(core, layer, context, length, size):
 def _gate(gate, x, y):
     wr, wz, wg = np.split(_of(gate.of_update.kernel), 3, axis=1)
     ur, uz = np.split(_of(gate.of_input.kernel), 2, axis=1)
-    r = _sigmoid(y @ wr + x @ ur)
-    z = _sigmoid(y @ wz + x @ uz - _of(gate.bias))
+    r = expit(y @ wr + x @ ur)
+    z = expit(y @ wz + x @ uz - _of(gate.bias))
     return (1 - z) * x + z * np.tanh(y @ wg + (r * x) @ _of(gate.of_reset.kernel))

@@ -1,4 +1,4 @@
-"""Disks that refuse: what the system says of files whose path holds some words, when they are made or written to."""
+"""Disks that refuse to make or write files whose path holds some words."""
 
 import builtins
 import contextlib
@@ -79,7 +79,7 @@ class _Refusing(io.FileIO):
 
 
 def refuse(number):
-    """What raises that error of the system's."""
+    """Return a function that raises this error of the system."""
 
     def then():
         raise OSError(number, os.strerror(number))

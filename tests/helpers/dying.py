@@ -2,14 +2,12 @@
 
 import itertools
 import os
-import pathlib
 import signal
 import subprocess
 import sys
 
 from helpers.patience import PATIENCE
-
-TESTS = pathlib.Path(__file__).parents[1]
+from helpers.processes import environment
 
 
 def at_call(owner, name, number=1, after=False):
@@ -37,7 +35,6 @@ def killed(call, number):
         "from jaxrl.sweeps.vectorized import VectorizedRuns\n"
         f"dying.at_call(VectorizedRuns, 'chunk', {number})\n{call}"
     )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (TESTS.parent, TESTS))), "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", program]
-    dead = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    dead = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
     assert dead.returncode == -signal.SIGKILL, dead.stdout + dead.stderr

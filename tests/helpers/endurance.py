@@ -19,7 +19,7 @@ ENOUGH = 10**11  # environment steps; none gets there
 
 
 def held():
-    """What this process holds: resident bytes, open files, threads."""
+    """Return the resident bytes, open files and threads of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 

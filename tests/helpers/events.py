@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 def read_events(directory: Path) -> tuple[list[int], list[int]]:
-    """The steps of all files' scalars, and the steps from which on a file hides what was written before it."""
+    """Return the steps of all files' scalars, and the steps from which a file hides what was written before it."""
     from tensorboardX.proto.event_pb2 import SessionLog
 
     steps, hidden = [], []
@@ -17,7 +17,7 @@ def read_events(directory: Path) -> tuple[list[int], list[int]]:
 
 
 def all_events(directory: Path) -> list[list]:
-    """What each file holds."""
+    """Return the events of each file."""
     from tensorboardX.proto.event_pb2 import Event
 
     found = []

@@ -20,7 +20,7 @@ MANY, BOX = spaces.Discrete(6), spaces.Box(np.float32([-2, 0]), np.float32([2, 1
 
 
 def combinations():
-    """Every algorithm with the kinds of observations and actions that it takes, by name."""
+    """Return every algorithm with the kinds of observations and actions that it takes, by name."""
     found = {}
     for name, kind in OWN_ALGORITHMS.items():
         for word, actions in (("discrete", MANY), ("continuous", BOX)):
@@ -33,7 +33,7 @@ def combinations():
 
 
 def policy_of(algo, spec, env=None):
-    """An untrained policy, as trained for a while: no two observations look alike to it."""
+    """Return an untrained policy with changed parameters, to which no two observations look alike."""
     algo = resolve_schedules(algo.resolve(spec, 8), jnp.float32(1.0))
 
     @jax.jit
@@ -50,7 +50,7 @@ def policy_of(algo, spec, env=None):
 
 
 def write_folder(path):
-    """Writes an untrained policy of PPO in CartPole as a folder, at step 128 of 256; gives it."""
+    """Write an untrained policy of PPO in CartPole as a folder, at step 128 of 256; return it."""
     algo, spec = PPO.replace(normalize_observation=True), env_spec(ENV)
     config = {"algorithm": encode(algo), "environment": to_config(envs.prepared(ENV)), "topology": None}
     policy = policy_of(algo, spec)
@@ -63,7 +63,7 @@ def _floats(x):
 
 
 def observations(spec, count, seed=0):
-    """Within the space and beyond."""
+    """Return observations inside and outside of the space."""
     rng = np.random.default_rng(seed)
 
     def some(space):
@@ -75,7 +75,7 @@ def observations(spec, count, seed=0):
 
 
 def assert_same(policy, act, *, batches=(1, 256), steps=1, sample=False, tolerance=1e-6):
-    """What was exported acts as the run's policy, for steps of episodes that begin anew now and then.
+    """Assert that an exported policy acts as the run's, for steps of episodes some of which begin at each.
 
     Args:
       act: its call with observations, carry (None at the beginning), whether episodes begin, rewards and key.

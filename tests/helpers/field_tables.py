@@ -12,7 +12,7 @@ LIMITS = {"low": "at least", "above": "more than", "high": "at most", "below": "
 
 
 def expected_table(cls: type) -> str:
-    """The Markdown table of an algorithm's fields: name, default, whether it is traced, help and limits."""
+    """Return the Markdown table of an algorithm's fields: name, default, whether it is traced, help and limits."""
     lines = [HEADER]
     for field in dataclasses.fields(cls):
         limits = field.metadata.get("limits", {})
@@ -30,7 +30,7 @@ def expected_table(cls: type) -> str:
 
 
 def written(value: object) -> str:
-    """A default as a reader would type it: only what differs from a class's own defaults is named."""
+    """Return a default as a reader would type it: only what differs from a class's own defaults is named."""
     if isinstance(value, bool) or value is None:
         return repr(value)
     if isinstance(value, float):
@@ -48,7 +48,7 @@ def written(value: object) -> str:
 
 
 def with_table(text: str, table: str) -> str:
-    """A page with its table of fields replaced.
+    """Return a page with its table of fields replaced.
 
     Raises:
       ValueError: the page has no table of fields.

@@ -42,7 +42,7 @@ VALUES = [
 
 
 def changed(value, rng):
-    """A copy of a JSON value with one part replaced, moved a little, made like another, taken away, or doubled."""
+    """Return a copy of a JSON value with one part replaced, shifted, made like another, removed, or doubled."""
     value = copy.deepcopy(value)
     held = list(places(value))
     if not held:
@@ -65,7 +65,7 @@ def changed(value, rng):
 
 
 def spoiled(data, rng):
-    """Bytes with some of them flipped, cut, repeated, overwritten or inserted."""
+    """Return the bytes with some of them flipped, cut, repeated, overwritten or inserted."""
     how, at = rng.integers(7), int(rng.integers(max(len(data), 1)))
     if how == 0:
         return data[:at]
@@ -153,7 +153,7 @@ def _hook(event, arguments):
 
 
 class Watch:
-    """What happens while files are read: processes, imports, libraries, code, and files that are written to.
+    """A record of what reading files does: processes, imports, libraries, code, and files that are written to.
 
     Args:
       own: the directory that may be written to.
@@ -209,12 +209,12 @@ class Overdue(BaseException):
 
 
 def bounded(seconds=LONGEST):
-    """Ends what takes longer."""
+    """End what takes longer."""
     return within(seconds, Overdue)
 
 
 def snapshot(folder):
-    """What lies below: kinds, sizes, times and contents."""
+    """Return the kinds, sizes, times and contents of all files below a folder."""
     found = {}
     for path in sorted(Path(folder).rglob("*")):
         status = path.lstat()

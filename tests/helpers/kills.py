@@ -147,29 +147,28 @@ class Moments:
 
 
 def train(name, run_dir, loggers=(), **settings):
-    """The run that is killed: evaluated and saved after every second of its twelve iterations."""
+    """Train the run that is killed: evaluated and saved after every second of its twelve iterations."""
     if name == "sweep":
         return sweep(run_dir)
     if name == "pbt":
         return population(run_dir, checkpoint_every=INTERVAL * ROWS)
     case = CASES[name]
     settings = {"evaluate_every": INTERVAL * ROWS, "checkpoint_every": INTERVAL * ROWS} | settings
-    return jaxrl.train(
-        case.algo,
-        ServedFromHost(programs.ENV) if case.host else programs.ENV,
+    return programs.train(
+        run_dir,
+        algo=case.algo,
+        env=ServedFromHost(programs.ENV) if case.host else programs.ENV,
         total_steps=ITERATIONS * ROWS,
         topology=SEBULBA if case.host else programs.anakin(case.devices),
         evaluation_episodes=8,
-        run_dir=run_dir,
         loggers=loggers,
         callbacks=case.callbacks(),
-        progress=False,
         **settings,
     )
 
 
 def sweep(run_dir):
-    """Four runs in each of two programs, with a point of their curves for each iteration."""
+    """Train four runs in each of two programs, with a point of their curves for each iteration."""
     return jaxrl.sweep(
         programs.PPO,
         programs.ENV,
@@ -188,7 +187,7 @@ def sweep(run_dir):
 
 
 def newest(run_dir):
-    """The step of the newest complete checkpoint; 0 where there is none. Of a sweep, the mean over its programs."""
+    """Return the step of the newest complete checkpoint, or 0; for a sweep, the mean over its programs."""
     folders = list(run_dir.glob("program-*"))
     return sum(map(_newest, folders)) / len(folders) if folders else _newest(run_dir)
 
@@ -205,10 +204,10 @@ class Stopped(Exception):
 
 
 def train_and_stop(name, run_dir, step):
-    """Leaves the run once its checkpoint of `step` is complete, in the order of an exception.
+    """Train until the checkpoint of `step` is complete.
 
     Raises:
-      Stopped: as it should.
+      Stopped: it is complete.
     """
     save = Checkpointer.save
 
@@ -226,7 +225,7 @@ def train_and_stop(name, run_dir, step):
 
 
 def main(name, run_dir, moment, patient):
-    """Trains, and dies at a moment as by `kill -9`. The patient one has saved before it goes on, as if quickly."""
+    """Train, and die at a moment as by `kill -9`; a patient process waits for each save."""
     run_loop._CHUNK_SECONDS = 0.0
     Path(run_dir).mkdir(parents=True, exist_ok=True)
     if patient == "patient":
@@ -243,7 +242,7 @@ def main(name, run_dir, moment, patient):
 
 
 def command(*arguments):
-    """What runs `main`: the settings and devices of the tests come first."""
+    """Return the command that runs `main` with the settings and devices of the tests."""
     return [
         sys.executable,
         "-c",

@@ -1,4 +1,4 @@
-"""Which algorithm takes which environment at its defaults, and what it then chooses: the tables of docs/choosing.md.
+"""Tables of docs/choosing.md: the environments that each algorithm takes at its defaults, and what it then chooses.
 
 `tests/test_docs.py` compares the page with them; `scripts/update_field_tables.py` writes them to the page.
 """
@@ -35,13 +35,13 @@ OBSERVATIONS = {
 
 
 def problems(name: str, observation: spaces.Space, action: spaces.Space) -> list[str]:
-    """What an algorithm at its defaults says against an environment with these spaces."""
+    """Return the problems of an algorithm at its defaults with an environment of these spaces."""
     spec = EnvSpec("an environment", observation, action)
     return ALGORITHMS[name]().resolve(spec, NUM_ENVS).validate(spec, NUM_ENVS, NUM_ENVS)
 
 
 def with_tables(text: str) -> str:
-    """A page with what stands between `<!-- kinds: NAME -->` and `<!-- end -->` made anew."""
+    """Return a page with the tables between `<!-- kinds: NAME -->` and `<!-- end -->` made again."""
     tables = {"actions": _actions, "observations": _observations}
     return _PLACE.sub(lambda found: f"{found[1]}{tables[found[2]]()}\n{found[3]}", text)
 

@@ -8,10 +8,22 @@ from jaxrl.data.episodes import CUT_OFF, TERMINATED, TRUNCATED, Episode
 ENDINGS = (TERMINATED, TRUNCATED, CUT_OFF)
 
 
-def made(transitions, ending, seed=0, garbage=False, discounted=False):
-    """An episode; `garbage`: its last action, reward and discount are not zero, as other programs leave them.
+def whole(observation, action, reward, discount, ending, score=0.0, extras=None):
+    """Return an episode of arrays `[T + 1, ...]`; if it terminated, its discount says so too."""
+    is_first, is_last, is_terminal = np.zeros((3, len(reward)), bool)
+    is_first[0] = is_last[-1] = True
+    if ending == TERMINATED:
+        is_terminal[-1], discount[-2:-1] = True, 0
+    marks = (is_first, is_last, is_terminal)
+    return Episode(observation, action, reward, discount, *marks, {"ending": ending, "score": score}, extras or {})
 
-    `discounted`: it has discounts of its own.
+
+def made(transitions, ending, seed=0, garbage=False, discounted=False):
+    """Return an episode of chance.
+
+    Args:
+      garbage: its last action, reward and discount are not zero, as other programs leave them.
+      discounted: it has discounts of its own.
     """
     rng, steps = np.random.default_rng(seed), transitions + 1
     number = 1000 * seed + np.arange(steps, dtype=np.int32)
@@ -24,16 +36,10 @@ def made(transitions, ending, seed=0, garbage=False, discounted=False):
     reward, discount = rng.integers(-16, 16, steps).astype(np.float32) / 4, np.ones(steps, np.float32)
     if discounted:
         discount = rng.choice(np.float32([0.25, 0.5, 1.0]), steps)
-    is_first, is_last, is_terminal = np.zeros((3, steps), bool)
-    is_first[0] = is_last[-1] = True
-    if ending == TERMINATED:
-        is_terminal[-1] = True
-        discount[-2:-1] = 0
     for x in (*action.values(), reward, discount):
         x[-1] = 77 if garbage else 0
     extras = {"value": number.astype(np.float32) / 2}
-    marks = (is_first, is_last, is_terminal)
-    return Episode(observation, action, reward, discount, *marks, {"ending": ending, "score": float(seed)}, extras)
+    return whole(observation, action, reward, discount, ending, float(seed), extras)
 
 
 def episodes(min_transitions=1, max_transitions=9):

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxrl
-from helpers.continuous import BATCH, BOX, DETERMINISTIC, NETWORKS, SMALL, SPEC, transitions
+from helpers.continuous import BATCH, BOX, DETERMINISTIC, NETWORKS, SMALL, SPEC, initial, transitions
+from helpers.oracle import close
 from jaxrl.algos import off_policy
 from jaxrl.algos.train_state import Variables
 from jaxrl.core import spaces
-from jaxrl.core.keys import root_key
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import EnvSpec
 from jaxrl.networks import Critic
@@ -27,15 +27,11 @@ ALGORITHMS = {"bc": BC, "td3bc": TD3BC, "cql": CQL, "iql": IQL, "crr": CRR}
 CHOICE = EnvSpec("choice", SPEC.observation_space, spaces.Discrete(3))
 
 
-def initial(algo, spec=SPEC):
-    return resolve_schedules(algo, jnp.float32(0)).init(root_key(0), spec)
-
-
 @functools.partial(jax.jit, static_argnames="spec")
 def updated(algo, state, batch, key, spec=SPEC):
-    """One update, of which two devices hold half of the batch each; compiled once for all numbers of an algorithm.
+    """Make an update, of which two devices hold half of the batch each; compiled once for all numbers of an algorithm.
 
-    What comes back is the same on both devices, for else `vmap` objects to `out_axes=None`.
+    The result is the same on both devices, for else `vmap` objects to `out_axes=None`.
     """
     algo = resolve_schedules(algo, jnp.float32(0))
 
@@ -47,7 +43,7 @@ def updated(algo, state, batch, key, spec=SPEC):
 
 
 def choices(seed=3):
-    """Transitions with three actions, of which some are forbidden; none that was taken is."""
+    """Return transitions with three actions, some of which are forbidden, but none of those that were taken."""
     rng = np.random.default_rng(seed)
     action, mask = rng.integers(0, 3, BATCH), rng.random((2, BATCH, 3)) < 0.6
     mask[0, np.arange(BATCH), action] = mask[1, :, 0] = True
@@ -60,9 +56,7 @@ def policy_output(algo, params, observation, spec=SPEC, mask=None):
     return off_policy.evaluate_policy(algo.policy, Variables(params), observation, spec, mask)
 
 
-def same(one, other, tolerance=1e-6):
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+same = functools.partial(close, tolerance=1e-6)
 
 
 # --- the better of bad data ------------------------------------------------------------------------------------------
@@ -75,7 +69,7 @@ QUICK = {"learning_rate": 1e-2, "policy_learning_rate": 1e-2, "gamma": 0.9}
 
 
 def bad_data(space):
-    """One step to the end, worth -2 for three quarters of the transitions and -1 for the others; one observation."""
+    """Return last steps that are worth -2 for three quarters of the transitions, -1 for others; of one observation."""
     good = np.arange(BATCH) % 4 == 0
     if space is BOX:
         unit = np.where(good[:, None], BEST, MOST) + np.random.default_rng(0).normal(scale=0.02, size=(BATCH, 2))
@@ -91,7 +85,7 @@ def bad_data(space):
 
 
 def learned(algo, spec=SPEC, updates=250):
-    """The policy's best actions after some updates; of a box in units of half its range."""
+    """Return the policy's best actions after some updates; of a box in units of half its range."""
     state, batch = initial(algo, spec), bad_data(spec.action_space)
     for key in jax.random.split(jax.random.key(0), updates):
         state, _ = updated(algo, state, batch, key, spec)
@@ -101,7 +95,7 @@ def learned(algo, spec=SPEC, updates=250):
 
 
 def from_best(algo):
-    """How far the policy's best action is from the data's, in units of half the box's range."""
+    """Return the distance of the policy's best action from the data's, in units of half the box's range."""
     action = learned(algo)
     assert np.ptp(action, axis=0).max() < 1e-6, "there is one observation"
     return float(np.linalg.norm(action[0] - BEST))

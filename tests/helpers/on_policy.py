@@ -22,7 +22,7 @@ def learner(algo, seed=0, spec=SPEC):
 
 
 def moments(seed=0, shape=(T + 1, B)):
-    """Random moments that keep the row convention, with both endings, time-major; rewards of up to 3 or so."""
+    """Return random time steps that keep the row convention, with both endings, time-major; rewards of about 3."""
     rng = np.random.default_rng(seed)
     terminated, truncated = rng.random(shape) < 0.15, rng.random(shape) < 0.15
     truncated &= ~terminated
@@ -40,7 +40,7 @@ def moments(seed=0, shape=(T + 1, B)):
 
 
 def broken_moments():
-    """Time steps of which environment 0 begins anew at step 6, though none before was its episode's last."""
+    """Return time steps of which environment 0 restarts at step 6, though none before was its episode's last."""
     timesteps = jax.tree.map(np.array, moments())
     for name in ("terminated", "truncated", "first"):
         getattr(timesteps, name)[3:, 0] = False
@@ -66,7 +66,7 @@ class Data:
         assert all(kind.any() for kind in kinds), "an ending of each kind"
 
     def following(self, t, b):
-        """The steps from `t` on that belong to the same stretch of experience."""
+        """Yield the steps from `t` on that belong to the same stretch of experience."""
         while t < T and self.counts[t, b]:
             yield t
             if self.terminated[t, b] or self.truncated[t, b]:
@@ -74,7 +74,7 @@ class Data:
             t += 1
 
     def error(self, gamma, values, t, b):
-        """The temporal-difference error of step `t`."""
+        """Return the temporal-difference error of step `t`."""
         return self.reward[t, b] + gamma * (0.0 if self.terminated[t, b] else values[t + 1, b]) - values[t, b]
 
 
@@ -98,7 +98,7 @@ def vtrace(algo, data, values, rhos):
 
 @functools.partial(jax.jit, static_argnames="spec")
 def collect(algo, actor, timesteps, key, spec=SPEC):
-    """What a topology would collect, acting with `actor`, in environments that show `timesteps` whatever is done."""
+    """Return what a topology would collect, acting with `actor`, in environments that show `timesteps` in any case."""
     algo = resolve_schedules(algo, jnp.float32(0))
     time, envs = timesteps.reward.shape
     start = jax.vmap(lambda index: algo.initial_carry(spec, index, envs))(jnp.arange(envs))
@@ -117,7 +117,7 @@ def collect(algo, actor, timesteps, key, spec=SPEC):
 
 @functools.partial(jax.jit, static_argnames="spec")
 def updated(algo, state, rollout, spec=SPEC):
-    """One update; compiled once for all numbers of an algorithm."""
+    """Make an update; it is compiled once for all numbers of an algorithm."""
     algo = resolve_schedules(algo, jnp.float32(0))
     batch = {"rollout": rollout}
     return algo.update(state, batch, spec=spec, key=jax.random.key(0), replicas=SingleReplica())
@@ -125,9 +125,9 @@ def updated(algo, state, rollout, spec=SPEC):
 
 @functools.partial(jax.jit, static_argnames="spec")
 def updated_on_two(algo, state, rollout, spec=SPEC):
-    """One update, of which two devices hold half of the environments each.
+    """Make an update, of which two devices hold half of the environments each.
 
-    What comes back is the same on both devices, for else `vmap` objects to `out_axes=None`.
+    The result is the same on both devices, for else `vmap` objects to `out_axes=None`.
     """
     algo = resolve_schedules(algo, jnp.float32(0))
 

@@ -1,4 +1,4 @@
-"""What an oracle of a whole update needs beside the equations: gradients by differences, and Adam's first step."""
+"""Parts of oracles of whole updates: gradients by differences, and Adam's first step."""
 
 import jax
 import numpy as np
@@ -42,7 +42,7 @@ def divergence(old, new):
 
 
 def gradient(loss, params, size=1e-6):
-    """By central differences."""
+    """Return the gradient by central differences."""
     leaves, structure = jax.tree.flatten(exact(params))
     found = []
     for number, leaf in enumerate(leaves):
@@ -59,7 +59,7 @@ def gradient(loss, params, size=1e-6):
 
 
 def stepped(params, gradients, rate, decay=0.0):
-    """Adam's first step, whose moments are the gradient and its square once their bias is corrected; AdamW's decay."""
+    """Take Adam's first step, whose moments are the gradient and its square, with the decay of AdamW."""
 
     def step(x, g):
         x = np.asarray(x, np.float64)

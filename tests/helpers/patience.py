@@ -1,7 +1,8 @@
-"""What takes too long ends by an exception here, and not by the limit of CI."""
+"""Time limits of tests, which end by an exception and not by the limit of CI."""
 
 import contextlib
 import signal
+import time
 
 # Seconds that anything may take before it counts as hung: a hundred times what it takes on two idle cores, because the
 # tests also run beside other work. What is made to hang does so for this long.
@@ -17,9 +18,17 @@ class Clock:
         return self.now
 
 
+def wait_for(condition):
+    """Wait until a condition holds; fail after half of the patience, before what is made to hang ends."""
+    until = time.monotonic() + PATIENCE / 2
+    while not condition():
+        assert time.monotonic() < until, "what is waited for did not happen"
+        time.sleep(0.01)
+
+
 @contextlib.contextmanager
 def within(seconds, error=TimeoutError):
-    """Raises `error` in the main thread after that many whole seconds."""
+    """Raise `error` in the main thread after that many whole seconds."""
 
     def late(*_):
         raise error(f"nothing came of it within {seconds} s")

@@ -1,12 +1,10 @@
 """Runs that learn from whichever rollouts are full, and end while their actors wait for room for the next."""
 
-import time
-
 import numpy as np
 from algorithms import ALGORITHMS
 
 import jaxrl
-from helpers.patience import PATIENCE, within
+from helpers.patience import PATIENCE, wait_for, within
 from helpers.programs import NUM_ENVS, Interrupt, actor_threads, all_finite, plain
 from jaxrl.parallel.sebulba.actors import ActorThreads
 from jaxrl.parallel.sebulba.learning import HostLearning
@@ -47,10 +45,7 @@ def check_ends_while_groups_wait(env, monkeypatch, *, interrupted, **layout):
     learned, rollouts = watch_learning(monkeypatch), ActorThreads.rollouts
 
     def once_all_wait(self, *arguments):
-        until = time.monotonic() + PATIENCE / 2
-        while not all(len(full) > self._selection.queue for full in self._full) and self._error is None:
-            assert time.monotonic() < until, "a group has room and collects nothing"
-            time.sleep(1e-3)
+        wait_for(lambda: all(len(full) > self._selection.queue for full in self._full) or self._error is not None)
         return rollouts(self, *arguments)
 
     monkeypatch.setattr(ActorThreads, "rollouts", once_all_wait)

@@ -1,4 +1,4 @@
-"""What algorithms learn on the probes: values of one link of theirs each, known exactly, in seconds."""
+"""Values that algorithms learn on the probes: each tests one link of theirs, and is known exactly."""
 
 import functools
 
@@ -21,26 +21,28 @@ TRUTH = {
     "Truncated": lambda observation: np.full_like(observation, 1.0 / (1.0 - GAMMA)),
 }
 SEEN = {"RewardIsObservation": {-1.0, 1.0}, "TwoStepDiscount": {0.0, 1.0}}
+POLICY, CRITIC = networks.Actor(widths=(32,)), networks.Critic(widths=(32,))
+ONE_CRITIC = networks.Critic(widths=(32,), ensemble=1)
+CALM = {"learn_temperature": False, "temperature": 1e-3}  # all but 0, so that values are of the reward alone
 # Of 1 and of 10 together a support has to be wide: 121 atoms, 0.13 apart. Of an observation of 0 only biases learn, in
 # small steps.
 REPPO = jaxrl.REPPO(
     gamma=GAMMA,
     learning_rate=jaxrl.schedules.Linear(1e-2, 0.0),
-    learn_temperature=False,
-    temperature=1e-3,
+    **CALM,
     normalize_observation=False,
     normalize_reward=False,
     rollout_length=16,
     epochs=4,
     v_min=-4.0,
     v_max=12.0,
-    policy=networks.Actor(widths=(32,)),
+    policy=POLICY,
     critic=networks.Critic(widths=(32,), ensemble=1, head=networks.SelfPredictiveValues(121, widths=(32,), gain=1.0)),
 )
 
 
 def check_values(algo, iterations, act, is_right, tolerances=None, **parameters):
-    """One program learns the values of every probe.
+    """Assert that one program learns the values of every probe.
 
     Args:
       act: as of `trained`.
@@ -59,7 +61,7 @@ def check_values(algo, iterations, act, is_right, tolerances=None, **parameters)
 
 
 def trained(algo, iterations, env, act):
-    """Observations, values and actions of what was learned in an environment, at the rows that count.
+    """Train in an environment; return observations, values and actions at the rows that count.
 
     Args:
       act: gives an action, its value and the next carry from the algorithm, learner, actor, time step, carry, keys and

@@ -29,11 +29,7 @@ PPO = jaxrl.PPO(
     learning_rate=jaxrl.schedules.Linear(1e-2, 1e-3),
     network=networks.ActorCritic(torso=SMALL),
 )
-RECURRENT_PPO = jaxrl.PPO(
-    entropy_cost=0.01,
-    rollout_length=8,
-    epochs=2,
-    minibatches=2,
+RECURRENT_PPO = PPO.replace(
     learning_rate=1e-2,
     normalize_observation=True,
     normalize_reward=True,
@@ -41,29 +37,22 @@ RECURRENT_PPO = jaxrl.PPO(
         torso=SMALL, core=networks.GRU(8), previous_action=True, previous_reward=True, shared=True
     ),
 )
-# The replay wraps before the tenth update; the first iterations only fill it.
+# The replay wraps before the tenth update; the first iteration only fills it.
+REPLAY = {"rollout_length": 8, "capacity": NUM_ENVS * 32, "min_size": NUM_ENVS * 16, "batch_size": 32}
+REPLAY |= {"replay_ratio": 2 / ROWS}
+SEQUENCES = REPLAY | {"batch_size": 8, "replay_ratio": 1 / ROWS, "sequence_length": 6, "burn_in": 2}
 DQN = jaxrl.DQN(
+    **REPLAY,
     learning_rate=1e-2,
-    rollout_length=8,
     n_step=3,
     prioritized=True,
-    capacity=NUM_ENVS * 32,
-    min_size=NUM_ENVS * 16,
-    batch_size=32,
-    replay_ratio=2 / ROWS,
     target_period=3,
     network=networks.QNetwork(torso=SMALL),
 )
 R2D2 = jaxrl.R2D2(
+    **SEQUENCES,
     learning_rate=1e-2,
-    rollout_length=8,
-    sequence_length=6,
-    replay_ratio=1 / ROWS,
-    burn_in=2,
     n_step=2,
-    capacity=NUM_ENVS * 32,
-    min_size=NUM_ENVS * 16,
-    batch_size=8,
     target_period=3,
     network=networks.QNetwork(torso=SMALL, core=networks.GRU(8), previous_action=True, previous_reward=True),
 )
@@ -71,14 +60,8 @@ R2D2 = jaxrl.R2D2(
 DREAMER = jaxrl.Dreamer(
     learning_rate=1e-4,
     optimizer=Adam(eps=1e-2),
-    rollout_length=8,
-    sequence_length=6,
-    burn_in=2,
+    **SEQUENCES,
     imagination_length=3,
-    replay_ratio=1 / ROWS,
-    capacity=NUM_ENVS * 32,
-    min_size=NUM_ENVS * 16,
-    batch_size=8,
     network=networks.WorldModel(deter=8, stoch=2, classes=3, hidden=8, units=8, blocks=2, layers=1),
 )
 ALGORITHMS = {"ppo": PPO, "recurrent_ppo": RECURRENT_PPO, "dqn": DQN}
@@ -91,7 +74,7 @@ def anakin(devices=1):
 
 
 def train(run_dir=None, *, algo=PPO, env=ENV, **settings):
-    """Return the result of a run; of PPO in short episodes of CartPole on one device, where nothing else is said."""
+    """Return the result of a run: by default of PPO in short episodes of CartPole on one device."""
     return jaxrl.train(algo, env, run_dir=run_dir, **{"topology": anakin(), "progress": False} | settings)
 
 

@@ -1,4 +1,4 @@
-"""One of every kind of file that jaxrl reads, and who reads it: what was read is played, exported and drawn too."""
+"""One file of every kind that jaxrl reads, and its readers; what was read is played, exported and drawn too."""
 
 import contextlib
 import os
@@ -33,7 +33,7 @@ STEPS = 20  # of an episode of what was loaded
 
 @contextlib.contextmanager
 def made(root):
-    """Makes one of everything in `root/valid`; beside it lie precious files, and the evil module can be imported."""
+    """Make one of everything in `root/valid`, next to precious files; the evil module can be imported."""
     mark = root / "outside" / "was-here"
     (root / "outside" / "precious").mkdir(parents=True)
     (root / "outside" / "precious" / "file").write_text("precious")
@@ -65,7 +65,7 @@ def newest(run):
 
 
 def resume(path):
-    """What `train` reads of a run before it goes on, but for the arrays."""
+    """Read what `train` reads of a run that it resumes, but for the arrays."""
     with_new_fields(read_config(path))
     JSONLLogger(path / "metrics.jsonl", last=ROWS).close()
 
@@ -148,7 +148,7 @@ PLAYERS = [play, export, draw, report_on, film]  # of a run
 
 
 def outcome(read, path):
-    """None where it was read, or refused in jaxrl's own words; else what went wrong."""
+    """Return None if it was read, or refused in jaxrl's own words; else what went wrong."""
     try:
         with hostile.bounded(), warnings.catch_warnings():
             warnings.simplefilter("ignore")

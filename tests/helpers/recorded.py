@@ -6,12 +6,12 @@ import numpy as np
 from flax import struct
 
 import jaxrl
+from helpers.made import whole
 from jaxrl.core import spaces
 from jaxrl.core.keys import root_key
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import env_spec
 from jaxrl.data import MinariWriter, RldsWriter
-from jaxrl.data.episodes import Episode
 from jaxrl.envs.episode import restart, transition
 from jaxrl.run.policies.policy import Policy
 
@@ -19,7 +19,7 @@ TYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 
 
 
 def noise(rng, shape, dtype):
-    """Every bit by chance, NaNs and all."""
+    """Return random bits, NaNs included."""
     dtype = np.dtype(dtype)
     if dtype == np.bool_:
         return rng.integers(0, 2, shape).astype(bool)
@@ -27,7 +27,7 @@ def noise(rng, shape, dtype):
 
 
 def episode(seed=0, transitions=4, ending="terminated", dtypes=TYPES):
-    """An episode with numbers, vectors and pictures of every type."""
+    """Return an episode with numbers, vectors and pictures of every type."""
     rng, steps = np.random.default_rng(seed), transitions + 1
     shapes = {"number": (), "vector": (3,), "picture": (5, 4, 1)}
     observation = {
@@ -41,13 +41,7 @@ def episode(seed=0, transitions=4, ending="terminated", dtypes=TYPES):
     reward, discount = rng.normal(size=steps).astype(np.float32), np.ones(steps, np.float32)
     for x in (*action.values(), reward, discount):
         x[-1] = 0
-    is_first, is_last, is_terminal = np.zeros((3, steps), bool)
-    is_first[0] = is_last[-1] = True
-    if ending == "terminated":
-        discount[-2], is_terminal[-1] = 0, True
-    return Episode(
-        observation, action, reward, discount, is_first, is_last, is_terminal, {"ending": ending, "score": 0.1 + seed}
-    )
+    return whole(observation, action, reward, discount, ending, 0.1 + seed)
 
 
 MADE_UP = [
@@ -59,7 +53,7 @@ MADE_UP = [
 
 
 def check_made_up(dataset):
-    """Every bit of a dataset of the episodes `MADE_UP` is there, whether they are read one by one or all."""
+    """Assert that a dataset has every bit of the episodes `MADE_UP`, read one by one or all."""
     assert len(dataset) == len(MADE_UP) and dataset.lengths.tolist() == [one.length for one in MADE_UP]
     for number, (wrote, read) in enumerate(zip(MADE_UP, dataset, strict=True)):
         assert_bitwise(read.steps, wrote.steps)
@@ -69,7 +63,7 @@ def check_made_up(dataset):
 
 
 def write_rlds(path, episodes, **options):
-    """Writes a dataset, and gives its path."""
+    """Write an RLDS dataset; return its path."""
     with RldsWriter(path, "tests:Made up-v0", **options) as writer:
         for one in episodes:
             writer.write(one)
@@ -82,7 +76,7 @@ def as_dataset(folder, *episodes):
 
 
 def write_minari(folder, episodes, dataset_id="made-v0", **options):
-    """The same of Minari's."""
+    """Write a Minari dataset; return its path."""
     with MinariWriter(dataset_id, *spaces_of(episodes[0]), data_dir=folder, **options) as writer:
         for one in episodes:
             writer.write(one)
@@ -90,7 +84,7 @@ def write_minari(folder, episodes, dataset_id="made-v0", **options):
 
 
 def spaces_of(episode):
-    """What its observations are elements of, and its actions."""
+    """Return the spaces of an episode's observations and actions."""
 
     def space(x):
         if isinstance(x, dict):
@@ -103,7 +97,7 @@ def spaces_of(episode):
 
 
 def assert_bitwise(one, other):
-    """The same names, shapes, types and bits."""
+    """Assert that names, shapes, types and bits are the same."""
     assert jax.tree.structure(one) == jax.tree.structure(other)
     for (path, x), y in zip(jax.tree.leaves_with_path(one), jax.tree.leaves(other), strict=True):
         x, y = np.asarray(x), np.asarray(y)
@@ -111,7 +105,7 @@ def assert_bitwise(one, other):
 
 
 def spoil(directory, rng):
-    """One bit of the file of records is another."""
+    """Flip a bit of the file of records."""
     (file,) = directory.glob("*.array_record*")
     data = bytearray(file.read_bytes())
     data[int(rng.integers(len(data)))] ^= 1 << int(rng.integers(8))
@@ -119,7 +113,7 @@ def spoil(directory, rng):
 
 
 def untrained(env, algo):
-    """A policy by chance."""
+    """Return an untrained policy."""
     spec = env_spec(jaxrl.envs.prepared(env))
     algo = resolve_schedules(algo.resolve(spec, 1), np.float32(0.0))
     return Policy(algo, jax.jit(lambda key: algo.actor(algo.init(key, spec)))(root_key(1)), spec)

@@ -12,17 +12,17 @@ OWN_ALGORITHMS = {
 
 
 def nothing_registered_for_good() -> contextlib.AbstractContextManager[None]:
-    """Forgets at the end what was registered within, but for what jaxrl's own modules entered as they were imported."""
+    """Forget at the end what was registered within, but for what jaxrl's own modules registered at their import."""
     return _without(lambda kind, thing: False)
 
 
 def only_what_jaxrl_registers() -> contextlib.AbstractContextManager[None]:
-    """As in a process that has imported nothing of a user's; at the end everything is as before."""
+    """Register only what jaxrl does, as in a new process; everything else comes back at the end."""
     return _without(lambda kind, thing: not _is_jaxrls(kind, thing))
 
 
 def only_registered_by(module: str) -> contextlib.AbstractContextManager[None]:
-    """As in a process that has imported this file of tests and no other; at the end everything is as before."""
+    """Hide what other files of tests registered; it comes back at the end."""
 
     def by_another_file(kind, thing):
         home = getattr(thing, "__module__", None) or ""

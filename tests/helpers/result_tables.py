@@ -64,7 +64,7 @@ DEMONSTRATIONS = {
 
 
 def with_tables(text: str) -> str:
-    """A page with what stands between `<!-- records: NAME -->` and `<!-- end -->` made anew."""
+    """Return a page with the tables between `<!-- records: NAME -->` and `<!-- end -->` made again."""
     return _PLACE.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[3]}", text)
 
 

@@ -11,7 +11,7 @@ FEW = 1e-8  # added to variances
 
 
 def embedding(params, x):
-    """A torso of one layer of tanh, layers of ReLU, and an affine output."""
+    """Apply a torso of one layer of tanh, layers of ReLU, and an affine output."""
     x = np.tanh(affine(params["body"]["torso"]["dense"]["layer_0"], x))
     hidden = params.get("hidden", {})
     for name in sorted(hidden):
@@ -20,7 +20,7 @@ def embedding(params, x):
 
 
 class Seen(NamedTuple):
-    """What a rollout is, by the parameters before it: observations [T + 1, B, n] normalized, the rest [T, B, ...]."""
+    """A rollout by the parameters before it: normalized observations [T + 1, B, n], the rest [T, B, ...]."""
 
     normal: np.ndarray
     target: np.ndarray
@@ -30,7 +30,7 @@ class Seen(NamedTuple):
 
 
 class Past:
-    """What was seen up to now, as lists, from which every statistic is computed anew."""
+    """All that was seen so far, as lists, from which every statistic is computed again."""
 
     def __init__(self, bonus, state):
         self.bonus = bonus
@@ -67,7 +67,7 @@ class Past:
         return Seen(normal, target, value[:-1], advantages, reward)
 
     def losses(self, params, seen, chosen):
-        """The losses of the predictor, by rows that are chosen, and of the value."""
+        """Return the losses of the predictor, by rows that are chosen, and of the value."""
         errors = ((embedding(params["predictor"], seen.normal[1:]) - seen.target) ** 2).mean(-1)
         now = embedding(params["value"], seen.normal[:-1])[..., 0]
         return errors[chosen].mean(), 0.5 * ((now - seen.value - seen.advantages) ** 2).mean()

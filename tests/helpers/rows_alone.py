@@ -1,4 +1,4 @@
-"""What stands for a rollout where tests make rows by hand."""
+"""A stand-in for a rollout, for tests that make rows by hand."""
 
 from typing import Any
 

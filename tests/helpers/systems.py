@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxrl.core.types import Trajectory
-from jaxrl.data import EpisodeCutter, RldsWriter
+from helpers.made import whole
+from helpers.recorded import write_rlds
+from jaxrl.data.episodes import TERMINATED
 from jaxrl.run.presets import preset
 
 PAGE = Path(__file__).parents[2] / "docs" / "systems.md"
@@ -16,7 +17,7 @@ DEVICES = r"(?:JAX_NUM_CPU_DEVICES=4 )?"  # before a command that takes several,
 
 
 def rows(text):
-    """The rows of the tables, as their cells."""
+    """Return the rows of the tables, as their cells."""
     lines = [line for line in text.split("\n") if line.startswith("| ") and not line.startswith("| feature |")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
@@ -30,21 +31,10 @@ COMMANDS = [line[line.index("jaxrl ") :] for line in LINES]
 def write_datasets(folder):
     """Write the datasets that the commands read, data/cartpole and data/pendulum."""
     for name, width, action in (("cartpole", 4, np.int32(1)), ("pendulum", 3, np.float32([0.5]))):
-        steps, last = 6, np.arange(6)[:, None] == 5
-        episode = Trajectory(
-            observation=np.zeros((steps, 1, width), np.float32),
-            action=np.broadcast_to(action, (steps, 1, *action.shape)),
-            reward=np.ones((steps, 1), np.float32),
-            terminated=np.arange(steps)[:, None] == 4,
-            truncated=np.zeros((steps, 1), bool),
-            first=np.arange(steps)[:, None] == 0,
-            weight=~last,
-        )
-        with RldsWriter(folder / "data" / name, name) as writer:
-            for _ in range(60):
-                for _, one in EpisodeCutter(num_envs=1).add(episode):
-                    writer.write(one, {})
-            writer.close()
+        observations, actions = np.zeros((6, width), np.float32), np.stack([action] * 6)
+        reward, discount = np.ones((2, 6), np.float32)
+        episode = whole(observations, actions, reward, discount, TERMINATED)
+        write_rlds(folder / "data" / name, [episode] * 60)
 
 
 TRAINING = ("train", "sweep", "tune", "pbt")
@@ -54,9 +44,9 @@ LONGEST = 128  # steps of a rollout
 def shortened(line):
     """Return the environment variables and the words of a command that is to make a few updates, in its own process.
 
-    A preset makes one round of rollouts, after those that its replay, a small one, is filled with; one of whole
-    episodes as many as complete a few. A dataset alone is
-    learned from in a few updates. Whatever else trains takes a few more steps than its replay is filled with at first.
+    A preset makes one round of rollouts, after those that fill its small replay; one of whole episodes as many as
+    complete a few. A dataset alone is learned from in a few updates. Others take a few more steps than fill their
+    replay at first.
     """
     variables, words = line[: line.index("jaxrl ")].split(), shlex.split(line[line.index("jaxrl ") :])[1:]
     added: dict[str, int | str | None] = {}

@@ -1,12 +1,12 @@
-"""Which cases of a parametrized test `make test` runs, which `make test-rest`, and which only `make exhaustive`."""
+"""Tiers of the cases of a parametrized test: run by `make test`, by `make test-rest`, or only by `make exhaustive`."""
 
 import pytest
 
 
 def one_quick(cases, *quick, rest=None):
-    """Cases for `pytest.mark.parametrize`: all of them `long` but those of `quick`, or but the first.
+    """Return cases for `pytest.mark.parametrize`: all are `long` but those of `quick`, or but the first.
 
-    Of the long ones those beyond `rest`, where it is given, are `exhaustive`.
+    If `rest` is given, the long ones beyond it are `exhaustive`.
     """
     cases = _as_params(cases)
     kept = _known(cases, quick or [cases[0]])
@@ -14,7 +14,7 @@ def one_quick(cases, *quick, rest=None):
 
 
 def few(cases, *rest):
-    """Cases for `pytest.mark.parametrize`: all of them `exhaustive` but those of `rest`."""
+    """Return cases for `pytest.mark.parametrize`: all are `exhaustive` but those of `rest`."""
     return _few(_as_params(cases), rest, [])
 
 
@@ -26,7 +26,7 @@ def _few(cases, rest, quick):
 
 
 def _known(cases, asked):
-    """The values of those asked for, each by its values or its id."""
+    """Return the values of some cases, each named by its values or its id."""
     by_id = {case.id: case.values for case in cases if case.id is not None}
     found = [by_id[case] if isinstance(case, str) and case in by_id else _as_params([case])[0].values for case in asked]
     unknown = [values for values in found if values not in [case.values for case in cases]]
@@ -35,7 +35,7 @@ def _known(cases, asked):
 
 
 def _as_params(cases):
-    """Each as an object of `pytest.param`."""
+    """Return each case as an object of `pytest.param`."""
     return [
         case
         if isinstance(case, type(pytest.param()))

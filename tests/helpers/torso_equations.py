@@ -25,7 +25,7 @@ def _count(params, kind):
 
 
 def inverted_residual(params, stats, x, rows):
-    """Of one block."""
+    """One block of FlashSAC: normalized inputs, a wide residual branch, and a normalization at the end."""
     x = _batch_normed("norm_inputs", params, stats, x, rows, 1e-5) @ params["inputs"]["unit_kernel"]
     inner = x
     for part in ("0_0", "0_1"):

@@ -2,50 +2,41 @@
 
 import contextlib
 import json
-import os
-import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
 
-from helpers.patience import PATIENCE
+from helpers.patience import wait_for
+from helpers.processes import environment, free_port, running
 
 SCRIPT = Path(__file__).parents[1] / "parallel" / "multihost" / "one_of_two.py"
 HEARTBEAT = 10  # seconds, as there
 
 
 def together(job, folder):
-    """Runs a job in two processes; what each returned, its exit code, its output, and when it ended."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    """Run a job in two processes; return what each returned, its exit code, its output, and when it ended."""
     folder.mkdir(parents=True, exist_ok=True)
-    tests, root = SCRIPT.parents[2], SCRIPT.parents[3]
-    env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{root}{os.pathsep}{tests}"}
-    processes, until = [], time.monotonic() + PATIENCE
+    processes, ended, port = [], [None, None], str(free_port())
     with contextlib.ExitStack() as stack:
         for index in range(2):
-            words = [sys.executable, str(SCRIPT), job, str(port), str(index), str(folder)]
-            output = stack.enter_context(open(folder / f"{index}.log", "w"))
-            process = subprocess.Popen(words, env=env, stdout=output, stderr=subprocess.STDOUT)
-            processes.append(process)
-            stack.callback(process.wait)
-            stack.callback(process.kill)  # does nothing where it has ended
-        ended = [None, None]
-        while None in ended and time.monotonic() < until:
+            words = [sys.executable, str(SCRIPT), job, port, str(index), str(folder)]
+            processes.append(stack.enter_context(running(words, folder / f"{index}.log", env=environment())))
+
+        def have_ended():
             for index, process in enumerate(processes):
                 if ended[index] is None and process.poll() is not None:
                     ended[index] = time.monotonic()
-            time.sleep(0.05)
-        codes = [process.poll() for process in processes]
+            return None not in ended
+
+        wait_for(have_ended)
+        codes = [process.returncode for process in processes]
     said = [(folder / f"{index}.log").read_text() for index in range(2)]
     found = [folder / f"{index}.json" for index in range(2)]
     return [json.loads(path.read_text()) if path.exists() else None for path in found], codes, said, ended
 
 
 def both(job, folder):
-    """What each of two processes returned that ended well."""
+    """Return what each of two processes returned; both must end well."""
     found, codes, said, _ = together(job, folder)
     assert codes == [0, 0], "\n".join(said)
     return found

@@ -5,6 +5,7 @@ import shutil
 import sys
 
 import pytest
+from helpers.experts import Expert, figures
 
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -12,9 +13,14 @@ import _record  # noqa: E402
 import _zoo  # noqa: E402
 
 
+@pytest.fixture(scope="session")
+def expert():
+    return Expert()
+
+
 @pytest.fixture
 def kept_dir(request):
-    """A folder for the runs of a training of hours, kept until they are over: begun again, they go on."""
+    """Return a folder for the runs of a training of hours, kept until they are over: begun again, they go on."""
     name = request.node.name.translate(str.maketrans("[]", "--")).strip("-")  # no directory of a run has brackets
     folder = _record.kept_folder(name)
     yield folder
@@ -34,16 +40,13 @@ def pytest_runtest_makereport(item, call):
 
 @pytest.fixture
 def record():
-    """Writes down a sweep's scores, beside the published one they are held against."""
+    """Return a function that records a sweep's scores, with the published one they are compared with."""
 
     def save(name, result, *, total_steps, reference, source, settings):
-        scores = result.scores
         rows = [
             {
                 "configuration": {field: str(value) for field, value in configuration.items()},
-                "scores": [round(float(score), 2) for score in scores[index]],
-                "mean": round(float(scores[index].mean()), 2),
-                "worst": round(float(scores[index].min()), 2),
+                **figures(result.scores[index], 2),
                 "interquartile_mean": round(float(result.interquartile_means[index]), 2),
             }
             for index, configuration in enumerate(result.configurations)
@@ -66,7 +69,7 @@ def record():
 
 @pytest.fixture
 def record_rows():
-    """Writes down figures that are held against nothing published."""
+    """Return a function that records figures that are compared with nothing published."""
 
     def save(name, rows, **more):
         print(f"\n{name}: {rows}")
@@ -77,7 +80,7 @@ def record_rows():
 
 @pytest.fixture
 def record_command():
-    """Writes down what a row of the zoo came to: the command, every seed's score, and the published one."""
+    """Return a function that records a row of the zoo: the command, every seed's score, and the published one."""
 
     def save(row, outcome):
         path = _zoo.save(row, outcome)

@@ -27,7 +27,7 @@ def outcomes(kept_dir, record_rows):
 
 @pytest.mark.learning
 def test_alphazero_beats_random_players(outcomes):
-    """By its search, of tic-tac-toe by turns; a perfect player draws some games from the second seat."""
+    """It searches tic-tac-toe by turns; a perfect player draws some games from the second seat."""
     rows = outcomes(
         "alphazero-tic-tac-toe",
         "alphazero --env pgx:tic_tac_toe --env-params opponent=turns --eval-env pgx:tic_tac_toe --num-envs 128",

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
+from helpers.experts import figures
 
 import jaxrl
 from jaxrl import spaces
@@ -47,9 +48,9 @@ def test_cores_at_their_defaults_remember_thirty_steps(record_rows):
     rows = []
     for core in (GRU(32), LSTM(32), MinGRU(32), LRU(32), GTrXL(32)):
         scores = memory(ppo(ActorCritic(MLP((32,)), core=core)), 250_000, length=30)[0]
-        rows.append({"core": str(core), "scores": scores.astype(float).round(3).tolist()})
+        rows.append({"core": str(core)} | figures(scores))
     record_rows("memory-chain-30", rows, total_steps=250_000)
-    assert all(min(row["scores"]) >= 0.9 for row in rows[2:]), rows
+    assert all(row["worst"] >= 0.9 for row in rows[2:]), rows
 
 
 @pytest.mark.learning
@@ -84,15 +85,8 @@ def test_r2d2_with_and_without_initial_priorities(record_rows):
     for total_steps in (40_000, 80_000):
         for initial_priorities in ("td_error", "max"):
             algo = q_learning(jaxrl.R2D2, GRU(32), sequence_length=25, burn_in=8, initial_priorities=initial_priorities)
-            scores = memory(algo, total_steps)
-            rows.append(
-                {
-                    "initial_priorities": initial_priorities,
-                    "total_steps": total_steps,
-                    "scores": [round(float(score), 3) for score in scores[0]],
-                    "mean": round(float(scores.mean()), 3),
-                }
-            )
+            row = {"initial_priorities": initial_priorities, "total_steps": total_steps}
+            rows.append(row | figures(memory(algo, total_steps)[0]))
     record_rows("r2d2-initial-priorities", rows)
     assert min(row["mean"] for row in rows if row["total_steps"] == 80_000) >= 0.9, rows
 
@@ -125,15 +119,7 @@ def test_a_memory_balances_without_seeing_velocities(record_rows):
         # Eight environments are the default with a memory; one without.
         settings = {"num_envs": 8, "evaluation_episodes": 64, "progress": False}
         scores = jaxrl.sweep(algo, env, total_steps=15_000, seeds=5, **settings).scores[0]
-        rows.append(
-            {
-                "run": name,
-                "total_steps": 15_000,
-                "scores": [round(float(score), 2) for score in scores],
-                "mean": round(float(scores.mean()), 2),
-                "worst": round(float(scores.min()), 2),
-            }
-        )
+        rows.append({"run": name, "total_steps": 15_000} | figures(scores, 2))
     record_rows("hidden-velocity", rows, settings={name: str(algo) for name, algo in algorithms.items()})
     assert min(row["mean"] for row in rows[:2]) >= -250, rows
     assert rows[2]["mean"] <= -400, rows

@@ -10,8 +10,6 @@ from jaxrl.run.presets import PRESETS
 
 SOURCE = "gymnax README, column 'Ckpt (Return)'"
 PUBLISHED = {"Breakout": 28, "Asterix": 15, "SpaceInvaders": 131, "Freeway": 58}
-
-
 PPO = jaxrl.PPO(
     learning_rate=Linear(5e-3, 0.0),
     minibatches=8,

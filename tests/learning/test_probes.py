@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from helpers.continuous import support
 from helpers.discounted import Discounted
-from helpers.probes import GAMMA, REPPO, TOPOLOGY, check_values, trained
+from helpers.probes import CALM, CRITIC, GAMMA, ONE_CRITIC, POLICY, REPPO, TOPOLOGY, check_values, trained
 from helpers.tiers import few, one_quick
 
 import jaxrl
@@ -15,33 +15,31 @@ from jaxrl.algos.train_state import Variables
 from jaxrl.core.types import NetworkInputs
 
 SMALL = networks.MLP((32,))
-ON_POLICY = {
-    "gamma": GAMMA,
-    "learning_rate": jaxrl.schedules.Linear(1e-2, 0.0),
+NETWORK, Q_NETWORK = networks.ActorCritic(torso=SMALL), networks.QNetwork(torso=SMALL)
+RECURRENT = networks.ActorCritic(torso=SMALL, core=networks.GRU(16), shared=True)
+FALLING = {"gamma": GAMMA, "learning_rate": jaxrl.schedules.Linear(1e-2, 0.0)}
+ON_POLICY = FALLING | {
     "entropy_cost": 0.0,
     "rollout_length": 16,
     "max_grad_norm": None,
     "normalize_reward": False,  # the values that are held against the probes' are in units of their rewards
+    "network": NETWORK,
 }
-REPLAY = {"capacity": 4096, "min_size": 256, "batch_size": 64, "rollout_length": 4}
+REPLAY = {"capacity": 4096, "min_size": 256, "batch_size": 64, "rollout_length": 4, "replay_ratio": 1 / 16}
 PPO = jaxrl.PPO(clip_value=False, epochs=4, minibatches=2, **ON_POLICY)
 A2C = jaxrl.A2C(**ON_POLICY)
 IMPALA = jaxrl.IMPALA(**ON_POLICY)
 ALGORITHMS = {
-    "ppo": (PPO.replace(network=networks.ActorCritic(torso=SMALL)), 200),
-    "recurrent_ppo": (PPO.replace(network=networks.ActorCritic(torso=SMALL, core=networks.GRU(16), shared=True)), 150),
-    "a2c": (A2C.replace(network=networks.ActorCritic(torso=SMALL)), 800),
-    "recurrent_a2c": (A2C.replace(network=networks.ActorCritic(torso=SMALL, core=networks.GRU(16), shared=True)), 600),
-    "impala": (IMPALA.replace(network=networks.ActorCritic(torso=SMALL)), 800),
-    "vmpo": (jaxrl.VMPO(**ON_POLICY, target_period=2, network=networks.ActorCritic(torso=SMALL)), 800),
-    "alphazero": (
-        jaxrl.AlphaZero(**ON_POLICY, simulations=4, gae_lambda=0.9, network=networks.ActorCritic(torso=SMALL)),
-        100,
-    ),
+    "ppo": (PPO, 200),
+    "recurrent_ppo": (PPO.replace(network=RECURRENT), 150),
+    "a2c": (A2C, 800),
+    "recurrent_a2c": (A2C.replace(network=RECURRENT), 600),
+    "impala": (IMPALA, 800),
+    "vmpo": (jaxrl.VMPO(**ON_POLICY, target_period=2), 800),
+    "alphazero": (jaxrl.AlphaZero(**ON_POLICY, simulations=4, gae_lambda=0.9), 100),
     "muzero": (
         jaxrl.MuZero(
-            gamma=GAMMA,
-            learning_rate=jaxrl.schedules.Linear(1e-2, 0.0),
+            **FALLING,
             simulations=8,
             unroll_steps=2,
             n_step=3,
@@ -50,7 +48,6 @@ ALGORITHMS = {
             value_cost=1.0,
             network=networks.ModelNetwork(SMALL, width=8, widths=(32,)),
             **REPLAY,
-            replay_ratio=1 / 16,
         ),
         400,
     ),
@@ -58,8 +55,7 @@ ALGORITHMS = {
         jaxrl.DQN(
             gamma=GAMMA,
             learning_rate=jaxrl.schedules.Linear(3e-3, 0.0),
-            network=networks.QNetwork(torso=SMALL),
-            replay_ratio=1 / 16,
+            network=Q_NETWORK,
             target_period=20,
             max_grad_norm=None,
             **REPLAY,
@@ -71,13 +67,11 @@ ALGORITHMS = {
             gamma=GAMMA,
             # Of an observation of 0 only the last bias learns, and it has to come as far as 10.
             learning_rate=jaxrl.schedules.Linear(5e-2, 0.0),
-            learn_temperature=False,  # and all but 0, so that values are of the reward alone
-            temperature=1e-3,
+            **CALM,
             tau=0.1,
-            policy=networks.Actor(widths=(32,)),
-            critic=networks.Critic(widths=(32,)),
-            **REPLAY,
-            replay_ratio=0.125,
+            policy=POLICY,
+            critic=CRITIC,
+            **REPLAY | {"replay_ratio": 0.125},
         ),
         150,
     ),
@@ -89,10 +83,9 @@ ALGORITHMS = {
             tau=0.1,
             target_period=1,
             epsilon_mean=1e-2,
-            policy=networks.Actor(widths=(32,)),
-            critic=networks.Critic(widths=(32,), ensemble=1),
-            **REPLAY,
-            replay_ratio=0.125,
+            policy=POLICY,
+            critic=ONE_CRITIC,
+            **REPLAY | {"replay_ratio": 0.125},
         ),
         150,
     ),
@@ -106,22 +99,19 @@ LIMITED = {
     "dqn-flashbax": (ALGORITHMS["dqn"][0].replace(storage="flashbax"), 400),
     "r2d2": (
         jaxrl.R2D2(
-            gamma=GAMMA,
-            learning_rate=jaxrl.schedules.Linear(1e-2, 0.0),
+            **FALLING,
             network=networks.QNetwork(SMALL, core=networks.GRU(16)),
             sequence_length=9,
             burn_in=4,
             target_period=5,
             **REPLAY,
-            replay_ratio=1 / 16,
         ),
         400,
     ),
     "pqn": (
         jaxrl.PQN(
             random_persistence=0.0,
-            gamma=GAMMA,
-            learning_rate=jaxrl.schedules.Linear(1e-2, 0.0),
+            **FALLING,
             rollout_length=16,
             network=networks.QNetwork(networks.MLP((32,), normalization="layer")),
         ),
@@ -154,14 +144,14 @@ def test_discounts_of_the_environment(name):
 
 
 COMPOSITE = {
-    "ppo": (ALGORITHMS["ppo"][0], 100),
+    "ppo": (PPO, 100),
     "recurrent_ppo": (
         PPO.replace(network=networks.ActorCritic(SMALL, networks.GRU(16), shared=True, previous_action=True)),
         100,
     ),
-    "kl_ppo": (ALGORITHMS["ppo"][0].replace(objective="kl"), 100),
-    "a2c": (ALGORITHMS["a2c"][0], 400),
-    "impala": (ALGORITHMS["impala"][0], 400),
+    "kl_ppo": (PPO.replace(objective="kl"), 100),
+    "a2c": (A2C, 400),
+    "impala": (IMPALA, 400),
     "vmpo": (ALGORITHMS["vmpo"][0], 400),
 }
 

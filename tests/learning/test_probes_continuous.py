@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from helpers.continuous import support
-from helpers.probes import GAMMA, REPPO, check_values
+from helpers.probes import CALM, CRITIC, GAMMA, ONE_CRITIC, POLICY, REPPO, check_values
 from helpers.tiers import few
 
 import jaxrl
@@ -23,38 +23,28 @@ SMALL = {
 }
 DETERMINISTIC = {"policy": networks.Actor(widths=(32,), stochastic=False), **SMALL}
 ALGORITHMS = {
-    # The temperature all but 0, so that values are of the reward alone.
-    "sac": jaxrl.SAC(
-        learn_temperature=False,
-        temperature=1e-3,
-        policy=networks.Actor(widths=(32,)),
-        critic=networks.Critic(widths=(32,)),
-        **SMALL,
-    ),
+    "sac": jaxrl.SAC(**CALM, policy=POLICY, critic=CRITIC, **SMALL),
     # With a third of the policy's steps the best action is 0.60 after four times as many: larger ones, at every update.
     "crossq": jaxrl.CrossQ(
         policy_delay=1,
         policy_learning_rate=3e-3,
-        learn_temperature=False,
-        temperature=1e-3,
+        **CALM,
         policy=networks.Actor(widths=(32,), normalization="batch_renorm", normalize_inputs=True),
         critic=networks.Critic(widths=(64,), normalization="batch_renorm", normalize_inputs=True),
         # With half of the updates its values are up to 0.24 off in one seed of six, whose statistics still move.
         **{name: value for name, value in SMALL.items() if name != "tau"} | {"replay_ratio": 0.25},
     ),
     "tqc": jaxrl.SAC(
-        learn_temperature=False,
-        temperature=1e-3,
+        **CALM,
         dropped_quantiles=1,
         policy_value="mean",
-        policy=networks.Actor(widths=(32,)),
+        policy=POLICY,
         critic=networks.Critic(widths=(32,), ensemble=3, head=networks.QuantileValues(5)),
         **SMALL,
     ),
     # As of D4PG. Unscaled, so that values are of the reward itself.
     "flashsac": jaxrl.SAC(
-        learn_temperature=False,
-        temperature=1e-3,
+        **CALM,
         joint_batch=True,
         joint_policy=True,
         v_min=-4.0,
@@ -66,16 +56,9 @@ ALGORITHMS = {
         **SMALL,
     ),
     # Moving averages of what is copied by default; many small steps ask for wide limits.
-    "mpo": jaxrl.MPO(
-        target_period=1,
-        epsilon_mean=1e-2,
-        epsilon_std=1e-3,
-        policy=networks.Actor(widths=(32,)),
-        critic=networks.Critic(widths=(32,), ensemble=1),
-        **SMALL,
-    ),
-    "td3": jaxrl.TD3(critic=networks.Critic(widths=(32,)), **DETERMINISTIC),
-    "ddpg": jaxrl.DDPG(critic=networks.Critic(widths=(32,), ensemble=1), **DETERMINISTIC),
+    "mpo": jaxrl.MPO(target_period=1, epsilon_mean=1e-2, epsilon_std=1e-3, policy=POLICY, critic=ONE_CRITIC, **SMALL),
+    "td3": jaxrl.TD3(critic=CRITIC, **DETERMINISTIC),
+    "ddpg": jaxrl.DDPG(critic=ONE_CRITIC, **DETERMINISTIC),
     # Of 1 and of 10 together a support has to be wide: 121 atoms, 0.13 apart.
     "d4pg": jaxrl.D4PG(
         critic=networks.Critic(widths=(32,), ensemble=1, head=networks.CategoricalValues(121)),

@@ -1,0 +1,34 @@
+"""Processes that tests start, which import what the tests do."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+
+def environment(**variables):
+    """Return the environment of a process on the CPU, with further variables."""
+    return os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)} | variables
+
+
+@contextlib.contextmanager
+def running(words, output, **options):
+    """Start a process whose output goes to a file; in the end it is killed, with all that it started."""
+    with open(output, "w") as said:
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": said, "stderr": said}
+        process = subprocess.Popen(words, start_new_session=True, **pipes, **options)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def free_port():
+    """Return a port of this machine that nothing listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
