@@ -126,9 +126,11 @@ def one_thread_suffices(algo: Any, env: Any, num_envs: int) -> bool:
 
 def add_process_flags(parser: argparse.ArgumentParser) -> None:
     """Add `--distributed` and its related flags, as in `jaxrl train`."""
-    from jaxrl.cli import multihost
+    from jaxrl.cli import multihost, table
 
-    for flag in multihost.flags():
+    for flag in table.command_flags("train"):
+        if flag.name not in multihost.FLAGS:
+            continue
         name = "--" + flag.name.replace("_", "-")
         if flag.value is False:
             parser.add_argument(name, action="store_true", help=flag.help)

@@ -81,6 +81,7 @@ def _info_problems(found):
     from tensorflow_datasets.core.proto import dataset_info_pb2
 
     try:
+        # The type checker does not know the classes that protobuf generates.
         info = json_format.ParseDict(found, dataset_info_pb2.DatasetInfo())  # ty: ignore[missing-attribute]
     except Exception as error:  # protobuf raises errors of many types
         yield f"cannot be read: {' '.join(str(error).split()):.300}"

@@ -47,6 +47,7 @@ def import_gymnax() -> ModuleType:
             return _Deferred(name if fromlist else name.partition(".")[0])
         return usual(name, globals, locals, fromlist, level)
 
+    # Its type is that of the built-in function.
     builtins.__import__ = deferring  # ty: ignore[invalid-assignment]
     try:
         import gymnax

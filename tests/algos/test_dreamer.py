@@ -507,7 +507,7 @@ def test_signs_are_predicted_where_an_environment_has_discounts_of_its_own():
     for one, discounted in ((env, False), (Discounted(env, discount=-1.0), True)):
         spec = env_spec(one)
         assert spec.discounted == discounted
-        assert ("negative" in NETWORK.predictions.init(KEY, spec)) == discounted
+        assert ("negative" in NETWORK.predictions.init(KEY, spec)[0]) == discounted
     logits = jnp.linspace(-3.0, 3.0, 7)
     wanted = expit(np.linspace(-3, 3, 7)) * (1 - 2 * expit(np.linspace(-3, 3, 7)))
     np.testing.assert_allclose(Outcome(None, logits, logits).discount, wanted, rtol=1e-5, atol=1e-7)

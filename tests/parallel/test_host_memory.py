@@ -132,7 +132,7 @@ def test_runs_of_one_program_are_refused(monkeypatch):
         jaxrl.sweep(algo, ENV, seeds=2, **programs.SWEEP)
     card = Target("h100", (SimpleNamespace(platform="gpu"),), 2**36)
     monkeypatch.setattr(targets, "get", lambda name: card)
-    with pytest.raises(ConfigError, match="memory of h100's host"):
+    with pytest.raises(ConfigError, match="host memory of h100"):
         jaxrl.compile_for("h100", algo, ENV)
 
 

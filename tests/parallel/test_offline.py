@@ -276,15 +276,15 @@ class FromData(jaxrl.DQN):
         ),
         (
             {"env": ENV, "dataset": None, "dataset_fraction": 0.5},
-            "dataset_fraction=0.5 is .* there is no dataset; pass",
+            "dataset_fraction=0.5 needs a dataset and an environment; pass the dataset",
         ),
         (
             {"dataset_fraction": 0.25},
-            "dataset_fraction=0.25 is for a dataset beside an environment, and there is no env",
+            "dataset_fraction=0.25 needs a dataset and an environment; pass the environment",
         ),
         (
             {"env": ENV, "algo": jaxrl.SAC(imitate=True), "dataset_fraction": 0.25},
-            "SAC learns from is fixed; leave it out",
+            "because SAC sets it; leave it out",
         ),
         ({"env": ENV, "algo": FromData()}, "learns only from a dataset"),
         ({"env": ENV, "algo": FromData(), "dataset": None}, "FromData learns from a dataset; pass one"),

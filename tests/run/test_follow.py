@@ -237,7 +237,7 @@ def test_a_training_in_an_evaluators_process_follows_with_its_settings(tmp_path,
 @pytest.mark.parametrize("place", [LEARNER, EVALUATOR], ids=lambda place: place.role)
 def test_what_an_evaluator_cannot_follow_is_refused_in_all_processes(placed, place):
     placed(place)
-    with pytest.raises(ConfigError, match="no run_dir"):
+    with pytest.raises(ConfigError, match="run_dir=None"):
         jaxrl.train(PPO, ENV, total_steps=ROWS)
     sweep = {"total_steps": ROWS, "seeds": 2}
     for refused in (
@@ -246,5 +246,5 @@ def test_what_an_evaluator_cannot_follow_is_refused_in_all_processes(placed, pla
         lambda: experiments(PPO, ENV, run_dir="runs/none", **sweep),
         lambda: compile_ahead(RunSettings(algo=PPO, env=ENV, total_steps=ROWS, run_dir="runs/none")),
     ):
-        with pytest.raises(ConfigError, match="an evaluator could follow"):
+        with pytest.raises(ConfigError, match="does not support evaluators"):
             refused()

@@ -135,7 +135,7 @@ def test_another_format_is_refused_in_a_line(changed, number, words):
         ({"algorithm": 3}, "no valid algorithm"),
         ({"algorithm": {"type": "torso:mlp"}}, "no valid algorithm"),
         ({"environment": "gymnax:CartPole-v1"}, "no valid environment"),
-        ({"environment": {"suite": "gymnax"}}, "no environment"),
+        ({"environment": {"suite": "gymnax"}}, "does not describe an environment"),
         ({"topology": {"type": "torso:mlp"}}, "no valid topology"),
         ({"total_steps": "many"}, "total_steps='many'"),
     ],
