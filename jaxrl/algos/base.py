@@ -21,6 +21,7 @@ from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.limits import problem
 from jaxrl.core.schedules import is_schedule, schedule_problems
 from jaxrl.core.types import Algorithm, EnvSpec, ModelState, Params
+from jaxrl.networks.critic import Critic
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -270,9 +271,9 @@ def network_problems(
     """
     if discrete and (problems := action_problems(label.partition(".")[0], spec, discrete=True)):
         return problems
-    if not dropout and (rate := getattr(network, "dropout", 0.0)):
+    if not dropout and isinstance(network, Critic) and network.dropout:
         what = "only the critics of SAC, CrossQ and GAIL support dropout"
-        return [f"{label}: dropout={rate} has no effect here, as {what}; set dropout=0.0"]
+        return [f"{label}: dropout={network.dropout} has no effect here, as {what}; set dropout=0.0"]
     missing = sorted(network.requires - known)
     if missing:
         return [

@@ -52,5 +52,6 @@ def import_gymnax() -> ModuleType:
     try:
         import gymnax
     finally:
-        builtins.__import__ = usual
+        if builtins.__import__ is deferring:
+            builtins.__import__ = usual
     return gymnax

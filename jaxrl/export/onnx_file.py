@@ -44,7 +44,9 @@ def write(path: Path, function: ActFunction) -> None:
         # An action may also be part of the carry, and each output needs a name.
         return *jax.tree.leaves(action), *(jnp.copy(x) for x in carry)
 
-    logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # it warns of every constant
+    logger = logging.getLogger("onnx_ir")  # which warns of every constant
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     inputs = [name for part, tree in function.arguments.items() for name in _names(part, tree)]
     outputs = _names("action", function.action) + _names("next_carry", function.arguments["carry"])
     try:
@@ -53,6 +55,8 @@ def write(path: Path, function: ActFunction) -> None:
     except Exception as error:
         what = f"{type(error).__name__}: {error!s:.300}".splitlines()[0]
         raise ConfigError(f"jax2onnx cannot write this policy: {what}; use to='stablehlo'") from error
+    finally:
+        logger.setLevel(level)
     with files.replacing(path, "wb") as file:
         file.write(model.SerializeToString())
 

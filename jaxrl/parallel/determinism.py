@@ -31,7 +31,8 @@ def set_flags() -> None:
             "into the variable"
         )
     present = {name: value for name, _, value in (word.partition("=") for word in words)}
-    wrong = [f"{name}={value}" for name, value in present.items() if value.lower() not in _FLAGS.get(name, (value,))]
+    ours = [name for name in _FLAGS if name in present]
+    wrong = [f"{name}={present[name]}" for name in ours if present[name].lower() not in _FLAGS[name]]
     if wrong:
         raise ConfigError(
             f"deterministic=True needs {_joined(_FLAGS)}, but {_VARIABLE} has {' '.join(wrong)}; remove that"

@@ -147,11 +147,15 @@ def _make_usable(folder: Path) -> None:
 def _discard_damaged(folder: Path) -> None:
     """Delete new entries that cannot be decompressed, and the least recently used ones beyond the size limit."""
     checked = folder / _CHECKED
-    since = checked.stat().st_ctime_ns if checked.exists() else 0
-    checked.touch()  # before the check, so that entries written meanwhile are new at the next one
+    since = checked.stat().st_mtime_ns if checked.exists() else 0
+    began = folder / f"{_CHECKED}-{os.getpid()}"
+    began.touch()  # entries that are written from now on are new at the next check
     entries = []
     for path in folder.glob("*-cache"):
-        found = path.stat()
+        try:
+            found = path.stat()
+        except OSError:  # another process deleted it
+            continue
         if found.st_ctime_ns >= since and not _decompresses(path):
             _delete(path)
         else:
@@ -162,6 +166,7 @@ def _discard_damaged(folder: Path) -> None:
             break
         _delete(path)
         total -= size
+    began.replace(checked)  # now that all are checked: an interrupted check is made again
 
 
 def _decompresses(path: Path) -> bool:

@@ -215,10 +215,12 @@ def tune(
     """
     if importlib.util.find_spec("optuna") is None:
         raise MissingExtraError("jaxrl.tune", "tune")
+    if backend == "ray" and importlib.util.find_spec("ray") is None:  # before an earlier search is overwritten
+        raise MissingExtraError("backend='ray'", "ray")
     from jaxrl.sweeps.study import Study
 
     run = RunSettings.of(locals())
-    problems = arguments.problems_of(
+    wrong = arguments.problems_of(
         tune,
         locals(),
         total_steps=COUNT,
@@ -233,17 +235,20 @@ def tune(
         evaluate_every=COUNT,
         evaluation_episodes=COUNT,
     )
-    problems += settings_problems("a search", run, space)
+    problems = wrong + settings_problems("a search", run, space)
     if run.topology is not None and run.num_envs is not None:
         problems.append(f"num_envs={run.num_envs} and topology={run.topology}: set num_envs in the topology")
     how = Actors(cpus_per_run, gpus_per_run, max_concurrent, address)
     if backend == "ray":
-        problems += how.problems(devices)
+        problems += [] if wrong else how.problems(devices)
     else:
         unused = [f for f in dataclasses.fields(how) if getattr(how, f.name) != f.default]
         problems += [f"{f.name}={getattr(how, f.name)!r} needs backend='ray'" for f in unused]
     if jax.process_count() > 1:
-        problems.append(f"a search runs in a single process, but there are {jax.process_count()}; use backend='ray'")
+        problems.append(
+            f"a search is started in one process, but there are {jax.process_count()}; start one, with backend='ray' "
+            "if trials should run in other processes"
+        )
     if problems:
         raise ConfigError(problems)
     if backend == "ray":  # the processes of the trials have their own devices

@@ -34,7 +34,7 @@ def flags(monkeypatch):
     ("before", "after"),
     [
         ("", BOTH),
-        ("--xla_dump_to=/tmp/here", f"--xla_dump_to=/tmp/here {BOTH}"),
+        ("--xla_dump_to=/tmp/Here", f"--xla_dump_to=/tmp/Here {BOTH}"),
         ("--xla_gpu_autotune_level=0", "--xla_gpu_autotune_level=0 --xla_gpu_deterministic_ops=true"),
         ("--xla_gpu_deterministic_ops", "--xla_gpu_deterministic_ops --xla_gpu_autotune_level=0"),
         ("--xla_gpu_autotune_level=4 " + BOTH, "--xla_gpu_autotune_level=4 " + BOTH),  # the last one counts

@@ -8,6 +8,7 @@ watches the processes until they end.
 import contextlib
 import dataclasses
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -94,10 +95,9 @@ def parse(text: str) -> Launch:
             name, value = (fields[position] if position < len(fields) else ""), word
         if name not in fields or name in values:
             raise ConfigError(f"{text!r} has too many settings, or an unknown one: {word!r}; write {_USAGE}")
-        try:
-            values[name] = int(value)
-        except ValueError:
-            raise ConfigError(f"{text!r:.80}: {name}={value!r:.40} must be a whole number; write {_USAGE}") from None
+        if not re.fullmatch(r"-?[0-9]{1,9}", value):
+            raise ConfigError(f"{text!r:.80}: {name}={value!r:.40} must be a whole number; write {_USAGE}")
+        values[name] = int(value)
     return _KINDS[kind](**values)
 
 
@@ -107,7 +107,8 @@ def problems(how: Launch) -> list[str]:
         return []
     kind = next(kind for kind, known in _KINDS.items() if isinstance(how, known))
     counts = {field.name: (getattr(how, field.name), _LEAST[field.name]) for field in dataclasses.fields(how)}
-    if found := [f"{kind}: {line}" for line in count_problems(**counts)]:
+    unset = [f"{name}=None must be a whole number" for name, (value, _) in counts.items() if value is None]
+    if found := [f"{kind}: {line}" for line in unset + count_problems(**counts)]:
         return found
     if how.evaluators > 1:
         found.append(

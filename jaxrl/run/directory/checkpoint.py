@@ -447,8 +447,8 @@ def _complete(directory: Path) -> dict[int, Manifest]:
 
 def _move_into_place(building: Path, final: Path) -> None:
     replaced = final.with_name(_REPLACED + final.name)
-    shutil.rmtree(replaced, ignore_errors=True)
     if final.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
         final.rename(replaced)
     building.rename(final)
     shutil.rmtree(replaced, ignore_errors=True)

@@ -324,6 +324,7 @@ def test_ways_that_there_are_not(text, words):
 def test_numbers_that_do_not_fit():
     found = launch.problems(Processes(0, -1))
     assert found == ["processes: count=0 must be at least 1", "processes: restarts=-1 must be at least 0"]
+    assert launch.problems(Processes(None)) == ["processes: count=None must be a whole number"]  # ty: ignore[invalid-argument-type]
     found = launch.problems(Processes("4", 2.5))  # ty: ignore[invalid-argument-type]
     assert found == ["processes: count='4' must be a whole number", "processes: restarts=2.5 must be a whole number"]
     [found] = launch.problems(Processes(2, evaluators=2))
