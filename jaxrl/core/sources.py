@@ -341,12 +341,8 @@ def value_problems(settings: Any, prefix: str = "") -> list[str]:
         choices = typing.get_args(field.type) if typing.get_origin(field.type) is Literal else (value,)
         if value not in choices:
             found.append(f"{name}={value!r:.80} must be one of {choices}")
-        wrong = type(value) is bool or not isinstance(value, Integral) or value < (least or 0)
-        if least is not None and value is not field.default and wrong:
-            least is not None
-            and value is not field.default
-            and (type(value) is bool or not isinstance(value, Integral) or value < least)
-        ):
+        counts = isinstance(value, Integral) and type(value) is not bool
+        if least is not None and value is not field.default and not (counts and value >= least):
             found.append(f"{name}={value!r:.80} must be a whole number of at least {least}")
         if dataclasses.is_dataclass(value):
             found += value_problems(value, f"{name}.")
