@@ -211,7 +211,8 @@ def test_a_row_that_fails_leaves_the_others_their_turn(table, monkeypatch):
 
 # The command in a process that kills itself once the sixth point is saved.
 KILLED = """if True:
-    import conftest, os, signal, sys
+    import conftest, jax, os, signal, sys
+    jax.devices()  # else the command would start with a device for each core
     sys.path.insert(0, "benchmarks")
     import zoo
     from jaxrl.sweeps.sweep_loop import Progress

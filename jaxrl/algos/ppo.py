@@ -11,7 +11,7 @@ from jaxrl.algos import on_policy
 from jaxrl.algos.base import algorithm, changed, number, static
 from jaxrl.algos.minibatches import MinibatchFields, steps_over_minibatches
 from jaxrl.algos.on_policy import AdvantageFields, BonusFields, PolicyState, PolicyValueActing
-from jaxrl.algos.train_state import weighted_mean, weighted_means
+from jaxrl.algos.train_state import Variables, weighted_mean, weighted_means
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import Linear, Scalar
@@ -124,9 +124,13 @@ class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
         def step(learned, indices):
             before, going = learned
             minibatch, carry = divided.take(indices)
-            network, norms, metrics = on_policy.gradient_step(
-                self, self._loss, before, replicas, minibatch, carry, state.penalty, spec, replicas
-            )
+
+            def loss(params):
+                variables = Variables(params, before.model_state)
+                return self._loss(variables, minibatch, carry, state.penalty, spec, replicas)
+
+            gradients, (metrics, model_state) = jax.grad(loss, has_aux=True)(before.params)
+            network, norms = on_policy.apply_gradients(self, before, gradients, replicas, model_state)
             metrics |= norms
             if self.target_kl is not None:
                 going &= replicas.mean(metrics["approximate_kl"]) <= 1.5 * self.target_kl
