@@ -181,18 +181,19 @@ def _highlights() -> str:
     each = ", ".join(f"{score:.1f}" for score in scores["scores"])
     script = "`.venv/bin/python benchmarks/{}.py`".format
     lines = [
-        f"| the worst seed at the defaults: {', '.join(CARTPOLE).upper()} on CartPole, 10 seeds; PPO on "
-        f"Acrobot; on Pendulum, 5 seeds | {solved:.0f}; {acrobot:.0f}; {pendulum:.0f} "
+        f"| score of the worst seed with default settings: {', '.join(CARTPOLE).upper()} on CartPole, 10 seeds; PPO on "
+        f"Acrobot; PPO on Pendulum, 5 seeds | {solved:.0f}; {acrobot:.0f}; {pendulum:.0f} "
         "| `.venv/bin/python benchmarks/zoo.py --row NAME`, with the names in the [zoo](docs/zoo.md) |",
-        f"| PPO on MinAtar Breakout at the defaults, 10M steps, 3 seeds: mean; each; published "
+        f"| PPO on MinAtar Breakout with default settings, 10M steps, 3 seeds: mean; each seed; published "
         f"| {scores['mean']:.1f}; {each}; {breakout['published']} | `{breakout['run']}` |",
-        "| PPO on CartPole compared with rejax, in steps per second: 4 environments, jaxrl with one thread, rejax with "
-        f"two; with one each; 64; 2048 environments, with two each | {few}; {many} | {script('throughput')} |",
-        f"| a sweep of 8 seeds compared with one seed; with rejax under `vmap` | {sweep} | the same |",
-        "| PPO with EnvPool compared with Stable-Baselines3, which steps 8 environments of Gymnasium in its own "
-        "process: CartPole, 128 environments of EnvPool; HalfCheetah, 32 "
+        "| speed of PPO on CartPole relative to rejax: 4 environments (jaxrl with one thread, rejax with two); 4 (one "
+        f"thread each); 64 and 2048 environments (two threads each) | {few}; {many} | {script('throughput')} |",
+        f"| speed of a sweep of 8 seeds: relative to one seed; relative to rejax under `vmap` | {sweep} | the same |",
+        "| speed of PPO with EnvPool relative to Stable-Baselines3, which steps 8 Gymnasium environments in its own "
+        "process: CartPole with 128 EnvPool environments; HalfCheetah with 32 "
         f"| {_times(host[f'PPO in {name}'] for name in ('CartPole-v1', 'HalfCheetah-v4'))} | {script('host')} |",
-        "| a replay buffer of 1M compared with flashbax: prioritized; if new priorities depend on the weights; uniform "
+        "| speed of a replay buffer of 1M transitions relative to flashbax: prioritized; prioritized, if new priorities "
+        "depend on the weights; uniform "
         f"| {prioritized}; {uniform} | `.venv/bin/python benchmarks/replay.py --repeats 100` |",
     ]
     return _table("measurement | figure | command |", lines)
@@ -212,7 +213,8 @@ def _throughput() -> str:
         for row in _read("throughput")["rows"]
     ]
     return _table(
-        "work, environments | steps/s | of rejax | of purejaxrl | one thread compared with one per core |", lines
+        "task, environments | steps/s | relative to rejax | relative to purejaxrl | one thread relative to one per core |",
+        lines,
     )
 
 
@@ -227,14 +229,16 @@ def _limits() -> str:
         f"| {of(row, 'jaxrl / bare loop')} | {of(row, 'jaxrl / SBX')} |"
         for row in _read("limits")["rows"]
     ]
-    return _table("work, environments | units | threads | steps/s | of its bare loop | of SBX |", lines)
+    return _table(
+        "task, environments | units | threads | steps/s | relative to the bare loop | relative to SBX |", lines
+    )
 
 
 def _sampling() -> str:
     lines = [
         f"| {row['way']} | {row['steps/s'] / 1e3:.3g}k | {row['of serial']:.2f} |" for row in _read("sampling")["rows"]
     ]
-    return _table("way | steps/s | of serial |", lines)
+    return _table("mode | steps/s | relative to serial |", lines)
 
 
 def _step() -> str:
@@ -285,7 +289,7 @@ def _accelerator() -> str:
     ]
     return (
         _table("work, environments | steps/s | ms per iteration |", lines)
-        + "\n\nPPO on CartPole compared with others, alternating in one run: jaxrl's speed divided by theirs.\n\n"
+        + "\n\nThe next table has jaxrl's speed on CartPole divided by that of others, alternating in one run.\n\n"
         + _table("environments | seeds | rejax | purejaxrl |", peers)
     )
 
