@@ -192,8 +192,8 @@ def _highlights() -> str:
         "| speed of PPO with EnvPool relative to Stable-Baselines3, which steps 8 Gymnasium environments in its own "
         "process: CartPole with 128 EnvPool environments; HalfCheetah with 32 "
         f"| {_times(host[f'PPO in {name}'] for name in ('CartPole-v1', 'HalfCheetah-v4'))} | {script('host')} |",
-        "| speed of a replay buffer of 1M transitions relative to flashbax: prioritized; prioritized, if new priorities "
-        "depend on the weights; uniform "
+        "| speed of a replay buffer of 1M transitions relative to flashbax: prioritized; prioritized, if new "
+        "priorities depend on the weights; uniform "
         f"| {prioritized}; {uniform} | `.venv/bin/python benchmarks/replay.py --repeats 100` |",
     ]
     return _table("measurement | figure | command |", lines)
@@ -213,7 +213,7 @@ def _throughput() -> str:
         for row in _read("throughput")["rows"]
     ]
     return _table(
-        "task, environments | steps/s | relative to rejax | relative to purejaxrl | one thread relative to one per core |",
+        "task, environments | steps/s | relative to rejax | relative to purejaxrl | one thread to one per core |",
         lines,
     )
 
