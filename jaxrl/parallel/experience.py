@@ -145,7 +145,7 @@ class Experience:
         return sum(source.batch_size * source.transitions for source in self.online_sources.values())
 
     def updates_now(self, steps_per_env: Counter) -> int | jax.Array:
-        """Return the number of updates in the iteration that ends when each environment has made `steps_per_env` steps."""
+        """Return the number of updates in the iteration after which each environment has made `steps_per_env` steps."""
         return replay_ratio.updates_now(self.updates_per_iteration, steps_per_env, rollout_length(self.algo))
 
     # --- before anything is compiled -----------------------------------------------------------------------------

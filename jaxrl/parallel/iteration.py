@@ -206,7 +206,7 @@ def run_updates(
     # The loop carries only what an update changes: the learner and the indices, not the rows.
     carried = (state.learner, {name: state.buffers[name].index for name in rings})
     if not isinstance(updates, int):
-        # A loop of length `made` rather than a branch: with a replay, all runs of a mapped batch make equally many updates.
+        # A loop of this length rather than a branch: with a replay, `made` is the same for all runs of a mapped batch.
         made = jnp.where(enough, updates, 0)
         zeros = no_metrics(update, carried, jnp.int32(0))
         carried, sums = jax.lax.fori_loop(0, made, one_more, (carried, zeros))

@@ -190,7 +190,7 @@ class _Empty:
 
 
 def _make(sharding, shape, dtype, whole):
-    """Return an empty array: if `whole`, the global array for a share of `shape`; otherwise a share of global `shape`."""
+    """Return an empty array: if `whole`, the global one for a share of `shape`; otherwise a share of the global one."""
     if not whole:
         return jnp.zeros(sharding.shard_shape(shape), dtype)
     one = partial(jnp.zeros, shape, dtype)
