@@ -56,7 +56,7 @@ class HostActing:
 
 @dataclasses.dataclass(frozen=True)
 class HostSteps:
-    """The compiled functions for acting in host environments. Static: a key of the compilation cache.
+    """The compiled functions for acting in host environments. Hashable, as it is a static argument of these functions.
 
     Args:
       spec: the spec of the environments.

@@ -27,7 +27,7 @@ _DEFAULT_SHARDS = (8, 4, 2, 1)
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The layout of a run over devices. Static: a key of the compilation cache.
+    """The layout of a run over devices. Hashable, as it is a static argument of compiled functions.
 
     Args:
       spec: the spec of the environments.

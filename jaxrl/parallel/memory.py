@@ -115,8 +115,8 @@ def rollout_problems(
     """
     what = f"rollouts of rollout_length={rollout_length} steps in num_envs={num_envs} environments"
     if num_envs * rollout_length >= 2**31:
-        return [f"{what} have 2^31 steps or more; reduce one of them"]
-    return _problems(what, "reduce one of them", row_bytes * num_envs * rollout_length, devices, target)
+        return [f"{what} have 2^31 steps or more; reduce rollout_length or num_envs"]
+    return _problems(what, "reduce rollout_length or num_envs", row_bytes * num_envs * rollout_length, devices, target)
 
 
 def check_rings(made: PyTree, devices: list[jax.Device]) -> None:
@@ -125,7 +125,7 @@ def check_rings(made: PyTree, devices: list[jax.Device]) -> None:
     Raises:
       ConfigError: the rows do not fit; the error has the bytes needed and free.
     """
-    remedy = "use part of it, more devices, or more memory"
+    remedy = "use part of the dataset, more devices, or more memory"
     if problems := _problems("the dataset's rows", remedy, size_of(made), devices):
         raise ConfigError(problems)
 

@@ -67,7 +67,7 @@ class Offline(Topology):
         return ["topology=Offline() learns only from a dataset; leave env out and pass eval_env"]
 
     def steps_per_iteration(self, algo: Algorithm) -> int:
-        """Return the updates of an iteration, 1, as there are no environment steps for a replay ratio."""
+        """Return 1, the number of updates per iteration, as there are no environment steps for a replay ratio."""
         return 1
 
     def bind(
@@ -139,8 +139,8 @@ def _block_size(algo, spec):
 class StreamLoop(HostLoop[None, Stream]):
     """A `HostLoop` that learns only from a `Stream`; an iteration consists of a block of updates.
 
-    The number of the next batch equals the number of updates so far. The caller opens and closes the dataset. Static: a
-    key of the compilation cache.
+    The number of the next batch equals the number of updates so far. The caller opens and closes the dataset. Hashable,
+    as it is a static argument of compiled functions.
 
     Args:
       layout: the layout of batches over devices.

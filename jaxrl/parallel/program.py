@@ -69,8 +69,8 @@ class Program[Env, Data]:
     """A run of one algorithm in one topology, checked and ready to start.
 
     `Env` is the type of the environment, or None. `Data` is the type of the dataset: rows on the devices, a stream of
-    batches, or None. The algorithm was checked by `bind`, but is passed to each method again, because its numbers may
-    change during a run. Static: a key of the compilation cache.
+    batches, or None. Each method takes the algorithm that was bound, because its numbers may have changed since then.
+    Hashable, as it is a static argument of compiled functions.
 
     Args:
       layout: the layout of the run over its devices.

@@ -63,7 +63,7 @@ class Target:
 
 
 def names() -> list[str]:
-    """Return the pattern of the names of targets for each kind of accelerator."""
+    """Return the pattern of target names for each kind of accelerator."""
     slices = [f"{kind}:{entry['slice']}" for kind, entry in _DESCRIPTIONS["tpu"].items()]
     return [*slices, *(f"{card}[:COUNT]" for card in (*_DESCRIPTIONS["gpu"], "FILE.json"))]
 

@@ -212,7 +212,7 @@ class ActorThreads:
             self._error = self._error or error
 
     def _begun(self, mine, number):
-        """Wait until there is room for rollout `number` of these groups, and its parameters are published.
+        """Wait until the queues have room for rollout `number` of these groups, and its parameters are published.
 
         Returns:
           The version, the parameters by device, and the learner's progress when it published them; None if closed.

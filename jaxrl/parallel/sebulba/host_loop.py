@@ -65,7 +65,7 @@ class SebulbaLoop:
         self._collectors: list[Collector] = []
         self._threads: ActorThreads | None = None
         self._failures_reported = 0  # failures of environments in the reports so far
-        # The learner's progress, counted here because reading it from the state would wait for the learner.
+        # The learner's progress, counted on the host because reading it from the state would wait for the learner.
         self._limit: RateLimit | None = None
         self._counts, self._updates_begun = Counts(0, 0), 0  # `_updates_begun`: updates before the threads started
         self._iterations, self._updates_since_stored = 0, 0
@@ -254,7 +254,7 @@ def _recorded_rows(rollout, columns, spec):
 
 
 def _joined(rows: list[list[Trajectory]]) -> Trajectory:
-    """Join the recorded rows of batches along time, and those of each batch along environments."""
+    """Join recorded rows: those of the groups of a batch along environments, and those of batches along time."""
     wide = [jax.tree.map(lambda *x: np.concatenate(x, axis=1), *groups) for groups in jax.device_get(rows)]
     return jax.tree.map(lambda *x: np.concatenate(x), *wide)
 

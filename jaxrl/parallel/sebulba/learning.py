@@ -58,7 +58,7 @@ class HostRollouts:
 
 @dataclasses.dataclass(frozen=True)
 class HostLearning:
-    """The learner's compiled functions for one run. Static: a key of the compilation cache.
+    """The learner's compiled functions for one run. Hashable, as it is a static argument of these functions.
 
     Args:
       layout: the layout of the learner over its devices.

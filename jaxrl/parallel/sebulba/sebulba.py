@@ -44,8 +44,8 @@ class Sebulba(Topology):
       groups: groups of environments per actor thread; with 2, one group's environments step while the other acts.
       devices: number of devices that learn; the environments are divided over them. With several processes: the total
         number. None: one in each process.
-      actor_devices: number of devices that act in each process: those after the learner's if there are enough,
-        otherwise the same; threads are assigned to them in turn.
+      actor_devices: number of devices that act in each process: the devices after the learner's if there are enough,
+        otherwise the same devices; threads are assigned to them in turn.
       actor_platform: platform of the devices that act. With "cpu", actors use the processor while an accelerator
         learns. This suits small networks, for which the overhead of a call on an accelerator exceeds the time of its
         arithmetic. None: the learner's platform.
@@ -206,7 +206,7 @@ class Sebulba(Topology):
         return Program(layout, HostRollouts(layout), loop)
 
     def _devices_of_threads(self, layout):
-        """Return one device per actor thread: devices after the learner's if there are enough, otherwise the first."""
+        """Return one device per actor thread: devices after the learner's if there are enough, otherwise the same."""
         here = jax.local_devices(backend=self.actor_platform)
         learning = sum(device in layout.mesh.local_devices for device in here)
         apart = here[learning : learning + self.actor_devices]
@@ -296,7 +296,7 @@ def _not_divisible(topology, num_envs, env):
 
 
 def _not_in_any_order(topology, num_envs, algo):
-    """Yield problems of learning from rollouts in the order in which they are full."""
+    """Yield problems of learning from rollouts in the order in which they become full."""
     batch, lag, period = topology.learner_batch, topology.max_lag, topology.parameter_period
     if batch is None:
         if lag is not None:
