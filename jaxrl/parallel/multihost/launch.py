@@ -42,12 +42,12 @@ def launch(how: Launch | str = "here") -> int:
     return: this process waits for them and exits with their exit code. The call returns in the started processes, and
     in this process for other values of `how`.
 
-    `evaluators=1` starts one more process, which does not train. In this process, the first call of `jaxrl.train`
+    `evaluators=1` starts one more process, which does not train. In that process, the first call of `jaxrl.train`
     follows the training in `run_dir`, which must be set in the calls of all processes. It evaluates every checkpoint
     that is kept in that directory, with the call's settings (`evaluation_episodes`, `eval_env`,
-    `explore_in_evaluation`) but other episodes than the run's own evaluations, and writes `evaluations.jsonl`. After
-    the run has ended and its last checkpoint was evaluated, the process exits with code 0, without running the code
-    after that call.
+    `explore_in_evaluation`) but in other episodes than the run's evaluations, and writes `evaluations.jsonl`. When
+    the run has ended and its last checkpoint was evaluated, the process exits with code 0, so code after that call does
+    not run in it.
 
     Args:
       how: "here": only this process; "cluster": one of several processes of a detected cluster; "processes:4" or

@@ -67,7 +67,7 @@ class Local:
         watched, self._alive = os.pipe()  # the kernel closes the write end if this process is killed
         description = json.dumps(dataclasses.asdict(place) | {"pipe": watched})
         try:
-            with interrupts.blocked():  # until the process has read its place, as Python would print a traceback
+            with interrupts.blocked():  # until the process has read its place; before that, signals print a traceback
                 self._process = subprocess.Popen(
                     command,
                     env={**environment, VARIABLE: description},
