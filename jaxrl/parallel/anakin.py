@@ -28,10 +28,10 @@ class Anakin(Topology):
     Args:
       num_envs: number of environments over all devices. None: 1 for algorithms that learn from a replay of
         transitions (DQN, SAC), otherwise 8, rounded up to a multiple of the devices and shards.
-      devices: number of devices; None: all accelerators, or one CPU. With several processes: the number over all of
-        them, the same on each; None: all devices.
-      shards: logical groups of environments within which minibatches are sampled; the same number gives the same run
-        on any number of devices. None: the largest of 8, 4, 2, 1 that the algorithm allows.
+      devices: number of devices; None: all accelerators, or one CPU. With several processes: the total number, divided
+        evenly among the processes; None: all devices.
+      shards: number of logical groups of environments, within which minibatches are sampled. Runs with the same number
+        are equal on any number of devices. None: the largest of 8, 4, 2, 1 that the algorithm allows.
     """
 
     num_envs: int | None = None
@@ -47,7 +47,7 @@ class Anakin(Topology):
         return dataclasses.replace(self, devices=len(target.devices)) if self.devices is None else self
 
     def resolve(self, algo: Algorithm, agents: int = 1) -> "Anakin":
-        """Return the topology with `num_envs` set, by default to a multiple of the agents."""
+        """Return the topology with `num_envs` set; its default is a multiple of the number of agents."""
         return dataclasses.replace(self, num_envs=self._num_envs(algo, agents))
 
     def _num_envs(self, algo: Algorithm, agents: int = 1) -> int:
@@ -70,10 +70,10 @@ class Anakin(Topology):
           algo, env: the algorithm and a JAX environment.
           dataset_fraction: the fraction of every batch that comes from a dataset.
           processes: the number of processes of the run; None: all.
-          target: accelerators to compile for without running there.
+          target: accelerators to compile for, without running on them.
 
         Raises:
-          ConfigError: with every problem found.
+          ConfigError: the settings are invalid; the error lists all problems.
         """
         if problems := self.problems(env):
             raise ConfigError(problems)

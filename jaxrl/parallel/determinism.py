@@ -1,4 +1,4 @@
-"""XLA's flags for GPU programs that compute the same in every process, set before JAX starts.
+"""XLA flags that make the results of GPU programs equal in every process; they must be set before JAX starts.
 
 When XLA compiles for a GPU, it times several kernels for each product or convolution and chooses the fastest, which may
 differ from one compilation to the next. Also, some kernels add numbers in the order in which their threads finish.
@@ -12,7 +12,7 @@ from jax._src import xla_bridge
 
 from jaxrl.core.errors import ConfigError
 
-# The flags, each with its value and other ways to write the value.
+# The flags, each with the required value, followed by other spellings of this value.
 _FLAGS = {"--xla_gpu_deterministic_ops": ("true", "1", ""), "--xla_gpu_autotune_level": ("0",)}
 _VARIABLE = "XLA_FLAGS"
 
@@ -27,8 +27,8 @@ def set_flags() -> None:
     words = text.split()
     if words and not words[0].startswith("-"):
         raise ConfigError(
-            f"deterministic=True: {_VARIABLE}={text!r} names a file, to which flags cannot be added; write its flags "
-            "into the variable"
+            f"deterministic=True: {_VARIABLE}={text!r} names a file, and flags cannot be added to a file; set the "
+            "variable to the flags in the file instead"
         )
     present = {name: value for name, _, value in (word.partition("=") for word in words)}
     ours = [name for name in _FLAGS if name in present]

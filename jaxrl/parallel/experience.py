@@ -33,11 +33,11 @@ from jaxrl.parallel.rollout import executed, rollout_length
 class Experience:
     """The data that an algorithm learns from in one run: its replays and a dataset. All functions are pure.
 
-    States are `ReplayState`s by name. Those of the dataset are named by `of_dataset` and do not contain their rings,
-    which are never written to and not saved in checkpoints.
+    The states are a mapping from names to `ReplayState`s. The states of dataset replays are named by `of_dataset`. They
+    do not contain the dataset's rings, which are never written to and not saved in checkpoints.
 
     Args:
-      algo: defines the sources by its `experience`; its schedules must be resolved before sampling.
+      algo: the algorithm, whose `experience` defines the sources; its schedules must be resolved before sampling.
       spec: the spec of the environment.
       num_envs: number of environments over all devices.
       shards: number of logical shards over all devices.
@@ -54,7 +54,7 @@ class Experience:
 
     @cached_property
     def online_sources(self) -> dict[str, Replay]:
-        """The sources that sample from the run's own replay, with the size of this part of a batch as batch size."""
+        """The sources that sample from the run's own replay; each `batch_size` only counts items from this replay."""
         if self.dataset_fraction == 1.0:
             return {}
         return {
@@ -65,7 +65,7 @@ class Experience:
 
     @cached_property
     def dataset_sources(self) -> dict[str, Replay]:
-        """The sources that sample from a dataset, with the size of this part of a batch as batch size."""
+        """The sources that sample from a dataset; each `batch_size` only counts items from the dataset."""
         found = {}
         for name, source in self.algo.experience.items():
             if isinstance(source, Dataset):
@@ -75,13 +75,13 @@ class Experience:
         return found
 
     def items_of_dataset(self, source: Replay) -> int:
-        """Return the number of items of a batch that come from the dataset; a mixture has at least one of each kind."""
+        """Return the number of a batch's items that come from the dataset; a mixture has at least one of each kind."""
         least = 0 if self.dataset_fraction in (0.0, 1.0) else 1
         return min(max(round(source.batch_size * self.dataset_fraction), least), source.batch_size - least)
 
     @cached_property
     def online(self) -> dict[str, Buffer]:
-        """The replays of the run's own experience, by the name of the source."""
+        """The replays of the run's own experience, keyed by source name."""
         length = rollout_length(self.algo)
         rings = {name: source for name, source in self.online_sources.items() if source.storage != "flashbax"}
         others = {
@@ -95,17 +95,17 @@ class Experience:
 
     @cached_property
     def dataset(self) -> dict[str, ReplayBuffer]:
-        """The replays of the dataset, by the name of their state."""
+        """The replays of the dataset, keyed by the name of their state."""
         return {of_dataset(name): buffer for name, buffer in self._bound(self.dataset_sources, 1).items()}
 
     @cached_property
     def buffers(self) -> dict[str, Buffer]:
-        """All replays that an update samples from, by the name of their state."""
+        """All replays that an update samples from, keyed by the name of their state."""
         return {**self.online, **self.dataset}
 
     @cached_property
     def episodes(self) -> dict[str, EpisodeBuffer]:
-        """The buffers of whole episodes, by source."""
+        """The buffers of whole episodes, keyed by source name."""
         return {
             name: EpisodeBuffer(
                 source,
@@ -133,7 +133,7 @@ class Experience:
 
     @property
     def updates_per_iteration(self) -> Fraction:
-        """The mean number of updates per iteration, by the largest replay ratio of the sources; 1 without a replay."""
+        """The mean number of updates per iteration, for the largest replay ratio of the sources; 1 without a replay."""
         ratios = [source.replay_ratio for source in self.online_sources.values()]
         if not ratios:
             return Fraction(1)
@@ -145,13 +145,13 @@ class Experience:
         return sum(source.batch_size * source.transitions for source in self.online_sources.values())
 
     def updates_now(self, steps_per_env: Counter) -> int | jax.Array:
-        """Return the number of updates of the iteration after which every environment has `steps_per_env` steps."""
+        """Return the number of updates in the iteration after which each environment has made `steps_per_env` steps."""
         return replay_ratio.updates_now(self.updates_per_iteration, steps_per_env, rollout_length(self.algo))
 
     # --- before anything is compiled -----------------------------------------------------------------------------
 
     def problems(self) -> list[str]:
-        """Return the problems of the sources with this setup, one line each; empty if they are valid."""
+        """Return one line per problem of the sources in this setup; empty if the sources are valid."""
         found = checks.source_problems(self.online_sources, self.num_envs, rollout_length(self.algo), self.shards)
         found += checks.source_problems(self.dataset_sources, self.num_envs, 1, self.shards)
         for source in self.online_sources.values():
@@ -173,7 +173,7 @@ class Experience:
         return [f"{type(self.algo).__name__} {line}" for line in found]
 
     def partition(self, axis: str) -> dict[str, ReplayState]:
-        """Return partition specs of the states, prefix trees, that shard environments over the mesh axis `axis`."""
+        """Return prefix trees of partition specs that shard the states' environments over the mesh axis `axis`."""
         online = {name: buffer.partition(axis) for name, buffer in (self.online | self.episodes).items()}
         dataset = {name: buffer.partition(axis).replace(ring=None) for name, buffer in self.dataset.items()}
         return online | dataset
@@ -184,7 +184,7 @@ class Experience:
         """Return empty buffers, and an index for each source that samples from a dataset.
 
         Args:
-          rollout: a rollout of all environments, or its shapes; None if nothing acts.
+          rollout: a rollout of all environments, or its shapes; None without environments.
           dataset: the dataset's rings, by name.
         """
         empty = {
@@ -208,7 +208,7 @@ class Experience:
         return dict(states) | stored
 
     def rings(self, states: Mapping[str, ReplayState], dataset: Rings | None) -> dict[str, Ring]:
-        """Return the rings that the buffers sample from, by the name of the buffer's state."""
+        """Return the rings that the buffers sample from, keyed by the name of the buffer's state."""
         stored = {name: state.ring for name, state in states.items() if state.ring is not None} | dict(dataset or {})
         return {name: stored[self._ring(name)] for name in self.buffers} | {
             name: stored[name] for name in self.episodes
@@ -229,10 +229,10 @@ class Experience:
         Args:
           states: the states, with their rings.
           key: key of this round of updates.
-          number: number of the update in this round, int32.
+          number: index of the update within this round, int32.
 
         Returns:
-          The states, and this device's part of a batch for each source.
+          The new states, and this device's part of each source's batch, keyed by source name.
         """
         states, parts = dict(states), {}
         for place, (name, buffer) in enumerate(self.buffers.items()):
@@ -268,13 +268,13 @@ class Experience:
     def update_priorities(
         self, states: Mapping[str, ReplayState], batches: Mapping[str, Batch], priorities: Mapping[str, jax.Array]
     ) -> dict[str, ReplayState]:
-        """Set the priorities [batch] of each source's batch in the replays that its items were sampled from."""
+        """Write the new priorities [batch] of each source's batch to the replays that the items were sampled from."""
         states = dict(states)
         for source, values in priorities.items():
             drawn = batches[source].sample_info
-            assert drawn is not None  # every batch of a replay has it
+            assert drawn is not None  # every batch from a replay has a `SampleInfo`
             for name, (info, part) in self._parts(source, drawn, values).items():
-                # Datasets have no priorities if the sampler only orders items that are added and removed.
+                # Datasets have no priorities if the sampler only applies to items that are added and removed.
                 if name in self.online or not index.dense(self.buffers[name].source):
                     states[name] = self.buffers[name].update_priorities(states[name], info, part)
         return states
@@ -290,7 +290,7 @@ class Experience:
         return metrics
 
     def _parts(self, source: str, info: SampleInfo, values: PyTree) -> dict[str, tuple[SampleInfo, PyTree]]:
-        """Split `info` and `values` of a batch of `source`, leaves [batch], by the buffer that items came from."""
+        """Split `info` and `values` of a batch of `source`, with leaves [batch, ...], by the buffer of each item."""
         names = [name for name, buffer in self.buffers.items() if buffer.name == source]
         sizes = [self.buffers[name].source.batch_size // self.replicas.devices for name in names]
         return dict(zip(names, split((info, values), sizes, self.replicas.shards), strict=True))
@@ -301,7 +301,7 @@ def _with_one_cut(learn, name, buffer, batches):
 
 
 def of_dataset(name: str) -> str:
-    """Return the name of the state of a source's samples from the dataset."""
+    """Return the state name of the dataset replay that the source `name` samples from."""
     return f"{name}_dataset"
 
 
@@ -317,7 +317,7 @@ def learns_from_dataset(algo: Algorithm) -> bool:
 
 
 def deciding_settings(algo: Algorithm, holds: Callable[[Algorithm], bool]) -> dict[str, Any]:
-    """Return the settings of `algo` for which `holds` becomes false if that setting is reset to its default."""
+    """Return the settings of `algo` that `holds` depends on: resetting any of them to its default makes it false."""
     defaults = {
         field.name: field.default
         for field in dataclasses.fields(algo)
@@ -340,7 +340,7 @@ def _stores_extras(algo: Algorithm) -> bool:
 
 
 def dataset_problems(algo: Algorithm, spec: EnvSpec, dataset_fraction: float, *, dataset: bool) -> list[str]:
-    """Return the reasons why `algo` cannot learn from a dataset, or without one, one line each; empty if it can."""
+    """Return one line per reason why `algo` cannot learn with a dataset, or without one if `dataset` is False."""
     kind, sources = type(algo).__name__, algo.experience.values()
     if not dataset:
         if not learns_from_dataset(algo):

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _BRANCHES = re.compile(r"(?:branch_computations=\{([^}]*)\}|(?:true|false)_computation=%?([\w.\-]+))")
 _ARRAY = re.compile(r"\b(?:pred|[a-z]+?(\d+)\w*)\[([\d,]*)\]")
-# The type of an instruction's results, its operation, and its operands and attributes. Within types, which may be
-# tuples with layouts, words that are followed by "(" are not preceded by a space.
+# The groups are the type of an instruction's results, its operation, and its operands and attributes. Types may be
+# tuples with layouts, but within a type, a word before "(" never follows a space.
 _INSTRUCTION = re.compile(r" = (.*?) ([a-z][a-z0-9\-]*)\((.*)")
 _TRIPS = re.compile(r'known_trip_count"?:\s*\{\s*"?n"?\s*:\s*"?(\d+)')
 COLLECTIVES = (
@@ -22,7 +22,7 @@ COLLECTIVES = (
     "collective-permute",
     "collective-broadcast",
 )
-# Operations that start no kernel: names of values, and control flow, whose body is counted.
+# Operations that do not start a kernel: they only name values, or constrain their order.
 _FREE = {
     "parameter",
     "constant",
@@ -44,11 +44,11 @@ class Loop:
     """A loop of a program, or the program itself.
 
     Attributes:
-      trips: how often the body runs; None if that is only known at run time.
-      kernels: number of kernels that one run of the body and of the condition starts outside the inner loops, by
-        operation.
-      collectives: number of collectives that one run of the body starts outside the inner loops, by kind.
-      exchanged: bytes of the arrays that those collectives return on one device.
+      trips: number of times that the body runs; None if the number is only known at run time.
+      kernels: number of kernels, keyed by operation, that one run of the body and the condition starts outside the
+        inner loops.
+      collectives: number of collectives, keyed by kind, that one run of the body starts outside the inner loops.
+      exchanged: bytes of the arrays that these collectives return on one device.
       loops: the inner loops, in the order of the text.
     """
 
@@ -59,7 +59,7 @@ class Loop:
     loops: list["Loop"] = dataclasses.field(default_factory=list)
 
     def walk(self) -> Iterator[tuple["Loop", int]]:
-        """Yield this loop and all inner loops, each with its number of runs; unknown numbers of trips count as 1."""
+        """Yield this loop and all inner loops, each with its number of runs; an unknown `trips` counts as 1."""
         yield self, 1
         for loop in self.loops:
             trips = 1 if loop.trips is None else loop.trips
@@ -126,7 +126,7 @@ def _loop(computations, name, trips):
             found.exchanged += _bytes(type_text, operation == "all-gather-start")
         elif operation not in _FREE and not operation.endswith(("-done", "-update")):
             found.kernels[kind] += 1
-            if operation == "fusion":  # compilers for TPUs put collectives into some
+            if operation == "fusion":  # TPU compilers put collectives into some fusions
                 within = _loop(computations, _named(value, "calls"), 1)
                 found.collectives += within.all_collectives()
                 found.exchanged += within.all_exchanged()
@@ -134,7 +134,7 @@ def _loop(computations, name, trips):
 
 
 def _bytes(type_text, with_operands):
-    """Return the bytes of a type's arrays; with `with_operands` only of its second half, which holds the results."""
+    """Return the bytes of a type's arrays; if `with_operands`, count only the second half, which are the results."""
     arrays = [(int(bits or 8), dimensions) for bits, dimensions in _ARRAY.findall(type_text)]
     arrays = arrays[len(arrays) // 2 :] if with_operands else arrays
     return sum(bits * math.prod(int(n) for n in shape.split(",") if n) for bits, shape in arrays) // 8

@@ -1,7 +1,7 @@
-"""The acting loop for host environments: the counterpart of `jaxrl.parallel.rollout.unroll`, with a call per step.
+"""The acting loop for host environments: like `jaxrl.parallel.rollout.unroll`, but with one compiled call per step.
 
-The compiled call that acts writes the time step into the rollout on the device, in place, so rollouts are never stacked
-from pieces.
+Each call also writes its time step into the rollout on the device, in place, so rollouts are never assembled from
+separate steps.
 """
 
 import dataclasses
@@ -17,11 +17,11 @@ from jaxrl.core import keys
 from jaxrl.core.types import ActorState, Algorithm, EnvSpec, PyTree, Rollout, TimeStep
 from jaxrl.parallel import rollout as ro
 
-# Sends numpy actions to the environments; returns a function that waits for the next time step.
+# A function that sends numpy actions to the environments, and returns a function that waits for the next time step.
 Step = Callable[[PyTree], Callable[[], TimeStep[np.ndarray]]]
-Storage = tuple[TimeStep[jax.Array], PyTree, PyTree]  # of a rollout: time steps [T + 1, B], actions and extras [T, B]
+Storage = tuple[TimeStep[jax.Array], PyTree, PyTree]  # a rollout's time steps [T + 1, B], actions and extras [T, B]
 
-# Each index occurs once. Indices beyond the environments are padding: their values are arbitrary and not written.
+# Every index is unique. Indices past the last environment are padding: reads are arbitrary, and writes are dropped.
 _READ: dict[str, Any] = {"mode": "clip", "unique_indices": True}
 _WRITTEN: dict[str, Any] = {"mode": "drop", "unique_indices": True}
 
@@ -31,10 +31,10 @@ class HostActing:
     """The acting state of host environments, the counterpart of `Acting`.
 
     Attributes:
-      timestep: their current time step, numpy `[B, ...]`.
-      previous_action, carry: arrays on the device that acts, `[B, ...]`.
-      roots: root keys for sampling actions, `[B]`.
-      steps_per_env: steps of each environment so far, which are folded into these keys.
+      timestep: current time step of the environments, numpy arrays of shape `[B, ...]`.
+      previous_action, carry: arrays of shape `[B, ...]` on the device that acts.
+      roots: root keys for sampling actions, shape `[B]`.
+      steps_per_env: number of steps of each environment so far, which is folded into `roots` for every step.
       extras: names of the extras that acting returns; a complete rollout may have more.
     """
 
@@ -46,24 +46,24 @@ class HostActing:
     extras: tuple[str, ...] = ()
 
     def tick(self, number: int = 0) -> np.uint32:
-        """Return the index of the step `number` steps ahead, as folded into keys."""
+        """Return the integer to fold into the keys for the step that is `number` steps ahead."""
         return np.uint32((self.steps_per_env + number) % 2**32)
 
     def storage(self, rollout: Rollout) -> Storage:
-        """Return the storage of a rollout that was collected here and is no longer needed."""
+        """Return the arrays of a rollout that is no longer needed, to store the next rollout in them."""
         return rollout.timesteps, rollout.action, {name: rollout.extras[name] for name in self.extras}
 
 
 @dataclasses.dataclass(frozen=True)
 class HostSteps:
-    """The compiled functions for acting in host environments. Static: a key of the compilation cache.
+    """The compiled functions for acting in host environments. Hashable, as it is a static argument of these functions.
 
     Args:
       spec: the spec of the environments.
-      num_envs: number of all environments of the run.
+      num_envs: total number of environments in the run.
       group: number of environments that these functions act for.
-      length: steps of a rollout.
-      explore: sample as in training; otherwise take the best action.
+      length: number of steps in a rollout.
+      explore: True to sample actions as in training, False to take the best actions.
     """
 
     spec: EnvSpec
@@ -77,11 +77,11 @@ class HostSteps:
         """Return the root keys [group] for sampling actions."""
         return keys.policy_keys(key, env_index)
 
-    # `keep_unused`, here and below: it binds outputs that do not depend on arguments to the arguments' device, like
-    # the outputs of `act`, so that `act` is compiled once.
+    # In this function and in `storage`, `keep_unused` puts outputs that do not depend on the arguments on the device of
+    # the arguments. The outputs of `act` are on this device, too, so `act` is compiled only once.
     @partial(jax.jit, static_argnums=0, keep_unused=True)
     def beginnings(self, algo: Algorithm, env_index: jax.Array) -> tuple[PyTree, PyTree]:
-        """Return the carry and the previous action, zeros, for the first time step."""
+        """Return the initial carry, and zeros as previous action, for the first time step."""
         carry = jax.vmap(lambda index: algo.initial_carry(self.spec, index, self.num_envs))(env_index)
         return carry, ro.no_action(self.spec, self.group)
 
@@ -110,17 +110,17 @@ class HostSteps:
 
     @partial(jax.jit, static_argnums=0, donate_argnums=3)
     def act(self, algo, actor, storage, timestep, carry, action, roots, tick, number):
-        """Act at `timestep`, which followed `action`, and write it into the storage as step `number`."""
+        """Act at `timestep`, the result of `action`, and write this step into the storage at index `number`."""
         step, executed, carry = self._step(algo, actor, timestep, carry, action, keys.tick_keys(roots, tick, 1)[0])
         return ro.write(storage, step, number), executed, carry
 
     @partial(jax.jit, static_argnums=0, donate_argnums=3)
     def act_some(self, algo, actor, storage, timestep, carry, action, roots, ticks, numbers, env_ids):
-        """Act only for the environments `env_ids` [B] of the group, each at its own tick and step, [B].
+        """Act only in the environments `env_ids` of the group, which may be at different steps of the rollout.
 
-        `timestep` has only these environments, [B]; carry, previous action and roots are those of the whole group, and
-        so are the results, except for the last, the actions of these environments. An index of `group` or more is
-        padding without effect.
+        `env_ids`, `timestep`, `ticks` and `numbers` have shape [B], with one entry for each of these environments.
+        `carry`, `action` and `roots` cover the whole group, and so do the results, except for the last result: the
+        actions of these environments. An index of `group` or more is padding and has no effect.
         """
 
         def one_key(root, tick):
@@ -165,12 +165,12 @@ def unroll(
 
     Args:
       steps: the compiled functions.
-      algo: with its schedules resolved.
+      algo: the algorithm, with its schedules resolved.
       actor: the state that acting needs.
-      acting: the acting state; updated.
-      step: steps the environments.
+      acting: the acting state, updated in place.
+      step: function that steps the environments.
       version: the version of `actor`.
-      storage: memory to overwrite with the rollout; None: new memory, whose first use causes page faults.
+      storage: memory to overwrite with the rollout; None: allocate new memory, which causes page faults on first use.
     """
     initial = acting.carry
     storage = new_storage(steps, algo, actor, acting) if storage is None else storage
@@ -196,7 +196,7 @@ def unroll(
 def new_storage(steps: HostSteps, algo: Algorithm, actor: ActorState, acting: HostActing) -> Storage:
     """Return zeros to store a rollout in, on the device that acts."""
     (device,) = acting.roots.devices()
-    with jax.default_device(device):  # otherwise it would be allocated on the first device, and moved
+    with jax.default_device(device):  # otherwise it would be allocated on the first device and then moved
         storage = steps.storage(algo, actor, acting.timestep, acting.carry, acting.previous_action, acting.roots)
     acting.extras = tuple(storage[2])
     return storage

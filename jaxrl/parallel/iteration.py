@@ -26,7 +26,7 @@ from jaxrl.parallel.rollout import Acting
 
 
 class RolloutCollector[Env](Protocol):
-    """A strategy for collecting the rollouts of a run. Static: a key of the compilation cache."""
+    """A strategy for collecting the rollouts of a run. Hashable, as it is a static argument of compiled functions."""
 
     def __hash__(self) -> int: ...
 
@@ -34,7 +34,7 @@ class RolloutCollector[Env](Protocol):
     def layout(self) -> Layout: ...
 
     def steps_per_env(self, algo: Algorithm) -> int:
-        """Return the steps of each environment in an iteration; if nothing acts, the updates."""
+        """Return the number of steps of each environment per iteration; without environments, the number of updates."""
         ...
 
     def begin(self, algo: Algorithm, source: Env, key: jax.Array) -> Acting:
@@ -42,10 +42,10 @@ class RolloutCollector[Env](Protocol):
         ...
 
     def example(self, algo: Algorithm, source: Env, state: RunState) -> Rollout | None:
-        """Return a rollout of all environments, used only for its shapes; None if nothing acts. Pure.
+        """Return a rollout of all environments, used only for its shapes; None without environments. Pure.
 
         Args:
-          algo: with its schedules resolved.
+          algo: the algorithm, with its schedules resolved.
           source: as for `begin`.
           state: the state of a run that has not begun, without buffers.
         """
@@ -57,8 +57,8 @@ class RolloutCollector[Env](Protocol):
         """Step this device's environments for an iteration, acting with the current learner. Pure.
 
         Args:
-          algo: with its schedules resolved.
-          source: the environment; if the host acts, the rollout that it collected.
+          algo: the algorithm, with its schedules resolved.
+          source: the environment, or the collected rollout if the host acts.
           state: this device's part of the state.
           first_env: index of this device's first environment.
 
@@ -75,13 +75,13 @@ def iterate[Env](
 
     Args:
       collects: the collector.
-      algo: with its schedules resolved.
+      algo: the algorithm, with its schedules resolved.
       source: the collector's source.
       state: this device's part of the state.
       dataset: the rings of a dataset, by name.
 
     Returns:
-      The state, this device's report of the iteration, and the rollout, None if nothing acts.
+      The state, this device's report of the iteration, and the rollout (None without environments).
     """
     layout, tick = collects.layout, state.steps_per_env.low  # `tick` is folded into this iteration's keys
     first_env = layout.replicas.first_shard * (layout.num_envs // layout.shards)
@@ -119,8 +119,9 @@ def store(experience: Experience, state: RunState, collected: Rollout) -> tuple[
     """Store this device's rows in the replays, and locate actions, observations or rewards that are not finite. Pure.
 
     Returns:
-      The state, and a number for each array: 0 if it is finite, otherwise (T + 1 - t) N - b + 1 for the first value
-      that is not, at time t from 0 to T in environment b of N. Earlier values have larger numbers.
+      The state, and a number for each array: 0 if all values are finite, otherwise (T + 1 - t) N - b + 1, where the
+      first value that is not finite is at time t (0 to T) in environment b (0 to N - 1). Earlier values have larger
+      numbers.
     """
     time, envs = collected.timesteps.first.shape
     env = experience.replicas.first_shard * (experience.num_envs // experience.shards) + jnp.arange(envs)
@@ -158,9 +159,9 @@ def run_updates(
       state: the state, after this iteration's data was stored.
       rollouts: the newest rollout for each source that is not a replay.
       enough: whether there is enough data to learn from; if False, nothing changes.
-      updates: number of updates, int32 if iterations differ.
-      tick: folded into the keys of this round, uint32.
-      first: number of the first of these updates within the round, int32, if a round is divided over several calls.
+      updates: number of updates; an int32 array if it differs between iterations.
+      tick: number that is folded into the keys of this round, uint32.
+      first: index of this call's first update within the round, int32, for a round that is divided over several calls.
       dataset: the rings of a dataset, by name.
 
     Returns:
@@ -205,7 +206,7 @@ def run_updates(
     # The loop carries only what an update changes: the learner and the indices, not the rows.
     carried = (state.learner, {name: state.buffers[name].index for name in rings})
     if not isinstance(updates, int):
-        # A loop of this length, not a branch: with a replay, all runs of a mapped batch make as many updates.
+        # A loop of this length rather than a branch: with a replay, `made` is the same for all runs of a mapped batch.
         made = jnp.where(enough, updates, 0)
         zeros = no_metrics(update, carried, jnp.int32(0))
         carried, sums = jax.lax.fori_loop(0, made, one_more, (carried, zeros))

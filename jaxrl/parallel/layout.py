@@ -27,16 +27,16 @@ _DEFAULT_SHARDS = (8, 4, 2, 1)
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The layout of a run over devices. Static: a key of the compilation cache.
+    """The layout of a run over devices. Hashable, as it is a static argument of compiled functions.
 
     Args:
       spec: the spec of the environments.
-      num_envs: number of environments that an update learns from, over all devices; 1 if nothing acts.
-      devices: number of devices of all processes together.
-      shards: logical groups of environments, over all devices.
+      num_envs: number of environments that an update learns from, over all devices; 1 for a run without environments.
+      devices: total number of devices of all processes.
+      shards: number of logical groups of environments, over all devices.
       dataset_fraction: the fraction of every batch that comes from a dataset.
-      streams: whether the host sends the dataset's batches, so that there are no buffers.
-      target: accelerators to compile for without running there; None: programs run on this machine's devices.
+      streams: whether the host sends batches of the dataset to the devices, which then have no buffers.
+      target: accelerators to compile for, without running on them; None: programs run on this machine's devices.
     """
 
     spec: EnvSpec
@@ -65,25 +65,25 @@ class Layout:
         return Experience(algo, self.spec, self.num_envs, self.shards, self.dataset_fraction, self.replicas)
 
     def place(self, tree: PyTree) -> PyTree:
-        """Return numbers as arrays on every device, so that `chunk` does not transfer them at every call.
+        """Return the numbers in `tree` as arrays on every device, so that calls of `chunk` do not transfer them.
 
-        For a target, return the shapes of these arrays.
+        With a target, return the shapes of these arrays.
         """
         if self.target is not None:
             return meshes.described(tree, NamedSharding(self.mesh, PartitionSpec()))
         return meshes.from_processes(tree, self.mesh, PartitionSpec())
 
     def accumulated(self, total: Report | None, report: Report, number: int) -> Report:
-        """Add the report of iteration `number` of a chunk to the chunk's total, which is None before the first."""
+        """Add the report of iteration `number` of a chunk to the chunk's total, which is None before iteration 0."""
         which, begins = self.place((np.int32(number), np.bool_(total is None)))
         return accumulate(report if total is None else total, report, which, begins)
 
     def partition(self, algo: Algorithm) -> RunState:
-        """Return the partition specs of a run's state, a prefix tree."""
+        """Return a prefix tree of partition specs for a run's state."""
         return jax.tree.map(lambda x: x.spec if isinstance(x, HostMemory) else x, self._specs(algo), is_leaf=_is_spec)
 
     def shardings(self, algo: Algorithm) -> RunState:
-        """Return the shardings of a run's state, a prefix tree; unlike partition specs, they have a memory kind."""
+        """Return a prefix tree of shardings for a run's state; unlike partition specs, shardings have a memory kind."""
         return self.on_mesh(self._specs(algo))
 
     def _specs(self, algo):
@@ -129,19 +129,19 @@ def checked_layout(
     processes: int | None = None,
     target: Target | None = None,
 ) -> Layout:
-    """Check the divisibility of environments, devices, shards and batches, and return the layout.
+    """Check that environments, batches, shards and devices can be divided evenly, and return the layout.
 
     Args:
       algo, spec: the algorithm, and the spec of its environments.
       num_envs: number of environments over all devices.
-      devices: requested number of devices of all processes together.
+      devices: requested total number of devices of all processes.
       shards: requested number of shards; None: the largest of 8, 4, 2, 1 that works.
       dataset_fraction: the fraction of every batch that comes from a dataset.
-      processes: number of processes that have the devices; None: all.
-      target: accelerators to compile for without running there.
+      processes: number of processes whose devices are used; None: all.
+      target: accelerators to compile for, without running on them.
 
     Raises:
-      ConfigError: with every problem found.
+      ConfigError: the settings are invalid; the error lists all problems.
     """
     if problems := count_problems(num_envs=(num_envs, 1), devices=(devices, 1), shards=(shards, 1)):
         raise ConfigError(problems)
@@ -164,7 +164,7 @@ def checked_layout(
         if problems := memory.rollout_problems(ro.row_bytes(spec), num_envs, length, of_all, target):
             raise ConfigError(problems)
 
-    # For whole episodes, as few shards as possible, because a batch waits for the shard with the longest episodes.
+    # With whole episodes, use as few shards as possible, because a batch waits for the shard with the longest episodes.
     most_first = not any(isinstance(source, Episodes) for source in algo.experience.values())
     candidates = [shards] if shards else sorted({*_DEFAULT_SHARDS, devices}, reverse=most_first)
     for candidate in candidates:

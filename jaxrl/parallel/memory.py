@@ -29,7 +29,7 @@ def free_on_host() -> int | None:
 
 
 def free_on_device(device: jax.Device) -> int | None:
-    """Return the bytes left on an accelerator; None if it does not report them, and on CPU, which uses the host's."""
+    """Return the free bytes of an accelerator; None if they are not reported, or for a CPU, which uses host memory."""
     stats = device.memory_stats() if device.platform != "cpu" else None
     if not stats or "bytes_limit" not in stats:
         return None
@@ -48,17 +48,16 @@ def check_run(
     """Check that the replays of a run's state, given as shapes, will fit in memory.
 
     Args:
-      algo: the algorithm, which has the sources.
+      algo: the algorithm, which defines the sources.
       state: shapes, as from `jax.eval_shape`.
       devices: the devices of all processes, which share the replays evenly.
       runs: number of simultaneous runs with such replays, over all devices.
-      saved: whether checkpoints will contain the replays: an asynchronous save keeps a copy on the host while it
-        writes.
-      target: accelerators to compile for without running there; all of their memory counts as free, and that of their
-        host is not checked.
+      saved: whether checkpoints will contain the replays; an asynchronous save keeps a copy on the host while writing.
+      target: accelerators to compile for, without running on them; all of their memory counts as free, and the memory
+        of their host is not checked.
 
     Raises:
-      ConfigError: with the bytes needed and free, and the capacity that would fit.
+      ConfigError: the replays do not fit; the error has the bytes needed and free, and the capacity that would fit.
     """
     if not state.buffers:
         return
@@ -96,7 +95,7 @@ def check_run(
 
 
 def _size(source):
-    """Return the fields, with their values, that limit the size of a source's storage; {} if it has no storage."""
+    """Return the fields that limit the size of a source's storage, with their values; {} without storage."""
     if isinstance(source, Episodes):
         return {"max_episode_length": source.max_length, "rollout_length": source.length}
     return {"capacity": source.capacity} if source.over is None else {}
@@ -110,23 +109,23 @@ def rollout_problems(
     Args:
       row_bytes: bytes of one step of one environment.
       num_envs: number of environments over all devices, which share them evenly.
-      rollout_length: steps of each environment.
-      devices: the devices of all processes together.
-      target: accelerators to compile for without running there; all of their memory counts as free.
+      rollout_length: number of steps of each environment.
+      devices: the devices of all processes.
+      target: accelerators to compile for, without running on them; all of their memory counts as free.
     """
     what = f"rollouts of rollout_length={rollout_length} steps in num_envs={num_envs} environments"
     if num_envs * rollout_length >= 2**31:
-        return [f"{what} have 2^31 steps or more; reduce either"]
-    return _problems(what, "reduce either", row_bytes * num_envs * rollout_length, devices, target)
+        return [f"{what} have 2^31 steps or more; reduce rollout_length or num_envs"]
+    return _problems(what, "reduce rollout_length or num_envs", row_bytes * num_envs * rollout_length, devices, target)
 
 
 def check_rings(made: PyTree, devices: list[jax.Device]) -> None:
     """Check that rows in host memory will fit on the devices, which share them evenly.
 
     Raises:
-      ConfigError: with the bytes needed and free.
+      ConfigError: the rows do not fit; the error has the bytes needed and free.
     """
-    remedy = "use part of it, more devices, or more memory"
+    remedy = "use part of the dataset, more devices, or more memory"
     if problems := _problems("the dataset's rows", remedy, size_of(made), devices):
         raise ConfigError(problems)
 
@@ -143,7 +142,7 @@ def _here(devices):
 
 
 def _share(needed, devices, target):
-    """Divide `needed` bytes over the devices; return the bytes in the memory of one, those free there, and its name."""
+    """Divide `needed` bytes over the memories of the devices; return the needed and free bytes of one, and its name."""
     if devices[0].platform == "cpu":
         return needed * len(_here(devices)) // len(devices), free_on_host(), "this machine"
     free = free_on_device(_here(devices)[0]) if target is None else target.memory

@@ -24,20 +24,20 @@ def device_count(requested: int | None) -> int:
 
 
 def local_devices(target: Target | None = None) -> list[jax.Device]:
-    """Return this process's devices; with a target, those that describe it."""
+    """Return this process's devices; with a target, the devices that describe the target."""
     return jax.local_devices() if target is None else list(target.devices)
 
 
 @lru_cache
 def data_mesh(devices: int, processes: int | None = None, target: Target | None = None) -> jax.sharding.Mesh:
-    """Return a mesh with one axis, "data": this process's first `devices` devices, or the same number of each process.
+    """Return a mesh with one axis, "data", over the first devices of this process or of all processes.
 
-    The devices of a process are adjacent, in the order of processes.
+    Every process contributes the same number of devices. The devices of a process are adjacent, in process order.
 
     Args:
-      devices: number of devices of these processes together.
+      devices: total number of devices of these processes.
       processes: 1: only this process, as for a run of a sweep; None: all.
-      target: accelerators to compile for without running there, which count as devices of this process.
+      target: accelerators to compile for, without running on them; they count as devices of this process.
     """
     auto, processes = (jax.sharding.AxisType.Auto,), processes or jax.process_count()
     if target is not None:
@@ -54,7 +54,7 @@ def described(tree: PyTree, sharding: jax.sharding.Sharding) -> PyTree:
 
 
 def _arrays(tree):
-    """Convert the numbers of a tree to arrays of JAX's default types, which are not those of numpy."""
+    """Convert the numbers of a tree to arrays of JAX's default types, which differ from numpy's."""
     return jax.tree.map(lambda x: x if hasattr(x, "dtype") else np.asarray(x, jnp.result_type(x)), tree)
 
 
@@ -62,10 +62,10 @@ def from_processes(tree: PyTree, mesh: jax.sharding.Mesh, specs: Any) -> PyTree:
     """Assemble global arrays from each process's part, without communication and without comparing values.
 
     Args:
-      tree: arrays and numbers: this process's part of arrays that are sharded, and the same replicated arrays in all
+      tree: arrays and numbers: for a sharded array, this process's part; for a replicated array, the same array in all
         processes.
-      mesh: as `data_mesh` returns it.
-      specs: partition specs of the global arrays, a prefix tree.
+      mesh: a mesh from `data_mesh`.
+      specs: prefix tree of partition specs of the global arrays.
     """
     if jax.process_count() > 1:
         return multihost_utils.host_local_array_to_global_array(_arrays(tree), mesh, specs)
@@ -92,7 +92,7 @@ def local(tree: PyTree) -> PyTree:
 
 
 def on_one_device(tree: PyTree) -> PyTree:
-    """Return a tree whose arrays are on one device of this process and have no mesh in their types."""
+    """Return the tree with all arrays on one device of this process, and without a mesh in their types."""
 
     def moved(x):
         if not getattr(x, "committed", False):  # tracers and NumPy arrays lack the attribute
@@ -108,7 +108,7 @@ def cores() -> int:
 
 
 def use_cpu_devices(count: int) -> bool:
-    """Split the CPU into `count` devices if JAX has not started; return whether there are that many."""
+    """Split the CPU into `count` devices if JAX has not started; return whether there are at least `count` devices."""
     try:
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:
@@ -117,23 +117,23 @@ def use_cpu_devices(count: int) -> bool:
 
 
 def device_problems(devices: int, processes: int | None = None, target: Target | None = None) -> list[str]:
-    """Return the reason why a run cannot have that many devices; empty if it can. Arguments are as for `data_mesh`."""
+    """Return the reason why a run cannot have `devices` devices; empty if it can. See `data_mesh` for the arguments."""
     processes = 1 if target is not None else processes or jax.process_count()
     most = len(local_devices(target)) * processes
     if 1 <= devices <= most and devices % processes == 0:
         return []
-    owner = "here" if target is None else f"of {target.name}"
+    owner = "available" if target is None else f"of {target.name}"
     multiple = f" and a multiple of the {processes} processes" if processes > 1 else ""
     return [f"devices={devices} must be between 1 and {most}, the number of devices {owner}{multiple}"]
 
 
 def over_devices(function: Callable, mesh: jax.sharding.Mesh, in_specs: Any, out_specs: Any) -> Callable:
-    """Apply `jax.shard_map` with `check_vma=False` to `function`: gradients are averaged by hand, see `MeshReplicas`.
+    """Apply `jax.shard_map` to `function` with `check_vma=False`, because `MeshReplicas` averages gradients explicitly.
 
     Two kinds of inputs crash XLA's Shardy partitioner (jaxlib 0.11.2: a null operand in
-    ManualComputationUnusedInputsPattern), so they are kept out of the map: arrays that the function closes over (brax's
-    environments have over a hundred), by an inner `jax.jit`, and arrays without elements (the states of MJX have
-    dozens), which are removed and restored. GSPMD, the older partitioner, aborts on a sort in these programs.
+    ManualComputationUnusedInputsPattern), so they are kept out of the map. An inner `jax.jit` keeps out arrays that the
+    function closes over (brax's environments have over a hundred). Arrays without elements (MJX's states have dozens)
+    are removed and restored. GSPMD, the older partitioner, aborts on a sort in these programs.
 
     Args:
       function: a function of one device's share of the arguments; may use collectives over the mesh's axes.
@@ -161,7 +161,7 @@ def over_devices(function: Callable, mesh: jax.sharding.Mesh, in_specs: Any, out
 
 
 class _Empty:
-    """The arrays without elements of a tree, and the tree without them.
+    """The empty arrays (without elements) of a tree, and the rest of the tree.
 
     Args:
       specs: a prefix tree of partition specs.
@@ -182,16 +182,15 @@ class _Empty:
         """Return the full tree, given all arrays except the empty ones.
 
         Args:
-          rest: the other arrays.
-          whole: True if the empty arrays were those of one device's share and those of all devices are needed; False
-            for the opposite.
+          rest: the arrays with elements.
+          whole: True to convert the empty arrays of one device's share to global ones, False for the opposite.
         """
         others = iter(jax.tree.leaves(rest))
         return self._structure.unflatten(empty(whole) if empty else next(others) for empty in self._empty)
 
 
 def _make(sharding, shape, dtype, whole):
-    """Return an empty array: with `whole`, of all devices, given a share's `shape`; otherwise a device's share."""
+    """Return an empty array: if `whole`, the global one for a share of `shape`; otherwise a share of the global one."""
     if not whole:
         return jnp.zeros(sharding.shard_shape(shape), dtype)
     one = partial(jnp.zeros, shape, dtype)

@@ -34,14 +34,14 @@ from jaxrl.parallel.rollout import Acting
 from jaxrl.parallel.topology import Topology
 
 _EVERYTHING = 1.0  # the dataset's share of every batch
-_BLOCK_BYTES, _MOST = 1 << 24, 64  # limits of batches that are sent to the device together: bytes and number
+_BLOCK_BYTES, _MOST = 1 << 24, 64  # limits on batches that are sent to the device together: bytes and number
 
 
 class Stream(Protocol):
     """A source of batches with a fixed order."""
 
     def take(self, first_batch: int, count: int) -> TransitionBatch | SequenceBatch:
-        """Return `count` batches, starting with number `first_batch`, in numpy: leaves `[count, batch, ...]`."""
+        """Return `count` batches, starting with number `first_batch`, as numpy arrays `[count, batch, ...]`."""
         ...
 
 
@@ -51,8 +51,8 @@ class Offline(Topology):
 
     Args:
       devices: number of devices, as in `Anakin`; every batch and the dataset are divided over them.
-      shards: number of equal parts of the dataset, from each of which an equal part of every batch is sampled; the same
-        number gives the same run on any number of devices. None: the largest of 8, 4, 2, 1 that divides the batch.
+      shards: number of equal parts of the dataset; every batch has equally many items from each part. Runs with the
+        same number are equal on any number of devices. None: the largest of 8, 4, 2, 1 that divides the batch.
       stream: read batches from disk in shuffled order instead of keeping the dataset in memory; None: only if it does
         not fit.
     """
@@ -67,7 +67,7 @@ class Offline(Topology):
         return ["topology=Offline() learns only from a dataset; leave env out and pass eval_env"]
 
     def steps_per_iteration(self, algo: Algorithm) -> int:
-        """Return the updates of an iteration, 1, as there are no environment steps for a replay ratio."""
+        """Return 1, the number of updates per iteration, as there are no environment steps for a replay ratio."""
         return 1
 
     def bind(
@@ -103,7 +103,7 @@ registry.add("topology", Offline)
 
 @dataclasses.dataclass(frozen=True)
 class NoRollouts:
-    """A `RolloutCollector` that does not act: an iteration is `updates` updates, which count as steps."""
+    """A `RolloutCollector` without environments: an iteration consists of `updates` updates, which count as steps."""
 
     layout: Layout
     updates: int = 1
@@ -114,7 +114,7 @@ class NoRollouts:
         return Acting(**parts)
 
     def example(self, algo: Algorithm, source: None, state: RunState) -> None:
-        """Return None, as nothing acts."""
+        """Return None, as there are no environments."""
 
     def steps_per_env(self, algo: Algorithm) -> int:
         return self.updates
@@ -137,14 +137,14 @@ def _block_size(algo, spec):
 
 @dataclasses.dataclass(frozen=True)
 class StreamLoop(HostLoop[None, Stream]):
-    """A `HostLoop` that learns only from a `Stream`; an iteration is a block of updates.
+    """A `HostLoop` that learns only from a `Stream`; an iteration consists of a block of updates.
 
-    The number of updates so far is the number of the next batch. The caller opens and closes the dataset. Static: a key
-    of the compilation cache.
+    The number of the next batch equals the number of updates so far. The caller opens and closes the dataset. Hashable,
+    as it is a static argument of compiled functions.
 
     Args:
       layout: the layout of batches over devices.
-      block: updates of an iteration.
+      block: number of updates per iteration.
     """
 
     layout: Layout
@@ -159,8 +159,8 @@ class StreamLoop(HostLoop[None, Stream]):
         dataset: Stream | None,
         recorded: Recorded | None,
     ) -> tuple[RunState, Report, None]:
-        """Run `length` blocks of updates; while one runs, the batches of the next one are read."""
-        assert dataset is not None  # these runs have one
+        """Run `length` blocks of updates; while a block runs, the batches of the next block are read."""
+        assert dataset is not None  # runs with this loop have a dataset
         total, first = None, int(state.steps_per_env)
         for number in range(length):
             batches = dataset.take(first + number * self.block, self.block)
@@ -217,7 +217,7 @@ def _equal_items(size):
 
 
 def _batch_specs(batches):
-    """Return the partition specs of blocks of batches, a prefix tree."""
+    """Return a prefix tree of partition specs for blocks of batches."""
     items = PartitionSpec(None, "data")
     if isinstance(batches, TransitionBatch):
         return items

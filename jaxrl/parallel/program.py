@@ -1,4 +1,4 @@
-"""The program that a topology returns to the training loop, which starts and continues a run chunk by chunk.
+"""The program that a topology returns, with which the training loop starts and continues a run chunk by chunk.
 
 Programs differ in two parts: how they collect rollouts (`RolloutCollector`), and whether the host drives their
 iterations (`HostLoop`).
@@ -37,7 +37,7 @@ class HostLoop[Env, Data](Protocol):
     """
 
     def begin(self, algo: Algorithm, env: Env, seed: int) -> PyTree:
-        """Create the host's parts of the run, and return the source for `RolloutCollector.begin`.
+        """Create the parts of the run on the host, and return the source for `RolloutCollector.begin`.
 
         After an error, the caller calls `close`.
         """
@@ -52,7 +52,7 @@ class HostLoop[Env, Data](Protocol):
         dataset: Data | None,
         recorded: Recorded | None,
     ) -> tuple[RunState, Report, Fetch | None]:
-        """Run `length` iterations; return also a function that fetches their recorded rows."""
+        """Run `length` iterations; also return a function that fetches their recorded rows."""
         ...
 
     def unsaved_state(self, algo: Algorithm) -> dict[str, PyTree]:
@@ -68,14 +68,14 @@ class HostLoop[Env, Data](Protocol):
 class Program[Env, Data]:
     """A run of one algorithm in one topology, checked and ready to start.
 
-    `Env` is the type of its environment, or None; `Data` is the type of its dataset: rows on the devices, a stream of
-    batches, or None. Each method takes the algorithm that was bound, whose numbers may have changed. Static: a key of
-    the compilation cache.
+    `Env` is the type of the environment, or None. `Data` is the type of the dataset: rows on the devices, a stream of
+    batches, or None. Each method takes the algorithm that was bound, because its numbers may have changed since then.
+    Hashable, as it is a static argument of compiled functions.
 
     Args:
       layout: the layout of the run over its devices.
       collects: the collector.
-      host: the driver of the iterations; None: whole chunks run in one compiled call.
+      host: the driver of the iterations; None: each chunk is one compiled call.
     """
 
     layout: Layout
@@ -84,11 +84,11 @@ class Program[Env, Data]:
 
     @property
     def is_compiled(self) -> bool:
-        """True if a chunk is one compiled call, which can be compiled without a state."""
+        """True if a chunk is one compiled call, which can be compiled before a state exists."""
         return self.host is None
 
     def steps_per_iteration(self, algo: Algorithm) -> int:
-        """Return the steps of an iteration over all environments; if nothing acts, the updates."""
+        """Return the total steps of all environments per iteration; without environments, the number of updates."""
         return self.collects.steps_per_env(algo) * self.layout.num_envs
 
     # --- pure ----------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class Program[Env, Data]:
         *,
         iterate: Callable[..., tuple[RunState, Report]] | None = None,
     ) -> tuple[RunState, Report]:
-        """Run `length` iterations (traced) on this device. Pure; `iterate` may be a mapped form of `self.iterate`."""
+        """Run `length` (traced) iterations on this device. Pure; `iterate` may be a mapped form of `self.iterate`."""
         iterate = iterate or partial(self.iterate, dataset=dataset)
         step = lambda state: (*iterate(algo, env, state, total_steps_per_env), ())  # noqa: E731
         return self._repeat(step, state, length, None)[:2]
@@ -234,7 +234,7 @@ class Program[Env, Data]:
         """Dispatch `length` iterations without waiting for them. The buffers of `state` are donated.
 
         Raises:
-          EnvironmentFailedError: host environments hang, or failed too often.
+          EnvironmentFailedError: host environments hung, or failed too often.
           Exception: any other error that an actor raised.
         """
         return self.recorded_chunk(algo, env, state, length, total_steps_per_env, dataset, recorded=None)[:2]
@@ -250,7 +250,7 @@ class Program[Env, Data]:
         *,
         recorded: Recorded | None,
     ) -> tuple[RunState, Report, Fetch | None]:
-        """Run `chunk` for at most `recorded.iterations` iterations; also return a function that fetches its rows."""
+        """Run `chunk` for at most `recorded.iterations` iterations; also return a function that fetches the rows."""
         numbers = _placed(self.layout, length, total_steps_per_env)
         if self.host is not None:
             return self.host.chunk(algo, state, length, numbers[1], dataset, recorded)
@@ -267,16 +267,16 @@ class Program[Env, Data]:
         return state, report, fetch
 
     def compile_start(self, algo: Algorithm, env: Env, seed: int) -> jax.stages.Compiled:
-        """Compile the program of `start` without running it; needs `is_compiled`."""
+        """Compile the program of `start` without running it; only valid if `is_compiled` is true."""
         compiled, _ = _beginnings(self.collects, jax.tree.structure(algo))
         return compiled.lower(algo, env, self.layout.place(keys.root_key(seed)), None).compile()
 
     def compile_chunk(
         self, algo: Algorithm, env: Env, state: RunState, dataset: Rings | None = None
     ) -> jax.stages.Compiled:
-        """Compile the program of `chunk` without running it; needs `is_compiled`.
+        """Compile the program of `chunk` without running it; only valid if `is_compiled` is true.
 
-        The shapes and shardings of `state` are enough.
+        Instead of arrays, `state` may contain their shapes and shardings.
 
         Returns:
           The compiled program, with its memory analysis and its text.
@@ -318,14 +318,14 @@ def _with_empty_buffers(collects, algo, source, state, dataset):
     return state.replace(buffers=buffers, empty_at=jax.tree.map(jnp.copy, state.steps_per_env))
 
 
-@lru_cache(maxsize=32)  # most chunks of a run have one length
+@lru_cache(maxsize=32)  # most chunks of a run have the same length
 def _placed(layout, length, total_steps_per_env):
     return layout.place((np.int32(length), np.float32(total_steps_per_env)))
 
 
 @lru_cache(maxsize=32)
 def _beginnings(collects, structure):
-    """Compile `_init` and `_with_empty_buffers` for algorithms with this tree structure, which holds static fields."""
+    """Compile `_init` and `_with_empty_buffers` for algorithms with this `structure`, which includes static fields."""
     layout, algo = collects.layout, jax.tree.unflatten(structure, [0.0] * structure.num_leaves)
     shardings = layout.shardings(algo)
     functions = _init, _with_empty_buffers
@@ -357,7 +357,7 @@ def _chunk(program, recorded, algo, env, state, buffers, length, total_steps_per
 
 
 def _recorded_rows(rows, recorded, layout, length):
-    """Return the first `length` rows of this process, `[length, E, ...]`, from padded rows `[E, time, ...]`."""
+    """Convert padded rows `[E, time, ...]` to the first `length` rows of this process, `[length, E, ...]`."""
     real = recorded.columns(layout.devices)[1]
     real = np.split(real, jax.process_count())[jax.process_index()].ravel()
     pick = slice(None) if real.all() else real

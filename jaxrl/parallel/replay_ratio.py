@@ -48,11 +48,11 @@ def updates_now(average: Fraction, steps_per_env: Counter, rollout_length: int) 
 
     Args:
       average: mean updates per iteration, from `updates_per_iteration`.
-      steps_per_env: steps, a whole number of rollouts.
+      steps_per_env: number of steps, a multiple of `rollout_length`.
       rollout_length: steps of every environment in an iteration.
 
     Returns:
-      A Python number if it is the same for all iterations, otherwise int32.
+      A Python int if all iterations have the same number of updates, otherwise an int32 array.
     """
     whole, rest, period = average // 1, average.numerator % average.denominator, average.denominator
     if period == 1:

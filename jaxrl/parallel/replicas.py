@@ -10,7 +10,7 @@ from jaxrl.core.types import PyTree
 
 @dataclasses.dataclass(frozen=True)
 class SingleReplica:
-    """A single device with all logical shards, for which reductions are the identity.
+    """A single device that has all logical shards; all reductions return their argument unchanged.
 
     Args:
       shards: number of logical shards.
@@ -49,7 +49,7 @@ class MeshReplicas:
     replicated parameters already sums over devices, so `mean` of a gradient would silently be n times too large.
 
     Args:
-      axis_name: the axis, or several axes.
+      axis_name: name of the axis, or names of several axes.
       shards: number of logical shards on each device, numbered by the device's position along the axis.
       platform: the platform of the devices.
     """

@@ -34,7 +34,7 @@ from jaxrl.envs.suite import model_of
 
 def rollout_length(algo: Algorithm) -> int:
     """Return the number of rows per environment that an iteration collects: the maximum over the sources."""
-    lengths = [1]  # if all data comes from a dataset
+    lengths = [1]  # the result if all data comes from a dataset
     for source in algo.experience.values():
         if isinstance(source, Rollouts | Episodes):
             lengths.append(source.length)
@@ -60,7 +60,7 @@ def default_num_envs(algo: Algorithm, multiple: int, agents: int = 1) -> int:
 
 
 def with_previous_action(timestep: TimeStep, action: PyTree) -> TimeStep:
-    """Return the time step that followed `action` [B, ...] with this action, or zeros where an episode begins."""
+    """Return `timestep` with `action` [B, ...] as its previous action, or zeros where an episode begins."""
 
     def zero_where_first(x):
         mask = timestep.first.reshape(timestep.first.shape + (1,) * (x.ndim - timestep.first.ndim))
@@ -80,13 +80,13 @@ def bare(rows: Trajectory, spec: EnvSpec) -> Trajectory:
 
 
 def row_bytes(spec: EnvSpec) -> int:
-    """Return the bytes of a row of `bare`."""
+    """Return the number of bytes of one row in the result of `bare`."""
     example = jax.eval_shape(lambda: (spaces.zeros(spec.observation_space), spaces.zeros(spec.action_space)))
     return 8 + sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(example))
 
 
 def no_action(spec: EnvSpec, batch: int) -> PyTree:
-    """Return actions [batch, ...] of zeros."""
+    """Return actions that are all zeros, with shapes [batch, ...]."""
     return jax.tree.map(lambda x: jnp.zeros((batch, *x.shape), x.dtype), spaces.zeros(spec.action_space))
 
 
@@ -99,7 +99,7 @@ class Acting(struct.PyTreeNode):
     """The acting state of all environments: environment state, current time step, recurrent carry."""
 
     env_state: PyTree  # [B, ...]
-    timestep: TimeStep  # [B, ...] to act at
+    timestep: TimeStep  # [B, ...], the next one to act at
     carry: Carry  # [B, ...]
 
 
@@ -111,8 +111,8 @@ def begin(
     Args:
       algo, env, spec: as in `unroll`.
       roots: root keys of the environments, `[B]`.
-      env_index: indices of the environments, `[B]`, among `num_envs`.
-      num_envs: number of all environments of the run.
+      env_index: indices of these environments in the whole run, `[B]`.
+      num_envs: total number of environments in the run.
     """
     env_state, timestep = jax.vmap(env.reset)(reset_keys(roots))
     carry = jax.vmap(lambda index: algo.initial_carry(spec, index, num_envs))(env_index)
@@ -134,9 +134,9 @@ def act(
     """Act for one step; a `Planner` plans if there is a model.
 
     Returns:
-      The time step `[B, ...]` with the previous action; the algorithm's output; and its action clipped to the bounds of
-      a box, for the environments. The algorithm learns from the unclipped sample of an unbounded policy, whose
-      log-probability it knows.
+      The time step `[B, ...]` with its previous action, the algorithm's output, and the action for the environments:
+      the algorithm's action, clipped to the bounds of a box. With an unbounded policy, the algorithm learns from the
+      unclipped sample, since its log-probability is known.
     """
     timestep = with_previous_action(timestep, previous_action)
     if model is not None and isinstance(algo, Planner):
@@ -166,13 +166,13 @@ def unroll(
     """Act for T steps in each of B environments. Pure; the caller compiles it.
 
     Args:
-      algo: with its schedules resolved.
+      algo: the algorithm, with its schedules resolved.
       actor: the state that acting needs.
       env: one environment, which resets itself.
       acting: the acting state.
-      keys: keys of the environments' steps and of the actions, each `[T, B]`.
+      keys: the keys for the environments' steps, and the keys for the actions, each `[T, B]`.
       spec: the spec of `env`.
-      explore: sample as in training; otherwise take the best action.
+      explore: True to sample actions as in training, False to take the best actions.
 
     Returns:
       The acting state afterwards, and the rollout.
@@ -191,7 +191,7 @@ def unroll(
         state, rows = carried
         number, (env_keys, act_keys) = inputs
         env_state, newest, previous_action, carry = of_state.unpack(state)
-        # Agents that share an episode act at the same time, so one agent's search would need those of the others.
+        # Agents that share an episode act at the same time, so one agent's search would need the others' searches.
         model = model_of(env, env_state) if num_agents(env) == 1 else None
         timestep, output, action = act(
             algo, actor, newest, previous_action, carry, act_keys, spec=spec, explore=explore, model=model
@@ -219,14 +219,14 @@ def unroll(
 
 
 def with_extras(algo: Algorithm, actor: ActorState, rollout: Rollout, *, spec: EnvSpec, explore: bool) -> Rollout:
-    """Add the extras that the algorithm computes at the end of a rollout of training (`types.RolloutExtras`)."""
+    """Add the extras that the algorithm computes at the end of a training rollout (`types.RolloutExtras`)."""
     if not explore or not isinstance(algo, RolloutExtras):
         return rollout
     return rollout.replace(extras={**rollout.extras, **algo.rollout_extras(actor, rollout, spec=spec)})
 
 
 def episode_sums(rollout: Rollout) -> EpisodeSums:
-    """Return sums over the episodes that ended within a rollout, whose time steps contain the statistics."""
+    """Return sums over the episodes that ended within a rollout, from the statistics in its time steps."""
     rows, last = rollout.rows, rollout.timesteps.last[:-1]
     steps, lost = (jnp.sum(x.astype(jnp.float32)) for x in (rows.weight, ~last & rollout.timesteps.first[1:]))
 
@@ -254,7 +254,7 @@ def episode_sums(rollout: Rollout) -> EpisodeSums:
         )
 
     episode, lives = rollout.timesteps.episode, None
-    assert episode is not None  # prepared environments count episodes
+    assert episode is not None  # prepared environments add episode statistics
     ended = (rows.terminated | rows.truncated).astype(jnp.float32)
     if episode.life is not None:
         lives = sums(episode.life, ended)

@@ -1,4 +1,4 @@
-"""Descriptions of accelerators to compile programs for; this machine need not have them."""
+"""Descriptions of accelerators to compile programs for, even if this machine does not have them."""
 
 import contextlib
 import dataclasses
@@ -19,8 +19,8 @@ from jaxrl.core.errors import ConfigError
 
 _DESCRIPTIONS = json.loads(Path(__file__).with_name("accelerators.json").read_text())
 _GPU_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
-# Without these, libtpu looks for TPUs on this machine, and waits for a server that describes them; without the last,
-# only one process at a time may load it.
+# Without these variables, libtpu looks for TPUs on this machine, and waits for a server that describes them. Without
+# the last one, only one process at a time may load libtpu.
 _TPU_VARIABLES = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -42,7 +42,7 @@ gpu_device_info {{
 platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 12 }} runtime_version {{ major: 13 }}
 device_description_str: "{name}"
 """
-# XLA's names of a card's numbers, each with ours, or with the value that all cards of `accelerators.json` share.
+# Pairs of XLA's name for a number and our name for it, or its value if that is the same for all supported cards.
 _NUMBERS = re.findall(r"(\w+): \{?(\w+)\}?", _GPU.partition("cuda_compute_capability")[0])
 _FILE = re.compile(r"(?P<path>.+\.json)(:(?P<shape>[^/]*))?")  # in place of the name of an accelerator
 
@@ -63,7 +63,7 @@ class Target:
 
 
 def names() -> list[str]:
-    """Return the pattern of the names of targets for each kind of accelerator."""
+    """Return the pattern of target names for each kind of accelerator."""
     slices = [f"{kind}:{entry['slice']}" for kind, entry in _DESCRIPTIONS["tpu"].items()]
     return [*slices, *(f"{card}[:COUNT]" for card in (*_DESCRIPTIONS["gpu"], "FILE.json"))]
 
@@ -103,14 +103,14 @@ def get(name: str) -> Target:
 def describe(device: Any) -> dict[str, dict[str, Any]]:
     """Return the description of an accelerator of this machine, in the format of `accelerators.json`.
 
-    The name of a GPU is that of JAX, and the other fields are those that XLA reads on the card. The memory of a TPU is
-    the part that JAX may use; the compiler knows the rest.
+    For a GPU, the name comes from JAX, and XLA reads the other fields on the card. For a TPU, the memory is the part
+    that JAX may use; the compiler knows all other properties.
 
     Args:
       device: one of `jax.local_devices()`.
 
     Raises:
-      ConfigError: it is a CPU, jaxrl cannot compile for its kind, or JAX does not report all fields.
+      ConfigError: the device is a CPU, jaxrl cannot compile for its kind, or JAX does not report all fields.
     """
     kind = device.device_kind
     if device.platform == "gpu":
@@ -184,7 +184,7 @@ def _compiled_for(name, description, hint, variables, *topology, **settings):
 
 @contextlib.contextmanager
 def _environment(variables):
-    """Set variables that are not set, and remove them afterwards, so that this machine's devices start without them."""
+    """Set `variables` where unset, and remove them afterwards, so that this machine's devices start without them."""
     added = {variable: value for variable, value in variables.items() if variable not in os.environ}
     os.environ.update(added)
     try:

@@ -1,9 +1,10 @@
 """The choice between one and several threads for XLA on a CPU, by the size of matrix products.
 
 XLA's pool has one thread per core of the process. It divides matrix products between the threads, and runs independent
-kernels concurrently. The overhead does not depend on the size of the products, and exceeds the time of products of a
-few hundred rows and 64 units. The pool is created when JAX starts, and all programs of a process share it. So only a
-process that ends after one run, such as `jaxrl train`, can choose its size. docs/performance.md has measurements.
+kernels concurrently. The overhead is the same for products of all sizes, and exceeds the computing time of small ones
+(a few hundred rows and 64 units). The pool is created when JAX starts, and all programs of a process share it. So the
+size of the pool can only be chosen in a process that ends after one run, such as `jaxrl train`. docs/performance.md has
+measurements.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ from jaxrl.core.types import Algorithm, Environment, env_spec, num_agents
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.mesh import cores, data_mesh
 
-VARIABLES = ("PJRT_NPROC", "NPROC")  # the variables with XLA's number of threads, in the order in which it reads them
+VARIABLES = ("PJRT_NPROC", "NPROC")  # they set XLA's number of threads; XLA reads them in this order
 _WORTH_TWO_THREADS = 6_000_000  # operations of a product above which two threads were faster, measured on two cores
 
 
@@ -50,8 +51,8 @@ def one_is_faster(algo: Algorithm, env: Environment, topology: Anakin) -> bool:
 
     Args:
       algo: the algorithm as set by the user, not resolved.
-      env, topology: the environment and topology of the run. For invalid settings, which training reports, the result
-        is False.
+      env, topology: the environment and topology of the run. The result is False for invalid settings, which training
+        reports.
     """
     if jax.default_backend() != "cpu" or cores() == 1:
         return False
@@ -68,8 +69,8 @@ def one_is_faster(algo: Algorithm, env: Environment, topology: Anakin) -> bool:
 def restart_backend() -> None:
     """Restart JAX with one thread.
 
-    Existing arrays stay readable, and JAX copies them whenever they are passed to a program; to avoid these copies,
-    create them again.
+    Existing arrays stay readable, but JAX copies them whenever they are passed to a program. To avoid these copies,
+    create the arrays again.
     """
     before = os.environ.get(VARIABLES[0])
     backend.clear_backends()

@@ -1,4 +1,4 @@
-"""Topologies: the devices and processes of a run, as far as the training loop needs to know them."""
+"""Topologies: the devices and processes of a run, as seen by the training loop."""
 
 import dataclasses
 from typing import Any
@@ -19,7 +19,7 @@ class Topology:
     """The devices and processes of a run. The default methods are for runs in one compiled program.
 
     A topology is a registered frozen dataclass (`registry.add("topology", ...)`) that implements `problems` and `bind`,
-    and overrides other methods where it differs.
+    and overrides other methods if their defaults do not apply.
     """
 
     @property
@@ -48,7 +48,7 @@ class Topology:
         return False
 
     def problems(self, env: Environment | HostRecipe | None) -> list[str]:
-        """Return the reasons why a run in `env`, or without one, cannot use this topology, one line each."""
+        """Return one line per reason why a run in `env` (None: without environments) cannot use this topology."""
         raise NotImplementedError
 
     def absent_resources(self, env: Environment | HostRecipe | None) -> dict[str, str]:
@@ -60,10 +60,10 @@ class Topology:
         return 0
 
     def over(self, target: Target) -> "Topology":
-        """Return the topology over the devices of a target, by default all of them.
+        """Return the topology with the number of devices of a target, unless a number is set.
 
         Raises:
-          ConfigError: its runs are not one compiled program.
+          ConfigError: runs of this topology are not one compiled program.
         """
         raise ConfigError(
             f"target={target.name!r} needs a run in one compiled program, but the topology is {self}; use an "
@@ -71,29 +71,29 @@ class Topology:
         )
 
     def resolve(self, algo: Algorithm, agents: int = 1) -> "Topology":
-        """Return the topology with all fields set that depend on the algorithm and the environment's agents."""
+        """Return the topology after setting all fields that depend on the algorithm or the number of agents."""
         return self
 
     def steps_per_iteration(self, algo: Algorithm) -> int:
-        """Return the steps of an iteration over all environments; if nothing acts, the updates."""
+        """Return the total steps of all environments per iteration; without environments, the number of updates."""
         return rollout_length(algo) * (self.resolve(algo).batch_envs or 0)
 
     def bind(self, algo: Algorithm, env: Environment | HostRecipe, dataset_fraction: float = 0.0) -> Program[Any, Any]:
         """Check everything that can be checked before compiling, and return the program.
 
         Args:
-          algo, env: the algorithm and the environment; without one, the environment of the dataset.
+          algo, env: the algorithm and the environment; for offline learning, the dataset's environment.
           dataset_fraction: the fraction of every batch that comes from a dataset.
 
         Raises:
-          ConfigError: with every problem found.
+          ConfigError: the settings are invalid; the error lists all problems.
         """
         raise NotImplementedError
 
 
 def default_topology(env: Environment | HostRecipe | None, num_envs: int | None = None) -> Topology:
-    """Return the first registered topology that can run `env`, or learn from a dataset without `env`."""
-    kinds = registry.registered("topology").values()  # includes their parts
+    """Return the first registered topology that can run `env` or, if `env` is None, learn from a dataset."""
+    kinds = registry.registered("topology").values()  # includes parts of topologies, such as `Remote`
     choices = (kind() for kind in kinds if issubclass(kind, Topology))
     topology = next(choice for choice in choices if not choice.problems(env))
     return topology if num_envs is None else dataclasses.replace(topology, num_envs=num_envs)
@@ -122,5 +122,5 @@ def choose(
 
 
 def needs_environment(env: Environment | HostRecipe | None) -> list[str]:
-    """Return the problem of an acting topology without an environment; empty if there is one."""
+    """Return an error line if `env` is None, for topologies that need an environment; otherwise []."""
     return [_WITHOUT_ENV] if env is None else []

@@ -13,17 +13,17 @@ _ANSWER_SECONDS = 5.0
 
 
 def own(coordinator: str, exchange: Callable[[str, Any], list[Any]]) -> str | None:
-    """Return the address of this machine's interface to the other processes; all processes must call this.
+    """Return the address at which the other processes can reach this machine; all processes must call this.
 
-    This is the interface to the coordinator. If a machine's own name resolves to its loopback, as in Debian's
-    /etc/hosts, process 0 only finds the loopback, and uses the interface to another process.
+    The address belongs to the network interface towards the coordinator. If the machine's hostname resolves to the
+    loopback address, as in Debian's /etc/hosts, process 0 uses the interface towards another process instead.
 
     Args:
       coordinator: HOST:PORT.
       exchange: `distributed.exchange`.
 
     Returns:
-      An IP address, that of the loopback if all processes are on one machine; None if there is no route.
+      An IP address, which is the loopback address if all processes are on one machine; None if there is no route.
     """
     mine = towards(_parts(coordinator)[0])
     elsewhere = [address for address in exchange("addresses", mine) if address and not _is_loopback(address)]
@@ -33,7 +33,7 @@ def own(coordinator: str, exchange: Callable[[str, Any], list[Any]]) -> str | No
 
 
 def towards(host: str) -> str | None:
-    """Return the address from which this machine would send to a host, or None without a route; sends nothing."""
+    """Return this machine's source address for packets to a host, or None without a route. Nothing is sent."""
     try:
         family, kind, protocol, _, there = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -65,12 +65,12 @@ def diagnose_connection(coordinator: str, process_id: int) -> str | None:
 
 
 def is_taken(bind: str) -> bool:
-    """Return whether a process on this machine listens at HOST:PORT; the host `[::]` stands for all addresses."""
+    """Return whether a process on this machine listens at HOST:PORT; the host `[::]` means all addresses."""
     host, port = _parts(bind)
     try:
         family, kind, protocol, _, there = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was just closed is free
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # count a port that was just closed as free
             probe.bind(there)
     except OSError as error:
         return error.errno == errno.EADDRINUSE

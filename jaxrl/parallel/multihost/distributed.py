@@ -1,7 +1,7 @@
 """Runs of several processes: JAX's multi-controller runtime, and decisions that all processes must share.
 
-Every process runs the same program. Therefore, all decisions about it (the length of the next chunk, whether to stop,
-the checkpoint to resume from) are made together by `exchange`, and never from the state of one process: two processes
+Every process runs the same program. Therefore, decisions about the run (the length of the next chunk, whether to stop,
+the checkpoint to resume from) are made jointly with `exchange`, never from the state of only one process: processes
 that disagree would wait for each other in different collectives.
 """
 
@@ -30,7 +30,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in the repr of an object; differs between processes
 _LOST = re.compile(r"\b(Gloo|NCCL)\b")  # in the error of a broken collective
 _VERSIONS = ("jaxrl", "jax", "jaxlib", "flax", "optax")
-_FAILED = "failed"  # sent in place of the name of an exchange by a process that failed
+_FAILED = "failed"  # a process that failed sends this in place of the name of an exchange
 _exchanges = itertools.count()
 
 
@@ -65,7 +65,7 @@ def initialize(
     if found := problems(coordinator, num_processes, process_id):
         raise ConfigError(found)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from `core.interrupts`
+    jax.config.update("jax_enable_preemption_service", False)  # it would handle SIGTERM in place of `core.interrupts`
     bind = None
     if coordinator is not None:
         host, _, port = coordinator.rpartition(":")
@@ -132,14 +132,14 @@ def is_several() -> bool:
 
 
 def exchange(what: str, value: Any) -> list[Any]:
-    """Return the values of all processes in order of the processes; all must call this, in the same order.
+    """Return the values of all processes, by process index; all processes must make the same calls in the same order.
 
     Args:
       what: the name of the value.
       value: this process's value, a JSON value.
 
     Raises:
-      PeerError: a process failed, did not answer, or exchanges something else.
+      PeerError: a process failed, did not answer, or exchanges a value with another name.
     """
     here, client = _engine.global_state, _engine.global_state.client
     if client is None and jax.process_count() > 1:
@@ -149,7 +149,7 @@ def exchange(what: str, value: Any) -> list[Any]:
     number, index = next(_exchanges), here.process_id
     client.key_value_set(_key(number, index), json.dumps([what, value]))
     if number > 1:
-        client.key_value_delete(_key(number - 2, index))  # all have read it, as they have sent later values
+        client.key_value_delete(_key(number - 2, index))  # all processes have read it, as they have sent later values
     found = []
     for other in range(here.num_processes):
         try:
@@ -172,13 +172,13 @@ def from_leader(what: str, value: Any) -> Any:
 
 
 def check_same(settings: Mapping[str, Any]) -> None:
-    """Check, on every process, that settings are the same in all processes.
+    """Check that settings are the same in all processes; all processes must call this.
 
     Args:
       settings: JSON values, nested mappings allowed.
 
     Raises:
-      ConfigError: with the settings that differ, and the processes.
+      ConfigError: settings differ; the error lists them with the processes.
     """
     if jax.process_count() == 1:
         return
@@ -190,7 +190,7 @@ def check_same(settings: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def collective_errors(what: str) -> Generator[None]:
-    """Raise an error of the block on all processes, if it occurs on any of them."""
+    """Raise an error of the block in all processes if it occurs in any of them."""
     if jax.process_count() == 1:
         yield
         return
@@ -226,7 +226,7 @@ def report_errors() -> Generator[None]:
         here = _engine.global_state
         if here.client is not None and here.num_processes > 1:
             message = json.dumps([_FAILED, f"{type(error).__name__}: {error}"])
-            with contextlib.suppress(RuntimeError):  # the service has ended, and so have the others
+            with contextlib.suppress(RuntimeError):  # the service and the other processes have ended
                 here.client.key_value_set(_key(next(_exchanges), here.process_id), message)
         raise
 

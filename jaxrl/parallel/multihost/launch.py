@@ -1,8 +1,8 @@
-"""Launching of a run as this process, as several processes of this machine or a Ray cluster, or within a cluster.
+"""Launching of a run in this process, in several processes on this machine or a Ray cluster, or in a compute cluster.
 
-Several processes run the same program, which is started once per process; each learns its place when it calls `launch`.
-The process that starts them does not train and does not import JAX: it assigns cores and GPUs, passes signals on, and
-watches the processes until they end.
+Several processes run the same program, which is started once per process. Each process reads its place in the run when
+it calls `launch`. The process that starts them does not train and does not import JAX: it assigns cores and GPUs,
+passes signals on, and watches the processes until they end.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _LOOK = 0.05  # seconds between two polls of the processes
 _GRACE_PERIOD = 10.0  # seconds for the others to end by themselves after one has failed
 _LEAST = {"count": 1, "restarts": 0, "cpus": 1, "gpus": 0, "evaluators": 0}
 
-_LINES = 20  # shown lines of a failed process's output
+_LINES = 20  # maximum number of lines to show of a failed process's output
 _END_CODES = tuple(128 + number for number in interrupts.ENDING)
 _BAD_INPUT = 2  # the exit code of a command line with invalid settings
 
@@ -39,14 +39,16 @@ _USAGE = "here, cluster, processes:COUNT or ray:COUNT, such as processes:4:resta
 def launch(how: Launch | str = "here") -> int:
     """Start a run as `how` describes; call this before JAX creates its devices.
 
-    `Processes` and `RayProcesses` start this program again, once per process. In this process, the call then does not
-    return but exits with their exit code. It returns in the started processes, and in all other cases.
+    `Processes` and `RayProcesses` start this program again, once per process. In this process, the call does not
+    return: this process waits for them and exits with their exit code. The call returns in the started processes, and
+    in this process for other values of `how`.
 
-    `evaluators=1` starts one more process, which does not train. Its first call of `jaxrl.train` follows the run in
-    `run_dir` instead, which must be set in all calls. It evaluates every checkpoint that is kept there, with the
-    settings of that call (`evaluation_episodes`, `eval_env`, `explore_in_evaluation`) but other episodes than the run's
-    own evaluations, and writes `evaluations.jsonl`. After the end of the run and the evaluation of its last checkpoint,
-    it exits with code 0, so code after that call does not run in this process.
+    `evaluators=1` starts one more process, which does not train. In that process, the first call of `jaxrl.train`
+    follows the training in `run_dir`, which must be set in the calls of all processes. It evaluates every checkpoint
+    that is kept in that directory, with the call's settings (`evaluation_episodes`, `eval_env`,
+    `explore_in_evaluation`) but in other episodes than the run's evaluations, and writes `evaluations.jsonl`. When
+    the run has ended and its last checkpoint was evaluated, the process exits with code 0, so code after that call does
+    not run in it.
 
     Args:
       how: "here": only this process; "cluster": one of several processes of a detected cluster; "processes:4" or
@@ -116,7 +118,7 @@ def problems(how: Launch) -> list[str]:
             "in another environment, use jaxrl eval RUN --follow --env NAME --out FILE"
         )
     if isinstance(how, RayProcesses):
-        # An evaluator is started with this variable.
+        # Started evaluators have JAX_PLATFORMS=cpu, so this is only checked in the process that starts them.
         if own_place() is None and how.gpus and os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
             found.append(f"ray: gpus={how.gpus} would be idle with JAX_PLATFORMS=cpu; unset it, or use gpus=0")
         return found
@@ -135,12 +137,12 @@ def problems(how: Launch) -> list[str]:
 def run_processes(command: Sequence[str], how: Several, again: Sequence[str] = ()) -> int:
     """Run a command as the processes of one run, and wait for all to end.
 
-    The output of process 0 is shown immediately. Of the other processes, the end of the output is shown if they fail.
+    The output of process 0 is shown immediately. If another process fails, the end of its output is shown.
 
     Args:
       command: the program and its arguments, the same for all processes.
-      how: the number of processes, their machines and the restarts.
-      again: further arguments after a restart.
+      how: the number of processes, their machines, and the number of restarts.
+      again: additional arguments after a restart.
 
     Returns:
       0, or the exit code of the process that failed first; 128 + n if signal n ended it.
@@ -179,7 +181,7 @@ def run_processes(command: Sequence[str], how: Several, again: Sequence[str] = (
 
 @contextlib.contextmanager
 def _started(command, how, signals):
-    """Start the processes of one attempt, fewer if a signal arrives; at the end, kill those that still run."""
+    """Start the processes of one attempt, or fewer if a signal arrives; at the end, kill those that still run."""
     with contextlib.ExitStack() as stack:
         if isinstance(how, Processes):
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxrl-launch-")))
@@ -217,17 +219,17 @@ class _ProcessGroup:
     """The processes of one attempt."""
 
     def __init__(self, processes: Sequence[Started], how: Several, signals: _Signals):
-        self._ended: dict[int, int] = {}  # exit codes by index, in the order of their ends
+        self._ended: dict[int, int] = {}  # exit codes by process index, in the order in which the processes ended
         self._killed: set[int] = set()
         self._processes, self._signals = processes, signals
         self._learners, self._count = how.count, how.count + how.evaluators
-        self._evaluators_ending = False  # because a learner failed
+        self._evaluators_ending = False  # True after a learner failed
         self._cut_short = 0  # exit code of an evaluator that was asked to end
 
     def wait(self) -> int:
-        """Wait until all have ended, and return the exit code of the run."""
+        """Wait until all processes have ended, and return the exit code of the run."""
         until, notified = None, False
-        if self._signals.passed:  # a signal arrived while they were being started
+        if self._signals.passed:  # a signal arrived while the processes were being started
             for process in self._processes:
                 process.send_signal(self._signals.passed[-1])
         while len(self._ended) < len(self._processes):
@@ -247,14 +249,14 @@ class _ProcessGroup:
         return next((code for code in self._ended.values() if code), self._cut_short)
 
     def tell(self) -> None:
-        """Print the signals that ended processes, and the end of the output of failed ones, except process 0."""
+        """Print the signals that ended processes, and the last output of failed processes other than process 0."""
         for index, code in self._ended.items():
             if not code or index in self._killed or code in _END_CODES:
                 continue
             if code > 128:
                 name = signal.Signals(code - 128).name if code - 128 in set(signal.Signals) else f"signal {code - 128}"
                 print(f"error: {self._name(index)} was ended by {name}", file=sys.stderr)
-            if index and not code == self._ended.get(0) == _BAD_INPUT:  # otherwise process 0 has printed the same
+            if index and not code == self._ended.get(0) == _BAD_INPUT:  # otherwise process 0 has printed the same error
                 for line in self._processes[index].stderr_tail().splitlines()[-_LINES:]:
                     print(f"{self._name(index)}: {line}", file=sys.stderr)
         if self._killed:
@@ -269,7 +271,8 @@ class _ProcessGroup:
         for index, process in enumerate(self._processes):
             if index not in self._ended and (code := process.poll()) is not None:
                 if index >= self._learners and (self._signals.passed or self._evaluators_ending):
-                    # It has nothing to save and ends at once. Counted as a failure, it would limit the learners' time.
+                    # An evaluator has nothing to save and ends at once. If that counted as a failure, the learners
+                    # would have less time to end.
                     self._cut_short, code = code, 0
                 self._ended[index] = code
 

@@ -36,7 +36,7 @@ class Started(Protocol):
         ...
 
     def stderr_tail(self) -> str:
-        """Return output that was not shown."""
+        """Return the output of the process that was not shown."""
         ...
 
     def notify_training_finished(self) -> None:
@@ -50,9 +50,9 @@ class Local:
     Args:
       command: the program and its arguments.
       place: the place of the process in the run.
-      environment: its environment variables, without its place.
-      stdout, stderr: files for its output; None: those of this process.
-      directory: its working directory; None: that of this process.
+      environment: environment variables of the process, without the variable for its place.
+      stdout, stderr: files for the output of the process; None: the same as in this process.
+      directory: working directory of the process; None: the same as in this process.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Local:
         watched, self._alive = os.pipe()  # the kernel closes the write end if this process is killed
         description = json.dumps(dataclasses.asdict(place) | {"pipe": watched})
         try:
-            with interrupts.blocked():  # until the process has read its place; before, Python would print a traceback
+            with interrupts.blocked():  # until the process has read its place; before that, signals print a traceback
                 self._process = subprocess.Popen(
                     command,
                     env={**environment, VARIABLE: description},
@@ -104,7 +104,7 @@ class Local:
 
     def notify_training_finished(self) -> None:
         if self._alive is not None:
-            with contextlib.suppress(BrokenPipeError):  # it has ended
+            with contextlib.suppress(BrokenPipeError):  # the process has ended
                 os.write(self._alive, b".")
 
 
@@ -115,6 +115,7 @@ def places(how: Several, coordinator: str = "") -> list[Place]:
 
 
 def start(command: Sequence[str], how: Processes, folder: Path, stack: contextlib.ExitStack) -> Iterator[Started]:
+    """Start the processes of a run and yield them; all but process 0 write their output to files in `folder`."""
     all_places, gpus = places(how, f"127.0.0.1:{free_port('127.0.0.1')}"), gpus_here()
     for index, place in enumerate(all_places):
         environment = dict(os.environ)
@@ -130,14 +131,14 @@ def start(command: Sequence[str], how: Processes, folder: Path, stack: contextli
 
 
 def free_port(host: str) -> int:
-    """Return a port that is free at an address of this machine; "" stands for all addresses."""
+    """Return a port that is free at an address of this machine; "" means all addresses."""
     with socket.socket() as free:
         free.bind((host, 0))
         return free.getsockname()[1]
 
 
 def _share[T](things: Sequence[T], index: int, count: int) -> list[T]:
-    """Return the share of process `index` of `count`; all things if there are fewer than processes."""
+    """Return the share of process `index` of `count`; if there are fewer things than processes, return all things."""
     if len(things) < count:
         return list(things)
     return list(things[index * len(things) // count : (index + 1) * len(things) // count])

@@ -1,6 +1,6 @@
 """The ways to launch a run, and the place of a launched process in its run.
 
-All of this is used before JAX is imported.
+Everything in this module can be used before JAX is imported.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ class Processes:
 
     Args:
       count: number of processes that train.
-      restarts: number of times that all processes are started again after one failed, and resume from the newest
+      restarts: number of times to start all processes again after one of them failed; they resume from the newest
         checkpoint in their `run_dir`. Invalid settings and signals to this process do not lead to a restart.
       evaluators: 0 or 1: an additional process that evaluates every checkpoint of the run (see `launch`). It has the
         last share of the cores and computes on CPUs; GPUs are for the processes that train.
@@ -63,7 +63,7 @@ class RayProcesses:
       count: number of processes that train.
       restarts: as in `Processes`; other machines replace a machine that was lost.
       cpus: CPUs that Ray reserves for each process.
-      gpus: GPUs that Ray reserves for each process that trains; with 0 it computes on CPUs.
+      gpus: GPUs that Ray reserves for each process that trains; with 0, these processes compute on CPUs.
       evaluators: as in `Processes`; Ray also reserves `cpus` for the evaluator.
     """
 
@@ -100,8 +100,8 @@ class Place:
         return "learner" if self.process_id < self.num_processes else "evaluator"
 
 
-_own: list[Place] = []  # empty before it was read
-_learners_ended: list[float] = []  # times of notifications
+_own: list[Place] = []  # the place of this process; empty until it is read
+_learners_ended: list[float] = []  # times at which the parent notified this evaluator that the learners have ended
 
 
 def own_place() -> Place | None:
@@ -122,7 +122,7 @@ def is_evaluator() -> bool:
 
 
 def evaluator_problems(run_dir: Any) -> list[str]:
-    """Return the reasons why an evaluator launched with this run could not follow it, one line each.
+    """Return one line per reason why an evaluator that was launched with this run could not follow it.
 
     Args:
       run_dir: the run directory of the training.
@@ -134,7 +134,7 @@ def evaluator_problems(run_dir: Any) -> list[str]:
 
 
 def check_no_evaluator(what: str) -> None:
-    """Raise, in all processes, if there is an evaluator, which could not follow `what` and would repeat it.
+    """Raise an error in all processes if there is an evaluator, which could not follow `what` and would repeat it.
 
     Args:
       what: the name of the operation.
@@ -153,9 +153,9 @@ def have_learners_ended(seconds: float = 0.0) -> bool:
 
 
 def _hear_parent(pipe):
-    """Record the end of the learners, reported by a byte in the pipe, and exit by SIGTERM when the parent has ended.
+    """Record the end of the learners, and send SIGTERM to this process when its parent has ended.
 
-    The kernel closes the pipe when the parent ends.
+    The parent reports the end of the learners by a byte in the pipe. The kernel closes the pipe when the parent ends.
     """
     with contextlib.suppress(OSError):
         while os.read(pipe, 1):

@@ -38,7 +38,7 @@ def room(ray: Any, cpus_per_run: float, gpus_per_run: float) -> int:
     """Return the number of runs with these CPUs and GPUs that fit on the cluster if it is otherwise idle.
 
     Raises:
-      ConfigError: none fits; Ray would wait forever for more machines.
+      ConfigError: not even one run fits; Ray would wait forever for more machines.
     """
     shares = {"CPU": cpus_per_run, "GPU": gpus_per_run}
     there = {name: ray.cluster_resources().get(name, 0) for name in shares}

@@ -1,7 +1,8 @@
 """Processes of one run on a Ray cluster (Moritz et al., 2018, arXiv:1712.05889): `--launch ray:4`.
 
-Each process has a Ray actor, which starts it on its machine, passes signals on to it, and returns its output and exit
-code. If the actor, its machine or the connection is lost, the process counts as lost and ends by itself.
+Each process has a Ray actor, which starts the process on the actor's machine, passes signals on to it, and returns its
+output and exit code. If the actor, its machine or the connection is lost, the process counts as lost and ends by
+itself.
 """
 
 import collections
@@ -29,7 +30,7 @@ _LOST = 1  # exit code of a process that was lost
 
 
 class Holder(Local):
-    """The class of the Ray actors that start and control a process on their machine.
+    """A Ray actor that starts and controls a process on its machine.
 
     Args:
       command: the command; this machine's Python replaces its first word.
@@ -63,13 +64,13 @@ class Holder(Local):
         return code, (new[0], new[1])
 
     def end(self, since: tuple[int, int]) -> tuple[int | None, tuple[bytes, bytes]]:
-        """Kill the process, and return its exit code and last output as `look` does."""
+        """Kill the process, and return its exit code and last output in the format of `look`."""
         self.kill()
         return self.look(since)
 
 
 class _Held:
-    """A `Started` process of a Ray actor."""
+    """A `Started` process that a Ray actor runs."""
 
     def __init__(self, ray: Any, actor: Any, index: int):
         self._ray, self._actor, self._is_first = ray, actor, index == 0
@@ -137,13 +138,13 @@ class _Held:
 def start(
     command: Sequence[str], how: RayProcesses, stack: contextlib.ExitStack, stopped: Callable[[], bool]
 ) -> Iterator[Started]:
-    """Start the processes of a run on the cluster, one after another, until `stopped`.
+    """Start the processes of a run on the cluster, one after another, until `stopped` returns True.
 
     Args:
       command: the program and its arguments.
       how: the number of processes, and their resources.
-      stack: releases Ray's reservation at its end.
-      stopped: returns whether a signal arrived.
+      stack: exit stack that releases Ray's reservation when it is closed.
+      stopped: function that returns whether a signal arrived.
 
     Raises:
       ConfigError: the cluster does not have these resources, or they are not free.

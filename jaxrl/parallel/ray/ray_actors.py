@@ -1,8 +1,9 @@
 """Ray actors (Moritz et al., 2018, arXiv:1712.05889) that run environments on other machines than the learner.
 
-They only step host environments (`ActorPool`), or also act in them with a copy of the policy (`RemoteCollector`):
-parameters are sent out, and rollouts come back. An actor is lost if its process, its machine or its connection fails.
-New actors replace lost ones, at most `restarts` times, and lost steps are masked as for worker processes.
+Actors either only step host environments (`ActorPool`), or also act in them with a copy of the policy
+(`RemoteCollector`): they receive parameters and return rollouts. An actor is lost if its process, its machine or its
+connection fails. New actors replace lost ones, at most `restarts` times, and lost steps are masked as for worker
+processes.
 """
 
 import dataclasses
@@ -34,8 +35,8 @@ class Remote:
 
     Args:
       actors: number of Ray actors per process; the environments are divided over them.
-      policy: whether actors also act in their environments: parameters are sent out, and whole rollouts come back. If
-        False, actors only step, and this process acts.
+      policy: whether actors also act in their environments, so that they receive parameters and return whole rollouts.
+        If False, actors only step, and this process acts.
       restarts: maximum number of failed actors to replace in each group.
       step_timeout: seconds for one step; an actor that takes longer counts as failed.
       cpus: CPUs that Ray reserves for each actor.
@@ -72,7 +73,7 @@ registry.add("topology", Remote)
 
 
 class EnvironmentActor:
-    """The class of Ray actors that step host environments; a `HostEnvironment`."""
+    """A Ray actor that steps host environments; it has the methods of a `HostEnvironment`."""
 
     def __init__(self, num_envs: int, seed: int, first_env: int, recipe: HostRecipe):
         jax.config.update("jax_platforms", "cpu")  # otherwise, environments in JAX would use an accelerator
@@ -89,10 +90,10 @@ class EnvironmentActor:
 
 
 class RolloutActor(EnvironmentActor):
-    """The class of Ray actors that step environments and act in them.
+    """A Ray actor that steps environments and acts in them.
 
-    If a step of its environments takes longer than `step_timeout`, an actor ends its process, so that it is lost before
-    the timeout of its whole rollout.
+    If a step of the environments takes longer than `step_timeout`, the actor ends its process. The loss is then noticed
+    before the timeout of the whole rollout.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class RolloutActor(EnvironmentActor):
         return self._collector.first_timestep()
 
     def rollout(self, published: Published, steps_per_env: int) -> tuple[Collected, float]:
-        """Return a rollout in numpy, and the total seconds that the environments have taken so far."""
+        """Return a rollout as numpy arrays, and the total seconds that the environments have taken so far."""
         self._collector.begin_at(steps_per_env)
         collected = complete(self._collector.collect(published, None))
         return jax.device_get(collected), self._collector.stepping.seconds
@@ -185,7 +186,7 @@ class ActorPool:
     @property
     def doing(self) -> str:
         # The text changes with each replacement, so that the watchdog allows the new actor its full time.
-        after = f", after {self.failures} that were lost" if self.failures else ""
+        after = f" (actors lost so far: {self.failures})" if self.failures else ""
         return "; ".join(f"their step, in {self._described(place)}{after}" for place in list(self._waiting))
 
     def reset(self) -> TimeStep[np.ndarray]:
@@ -210,12 +211,12 @@ class ActorPool:
         """Wait for the actors, and return their answers to the calls of `begin`.
 
         Args:
-          again: the method to call in an actor that replaces another: with the same arguments if it is the same method,
-            otherwise without arguments.
+          again: the method to call on an actor that replaces a lost one: with the same arguments if it is the method
+            that was called before, otherwise without arguments.
           steps: number of environment steps that the method takes.
 
         Raises:
-          EnvironmentFailedError: environments raised, or more actors were lost than `restarts` allows.
+          EnvironmentFailedError: environments raised an error, or more actors were lost than `restarts` allows.
         """
         method, arguments, references, since = self._pending
         until, answers = since + steps * self._remote.step_timeout, []
@@ -264,7 +265,7 @@ class ActorPool:
             RuntimeWarning,
             stacklevel=4,
         )
-        # Another seed, as the same one would repeat the same episodes.
+        # A different seed, as the same seed would repeat the same episodes.
         sequence = np.random.SeedSequence(self._seed, spawn_key=(self.failures, self._first_env))
         self._actors[place] = self._started(place, int(sequence.generate_state(1)[0] >> np.uint32(1)))
         return self._actors[place]
@@ -310,7 +311,7 @@ class RemoteCollector:
       steps: the compiled functions.
       store: the parameters, shared by all groups.
       seed: the seed of the environments and of the run.
-      first_env: index of the first environment among all.
+      first_env: index of this group's first environment among all environments.
       device: the device to put rollouts on.
     """
 
@@ -324,7 +325,7 @@ class RemoteCollector:
         first_env: int,
         device: jax.Device,
     ):
-        self.stepping = Stepping()  # never running, as the pool has its own timeout for answers
+        self.stepping = Stepping()  # its clock is never started, as the pool has a timeout for answers
         self._steps, self._store, self._device, self._steps_per_env = steps, store, device, 0
         own = steps, seed, remote.step_timeout
         self.host = ActorPool(RolloutActor, recipe, remote, 1, steps.group, seed, first_env, *own)

@@ -1,6 +1,7 @@
 """Actor threads, each of which collects rollouts in one or two groups of host environments for a learner.
 
-When the learner waits for rollouts, errors in the threads are reraised unchanged, and steps that take too long raise.
+While the learner waits for rollouts, errors in the threads are reraised unchanged, and steps that take too long raise
+an error.
 """
 
 import threading
@@ -60,12 +61,12 @@ class ActorThreads:
         self._changed = threading.Condition()
         self._selection, self._first, self._closed = selection, first, False
         self._published: dict[int, tuple[dict[jax.Device, Published], Progress]] = {}  # by version
-        self._versions: dict[int, int] = {}  # by number of a rollout: its version, if all groups must use the same one
+        self._versions: dict[int, int] = {}  # version by rollout number, if all groups must use the same version
         self._devices = list(dict.fromkeys(devices))
         self._collectors = [collector for mine in threads for collector in mine]
         self._watches = {collector: Watch(collector.host, step_timeout) for collector in self._collectors}
         self._full: list[deque[Taken]] = [deque() for _ in self._collectors]
-        self._collecting: dict[int, int] = {}  # by group: the version that it acts with now
+        self._collecting: dict[int, int] = {}  # by group: the version that it is acting with
         self._blocked = dict.fromkeys(self._collectors, 0.0)  # seconds that groups waited for room or parameters
         self._learner_idle = 0.0  # seconds that the learner waited for rollouts
         self._error: BaseException | None = None
@@ -87,11 +88,11 @@ class ActorThreads:
     # --- the learner's side --------------------------------------------------------------------------------------
 
     def publish(self, version: int, published: Published, progress: Progress) -> None:
-        """Publish the parameters for the next rollouts, with the learner's progress, in the order of versions."""
+        """Publish the parameters for the next rollouts, with the learner's progress; versions must be ascending."""
         if self._published and version % self._selection.period:
             return
-        # As arrays of a single device, which needs no copy if they are there already. The learner's mesh would be part
-        # of their types, so the actors' programs would be compiled again.
+        # Convert to arrays of a single device, without a copy if they are already on that device. The types of arrays
+        # on the learner's mesh include the mesh, so the actors' programs would be compiled again for them.
         copies = {
             device: jax.device_put(published, jax.sharding.SingleDeviceSharding(device)) for device in self._devices
         }
@@ -107,11 +108,12 @@ class ActorThreads:
         """Wait for the next batch and return it, sorted by version, oldest first, and then by group.
 
         Args:
-          version: version of the parameters that will learn from it.
-          learning: returns whether the learner still computes the last update; that is excluded from its waiting time.
+          version: version of the parameters that will learn from the batch.
+          learning: function that returns whether the learner is still computing the last update; the time of that
+            computation is excluded from the learner's waiting time.
 
         Raises:
-          EnvironmentFailedError: environments took longer than `step_timeout`; the stacks are on standard error.
+          EnvironmentFailedError: environments took longer than `step_timeout`; stack traces are on standard error.
           Exception: any error that an actor thread raised.
         """
         while True:
@@ -128,7 +130,7 @@ class ActorThreads:
                 return sorted(batch, key=lambda taken: taken[:2])
 
     def _next_batch(self, version):
-        """Return the groups whose rollouts are the next batch, or [] if it is not complete; the lock must be held."""
+        """Return the groups whose rollouts form the next batch, or [] if it is incomplete; the lock must be held."""
         full = [[taken.version for taken in waiting] for waiting in self._full]
         return self._selection.choose(full, self._collecting, version)
 
@@ -137,7 +139,7 @@ class ActorThreads:
 
         Args:
           batch: a result of `rollouts`.
-          is_learned: returns whether the programs that read the rollouts are done.
+          is_learned: function that returns whether the programs that read the rollouts are done.
         """
         for taken in batch:
             self._collectors[taken.group].give_back(taken.collected.rollout, is_learned)
@@ -146,7 +148,7 @@ class ActorThreads:
         """Return whether the next rollout of every group is full, so that `rollouts` would not wait.
 
         Raises:
-          Exception: the errors of `rollouts`.
+          Exception: as in `rollouts`.
         """
         self._look()
         return all(self._full)
@@ -160,7 +162,7 @@ class ActorThreads:
             raise RuntimeError("the actors were closed")
 
     def metrics(self) -> dict[str, float]:
-        """Return the total seconds so far, for actors summed over groups, and the current lengths of the queues."""
+        """Return total times so far in seconds, for actors summed over groups, and the current queue lengths."""
         at_hand, queue = sum(map(len, self._full)) + len(self._collecting), self._selection.queue
         return {
             "batches_at_hand": at_hand / self._selection.size,
@@ -172,7 +174,7 @@ class ActorThreads:
 
     @property
     def failures(self) -> int:
-        """The total number of workers or actors of environments that were lost and replaced."""
+        """The total number of worker processes or Ray actors that were lost and replaced."""
         return sum(c.host.failures for c in self._collectors if isinstance(c.host, WatchedEnvironment))
 
     def close(self) -> None:
@@ -210,7 +212,7 @@ class ActorThreads:
             self._error = self._error or error
 
     def _begun(self, mine, number):
-        """Wait for room for the groups' rollout `number`, and for its parameters.
+        """Wait until the queues have room for rollout `number` of these groups, and its parameters are published.
 
         Returns:
           The version, the parameters by device, and the learner's progress when it published them; None if closed.
@@ -257,7 +259,7 @@ class ActorThreads:
 
 
 def _wait(thread, collectors, until):
-    """Wait for a thread to end: until `until` if an environment of it is stepping, otherwise while it may compile."""
+    """Wait for a thread to end: until `until` if its environments are stepping, otherwise while it may be compiling."""
     while thread.is_alive() and time.monotonic() < until + _COMPILING:
         thread.join(TURN)
         if time.monotonic() > until and any(collector.stepping.since is not None for collector in collectors):

@@ -61,11 +61,11 @@ class Collector(Protocol):
     def stepping(self) -> Stepping: ...
 
     def begin_at(self, steps_per_env: int) -> None:
-        """Set the steps of each environment before the next rollout, which are folded into the keys for acting."""
+        """Set the number of steps of each environment before the next rollout, which is folded into the acting keys."""
         ...
 
     def first_timestep(self) -> TimeStep[np.ndarray]:
-        """Return the time step at which the run begins, numpy `[group, ...]`."""
+        """Return the time step at which the run begins, as numpy arrays `[group, ...]`."""
         ...
 
     def collect(self, published: Published, stepper: Stepper | None) -> Generator[None, None, Collected]:
@@ -80,29 +80,30 @@ class Collector(Protocol):
         ...
 
     def give_back(self, rollout: Rollout, is_learned: Callable[[], bool]) -> None:
-        """Take back a rollout that it collected, to overwrite it: writing into new memory is slower.
+        """Take back a rollout of this collector to overwrite its memory, which is faster than writing to new memory.
 
         Args:
           rollout: a rollout that is only read by programs that were already dispatched.
-          is_learned: returns whether these programs are done; an earlier write would wait for them.
+          is_learned: function that returns whether these programs are done; an earlier write would wait for them.
         """
         ...
 
 
 class ReadyScheduler:
-    """A scheduler with which every environment of a group acts `length` times, in batches of `ready`.
+    """A scheduler that makes every environment of a group act `length` times, in batches of `ready` environments.
 
-    A batch has exactly `ready` different environments, as acting is compiled for this number, and the environments
-    return this number. Batches are sent and received as a whole, and `ready` divides the group. So if any environments
-    are stepping, there are enough to receive a batch.
+    A batch has exactly `ready` different environments, because acting is compiled for this number, and the host
+    receives this number of environments at a time. Batches are sent and received as a whole, and `ready` divides the
+    group. So if any environments are stepping, there are enough of them to receive a batch.
 
-    This could only fail at the end of a rollout, if fewer than `ready` environments still have to act. The remaining
-    steps can be divided into batches of different environments if and only if no environment has more steps left than
-    there are batches left: `max(left) <= sum(left) / ready`. This is true at the beginning, and a batch that would
-    violate it is not returned. Environments with the most steps left act first, which includes the (at most `ready`)
-    environments with as many steps left as there are batches. So a batch would violate the condition only if one of
-    these is stepping, and then it can be received first. If none is stepping, `ready` of them can act, since
-    `sum(left) <= count * max(left)`. Therefore, the scheduler never stops before the end.
+    The scheduler could only get stuck at the end of a rollout, if fewer than `ready` environments still have to act.
+    The remaining steps can be divided into batches of different environments if and only if no environment has more
+    steps left than there are batches left: `max(left) <= sum(left) / ready`. This condition is true at the beginning,
+    and `take` does not return a batch that would violate it. Environments with the most steps left act first. These
+    include the (at most `ready`) environments with as many steps left as there are batches left. So a batch can only
+    violate the condition if one of these environments is stepping, in which case it can be received first. If no
+    environment is stepping, `ready` of them can act, since `sum(left) <= count * max(left)`. Therefore, the scheduler
+    never stops before the end.
 
     Args:
       group: number of environments; none of them is stepping.
@@ -117,13 +118,13 @@ class ReadyScheduler:
 
     @property
     def over(self) -> bool:
-        """True if all environments have acted and were received."""
+        """True if all environments have made all of their steps, and were received."""
         return not (self._at_work.any() or self._left.any())
 
     def take(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return the environments that act next, and the step of the rollout of each, int32 [ready].
+        """Return the indices of the environments that act next and their steps in the rollout, both int32 [ready].
 
-        They count as stepping afterwards. Return None if others must be received first.
+        These environments count as stepping afterwards. Return None if other environments must be received first.
         """
         waiting = np.flatnonzero(~self._at_work & (self._left > 0)).astype(np.int32)
         env_ids = waiting[np.argsort(-self._left[waiting], kind="stable")[: self._ready]]
@@ -153,9 +154,9 @@ class StepCollector:
       steps: the compiled functions for acting.
       host: the environments.
       key: the run's root key.
-      first_env: index of its first environment among all.
+      first_env: index of the group's first environment among all environments.
       device: the device that acts.
-      ready: act for the environments that are ready first; `host` is an `AsyncEnvironment`.
+      ready: whether to act for the environments that are ready first; `host` must be an `AsyncEnvironment`.
     """
 
     def __init__(
@@ -243,7 +244,7 @@ class StepCollector:
             )
             host.send(jax.device_get(action), env_ids)
         acting.steps_per_env += steps.length
-        # A copy, as the next rollout's time steps overwrite these, maybe before the program has read them.
+        # A copy, as the time steps of the next rollout overwrite these, possibly before the program has read them.
         timestep, carry, previous_action = jax.tree.map(np.copy, acting.timestep), acting.carry, acting.previous_action
         return steps.finish(algo, actor, storage, timestep, previous_action, initial, carry, published.version)
 

@@ -1,4 +1,4 @@
-"""Sebulba's host loop: environments, the actor threads that collect in them, and the learner's updates."""
+"""Sebulba's host loop: environments, the actor threads that collect rollouts in them, and the learner's updates."""
 
 import time
 from functools import partial
@@ -34,9 +34,9 @@ from jaxrl.parallel.sebulba.selection import Selection
 class SebulbaLoop:
     """A `HostLoop` for host environments: actor threads collect rollouts, and the learner takes batches of them.
 
-    The learner learns from each batch immediately. So if a batch has one rollout of every group, its updates are those
-    of the compiled program. With `error_buffer`, it stores rounds (one rollout of every group) when the rate limit
-    allows it, and makes updates in between.
+    Without `error_buffer`, the learner learns from each batch immediately. So if a batch has one rollout of every
+    group, the updates equal those of the compiled program. With `error_buffer`, the learner stores rounds (one rollout
+    of every group) when the rate limit allows it, and makes updates between rounds.
 
     Args:
       layout: the layout of the learner over its devices.
@@ -65,9 +65,9 @@ class SebulbaLoop:
         self._collectors: list[Collector] = []
         self._threads: ActorThreads | None = None
         self._failures_reported = 0  # failures of environments in the reports so far
-        # The learner's progress, counted here because reading it from the state would wait for the learner.
+        # The learner's progress, counted on the host because reading it from the state would wait for the learner.
         self._limit: RateLimit | None = None
-        self._counts, self._updates_begun = Counts(0, 0), 0  # the latter: updates before the threads were started
+        self._counts, self._updates_begun = Counts(0, 0), 0  # `_updates_begun`: updates before the threads started
         self._iterations, self._updates_since_stored = 0, 0
         self._version = 0  # version of the parameters that are published next
 
@@ -76,7 +76,7 @@ class SebulbaLoop:
     def begin(self, algo: Algorithm, env: HostRecipe, seed: int) -> TimeStep:
         """Build the environments, begin their first episodes, and return their first time steps.
 
-        After an error, the caller closes those that were built.
+        After an error, the caller calls `close` to close the environments that were built.
         """
         self.close()
         groups, remote = self.selection.groups, self._remote
@@ -147,7 +147,7 @@ class SebulbaLoop:
         """Take `length` batches, one per iteration, and learn from them.
 
         Raises:
-          EnvironmentFailedError: environments hang, or failed too often.
+          EnvironmentFailedError: environments hung, or failed too often.
           Exception: any other error that an actor raised.
         """
         columns = [
@@ -157,7 +157,7 @@ class SebulbaLoop:
         threads = self._threads or self._start(algo, state)
         since, before, updates_before = time.monotonic(), threads.metrics(), self._counts.updates
         learned, updated, under_way, lags, rows, versions = None, None, None, [], [], []
-        # Only this thread may dispatch programs of several processes, as all must dispatch them in the same order.
+        # Only this thread may dispatch programs of several processes, as all processes must use the same order.
         with jax.thread_guard(self._processes > 1):
             while len(versions) < length:
                 buffers, state = state.buffers, state.replace(buffers={})
@@ -165,7 +165,7 @@ class SebulbaLoop:
                 limit = self._limit
                 if limit is not None and limit.is_update_next(self._counts, is_round_ready=threads.is_round_ready()):
                     state, report = self._update(resolved, state, buffers, dataset)
-                    # Dispatch at most one update ahead: whether an update or a round is next is decided at dispatch.
+                    # Dispatch at most one update ahead: the choice between an update and a round is made at dispatch.
                     if under_way is not None:
                         under_way.block_until_ready()
                     under_way = report.made
@@ -194,7 +194,7 @@ class SebulbaLoop:
         now = threads.metrics()
         figures |= {name: value - before[name] for name, value in now.items()}
         figures |= {name: now[name] for name in ("queue_depth", "batches_at_hand")}
-        # Seconds are those of this chunk. Failures are those since the last report, as actors also run between chunks.
+        # Times are for this chunk. Failures are counted since the last report, as actors also run between chunks.
         failures = threads.failures
         figures["failures"], self._failures_reported = failures - self._failures_reported, failures
         figures |= {"inference_batch": self._ready or self._group, "seconds": time.monotonic() - since}
@@ -230,7 +230,7 @@ class SebulbaLoop:
         return resolved
 
     def _update(self, resolved, state, buffers, dataset):
-        """Make an update between the storage of two rounds."""
+        """Make an update without storing a round."""
         number = self.layout.place(np.int32(self._updates_since_stored))
         self._updates_since_stored += 1
         self._counts = self._counts.updated()
@@ -254,7 +254,7 @@ def _recorded_rows(rollout, columns, spec):
 
 
 def _joined(rows: list[list[Trajectory]]) -> Trajectory:
-    """Join the recorded rows of batches along time, and those of each batch along environments."""
+    """Join recorded rows: those of the groups of a batch along environments, and those of batches along time."""
     wide = [jax.tree.map(lambda *x: np.concatenate(x, axis=1), *groups) for groups in jax.device_get(rows)]
     return jax.tree.map(lambda *x: np.concatenate(x), *wide)
 

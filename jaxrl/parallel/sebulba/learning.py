@@ -19,12 +19,12 @@ from jaxrl.parallel.layout import Layout
 from jaxrl.parallel.rollout import Acting
 from jaxrl.parallel.sebulba.collector import Collected
 
-_AXES = {"timesteps": 1, "action": 1, "extras": 1, "carry": 0, "final_carry": 0}  # of environments, in a `Rollout`
+_AXES = {"timesteps": 1, "action": 1, "extras": 1, "carry": 0, "final_carry": 0}  # axes of environments in a `Rollout`
 
 
 @dataclasses.dataclass(frozen=True)
 class HostRollouts:
-    """A `RolloutCollector` for host environments; its source is their first time steps, and later their rollouts."""
+    """A `RolloutCollector` for host environments; its source is their first time steps, or a collected rollout."""
 
     layout: Layout
 
@@ -58,7 +58,7 @@ class HostRollouts:
 
 @dataclasses.dataclass(frozen=True)
 class HostLearning:
-    """The learner's compiled functions for one run. Static: a key of the compilation cache.
+    """The learner's compiled functions for one run. Hashable, as it is a static argument of these functions.
 
     Args:
       layout: the layout of the learner over its devices.
@@ -75,7 +75,7 @@ class HostLearning:
         return algo, algo.actor(state.learner)
 
     def gathered(self, rollouts: list[Collected]) -> list[Collected]:
-        """Return a batch's rollouts on the learner's device, or joined and sharded over its devices."""
+        """Move a batch's rollouts to the learner's device; if it has several devices, join and shard the rollouts."""
         layout = self.layout
         first = layout.mesh.local_devices[0]
         rollouts = [rollout if _is_on(rollout, first) else jax.device_put(rollout, first) for rollout in rollouts]
@@ -95,7 +95,7 @@ class HostLearning:
         return rollouts[0] if len(rollouts) == 1 and not self.pooled else self._joined(rollouts)
 
     def _statistics(self, parts):
-        """Return the statistics used for acting: one for all, or one per environment if versions may differ."""
+        """Return the statistics used for acting: a single set, or one set per environment if versions may differ."""
         if not self.pooled:
             return parts[0].statistics
 
@@ -122,17 +122,17 @@ class HostLearning:
 
     @partial(jax.jit, static_argnums=0, donate_argnums=3)
     def learn(self, algo, state, buffers, rollouts, dataset):
-        """Store the result of `gathered` and update, on all devices; the schedules of `algo` are resolved."""
+        """Store the rollouts from `gathered`, and make the updates; the schedules of `algo` are resolved."""
         return self._on_devices(_learn, algo, state, buffers, rollouts, dataset, None)
 
     @partial(jax.jit, static_argnums=0, donate_argnums=3)
     def store(self, algo, state, buffers, rollouts):
-        """Store the result of `gathered` without an update."""
+        """Store the rollouts from `gathered` without an update."""
         return self._on_devices(_store, algo, state, buffers, rollouts, None, None)
 
     @partial(jax.jit, static_argnums=0, donate_argnums=3)
     def update(self, algo, state, buffers, dataset, number):
-        """Make the update with this number since rows were last stored; the schedules of `algo` are resolved."""
+        """Make update `number`, counted since rows were last stored; the schedules of `algo` are resolved."""
         return self._on_devices(_update, algo, state, buffers, [], dataset, number)
 
     def _on_devices(self, function, algo, state, buffers, rollouts, dataset, number):
@@ -159,7 +159,7 @@ class HostLearning:
         return state, report.replace(episodes=episodes)
 
     def _rollout_specs(self) -> Rollout:
-        """Return the partition specs of a rollout, a prefix tree."""
+        """Return a prefix tree of partition specs for a rollout."""
         environments, everywhere = PartitionSpec("data"), PartitionSpec()
         specs: dict[str, PyTree] = {
             name: PartitionSpec(None, "data") if axis else environments for name, axis in _AXES.items()

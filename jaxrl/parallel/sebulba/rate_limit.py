@@ -1,8 +1,8 @@
 """The rate limit of a learner that samples from a replay while actors insert: the side that is ahead waits.
 
-The balance is the replay ratio times the stored environment steps, minus the number of updates. It stays within a
-tolerance of its value at the minimum size of the replay. Rows are stored in rounds of one rollout of every group.
-Rollouts that must not be stored yet wait in their queues, so the actors wait, too.
+The balance is the replay ratio times the number of stored environment steps, minus the number of updates. The limit
+keeps the balance within a tolerance of its value at the minimum size of the replay. Rows are stored in rounds of one
+rollout of every group. Rollouts that must not be stored yet wait in their queues, so the actors wait, too.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ class Counts(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RateLimit:
-    """The limit on the lead of either side.
+    """A limit on how far the learner or the actors may be ahead of the other side.
 
     Args:
       replay_ratio: updates per environment step.
@@ -46,7 +46,7 @@ class RateLimit:
 
     @property
     def least_tolerance(self) -> float:
-        """The smallest tolerance without a deadlock: one update, or the updates of one round."""
+        """The smallest tolerance without a deadlock: one update or, if there are more, the updates of one round."""
         return max(1.0, self.replay_ratio * self.steps)
 
     def is_update_next(self, counts: Counts, *, is_round_ready: bool) -> bool:
@@ -62,7 +62,7 @@ class RateLimit:
 
         (inserted, updates), most = counts, self.tolerance + _ROUNDING
         stored = inserted + self.steps
-        can_store = stored <= self.min_size or balance(stored, updates) <= most  # always before the first update
+        can_store = stored <= self.min_size or balance(stored, updates) <= most  # True before the first update
         can_update = inserted >= self.min_size and balance(inserted, updates + 1) >= -most
         is_update = can_update and not (is_round_ready and can_store)
         assert is_update or can_store, "one side can continue if the tolerance is at least `least_tolerance`"
@@ -87,7 +87,7 @@ def counts_of(experience: Experience, buffers: dict[str, ReplayState]) -> Counts
 
 
 def problems(experience: Experience, error_buffer: float) -> list[str]:
-    """Return why this limit is impossible; empty if it is possible. The algorithm's own settings must be valid."""
+    """Return the reason why this limit is impossible, or []. The other settings of the algorithm must be valid."""
     kind = type(experience.algo).__name__
     if not experience.online_sources:
         return [f"error_buffer={error_buffer} needs a replay, but {kind} has none; use error_buffer=None"]

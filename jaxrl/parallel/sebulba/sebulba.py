@@ -35,46 +35,46 @@ from jaxrl.parallel.topology import Topology, needs_environment
 
 @dataclasses.dataclass(frozen=True)
 class Sebulba(Topology):
-    """The topology with host environments in actor threads, and a learner.
+    """The topology with a learner, and actor threads that step host environments.
 
     Args:
       num_envs: number of environments over all groups and processes. None: as in `Anakin`, rounded up to a number that
         is divisible as the other settings require.
       actors: number of actor threads in each process.
       groups: groups of environments per actor thread; with 2, one group's environments step while the other acts.
-      devices: number of devices that learn; the environments are divided over them. With several processes: the number
-        over all of them. None: one in each process.
-      actor_devices: number of devices that act in each process: those after the learner's if there are enough,
-        otherwise the same; threads are assigned to them in turn.
-      actor_platform: platform of the devices that act: "cpu" acts on the processor while an accelerator learns, which
-        suits small networks, for which the overhead of a call on an accelerator exceeds the time of its arithmetic.
-        None: the learner's.
-      shards: logical groups of environments, as in `Anakin`.
-      lockstep: deterministic runs: every rollout is collected with parameters that are exactly `lag` updates old,
-        instead of the newest parameters. Several processes need lockstep. None: True, unless the algorithm learns from
-        data of any age (replays, V-trace), or `ready` or `learner_batch` is set.
-      lag: with lockstep, 0 or 1. With 0, actors wait for the learner, and the run equals that of `Anakin` with the same
-        environments; with 1, they act while it updates. None: 0, or if `lockstep` is None too, 1 for algorithms that
-        allow it (PPO), otherwise 0 (A2C).
+      devices: number of devices that learn; the environments are divided over them. With several processes: the total
+        number. None: one in each process.
+      actor_devices: number of devices that act in each process: the devices after the learner's if there are enough,
+        otherwise the same devices; threads are assigned to them in turn.
+      actor_platform: platform of the devices that act. With "cpu", actors use the processor while an accelerator
+        learns. This suits small networks, for which the overhead of a call on an accelerator exceeds the time of its
+        arithmetic. None: the learner's platform.
+      shards: number of logical groups of environments, as in `Anakin`.
+      lockstep: whether runs are deterministic: every rollout is collected with parameters that are exactly `lag`
+        updates old, instead of the newest parameters. Several processes need lockstep. None: True, unless the algorithm
+        learns from data of any age (replays, V-trace), or `ready` or `learner_batch` is set.
+      lag: age of the parameters in updates with lockstep, 0 or 1. With 0, actors wait for the learner, and the run
+        equals a run of `Anakin` with the same environments; with 1, actors act while the learner updates. None: 1 if
+        `lockstep` is None, too, and the algorithm allows it (PPO), otherwise 0 (A2C).
       queue: number of rollouts of each group that may wait for the learner.
-      learner_batch: number of environments whose rollouts an update learns from: full rollouts, the oldest first, so
-        that groups do not wait for each other. A multiple of the environments of a group. None: all environments, with
-        one rollout each.
-      max_lag: with `learner_batch`, the maximum age of a rollout's parameters in updates when they are learned from:
-        the learner waits for rollouts that would become older. None: 16 times the batches that the rollouts of all
-        groups make.
-      parameter_period: number of updates after which actors receive new parameters. Rollouts may be older than `lag` by
-        up to one update less than this, also for algorithms that do not allow such an age. A larger period saves
-        transfers, especially to Ray actors with the policy.
-      ready: number of environments to act for at a time: the first of their group that are ready; must divide the
+      learner_batch: number of environments whose rollouts an update learns from, a multiple of the environments of a
+        group. The oldest full rollouts are used first, so that groups do not wait for each other. None: all
+        environments, with one rollout each.
+      max_lag: with `learner_batch`, the maximum age of a rollout's parameters, in updates, when an update learns from
+        the rollout. The learner waits for rollouts that would become older. None: 16 times the number of batches that
+        the rollouts of all groups make.
+      parameter_period: number of updates after which actors receive new parameters. Rollouts may be up to
+        `parameter_period - 1` updates older than `lag`, even if the algorithm does not allow such an age. A larger
+        period saves transfers, especially to Ray actors with the policy.
+      ready: number of environments to act for at a time: the ones in a group that are ready first. It must divide the
         group. None: the whole group.
-      error_buffer: number of transitions by which sampling may be ahead of or behind the samples per insert: the
+      error_buffer: number of transitions by which sampling may be ahead of or behind the samples per insert. The
         learner samples from the replay while actors insert, and the side that is too far ahead waits. None: an
         algorithm with a replay learns from it after every round of rollouts, and keeps its replay ratio exactly.
-      step_timeout: time limit in seconds for one step or reset, after which the run ends and names the environments.
-        Replacing failed workers or actors may take additional time.
-      remote: Ray actors that run the environments, for example on other machines; None: this process runs them. With
-        a copy of the policy, each actor is a group of its own, served by one thread.
+      step_timeout: time limit in seconds for one step or reset, after which the run ends with an error that names the
+        environments. Replacing failed workers or actors may take additional time.
+      remote: Ray actors that run the environments, for example on other machines; None: this process runs them. If
+        the actors have a copy of the policy, each actor is a separate group, served by one thread.
     """
 
     num_envs: int | None = None
@@ -127,8 +127,8 @@ class Sebulba(Topology):
             return self.num_envs
         processes, remote = jax.process_count(), self.remote
         holders = 1 if remote is None or remote.policy else max(remote.actors * processes // self.all_groups, 1)
-        multiple = self.all_groups * math.lcm(max(self.ready or 1, 1), holders)  # of a group's environments
-        # A batch, which has all environments without `learner_batch`, is divided over devices and shards.
+        multiple = self.all_groups * math.lcm(max(self.ready or 1, 1), holders)  # a group must be divisible by both
+        # Without `learner_batch`, a batch has all environments, and it is divided over devices and shards.
         devices, shards = (self.devices or processes, self.shards or 1) if self.learner_batch is None else (1, 1)
         return ro.default_num_envs(algo, math.lcm(multiple, max(devices, 1), max(shards, 1)))
 
@@ -139,7 +139,7 @@ class Sebulba(Topology):
 
     @property
     def threads(self) -> int:
-        """Number of actor threads in each process; one for every Ray actor with the policy."""
+        """Number of actor threads in each process; with the policy in Ray actors, one thread per actor."""
         return self.remote.actors if self.remote is not None and self.remote.policy else self.actors
 
     def resolve(self, algo: Algorithm, agents: int = 1) -> "Sebulba":
@@ -159,7 +159,7 @@ class Sebulba(Topology):
         return dataclasses.replace(self, num_envs=num_envs, lockstep=lockstep, lag=lag or 0, max_lag=max_lag)
 
     def batches_at_hand(self, num_envs: int) -> int:
-        """Return the number of batches of `learner_batch` environments that all full and current rollouts make."""
+        """Return the maximum number of batches that all rollouts make, full ones and those being collected."""
         groups_of_a_batch = (self.learner_batch or num_envs) * self.all_groups // max(num_envs, 1)
         return batches_at_hand(max(groups_of_a_batch, 1), self.all_groups, self.queue)
 
@@ -173,7 +173,7 @@ class Sebulba(Topology):
           dataset_fraction: the fraction of every batch that comes from a dataset.
 
         Raises:
-          ConfigError: with every problem found.
+          ConfigError: the settings are invalid; the error lists all problems.
         """
         if isinstance(env, Environment):
             raise ConfigError(self.problems(env))
@@ -206,7 +206,7 @@ class Sebulba(Topology):
         return Program(layout, HostRollouts(layout), loop)
 
     def _devices_of_threads(self, layout):
-        """Return each actor thread's device: those after the learner's if there are enough, otherwise the same."""
+        """Return one device per actor thread: devices after the learner's if there are enough, otherwise the same."""
         here = jax.local_devices(backend=self.actor_platform)
         learning = sum(device in layout.mesh.local_devices for device in here)
         apart = here[learning : learning + self.actor_devices]
@@ -230,7 +230,7 @@ def _problems(topology: Sebulba, num_envs: int, algo: Algorithm, env: HostRecipe
         jax.local_devices(backend=platform)
     except (RuntimeError, AttributeError):
         yield (
-            f"actor_platform={platform!r} must be 'cpu', None, or a platform that JAX has started here; if "
+            f"actor_platform={platform!r} must be 'cpu', None, or a platform that JAX has started in this process; if "
             "JAX_PLATFORMS is set, it must contain both platforms, such as cuda,cpu"
         )
     yield from number_problems("step_timeout", topology.step_timeout, {"above": 0})
@@ -248,8 +248,8 @@ def _not_together(topology):
     """Yield problems of settings that exclude each other."""
     processes, groups, ready, remote = jax.process_count(), topology.groups, topology.ready, topology.remote
     out_of_step = {
-        "learner_batch": "the groups with full rollouts differ by run; use lockstep=None and lag=None in one process",
-        "ready": "the environments that are ready first differ by run; use ready=None",
+        "learner_batch": "groups with full rollouts vary between runs; use lockstep=None and lag=None in one process",
+        "ready": "the environments that are ready first vary between runs; use ready=None",
         "error_buffer": "in lockstep, the learner waits for its actors; use lockstep=False and lag=None, or "
         "error_buffer=None",
     }
@@ -296,7 +296,7 @@ def _not_divisible(topology, num_envs, env):
 
 
 def _not_in_any_order(topology, num_envs, algo):
-    """Yield problems of learning from rollouts in the order in which they are full."""
+    """Yield problems of learning from rollouts in the order in which they become full."""
     batch, lag, period = topology.learner_batch, topology.max_lag, topology.parameter_period
     if batch is None:
         if lag is not None:

@@ -15,17 +15,17 @@ class Selection:
     With `max_lag`, parameters never learn from rollouts that are more than `max_lag` versions older. A rollout of
     version v that is still being collected stops the learner at version v + max_lag - D + 1, where D is the number of
     batches that all full and current rollouts make (`batches_at_hand`). When the learner continues, this rollout is
-    full, and so are all rollouts of the same age. No others of that age can begin, as actors then have the next
-    version, which is published a period later. These rollouts make at most D batches and are learned from first, so the
-    last of them is learned from at most D batches later, at version v + max_lag.
+    full, and so are all rollouts of the same age. No other rollouts of that age can begin, as actors have received the
+    next version, which is published one period later. These rollouts make at most D batches and are learned from first,
+    so the last of them is learned from at most D batches later, at version v + max_lag.
 
     Args:
       size: number of rollouts of a batch.
       groups: number of groups, numbered in the order of their environments.
       queue: number of full rollouts of a group that may wait while it collects the next one.
-      lag: exact age of the parameters of rollouts in versions, which are rounded down to a multiple of `period`; None:
-        the newest version when the first group begins the rollout.
-      period: actors only receive versions that are multiples of this, and the first version.
+      lag: exact age of a rollout's parameters, in versions, before the version is rounded down to a multiple of
+        `period`; None: the newest version when the first group begins the rollout.
+      period: interval of the versions that actors receive, which are the first version and multiples of this number.
       max_lag: maximum age in versions, at least the sum of `batches_at_hand` and `period`; None: batches of one rollout
         of every group.
     """
@@ -51,13 +51,13 @@ class Selection:
         return version if version in published else None
 
     def choose(self, full: Sequence[Sequence[int]], collecting: Mapping[int, int], version: int) -> list[int]:
-        """Return the groups whose oldest full rollouts are the next batch, or [] if there is no complete batch yet.
+        """Return the groups whose oldest full rollouts form the next batch, or [] if there is no complete batch yet.
 
         With `max_lag`, a group may occur more than once.
 
         Args:
           full: versions of the parameters of each group's full rollouts, oldest first.
-          collecting: version that each group that collects a rollout acts with.
+          collecting: version that each group that is collecting a rollout acts with.
           version: version of the parameters that will learn from the batch.
         """
         if self.max_lag is None:
@@ -71,5 +71,5 @@ class Selection:
 
 
 def batches_at_hand(size: int, groups: int, queue: int) -> int:
-    """Return the maximum number of batches of `size` rollouts that full and current rollouts make."""
+    """Return the maximum number of batches of `size` rollouts that all rollouts make, full or being collected."""
     return -(-groups * (queue + 1) // size)
