@@ -151,7 +151,7 @@ def environments() -> list[str]:
 
 
 def made(name: str, parameters: Mapping[str, Any]) -> Any:
-    """Make an environment by its registered `name`, and store the name and parameters in it so that files have them."""
+    """Make an environment by its registered `name`, and store the name and parameters in it, to be written to files."""
     env = registry.registered("environment")[name](**parameters)
     memory(env)["made_as"] = name, parameters
     return env

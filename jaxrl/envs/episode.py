@@ -178,7 +178,7 @@ class AutoReset(_Resetting):
 
 
 class PooledReset(_Resetting):
-    """A wrapper like `AutoReset` for costly resets: under `vmap`, it only resets the environments that need it.
+    """A wrapper like `AutoReset` for costly resets: under `vmap`, a small pool of resets serves the whole batch.
 
     At every step, the environments whose episodes ended are reset, `slots` at a time; if no episode ended, no reset is
     computed. The episodes begin as with `AutoReset`, from the same keys. No reset is used twice, so there is no bias

@@ -38,7 +38,7 @@ class _Deferred(ModuleType):
 
 
 def import_gymnax() -> ModuleType:
-    """Import gymnax, without its drawing libraries unless it was imported before."""
+    """Import gymnax and return it; unless it was imported before, the deferred libraries are not imported."""
     usual = builtins.__import__
 
     def deferring(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> ModuleType:

@@ -120,7 +120,7 @@ class SuiteEnv(struct.PyTreeNode):
         raise NotImplementedError
 
     def advance(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, Step]:
-        """Return the next state and the step after an action, including an episode's last observation."""
+        """Return the next state and the step after an action; do not reset, so that last observations are returned."""
         raise NotImplementedError
 
     @classmethod
@@ -145,12 +145,12 @@ class SuiteEnv(struct.PyTreeNode):
         return like(self.numbers[name], value)
 
     def with_spaces(self) -> Self:
-        """Return this environment with the spaces recomputed from its numbers, none of which is a JAX array."""
+        """Return this environment with spaces recomputed from its numbers; called before arrays to map over are set."""
         return self
 
     @classmethod
     def choices(cls, name: str) -> Mapping[str, Iterable[Any]]:
-        """Return the allowed values of static parameters that have only a few."""
+        """Return the allowed values of each static parameter that accepts only a few values."""
         return {}
 
     @classmethod

@@ -21,7 +21,7 @@ type Factory = Callable[..., Environment]
 
 
 class DmEnvRecipe(stepped.SteppedRecipe):
-    """A recipe for a batch of one dm_env environment; without a `factory` it is a task of dm_control's suite.
+    """A recipe for a batch of copies of a dm_env environment, which is a dm_control task if there is no `factory`.
 
     `id` is "dm_control:domain-task", or "dm_env:module:function" with the factory's module and name.
     """

@@ -183,7 +183,7 @@ class EnvPoolEnvironment:
 
     @property
     def doing(self) -> str:
-        """A message with the indices (in the run) of the environments that are being stepped; "" if there are none."""
+        """A message with the indices (in the run) of the environments that are busy; "" if none is busy."""
         waiting = (np.flatnonzero(self._busy) + self._first_env).tolist()
         return f"{self.name} is stepping environments {waiting}" if waiting else ""
 
@@ -382,12 +382,12 @@ def make(name: str, *, preset: str | None = None, info: Sequence[str] = (), **pa
 
 @functools.cache
 def names() -> tuple[str, ...]:
-    """Return EnvPool's tasks, except those that training cannot use."""
+    """Return the names of EnvPool's tasks, except those that training cannot use."""
     return tuple(name for name in _registered() if _unusable(name) is None)
 
 
 def refused() -> tuple[str, ...]:
-    """Return EnvPool's tasks that training cannot use."""
+    """Return the names of EnvPool's tasks that training cannot use."""
     return tuple(name for name in _registered() if _unusable(name) is not None)
 
 

@@ -25,7 +25,7 @@ from jaxrl.envs.suite import arguments_of
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class GymnasiumRecipe(stepped.SteppedRecipe):
-    """A recipe for a batch of one Gymnasium environment; `options` are passed to `gymnasium.make`.
+    """A recipe for a batch of copies of a Gymnasium environment; `options` are passed to `gymnasium.make`.
 
     `id` is Gymnasium's name, or "module:name" if the user named the module that registers it.
 
@@ -73,8 +73,8 @@ class GymnasiumRecipe(stepped.SteppedRecipe):
             return self.factory
         if "." in self.id and self.id not in gymnasium.registry:
             raise ConfigError(
-                f"{self.name} was passed as a Gymnasium environment, its class or a function, which a file cannot "
-                "make; pass it again: env=... in Python; in a shell register it with Gymnasium and pass "
+                f"{self.name} was passed as a Gymnasium environment, class or function, which cannot be restored from "
+                "a file; pass it again: env=... in Python; in a shell, register it with Gymnasium and pass "
                 "--import MODULE --env gymnasium:ID"
             )
         return _find(self.id)

@@ -35,7 +35,7 @@ def raise_problems(env: Any, problems: Sequence[str]) -> None:
 
 
 def space_problems(env: Any) -> list[str]:
-    """Return a line for each space of an environment that is not a space of jaxrl."""
+    """Return one error line per space of an environment that is not a space of jaxrl."""
     found = {name: getattr(env, name, None) for name in ("observation_space", "action_space")}
     return [
         f"{name} is {space!r}, which is not a space of jaxrl.spaces"
@@ -52,7 +52,7 @@ def describe(leaf: Any) -> str:
 
 
 def type_problems(call: str, timestep: TimeStep[Any], space: spaces.Space, batch: tuple[int, ...] = ()) -> list[str]:
-    """Return a line for each part of a time step that is missing, unknown, or of a wrong shape or type.
+    """Return one error line per part of a time step that is missing, unknown, or of a wrong shape or type.
 
     Args:
       call: "reset" or "step".
@@ -108,7 +108,7 @@ def row_problems(space: spaces.Space, rows: TimeStep[Any], ended: Any, *, alone:
 
 
 def lines(call: str, wrong: dict[str, Any]) -> list[str]:
-    """Return a line for each problem of `row_problems` that occurs."""
+    """Return one error line per problem in a result of `row_problems` that occurs."""
     return [f"{call}: TimeStep.{line}" for line, where in wrong.items() if np.any(where)]
 
 

@@ -34,7 +34,7 @@ registry.add("wrapper", ServedFromHost)
 
 
 class JaxHostEnvironment:
-    """A batch of one JAX environment behind the host protocol: numpy in, numpy out."""
+    """A batch of copies of a JAX environment behind the host protocol: numpy in, numpy out."""
 
     def __init__(self, env: Environment, num_envs: int, seed: int, first_env: int = 0):
         self.num_envs = num_envs

@@ -1,4 +1,4 @@
-"""Recipes and batches of Python environments in this process or in workers, the base of Gymnasium's and dm_env's."""
+"""Recipes and batches of Python environments, in this process or in workers; used for Gymnasium and dm_env."""
 
 import dataclasses
 import functools
