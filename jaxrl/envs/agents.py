@@ -1,10 +1,10 @@
-"""Environments with several agents, whose agents are rows of the batch.
+"""Environments with several agents, presented as a batch with one row per agent.
 
-The environment itself steps all of its agents at once: the leaves of its time steps, and its actions, begin with an
-axis of agents. `Agents` wraps it as an environment of one agent; in a batch, each block of `num_agents` neighboring
-rows shares one episode. So algorithms, topologies, replays and wrappers need not know about agents, and one policy with
-one set of parameters acts for all: PPO there is IPPO (de Witt et al., 2020, arXiv:2011.09533), and with a critic that
-reads the state of the whole environment MAPPO (Yu et al., 2022, arXiv:2103.01955).
+The environment itself steps all agents at once: its actions, and the leaves of its time steps, begin with an axis of
+agents. `Agents` wraps it as an environment of one agent; in a batch, each block of `num_agents` neighboring rows shares
+one episode. So algorithms, topologies, replays and wrappers do not need to know about agents, and all agents share the
+parameters of one policy. PPO in such an environment is IPPO (de Witt et al., 2020, arXiv:2011.09533); with a critic
+that reads the state of the whole environment, it is MAPPO (Yu et al., 2022, arXiv:2103.01955).
 """
 
 import dataclasses
@@ -25,20 +25,20 @@ from jaxrl.envs.parameters import has_layer
 
 
 class Agents(Wrapper):
-    """A wrapper that makes each agent of an environment with several a row of a batch; made by `as_rows`.
+    """A wrapper that makes each agent of a multi-agent environment a row of the batch; `as_rows` applies it.
 
-    Under `jax.vmap`, rows k N to k N + N - 1 of a batch are the N agents of one environment: the number of rows must be
-    a multiple of N, each holds a copy of the state, and the keys of the first are used. Outside `vmap` it is the first
-    agent, and all the others take the same action.
+    Under `jax.vmap`, rows k N to k N + N - 1 of a batch are the N agents of one environment. The number of rows must be
+    a multiple of N; each row has a copy of the state, and the key of the first row is used. Without `vmap`, the wrapper
+    returns the first agent's time steps, and all agents take the same action.
 
-    The environment chooses one of two ways for an agent that finishes before the others. If the agent has ended, it
-    repeats its ending, with weight 0, until the episode of all is over, and its return ends there. If it has not ended
-    but is not `active`, its return includes its team's rewards, and its values are learned until the episode of all is
-    over, but not its policy. Then all begin the next episode together.
+    The environment decides what happens to an agent that finishes before the others. Either the agent has ended: it
+    repeats its last step with weight 0 until the episode of all agents is over, and its return does not change. Or it
+    has not ended but is not `active`: until the episode of all agents is over, its return includes its team's rewards,
+    and its values are learned, but not its policy. After that, all agents begin the next episode together.
 
     Args:
       env: the environment with several agents, which has episode statistics and resets itself.
-      num_agents: N.
+      num_agents: the number N of agents.
     """
 
     num_agents: int = struct.field(pytree_node=False)
@@ -56,13 +56,13 @@ registry.add("wrapper", Agents)
 
 
 def as_rows(env: Environment, auto_reset: Callable[[Environment], Environment] = with_auto_reset) -> Environment:
-    """Return `env` with its agents as rows of the batch, if it has several.
+    """Return `env` with its agents as rows of the batch, if it has several agents.
 
-    Wrappers of the whole episode (time limits, statistics, resets, repeated actions, random parameters) stay under
-    `Agents`; any other wrapper around an environment with several agents applies to one row.
+    Wrappers that act on the whole episode (time limits, statistics, resets, repeated actions, random parameters) stay
+    under `Agents`; any other wrapper around an environment with several agents applies to each row.
 
     Args:
-      env: may be an environment of one agent, or of rows already; these are returned unchanged.
+      env: the environment; returned unchanged if it has one agent or if its agents already are rows.
       auto_reset: a wrapper that makes an environment with several agents reset itself.
     """
     if has_layer(env, Agents) or (agents := num_agents(env)) == 1:
@@ -76,9 +76,10 @@ def as_rows(env: Environment, auto_reset: Callable[[Environment], Environment] =
 
 @functools.lru_cache(maxsize=256)
 def _methods(agents: int, structure: jax.tree_util.PyTreeDef):
-    """Return `reset` and `step` of one row of `agents`, as functions of the environment's leaves and their arguments.
+    """Return functions `reset(leaves, key)` and `step(leaves, state, action, key)` of one row out of `agents`.
 
-    They take leaves because `custom_vmap` rebuilds its arguments with booleans as leaves, which environments reject.
+    They take the environment's leaves, because `custom_vmap` rebuilds its arguments with booleans as leaves, which
+    environments reject.
     """
 
     @jax.custom_batching.custom_vmap
@@ -91,7 +92,7 @@ def _methods(agents: int, structure: jax.tree_util.PyTreeDef):
         return _first(structure.unflatten(leaves).step(state, everyone, key))
 
     def groups(axis_size, in_batched, leaves, *arguments):
-        """Return the axes of the leaves, one leaf of each group of rows, and the arguments with an axis of rows."""
+        """Return the leaves' axes for `vmap`, the leaves with one row per group, and the arguments with all rows."""
         if axis_size % agents:
             name = structure.unflatten(leaves).name
             raise ConfigError(
@@ -124,7 +125,7 @@ def _methods(agents: int, structure: jax.tree_util.PyTreeDef):
 
 
 def _first(result):
-    """Return the state of all agents, and the time step of the first one."""
+    """Return the state of all agents, and the first agent's time step."""
     state, timestep = result
     return state, jax.tree.map(lambda x: x[0], timestep)
 

@@ -1,6 +1,6 @@
 """brax environments (Freeman et al., 2021, arXiv:2106.13281), as raw episodic environments.
 
-brax is imported when the first of them is made; it is an extra.
+brax is an extra; it is imported when the first of these environments is made.
 """
 
 import copy
@@ -34,7 +34,8 @@ NAMES = (
     "walker2d",
 )
 
-# Combinations that brax 0.14.2 cannot run, and why; `tests/envs/test_brax.py` shows that there are no others.
+# Pairs of environment and backend that brax 0.14.2 cannot run, and why; `tests/envs/test_brax.py` shows that there are
+# no others.
 BROKEN: dict[tuple[str, str], str] = {
     ("swimmer", "generalized"): "it calls jnp.clip(a_min=...), which JAX no longer accepts",
     ("swimmer", "spring"): "brax has no swimmer of this backend",
@@ -42,17 +43,17 @@ BROKEN: dict[tuple[str, str], str] = {
     ("swimmer", "mjx"): "brax has no swimmer of this backend",
 }
 
-# Parts of brax's `System` that its own backends read, and the MuJoCo options that repeat them.
+# Parts of brax's `System` that brax's backends read, and the MuJoCo options with the same meaning.
 _REPEATED = {"gravity": "opt.gravity", "viscosity": "opt.viscosity", "density": "opt.density"}
 
-# Arguments of constructors that change nothing, and why; `tests/envs/test_brax.py` shows that there are no others.
-_IDLE = {"ant": dict.fromkeys(("contact_cost_weight", "contact_force_range"), "where brax computes no contact forces")}
+# Arguments of constructors without effect, and why; `tests/envs/test_brax.py` shows that there are no others.
+_IDLE = {"ant": dict.fromkeys(("contact_cost_weight", "contact_force_range"), "as brax computes no contact forces")}
 
 
 class BraxEnvironment(PhysicsEnv):
     """A brax environment.
 
-    Its physical system is brax's `System`. Static parameters are the arguments of brax's constructor, such as
+    The physical system is brax's `System`. Static parameters are the arguments of brax's constructor, such as
     `backend`, one of `BACKENDS`.
     """
 
@@ -60,7 +61,7 @@ class BraxEnvironment(PhysicsEnv):
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Return brax's environments that run with one of its backends."""
+        """Return the names of brax's environments that run with at least one of its backends."""
         return tuple(n for n in NAMES if any((n, backend) not in BROKEN for backend in BACKENDS))
 
     @classmethod
@@ -120,20 +121,20 @@ names, make = add_suite(BraxEnvironment)
 
 
 def refused() -> tuple[str, ...]:
-    """Return brax's environments that do not run with any backend."""
+    """Return the names of brax's environments that do not run with any backend."""
     return tuple(n for n in NAMES if n not in names())
 
 
 @made_once
 def foreign(key: Key) -> Any:
-    """Return brax's own environment for this key."""
+    """Return brax's environment for this key."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Brax System", UserWarning)  # about maintenance: docs/environments.md
+        warnings.filterwarnings("ignore", "Brax System", UserWarning)  # about maintenance, see docs/environments.md
         return module().get_environment(key[0], **dict(key[1]))
 
 
 def module() -> Any:
-    """Import brax's environments without the message that MuJoCo prints."""
+    """Return the module `brax.envs`, imported without the message that MuJoCo prints."""
     with silent_import():
         from brax import envs
     return envs

@@ -1,4 +1,4 @@
-"""Checks of environments against the protocol of `jaxrl.core.types`, and their preparation for training."""
+"""Checks of environments against the protocol of `jaxrl.core.types`, and preparation of environments for training."""
 
 import dataclasses
 import inspect
@@ -29,16 +29,17 @@ _BATCH = 4
 @interruptible
 @checked(steps={"low": 0})
 def check_env(env: EnvironmentLike, *, steps: int = 100, seed: int = 0) -> None:
-    """Check `env` as training uses it: traced, compiled, mapped and scanned; or, host environments, built and stepped.
+    """Check that `env` works in training, by random steps under jit, vmap and scan, or on the host.
 
     Args:
       env: the environment, with or without auto-reset; a recipe of host environments; a name; or a Gymnasium
         environment, its class or a function that makes one.
-      steps: number of random steps of each of 4 environments; 0 compiles nothing, and only checks types and shapes.
+      steps: number of random steps of each of 4 environments; with 0, only types and shapes of a JAX environment are
+        checked and nothing is compiled.
       seed: the seed of the actions and resets, from 0 to 2^63 - 1.
 
     Raises:
-      EnvironmentContractError: lists all problems, one line each, with the leaf's name.
+      EnvironmentContractError: lists all problems, one per line, with the leaf's name.
     """
     seed = checked_seed("seed", seed)
     env = as_environment(env)
@@ -52,16 +53,16 @@ def check_env(env: EnvironmentLike, *, steps: int = 100, seed: int = 0) -> None:
 
 
 def check_types(env: Any, *, weak: bool) -> Environment:
-    """Check types and shapes, and that `env` can be traced; compile nothing.
+    """Check types and shapes, and that `env` can be traced, without compiling; return `as_rows(env)`.
 
-    Return `env` as one row of a batch: each of several agents becomes a row, with auto-reset.
+    In the result, each agent of an environment with several agents is a row of the batch, with auto-reset.
 
     Args:
       env: the environment.
-      weak: also reject weakly typed leaves; training accepts them, because a loop makes them strong.
+      weak: whether to also reject weakly typed leaves; training accepts them, because a loop makes them strong.
 
     Raises:
-      EnvironmentContractError: lists all problems, one line each, with the leaf's name.
+      EnvironmentContractError: lists all problems, one per line, with the leaf's name.
     """
     rules.raise_problems(env, _static_problems(env))
     env, key = _rows(env), keys.root_key(0)
@@ -100,7 +101,7 @@ _MISSING = object()
 
 def _static_problems(env: Any) -> list[str]:
     if isinstance(env, type):
-        return [f"it is a class; pass one environment, {env.__name__}()"]
+        return [f"it is a class; pass an instance, {env.__name__}()"]
     if not any(hasattr(type(env), name) for name in _METHODS):
         return [f"{env!r:.80} has neither reset nor step; make an environment with jaxrl.make('suite:name')"]
     found, problems = {}, []
@@ -143,7 +144,7 @@ def _signature_problems(name, method):
 
 
 def _raised(error: Exception) -> str:
-    """Describe an error that an environment's own code raised, with its file and line."""
+    """Describe an error that an environment's code raised, with the file and line of that code."""
     reason = (str(error).strip() or "without a message").split("\n")[0]
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_library(f.filename)]
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
@@ -211,7 +212,7 @@ def _weak_problems(method: str, state: PyTree, time_step: TimeStep) -> list[str]
 
 
 def _difference(where: str, first: PyTree, later: PyTree) -> list[str]:
-    """Return a line for each difference between the results of reset and step."""
+    """Return one error line per difference in structure, type or shape between the results of reset and step."""
     both, problems = [rules.by_path(tree) for tree in (first, later)], []
     for path in both[0] | both[1]:
         leaves = [one.get(path) for one in both]
@@ -238,13 +239,13 @@ def _determinism_problems(env: Environment, key: jax.Array) -> list[str]:
     return [
         f"{method} returns two results for the same key, at {path}; use the key for all randomness"
         for method, call in (("reset", env.reset), ("step", lambda key: env.step(state, action, key)))
-        # Two functions, hence two traces: a number sampled by numpy while tracing would differ.
+        # Two functions are traced separately, so a number that numpy samples during tracing differs.
         for path in rules.different(*(jax.jit(lambda key, call=call: _plain(call(key)))(key) for _ in range(2)))
     ]
 
 
 def _plain(tree: PyTree) -> PyTree:
-    """Replace typed keys by their data, to compare them."""
+    """Replace typed keys by their data, so that they can be compared."""
     return jax.tree.map(lambda x: jax.random.key_data(x) if _are_keys(x) else x, tree)
 
 
@@ -271,18 +272,18 @@ def _rollout_problems(env: Environment, key: jax.Array, steps: int) -> list[str]
 
 
 def prepared(env: EnvironmentLike) -> Environment | HostRecipe:
-    """Return `as_environment(env)`, with episode statistics and auto-reset if it is a JAX environment without them.
+    """Return `as_environment(env)`; a JAX environment gets episode statistics and auto-reset if it lacks them.
 
-    The statistics use the rewards before `ClipReward` and `ScaleReward`, at any position among the wrappers.
+    The statistics use the rewards before `ClipReward` and `ScaleReward`, wherever these are among the wrappers.
 
     Raises:
-      ConfigError: it is neither a JAX environment nor a recipe of host environments.
-      EnvironmentContractError: its types or shapes differ from those of its spaces.
+      ConfigError: `env` is neither a JAX environment nor a recipe of host environments.
+      EnvironmentContractError: the environment breaks the contract, such as types that differ from those of its spaces.
     """
     env = as_environment(env)
     if isinstance(env, Environment):
         if not _has_statistics(env):
-            check_types(env, weak=False)  # the user's own environment, not checked yet
+            check_types(env, weak=False)  # an environment of the user, not checked yet
             env = _counted(env) if num_agents(env) == 1 else as_rows(env)
         return with_auto_reset(env)
     if not callable(getattr(env, "build", None)):
@@ -301,7 +302,7 @@ def _has_statistics(env: Environment) -> bool:
 
 
 def _counted(env: Environment) -> Environment:
-    """Add statistics under the innermost wrapper that changes rewards, or around all if there is none."""
+    """Add statistics under the innermost wrapper that changes rewards, or around all wrappers if none does."""
     wrapper: Any = env
     if "env" not in getattr(env, "__dataclass_fields__", ()) or not has_layer(env, ClipReward | ScaleReward):
         return EpisodeStatistics(env)

@@ -1,4 +1,4 @@
-"""Environments in files: a suite's name, parameters, and wrappers, the innermost first.
+"""Environments in files: the suite, the environment's name and parameters, and its wrappers, innermost first.
 
     {"suite": "gymnax", "name": "CartPole-v1", "parameters": {"gravity": 9.8, ...},
      "wrappers": [{"type": "wrapper:episode_statistics"}, {"type": "wrapper:auto_reset"}],
@@ -21,14 +21,14 @@ from jaxrl.envs.parameters import memory, parameters, with_parameters
 
 
 class SuiteClass(Protocol):
-    """The interface of a suite's environment class for files; the class is registered as "suite:NAME"."""
+    """The interface that files need of a suite's environment class, which is registered as "suite:NAME"."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """The parameters of `restore`, which `jaxrl.core.config.encode` can write."""
+        """The parameters that `restore` needs, with values that `jaxrl.core.config.encode` accepts."""
         ...
 
     @classmethod
@@ -44,10 +44,10 @@ class SuiteClass(Protocol):
 
 
 def to_config(env: Environment | HostRecipe) -> dict[str, Any]:
-    """Return `env` as JSON values; parts of classes that are not registered become {"opaque": repr}.
+    """Return `env` as JSON values; objects whose classes are not registered become {"opaque": repr}.
 
-    If the parts could not be read back, but a registered function made the environment, the function's name and
-    parameters are written instead, with the values that `with_parameters` changed.
+    If these values could not be read back, but a registered function made the environment, they are replaced by the
+    function's name and parameters, and the values that `with_parameters` changed.
     """
     wrappers: list[dict[str, Any]] = []
     inner: Any = env
@@ -74,7 +74,7 @@ def to_config(env: Environment | HostRecipe) -> dict[str, Any]:
 
 
 def _changed(env, config):
-    """Return the differences between `env` and the environment that `config` describes; None if that fails to load."""
+    """Return {"changed": parameters of `env` that differ from `config`'s} or {}; None if `config` cannot be loaded."""
     try:
         before = from_config(config)
     except Exception:  # a suite may raise anything
@@ -87,7 +87,7 @@ def _changed(env, config):
 
 
 def from_config(config: Mapping[str, Any]) -> Environment | HostRecipe:
-    """Return the environment that was passed to `to_config`.
+    """Return the environment that `to_config` converted to `config`.
 
     Raises:
       ConfigError: a name is not registered, a parameter does not fit, or the file does not describe an environment.
@@ -122,7 +122,7 @@ def from_config(config: Mapping[str, Any]) -> Environment | HostRecipe:
 
 
 def full_name(config: Mapping[str, Any]) -> str:
-    """Return "suite:name" of a result of `to_config`."""
+    """Return the name "suite:name" of the environment in a result of `to_config`."""
     return ":".join(part for part in (config.get("suite"), config.get("name")) if part)
 
 

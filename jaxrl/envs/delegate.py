@@ -17,17 +17,17 @@ from jaxrl.core.types import Environment, PyTree, TimeStep
 def forward(attribute: str) -> Any:
     """Return a property that reads an attribute of the wrapped environment.
 
-    A wrapper has it as `name = forward("name")`.
+    A wrapper class uses it as `name = forward("name")`.
     """
     return property(lambda self: getattr(self.env, attribute))
 
 
 class Wrapper(struct.PyTreeNode):
-    """The base class of wrappers, which forwards everything to `env` that a wrapper does not change.
+    """The base class of wrappers, which forwards to `env` everything that a subclass does not override.
 
     Attributes:
       env: the wrapped environment.
-      of_all_agents: whether the wrapper concerns the episode of all agents, not one agent's row (`jaxrl.envs.agents`).
+      of_all_agents: whether the wrapper acts on the episode of all agents, not on an agent's row (`jaxrl.envs.agents`).
     """
 
     env: Environment
@@ -43,18 +43,18 @@ class Wrapper(struct.PyTreeNode):
 def check_arguments(wrapper: Any, *, whole: bool = False, finite: bool = True, **limits: Mapping[str, float]) -> None:
     """Reject arguments of a wrapper that are not numbers within their limits.
 
-    JAX arrays are not checked, nor are the trees of placeholders that JAX builds from a wrapper, such as the axes to
-    map over.
+    JAX arrays are not checked. Neither are wrappers that JAX rebuilds with placeholders as leaves, such as the axes of
+    `vmap`.
 
     Args:
       wrapper: a wrapper, with an environment in its field `env`.
       whole: whether the arguments must be whole numbers.
       finite: whether the arguments must be finite.
-      limits: by argument, its limits as for `jaxrl.core.limits.problem`; an argument that is None by default may be
-        None.
+      limits: the limits of each argument, keyed by its name, as for `jaxrl.core.limits.problem`. An argument whose
+        default is None may be None.
 
     Raises:
-      ConfigError: names the argument, its value and its limits.
+      ConfigError: an argument is wrong; names it, its value and its limits.
     """
     problems = []
     for name, limit in limits.items():
@@ -72,14 +72,14 @@ def check_arguments(wrapper: Any, *, whole: bool = False, finite: bool = True, *
 
 
 def _problem(number, whole, finite, limits):
-    """Explain why a number is outside its limits; None if it is fine."""
+    """Return why a number is outside its limits, or None if it is valid."""
     if whole and not isinstance(number, int | np.integer):
         return "must be a whole number"
     return None if not finite and number in (-math.inf, math.inf) else problem(number, limits)
 
 
 def _is_placeholder(env, value):
-    """Return whether `value` is a placeholder in a tree that JAX builds, or an array that only JAX may read."""
+    """Return whether `value` is a JAX array, which is not read, or a placeholder in a tree that JAX built."""
     if isinstance(value, jax.Array) or not isinstance(value, int | float | np.ndarray | np.generic | str | None):
         return True
     leaves = jax.tree.leaves(env, is_leaf=lambda x: x is None)

@@ -1,7 +1,7 @@
-"""Pictures of environments' states, drawn with numpy and pillow, as uint8 RGB frames of shape (height, width, 3).
+"""Drawings of environments' states with numpy and pillow, as uint8 RGB frames of shape (height, width, 3).
 
-A drawing has two parts: a view, pure JAX, which is computed along with the episode and selects the data to draw; and a
-numpy function that draws a frame from it. So only these data leave the device.
+A drawing has two functions: a JAX function that selects the data to draw (the view) during the episode, and a numpy
+function that draws a frame from a view. So only the data of the view leave the device.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from jaxrl.envs.suite import foreign_rules
 
 _WHITE, _BLACK, _GREY = (255, 255, 255), (20, 20, 20), (120, 120, 120)
 _BLUE, _ORANGE, _GREEN, _RED = (0, 114, 178), (230, 159, 0), (0, 158, 115), (213, 94, 0)
-# One per plane of a grid world, where plane 0 is mostly the player: Okabe and Ito's colors, and four more.
+# One color per plane of a grid world; plane 0 is usually the player. Okabe and Ito's colors, and four more.
 _PLANES = np.asarray(
     [
         (86, 180, 233), (230, 159, 0), (90, 90, 90), (0, 158, 115), (213, 94, 0),
@@ -28,7 +28,7 @@ _PLANES = np.asarray(
     np.uint8,
 )  # fmt: skip
 _SIDE = 240  # approximate number of pixels of a picture's longer side
-_SMOOTH = 3  # factor by which lines are drawn larger before they are scaled down, which smooths their edges
+_SMOOTH = 3  # factor of supersampling: pictures are drawn this much larger, then scaled down to smooth edges
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +36,10 @@ class Drawing:
     """A pair of functions that draw an environment.
 
     Attributes:
-      view: (environment, its state, its time step) -> a pytree of the arrays to draw. Pure JAX; the environment and the
-        state are those under all wrappers.
-      draw: a function from one view, as numpy arrays, to a frame, uint8 (height, width, 3).
-      frames_per_second: rate at which an episode looks natural.
+      view: a pure JAX function `view(env, state, time_step)` that returns a pytree of the arrays to draw; `env` and
+        `state` are those under all wrappers.
+      draw: a function that takes one view, as numpy arrays, and returns a frame, uint8 (height, width, 3).
+      frames_per_second: the rate at which an episode looks natural.
     """
 
     view: Callable[[Any, PyTree, TimeStep], PyTree]
@@ -51,7 +51,7 @@ _DRAWINGS: dict[str, Drawing] = {}
 
 
 def register(name: str, drawing: Drawing) -> None:
-    """Register `drawing` for the environment `name` ("suite:name", as the environment names itself)."""
+    """Register `drawing` for environments whose attribute `name` is this one, such as "suite:name"."""
     _DRAWINGS[name] = drawing
 
 
@@ -59,11 +59,11 @@ def drawing_of(env: Environment, observation_space: spaces.Space) -> Drawing:
     """Return the registered drawing of `env`, or a drawing of its observations if they are images.
 
     Args:
-      env: the environment under all wrappers.
-      observation_space: the observation space with all wrappers.
+      env: the environment without its wrappers.
+      observation_space: the observation space of the environment with its wrappers.
 
     Raises:
-      ConfigError: it has no drawing; the message lists the environments that can be drawn.
+      ConfigError: the environment cannot be drawn; the message lists environments that can.
     """
     own = _DRAWINGS.get(env.name, getattr(env, "drawing", None))
     if isinstance(own, Drawing):
@@ -83,11 +83,10 @@ def drawing_of(env: Environment, observation_space: spaces.Space) -> Drawing:
 
 
 def disks(view: Callable[[Any, PyTree, TimeStep], PyTree]) -> Drawing:
-    """Return a drawing of disks in a square.
+    """Return a drawing of blue (0), red (1) and gray (2) disks in a square of side 1.
 
     Args:
-      view: the view of `Drawing`: x, y and radius of each disk in a square of side 1, and the number of its color,
-        [disks, 4].
+      view: a function for `Drawing.view` that returns an array [disks, 4]: x, y, radius and color number of each disk.
     """
 
     def draw(things: np.ndarray) -> np.ndarray:
@@ -100,13 +99,13 @@ def disks(view: Callable[[Any, PyTree, TimeStep], PyTree]) -> Drawing:
 
 
 def image(pixels: np.ndarray, bounds: tuple[float, float] | None = None) -> np.ndarray:
-    """Enlarge an observation that is a picture: gray, RGB, a stack of gray frames, or planes of a grid world.
+    """Return an image observation as an enlarged frame: gray, RGB, stacked gray frames, or planes of a grid world.
 
     Args:
-      pixels: (height, width) or (height, width, channels). Three channels are RGB. Of any other number of uint8
-        channels the last is drawn, as for stacked frames; with another dtype, or more channels than pixels in a row,
-        each channel is a plane with its own color.
-      bounds: the values of black and white; None: 0 and 255 for uint8, otherwise the smallest and largest value.
+      pixels: an array of shape (height, width) or (height, width, channels). One channel is gray, and three are RGB.
+        With another number of channels, uint8 channels are stacked frames, and the last one is drawn. Channels of
+        another dtype, or more channels than pixels on the longer side, are planes in separate colors.
+      bounds: the values of black and white; None means 0 and 255 for uint8, otherwise the smallest and largest value.
     """
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels
     channels = pixels.shape[-1]
@@ -121,7 +120,7 @@ def image(pixels: np.ndarray, bounds: tuple[float, float] | None = None) -> np.n
 
 
 def planes(grid: np.ndarray) -> np.ndarray:
-    """Draw a grid world (height, width, planes), each cell in the color of its first nonzero plane."""
+    """Draw a grid world of shape (height, width, planes), with each cell in the color of its first positive plane."""
     there = grid > 0
     colors = _PLANES[np.arange(grid.shape[-1]) % len(_PLANES)]
     first = colors[np.argmax(there, axis=-1)]
@@ -134,9 +133,9 @@ def _enlarged(pixels):
 
 
 def _see_planes(env, state, time_step):
-    from jaxrl.envs import gymnax  # a suite is imported when it is first needed
+    from jaxrl.envs import gymnax  # not at the top: suites are imported on first use
 
-    # Not the time step's observation: a wrapper may have flattened or stacked it.
+    # The observation is computed again, because wrappers may have flattened or stacked the time step's.
     with foreign_rules():
         return gymnax.foreign(env.key)[0].get_obs(state) > 0
 
@@ -149,10 +148,10 @@ for _name in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders"):
 
 
 class _Canvas:
-    """A picture in an environment's own units, y upwards.
+    """A picture with coordinates in an environment's units and the y axis upwards.
 
     Args:
-      left, right, bottom, top: bounds of the picture.
+      left, right, bottom, top: bounds of the picture in these units.
     """
 
     def __init__(self, left: float, right: float, bottom: float, top: float):
@@ -188,7 +187,7 @@ class _Canvas:
 
 
 def _see(env, state, time_step):
-    """Return the environment's parameters and its state by name."""
+    """Return the environment's parameters and the fields of its state, by name."""
     return vars(env.params) | vars(state)
 
 
@@ -210,7 +209,7 @@ def _draw_pendulum(view) -> np.ndarray:
     theta, torque = float(view["theta"]), float(view["last_u"]) / float(view["max_torque"])
     canvas.rod((0, 0), (-math.sin(theta), math.cos(theta)), _RED, 0.2)  # upright is 0
     canvas.disc((0, 0), 0.06, _BLACK)
-    # The torque, as an arc that begins at the bottom.
+    # Draw the torque as an arc that begins at the bottom.
     turn = np.linspace(0.0, torque * math.pi, 20)
     if abs(torque) > 0.01:
         canvas.line([(0.35 * math.sin(a), -0.35 * math.cos(a)) for a in turn], _BLUE, 0.04)
@@ -236,7 +235,7 @@ def _draw_acrobot(view) -> np.ndarray:
     first, second = float(view["link_length_1"]), float(view["link_length_2"])
     reach = first + second + 0.2
     canvas = _Canvas(-reach, reach, -reach, reach)
-    canvas.line([(-reach, first), (reach, first)], _GREEN, 0.03)  # the tip must get above it
+    canvas.line([(-reach, first), (reach, first)], _GREEN, 0.03)  # the tip must rise above this line
     inner = float(view["joint_angle1"])  # hanging down is 0
     outer = inner + float(view["joint_angle2"])
     elbow = first * math.sin(inner), -first * math.cos(inner)

@@ -1,4 +1,4 @@
-"""Environments by name, "suite:name". A suite is imported when it is first requested."""
+"""A registry of environments by name, "suite:name". A suite is imported when one of its names is first used."""
 
 import functools
 import sys
@@ -19,13 +19,13 @@ from jaxrl.envs.wrappers import AutoReset, EpisodeStatistics, Hide, PooledReset,
 if TYPE_CHECKING:
     import gymnasium
 
-# The environment argument of public functions: also a name, or a Gymnasium instance, class or function.
+# Values accepted as the environment by public functions, including a name or a Gymnasium instance, class or function.
 type EnvironmentLike = (
     Environment | HostRecipe | str | gymnasium.Env | type[gymnasium.Env] | Callable[[], gymnasium.Env]
 )
 
-# Each module of a suite has `names()` and `make(name, **parameters)`, which returns a raw episodic environment or a
-# recipe of host environments.
+# Every suite's module has the functions `names()` and `make(name, **parameters)`; `make` returns a raw episodic
+# environment or a recipe of host environments. These wrappers make a raw environment reset itself.
 _AUTO_RESETS: dict[str | None, Callable[[Environment], Environment]] = {
     "exact": AutoReset,
     "pooled": PooledReset,
@@ -50,18 +50,18 @@ def make(
       wrappers: functions from environment to environment, applied in order, under the auto-reset. For Gymnasium's
         environments, Gymnasium's wrappers: a name (`"FlattenObservation"`, `"my_module:Mine"`) or a class, several of
         these, or a dictionary of their arguments by name (`{"FrameStackObservation": {"stack_size": 4}}`).
-      auto_reset: "exact" (`AutoReset`), "pooled" (`PooledReset`, faster if resets are slow), or None: a raw
-        environment, whose episodes end. For several agents, which end separately and reset together, None is the same
-        as "exact".
+      auto_reset: "exact" (`AutoReset`), "pooled" (`PooledReset`, faster if resets are slow), or None for a raw
+        environment without automatic resets. With several agents, which end separately and are reset together, None
+        means "exact".
       sticky_actions: the probability, in [0, 1], that a JAX environment repeats the previous action instead
-        (`StickyActions`; 0.1 in MinAtar's paper); None: never.
-      hide: entries of a JAX environment's observation, a vector, that the agent does not see (`Hide`).
-      parameters: the environment's own parameters; numbers become leaves, those that change shapes or the program are
-        static.
+        (`StickyActions`; 0.1 in MinAtar's paper); None means never.
+      hide: indices of the entries of a JAX environment's vector observation that the agent does not see (`Hide`).
+      parameters: the environment's parameters; numbers become leaves, except for those that change shapes or the
+        program, which are static.
 
     Raises:
-      ConfigError: unknown suite, name or parameter (close names are suggested), an invalid probability, or wrappers
-        that are not functions from environment to environment, or do not fit this one.
+      ConfigError: the suite, name or a parameter is unknown (close names are suggested), the probability is invalid, or
+        `wrappers` are not functions from environment to environment, or do not fit this environment.
       MissingExtraError: the suite's package is not installed.
     """
     if not isinstance(auto_reset, str | None) or auto_reset not in _AUTO_RESETS:
@@ -69,7 +69,7 @@ def make(
     if not isinstance(name, str) and not is_gymnasium(name):
         raise ConfigError(f"{name!r:.80} is not the name of an environment; use a name such as 'gymnax:CartPole-v1'")
     if not isinstance(name, str) or name.startswith("gymnasium:"):
-        parameters, wrappers = parameters | {"wrappers": wrappers}, ()  # Gymnasium's own, around each environment
+        parameters, wrappers = parameters | {"wrappers": wrappers}, ()  # Gymnasium's, around each environment
     if not isinstance(wrappers, Sequence) or isinstance(wrappers, str) or not all(map(callable, wrappers)):
         raise ConfigError(
             f"wrappers={wrappers!r:.80} must be a tuple of functions from environment to environment, in Python: "
@@ -95,7 +95,7 @@ def make(
         _ = env.observation_space  # raises if an entry does not exist
     if env.resets:
         return env
-    several = num_agents(env) > 1  # their rows reset together, under all wrappers of one row
+    several = num_agents(env) > 1  # agents are reset together, under the wrappers that act on one row
     env = env if several else EpisodeStatistics(env)
     for wrapper in wrappers:
         env = _wrapped(env, wrapper)
@@ -108,7 +108,7 @@ def _wrapped(env, wrapper):
     """Return `wrapper(env)` after checking that it is an environment with valid spaces.
 
     Raises:
-      ConfigError: it cannot be put around this environment, or does not return an environment.
+      ConfigError: the wrapper does not fit this environment, or does not return an environment.
     """
     name = getattr(wrapper, "__name__", None) or repr(wrapper)
     try:
@@ -122,10 +122,10 @@ def _wrapped(env, wrapper):
 
 
 def as_environment(env: EnvironmentLike) -> Environment | HostRecipe:
-    """Return `make(env)` for a name or a Gymnasium environment, class or function, and other environments unchanged.
+    """Return `make(env)` if `env` is a name or a Gymnasium environment, class or function, otherwise `env` unchanged.
 
     Raises:
-      ConfigError: as for `make`; or a parameter is an array to map over instead of a single value.
+      ConfigError: `make` raises it, or a parameter is an array to map over instead of a single value.
     """
     if isinstance(env, str) or is_gymnasium(env):
         env = make(env)
@@ -151,7 +151,7 @@ def environments() -> list[str]:
 
 
 def made(name: str, parameters: Mapping[str, Any]) -> Any:
-    """Make an environment by its registered `name`, and store name and parameters in it, for files."""
+    """Make an environment by its registered `name`, and store the name and parameters in it, to be written to files."""
     env = registry.registered("environment")[name](**parameters)
     memory(env)["made_as"] = name, parameters
     return env

@@ -1,8 +1,8 @@
-"""Episodes of JAX environments: their time steps, returns, lengths and limits, and automatic resets.
+"""Episodes of JAX environments: time steps, returns, lengths, time limits and automatic resets.
 
-With automatic resets the next episode begins on the step after an episode's last time step. That step ignores its
-action and returns the first observation of the new episode (`first`, reward 0, no ending). So the last observation of
-every episode is returned, as a separate row.
+With automatic resets, the next episode begins on the step after an episode's last time step. That step ignores its
+action and returns the first observation of the new episode (`first` is set, the reward is 0, and neither `terminated`
+nor `truncated` is set). So the last observation of every episode is returned, as a separate row.
 """
 
 import functools
@@ -31,9 +31,9 @@ def restart(
     Args:
       observation: an element of the observation space.
       action_mask: bool, True where an action is allowed; None allows everything.
-      info: names of the scalars of the other time steps (`TimeStep.info`), which are 0 here.
-      discount: 1 if the other time steps have discounts.
-      active: True if the other time steps have it.
+      info: names of the scalars in the other time steps (`TimeStep.info`), which are 0 in the first one.
+      discount: 1 if the other time steps have discounts, otherwise None.
+      active: True if the other time steps have `active`, otherwise None.
     """
     return TimeStep(
         observation=observation,
@@ -66,11 +66,11 @@ def transition(
       terminated: bool, whether the task ended.
       truncated: bool, whether a limit cut the episode off.
       action_mask: bool, True where an action is allowed; None allows everything.
-      info: further scalars by name, the same names at every step.
-      discount: the environment's own discount of later rewards, a scalar in [-1, 1] other than 0 (any number if the
-        task ended); negative if the other player moves next, whose gain is this player's loss; None: 1.
-      active: bool, False for an agent that can no longer act but is rewarded until its team's episode is over; None:
-        all can act.
+      info: further scalars by name, with the same names at every step.
+      discount: the environment's discount of later rewards, a scalar in [-1, 1] other than 0 (any number if the task
+        ended). It is negative if the other player of a zero-sum game moves next. None means 1.
+      active: bool, False for an agent that can no longer act but is rewarded until its team's episode is over. None
+        means that all agents can act.
 
     Raises:
       EnvironmentContractError: `reward`, `terminated`, `truncated`, `discount`, `active` or a value of `info` is not a
@@ -91,7 +91,7 @@ def transition(
 
 
 def _scalar(name, value, dtype):
-    """Convert a value to a scalar of this type; None stays None."""
+    """Convert a value to a scalar array of this dtype; return None for None."""
     if value is None:
         return None
     array = jnp.asarray(value, dtype)
@@ -108,9 +108,9 @@ class EpisodeStatisticsState(struct.PyTreeNode):
 
 
 class EpisodeStatistics(Wrapper):
-    """A wrapper that sets `TimeStep.episode` to the return and length so far, from the rewards of `env`.
+    """A wrapper that sets `TimeStep.episode` to the episode's return and length so far, using the rewards of `env`.
 
-    It also holds the episode's summaries of `TimeStep.info` (`jaxrl.core.episode_info`).
+    `TimeStep.episode` also has the episode's summaries of `TimeStep.info` (`jaxrl.core.episode_info`).
     """
 
     of_all_agents = True
@@ -142,7 +142,7 @@ class EpisodeStatistics(Wrapper):
 
 
 def _complete(time_step: TimeStep) -> jax.Array | None:
-    """Return whether the episode of all agents is over, for each of them; None for a single agent."""
+    """Return whether the episode of all agents is over, with shape [agents]; None for a single agent."""
     return jnp.broadcast_to(jnp.all(time_step.last), time_step.last.shape) if time_step.last.ndim else None
 
 
@@ -150,11 +150,11 @@ class AutoResetState(struct.PyTreeNode):
     """The environment's state and whether its episode is over."""
 
     env: PyTree
-    last: jax.Array  # bool: the latest time step was its episode's last, of all agents
+    last: jax.Array  # bool: the latest time step was the last one for all agents
 
 
 class _Resetting(Wrapper):
-    """The base of wrappers that begin the next episode on the step after an episode's end."""
+    """The base class of wrappers that begin the next episode on the step after an episode's end."""
 
     of_all_agents = resets = True
 
@@ -170,7 +170,7 @@ class AutoReset(_Resetting):
     """
 
     def step(self, state: AutoResetState, action: PyTree, key: jax.Array) -> tuple[AutoResetState, TimeStep]:
-        # Both are computed, as a `cond` under `vmap` would do too; only one is used, so one key is enough.
+        # Both are computed, as in a `cond` under `vmap`. Only one result is used, so both may use the same key.
         fresh = self.env.reset(key)
         moved = self.env.step(state.env, action, key)
         env_state, time_step = jax.tree.map(functools.partial(jnp.where, state.last), fresh, moved)
@@ -180,16 +180,16 @@ class AutoReset(_Resetting):
 class PooledReset(_Resetting):
     """A wrapper like `AutoReset` for costly resets: under `vmap`, a small pool of resets serves the whole batch.
 
-    At every step the environments whose episodes ended are reset, `slots` at a time; if none ended, no reset is
+    At every step, the environments whose episodes ended are reset, `slots` at a time; if no episode ended, no reset is
     computed. The episodes begin as with `AutoReset`, from the same keys. No reset is used twice, so there is no bias
     and no dependence on the batch or the device. (A pool of *stored* states, as is common, begins several episodes in
-    one state, and the choice depends on the batch.)
+    the same state, and the choice of the state depends on the batch.)
 
-    It is faster if a reset costs more than copying a few states; `benchmarks/resets.py` measures it.
+    It is faster than `AutoReset` if a reset costs more than copying a few states; `benchmarks/resets.py` measures this.
 
     Args:
       env: the environment.
-      slots: number of resets that are computed at once; None: a 16th of the batch, but at least 8.
+      slots: number of resets that are computed at once; None means a 16th of the batch, but at least 8.
 
     Raises:
       ConfigError: `slots` is not a whole number of at least 1.
@@ -208,15 +208,16 @@ class PooledReset(_Resetting):
 
 
 def with_rows(size: int, tree: PyTree, batched: PyTree) -> PyTree:
-    """Repeat the leaves that have no axis of rows, where `batched` is False, `size` times."""
+    """Repeat the leaves without an axis of rows, those for which `batched` is False, `size` times."""
     return jax.tree.map(lambda x, b: x if b else jnp.broadcast_to(x, (size, *x.shape)), tree, batched)
 
 
 @functools.lru_cache(maxsize=256)
 def _renewal(slots: int | None, structure: jax.tree_util.PyTreeDef):
-    """Return a function that resets environments whose episodes ended.
+    """Return a function `(leaves, ended, key, moved)` that resets an environment if its episode ended.
 
-    Its arguments are the leaves of an environment, whether the episode ended, a key, and the result of a step.
+    The arguments are the leaves of the environment, a bool, the key of the reset, and the result of a step, which is
+    returned if the episode did not end.
     """
 
     @jax.custom_batching.custom_vmap
@@ -227,7 +228,7 @@ def _renewal(slots: int | None, structure: jax.tree_util.PyTreeDef):
     def renew_batch(axis_size, in_batched, leaves, ended, keys, moved):
         ended, keys, moved = with_rows(axis_size, (ended, keys, moved), tuple(in_batched[1:]))
         size = min(axis_size, slots or max(8, axis_size // 16))
-        # Indices of the ended environments; the rest is out of range, so that writes there are dropped.
+        # Indices of the ended environments, padded with an index that is out of range, so that its writes are dropped.
         turns = jnp.nonzero(ended, size=-(-axis_size // size) * size, fill_value=axis_size)[0]
         mapped = in_batched[0]
 
@@ -257,9 +258,9 @@ class TimeLimitState(struct.PyTreeNode):
 
 
 class TimeLimit(Wrapper):
-    """A wrapper that truncates an episode at its `max_steps`-th transition, if it has not ended before.
+    """A wrapper that truncates an episode at its `max_steps`-th transition, unless the episode ended before.
 
-    Put it under the auto-reset, which must see the truncation to begin the next episode.
+    Put this wrapper under the auto-reset, which must see the truncation to begin the next episode.
 
     Args:
       env: an environment that does not reset itself.

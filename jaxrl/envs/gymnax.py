@@ -19,24 +19,24 @@ NEEDS_DOWNLOAD = ("MNISTBandit-bsuite",)
 class GymnaxEnvironment(LibraryEnv):
     """A gymnax environment.
 
-    The leaves are those of gymnax's `EnvParams`. The spaces follow from the numbers passed to `make`; they do not
+    The leaves are those of gymnax's `EnvParams`. The spaces are computed from the numbers passed to `make`; they do not
     change if leaves are replaced later, or are arrays to map over. Derived parameters (`gymnax_rules.DERIVED`) are
-    recomputed whenever an environment is built or rebuilt from leaves. They are not computed at every step, because
-    other fusions by XLA would change the last bit of results.
+    recomputed whenever an environment is built or rebuilt from leaves. They are not computed at every step, because XLA
+    would then fuse operations differently, which changes the last bit of results.
     """
 
     params: PyTree
 
     suite = "gymnax"
     ranges = rules.LIMITS
-    largest = 2_048  # DeepSea makes arrays of its square
+    largest = 2_048  # DeepSea makes arrays with the square of its size
 
     def __post_init__(self):
         object.__setattr__(self, "params", rules.settled(self.key[0], self.params))
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Return gymnax's environments that need no download, including those registered by users."""
+        """Return the names of gymnax's environments that need no download, including those registered by users."""
         return tuple(n for n in gymnax.registered_envs if n not in NEEDS_DOWNLOAD)
 
     @classmethod
@@ -61,8 +61,8 @@ class GymnaxEnvironment(LibraryEnv):
     def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
         derived = rules.DERIVED.get(self.key[0], {})
         return super().contradictions(changed) + [
-            f"{name}={value!r:.80} of {self.name} follows from {derived[name].equation} = {result!r:.80}; set those "
-            "instead"
+            f"{name}={value!r:.80} of {self.name} is computed as {derived[name].equation} = {result!r:.80}; set those "
+            "parameters instead"
             for name, value in changed.items()
             if name in derived and not equal(value, result := getattr(self.params, name))
         ]
@@ -92,5 +92,5 @@ names, make = add_suite(GymnaxEnvironment)
 
 @made_once
 def foreign(key: Key) -> tuple[Any, Any]:
-    """Return gymnax's own environment for this key and its default `EnvParams`."""
+    """Return gymnax's environment for this key, and its default `EnvParams`."""
     return gymnax.make(key[0], **dict(key[1]))

@@ -1,12 +1,12 @@
-"""The import of gymnax without the libraries that it only uses for drawing.
+"""The import of gymnax without the libraries that it only uses for drawing and for Gymnasium's spaces.
 
 gymnax 1.0.1 imports matplotlib for the pictures of five environments, seaborn (and with it pandas and SciPy) for the
-colors of one, and Gymnasium to convert spaces that jaxrl converts itself. They take nine tenths of the time of its
-import, for functions that jaxrl never calls. Here gymnax's modules get stand-ins, which import these libraries at first
-use.
+colors of one, and Gymnasium to convert spaces that jaxrl converts itself. These libraries take nine tenths of gymnax's
+import time, for functions that jaxrl never calls. So gymnax's modules get stand-ins, which import the libraries at
+first use.
 
-Only `import` statements in gymnax's own modules return stand-ins, and only while gymnax is imported. `sys.modules`
-never holds one, so other threads and the user's own imports see the libraries themselves. If gymnax was imported
+Only `import` statements in gymnax's modules return stand-ins, and only while gymnax is being imported. Stand-ins are
+never in `sys.modules`, so other threads and the user's imports see the libraries themselves. If gymnax was imported
 before, nothing changes.
 """
 
@@ -15,7 +15,7 @@ import pkgutil
 from types import ModuleType
 from typing import Any
 
-# The modules that gymnax's modules import, and the attributes that they read meanwhile, in annotations.
+# The modules that gymnax's modules import, and attributes that annotations read during the import.
 _DEFERRED = frozenset(
     {
         "gymnasium",
@@ -30,7 +30,7 @@ _DEFERRED = frozenset(
 
 
 class _Deferred(ModuleType):
-    """A stand-in for a module until one of its attributes is needed."""
+    """A stand-in for a module that imports the module when one of its attributes is needed."""
 
     def __getattr__(self, name: str) -> Any:
         path = f"{self.__name__}.{name}"
@@ -38,7 +38,7 @@ class _Deferred(ModuleType):
 
 
 def import_gymnax() -> ModuleType:
-    """Import gymnax, without its drawing libraries unless it was imported before."""
+    """Import gymnax and return it; unless it was imported before, the deferred libraries are not imported."""
     usual = builtins.__import__
 
     def deferring(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> ModuleType:
@@ -47,7 +47,7 @@ def import_gymnax() -> ModuleType:
             return _Deferred(name if fromlist else name.partition(".")[0])
         return usual(name, globals, locals, fromlist, level)
 
-    # Its type is that of the built-in function.
+    # The type checker expects exactly the type of the built-in function.
     builtins.__import__ = deferring  # ty: ignore[invalid-assignment]
     try:
         import gymnax

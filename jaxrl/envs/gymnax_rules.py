@@ -1,4 +1,4 @@
-"""Rules for gymnax's environments: parameters that follow from others or have no effect, and corrected spaces."""
+"""Rules for gymnax's environments: parameters that are computed or have no effect, and corrected spaces."""
 
 import operator
 from collections.abc import Callable, Mapping
@@ -15,14 +15,14 @@ from jaxrl.envs.suite import PROBABILITY, constructing
 
 
 class Derived(NamedTuple):
-    """A rule by which a parameter follows from others."""
+    """A rule that computes a parameter from others."""
 
-    sources: tuple[str, str]
+    sources: tuple[str, str]  # the names of the others
     equation: str  # for messages
-    value: Callable[[Any, Any], Any]  # from the sources
+    value: Callable[[Any, Any], Any]  # computes the parameter from the values of the sources
 
 
-# gymnax stores these in addition to their sources.
+# Parameters that gymnax stores in addition to those that determine them.
 DERIVED: dict[str, dict[str, Derived]] = {
     "CartPole-v1": {
         "total_mass": Derived(("masscart", "masspole"), "masscart + masspole", operator.add),
@@ -30,22 +30,22 @@ DERIVED: dict[str, dict[str, Derived]] = {
     }
 }
 
-# Limits of parameters of all environments, by name; a time limit may be a float, such as BernoulliBandit's 100.0.
+# Limits of parameters by name, for all environments; a time limit may be a float, such as BernoulliBandit's 100.0.
 LIMITS: dict[str, Mapping[str, float]] = {
     "max_steps_in_episode": {"low": 1},
     "fail_prob": PROBABILITY,
     "reward_prob": PROBABILITY,
 }
 
-# Numbers that are read, but change nothing; `SuiteEnv.without_effect` finds those that are not read.
+# Numbers that are read but have no effect; `SuiteEnv.without_effect` finds the numbers that are not read.
 WITHOUT_EFFECT: dict[str, frozenset[str]] = {
     "SimpleBandit-bsuite": frozenset({"max_steps_in_episode"}),  # every episode terminates at its first step
 }
 
-# Arguments of constructors that change nothing.
-_IDLE = {"Seaquest-MinAtar": {"use_minimal_action_set": "where both sets are the same six actions"}}
+# Arguments of constructors without effect, and why.
+_IDLE = {"Seaquest-MinAtar": {"use_minimal_action_set": "because both sets are the same six actions"}}
 
-# Parameters that change nothing if another one is true or false: (that one, which of the two).
+# Parameters without effect if another parameter (the switch) is true or false: (switch, value).
 _SWITCHES = {
     "Asterix-MinAtar": {"ramp_interval": ("ramping", False)},
     "BernoulliBandit-misc": dict.fromkeys(("min_lim", "max_lim", "t_max"), ("normalize_time", False)),
@@ -58,7 +58,7 @@ _SWITCHES = {
 def settled(name: str, params: PyTree) -> PyTree:
     """Return gymnax's `EnvParams` of the environment `name` with derived parameters recomputed.
 
-    A parameter does not change if its sources are placeholders, as in a tree of axes to map over.
+    A parameter stays unchanged if its sources are placeholders, as in a pytree of `vmap` axes.
     """
     values = {}
     for k, rule in DERIVED.get(name, {}).items():
@@ -69,7 +69,7 @@ def settled(name: str, params: PyTree) -> PyTree:
 
 
 def idle(name: str, values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the parameters of the environment `name` that change nothing with these values, and why."""
+    """Return the parameters of the environment `name` that have no effect given these values, and why."""
     return _IDLE.get(name, {}) | {
         k: f"with {switch}={values[switch]!r:.80}"
         for k, (switch, off) in _SWITCHES.get(name, {}).items()
@@ -83,7 +83,7 @@ _foreign: Any = import_gymnax().environments.spaces
 
 
 def spaces_of(name: str, env: Any, params: Any) -> dict[str, spaces.Space]:
-    """Return the observation and the action space of gymnax's environment `name` with these `EnvParams`, by field."""
+    """Return the spaces of gymnax's environment `name` with these `EnvParams`, keyed by field name."""
     with constructing():
         observation, action = convert(env.observation_space(params)), convert(env.action_space(params))
     if name in WRONG_OBSERVATION_SPACES:
@@ -92,7 +92,7 @@ def spaces_of(name: str, env: Any, params: Any) -> dict[str, spaces.Space]:
 
 
 def convert(space: Any) -> spaces.Space:
-    """Convert one of gymnax's spaces."""
+    """Convert a gymnax space to the corresponding space of jaxrl."""
     if isinstance(space, _foreign.Discrete):
         return spaces.Discrete(int(space.n), np.dtype(space.dtype))
     if isinstance(space, _foreign.Box):
@@ -104,7 +104,7 @@ def convert(space: Any) -> spaces.Space:
 
 
 def _box(declared: Any, *, low: Mapping[int, float], high: Mapping[int, float]) -> spaces.Box:
-    """Return the space `declared`, a vector, with other bounds at some positions."""
+    """Return the vector space `declared` with other bounds at some positions."""
     lows, highs = declared.low.copy(), declared.high.copy()
     for bounds, new in ((lows, low), (highs, high)):
         for position, bound in new.items():
@@ -113,7 +113,7 @@ def _box(declared: Any, *, low: Mapping[int, float], high: Mapping[int, float]) 
 
 
 def _clock(params: Any) -> tuple[float, float]:
-    """Return the bounds of the time observed in MetaMaze and GaussianBandit: steps, or -1 plus 2 per 100 steps."""
+    """Return the bounds of the time that MetaMaze and GaussianBandit observe: in steps, or -1 + steps / 50."""
     steps = float(params.max_steps_in_episode)
     return (-1.0, max(1.0, steps / 50.0 - 1.0)) if params.normalize_time else (0.0, steps)
 
@@ -121,13 +121,13 @@ def _clock(params: Any) -> tuple[float, float]:
 def _bernoulli_bandit(declared: Any, params: Any) -> spaces.Space:
     if not params.normalize_time:
         return declared
-    # It declares `max_lim`, but the time in the observation reaches that at `t_max`, not at the last step.
+    # gymnax declares `max_lim`, but the observed time reaches `max_lim` at step `t_max`, not at the last step.
     last = params.min_lim + (params.max_lim - params.min_lim) * params.max_steps_in_episode / params.t_max
     return _box(declared, low={3: min(params.min_lim, last)}, high={3: max(params.min_lim, last)})
 
 
 def _gaussian_bandit(declared: Any, params: Any) -> spaces.Space:
-    # The reward in the observation is a normal variable.
+    # The reward in the observation is normally distributed, hence unbounded.
     start, end = _clock(params)
     return _box(declared, low={0: -np.inf, 3: start}, high={0: np.inf, 3: end})
 
@@ -140,15 +140,15 @@ def _meta_maze(declared: Any, params: Any) -> spaces.Space:
     return _box(declared, low={-2: low, -1: start}, high={-2: high, -1: end})
 
 
-ROUNDING = 1e-6  # 1 - t / n may end below 0 by rounding
+ROUNDING = 1e-6  # rounding may make 1 - t / n negative at the end
 
-# Corrections of observation spaces that gymnax 1.0.1 declares wrongly: functions from the declared space and the
-# parameters to the actual space. `tests/envs/test_gymnax.py` shows that exactly these are needed.
+# Corrections of observation spaces that gymnax 1.0.1 declares wrongly: functions `(declared_space, params)` that return
+# the actual space. `tests/envs/test_gymnax.py` shows that exactly these corrections are needed.
 WRONG_OBSERVATION_SPACES: dict[str, Callable[[Any, Any], spaces.Space]] = {
     "BernoulliBandit-misc": _bernoulli_bandit,
-    # Floats, declared as integers.
+    # Observations are floats, but declared as integers.
     "Catch-bsuite": lambda declared, _: spaces.Box(declared.low, declared.high, declared.shape),
-    # Integer positions, declared as floats; the picture is as declared.
+    # Positions are integers, but declared as floats; image observations are as declared.
     "FourRooms-misc": lambda declared, _: (
         declared if len(declared.shape) == 3 else spaces.Box(declared.low, declared.high, (4,), np.int32)
     ),

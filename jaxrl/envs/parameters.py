@@ -1,4 +1,4 @@
-"""Parameters of an environment: the numbers that may change without recompiling, as in curricula."""
+"""Parameters of an environment: the numbers that may change without recompiling, such as in curricula."""
 
 import dataclasses
 import itertools
@@ -19,13 +19,13 @@ _ARRAYS = jax.Array | np.ndarray
 
 @runtime_checkable
 class ChecksParameters(Protocol):
-    """An environment that checks changed parameters, such as those that follow from others."""
+    """An environment that checks changed parameters, such as parameters that are computed from others."""
 
     def parameter_problems(self, changed: Mapping[str, Any]) -> list[str]:
-        """Return a line for each problem with parameters that were just replaced.
+        """Return one error line per problem with parameters that were just replaced.
 
         Args:
-          changed: the values by name, as the user passed them; names that the environment does not have are ignored.
+          changed: the values by name, as passed by the user; names that the environment does not have are ignored.
         """
         ...
 
@@ -38,7 +38,7 @@ def layers(env: Any) -> Iterator[Any]:
 
 
 def has_layer(env: Any, kind: Any) -> bool:
-    """Return whether an environment, or one under its wrappers, is an instance of `kind`, a class or several."""
+    """Return whether an environment, or one under its wrappers, is an instance of `kind`, a class or union."""
     return any(isinstance(layer, kind) for layer in layers(env))
 
 
@@ -51,8 +51,8 @@ def unwrapped(env: Environment) -> Environment:
 def parameters(env: Environment) -> dict[str, Any]:
     """Return the parameters of a JAX environment and of the wrappers around it, by name.
 
-    These are the fields that are leaves, such as gymnax's `EnvParams`, a number in an environment of your own, or
-    `StickyActions.probability`. Static fields, which determine shapes, are not included.
+    These are the fields that are leaves, such as gymnax's `EnvParams`, numbers in your own environments, or
+    `StickyActions.probability`. Static fields, such as those that determine shapes, are not included.
 
     Raises:
       ConfigError: `env` is not a JAX environment.
@@ -61,20 +61,20 @@ def parameters(env: Environment) -> dict[str, Any]:
 
 
 def with_parameters(env: Environment, **changed: Any) -> Environment:
-    """Return `env` with other values of these parameters, which may belong to the environment or to any wrapper.
+    """Return `env` with other values of some parameters, which may belong to the environment or to any wrapper.
 
         harder = jaxrl.envs.with_parameters(moment.env, gravity=12.0)
 
     Values are converted to the types of the old ones, so nothing is recompiled unless shapes change. Parameters that
-    follow from others (CartPole's `total_mass`) are updated. The observation and action spaces do not change.
+    are computed from others (CartPole's `total_mass`) are updated. The observation and action spaces do not change.
 
     Args:
       env: a JAX environment, as returned by `jaxrl.make`, or a callback's `moment.env`.
-      **changed: numbers or arrays by name, those of `jaxrl.envs.parameters(env)`.
+      **changed: numbers or arrays, by their names in `jaxrl.envs.parameters(env)`.
 
     Raises:
-      ConfigError: `env` does not have a parameter, a parameter is static, changes nothing or contradicts those that it
-        follows from, or a value does not fit; lists all problems.
+      ConfigError: `env` does not have a parameter, a parameter is static, changes nothing or contradicts the parameters
+        that it is computed from, or a value does not fit; lists all problems.
     """
     known, problems, taken = _all_paths(env), [], {}
     for name, value in changed.items():
@@ -85,7 +85,7 @@ def with_parameters(env: Environment, **changed: Any) -> Environment:
         try:
             env = replaced(env, known[name], like(old, value))
             taken[name] = value
-        except ConfigError as error:  # of a wrapper
+        except ConfigError as error:  # raised by a wrapper's checks
             problems += error.problems
         except (TypeError, ValueError) as error:
             problems.append(
@@ -99,7 +99,7 @@ def with_parameters(env: Environment, **changed: Any) -> Environment:
 
 
 def _all_paths(env):
-    """Return where each parameter is stored; if several parts have the name, the innermost one counts."""
+    """Return the path of each parameter; a name that several layers use refers to the innermost of them."""
     if not isinstance(env, Environment):
         raise ConfigError(f"{env!r:.80} is not a JAX environment, so it has no parameters that can change")
     found: dict[str, Path] = {}
@@ -111,7 +111,7 @@ def _all_paths(env):
 
 
 def paths(part: Any) -> dict[str, Path]:
-    """Return where an environment or a wrapper stores each of its own leaves, by name; dictionaries are one leaf."""
+    """Return the paths of the leaves of an environment or a wrapper without `env`; a dictionary counts as one leaf."""
     found: dict[str, Path] = {}
     for field in dataclasses.fields(part):
         value = getattr(part, field.name)
@@ -125,14 +125,14 @@ def paths(part: Any) -> dict[str, Path]:
 
 
 def at(part: Any, path: Path) -> Any:
-    """Return what is stored at a path within an environment."""
+    """Return the value at a path within an environment."""
     for name in path:
         part = part[name] if isinstance(part, dict) else getattr(part, name)
     return part
 
 
 def replaced(part: Any, path: Path, value: Any) -> Any:
-    """Return an environment with another value at a path."""
+    """Return a copy of an environment with another value at a path."""
     name, *rest = path
     new = replaced(at(part, (name,)), tuple(rest), value) if rest else value
     if isinstance(part, dict):
@@ -144,11 +144,11 @@ def replaced(part: Any, path: Path, value: Any) -> Any:
 
 
 def memory(env: Any) -> dict[str, Any]:
-    """Return the dictionary in which `env` stores, as `made_as`, the registered name and parameters that made it.
+    """Return the dictionary whose key `made_as` is the registered name and parameters that `env` was made with.
 
-    `dataclasses.replace` and JAX's transformations lose them.
+    `dataclasses.replace` and JAX's transformations lose this key.
     """
-    return getattr(env, "__dict__", {})  # of `env` itself, not forwarded by a wrapper; a temporary one for slots
+    return getattr(env, "__dict__", {})  # not forwarded by wrappers; a temporary dictionary for classes with slots
 
 
 def like(old: Any, value: Any) -> Any:
@@ -159,7 +159,7 @@ def like(old: Any, value: Any) -> Any:
       value: a pytree of the same structure; arrays may have further leading axes, to map over.
 
     Raises:
-      ValueError: another structure, another shape, NaN, or a number that the type of `old` cannot represent.
+      ValueError: `value` has another structure or shape, contains NaN, or is not representable in the type of `old`.
     """
     if not jax.tree_util.all_leaves([old]):
         if jax.tree.structure(old) != jax.tree.structure(value):

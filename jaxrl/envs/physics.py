@@ -1,4 +1,4 @@
-"""The base class of physics suites: a time limit, and a physical system whose parts are parameters."""
+"""The base class of physics suites, with a time limit, and a physical system whose parts are parameters."""
 
 import functools
 from collections.abc import Mapping
@@ -15,18 +15,19 @@ from jaxrl.envs.suite import COUNT, Key, LibraryEnv, Step, unread
 
 
 class PhysicsState(struct.PyTreeNode):
-    """A library's own state, and the episode's length, which the library does not count."""
+    """A library's state, and the episode's length, which the library does not count."""
 
     own: PyTree
     steps: jax.Array  # int32, transitions so far
-    drawn: dict[str, jax.Array] = struct.field(default_factory=dict)  # parts of the system, for this episode
+    drawn: dict[str, jax.Array] = struct.field(default_factory=dict)  # sampled parts of the system, fixed in an episode
 
 
 class PhysicsEnv(LibraryEnv):
-    """An environment of a library of simulated physics.
+    """An environment of a physics simulation library.
 
-    Leaves: the time limit, where episodes are truncated, and the replaced parts of the physical system by path, such as
-    `{"opt.gravity": [0.0, 0.0, -3.7]}`, each in its shape (or with leading axes, to map over).
+    The leaves are `episode_length`, the number of steps after which episodes are truncated, and `system`, the replaced
+    parts of the physical system by path, such as `{"opt.gravity": [0.0, 0.0, -3.7]}`. Each has the shape of the
+    original, possibly with leading axes to map over.
     """
 
     episode_length: Any
@@ -36,34 +37,34 @@ class PhysicsEnv(LibraryEnv):
 
     @classmethod
     def physical(cls, key: Key) -> Any:
-        """Return the library's physical system of an environment; None if it has none."""
+        """Return the physical system of the library's environment, or None if it has none."""
         raise NotImplementedError
 
     def library(self, drawn: PyTree) -> Any:
-        """Return the library's environment with the replaced parts of its physical system, and those `drawn`."""
+        """Return the library's environment, with the parts in `self.system` and `drawn` of its system replaced."""
         raise NotImplementedError
 
     def draw(self, key: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
-        """Return the parts of the physical system that are sampled for one episode, by path, and another key."""
+        """Return parts of the physical system that are sampled for one episode, by path, and a key for the rest."""
         return {}, key
 
     def begin(self, key: jax.Array) -> tuple[PhysicsState, Step]:
         drawn, key = self.draw(key)
-        own = self.library(drawn).reset(jax.random.key_data(key))  # the libraries only take keys of the old kind
+        own = self.library(drawn).reset(jax.random.key_data(key))  # the libraries only accept raw uint32 keys
         return PhysicsState(own, jnp.zeros((), jnp.int32), drawn), Step(own.obs)
 
     def advance(self, state: PhysicsState, action: PyTree, key: jax.Array) -> tuple[PhysicsState, Step]:
-        del key  # its randomness is in its state
-        # A copy, because the libraries update the dictionaries of the state that they take.
+        del key  # the library's key is in its state
+        # A copy, because the libraries modify the dictionaries in the state that is passed to them.
         own = self.library(state.drawn).step(jax.tree.map(lambda x: x, state.own), action)
         steps = state.steps + 1
-        # `done` is without a time limit, which the libraries leave to a wrapper. brax's `info["time_out"]` of the
-        # inverted pendulum is set where it falls.
+        # `done` excludes time limits, which the libraries leave to a wrapper. brax's `info["time_out"]` is not used,
+        # because the inverted pendulum sets it when it falls.
         step = Step(own.obs, own.reward, own.done > 0, steps >= self.episode_length, info=own.metrics)
         return PhysicsState(own, steps, state.drawn), step
 
     def reads(self) -> str:
-        """Return an addition to the error about a part without effect."""
+        """Return a hint to append to the error about a part without effect: which parts the simulator reads."""
         return ""
 
     def fit(self, name: str, value: Any) -> Any:
@@ -102,7 +103,7 @@ def part(system: Any, path: str) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _useless(cls, key, path):
-    """Explain why changing a part of the physical system has no effect; "" if it has one."""
+    """Return why changing a part of the physical system is impossible or has no effect; "" if it has an effect."""
     env = cls.default(key)
     try:
         value = jnp.asarray(part(cls.physical(key), path))

@@ -1,7 +1,7 @@
 """Probe environments: tiny tasks with known values, one for each part of an algorithm.
 
-All five are one environment with different leaves, so that each algorithm compiles once for all of them. They are the
-probes of rejax (Liesen et al., 2023), plus one for time limits.
+All five are the same environment with different leaves, so that each algorithm compiles once for all of them. They are
+the probes of rejax (Liesen et al., 2023), plus one for time limits.
 
 | name | what happens | true value |
 |---|---|---|
@@ -11,10 +11,10 @@ probes of rejax (Liesen et al., 2023), plus one for time limits.
 | `probe:ActionReward` | one step; reward as below | 1 (of the best policy) |
 | `probe:Truncated` | observes 0 forever, reward `reward` per step, truncated every `max_steps` | reward / (1 - gamma) |
 
-The action-dependent reward of discrete actions is 1 for action 0 and -1 for action 1. That of continuous actions (one
-number in [-2, 2]) is 1 - (action - 0.5)^2, best at 0.5. That of composite actions (a dictionary of such a number and a
-tuple of three choices in two spaces) is the continuous reward, but at least 0, if each choice is the last of its kind,
-and 0 otherwise: no part has a reward of its own.
+The action-dependent reward depends on the action space. For discrete actions, it is 1 for action 0 and -1 for action 1.
+For continuous actions (one number in [-2, 2]), it is 1 - (action - 0.5)^2, with the maximum at 0.5. Composite actions
+are a dictionary of such a number and a tuple of three choices in two spaces. Their reward is the continuous reward, but
+at least 0, if each choice has its largest value, and 0 otherwise, so that no part of the action is rewarded separately.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ from jaxrl.core.types import PyTree
 from jaxrl.envs.parameters import like
 from jaxrl.envs.suite import COUNT, Key, Step, SuiteEnv, add_suite, key_of
 
-BEST_ACTION = 0.5  # of the continuous action-dependent probe
+BEST_ACTION = 0.5  # the best continuous action of probe:ActionReward
 COMPOSITE = spaces.Dict(
     {
         "amount": spaces.Box(-2.0, 2.0, (1,)),
@@ -51,19 +51,18 @@ class ProbeState(struct.PyTreeNode):
 class Probe(SuiteEnv, repr=True):
     """The probe environment; see the module's table.
 
-    The reward of a transition is `reward + observation_reward * observation + action_reward * f(action)`. It is only
-    received on the last of `terminate_after` transitions or, if `endless` is 1, on every transition of an episode that
-    ends at the time limit.
+    The reward of a transition is `reward + observation_reward * observation + action_reward * f(action)`. If `endless`
+    is 0, only the last of `terminate_after` transitions is rewarded; if it is 1, every transition is.
 
     Args:
-      reward, observation_reward, action_reward: weights of the three parts.
-      random_observation: 1: the observation is -1 or 1, sampled at the reset; 0: it is 0 at first and then 1, or always
-        0 if `endless` is 1.
+      reward, observation_reward, action_reward: weights of the three terms.
+      random_observation: 1 for an observation of -1 or 1 that is sampled at the reset; 0 for an observation that is 0
+        at first and 1 later, or always 0 if `endless` is 1.
       terminate_after: length of an episode that terminates.
-      endless: 1: episodes never terminate.
-      max_steps: time limit; the episode is truncated there unless it terminates.
-      continuous: the action space is `Box(-2, 2, (1,))` instead of `Discrete(2)`.
-      composite: the action space is `COMPOSITE`, a dictionary with a tuple in it.
+      endless: 1 if episodes never terminate, otherwise 0.
+      max_steps: time limit after which an episode is truncated if it has not terminated.
+      continuous: whether the action space is `Box(-2, 2, (1,))` instead of `Discrete(2)`.
+      composite: whether the action space is `COMPOSITE`, a dictionary that contains a tuple.
     """
 
     reward: Any = 0.0
@@ -81,7 +80,7 @@ class Probe(SuiteEnv, repr=True):
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Return the probe environments."""
+        """Return the names of the probe environments."""
         return tuple(_PROBES)
 
     @classmethod
@@ -90,7 +89,7 @@ class Probe(SuiteEnv, repr=True):
 
     @classmethod
     def default(cls, key: Key) -> "Probe":
-        # Arrays with the same types for every probe, so that only their values differ.
+        # The leaves are arrays with the same types for every probe, so that only the values differ.
         values = {k: _array(field.default) for k, field in cls.__dataclass_fields__.items() if k not in _KINDS}
         chosen = {k: like(values[k], x) for k, x in _PROBES.get(key[0], {}).items()}
         return cls(**values | chosen, **{k: bool(x) for k, x in key[1]})
@@ -103,13 +102,13 @@ class Probe(SuiteEnv, repr=True):
 
     @property
     def key(self) -> Key:
-        # The same for all probes, because a static name of its own would give each probe another program.
+        # The same name for all probes, because the name is static: different names would need different programs.
         name = "Composite" if self.composite else "Continuous" if self.continuous else "Discrete"
         return key_of(name, {"continuous": self.continuous, "composite": self.composite})
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Every field: the parameters of `make` that make this probe."""
+        """The values of all fields, which `make` accepts as the parameters of this probe."""
         values = {field: np.asarray(getattr(self, field)) for field in self.__dataclass_fields__}
         return {field: value if value.ndim else value.item() for field, value in values.items()}
 
@@ -117,7 +116,7 @@ class Probe(SuiteEnv, repr=True):
     def restore(
         cls, name: str, parameters: Mapping[str, Any], observation_space: spaces.Space, action_space: spaces.Space
     ) -> "Probe":
-        """Return the probe with these `parameters`, which determine it without its name."""
+        """Return the probe with these `parameters`, which determine the probe without its name."""
         del name
         return super().restore("Constant", parameters, observation_space, action_space)
 
@@ -139,7 +138,7 @@ class Probe(SuiteEnv, repr=True):
         if one_step:
             found["max_steps"] = "with terminate_after=1, which ends every episode at its first step"
         if not self.random_observation and (self.endless or one_step):
-            found["observation_reward"] = "where every rewarded observation is 0; set random_observation=1"
+            found["observation_reward"] = "because every rewarded observation is 0; set random_observation=1"
         return found
 
     observation_space = spaces.Box(-1.0, 1.0, (1,))
@@ -180,7 +179,7 @@ class Probe(SuiteEnv, repr=True):
 
 names, make = add_suite(Probe)
 
-_KINDS = ("continuous", "composite")  # of actions
+_KINDS = ("continuous", "composite")  # fields that choose the kind of actions
 _PROBES: dict[str, dict[str, Any]] = {
     "Constant": {"reward": 1.0},
     "RewardIsObservation": {"observation_reward": 1.0, "random_observation": 1.0},

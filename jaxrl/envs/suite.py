@@ -1,4 +1,4 @@
-"""The base class of JAX suites, and tools for adapters of other libraries: type rules, errors, stable types.
+"""The base class of JAX suites, and functions for adapters of other libraries: type rules, errors, stable types.
 
 A suite is one subclass of `SuiteEnv` in its own module (docs/new_suite.md).
 """
@@ -36,16 +36,16 @@ class Step(NamedTuple):
     """The result of a suite's reset or action.
 
     Attributes:
-      observation: an element of the observation space, in any dtype and shape that can be converted to the space's.
+      observation: an element of the observation space, with any dtype and shape that can be converted to the space's.
       reward: a scalar.
       terminated: bool, whether the task ended.
       truncated: bool, whether a time limit cut the episode off.
       action_mask: bool, True where an action is allowed; None allows everything.
-      discount: the environment's own discount of later rewards (`TimeStep.discount`), 1 after a reset; None if it has
-        none.
-      info: further values by name; single numbers become `TimeStep.info`.
+      discount: the environment's discount of later rewards (`TimeStep.discount`), 1 after a reset; None if the
+        environment does not discount.
+      info: further values by name; scalars become `TimeStep.info`.
       active: bool, False for an agent that can no longer act but is rewarded until its team's episode is over; None if
-        all can act.
+        all agents can act.
     """
 
     observation: PyTree
@@ -67,21 +67,22 @@ class SuiteEnv(struct.PyTreeNode):
     - `suite`: the suite's name;
     - `key`: the environment's name and its static parameters, made by `key_of`; static;
     - `observation_space`, `action_space`: static fields or properties;
-    - `names`, `default`, `begin`, `advance`; and, if there are any, `static_parameters` and
-    - `ranges`: the limits of parameters by name, as for `jaxrl.core.limits.problem`;
-    - `largest`: the largest static number that a file may choose, if larger ones may fill the memory;
-    - `drawing`: a `jaxrl.envs.drawings.Drawing`, if it can be drawn.
+    - `names`, `default`, `begin`, `advance`: methods;
+    - `static_parameters`: a method, if there are static parameters;
+    - `ranges`: the limits of parameters by name, as for `jaxrl.core.limits.problem`, if there are any;
+    - `largest`: the largest static number that a file may set, if larger ones might fill the memory;
+    - `drawing`: a `jaxrl.envs.drawings.Drawing`, if the environments can be drawn.
 
     An environment with several agents also has `num_agents`, more than 1. The spaces are those of one agent; the
     actions of `advance` and the fields of each `Step` begin with an axis of agents (optional for rewards and endings,
-    absent from `info`). An agent that finishes before the others repeats its ending until they finish, or is not
-    `active` but rewarded until then (`jaxrl.envs.agents`).
+    absent from `info`). An agent that finishes before the others either repeats its last step until they finish, or is
+    rewarded until then without being `active` (`jaxrl.envs.agents`).
 
-    The other methods of the first group have defaults that suit most suites. Those of the second group are used by
-    `jaxrl.make`, files, `jaxrl.envs.parameters` and training; suites do not override them.
+    The other methods of the first group below have defaults that suit most suites. Those of the second group are used
+    by `jaxrl.make`, files, `jaxrl.envs.parameters` and training; suites do not override them.
     """
 
-    if TYPE_CHECKING:  # fields or properties of a subclass; annotations would be fields here
+    if TYPE_CHECKING:  # a subclass defines fields or properties; annotations at run time would make them fields
         suite: ClassVar[str]
         ranges: ClassVar[Mapping[str, Mapping[str, float]]]
 
@@ -106,12 +107,12 @@ class SuiteEnv(struct.PyTreeNode):
 
     @classmethod
     def static_parameters(cls, name: str) -> Mapping[str, Any]:
-        """Return the parameters that are part of the compiled program, with their defaults."""
+        """Return the parameters that are part of the compiled program, by name, with their defaults."""
         return {}
 
     @classmethod
     def default(cls, key: Key) -> Self:
-        """Return the environment for this key with its default numbers; called once per key."""
+        """Return the environment for this key, with the default numbers; called once per key."""
         raise NotImplementedError
 
     def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
@@ -119,7 +120,7 @@ class SuiteEnv(struct.PyTreeNode):
         raise NotImplementedError
 
     def advance(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, Step]:
-        """Return the next state and the step after an action, including an episode's last observation."""
+        """Return the next state and the step after an action; do not reset, so that last observations are returned."""
         raise NotImplementedError
 
     @classmethod
@@ -127,7 +128,7 @@ class SuiteEnv(struct.PyTreeNode):
         """Reject names and static parameters that do not exist or cannot run.
 
         Raises:
-          ConfigError: explains why.
+          ConfigError: a name or a parameter is rejected; the message explains why.
         """
         if name not in (names := cls.names()):
             raise unknown_name(cls.suite, name, names)
@@ -144,36 +145,37 @@ class SuiteEnv(struct.PyTreeNode):
         return like(self.numbers[name], value)
 
     def with_spaces(self) -> Self:
-        """Return this environment with the spaces that follow from its numbers, which are not arrays here."""
+        """Return this environment with spaces recomputed from its numbers; called before arrays to map over are set."""
         return self
 
     @classmethod
     def choices(cls, name: str) -> Mapping[str, Iterable[Any]]:
-        """Return the allowed values of static parameters that have only a few."""
+        """Return the allowed values of each static parameter that accepts only a few values."""
         return {}
 
     @classmethod
     def limits(cls, name: str) -> Mapping[str, Mapping[str, float]]:
-        """Return the limits of parameters by name, static ones too; by default `ranges`."""
+        """Return the limits of parameters by name, including static parameters; by default `ranges`."""
         return cls.ranges
 
     def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
-        """Return a line for each number `changed` that is impossible, such as outside `limits`; also for files."""
+        """Return one error line per impossible number in `changed`, such as one outside `limits`; files use it, too."""
         return outside(changed, self.limits(self.key[0]))
 
     def without_effect(self) -> frozenset[str]:
-        """Return the numbers without effect on observations, rewards and endings; by default found by tracing."""
+        """Return the names of numbers that no observation, reward or ending depends on; by default found by tracing."""
         return _without_effect(type(self), self.key)
 
     def idle(self) -> Mapping[str, str]:
-        """Return parameters that change nothing because of others, and why: `{"ramp_interval": "with ramping=False"}`.
+        """Return parameters that have no effect because of other parameters, and why.
 
-        `make` rejects them; a curriculum may set them.
+        For example `{"ramp_interval": "with ramping=False"}`. `make` rejects such parameters, but a curriculum may set
+        them.
         """
         return {}
 
     def ineffective(self, changed: Mapping[str, Any], idle: Mapping[str, str] = {}) -> list[str]:
-        """Return a line for each parameter `changed` that differs from its default but has no effect; see `idle`."""
+        """Return one error line per parameter in `changed` that is not the default but has no effect; see `idle`."""
         usual = {**self.static_parameters(self.key[0]), **_shared(type(self), self.key).default.numbers}
         different = {name: x for name, x in changed.items() if name in usual and not equal(x, usual[name])}
         if not different:
@@ -187,9 +189,9 @@ class SuiteEnv(struct.PyTreeNode):
         ]
 
     def model(self, state: PyTree) -> tuple[Environment, PyTree]:
-        """Return the environment in which a search plans, and its states for states [B, ...] of this one.
+        """Return the environment that a planning search uses, and `state` ([B, ...]) converted to that environment's.
 
-        Its observation and action spaces are the same.
+        The observation and action spaces of both environments are the same.
         """
         return self, state
 
@@ -204,8 +206,8 @@ class SuiteEnv(struct.PyTreeNode):
           parameters: numbers (or arrays to be mapped over), which become leaves, and static parameters.
 
         Raises:
-          ConfigError: the name is unknown, or parameters are unknown, do not fit, contradict each other or change
-            nothing; lists all problems.
+          ConfigError: the name is unknown, or parameters are unknown, do not fit, contradict each other or have no
+            effect; lists all problems.
         """
         env = cls._built(name, parameters)
         if problems := env.ineffective(parameters, env.idle()):
@@ -216,9 +218,9 @@ class SuiteEnv(struct.PyTreeNode):
     def restore(
         cls, name: str, parameters: Mapping[str, Any], observation_space: spaces.Space, action_space: spaces.Space
     ) -> Self:
-        """Return the environment with recorded `parameters`, from which its spaces follow.
+        """Return the environment with recorded `parameters`, which also determine its spaces.
 
-        Parameters that change nothing are accepted, because files of earlier versions may contain them.
+        Parameters without effect are accepted, because files of earlier versions may contain them.
 
         Raises:
           ConfigError: as for `make`; or a static number exceeds `largest`.
@@ -259,7 +261,7 @@ class SuiteEnv(struct.PyTreeNode):
         return env
 
     def parameter_problems(self, changed: Mapping[str, Any]) -> list[str]:
-        """Return a line for each problem with numbers that were just replaced (`envs.parameters`)."""
+        """Return one error line per problem with numbers that were just replaced (`envs.parameters`)."""
         return [*self.contradictions(changed), *self.ineffective(changed)]
 
     @property
@@ -276,7 +278,7 @@ class SuiteEnv(struct.PyTreeNode):
         return {name: at(self, path) for name, path in paths(self).items()}
 
     def with_numbers(self, values: Mapping[str, Any]) -> Self:
-        """Return this environment with other numbers, by name, without conversion."""
+        """Return this environment with some numbers replaced by `values`, without conversion."""
         env = self
         for name, path in paths(self).items():
             env = replaced(env, path, values[name]) if name in values else env
@@ -284,7 +286,7 @@ class SuiteEnv(struct.PyTreeNode):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The parameters of `make` that make this environment."""
+        """The parameters with which `make` returns this environment."""
         return dict(self.key[1]) | self.numbers
 
     def __repr__(self) -> str:
@@ -319,7 +321,7 @@ class SuiteEnv(struct.PyTreeNode):
         return _cast(state, shared.dtypes), self._of_agents(following)(step)
 
     def _of_agents(self, function: Callable[[Step], TimeStep]) -> Callable[[Step], TimeStep]:
-        """Return a function of the steps of all agents that applies `function` to each agent's step."""
+        """Return a function that applies `function` to each agent's part of a `Step` of all agents."""
         if (agents := self.num_agents) == 1:
             return function
 
@@ -333,7 +335,7 @@ class SuiteEnv(struct.PyTreeNode):
 
 
 class LibraryEnv(SuiteEnv):
-    """An environment of a library, with spaces that are static fields."""
+    """An environment of another library; its spaces are static fields."""
 
     key: Key = struct.field(pytree_node=False)
     observation_space: spaces.Space = struct.field(pytree_node=False)
@@ -341,17 +343,17 @@ class LibraryEnv(SuiteEnv):
 
 
 def add_suite[Suite: SuiteEnv](cls: type[Suite]) -> tuple[Callable[[], Sequence[str]], Callable[..., Suite]]:
-    """Register the class of a suite's environments; return the functions `names` and `make` of its module."""
+    """Register the class of a suite's environments; return the functions `names` and `make` for its module."""
     registry.add("suite", **{cls.suite: cls})
     return cls.names, cls.make
 
 
 class _Shared(NamedTuple):
-    """The data shared by all environments of one class and key."""
+    """The data shared by all environments with the same class and key."""
 
     default: Any
-    dtypes: PyTree  # of a state after some steps
-    info: tuple[str, ...]  # the scalars that a step reports
+    dtypes: PyTree  # the dtypes of a state after some steps
+    info: tuple[str, ...]  # the names of the scalars in a step's info
 
 
 @functools.lru_cache(maxsize=256)
@@ -362,7 +364,7 @@ def _shared(cls: type[SuiteEnv], key: Key) -> _Shared:
         prng_key = jax.eval_shape(lambda: jax.random.key(0))
         action = jax.eval_shape(lambda key: _sample(default, key), prng_key)
         state, info = jax.eval_shape(cls.begin, default, prng_key)[0], {}
-        # States often begin with Python numbers, which become arrays of another type, or strongly typed ones.
+        # States often begin with Python numbers, which a step turns into strongly typed arrays or other types.
         for _ in range(3):
             before = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
             state, step = jax.eval_shape(cls.advance, default, before, action, prng_key)
@@ -377,10 +379,10 @@ def _without_effect(cls: type[SuiteEnv], key: Key) -> frozenset[str]:
 
 
 def check_single(env: Environment) -> None:
-    """Reject parameters that are arrays to map over, with larger shapes than their defaults.
+    """Reject parameters whose shapes differ from their defaults', such as arrays to map over.
 
     Raises:
-      ConfigError: lists them, those of wrappers too, with their shapes.
+      ConfigError: lists such parameters of the environment and its wrappers, with their shapes.
     """
     problems = []
     for part in layers(env):
@@ -395,7 +397,7 @@ def check_single(env: Environment) -> None:
             shape, expected = (jax.tree.map(np.shape, x) for x in (values[name], default))
             if shape != expected:
                 problems.append(
-                    f"parameter {name} of {env.name} has shape {shape}, not {expected}: a run has a single value; map "
+                    f"parameter {name} of {env.name} has shape {shape}, not {expected}: a run needs one value; map "
                     "over make_train, or sample values with envs.RandomParameters"
                 )
     if problems:
@@ -405,12 +407,12 @@ def check_single(env: Environment) -> None:
 def model_of(env: Environment, state: PyTree) -> Model:
     """Return an environment and its states as a model for planning, without statistics and automatic resets.
 
-    A suite may provide another environment to plan in (`SuiteEnv.model`). Other wrappers stay, and everything under
-    them, so that the policy gets the observations that it expects.
+    A suite may provide another environment for planning (`SuiteEnv.model`). Other wrappers and everything under them
+    are kept, so that the policy gets the observations that it expects.
 
     Args:
       env: one environment.
-      state: the states of a batch of it, [B, ...].
+      state: the states of a batch of environments, [B, ...].
     """
     while isinstance(env, AutoReset | PooledReset | EpisodeStatistics):
         env, state = env.env, state.env
@@ -426,7 +428,7 @@ def _scalar_names(reported: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _cast(state: PyTree, dtypes: PyTree) -> PyTree:
-    """Cast the state to these dtypes, so that every step returns the same ones."""
+    """Cast the state to these dtypes, so that all steps return the same dtypes."""
 
     def cast(x, dtype):
         return x if jnp.issubdtype(dtype, jax.dtypes.extended) else jnp.asarray(x, dtype)
@@ -435,12 +437,12 @@ def _cast(state: PyTree, dtypes: PyTree) -> PyTree:
 
 
 def _of_space(space: spaces.Space, observation: Any) -> PyTree:
-    """Convert the observation to the types and shapes of its space."""
+    """Convert the observation to the dtypes and shapes of its space."""
     return spaces.tree_map(lambda part, x: jnp.asarray(x, part.dtype).reshape(part.shape), space, observation)
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Return whether two values are known to be equal; numbers and arrays, up to the rounding of float32."""
+    """Return whether two values are known to be equal; numbers and arrays are compared with float32 tolerance."""
     if any(isinstance(x, jax.core.Tracer) for x in (one, other)):
         return False
     try:
@@ -451,7 +453,7 @@ def equal(one: Any, other: Any) -> bool:
 
 # --- foreign code ------------------------------------------------------------------------------------------------
 
-# The packages that provide the modules that environments import.
+# Modules that environments import, and the packages that provide them.
 _PACKAGES = {
     "Box2D": "'gymnasium[box2d]'",
     "ale_py": "ale-py",
@@ -460,13 +462,13 @@ _PACKAGES = {
     "mujoco": "mujoco",
     "pygame": "pygame",
 }
-_LARGEST = 2**31 - 1  # of an int32
+_LARGEST = 2**31 - 1  # the largest int32
 COUNT, PROBABILITY = {"low": 1}, {"low": 0, "high": 1}
 _REFUSALS = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def unbounded(seen: Any) -> spaces.Space:
-    """Return the space of all arrays of a shape and type, or of dictionaries of such arrays."""
+    """Return the space of all arrays with the shape and dtype of `seen`, an array or a dictionary of arrays."""
     if isinstance(seen, Mapping):
         return spaces.Dict({name: unbounded(child) for name, child in seen.items()})
     if seen.dtype.kind == "f":
@@ -476,11 +478,11 @@ def unbounded(seen: Any) -> spaces.Space:
 
 
 def outside(changed: Mapping[str, Any], limits: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Return a line for each changed number that is out of range or not finite.
+    """Return one error line per changed number that is out of range or not finite.
 
     Args:
       changed: numbers by name; arrays are not checked, because they may be mapped over.
-      limits: by name, as `jaxrl.core.limits.problem` takes them: `{"spawn_cow_chance": PROBABILITY}`.
+      limits: limits by name, as for `jaxrl.core.limits.problem`, such as `{"spawn_cow_chance": PROBABILITY}`.
     """
     single = {name: x for name, x in changed.items() if name in limits and not isinstance(x, jax.Array | np.ndarray)}
     return [line for name, x in single.items() for line in number_problems(name, x, limits[name])]
@@ -489,7 +491,7 @@ def outside(changed: Mapping[str, Any], limits: Mapping[str, Mapping[str, float]
 def _fitted(
     where: str, defaults: Mapping[str, Any], values: Mapping[str, Any], fit: Callable[[str, Any], Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return parameters converted by `fit` to the types of their defaults, and a line for each that does not fit."""
+    """Return parameters converted by `fit` to the types of their defaults, and one error line per misfit."""
     fitted, problems = {}, []
     for name, value in values.items():
         try:
@@ -506,7 +508,7 @@ def _fitted(
 
 
 def key_of(name: str, arguments: Mapping[str, Any]) -> Key:
-    """Return the key of an environment; lists become tuples.
+    """Return the key of an environment; lists among the arguments become tuples.
 
     Raises:
       TypeError: an argument is not hashable.
@@ -515,14 +517,14 @@ def key_of(name: str, arguments: Mapping[str, Any]) -> Key:
 
 
 def arguments_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the defaults of a function's or constructor's named parameters; `inspect.Parameter.empty` if required."""
+    """Return a function's or constructor's named parameters with defaults, `inspect.Parameter.empty` if required."""
     parameters = inspect.signature(function).parameters.values()
     return {p.name: p.default for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
 
 @contextlib.contextmanager
 def silent_import() -> Generator[None]:
-    """Suppress the output of an import, even if the imported package restores the process's own streams."""
+    """Suppress the output of an import, even if the imported package restores the process's original streams."""
     from unittest import mock  # slow to import
 
     silent = io.StringIO()
@@ -532,26 +534,26 @@ def silent_import() -> Generator[None]:
 
 @contextlib.contextmanager
 def foreign_rules() -> Generator[None]:
-    """Apply JAX's standard promotion of types and ranks, which suites rely on."""
+    """Enable JAX's standard promotion of dtypes and ranks, which suites rely on."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
 
 @contextlib.contextmanager
 def constructing() -> Generator[None]:
-    """Apply `foreign_rules` and compute eagerly, so that cached values are never tracers."""
+    """Enable `foreign_rules` and compute eagerly, so that cached values are never tracers."""
     with jax.ensure_compile_time_eval(), foreign_rules():
         yield
 
 
 def made_once[Made](function: Callable[[Key], Made]) -> Callable[[Key], Made]:
-    """Decorate a function that makes a library's environment, so that it runs once per key and eagerly."""
+    """Decorate a function that makes a library's environment, so that it runs eagerly and only once per key."""
     return functools.lru_cache(maxsize=256)(constructing()(function))
 
 
 @contextlib.contextmanager
 def refusing(where: str, options: Mapping[str, Any], kinds: tuple[type[Exception], ...] = _REFUSALS) -> Generator[None]:
-    """Reraise errors of a library that makes the environment `where` as a `ConfigError`."""
+    """Reraise a library's errors in making the environment `where` as a `ConfigError`."""
     try:
         yield
     except kinds as error:
@@ -563,22 +565,22 @@ def refusing(where: str, options: Mapping[str, Any], kinds: tuple[type[Exception
 
 
 def _install(error: Exception) -> str:
-    """Return how to install a missing package, if jaxrl knows it."""
+    """Return a hint on how to install the missing package, or "" if it is unknown."""
     name = error.name if isinstance(error, ModuleNotFoundError) else None
     return f"; pip install {_PACKAGES[name]}" if name in _PACKAGES else ""
 
 
 def unknown_parameters(what: str, names: Iterable[str], allowed: Iterable[str]) -> list[str]:
-    """Return a line for each name that is not allowed, with similar names; `what` names the environment."""
+    """Return one error line per name that is not allowed, with similar names; `what` says what the names are."""
     allowed = [*allowed]
     return [line for name in names if name not in allowed for line in unknown(what, name, allowed).problems]
 
 
 def unread(environment: Callable[[dict[str, Any]], Environment], values: dict[str, Any]) -> frozenset[str]:
-    """Return the names of the parameters that no time step of an environment depends on; compile nothing.
+    """Return the names of the parameters that no time step of an environment depends on, without compiling.
 
     Args:
-      environment: a function from parameters by name to a raw environment.
+      environment: a function that takes a dictionary of parameters and returns a raw environment.
       values: parameters by name, numbers or arrays.
     """
 
@@ -600,7 +602,7 @@ def unread(environment: Callable[[dict[str, Any]], Environment], values: dict[st
 
 
 def _sample(env: Any, key: jax.Array) -> PyTree:
-    """Return a random action, or one for each of several agents."""
+    """Return a random action, or one per agent if there are several agents."""
     agents = getattr(env, "num_agents", 1)
     return (
         env.action_space.sample(key)

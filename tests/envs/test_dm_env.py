@@ -149,7 +149,7 @@ def test_specs(what, spec, ours):
 @pytest.mark.parametrize(
     ("what", "spec", "words"),
     [
-        ("observation", (specs.Array((), float),), r"the observation spec \(Array.*supported are numeric arrays"),
+        ("observation", (specs.Array((), float),), r"the observation spec \(Array.*to one of these: numeric arrays"),
         ("observation", {"a": specs.StringArray(())}, r"bandit\['a'\] has the observation spec StringArray"),
         ("action", {"a": specs.StringArray(())}, r"bandit\['a'\] has the action spec StringArray.*an array of floats"),
         ("action", specs.Array((), np.int32), "the action spec Array.*bounded integers"),

@@ -1,6 +1,6 @@
-"""Conversion between jaxrl's spaces and elements and Gymnasium's, which EnvPool uses too.
+"""Conversion between jaxrl's and Gymnasium's spaces, and of their elements; EnvPool uses Gymnasium's spaces, too.
 
-Types that JAX lacks are narrowed here: float64 to float32, int64 and uint64 to int32 and uint32.
+Types that JAX lacks are narrowed: float64 to float32, int64 to int32, and uint64 to uint32.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,13 +21,13 @@ _NUMERIC = (*_COMPOSITE, foreign.Box, foreign.Discrete, foreign.MultiBinary, for
 
 
 class Conversion(NamedTuple):
-    """A pair of corresponding spaces, jaxrl's and the suite's own.
+    """A pair of corresponding spaces, jaxrl's and the suite's, with a conversion of their elements.
 
     Attributes:
       space: jaxrl's space.
-      native: the suite's own, array by array.
-      convert: a function from the suite's observations to jaxrl's, or from jaxrl's actions to the suite's; one element
-        or a batch.
+      native: the suite's space, as a tuple with one entry per array.
+      convert: a function that converts the suite's observations to jaxrl's, or jaxrl's actions to the suite's; accepts
+        one element or a batch.
     """
 
     space: spaces.Space
@@ -36,9 +36,9 @@ class Conversion(NamedTuple):
 
 
 def observations(space: Any, where: str) -> Conversion:
-    """Return the conversion of observations in the suite's `space`; `where` names the environment in errors.
+    """Return the conversion of observations from the suite's `space`; `where` names the environment in errors.
 
-    A tuple becomes a dictionary with its positions as keys, "0", "1".
+    A tuple becomes a dictionary with the positions "0", "1", ... as keys.
 
     Raises:
       ConfigError: the space has no counterpart in jaxrl.
@@ -50,8 +50,8 @@ def observations(space: Any, where: str) -> Conversion:
 def actions(space: Any, where: str) -> Conversion:
     """Return the conversion of actions to the suite's `space`, which may be a dictionary or a tuple.
 
-    Actions outside the bounds are clipped to them, in the space's own dtype. A bounded integer becomes `Discrete`, a
-    vector of them `MultiDiscrete`.
+    Actions are clipped to the bounds of `space`, in its dtype. A bounded integer becomes `Discrete`, and a vector of
+    bounded integers becomes `MultiDiscrete`.
 
     Raises:
       ConfigError: the space has no counterpart in jaxrl.
@@ -61,18 +61,18 @@ def actions(space: Any, where: str) -> Conversion:
 
 
 def array_actions(space: Any, where: str) -> Conversion:
-    """Return the conversion of actions to the suite's `space`, a single array; see `actions`.
+    """Return the conversion of actions to the suite's `space`, as `actions` does, but reject composite spaces.
 
     Raises:
-      ConfigError: the space has no counterpart in jaxrl, or has several parts.
+      ConfigError: the space has no counterpart in jaxrl, or is a dictionary or tuple.
     """
     if isinstance(space, _COMPOSITE):
-        raise _refused("action", space, where, "Box, Discrete, MultiDiscrete and MultiBinary")
+        raise _refused("action", space, where, "Box, Discrete, MultiDiscrete, MultiBinary")
     return actions(space, where)
 
 
 def _converted(what: str, space: Any, where: str) -> tuple[spaces.Space, tuple[Native, ...]]:
-    """Return jaxrl's space for the suite's, and the suite's own, array by array."""
+    """Return the jaxrl space that corresponds to the suite's `space`, and the native space of each array."""
     if isinstance(space, _COMPOSITE):
         acting, is_tuple = what == "action", isinstance(space, foreign.Tuple)
         parts = getattr(space, "spaces", space)
@@ -94,12 +94,12 @@ def _converted(what: str, space: Any, where: str) -> tuple[spaces.Space, tuple[N
     except ConfigError as error:
         raise ConfigError(f"{where} has the {what} space {space}: {error}") from None
     if theirs is None or array is None:
-        raise _refused(what, space, where, "Box, Discrete, MultiDiscrete, MultiBinary and Dict and Tuple of these")
+        raise _refused(what, space, where, "Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these")
     return array, (theirs,)
 
 
 def _native(space: Any) -> Native | None:
-    """Return the suite's own space of one array; None if its elements are not numeric arrays of fixed size."""
+    """Return the native space of a single array, or None if its elements are not numeric arrays of fixed size."""
     if isinstance(space, foreign.Discrete):
         return Integers(int(space.start), int(space.start) + int(space.n) - 1, np.dtype(space.dtype))
     if isinstance(space, foreign.MultiDiscrete):
@@ -125,7 +125,7 @@ def _acted(space: Any, own: Native) -> spaces.ArraySpace | None:
         return _observed(space)
     if own.dtype.kind == "f":
         box = _box(space)
-        return spaces.Box(box.low, box.high, box.shape)  # at least float32, in which networks compute
+        return spaces.Box(box.low, box.high, box.shape)  # not narrower: networks compute in float32
     if len(own.shape) > 1:
         return None
     # Python integers, because a count may exceed 64 bits.
@@ -134,12 +134,12 @@ def _acted(space: Any, own: Native) -> spaces.ArraySpace | None:
 
 
 def _box(space: foreign.Box) -> spaces.Box:
-    """Convert the box to a dtype that JAX has."""
+    """Convert a Gymnasium box to jaxrl's, with a dtype that JAX supports."""
     own, low, high = np.dtype(space.dtype), space.low, space.high
     dtype = np.dtype(_NARROWER.get(own.name, own))
     if dtype.kind == "f" and dtype != own:
         largest, tiny = np.finfo(np.float32).max, np.finfo(np.float32).tiny
-        # Float64 bounds that are too large for float32 become infinite, and those that are too small become 0.
+        # Float64 bounds beyond the range of float32 become infinite, and subnormal ones become 0.
         low, high = np.where(low < -largest, -np.inf, low), np.where(high > largest, np.inf, high)
         low, high = (np.where(np.abs(bound) < tiny, 0.0, bound) for bound in (low, high))
     elif dtype.kind in "iu":
@@ -153,4 +153,7 @@ def _box(space: foreign.Box) -> spaces.Box:
 def _refused(what: str, space: Any, where: str, allowed: str) -> ConfigError:
     flat = _FLATTEN if getattr(space, "is_np_flattenable", False) else "your own gymnasium.ObservationWrapper"
     wrapper = flat if what == "observation" else "a gymnasium.ActionWrapper"
-    return ConfigError(f"{where} has the {what} space {space}; supported are {allowed}: convert it with {wrapper}")
+    return ConfigError(
+        f"{where} has the {what} space {space}, which is not supported; convert it with {wrapper} to one of these: "
+        f"{allowed}"
+    )

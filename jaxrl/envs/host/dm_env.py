@@ -21,19 +21,19 @@ type Factory = Callable[..., Environment]
 
 
 class DmEnvRecipe(stepped.SteppedRecipe):
-    """A recipe of a batch of one dm_env environment, from dm_control's suite if it has no `factory`.
+    """A recipe for a batch of copies of a dm_env environment, which is a dm_control task if there is no `factory`.
 
-    `id` is "dm_control:domain-task", or "dm_env:module:function" of a factory.
+    `id` is "dm_control:domain-task", or "dm_env:module:function" with the factory's module and name.
     """
 
     @classmethod
     def restore(
         cls, name: str, parameters: Mapping[str, Any], observation_space: Space, action_space: Space
     ) -> "DmEnvRecipe":
-        """Restore the recipe of a dm_control task from its record; nothing is made until it is built.
+        """Restore the recipe of a dm_control task from its record; nothing is made until the recipe is built.
 
         Raises:
-          ConfigError: an option is more than a number or a plain word, or a value is of the wrong type.
+          ConfigError: an option contains anything but numbers and plain words, or a value is of the wrong type.
         """
         return cls.restored(f"dm_control:{name}", parameters, observation_space, action_space)
 
@@ -54,11 +54,11 @@ def make(name: str, **parameters: Any) -> DmEnvRecipe:
 
     Args:
       name: "domain-task", as in `dm_control.suite.load`.
-      parameters: those of `from_dm_env`, of the task (`time_limit=5`), or of all tasks: `flat_observation`,
-        `n_sub_steps`, `control_timestep`, `legacy_step`.
+      parameters: parameters of `from_dm_env`, of the task (`time_limit=5`), or of every task (`flat_observation`,
+        `n_sub_steps`, `control_timestep`, `legacy_step`).
 
     Raises:
-      ConfigError: unknown name, or wrong parameters.
+      ConfigError: the name is unknown, or a parameter is wrong.
     """
     if name not in names():
         raise unknown_name("dm_control", name, names())
@@ -76,20 +76,20 @@ def from_dm_env(
     info: Sequence[str] = (),
     **options: Any,
 ) -> DmEnvRecipe:
-    """Return a recipe of environments that `factory` makes, for `jaxrl.train` and `jaxrl.register`.
+    """Return a recipe for the environments that `factory` makes, for `jaxrl.train` and `jaxrl.register`.
 
-    A last time step is terminated if its discount is 0, and truncated otherwise. Learning uses the discounts in
-    addition to the learner's `gamma`, unless the `discount_spec` only allows 0 and 1, as `specs.DiscreteArray(2)`.
+    A last time step is terminated if its discount is 0, and truncated otherwise. The learner multiplies `gamma` by the
+    discounts, unless the `discount_spec` allows only 0 and 1, such as `specs.DiscreteArray(2)`.
 
     Args:
       factory: a function that makes a `dm_env.Environment`; its parameter `seed` is always passed.
       workers: number of processes that step the environments; 0 steps them in this process, one after another. Workers
-        import `factory`, which must be a function of a module.
+        import `factory`, which must be defined at the top level of a module.
       step_timeout: seconds that one step or reset may take before its worker counts as hung; default 60.
       start_timeout: seconds that a worker may take to start; default 120.
       restarts: number of workers that are replaced before the run stops; default 3.
-      info: names of numbers of every step to report as metrics of training: parts of the observation, or of the result
-        of the environment's own method `get_info()`, if it has one.
+      info: names of numbers that every step has, to report as training metrics: entries of the observation, or of the
+        dictionary that the environment's method `get_info()` returns, if it has this method.
       options: further arguments of `factory`.
 
     Raises:
@@ -112,20 +112,20 @@ def _made(where: str, factory: Factory | None, options: dict[str, Any]) -> DmEnv
 
 
 def _spec(name, factory):
-    """Return the argument of `worker_program.made`."""
+    """Return the argument `spec` of `worker_program.made`."""
     return (name.partition(":")[2] if factory is None else factory,)
 
 
 # --- specs ---------------------------------------------------------------------------------------------------------
 
 _ALLOWED = {
-    "observation": "numeric arrays, and dictionaries of them",
-    "action": "an array of floats, a number or vector of bounded integers, and dictionaries and tuples of these",
+    "observation": "numeric arrays, or dictionaries of them",
+    "action": "an array of floats, a bounded integer, a vector of bounded integers, or a dictionary or tuple of these",
 }
 
 
 def _space(what, spec, where):
-    """Convert a spec to a Gymnasium space."""
+    """Convert a dm_env spec to a Gymnasium space."""
     acting, kind = what == "action", spec.dtype.kind if isinstance(spec, specs.Array) else ""
     if isinstance(spec, Mapping):
         return foreign.Dict({name: _space(what, child, f"{where}[{name!r}]") for name, child in spec.items()})
@@ -136,7 +136,8 @@ def _space(what, spec, where):
     whole = isinstance(spec, specs.BoundedArray) and kind in ("i", "u") and len(spec.shape) <= 1
     if not (whole or kind == "f" if acting else kind in ("f", "i", "u", "b")):
         raise ConfigError(
-            f"{where} has the {what} spec {spec}; supported are {_ALLOWED[what]}: convert it in a wrapper environment"
+            f"{where} has the {what} spec {spec}, which is not supported; convert it in a wrapper environment to one "
+            f"of these: {_ALLOWED[what]}"
         )
     if acting and whole and spec.shape == ():
         low, high = int(spec.minimum), int(spec.maximum)

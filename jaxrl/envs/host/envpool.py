@@ -27,7 +27,7 @@ from jaxrl.envs.host.time_steps import Episodes, environment_seeds
 
 # Atari's two usual protocols. Other arguments of `make` override `preset`.
 PRESETS: dict[str, dict[str, Any]] = {
-    # Mnih et al. (2015): a lost life ends an episode. The limit is Rainbow's (Hessel et al., 2018), 30 minutes.
+    # Mnih et al. (2015): a lost life ends an episode. The limit of 30 minutes is Rainbow's (Hessel et al., 2018).
     "classic": {
         "noop_max": 30,
         "frame_skip": 4,
@@ -39,7 +39,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "max_episode_steps": 27_000,
     },
     # Machado et al. (2018, arXiv:1709.06009): sticky actions are the only randomness, all actions are available, and a
-    # lost life is not shown. They skip 5 frames and stop after 18,000; skip, limit and clipping here are Dopamine's.
+    # lost life is not reported. The paper skips 5 frames and stops after 18,000 frames; this preset's frame skip, limit
+    # and reward clipping are Dopamine's.
     "machado": {
         "noop_max": 1,
         "frame_skip": 4,
@@ -53,11 +54,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
-# Families and tasks that ignore `max_episode_steps`: EnvPool would only report their later ends as time limits.
-# Jumanji's own limits are terminations, because most of its observations show the clock.
+# Families and tasks that ignore `max_episode_steps`, except that EnvPool reports endings after it as truncations.
+# Jumanji's time limits are terminations, because most of its observations include the time.
 _OWN_LIMIT = ("envpool.jumanji", "envpool.pgx", "envpool.procgen", "envpool.highway", "Catch-v0", "CliffWalking-v0")
 
-# MyoSuite's tasks of tracking a recorded grasp, which cannot be learned (docs/envpool.md); all 50 were tried.
+# MyoSuite's tasks of tracking a recorded grasp: all 50 were tried, and none can be learned (docs/envpool.md).
 _TRACKING = re.compile(r"(^|/)MyoHand\w+Fixed-v0$")
 
 # Options of EnvPool that `make` does not accept, and why.
@@ -70,18 +71,18 @@ _RESERVED = {
     "gym_reset_return_info": "the adapter needs its default",
     "base_path": "EnvPool sets it",
 }
-# Options of ViZDoom that a file must not set: a program that is run, its arguments, and files that it opens.
+# Options of ViZDoom that a file must not set: the program to run, its arguments, and the files that it opens.
 _BY_HAND = ("cfg_path", "game_args", "iwad_path", "lmp_save_dir", "map_id", "vzd_path", "wad_path")
 _PIXELS = ("from_pixels", "render_width", "render_height", "render_camera_id")  # options in addition to the task's own
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class EnvPoolRecipe(LibraryRecipe):
-    """A recipe of a pool of one task; `options` are EnvPool's, other than sizes and seeds.
+    """A recipe for a pool of environments of one task; `options` are EnvPool's, except for pool sizes and seeds.
 
     Attributes:
       id: EnvPool's name of the task.
-      lives: whether the task reports unmodified rewards and whether a game is over, as Atari does.
+      lives: whether the task's info has the unmodified reward and whether the game is over, as Atari's has.
       games: whether an episode is one life of a game.
     """
 
@@ -98,12 +99,13 @@ class EnvPoolRecipe(LibraryRecipe):
     def restore(
         cls, name: str, parameters: Mapping[str, Any], observation_space: Space, action_space: Space
     ) -> "EnvPoolRecipe":
-        """Restore the recipe from its record; EnvPool is not used before it is built.
+        """Restore the recipe from its record; EnvPool is first used when the recipe is built.
 
         Raises:
-          ConfigError: `make` does not accept an option, it names a program or a file, or a value has a wrong type.
+          ConfigError: an option is one that `make` does not accept, or names a program or a file; or a value has a
+            wrong type.
         """
-        # `no_restart` is in files of earlier versions.
+        # Earlier versions wrote `no_restart` to files.
         parameters = {key: value for key, value in parameters.items() if key != "no_restart"}
         if strange := sorted(parameters.keys() & _RESERVED.keys()):
             raise ConfigError([f"envpool:{name} does not accept {key}: {_RESERVED[key]}" for key in strange])
@@ -119,8 +121,8 @@ class EnvPoolRecipe(LibraryRecipe):
 
         Args:
           num_envs: number of environments.
-          seed: the run's seed; each environment's own seed follows from it and the environment's index.
-          first_env: the index of the first environment, if the run has more.
+          seed: the run's seed; each environment's seed is derived from it and the environment's index in the run.
+          first_env: index in the run of the first environment.
 
         Raises:
           ConfigError: `num_envs` is not positive.
@@ -128,7 +130,7 @@ class EnvPoolRecipe(LibraryRecipe):
         return self.build_async(num_envs, num_envs, seed, first_env)
 
     def build_async(self, num_envs: int, batch_size: int, seed: int, first_env: int = 0) -> "EnvPoolEnvironment":
-        """Build the same environments as an asynchronous pool: one `recv` waits for `batch_size` of them.
+        """Build the same environments as an asynchronous pool, whose `recv` waits for `batch_size` of them.
 
         Raises:
           ConfigError: the sizes are not positive, or `batch_size` exceeds `num_envs`.
@@ -150,15 +152,15 @@ class EnvPoolEnvironment:
     """A pool of environments behind the host protocol: numpy in, numpy out.
 
     A synchronous pool (`batch_size == num_envs`) has `reset()` and `step(actions)`. For an asynchronous one,
-    `async_reset()` begins all episodes, then every `recv()` returns the `batch_size` environments that are ready first,
-    and `send` sends actions to some of them. EnvPool waits without a limit and cannot be interrupted; a watchdog can
-    read `doing`.
+    `async_reset()` begins all episodes; after that, every `recv()` returns the `batch_size` environments that are ready
+    first, and `send` sends actions to environments that were returned. EnvPool waits without a time limit and cannot be
+    interrupted, but a watchdog can read `doing`.
 
     Attributes:
       name: the environment's name.
       num_envs: number of environments.
       batch_size: number of environments that one `recv` returns.
-      failures: 0; a fault in EnvPool ends the process.
+      failures: always 0, because a fault in EnvPool ends the process.
     """
 
     failures = 0
@@ -174,14 +176,14 @@ class EnvPoolEnvironment:
         actions = conversion.array_actions(action_space, self.name)
         self._write, self._action_shape = actions.convert, actions.native[0].shape
         self._episodes = Episodes(num_envs, recipe.games, recipe.info)
-        self._busy = np.zeros(num_envs, np.bool_)  # sent an action, and not received yet
+        self._busy = np.zeros(num_envs, np.bool_)  # resetting or stepping, not received yet
         self._began = False
         self._all = np.arange(num_envs, dtype=np.int32)
         self._all.flags.writeable = False  # `recv` may return it
 
     @property
     def doing(self) -> str:
-        """A description of the environments that it waits for, by their indices in the run; "" if it does not wait."""
+        """A message with the indices (in the run) of the environments that are busy; "" if none is busy."""
         waiting = (np.flatnonzero(self._busy) + self._first_env).tolist()
         return f"{self.name} is stepping environments {waiting}" if waiting else ""
 
@@ -189,27 +191,27 @@ class EnvPoolEnvironment:
         """Begin new episodes; return their first time steps [num_envs].
 
         Raises:
-          RuntimeError: it is asynchronous, or was closed.
+          RuntimeError: the pool is asynchronous, or was closed.
         """
         self._check_synchronous("reset")
         self.async_reset()
         return self._receive_all()
 
     def step(self, actions: PyTree) -> TimeStep[np.ndarray]:
-        """Return the time steps after `actions` [num_envs, ...], or the first of the next episode after an end.
+        """Step with `actions`, shape [num_envs, ...], and return the time steps; ended episodes are reset instead.
 
         Raises:
-          RuntimeError: it was not reset, is asynchronous, or was closed.
+          RuntimeError: the pool was not reset, is asynchronous, or was closed.
         """
         self._check_synchronous("step")
         self.send(actions, self._all)
         return self._receive_all()
 
     def async_reset(self) -> None:
-        """Begin new episodes everywhere; `recv` returns their first time steps.
+        """Begin new episodes in all environments; `recv` returns their first time steps.
 
         Raises:
-          RuntimeError: some environments were sent actions but not received, or it was closed.
+          RuntimeError: some environments are still busy with an action or a reset, or the pool was closed.
         """
         pool = self._open()
         if self._busy.any():
@@ -220,11 +222,15 @@ class EnvPoolEnvironment:
         pool.async_reset()
 
     def send(self, actions: PyTree, env_ids: np.ndarray) -> None:
-        """Send `actions` [B, ...] to the environments `env_ids` [B], without waiting for them.
+        """Send actions to some environments without waiting for the results.
+
+        Args:
+          actions: batched actions, shape [B, ...].
+          env_ids: indices of the environments, shape [B].
 
         Raises:
-          RuntimeError: it was not reset, was closed, or one of the environments is still busy.
-          ValueError: shapes are wrong, or environments do not exist or repeat, which EnvPool does not check.
+          RuntimeError: the pool was not reset, was closed, or one of the environments is still busy.
+          ValueError: a shape is wrong, or an index is out of range or repeated. EnvPool does not check the indices.
         """
         pool = self._open()
         if not self._began:
@@ -247,7 +253,7 @@ class EnvPoolEnvironment:
         """Wait for the next `batch_size` environments; return their indices, int32 [B], and time steps, [B, ...].
 
         Raises:
-          RuntimeError: fewer are busy, so that it would wait forever; or it was closed.
+          RuntimeError: fewer environments are busy, so the call would wait forever; or the pool was closed.
         """
         self._open()
         if self._busy.sum() < self.batch_size:
@@ -259,7 +265,7 @@ class EnvPoolEnvironment:
 
     @property
     def frames_per_second(self) -> float:
-        """The frame rate of pictures: twice that of Atari, where every fourth of 60 frames per second is a step."""
+        """The frame rate of videos: 30, twice Atari's rate of 15 steps per second (60 frames per second, skip 4)."""
         return 30.0
 
     def render(self) -> np.ndarray | None:
@@ -267,7 +273,7 @@ class EnvPoolEnvironment:
         return None if frames is None else np.asarray(frames)[0]
 
     def close(self) -> None:
-        """End the pool's threads after their current work; may be called at any time and twice."""
+        """End the pool's threads after their current work; may be called at any time and repeatedly."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()
@@ -295,7 +301,7 @@ class EnvPoolEnvironment:
         # EnvPool never writes to returned arrays again.
         raw, reward, terminated, truncated, info = self._open().recv()
         env_ids = info["env_id"]
-        # A synchronous pool returns the environments in order; a slice is cheaper than their indices.
+        # A synchronous pool returns the environments in order; indexing by a slice is cheaper than by indices.
         index = env_ids
         if env_ids.size == self.num_envs and np.array_equal(env_ids, self._all):
             env_ids, index = self._all, slice(None)
@@ -324,14 +330,14 @@ def make(name: str, *, preset: str | None = None, info: Sequence[str] = (), **pa
     """Return the recipe of EnvPool's task `name` ("Pong-v5").
 
     Args:
-      name: as in EnvPool.
-      preset: for Atari, "classic" or "machado" (`PRESETS`); None: EnvPool's own settings.
-      info: names of numbers in the task's info to report as metrics of training: `("reward_ctrl", "x_position")`.
+      name: EnvPool's name of the task.
+      preset: for Atari, "classic" or "machado" (`PRESETS`); None uses EnvPool's defaults.
+      info: names of numbers in the task's info to report as training metrics, such as `("reward_ctrl", "x_position")`.
       parameters: EnvPool's options of the task (`max_episode_steps`, `num_threads`, `frame_skip`, ...), which override
         the preset's.
 
     Raises:
-      ConfigError: unknown name, preset or options (all of them at once), or a task that training cannot use.
+      ConfigError: the name, preset or an option is unknown, or training cannot use the task; lists all wrong options.
     """
     where = f"envpool:{name}"
     if name not in _registered():
@@ -376,17 +382,17 @@ def make(name: str, *, preset: str | None = None, info: Sequence[str] = (), **pa
 
 @functools.cache
 def names() -> tuple[str, ...]:
-    """Return EnvPool's tasks, except those that training cannot use."""
+    """Return the names of EnvPool's tasks, except those that training cannot use."""
     return tuple(name for name in _registered() if _unusable(name) is None)
 
 
 def refused() -> tuple[str, ...]:
-    """Return EnvPool's tasks that training cannot use."""
+    """Return the names of EnvPool's tasks that training cannot use."""
     return tuple(name for name in _registered() if _unusable(name) is not None)
 
 
 def _registered() -> Mapping[str, tuple[str, str, dict[str, Any]]]:
-    """Return the family, class and own options of every task."""
+    """Return the family, class and default options of every task, by the task's name."""
     from envpool.registration import registry
 
     return registry.specs
@@ -413,7 +419,7 @@ def _unusable(name: str) -> str | None:
 
 
 def _true_bounds(space: Any) -> Any:
-    """Return `space` with infinite bounds where EnvPool declares the smallest or largest float."""
+    """Return `space` with infinite bounds in place of EnvPool's smallest and largest floats."""
     if isinstance(space, Mapping | gymnasium.spaces.Dict):
         children = getattr(space, "spaces", space)
         return gymnasium.spaces.Dict({name: _true_bounds(child) for name, child in children.items()})
@@ -429,17 +435,17 @@ def _make(task: str, options: Mapping[str, Any], num_envs: int, seeds: list[int]
     import envpool
 
     with warnings.catch_warnings(), resources.on("environments"):
-        warnings.simplefilter("ignore")  # Gymnasium's, about the bounds that EnvPool declares
+        warnings.simplefilter("ignore")  # Gymnasium warns about the bounds that EnvPool declares
         pool = envpool.make_gymnasium(task, num_envs=num_envs, batch_size=batch_size, seed=seeds, **options)
-        pool.observation_space  # noqa: B018  (makes it here; otherwise the first step would warn)
+        pool.observation_space  # noqa: B018  (makes the space now; otherwise the first step would warn)
     return pool
 
 
 def _spec(task: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], Any, Any]:
-    """Return every option with its value, and the spaces of observations and actions."""
+    """Return the values of all options, the observation space and the action space."""
     import envpool
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Gymnasium's, about the bounds that EnvPool declares
+        warnings.simplefilter("ignore")  # Gymnasium warns about the bounds that EnvPool declares
         spec = envpool.make_spec(task, **options)
         return spec.config._asdict(), *map(_true_bounds, (spec.observation_space, spec.action_space))

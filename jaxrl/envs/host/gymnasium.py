@@ -25,12 +25,12 @@ from jaxrl.envs.suite import arguments_of
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class GymnasiumRecipe(stepped.SteppedRecipe):
-    """A recipe of a batch of one Gymnasium environment; `options` are passed to `gymnasium.make`.
+    """A recipe for a batch of copies of a Gymnasium environment; `options` are passed to `gymnasium.make`.
 
-    `id` is Gymnasium's name, with the module that registers it if one was given.
+    `id` is Gymnasium's name, or "module:name" if the user named the module that registers it.
 
     Args:
-      by_hand: whether the user's program made it, so that it may import modules; a file cannot set this.
+      by_hand: whether the user's program made the recipe, which may then import modules; False for one from a file.
     """
 
     by_hand: dataclasses.InitVar[bool] = False
@@ -39,7 +39,7 @@ class GymnasiumRecipe(stepped.SteppedRecipe):
 
     def __post_init__(self, by_hand):
         module, _, name = self.id.rpartition(":")
-        if module and module not in sys.modules:  # `make` imports it; a file must not
+        if module and module not in sys.modules:  # `make` imports the module; a file must not
             raise ConfigError(_module_problem(self.id))
         registered = gymnasium.registry.get(name)
         if not by_hand and registered is not None and "shimmy" in str(registered.entry_point):
@@ -49,18 +49,18 @@ class GymnasiumRecipe(stepped.SteppedRecipe):
 
     @property
     def instance(self) -> gymnasium.Env | None:
-        """The user's environment, if it is the only one; None if more can be made."""
+        """The user's environment if no other can be made like it, otherwise None."""
         return getattr(self.factory, "instance", None)
 
     @classmethod
     def restore(
         cls, name: str, parameters: Mapping[str, Any], observation_space: Space, action_space: Space
     ) -> "GymnasiumRecipe":
-        """Restore the recipe from its record; nothing is made or imported until it is built.
+        """Restore the recipe from its record; nothing is made or imported until the recipe is built.
 
         Raises:
-          ConfigError: `name` requires to import a module or another library, an option is more than a number or a plain
-            word, or a value is of the wrong type.
+          ConfigError: making `name` would import a module or another library, an option contains anything but numbers
+            and plain words, or a value is of the wrong type.
         """
         if ":" in name:
             options = {key: x for key, x in parameters.items() if key not in stepped.USUAL or x != stepped.USUAL[key]}
@@ -73,8 +73,8 @@ class GymnasiumRecipe(stepped.SteppedRecipe):
             return self.factory
         if "." in self.id and self.id not in gymnasium.registry:
             raise ConfigError(
-                f"{self.name} was passed as a Gymnasium environment, its class or a function, which a file cannot "
-                "make; pass it again: env=... in Python; in a shell register it with Gymnasium and pass "
+                f"{self.name} was passed as a Gymnasium environment, class or function, which cannot be restored from "
+                "a file; pass it again: env=... in Python; in a shell, register it with Gymnasium and pass "
                 "--import MODULE --env gymnasium:ID"
             )
         return _find(self.id)
@@ -92,29 +92,30 @@ def make(name: str, *, wrappers: Any = (), **options: Any) -> GymnasiumRecipe:
     """Return the recipe of the Gymnasium environment `name` ("LunarLander-v3"; "module:Name-v0" is imported first).
 
     Args:
-      name: as in Gymnasium.
-      wrappers: wrappers to put around it, in order; see `wrapping`.
-      options: those of `stepped.stepping`, such as `info=("reward_ctrl", "x_position")`, and arguments of
-        `gymnasium.make`, including the environment's own.
+      name: Gymnasium's name of the environment.
+      wrappers: wrappers to put around the environment, innermost first; see `wrapping`.
+      options: options of `stepped.stepping`, such as `info=("reward_ctrl", "x_position")`, and arguments of
+        `gymnasium.make`, including those of the environment's constructor.
 
     Raises:
-      ConfigError: unknown name, wrong options, an environment that cannot be made, or spaces that are not supported.
+      ConfigError: the name is unknown, an option is wrong, the environment cannot be made, or its spaces are not
+        supported.
     """
     fields = stepped.stepping(options)
     return registered(name, options | wrapping(wrappers), fields)
 
 
 def registered(name: str, options: dict[str, Any], fields: dict[str, Any]) -> GymnasiumRecipe:
-    """Return the recipe of a registered environment; `fields` are those of `stepped.stepping`."""
+    """Return the recipe of a registered environment; `fields` is a result of `stepped.stepping`."""
     return GymnasiumRecipe.looked_at(name, _find(name), options, fields, by_hand=True)
 
 
 def replaced(recipe: GymnasiumRecipe, **fields: Any) -> GymnasiumRecipe:
-    """Return the recipe with other fields."""
+    """Return the recipe with these fields replaced."""
     return dataclasses.replace(recipe, **fields, by_hand=True)
 
 
-# Wrappers that runs cannot use, and alternatives.
+# Wrappers that runs cannot use: the reason and the alternative.
 _REFUSED = {
     "HumanRendering": "it opens a window; use jaxrl render",
     "NormalizeObservation": "a resumed run loses its statistics; use the algorithm's normalize_observation",
@@ -124,15 +125,15 @@ _REFUSED = {
 
 
 def wrapping(wrappers: Any) -> dict[str, Any]:
-    """Return the option `wrappers` of an environment as a dictionary, empty if there are none.
+    """Return the option `{"wrappers": ...}` of an environment in a normal form, or {} if there are no wrappers.
 
     Args:
-      wrappers: the name of one (`"FlattenObservation"` of `gymnasium.wrappers`, `"my_module:Mine"`) or its class; a
-        mapping from names to their arguments; or a sequence of names, classes, partials of classes with arguments by
-        name, and pairs of a name and its arguments.
+      wrappers: one wrapper's name (`"FlattenObservation"` of `gymnasium.wrappers`, `"my_module:Mine"`) or class; a
+        mapping from names to dictionaries of arguments; or a sequence of names, classes, `functools.partial`s of
+        classes with keyword arguments, and pairs (name, dictionary of arguments).
 
     Raises:
-      ConfigError: it is something else.
+      ConfigError: `wrappers` has another form, or names a wrapper that runs cannot use.
     """
     several = list(wrappers.items()) if isinstance(wrappers, Mapping) else wrappers
     several = list(several) if isinstance(several, list | tuple) else [several]
@@ -141,7 +142,7 @@ def wrapping(wrappers: Any) -> dict[str, Any]:
 
 
 def _wrapper(one: Any) -> tuple[str, dict[str, Any]]:
-    """Return a wrapper's name and arguments, with lists as tuples, as they are read from a file."""
+    """Return a wrapper's name and arguments, in the same form as if they were read from a file (tuples, no lists)."""
     named, arguments = one if isinstance(one, list | tuple) and len(one) == 2 else (one, {})
     if isinstance(named, functools.partial) and not named.args:
         named, arguments = named.func, named.keywords
@@ -160,7 +161,7 @@ def _wrapper(one: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Convert lists to tuples and NumPy scalars to Python numbers, as they are read from a file."""
+    """Convert lists to tuples and NumPy scalars to Python numbers, as in values read from a file."""
     value = value.item() if isinstance(value, np.generic) else value
     return tuple(_plain(x) for x in value) if isinstance(value, list | tuple) else value
 
@@ -169,7 +170,7 @@ def arguments(name: str) -> dict[str, Any]:
     """Return the arguments of a registered environment's constructor and their defaults, without `render_mode`.
 
     Args:
-      name: its registered name, or "module:Name-v0".
+      name: the environment's registered name, or "module:Name-v0".
     """
     spec = _find(name)
     creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(spec.entry_point)

@@ -1,4 +1,4 @@
-"""The contract of environments' time steps, and the part of `check_env` for recipes of host environments."""
+"""Checks of time steps against the environment contract, and the part of `check_env` for host environments."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ _ODD_DISCOUNT = (
 
 
 def broken(env: Any, problems: Iterable[str]) -> EnvironmentContractError:
-    """Return the error that lists the problems of an environment, one line each."""
+    """Return an error that lists the problems of an environment, one per line."""
     own = env if isinstance(env, type) else type(env)
     name = getattr(env, "name", None) if own is not env else None
     heading = f"{name if isinstance(name, str) else own.__name__} breaks the environment contract:"
@@ -35,7 +35,7 @@ def raise_problems(env: Any, problems: Sequence[str]) -> None:
 
 
 def space_problems(env: Any) -> list[str]:
-    """Return a line for each space of an environment that is not a space of jaxrl."""
+    """Return one error line per space of an environment that is not a space of jaxrl."""
     found = {name: getattr(env, name, None) for name in ("observation_space", "action_space")}
     return [
         f"{name} is {space!r}, which is not a space of jaxrl.spaces"
@@ -52,13 +52,13 @@ def describe(leaf: Any) -> str:
 
 
 def type_problems(call: str, timestep: TimeStep[Any], space: spaces.Space, batch: tuple[int, ...] = ()) -> list[str]:
-    """Return a line for each part of a time step that is missing, unknown, or of a wrong shape or type.
+    """Return one error line per part of a time step that is missing, unknown, or of a wrong shape or type.
 
     Args:
       call: "reset" or "step".
-      timestep: of one JAX environment, as traced (`jax.eval_shape`); or of host environments, NumPy arrays.
+      timestep: a time step of one JAX environment, from `jax.eval_shape`; or of host environments, as NumPy arrays.
       space: the observation space.
-      batch: (number of host environments,); () for a JAX environment.
+      batch: the batch shape: (num_envs,) for host environments, () for a JAX environment.
     """
     dtypes = {"reward": "float32", "terminated": "bool", "truncated": "bool", "first": "bool"}
     optional = {"discount": "float32", "active": "bool"}
@@ -80,13 +80,13 @@ def type_problems(call: str, timestep: TimeStep[Any], space: spaces.Space, batch
 
 
 def row_problems(space: spaces.Space, rows: TimeStep[Any], ended: Any, *, alone: bool = True) -> dict[str, Any]:
-    """Return possible problems of rows whose types are right, and for each a bool array of where it occurs.
+    """Return all possible problems of rows with correct types, each with a bool array [B] that is True where it occurs.
 
     Args:
       space: the observation space.
-      rows: time steps [B], JAX or NumPy arrays.
-      ended: whether the previous row ended its episode, or there is none, [B].
-      alone: whether an episode has one agent; one of several agents may repeat its ending until all have ended.
+      rows: time steps [B] of JAX or NumPy arrays.
+      ended: bool [B], True if the previous row ended its episode or there is no previous row.
+      alone: whether an episode has a single agent; one of several agents may repeat its last row until all have ended.
     """
     wrong = {
         "terminated and TimeStep.truncated are both set": rows.terminated & rows.truncated,
@@ -108,12 +108,12 @@ def row_problems(space: spaces.Space, rows: TimeStep[Any], ended: Any, *, alone:
 
 
 def lines(call: str, wrong: dict[str, Any]) -> list[str]:
-    """Return a line for each problem of `row_problems` that occurs."""
+    """Return one error line per problem in a result of `row_problems` that occurs."""
     return [f"{call}: TimeStep.{line}" for line, where in wrong.items() if np.any(where)]
 
 
 def different(one: PyTree, other: PyTree) -> list[str]:
-    """Return the paths of the leaves that differ between two trees of one structure."""
+    """Return the paths of the leaves that differ between two trees of the same structure."""
     return [
         jax.tree_util.keystr(path)
         for (path, a), b in zip(jax.tree.leaves_with_path(one), jax.tree.leaves(other), strict=True)
@@ -122,13 +122,14 @@ def different(one: PyTree, other: PyTree) -> list[str]:
 
 
 def check_recipe(recipe: HostRecipe, steps: int, seed: int) -> None:
-    """Check a recipe by building 4 environments twice with one seed, and taking `steps` random actions in both.
+    """Check a recipe by building 4 environments twice with the same seed, and stepping both batches `steps` times.
 
-    If there is only one instance, a single environment is built. Asynchronous environments are built once more: stepped
-    as they become ready, they must return the same as in lockstep.
+    The actions are random, but the same for both batches. If the recipe has only one instance, a single environment is
+    built. Asynchronous environments are built a third time and stepped as they become ready; they must return the same
+    time steps as in lockstep.
 
     Raises:
-      EnvironmentContractError: lists all problems, one line each, with the leaf's name.
+      EnvironmentContractError: lists all problems, one per line, with the leaf's name.
     """
     raise_problems(recipe, space_problems(recipe))
     batch = _BATCH if only_instance(recipe) is None else 1
@@ -167,7 +168,7 @@ def check_recipe(recipe: HostRecipe, steps: int, seed: int) -> None:
 
 
 def by_path(tree: PyTree) -> dict[str, Any]:
-    """Return the leaves of a tree by their paths as text."""
+    """Return the leaves of a tree, keyed by their paths as strings."""
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
@@ -176,7 +177,7 @@ def _asynchronous_problems(
 ) -> list[str]:
     """Step four environments as they become ready, two at a time; return the first difference from `timesteps`."""
     host = recipe.build_async(_BATCH, _READY, seed)
-    taken, at_work = np.zeros(_BATCH, np.int32), set(range(_BATCH))  # steps of each
+    taken, at_work = np.zeros(_BATCH, np.int32), set(range(_BATCH))  # steps taken by each; busy ones
     try:
         host.async_reset()
         while True:
@@ -203,7 +204,7 @@ def _asynchronous_problems(
 def _play(
     recipe: HostRecipe, actions: list[PyTree], seed: int, batch: int
 ) -> tuple[list[TimeStep[np.ndarray]], list[TimeStep[np.ndarray]]]:
-    """Return the time steps of these actions as they were returned, and copies that were made immediately."""
+    """Step a new batch with `actions`; return the time steps, and copies that were made immediately after each call."""
     host = recipe.build(batch, seed)
     try:
         if host.num_envs != batch:

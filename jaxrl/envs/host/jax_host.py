@@ -1,4 +1,4 @@
-"""A JAX environment served as a host environment, to test that topologies are equal."""
+"""A JAX environment served as a host environment, to test that compiled and host runs return the same results."""
 
 import dataclasses
 from functools import partial
@@ -22,7 +22,7 @@ class ServedFromHost:
 
     @property
     def discounted(self) -> bool:
-        """True if time steps have the environment's own discount."""
+        """True if time steps have a discount (`TimeStep.discount`)."""
         return env_spec(self.env).discounted
 
     def build(self, num_envs: int, seed: int, first_env: int = 0) -> "JaxHostEnvironment":
@@ -34,7 +34,7 @@ registry.add("wrapper", ServedFromHost)
 
 
 class JaxHostEnvironment:
-    """A batch of one JAX environment behind the host protocol: numpy in, numpy out."""
+    """A batch of copies of a JAX environment behind the host protocol: numpy in, numpy out."""
 
     def __init__(self, env: Environment, num_envs: int, seed: int, first_env: int = 0):
         self.num_envs = num_envs
@@ -66,7 +66,7 @@ def _reset(env, reset_keys):
 
 @jax.jit
 def _again(roots, tick):
-    """Return the keys [B] of resets in the middle of a run, the same as Anakin's for whole episodes."""
+    """Return the keys [B] for resets during a run, the same keys that Anakin uses to collect whole episodes."""
     return keys.episode_keys(keys.tick_keys(roots, tick, 1)[0])
 
 

@@ -13,7 +13,7 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.envs.host import gymnasium as adapter
 from jaxrl.envs.host import stepped
 
-# The instances in use, by the `id` of the environment under their wrappers.
+# The instances in use, keyed by the `id` of the unwrapped environment.
 _playing: weakref.WeakValueDictionary[int, gymnasium.Env] = weakref.WeakValueDictionary()
 
 
@@ -24,12 +24,13 @@ def recipe(
 
     Args:
       env: a class or a function, which is called once for each environment; or an instance, which is made again from
-        its `spec`. If an instance has no usable `spec`, the recipe has only this environment.
+        its `spec`. If an instance has no usable `spec`, the recipe can only use the instance itself.
       wrappers: as for `make`.
-      options: how it is stepped, as for `make`; and arguments of the class or function.
+      options: options of stepping, as for `make`, and arguments of the class or function.
 
     Raises:
-      ConfigError: it is vectorized, cannot be made or sent to workers, or its spaces are not supported.
+      ConfigError: the environment is vectorized, cannot be made or sent to workers, or has spaces that are not
+        supported.
     """
     if issubclass(_class_of(env), VectorEnv):
         spec = getattr(env, "spec", None)
@@ -64,16 +65,16 @@ _ONE = "a single environment, and its spec does not allow making another"
 
 
 def instead(env: gymnasium.Env) -> str:
-    """Return advice on what to pass instead of an instance."""
+    """Return a hint that names what to pass instead of the instance `env`."""
     name = type(env.unwrapped).__name__
     return f"the class {name}, or a function that makes one: lambda: {name}(...)"
 
 
 class Instance:
-    """A factory that lends the user's own environment to one batch at a time; it is never closed or copied.
+    """A factory that lends the user's environment to one batch at a time, and never closes or copies it.
 
     Args:
-      env: the environment.
+      env: the user's environment.
     """
 
     def __init__(self, env: gymnasium.Env):
@@ -96,20 +97,20 @@ class Instance:
 
 
 class _Lent(gymnasium.Wrapper):
-    """An instance in use; closing it makes it available again."""
+    """An instance in use; `close` makes it available to another batch."""
 
     def close(self):
         _playing.pop(id(self.env.unwrapped), None)
 
 
 class Another:
-    """A factory that checks that a function returns another environment at each call.
+    """A factory that checks that a function returns a new environment at each call.
 
     Args:
-      function: makes an environment.
+      function: a function that makes an environment.
 
     Attributes:
-      function: that function.
+      function: the same function.
       makes: the class of the newest environment, without wrappers; None before the first call.
     """
 
@@ -142,7 +143,7 @@ def _of_function(function, options, fields):
     found = _looked_at(_name(named), factory, options, fields)
     if isinstance(function, type) or (named is function and "<lambda>" not in function.__qualname__):
         return found
-    return adapter.replaced(found, id=_name(factory.makes))  # the function has no name of its own
+    return adapter.replaced(found, id=_name(factory.makes))  # the function is nameless
 
 
 def _looked_at(name, factory, options, fields):
@@ -158,7 +159,7 @@ def _name(named):
 
 
 def _spec(env):
-    """Return the spec from which `gymnasium.make` makes the environment again, or None."""
+    """Return a spec that `gymnasium.make` can use to make the environment again, or None if there is none."""
     try:
         spec = env.spec
     except Exception:  # a wrapper may raise anything
@@ -170,14 +171,14 @@ def _spec(env):
     layer, limited = env, False
     while isinstance(layer, gymnasium.Wrapper):
         limited, layer = limited or isinstance(layer, gymnasium.wrappers.TimeLimit), layer.env
-    if spec.max_episode_steps is not None and not limited:  # the limit was removed
+    if spec.max_episode_steps is not None and not limited:  # the user removed the limit
         spec = copy.deepcopy(spec)
         spec.max_episode_steps = None
     return spec
 
 
 def _registered_options(spec):
-    """Return the arguments of `jaxrl.make("gymnasium:ID")` that make the same environment, or None."""
+    """Return the arguments with which `jaxrl.make("gymnasium:ID")` makes the same environment; None if it cannot."""
     known = gymnasium.registry.get(spec.id)
     if known is None or known.entry_point != spec.entry_point or spec.additional_wrappers:
         return None

@@ -1,4 +1,4 @@
-"""Recipes and batches of Python environments, in this process or in workers, for the adapters of host libraries."""
+"""Recipes and batches of Python environments, in this process or in workers; used for Gymnasium and dm_env."""
 
 import dataclasses
 import functools
@@ -32,14 +32,14 @@ _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class LibraryRecipe:
-    """A recipe of a batch of environments of a library outside JAX.
+    """A recipe for a batch of environments from a library that does not use JAX.
 
     Attributes:
       id: the environment's name.
-      prefix: what precedes it in `name`.
-      options: arguments with which the library makes it.
+      prefix: the text before `id` in `name`, such as "envpool:".
+      options: arguments that the library makes the environment with.
       info: names of the numbers that become `TimeStep.info`.
-      native: its own spaces; None if read from a file of an earlier version, which does not store them.
+      native: the library's spaces; None if the recipe was read from a file of an earlier version, which lacks them.
       own: names of the fields that files store along with `options`.
     """
 
@@ -48,7 +48,7 @@ class LibraryRecipe:
     observation_space: Space
     action_space: Space
     info: tuple[str, ...] = ()
-    native: NativeSpaces | None = dataclasses.field(default=None, compare=False)  # follows from the environment
+    native: NativeSpaces | None = dataclasses.field(default=None, compare=False)  # determined by the other fields
 
     prefix: ClassVar[str] = ""
     own: ClassVar[tuple[str, ...]] = ()
@@ -59,7 +59,7 @@ class LibraryRecipe:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The options and `own` fields, for files."""
+        """The options and the fields named in `own`, as files store them."""
         own = {name: getattr(self, name) for name in self.own}
         return self.options | {name: value for name, value in own.items() if value != ()}
 
@@ -68,7 +68,7 @@ class LibraryRecipe:
         """Restore a recipe from recorded `parameters`; nothing is made or imported.
 
         Raises:
-          ConfigError: an option is more than a number or a plain word, or a value is of the wrong type.
+          ConfigError: an option contains anything but numbers and plain words, or a value is of the wrong type.
         """
         options = {key: value for key, value in recorded.items() if key not in cls.own}
         check_recorded(cls.prefix + id, options)
@@ -79,15 +79,15 @@ class LibraryRecipe:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class SteppedRecipe(LibraryRecipe):
-    """A recipe of a batch of Python environments.
+    """A recipe for a batch of Python environments.
 
     Attributes:
-      id: its name, "suite:name".
-      workers: number of worker processes; 0 steps them in this process.
+      id: the environment's name, "suite:name".
+      workers: number of worker processes; 0 steps the environments in this process.
       step_timeout: seconds after which a worker counts as hung.
       start_timeout: seconds that a worker has to make its environments.
       restarts: number of workers that may be replaced.
-      factory: the function that makes an environment, if the program passed one; None: it is made by name.
+      factory: the function that makes an environment, if the program passed one; None makes it by name.
     """
 
     workers: int = 0
@@ -103,27 +103,27 @@ class SteppedRecipe(LibraryRecipe):
 
     @classmethod
     def converted(cls, observation_space: Any, action_space: Any, where: str) -> tuple[Conversion, Conversion]:
-        """Return the conversions of observations and actions in the library's spaces; `where` names it in errors."""
+        """Return conversions between the library's spaces and jaxrl's; `where` names the environment in errors."""
         return conversion.observations(observation_space, where), conversion.actions(action_space, where)
 
     @classmethod
     def looked_at(cls, id: str, spec: Any, options: dict[str, Any], stepping: dict[str, Any], **fields: Any) -> Self:
         """Return the recipe of the environment that `spec` makes, with its spaces.
 
-        To read the spaces, an environment is made and closed, in a worker if there are any. An environment that a class
-        or function makes in this process is also reset and stepped once, so that faults show before anything is
-        compiled.
+        To read the spaces, an environment is made and closed, in a worker if the recipe has workers. An environment
+        that a class or function makes in this process is also reset and stepped once, so that its errors are raised
+        before anything is compiled.
 
         Args:
-          id: its name.
+          id: the environment's name.
           spec: the argument of `worker_program.made`.
-          options: arguments with which it is made.
-          stepping: a result of `stepping`.
+          options: arguments that the environment is made with.
+          stepping: a result of the function `stepping`.
           fields: further fields of the recipe.
 
         Raises:
-          ConfigError: it cannot be made, workers cannot import it, or its spaces are not supported.
-          EnvironmentContractError, EnvironmentFailedError: its first reset or step fails.
+          ConfigError: the environment cannot be made, workers cannot import it, or its spaces are not supported.
+          EnvironmentContractError, EnvironmentFailedError: the first reset or step fails.
         """
         where = cls.prefix + id
         if stepping["workers"] and _is_local(spec, options):
@@ -139,7 +139,7 @@ class SteppedRecipe(LibraryRecipe):
             else:
                 try:
                     stepper = Workers(alone, **{key: stepping[key] for key in USUAL})
-                except EnvironmentFailedError as error:  # its last line is the error that was raised
+                except EnvironmentFailedError as error:  # its last line is the original error
                     raise RuntimeError(str(error).strip().splitlines()[-1]) from error
         work = functools.partial(_tried, stepper, spec, cls.converted)
         observations, actions = first_call(work, stepper, stepping["start_timeout"])
@@ -153,9 +153,9 @@ class SteppedRecipe(LibraryRecipe):
         raise NotImplementedError
 
     def build(self, num_envs: int, seed: int, first_env: int = 0) -> "SteppedEnvironment":
-        """Build a batch of `num_envs` environments, with seeds that follow from `seed` and their index.
+        """Build a batch of `num_envs` environments, with seeds derived from `seed` and the environments' indices.
 
-        The index of the first one is `first_env`.
+        The indices begin at `first_env`.
 
         Raises:
           ConfigError: `num_envs` is not positive, or the environment cannot be sent to a worker.
@@ -165,21 +165,21 @@ class SteppedRecipe(LibraryRecipe):
 
 
 def stepping(options: dict[str, Any]) -> dict[str, Any]:
-    """Remove the fields of `SteppedRecipe` from `options` and return them, with defaults for missing ones and None.
+    """Remove the fields of `SteppedRecipe` from `options` and return them, with defaults if they are missing or None.
 
     Args:
       options: arguments of an environment, which may include
         - `workers`: number of processes that step the environments; 0 steps them in this process, one after another,
-          which is faster if a step takes less than about 100 microseconds. Workers run in parallel, and may hang and
-          crash;
+          which is faster if a step takes less than about 100 microseconds. Workers run in parallel, and are replaced
+          if they hang or crash;
         - `step_timeout`: seconds that one step or reset may take before its worker counts as hung and is killed;
           default 60;
         - `start_timeout`: seconds that a worker may take to import its modules and make its environments; default 120;
-        - `restarts`: number of workers that may hang or be killed and are replaced before the run stops; default 3;
-        - `info`: names of numbers of every step to report as metrics of training.
+        - `restarts`: number of hung or killed workers that are replaced before the run stops; default 3;
+        - `info`: names of numbers that every step has, to report as training metrics.
 
     Raises:
-      ConfigError: one is out of range, or needs workers.
+      ConfigError: a value is out of range, or is only allowed with workers.
     """
     info, found = tuple(options.pop("info", ())), {key: options.pop(key, None) for key in USUAL}
     chosen = {key: whole(value) if key in _COUNTS else value for key, value in found.items() if value is not None}
@@ -210,7 +210,7 @@ def _is_local(spec, options):
 
 def _tried(stepper, spec, converted):
     observations, actions = converted(*stepper.spaces[:2], stepper.name)
-    # A single instance must not change.
+    # The user's instance is not stepped, because that would change its state.
     if isinstance(stepper, InProcess) and callable(spec) and not hasattr(spec, "instance"):
         zeros = jax.tree.map(lambda x: np.array(x)[()], actions.convert(spaces.zeros(actions.space)))
         for command in ("reset", stepper.seeds[0]), ("step", zeros):
@@ -220,10 +220,10 @@ def _tried(stepper, spec, converted):
 
 
 def _element(observations, observation, who):
-    """Convert an observation to an element of our space.
+    """Convert an observation of the suite to an element of jaxrl's space; `who` begins the error message.
 
     Raises:
-      EnvironmentContractError: it is not in the space.
+      EnvironmentContractError: the observation cannot be converted, or has another shape.
     """
     try:
         found = observations.convert(observation)
@@ -240,12 +240,12 @@ def _element(observations, observation, who):
 class SteppedEnvironment:
     """A batch of environments behind the host protocol: numpy in, numpy out.
 
-    Args:
-      recipe: its recipe.
-      num_envs, seed, first_env: as for `HostRecipe.build`.
+    If a worker was replaced, its environments return the first time step of a new episode instead of the result of the
+    failed step: `first` is set although the previous row was not `last`.
 
-    If a worker was replaced, the time step that the failed step would have returned is the first of a new episode:
-    `first` is set although the row before was not `last`.
+    Args:
+      recipe: the recipe of the environments.
+      num_envs, seed, first_env: as for `HostRecipe.build`.
 
     Attributes:
       name: the environment's name.
@@ -265,7 +265,7 @@ class SteppedEnvironment:
         else:
             try:
                 self._stepper = InProcess(batch)
-            except TypeError as error:  # such as options of a file that the environment does not have
+            except TypeError as error:  # such as an option in a file that the environment lacks
                 raise EnvironmentFailedError(f"{self.name} could not be made: {error}") from error
         *both, self._discounted = self._stepper.spaces
         observations, actions = recipe.converted(*both, self.name)
@@ -275,7 +275,7 @@ class SteppedEnvironment:
             raise EnvironmentContractError("\n".join(problems))
         self._observations = observations
         self._write = actions.convert
-        # Integers are passed as NumPy scalars, as `Discrete` requires; boxes are arrays, even without dimensions.
+        # Integers are passed as NumPy scalars, which `Discrete` requires; elements of boxes as arrays, even if 0-D.
         self._scalar = [isinstance(own, Integers) for own in actions.native]
         self._action_shapes = [(num_envs, *space.shape) for space in spaces.leaves(actions.space)]
         self._episodes = Episodes(num_envs, info=recipe.info)
@@ -293,7 +293,7 @@ class SteppedEnvironment:
 
     @property
     def doing(self) -> str:
-        """A description of the work that it waits for; "" if it does not wait."""
+        """A description of the reset or step that is running; "" if none is."""
         return self._stepper.doing
 
     @property
@@ -301,7 +301,7 @@ class SteppedEnvironment:
         return self._stepper.frames_per_second
 
     def render(self) -> np.ndarray | None:
-        """Return a picture of the first environment; None with workers."""
+        """Return a rendered frame of the first environment; None with workers."""
         return self._stepper.render()
 
     def reset(self) -> TimeStep[np.ndarray]:
@@ -309,7 +309,7 @@ class SteppedEnvironment:
 
         Raises:
           EnvironmentFailedError: an environment raised, or too many workers were lost.
-          RuntimeError: it was closed.
+          RuntimeError: the batch was closed.
         """
         self._check_open()
         seeds = [None] * self.num_envs if self._began else self._stepper.seeds
@@ -319,19 +319,19 @@ class SteppedEnvironment:
         return timestep
 
     def step(self, actions: PyTree) -> TimeStep[np.ndarray]:
-        """Return the time steps after `actions` [num_envs, ...], or the first of the next episode after an end.
+        """Step with `actions`, leaves [num_envs, ...], and return the time steps; ended episodes are reset instead.
 
         Raises:
           EnvironmentFailedError: an environment raised, or too many workers were lost.
           EnvironmentContractError: an observation does not have the space's shape.
-          RuntimeError: it was not reset, or was closed.
+          RuntimeError: the batch was not reset, or was closed.
           ValueError: `actions` have another shape.
         """
         self._check_open()
         if not self._began:
             raise RuntimeError(f"{self.name} was stepped before it was reset; call reset() first")
         leaves, structure = jax.tree.flatten(self._write(actions))
-        leaves = [np.array(x) for x in leaves]  # copies, which environments may write to
+        leaves = [np.array(x) for x in leaves]  # copies, because environments may write to them
         for shape, x in zip(self._action_shapes, leaves, strict=True):
             if x.shape != shape:
                 raise ValueError(f"{self.name}: actions have shape {x.shape}; use {shape}")
@@ -344,7 +344,7 @@ class SteppedEnvironment:
         )
 
     def close(self) -> None:
-        """Close the environments and end the workers; may be called at any time and twice."""
+        """Close the environments and end the workers; may be called at any time and repeatedly."""
         self._closed = True
         self._stepper.close()
 
@@ -381,14 +381,14 @@ class SteppedEnvironment:
 def check_recorded(env: str, options: Mapping[str, Any]) -> None:
     """Check that options from a file are numbers, booleans and plain words, or lists and dictionaries of them.
 
-    An environment may open, load or run what a string names, and the file may be from somebody else.
+    An environment may open, load or run whatever a string names, and the file may come from an untrusted source.
 
     Args:
       env: the environment's name, for the message.
       options: the options by name.
 
     Raises:
-      ConfigError: some are not; names all of them.
+      ConfigError: an option is anything else; lists all such options.
     """
     if strange := sorted(str(name) for name, value in options.items() if not _is_plain(value)):
         raise ConfigError(

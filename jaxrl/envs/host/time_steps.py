@@ -1,4 +1,4 @@
-"""Seeds and time steps of host environments, for all adapters."""
+"""Seeds and time steps of host environments, shared by all adapters."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from jaxrl.core.types import Episode, PyTree, TimeStep
 
 
 def environment_seeds(seed: int, num_envs: int, generation: int = 0, first_env: int = 0) -> list[int]:
-    """Return one seed in [0, 2^31) for each environment, which depends on its index but not on their number.
+    """Return one seed in [0, 2^31) per environment, which depends on the environment's index but not on `num_envs`.
 
     Seeds of different runs are unrelated. With `seed + index`, the default of most suites, run 1 would share all but
     one of its environments with run 0.
@@ -18,8 +18,8 @@ def environment_seeds(seed: int, num_envs: int, generation: int = 0, first_env: 
     Args:
       seed: the run's seed.
       num_envs: number of environments.
-      generation: number of times that environments were built again, for other seeds.
-      first_env: the index of the first environment, if the run has more.
+      generation: number of times that environments were rebuilt; each time they get other seeds.
+      first_env: index in the run of the first environment.
 
     Raises:
       ConfigError: the seed is not a whole number from 0 to 2^63 - 1.
@@ -33,30 +33,30 @@ def environment_seeds(seed: int, num_envs: int, generation: int = 0, first_env: 
 
 
 class Episodes:
-    """The episodes of a batch of environments: their progress, and their time steps.
+    """The progress of the episodes of a batch of environments, from which time steps are made.
 
     An environment is reset on the step after its episode's end. So a row is the first of an episode exactly if the
-    previous row was the last one.
+    environment's previous row was the last of an episode.
 
     Args:
       num_envs: number of environments.
-      games: whether a game may span several episodes; then `follow` needs `complete`.
-      info: names of the scalars that `follow` needs (`TimeStep.info`), with their summary over an episode
-        (`jaxrl.core.episode_info`).
+      games: whether a game may span several episodes; if true, `follow` needs `complete`.
+      info: names of the scalars that become `TimeStep.info`, with their summary over an episode
+        (`jaxrl.core.episode_info`); `follow` needs their values.
 
     Attributes:
-      ended: which environments begin an episode with their next row, [num_envs] bool.
+      ended: bool array of shape [num_envs], True for environments that begin an episode with their next row.
     """
 
     def __init__(self, num_envs: int, games: bool = False, info: tuple[str, ...] = ()):
         self.ended = np.ones(num_envs, np.bool_)  # the previous row was an episode's last
         self._games = games
-        self._over = np.ones(num_envs, np.bool_)  # the game was over, too
+        self._over = np.ones(num_envs, np.bool_)  # the previous row was a game's last
         self._game, self._life = ((np.zeros(num_envs, np.float64), np.zeros(num_envs, np.int32)) for _ in range(2))
         self._info = {name: np.zeros(num_envs, np.float64) for name in info}
 
     def begin(self, index: int | slice | list[int] = slice(None)) -> None:
-        """Begin new games with the next rows of these environments."""
+        """Mark that the next rows of these environments begin new games."""
         self.ended[index] = self._over[index] = True
 
     def follow(
@@ -72,17 +72,17 @@ class Episodes:
         info: Mapping[str, np.ndarray] | None = None,
         discount: np.ndarray | None = None,
     ) -> TimeStep[np.ndarray]:
-        """Return the time step of the environments `index` [B].
+        """Add a row to the episodes of some environments; return the row as a time step.
 
         Args:
-          index: indices of the environments; a slice of all of them is cheapest.
-          observation: batched leaves `[B, ...]`, which the caller must not write to again.
+          index: indices of the environments, [B]; a slice of all environments is cheapest.
+          observation: observations with leaves of shape [B, ...]; the caller must not write to them afterwards.
           reward: the reward for learning, [B]; ignored where an episode begins.
           terminated, truncated: [B]; an episode with both set counts as terminated.
           true_reward: the unmodified reward, [B]; None: `reward`.
-          complete: whether the game is over, [B], used where the episode ended; only with `games`.
-          info: scalars reported by the environments, each [B], by name; ignored where an episode begins.
-          discount: the environments' own discounts, [B]; ignored where an episode begins.
+          complete: whether the game is over, [B]; ignored except where an episode ends; only valid if `games` is true.
+          info: scalars reported by the environments, by name, each [B]; ignored where an episode begins.
+          discount: discounts reported by the environments, [B]; ignored where an episode begins.
         """
         first, fresh = self.ended[index].copy(), self._over[index]
         terminated = np.asarray(terminated, np.bool_)
@@ -116,7 +116,7 @@ class Episodes:
 
 
 def _counted(totals, index, fresh, gained, first) -> Episode[np.ndarray]:
-    """Add a row to the returns and lengths `totals`, which begin where `fresh`, in place; return both."""
+    """Add a row in place to `totals`, (returns, lengths), which restart at 0 where `fresh`; return the sums."""
     returns = np.where(fresh, 0.0, totals[0][index]) + gained
     lengths = np.where(fresh, 0, totals[1][index]) + ~first
     totals[0][index], totals[1][index] = returns, lengths

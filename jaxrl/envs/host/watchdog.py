@@ -1,7 +1,7 @@
 """Threads with time limits for host environments that may block.
 
-Foreign code can block where signals do not reach the calling thread. So it runs in a separate thread, which is
-abandoned if it does not return.
+Foreign code can block in ways that signals do not interrupt. So it runs in a separate thread, which is abandoned if the
+code does not return.
 """
 
 import contextlib
@@ -30,22 +30,22 @@ _ending_since: float | None = None  # in seconds of time.monotonic()
 
 
 def ask_to_end(ending: bool) -> None:
-    """Set whether this process was asked to end its run, such as by a signal; then steps have only a few seconds."""
+    """Record whether the run was asked to end, such as by a signal; if so, steps may only take a few more seconds."""
     global _ending_since
     _ending_since = (_ending_since or time.monotonic()) if ending else None
 
 
 class Watch:
-    """A watchdog that measures for how long environments have made no progress.
+    """A watchdog that measures how long environments have made no progress.
 
-    Environments that report their current work (`WatchedEnvironment.doing`) make progress when it changes: if many
-    environments are stepped in turn, each has the full time.
+    Environments that report their current work (`WatchedEnvironment.doing`) make progress when the report changes: if
+    many environments are stepped in turn, each of them may take `step_timeout`.
 
     Args:
       host: the environments.
-      step_timeout: seconds within which they must make progress, plus `host.patience` if the environments have it,
-        because they rebuild something themselves.
-      what: a description of their work if they do not report it.
+      step_timeout: seconds without progress before `look` raises an error. If `host.patience` exists, it is added, as
+        the time that the environments need to replace their workers.
+      what: a description of the environments' work, for environments that do not report it.
     """
 
     def __init__(self, host: Any, step_timeout: float, what: str = "their step"):
@@ -54,14 +54,14 @@ class Watch:
         self._moved, self._warned = 0.0, False
 
     def look(self, since: float | None) -> None:
-        """Check that they make progress; warn once after `WARN_AFTER` seconds of the same work.
+        """Check that the environments make progress; warn once after `WARN_AFTER` seconds of the same work.
 
         Args:
-          since: when they began to work, in seconds of `time.monotonic()`; None: they do not work.
+          since: when the environments began to work, in seconds of `time.monotonic()`; None if they are idle.
 
         Raises:
-          EnvironmentFailedError: they made no progress for too long; the stacks of all threads are written to standard
-        error.
+          EnvironmentFailedError: there was no progress for too long; the stacks of all threads are written to standard
+            error.
         """
         if since is None:
             return
@@ -97,7 +97,7 @@ def warn_if_slow(name: str, what: str) -> Generator[None]:
 
     Args:
       name: the environment's name.
-      what: description of the body, for the message.
+      what: a description of the body, for the message.
     """
     text = f"{name}: {what} has taken {WARN_AFTER:g} s so far; still waiting"
     timer = threading.Timer(WARN_AFTER, lambda: warnings.warn(text, RuntimeWarning, stacklevel=2))
@@ -113,14 +113,14 @@ class Stepper:
     """A thread that runs one function at a time, so that the caller can do something else in the meantime."""
 
     def __init__(self):
-        # Queues in C: a step may take microseconds.
+        # `SimpleQueue` is implemented in C; a slower queue would matter, because a step may take microseconds.
         self._work: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="stepper", daemon=True)
         self._thread.start()
 
     def begin(self, work: Callable[[], Any]) -> None:
-        """Queue `work` after any work that was begun before."""
+        """Queue `work` to run after all work that was queued before."""
         self._work.put(work)
 
     def run(self, work: Callable[[], Any], watch: Watch) -> Any:
@@ -156,7 +156,7 @@ class Stepper:
 
     @property
     def failure(self) -> str:
-        """The error of work that was not waited for, or ""; read it once, after `close`."""
+        """The error of the last work, if `wait` was not called for it, or ""; read it once, after `close`."""
         if self._thread.is_alive():
             return "has not returned"
         _, error = self._done.get()
@@ -164,11 +164,11 @@ class Stepper:
 
 
 def close_all(hosts: Iterable[Any], what: str = "") -> None:
-    """Close environments in separate threads, within seconds; warn about those that hang or raise.
+    """Close environments in separate threads, within `GOODBYE` seconds; warn about those that hang or raise.
 
     Args:
       hosts: objects with a method `close`.
-      what: their name in the warning; by default their own names.
+      what: a name for all of them in the warning; by default each object's name.
     """
     closing = [(host, Stepper()) for host in hosts]
     for host, stepper in closing:
@@ -184,7 +184,7 @@ def close_all(hosts: Iterable[Any], what: str = "") -> None:
 class Supervised:
     """A wrapper that runs host environments in a separate thread, with a time limit on each reset and step.
 
-    They are built and closed in that thread too, because some only work in the thread that made them.
+    The environments are also built and closed in that thread, because some only work in the thread that made them.
 
     Args:
       recipe, num_envs, seed, first_env: as for `HostRecipe.build`.
@@ -205,7 +205,7 @@ class Supervised:
         """Reset the environments within the time limit.
 
         Raises:
-          EnvironmentFailedError: it takes too long. Errors of the environments are raised unchanged.
+          EnvironmentFailedError: the reset takes too long. Errors of the environments are raised unchanged.
         """
         return self._stepper.run(self._host.reset, self._watch)
 
@@ -213,12 +213,12 @@ class Supervised:
         """Step the environments within the time limit.
 
         Raises:
-          EnvironmentFailedError: it takes too long. Errors of the environments are raised unchanged.
+          EnvironmentFailedError: the step takes too long. Errors of the environments are raised unchanged.
         """
         return self._stepper.run(functools.partial(self._host.step, actions), self._watch)
 
     def close(self) -> None:
-        """Close the environments within seconds; those that hang are closed when they return."""
+        """Close the environments, waiting at most `GOODBYE` seconds; hung ones are closed when their step returns."""
         self._stepper.begin(self._host.close)
         self._stepper.close(GOODBYE)
 
@@ -226,10 +226,10 @@ class Supervised:
 def first_call(work: Callable[[], Any], host: Any, step_timeout: float) -> Any:
     """Run `work`, which steps or resets `host`, in a separate thread with a time limit, and return its result.
 
-    If it fails, `host` is closed.
+    If `work` fails, `host` is closed.
 
     Raises:
-      EnvironmentFailedError: it takes too long. Errors of `work` are raised unchanged.
+      EnvironmentFailedError: `work` takes too long. Errors of `work` are raised unchanged.
     """
     stepper = Stepper()
     try:

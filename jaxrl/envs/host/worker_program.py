@@ -1,7 +1,7 @@
-"""The program of a worker process, which steps environments of Gymnasium or dm_env by requests over a pipe.
+"""The program of a worker process, which steps Gymnasium or dm_env environments as requested over a pipe.
 
 It runs as a script and imports neither jaxrl nor JAX, so a worker starts as fast as its suite can be imported. Its
-arguments are the file descriptors of the pipe, and of a lifeline that closes when the parent ends for any reason.
+arguments are two file descriptors: the pipe, and a lifeline that closes when the parent ends for any reason.
 """
 
 import difflib
@@ -21,7 +21,7 @@ from typing import Any
 
 
 def main() -> None:
-    """Serve environments over a pipe until it is closed."""
+    """Serve environments over the pipe until it is closed."""
     connection, lifeline = Connection(int(sys.argv[1])), int(sys.argv[2])
     leave_to_parent(signal.SIGINT, signal.SIGTERM)
     die_with(lifeline)
@@ -42,8 +42,8 @@ def main() -> None:
 def leave_to_parent(*numbers: int) -> None:
     """Ignore these signals in this process, because a scheduler may send them to every process of a job.
 
-    Processes that environments start handle them as usual, so that they can be ended: `exec` resets handlers (but not
-    SIG_IGN), and this function resets them after a fork.
+    Processes that environments start still handle the signals as usual, so that they can be ended: `exec` resets
+    handlers (but not SIG_IGN), and this function resets them after a fork.
     """
     for number in numbers:
         before = signal.signal(number, lambda *_: None)
@@ -53,15 +53,15 @@ def leave_to_parent(*numbers: int) -> None:
 def die_with(lifeline: int) -> None:
     """Make the kernel end this process when the other end of `lifeline` closes, even if Python is blocked.
 
-    Processes that its environments started end with it, because they are in its group.
+    Processes that the environments started end, too, because they are in the same process group.
     """
-    signal.signal(signal.SIGIO, signal.SIG_DFL)  # which ends the process
+    signal.signal(signal.SIGIO, signal.SIG_DFL)  # the default action ends the process
     leader = os.getpgrp() == os.getpid()
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpid() if leader else os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-    closed = select.poll()  # `select.select` takes no descriptor of 1024 or more
+    closed = select.poll()  # `select.select` only accepts descriptors below 1024
     closed.register(lifeline, select.POLLIN)
-    if closed.poll(0):  # it closed before the request to the kernel
+    if closed.poll(0):  # the other end closed before `O_ASYNC` was set
         sys.exit(1)
 
 
@@ -78,7 +78,7 @@ def attempt(function, *arguments):
 
 
 def prepare(environments, spec, indices):
-    """Make the environments; return their spaces."""
+    """Make the environments with these indices; return their spaces."""
     spec, options, info = pickle.loads(spec)
     for index in indices:
         environments[index] = made(spec, options), info
@@ -86,7 +86,7 @@ def prepare(environments, spec, indices):
 
 
 def made(spec, options):
-    """Make one environment from a Gymnasium spec, a function, or a tuple with the first argument of `FromDmEnv`."""
+    """Make an environment from `spec`: a Gymnasium spec, a function, or a tuple (`what`,) for `FromDmEnv`."""
     if isinstance(spec, tuple):
         return FromDmEnv(*spec, options)
     import gymnasium
@@ -106,10 +106,11 @@ def made(spec, options):
 
 
 def wrapper(name):
-    """Return the wrapper class "module:Class", from `gymnasium.wrappers` if no module is named.
+    """Return the wrapper class named "module:Class", or "Class" for one of `gymnasium.wrappers`.
 
     Raises:
-      ImportError, TypeError: there is no such class, or it is not a wrapper.
+      ImportError: there is no such class.
+      TypeError: the class is not a wrapper.
     """
     import gymnasium
 
@@ -133,15 +134,15 @@ def spaces(environment):
 
 
 def outcome(environment, names, call, argument):
-    """Reset or step an environment; return observation, reward, terminated, truncated, discount and its info.
+    """Reset or step an environment; return observation, reward, terminated, truncated, discount and the info's numbers.
 
-    The discount is 1 except for dm_env; of the info only some numbers are returned, which are zeros after a reset.
+    The discount is 1 except for dm_env. The numbers are a tuple, all 0 after a reset.
 
     Args:
       environment: the environment.
-      names: names of the numbers.
+      names: names of the numbers in the info.
       call: "reset" or "step".
-      argument: the seed or the action.
+      argument: the seed of the reset, or the action of the step.
     """
     if call == "reset":
         observation, _ = parts(environment.reset(seed=argument), "reset", ("observation", "info"))
@@ -154,10 +155,10 @@ def outcome(environment, names, call, argument):
 
 
 def parts(result, call, names):
-    """Return the result of a call after checking that it has these parts.
+    """Return the result of a call after checking that it is a tuple or list with an entry for each of `names`.
 
     Raises:
-      TypeError: it is not a tuple of that length.
+      TypeError: the result has another type or length.
     """
     if isinstance(result, (tuple, list)) and len(result) == len(names):
         return result
@@ -169,7 +170,8 @@ def real(reward):
     """Convert a reward to a float; numbers that are not finite are accepted, and the run reports them.
 
     Raises:
-      TypeError, ValueError: it is not a number, or is finite but too large for float32.
+      TypeError: the reward is not a number.
+      ValueError: the reward is finite but too large for float32.
     """
     try:
         found = float("" if isinstance(reward, (str, bytes)) else reward)
@@ -185,7 +187,7 @@ def flag(value, name):
     """Convert `terminated` or `truncated` to a bool.
 
     Raises:
-      TypeError: it is neither true nor false.
+      TypeError: the value is neither true nor false.
     """
     try:
         if value is not None and not isinstance(value, (str, bytes, dict, list, tuple, set)):
@@ -196,10 +198,10 @@ def flag(value, name):
 
 
 def number(info, name):
-    """Return one of the info's numbers.
+    """Return `info[name]` as a float.
 
     Raises:
-      ValueError: there is no such number; the message lists the names.
+      ValueError: the info has no such number; the message lists the names that it has.
     """
     try:
         return float(info[name])
@@ -211,17 +213,18 @@ def number(info, name):
 class FromDmEnv:
     """A dm_env environment (Muldal et al., 2019) with Gymnasium's interface.
 
-    dm_env has no seeds: the environment is made again for each seed, and at first with seed 0 to read its specs.
+    dm_env cannot be seeded after construction, so a reset with a seed makes the environment again. To read the specs
+    before that, it is made with seed 0.
 
     Args:
-      what: a function that makes it from `seed` and the options, or the name of a dm_control task.
-      options: the options by name.
+      what: a function that makes the environment from `seed` and the options, or the name of a dm_control task.
+      options: keyword arguments of the function, or options of the task.
     """
 
     metadata = {}
 
     def __init__(self, what, options):
-        self._what, self._options, self.discount = what, options, 1.0  # of the newest step
+        self._what, self._options, self.discount = what, options, 1.0  # the discount is the newest step's
         self._environment: Any = None
 
     @property
@@ -234,7 +237,7 @@ class FromDmEnv:
 
     @property
     def discounted(self):
-        """True if its spec allows discounts other than 0 and 1; False for dm_control's suite."""
+        """True if the discount spec allows values other than 0 and 1; False for dm_control's suite."""
         spec = self._made().discount_spec()
         low, high = getattr(spec, "minimum", 0.0), getattr(spec, "maximum", 1.0)
         whole = spec.dtype.kind in "iub" or (low == high and high in (0.0, 1.0))
@@ -273,15 +276,15 @@ class FromDmEnv:
         return self._environment
 
     def _info(self, observation):
-        """Return the observation's parts by name, and the result of `get_info` if it exists, as in Acme's wrappers."""
+        """Return the observation's entries by name, updated by `get_info()` if it exists, as in Acme's wrappers."""
         parts = observation if isinstance(observation, Mapping) else {}
         info = {name: x.item() if getattr(x, "size", 0) == 1 else x for name, x in parts.items()}
         return info | dict(getattr(self._environment, "get_info", dict)() or {})
 
 
 def control_task(name, seed, options):
-    """Make dm_control's task "domain-task", with options of that task or of all."""
-    with warnings.catch_warnings(action="ignore"):  # glfw's, without a display
+    """Make dm_control's task "domain-task"; `options` are those of the task and those in `CONTROL_OPTIONS`."""
+    with warnings.catch_warnings(action="ignore"):  # glfw warns if there is no display
         from dm_control import suite
 
     of_all = {key: value for key, value in options.items() if key in CONTROL_OPTIONS}
@@ -294,10 +297,13 @@ CONTROL_OPTIONS = ("control_timestep", "flat_observation", "legacy_step", "n_sub
 
 
 def ending(timestep):
-    """Return whether a dm_env time step is terminated (last, discount 0), truncated (last, above 0), and its discount.
+    """Return `(terminated, truncated, discount)` of a dm_env time step that follows an action.
+
+    A last time step is terminated if its discount is 0, and truncated if it is above 0.
 
     Raises:
-      ValueError: the discount is not from 0 to 1, or is 0 within an episode; or an episode began without a last step.
+      ValueError: the discount is not from 0 to 1, or is 0 before the last step; or a new episode began before the last
+        step.
     """
     if timestep.first():
         raise ValueError("step() began another episode before StepType.LAST; end each episode with it")

@@ -1,4 +1,4 @@
-"""Stepping of Gymnasium and dm_env environments: in this process, or in workers that may hang, crash and be killed."""
+"""Batches of Gymnasium and dm_env environments, in this process or in worker processes that are replaced if lost."""
 
 import collections
 import contextlib
@@ -39,8 +39,8 @@ class Batch(NamedTuple):
     Attributes:
       name: the environment's name, for errors.
       spec: the argument of `worker_program.made`.
-      options: arguments with which the environment is made.
-      info: names of the numbers that each step reports.
+      options: keyword arguments that the environment is made with.
+      info: names of the numbers in the info that each step reports.
       num_envs, seed, first_env: as for `HostRecipe.build`.
     """
 
@@ -54,13 +54,13 @@ class Batch(NamedTuple):
 
 
 class _Numbered:
-    """The base of batches of environments, which have seeds and are described by their index in the run.
+    """The base class of batches of environments: their seeds, and messages with their index in the run.
 
     Attributes:
       name: the environment's name.
       failures: number of workers that were replaced.
-      patience: seconds that it may take to abandon a worker that hangs and start another.
-      seeds: the seed with which each environment began.
+      patience: seconds that it may take to give up on a hung worker and start another.
+      seeds: the seed of each environment's first reset.
     """
 
     failures, patience = 0, 0.0
@@ -74,11 +74,11 @@ class _Numbered:
 
     @property
     def frames_per_second(self) -> float:
-        """The frame rate of pictures."""
+        """The frame rate of videos."""
         return 30.0
 
     def render(self) -> np.ndarray | None:
-        """Return a picture of the first environment, or None."""
+        """Return a rendered frame of the first environment, or None."""
         return None
 
     def _described(self, index: int, command: Command) -> str:
@@ -93,11 +93,11 @@ class _Numbered:
 
 
 class InProcess(_Numbered):
-    """Environments stepped one after another in this process, which cannot be rebuilt.
+    """Environments that are stepped one after another in this process, and not replaced if they fail.
 
     Attributes:
-      environments: the suite's own.
-      spaces: the suite's own observation and action spaces, and whether it discounts.
+      environments: the suite's environments.
+      spaces: the suite's observation space and action space, and whether to learn from its discounts.
     """
 
     def __init__(self, batch: Batch):
@@ -118,7 +118,7 @@ class InProcess(_Numbered):
         return "" if now is None else self._described(*now)
 
     def run(self, commands: Sequence[Command]) -> tuple[list[Outcome], list[int]]:
-        """Run each environment's command; return the outcomes, and an empty list of rebuilt environments.
+        """Run each environment's command; return the outcomes, and an empty list: no environment is ever rebuilt.
 
         Raises:
           EnvironmentFailedError: an environment raised.
@@ -135,11 +135,11 @@ class InProcess(_Numbered):
 
     @property
     def frames_per_second(self) -> float:
-        """The frame rate of the first environment's pictures."""
+        """The frame rate of the first environment's videos."""
         return float(self.environments[0].metadata.get("render_fps") or 30.0)
 
     def render(self) -> np.ndarray | None:
-        """Return a picture of the first environment; None if its render mode does not return one."""
+        """Return a rendered frame of the first environment; None if its render mode does not return arrays."""
         frame = self.environments[0].render()
         return frame if isinstance(frame, np.ndarray) else None
 
@@ -152,13 +152,14 @@ class InProcess(_Numbered):
 
 
 class Workers(_Numbered):
-    """Environments in worker processes, each with a share of them.
+    """Environments that are distributed over worker processes.
 
     A worker that is killed, or that hangs for `step_timeout` seconds in one environment, is replaced together with its
-    environments, at most `restarts` times in total. An exception stops everything, because it would occur again.
+    environments, at most `restarts` times in total. An exception in an environment ends all workers, because it would
+    occur again.
 
     Attributes:
-      spaces: the suite's own observation and action spaces, and whether it discounts.
+      spaces: the suite's observation space and action space, and whether to learn from its discounts.
     """
 
     def __init__(self, batch: Batch, *, workers: int, step_timeout: float, start_timeout: float, restarts: int):
@@ -194,7 +195,7 @@ class Workers(_Numbered):
     def run(self, commands: Sequence[Command]) -> tuple[list[Outcome], list[int]]:
         """Run each environment's command; return the outcomes, and the indices of environments that were rebuilt.
 
-        The outcome of a rebuilt environment is its first reset.
+        The outcome of a rebuilt environment is that of its first reset.
 
         Raises:
           EnvironmentFailedError: an environment raised, or more workers were lost than `restarts` allows.
@@ -216,7 +217,7 @@ class Workers(_Numbered):
         self._finalizer()
 
     def _exchange(self, workers: list["_Worker"], outcomes: list[Any]) -> dict["_Worker", str]:
-        """Send workers their commands and fill in `outcomes`; return the workers that died or hung, and how."""
+        """Send workers their commands and fill in `outcomes`; return how each lost worker died or hung."""
         lost = {worker: "died" for worker in workers if not worker.ask(self._commands, self._timeout)}
         pending = {worker.connection: worker for worker in workers if worker not in lost}
         while pending:
@@ -238,9 +239,9 @@ class Workers(_Numbered):
                     del pending[connection]
             now = time.monotonic()
             for connection, worker in list(pending.items()):
-                # Processes that its environments started may keep its end of the pipe open after its death.
+                # After a worker's death, processes that its environments started may keep its end of the pipe open.
                 died = not ready and worker.ended(now)
-                # Replies that arrived while others were read are in time.
+                # A reply that arrived while others were being read is not late.
                 if (died or worker.deadline <= now) and not connection.poll():
                     lost[worker] = "died" if died else f"hung for step_timeout={self._timeout:g} seconds"
                     del pending[connection]
@@ -305,19 +306,19 @@ class _Worker:
     indices: list[int]
     recipe: dataclasses.InitVar[bytes]
     pending: collections.deque[int] = dataclasses.field(default_factory=collections.deque)
-    deadline: float = 0.0  # for its next answer, in seconds of time.monotonic()
+    deadline: float = 0.0  # of its next reply, in seconds of time.monotonic()
 
     def __post_init__(self, recipe):
         self.connection, theirs = multiprocessing.Pipe()
         held, self._lifeline = os.pipe()
         try:
-            # -P: without the script's folder, where this package's `gymnasium` would hide the library.
+            # -P leaves the script's folder out of sys.path, because its `gymnasium.py` would shadow the library.
             with resources.on("environments"):
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", worker_program.__file__, str(theirs.fileno()), str(held)],
                     pass_fds=(theirs.fileno(), held),
                     stdin=subprocess.DEVNULL,
-                    process_group=0,  # its own, to end all processes that its environments start
+                    process_group=0,  # a new group, to kill processes that environments start, too
                     # An environment that uses JAX would otherwise take the learner's accelerator.
                     env={**os.environ, "JAX_PLATFORMS": "cpu"},
                 )
@@ -347,9 +348,9 @@ class _Worker:
             self.connection.send(None)
 
     def ended(self, deadline: float) -> bool:
-        """Return whether it ended by `deadline`, without reaping it, so that its id stays valid until `kill`."""
+        """Wait for the process until `deadline`; return whether it ended. Unreaped, its id stays valid until `kill`."""
         how = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        with contextlib.suppress(ChildProcessError):  # the program lets the system reap its children
+        with contextlib.suppress(ChildProcessError):  # reaped by the system, because the program ignores SIGCHLD
             while self._process.returncode is None and os.waitid(os.P_PID, self._process.pid, how) is None:
                 if time.monotonic() > deadline:
                     return False
@@ -357,7 +358,7 @@ class _Worker:
         return True
 
     def kill(self) -> int:
-        """Kill the process group if the process is running; return its exit status."""
+        """Kill the process group unless the process was reaped; return its exit status."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

@@ -1,1 +1,1 @@
-"""Suites of JAX environments, each for a package that is an extra with the suite's name."""
+"""Adapters of suites of JAX environments; each suite's package is an extra with the suite's name."""

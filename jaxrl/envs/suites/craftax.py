@@ -1,6 +1,7 @@
 """Craftax and Craftax-Classic (Matthews et al., 2024, arXiv:2402.16801), as raw episodic environments.
 
-The library ends an episode at death, victory or the time limit; the adapter evaluates its rule again without the limit.
+The library ends an episode at death, victory or the time limit. To tell terminations from truncations, the adapter
+evaluates the library's rule again without the time limit.
 """
 
 import functools
@@ -30,7 +31,7 @@ from jaxrl.envs.suite import (
 )
 
 _NAMES = ("Craftax-Symbolic-v1", "Craftax-Pixels-v1", "Craftax-Classic-Symbolic-v1", "Craftax-Classic-Pixels-v1")
-_SIDES = (32, 48, 64, 96, 128)  # of a world; small enough for files, and divisible for the library's noise
+_SIDES = (32, 48, 64, 96, 128)  # sides of a world that fit files, and that the library's noise can divide
 
 
 def _see(env, state, time_step):
@@ -41,8 +42,8 @@ def _see(env, state, time_step):
 class CraftaxEnvironment(LibraryEnv):
     """A Craftax environment.
 
-    Leaves are the numbers of Craftax's `EnvParams`. Static parameters are those of its `StaticEnvParams`: the size of
-    the world and its largest numbers of creatures. Episodes that reach `max_timesteps` are truncated.
+    The leaves are the numbers of Craftax's `EnvParams`. Static parameters are those of its `StaticEnvParams`: the size
+    of the world and the maximum numbers of creatures. Episodes that reach `max_timesteps` are truncated.
     """
 
     params: PyTree
@@ -57,7 +58,7 @@ class CraftaxEnvironment(LibraryEnv):
     @classmethod
     def static_parameters(cls, name: str) -> Mapping[str, Any]:
         sizes = vars(_class(name).default_static_params())
-        return {k: x for k, x in sizes.items() if k != "num_levels"}  # every world has nine
+        return {k: x for k, x in sizes.items() if k != "num_levels"}  # every world has nine levels
 
     @classmethod
     def default(cls, key: Key) -> "CraftaxEnvironment":
@@ -73,7 +74,7 @@ class CraftaxEnvironment(LibraryEnv):
         super().check(name, parameters)
         size = parameters.get("map_size", (_SIDES[0],) * 2)
         if not isinstance(size, list | tuple) or len(size) != 2 or size[0] != size[1] or size[0] not in _SIDES:
-            raise ConfigError(f"map_size={size!r:.80} of craftax:{name} must be two equal sides, of {[*_SIDES]}")
+            raise ConfigError(f"map_size={size!r:.80} of craftax:{name} must be two equal sides from {[*_SIDES]}")
 
     @classmethod
     def limits(cls, name: str) -> Mapping[str, Mapping[str, float]]:
@@ -104,13 +105,13 @@ names, make = add_suite(CraftaxEnvironment)
 
 @made_once
 def foreign(key: Key) -> Any:
-    """Return Craftax's own environment for this key."""
+    """Return Craftax's environment for this key."""
     return _class(key[0])(_class(key[0]).default_static_params().replace(**dict(key[1])))
 
 
 @functools.cache
 def _class(name):
-    _renderer(name)  # replaces its pickle
+    _renderer(name)  # first, so that the library does not load its pickle
     with constructing():
         return type(make_craftax_env_from_name(name, auto_reset=False))  # this function has no argument for sizes
 
@@ -121,7 +122,7 @@ def _module(name, part):
 
 @functools.cache
 def _renderer(name):
-    """Return Craftax's drawing module, changed to read textures of each size at first use instead of a pickle."""
+    """Return Craftax's drawing module, changed to make the textures of each size at first use, without a pickle."""
     renderer, textures = _module(name, "renderer"), _Textures(constants=_module(name, "constants"))
     renderer.load_all_textures = lambda: textures
     return renderer

@@ -1,4 +1,4 @@
-"""JaxMARL's environments with several agents (Rutherford et al., 2024, arXiv:2311.10090), as raw environments."""
+"""JaxMARL's multi-agent environments (Rutherford et al., 2024, arXiv:2311.10090), as raw episodic environments."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,12 +11,12 @@ from jaxrl.core.types import PyTree
 from jaxrl.envs.drawings import disks, register
 from jaxrl.envs.suite import COUNT, Key, LibraryEnv, Step, add_suite, arguments_of, made_once, silent_import, unbounded
 
-with silent_import():  # it prints the environments that it does not find
+with silent_import():  # JaxMARL prints the environments whose packages are missing
     import jaxmarl
     from jaxmarl.environments import overcooked, overcooked_v2
     from jaxmarl.environments.smax.smax_env import MAP_NAME_TO_SCENARIO
 
-# Arguments that are passed by name instead of as arrays, and their values; the first is the default.
+# Arguments that the user passes as names instead of as objects: (argument, objects by name); the first is the default.
 _MAPS = ("scenario", {None: None} | MAP_NAME_TO_SCENARIO)
 _KITCHENS, _KITCHENS_2 = ("layout", overcooked.overcooked_layouts), ("layout", overcooked_v2.overcooked_v2_layouts)
 _NAMED: Any = {"SMAX": _MAPS, "HeuristicEnemySMAX": _MAPS, "overcooked": _KITCHENS, "overcooked_v2": _KITCHENS_2}
@@ -26,12 +26,15 @@ _OURS = {"world_state": False, "agent_id": False}
 class JaxMarlEnvironment(LibraryEnv):
     """A JaxMARL environment, with all of its agents.
 
-    Static parameters are the numbers and names in the constructor; `world_state`, which makes observations dictionaries
-    of `observation`, the agent's own, and `world_state`, the same for all agents; and `agent_id`, which appends a
-    one-hot vector of the agent's number to its observation. Vectors of different sizes are padded with zeros, and if
-    agents have different numbers of actions, the missing ones are masked.
+    Static parameters are the constructor's arguments that are numbers or names, and two more. With `world_state`,
+    observations are dictionaries of `observation`, the agent's observation, and `world_state`, which is the same for
+    all agents. With `agent_id`, a one-hot vector of the agent's number is appended to its observation.
 
-    Overcooked's `shaped_rewards` is a number, the weight of JaxMARL's shaped reward, which is added.
+    Observations of different sizes are padded with zeros, and if agents have different numbers of actions, the missing
+    actions are masked.
+
+    The leaf `shaped_rewards`, which only Overcooked has, is the weight of JaxMARL's shaped reward, which is added to
+    the reward.
     """
 
     shaped_rewards: jax.Array | float | None = None  # None: the environment has none
@@ -41,7 +44,7 @@ class JaxMarlEnvironment(LibraryEnv):
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Return the environments that can be rows of a batch; docs/suites/jaxmarl.md explains why others cannot."""
+        """Return the names of the supported environments; docs/suites/jaxmarl.md explains what the others lack."""
         particles = {name for name in jaxmarl.registered_envs if name.startswith("MPE_")}
         return (*sorted(particles - {"MPE_simple_v3", "MPE_simple_world_comm_v3"}), *_NAMED, "hanabi")
 
@@ -85,7 +88,7 @@ class JaxMarlEnvironment(LibraryEnv):
         reward = _stack(env, rewards)
         if self.shaped_rewards is not None:
             reward += self.shaped_rewards * _stack(env, info["shaped_reward"])
-        over = dones["__all__"]  # also at a time limit, the only end in MPE and in Overcooked
+        over = dones["__all__"]  # also set at the time limit, the only ending of MPE and Overcooked
         terminated = over & (self.key[0] == "hanabi")
         if (alive := _alive(state)) is not None:
             terminated = over & ~(jnp.any(alive[: env.num_allies]) & jnp.any(alive[env.num_allies :]))
@@ -102,14 +105,14 @@ names, make = add_suite(JaxMarlEnvironment)
 
 @made_once
 def foreign(key: Key) -> Any:
-    """Return JaxMARL's own environment for this key."""
+    """Return JaxMARL's environment for this key."""
     named, choices = _NAMED.get(key[0], ("", {}))
     arguments = {k: choices[x] if k == named else x for k, x in key[1] if k not in _OURS}
     return jaxmarl.make(key[0], **arguments)
 
 
 def _alive(state: Any) -> jax.Array | None:
-    """Return a mask of living units, the agents' first; None outside SMAX."""
+    """Return a mask of the units that are alive, with the agents first; None for environments other than SMAX."""
     return getattr(getattr(state, "state", state), "unit_alive", None)
 
 
@@ -136,7 +139,7 @@ def _mask(env: Any, state: PyTree) -> jax.Array | None:
 
 
 def _places(env: Any, state: Any) -> PyTree | None:
-    """Return x, y, radius and color of everything, [things, 4]; None if the world is not a plane."""
+    """Return x, y, radius and color of all objects, shape [objects, 4]; None if the world is not a plane."""
     own = getattr(state, "state", state)
     if hasattr(own, "p_pos"):
         color = jnp.where(jnp.arange(env.num_entities) < env.num_agents, 0, 2)

@@ -20,7 +20,7 @@ from jaxrl.envs.drawings import Drawing
 from jaxrl.envs.suite import Key, LibraryEnv, Step, add_suite, arguments_of, foreign_rules, made_once
 
 _NEVER = 2**31 - 1
-_CLOCKS = ("step", "step_count")  # left out: large numbers up to the time limit, which is not part of the task
+_CLOCKS = ("step", "step_count")  # not observed: large numbers up to the time limit, not part of the task
 
 
 def _drawn(render: Any) -> np.ndarray:
@@ -32,11 +32,12 @@ def _drawn(render: Any) -> np.ndarray:
 class JumanjiEnvironment(LibraryEnv):
     """A Jumanji environment.
 
-    Its leaf is the time limit in steps, infinite if the task ends by itself. Static parameters are the other numeric
-    arguments of the environment's and its generator's constructors, such as `num_rows`.
+    The leaf is the time limit in steps, infinite if the task ends by itself. Static parameters are the other numeric
+    arguments of the constructors of the environment and its generator, such as `num_rows`.
 
-    Actions of several numbers with one mask for all combinations are `Discrete`, the index of the combination, where
-    the last number varies fastest. Actions of several agents are `MultiDiscrete`, and their rewards are summed.
+    If actions are several numbers with one mask for all combinations, the action space is `Discrete`: an action is the
+    index of a combination, and the last number varies fastest. Actions of several agents are `MultiDiscrete`, and the
+    agents' rewards are summed.
     """
 
     time_limit: Any
@@ -46,7 +47,7 @@ class JumanjiEnvironment(LibraryEnv):
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Return Jumanji's environments that need no download, including those registered by users."""
+        """Return the names of Jumanji's environments that need no download, including those registered by users."""
         return tuple(sorted(jumanji.registered_environments() - {"Sokoban-v0"}))
 
     @classmethod
@@ -72,7 +73,7 @@ class JumanjiEnvironment(LibraryEnv):
         return {k: {"low": int(isinstance(x, int))} for k, x in sizes.items() if not isinstance(x, bool)}
 
     def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
-        most = _generator(foreign(self.key))[1].get("max_step", math.inf)  # the size of MMST's state
+        most = _generator(foreign(self.key))[1].get("max_step", math.inf)  # MMST's state has this size
         bound = "" if most == math.inf else f", and at most max_step={most}"
         fine = isinstance(self.time_limit, jax.Array | np.ndarray) or 1 <= self.time_limit <= most  # or mapped over
         return [] if fine else [f"time_limit={self.time_limit} of {self.name} must be at least 1{bound}"]
@@ -82,7 +83,7 @@ class JumanjiEnvironment(LibraryEnv):
         return (state, jnp.zeros((), jnp.int32)), self._step(first)
 
     def advance(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, Step]:
-        del key  # its randomness is in its state
+        del key  # Jumanji's key is in its state
         (inner, steps), env, spec = state, foreign(self.key), foreign(self.key).action_spec
         if self.key[0].startswith("SearchAndRescue"):  # its rewards shrink toward the time limit
             env, rewards = copy.copy(env), env._reward_fn
@@ -106,22 +107,22 @@ names, make = add_suite(JumanjiEnvironment)
 
 @made_once
 def foreign(key: Key) -> Any:
-    """Return Jumanji's own environment for this key, without its time limit, which it reports as a termination."""
+    """Return Jumanji's environment for this key, without its time limit, which it would report as a termination."""
     usual, chosen = jumanji.make(key[0]), dict(key[1])
     own = {k: chosen.pop(k) for k in [*chosen] if k in arguments_of(type(usual))}
     kind, arguments = _generator(usual)
     env: Any = jumanji.make(key[0], **own | ({"generator": kind(**arguments | chosen)} if chosen else {}))
     env.declared_limit, env.time_limit = getattr(env, "time_limit", math.inf), _NEVER
     viewer = next(getattr(env, k) for k in ("_viewer", "_env_viewer", "viewer") if hasattr(env, k))
-    viewer._display = lambda figure: setattr(env, "frame", viewer._display_rgb_array(figure))  # in place of a window
+    viewer._display = lambda figure: setattr(env, "frame", viewer._display_rgb_array(figure))  # instead of a window
     return env
 
 
 def _generator(env: Any) -> tuple[Any, dict[str, Any]]:
-    """Return the class of an environment's generator and its arguments, which it stores under their names."""
+    """Return the class of an environment's generator, and its arguments, read from the attributes of the same name."""
     generator = getattr(env, "generator", getattr(env, "_generator", None))
     usual = arguments_of(type(generator)) if generator is not None else {}
-    names = [k for k, x in usual.items() if x is not None]  # those that are None follow from the others
+    names = [k for k, x in usual.items() if x is not None]  # arguments that default to None are computed
     return type(generator), {k: getattr(generator, k, getattr(generator, f"_{k}", None)) for k in names}
 
 
@@ -137,7 +138,7 @@ def _actions(env: Any) -> spaces.Space:
 def _space(spec: Any) -> spaces.Space:
     if not isinstance(spec, specs.Array):
         return spaces.Dict({k: _space(x) for k, x in spec._specs.items() if k not in ("action_mask", *_CLOCKS)})
-    low = -1 if spec.name == "position" else getattr(spec, "minimum", -_NEVER)  # TSP's, before the first city
+    low = -1 if spec.name == "position" else getattr(spec, "minimum", -_NEVER)  # TSP's position before the first city
     return spaces.Box(low, getattr(spec, "maximum", _NEVER), spec.shape, spec.dtype)
 
 

@@ -1,7 +1,7 @@
 """NAVIX (Pignatelli et al., 2024, arXiv:2407.19396), as raw episodic environments.
 
-The library's `step` begins a new episode one step late and computes a reset at every step of a batch, so the adapter
-calls the functions below it.
+The library's `step` begins a new episode one step late and, in a batch, computes a reset at every step. So the adapter
+calls the functions that `step` is made of.
 """
 
 import warnings
@@ -19,8 +19,9 @@ with silent_import(), warnings.catch_warnings(action="ignore"):
     import navix
     from navix.rendering.cache import RenderingCache
 
-_LAST = 10  # the largest kind of a field; colors and states are smaller
-# Smallest and largest values by observation: the library's spaces omit walls (-1) and unseen fields (100), or use 255.
+_LAST = 10  # the largest number of a kind of field; numbers of colors and states are smaller
+# Smallest and largest value of each type of observation. The library's spaces are wrong: they omit walls (-1) and
+# unseen fields (100), or have the bound 255.
 OBSERVATIONS = {
     "categorical": (-1, _LAST),
     "categorical_first_person": (-1, 100),
@@ -40,8 +41,8 @@ def _see(env, state, time_step):
 class NavixEnvironment(LibraryEnv):
     """A NAVIX environment.
 
-    Leaves: `max_steps`, where episodes are truncated, and `penalty_coeff`, the share of the last reward that is
-    deducted for elapsed time. The static parameter is `observation`, one of `OBSERVATIONS`.
+    The leaves are `max_steps`, the number of steps after which episodes are truncated, and `penalty_coeff`, the share
+    of the last reward that is deducted for elapsed time. The static parameter is `observation`, one of `OBSERVATIONS`.
     """
 
     max_steps: Any
@@ -72,15 +73,15 @@ class NavixEnvironment(LibraryEnv):
 
     def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
         first = foreign(self.key).reset(key)
-        # The background of pictures, 192 bytes per field, is only stored if observations are pictures.
+        # The background of images, 192 bytes per field, is only kept in the state if observations are images.
         pictures = self.static("observation").startswith("rgb")
         timestep = first if pictures else first.replace(state=first.state.replace(cache=None))
         return timestep, Step(first.observation)
 
     def advance(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, Step]:
-        del key  # its randomness is in its state
+        del key  # NAVIX's key is in its state
         env = foreign(self.key).replace(max_steps=self.max_steps, penalty_coeff=self.penalty_coeff)
-        after = env._step(state, action)  # `step`, which may reset, calls it
+        after = env._step(state, action)  # not `step`, which calls it and may reset
         return after, Step(after.observation, after.reward, after.is_termination(), after.is_truncation())
 
 
@@ -89,7 +90,7 @@ names, make = add_suite(NavixEnvironment)
 
 @made_once
 def foreign(key: Key) -> Any:
-    """Return NAVIX's own environment for this key."""
+    """Return NAVIX's environment for this key."""
     env = navix.make(key[0])
     chosen: Any = dict(key[1]).get("observation", env.observation_fn.__name__)
     return navix.make(key[0], observation_fn=getattr(navix.observations, chosen))

@@ -15,18 +15,18 @@ from jaxrl.core.types import PyTree
 from jaxrl.envs.drawings import Drawing
 from jaxrl.envs.suite import COUNT, Key, LibraryEnv, Step, add_suite, made_once
 
-_PARAMETERS = {"frame_skip": 4, "instruction_frequency": 700, "fps": 60}  # those that determine shapes or the program
+_PARAMETERS = {"frame_skip": 4, "instruction_frequency": 700, "fps": 60}  # parameters of shapes or the program
 
 
 class OctaxEnvironment(LibraryEnv):
     """An Octax game.
 
-    Its leaf is the time limit, where episodes are truncated. Static parameters: `frame_skip`, the number of frames per
-    step, all of which are observed, and `instruction_frequency` and `fps`, whose quotient is the number of machine
-    instructions per frame.
+    The leaf is the time limit, the number of steps after which episodes are truncated. Static parameters are
+    `frame_skip`, the number of frames per step, all of which are observed; and `instruction_frequency` and `fps`, whose
+    quotient is the number of machine instructions per frame.
     """
 
-    max_num_steps_per_episodes: Any  # as Octax calls it
+    max_num_steps_per_episodes: Any  # Octax's name of the time limit
 
     suite = "octax"
     ranges = dict.fromkeys((*_PARAMETERS, "max_num_steps_per_episodes"), COUNT)
@@ -34,7 +34,7 @@ class OctaxEnvironment(LibraryEnv):
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Return Octax's games; games with levels are listed once per level, with its number."""
+        """Return the names of Octax's games; a game with levels has one name per level, ending with its number."""
         games, roms = [m.name for m in pkgutil.iter_modules(octax_games.__path__)], Path(octax_games.get_rom_path("."))
         levels = {path.stem for path in roms.glob("*.ch8")}
         numbered = {name: sorted(x for x in levels if re.fullmatch(name + r"\d+", x)) for name in games}
@@ -55,8 +55,8 @@ class OctaxEnvironment(LibraryEnv):
         return state, Step(observation)
 
     def advance(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, Step]:
-        del key  # its randomness is in its state
-        # Octax's own time limit is ignored, because it is part of the program.
+        del key  # Octax's key is in its state
+        # Octax's time limit is ignored, because it is part of the program and cannot be a leaf.
         state, observation, reward, terminated, _, info = foreign(self.key).step(state, action)
         return state, Step(observation, reward, terminated, state.time >= self.max_num_steps_per_episodes, info=info)
 
@@ -66,7 +66,7 @@ names, make = add_suite(OctaxEnvironment)
 
 @made_once
 def foreign(key: Key) -> Any:
-    """Return Octax's own environment for this key."""
+    """Return Octax's environment for this key."""
     values: dict[str, Any] = _PARAMETERS | dict(key[1])
     work = values["frame_skip"] * (values["instruction_frequency"] // values["fps"])
     if not 1 <= work <= 10_000:

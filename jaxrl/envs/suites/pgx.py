@@ -17,7 +17,7 @@ OPPONENTS = ("random", "self", "turns")
 
 
 class PgxState(struct.PyTreeNode):
-    """A game, and the agent's seat in it."""
+    """The state of a game, and the agent's seat in the game."""
 
     game: PyTree  # PGX's state, without its observation
     seat: jax.Array  # int32, the agent's number among the players
@@ -26,9 +26,9 @@ class PgxState(struct.PyTreeNode):
 class PgxEnvironment(LibraryEnv):
     """A PGX game for one agent.
 
-    Static parameters are those of the game's constructor and `opponent`: "random" moves of the others until it is the
-    agent's turn again; "self", where the others are agents too; or "turns", where the agent moves for both players,
-    with discounts of -1.
+    Static parameters are those of the game's constructor and `opponent`. With "random", the other players make random
+    moves until it is the agent's turn again; with "self", they are agents, too; with "turns", the agent moves for both
+    players, and the discount is -1 when the turn passes.
     """
 
     opponent: str = struct.field(pytree_node=False)
@@ -37,14 +37,14 @@ class PgxEnvironment(LibraryEnv):
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Return PGX's games, except bridge bidding, which needs its own data set."""
+        """Return the names of PGX's games, except bridge bidding, which needs a separate data set."""
         return pgx.available_envs()
 
     @classmethod
     def static_parameters(cls, name: str) -> Mapping[str, Any]:
         game = foreign((name, ()))
         arguments = arguments_of(type(game))
-        arguments.pop("size", None)  # go's names have it, and hex of another size than 11 does not run
+        arguments.pop("size", None)  # go's names include it, and hex only runs with 11
         return arguments | ({"opponent": OPPONENTS[0]} if game.num_players > 1 else {})
 
     @classmethod
@@ -64,7 +64,7 @@ class PgxEnvironment(LibraryEnv):
         return foreign(self.key).num_players if self.opponent == "self" else 1
 
     def model(self, state: PgxState) -> tuple["PgxEnvironment", PgxState]:
-        """Return a two-player game with turns, where a search moves for both players; other games unchanged."""
+        """Return a two-player game with `opponent="turns"`, so that a search moves for both; other games unchanged."""
         if foreign(self.key).num_players != 2:
             return self, state
         return self.replace(opponent="turns"), state.replace(seat=state.game.current_player)
@@ -102,15 +102,15 @@ class PgxEnvironment(LibraryEnv):
         game, _, rewards, _, _ = jax.lax.while_loop(lambda carry: carry[-1], move, start) if replies else move(start)
         reward = rewards if self.num_agents > 1 else rewards[seat]
         state = PgxState(game, game.current_player if self.opponent == "turns" else seat)
-        terminated = game.terminated & (self.key[0] != "minatar-freeway")  # only its timer ends it
+        terminated = game.terminated & (self.key[0] != "minatar-freeway")  # it only ends by its timer
         return state, self._seen(state, seat)._replace(reward=reward, terminated=terminated, truncated=_is_over(game))
 
     def _opponent(self, game: Any, key: jax.Array) -> jax.Array:
-        """Return the move of the player whose turn it is, who is not the agent."""
+        """Return a random legal move for the opponent whose turn it is."""
         return jax.random.categorical(key, jnp.where(game.legal_action_mask, 0.0, -jnp.inf)).astype(jnp.int32)
 
     def _seen(self, state: PgxState, seat_before: jax.Array) -> Step:
-        # Not the game's own observation, which is that of the player to move: after the last move, maybe an opponent.
+        # The game's observation is not used: it is for the player to move, who may be an opponent after the last move.
         observe, legal = functools.partial(foreign(self.key)._observe, state.game), state.game.legal_action_mask
         if (agents := self.num_agents) > 1:
             seats, waiting = jnp.arange(agents, dtype=jnp.int32), jnp.arange(legal.size) == 0
@@ -126,7 +126,7 @@ names, make = add_suite(PgxEnvironment)
 
 @made_once
 def foreign(key: Key) -> Any:
-    """Return PGX's own game for this key."""
+    """Return PGX's game for this key."""
     arguments = {k: x for k, x in key[1] if k != "opponent"}
     game: Any = pgx.make(cast("Any", key[0]))
     fixed = {"size": game._game.size} if key[0].startswith("go_") else {}

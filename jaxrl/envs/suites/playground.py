@@ -1,7 +1,7 @@
 """MuJoCo Playground environments (Zakka et al., 2025, arXiv:2502.08844), as raw episodic environments.
 
-The library's `step` is used without its wrappers, which replace the last observation of an episode with the first one
-of the next.
+The environments are used without the library's wrappers, which replace the last observation of an episode with the
+first one of the next episode.
 """
 
 import copy
@@ -25,23 +25,26 @@ from jaxrl.envs.suite import Key, Step, add_suite, made_once, unbounded
 
 _OF_WARP = ("naconmax", "naccdmax", "njmax")  # sizes of Warp's buffers
 _ROBOTS = "python -c 'from mujoco_playground._src import mjx_env; mjx_env.ensure_menagerie_exists()'"
-_ELSEWHERE = ("action_repeat", "episode_length", "impl", "vision", "vision_config")  # keys set in other ways
+_ELSEWHERE = ("action_repeat", "episode_length", "impl", "vision", "vision_config")  # keys that are set elsewhere
 
 
 class PlaygroundEnvironment(PhysicsEnv):
     """A MuJoCo Playground environment.
 
-    Its physical system is MJX's `Model`. Static parameters: the library's configuration (`ctrl_dt`; nested keys joined
-    by dots, `reward_config.scales.tracking_lin_vel`); `impl`, the simulator, `jax` or, with an NVIDIA GPU, `warp`; and
-    `randomize`, which samples the physical system again for each episode, with the library's own randomizer of a robot
-    (the library itself samples once for each environment).
+    The physical system is MJX's `Model`. The static parameters are
+
+    - the keys of the library's configuration, such as `ctrl_dt`; nested keys are joined by dots, such as
+      `reward_config.scales.tracking_lin_vel`;
+    - `impl`: the simulator, "jax" or, with an NVIDIA GPU, "warp";
+    - `randomize`: whether to sample the physical system again for each episode, with the library's randomizer for the
+      robot. (The library itself samples once per environment.)
     """
 
     suite = "playground"
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Return the environments whose models are installed; those of robots need MuJoCo Menagerie."""
+        """Return the names of environments whose models are installed; robots need MuJoCo Menagerie."""
         return playground.ALL_ENVS if mjx_env.MENAGERIE_PATH.exists() else playground.dm_control_suite.ALL_ENVS
 
     @classmethod
@@ -90,7 +93,7 @@ class PlaygroundEnvironment(PhysicsEnv):
 
     def advance(self, state: PhysicsState, action: PyTree, key: jax.Array) -> tuple[PhysicsState, Step]:
         after, step = super().advance(state, action, key)
-        # A simulation that diverges, with NaN everywhere, ends the episode; agents see the last valid numbers.
+        # A simulation that diverges to NaN ends the episode; agents observe the last valid numbers.
         sane = lambda now, before: jnp.where(jnp.isnan(now), before, now)  # noqa: E731
         seen = jax.tree.map(sane, step.observation, state.own.obs)
         after = after.replace(own=after.own.replace(obs=seen))
@@ -107,7 +110,7 @@ names, make = add_suite(PlaygroundEnvironment)
 
 @made_once
 def foreign(key: Key) -> Any:
-    """Return Playground's own environment for this key."""
+    """Return Playground's environment for this key."""
     chosen: dict[str, Any] = {k: list(x) if isinstance(x, tuple) else x for k, x in key[1] if k != "randomize"}
     env = playground.load(key[0], config_overrides={"impl": "jax"} | chosen)
     if not 1 <= env.n_substeps <= 10_000 or not np.isclose(env.n_substeps * env.sim_dt, env.dt):
@@ -121,7 +124,7 @@ def _randomizer(name):
 
 
 def _drawn(key, random):
-    """Return the arrays of the physical model that the library's randomizer replaces, by path, for one environment."""
+    """Return the arrays of the physical model that the library's randomizer samples for one environment, by path."""
     model, axes = _randomizer(key[0])(PlaygroundEnvironment.physical(key), jax.random.key_data(random)[None])
     names = [".".join(one.name for one in path) for path, _ in jax.tree.leaves_with_path(axes)]  # None is not a leaf
     return {name: part(model, name)[0] for name in names}
@@ -135,8 +138,8 @@ def _draw(name, view):
     state: Any = SimpleNamespace(data=SimpleNamespace(**view, xfrc_applied=0.0))
     try:
         return foreign((name, ())).render(state)
-    except Exception as error:  # any of MuJoCo's, about the display
-        raise ConfigError(f"MuJoCo cannot draw here: {error}; set MUJOCO_GL=egl before Python starts") from error
+    except Exception as error:  # MuJoCo may raise anything if there is no display
+        raise ConfigError(f"MuJoCo cannot draw: {error}; set MUJOCO_GL=egl before Python starts") from error
 
 
 for name in names():

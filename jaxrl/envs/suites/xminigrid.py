@@ -1,6 +1,6 @@
 """XLand-MiniGrid (Nikulin et al., 2023, arXiv:2312.12044), as raw episodic environments.
 
-The library's discount distinguishes terminations from time limits, and its own `step` never resets.
+The library's discount distinguishes terminations from time limits, and its `step` never resets.
 """
 
 from collections.abc import Mapping
@@ -22,10 +22,10 @@ from jaxrl.core.types import PyTree
 from jaxrl.envs import drawings
 from jaxrl.envs.suite import COUNT, Key, LibraryEnv, Step, add_suite, made_once, outside
 
-_VIEWS = range(3, 32, 2)  # sides of an agent's view, which the library does not check
-_OBJECTS = {"low": 1, "high": 100}  # numbers of objects that fit the rooms of Playground
+_VIEWS = range(3, 32, 2)  # valid sides of an agent's view; the library does not check them
+_OBJECTS = {"low": 1, "high": 100}  # limits on the number of objects that fit in the rooms of Playground
 _BENCHMARK = "trivial-21k"
-_TILE = 16  # pixels of a tile in pictures
+_TILE = 16  # pixels per side of a tile in drawings
 _AGENT: Any = AgentState
 _TIME_STEP: Any = TimeStep
 
@@ -42,9 +42,9 @@ def _draw(view):
 class XMiniGridEnvironment(LibraryEnv):
     """An XLand-MiniGrid environment.
 
-    Leaves are `max_steps`, where episodes are truncated, and, for XLand environments, `ruleset`: the task's number in
-    the benchmark, or -1 for a random task in each episode. Static parameters: `view_size`; `num_objects` of Playground;
-    and `benchmark`, an existing file of tasks.
+    The leaves are `max_steps`, the number of steps after which episodes are truncated, and, for XLand environments,
+    `ruleset`: the task's number in the benchmark, or -1 for a random task in each episode. Static parameters are
+    `view_size`; in Playground, `num_objects`; and in XLand, `benchmark`, the name of a set of tasks whose file exists.
     """
 
     max_steps: Any
@@ -56,7 +56,7 @@ class XMiniGridEnvironment(LibraryEnv):
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Return the library's environments, with those of XLand only if the file of their tasks exists."""
+        """Return the names of the library's environments, without XLand's if the file of their tasks is missing."""
         registered, has_tasks = xminigrid.registered_environments(), _file(_BENCHMARK).exists()
         return tuple(name for name in registered if has_tasks or not _is_xland(name))
 
@@ -69,7 +69,7 @@ class XMiniGridEnvironment(LibraryEnv):
     @classmethod
     def default(cls, key: Key) -> "XMiniGridEnvironment":
         env, parameters, _ = foreign(key)
-        # Integers identify tiles, and colors, of which there are fewer.
+        # Each field is a pair of integers, a tile and a color; there are fewer colors than tiles.
         high = np.asarray([NUM_TILES - 1, NUM_COLORS - 1], np.uint8)
         box = spaces.Box(0, high, env.observation_shape(parameters), np.uint8)
         return cls(key, box, spaces.Discrete(6), parameters.max_steps)
@@ -117,7 +117,7 @@ names, make = add_suite(XMiniGridEnvironment)
 
 @made_once
 def foreign(key: Key) -> tuple[Any, Any, Any]:
-    """Return the library's own environment for this key, its parameters, and its tasks, if it has any."""
+    """Return the library's environment for this key, its parameters, and its tasks (None without a benchmark)."""
     chosen: dict[str, Any] = dict(key[1])
     tasks = xminigrid.load_benchmark(chosen.pop("benchmark", _BENCHMARK)) if _is_xland(key[0]) else None
     return *xminigrid.make(key[0], **chosen), tasks

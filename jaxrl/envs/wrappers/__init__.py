@@ -1,7 +1,7 @@
 """Wrappers of environments.
 
-Each is a frozen pytree whose numbers are leaves unless they change shapes or the program. They compose in any order,
-under or over an auto-reset, unless documented otherwise.
+Each wrapper is a frozen pytree; its numbers are leaves unless they change shapes or the program. Wrappers compose in
+any order, under or over an auto-reset, unless documented otherwise.
 """
 
 from jaxrl.core import registry

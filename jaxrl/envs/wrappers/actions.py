@@ -22,7 +22,7 @@ class StickyActionsState(struct.PyTreeNode):
 
 
 class StickyActions(Wrapper):
-    """A wrapper that repeats the previous action with a probability (Machado et al., 2018, arXiv:1709.06009).
+    """A wrapper that repeats the previous action with a given probability (Machado et al., 2018, arXiv:1709.06009).
 
     The first action of an episode is always executed.
 
@@ -52,7 +52,7 @@ class StickyActions(Wrapper):
 
 
 class ActionRepeat(Wrapper):
-    """A wrapper that repeats every action until the episode's end, and sums the rewards.
+    """A wrapper that repeats every action `times` times, or until the episode ends, and sums the rewards.
 
     Args:
       env: the environment.
@@ -76,13 +76,13 @@ class ActionRepeat(Wrapper):
         def again(now, key):
             state, time_step = now
             next_state, next_step = self.env.step(state, action, key)
-            before = time_step.discount  # the product of the environment's own discounts so far
+            before = time_step.discount  # the product of the environment's discounts so far
             if before is None:
                 next_step = next_step.replace(reward=time_step.reward + next_step.reward)
             else:
                 reward, discount = time_step.reward + before * next_step.reward, before * next_step.discount
                 next_step = next_step.replace(reward=reward, discount=discount)
-            # `first`: an environment that resets itself began an episode, in which the action has no meaning.
+            # Also stop at `first`: an environment that resets itself has begun an episode, where the action is void.
             stop = jnp.all(time_step.last | time_step.first)  # of all agents
             return jax.tree.map(lambda a, b: jnp.where(stop, a, b), now, (next_state, next_step)), None
 
@@ -90,7 +90,7 @@ class ActionRepeat(Wrapper):
 
 
 class ClipAction(Wrapper):
-    """A wrapper that accepts any real action and clips it to the bounds of `env`'s action space, a `Box`."""
+    """A wrapper that accepts unbounded real actions, and clips them to the bounds of `env`'s action space, a `Box`."""
 
     @property
     def action_space(self) -> spaces.Space:
@@ -107,7 +107,7 @@ class RescaleAction(Wrapper):
 
     Args:
       env: the environment.
-      low, high: bounds of the action space; static. Actions outside are clipped.
+      low, high: bounds of the wrapper's action space; static. Actions outside these bounds are clipped.
     """
 
     low: float = struct.field(pytree_node=False, default=-1.0)
@@ -130,7 +130,7 @@ class RescaleAction(Wrapper):
     def step(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, TimeStep]:
         space = _real_box(self.env, "RescaleAction")
         share = (action - self.low) / (self.high - self.low)
-        # Clipped, because rounding may exceed a bound.
+        # Clipping also corrects rounding errors at the bounds.
         inner = jnp.clip(space.low + share * (space.high - space.low), space.low, space.high)
         return self.env.step(state, inner, key)
 

@@ -14,19 +14,19 @@ from jaxrl.envs.delegate import Wrapper, check_arguments
 
 
 class FrameStackState(struct.PyTreeNode):
-    """The environment's state, and its last frames."""
+    """The environment's state and its latest frames."""
 
     env: PyTree
     frames: PyTree  # the stacked observation
 
 
 class FrameStack(Wrapper):
-    """A wrapper that concatenates the last `frames` observations on the last axis, the newest last.
+    """A wrapper that concatenates the last `frames` observations along the last axis, with the newest at the end.
 
-    An episode's first time step repeats the first observation.
+    In an episode's first time step, all frames are copies of the first observation.
 
     Args:
-      env: an environment whose observation space is a `Box`, or a `Dict` of them.
+      env: an environment whose observation space is a `Box`, or a `Dict` of boxes.
       frames: number of frames, at least 1; static.
 
     Raises:
@@ -47,7 +47,7 @@ class FrameStack(Wrapper):
         if isinstance(space, spaces.Dict):
             return spaces.Dict({name: self._stacked(child) for name, child in space.items})
         if not isinstance(space, spaces.Box):
-            raise ConfigError(f"FrameStack(frames={self.frames}) cannot stack {space}; use frames of a Box")
+            raise ConfigError(f"FrameStack(frames={self.frames}) cannot stack {space}; every observation must be a Box")
         shape = space.shape or (1,)
         low, high = (np.tile(b.reshape(shape), self.frames) for b in (space.low, space.high))
         return spaces.Box(low, high, low.shape, space.dtype)
@@ -73,7 +73,7 @@ class FrameStack(Wrapper):
 
 
 class _ObservationWrapper(Wrapper):
-    """The base of wrappers that compute each observation from that of `env`, with `_seen`."""
+    """The base class of wrappers that convert each observation of `env` with `_seen`."""
 
     def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
         return self._of(*self.env.reset(key))
@@ -96,8 +96,8 @@ class Hide(_ObservationWrapper):
       entries: indices of the hidden entries; negative ones count from the end; static.
 
     Raises:
-      ConfigError: `entries` is not a tuple of whole numbers; or, when the space is read, an entry does not exist, none
-        is left, or the space is of another kind.
+      ConfigError: `entries` is not a tuple of whole numbers; or, when the space is read, an entry does not exist or is
+        repeated, no entry is left, or the space is not a `Box` of shape (n,).
     """
 
     entries: tuple[int, ...] = struct.field(pytree_node=False, default=())
@@ -117,13 +117,13 @@ class Hide(_ObservationWrapper):
     def _indices(self):
         space = self.env.observation_space
         if not isinstance(space, spaces.Box) or len(space.shape) != 1:
-            raise ConfigError(f"Hide(entries={self.entries}) leaves out entries of a Box of shape (n,), not of {space}")
+            raise ConfigError(f"Hide(entries={self.entries}) needs observations in a Box of shape (n,), not {space}")
         size = space.shape[0]
         hidden = {entry % size for entry in self.entries if -size <= entry < size}
         if len(hidden) < len(self.entries) or len(hidden) == size:
             raise ConfigError(
-                f"Hide(entries={self.entries}) of an observation of {size} entries: name some of 0 to {size - 1}, "
-                "each once, but not all"
+                f"Hide(entries={self.entries}) does not fit an observation of {size} entries; use distinct indices "
+                f"from 0 to {size - 1}, but not all of them"
             )
         return [entry for entry in range(size) if entry not in hidden]
 

@@ -1,4 +1,4 @@
-"""A wrapper for domain randomization: environments with different parameters."""
+"""A wrapper for domain randomization, which samples an environment's parameters."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -17,7 +17,7 @@ _PER = ("episode", "environment")
 
 
 class DrawnState(struct.PyTreeNode):
-    """The environment's state, and its current parameters."""
+    """The environment's state and its sampled parameters."""
 
     env: PyTree
     parameters: dict[str, Any]
@@ -31,19 +31,20 @@ class RandomParameters(Wrapper):
 
         env = jaxrl.make("gymnax:CartPole-v1", wrappers=(partial(RandomParameters, draw=draw),))
 
-    Each environment of a run has its own samples, which are part of its state and of checkpoints. They do not depend
-    on the number of devices, and agents do not observe them.
+    Each environment of a run has separate samples, which are part of its state and of checkpoints. The samples do not
+    depend on the number of devices, and agents do not observe them.
 
     Args:
       env: a JAX environment, as returned by `jaxrl.make`.
-      draw: a pure function from a key to values by name, for some of `jaxrl.envs.parameters(env)`. Register it
-        (`jaxrl.register`) so that runs with it can be loaded. Static.
-      per: "episode" samples at the beginning of every episode, "environment" once for all episodes of an environment,
-        which then resets itself. Static.
+      draw: a pure function that takes a key and returns values for some of `jaxrl.envs.parameters(env)`, by name.
+        Register it (`jaxrl.register`) so that runs that use it can be loaded. Static.
+      per: "episode" samples at the beginning of every episode; "environment" samples once for all episodes of an
+        environment, and makes it reset itself. Static.
 
     Raises:
-      ConfigError: `draw` is not a function, or `per` is neither of the two; or, when an episode begins, as for
-        `with_parameters`. Training raises the latter before it compiles anything, as an `EnvironmentContractError`.
+      ConfigError: `draw` is not a function, or `per` is not one of the two values; or, when an episode begins, for the
+        reasons given in `with_parameters`. Training raises the latter before it compiles anything, as an
+        `EnvironmentContractError`.
     """
 
     draw: Callable[[jax.Array], Mapping[str, Any]] = struct.field(pytree_node=False)

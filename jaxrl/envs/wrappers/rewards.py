@@ -16,7 +16,7 @@ class ClipReward(Wrapper):
 
     Args:
       env: the environment.
-      low, high: the bounds; -inf or inf for none.
+      low, high: the bounds; -inf or inf for no bound.
 
     Raises:
       ConfigError: a bound is not a number, or `low` is above `high`.
