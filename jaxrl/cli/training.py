@@ -32,12 +32,12 @@ from jaxrl.run.settings import RunSettings
 
 # Flags that are fields of either topology.
 _LAYOUT = {field.name for topology in (Sebulba, Anakin) for field in dataclasses.fields(topology)}
-# Suites whose steps take seconds to trace; with thousands of kernels each, one thread is as fast as two.
+# Suites whose steps take seconds to trace, and run thousands of kernels, so that one thread is no faster than two.
 _SLOW_TO_TRACE = ("brax:",)
 
 
 def train(parsed: ParsedCommand) -> int:
-    """Train as described by the flags; return the exit code. An evaluator process exits here."""
+    """Train as described by the flags; return the exit code. An evaluator process exits without returning."""
     settings = train_settings(parsed)
     project = parsed.run["wandb"]
     leader = distributed.is_leader()
@@ -75,7 +75,7 @@ def train_settings(parsed: ParsedCommand) -> RunSettings:
 
 @dataclasses.dataclass(frozen=True)
 class TrainRequest:
-    """The arguments of a command line for `jaxrl.train`, `sweep`, `tune` and `pbt`."""
+    """The arguments for `jaxrl.train`, `sweep`, `tune` or `pbt` from a command line."""
 
     algo: Algorithm
     env: Any  # an environment or its recipe; None with only a dataset
@@ -139,7 +139,7 @@ def _no_dataset(parsed, algo):
 
 def _with_threads(request, run, topology):
     """Return the environment, recreated after restarting JAX with one thread if that makes the run faster."""
-    of_others = not is_for_a_command() or run["import_"] is not None  # these may hold arrays
+    of_others = not is_for_a_command() or run["import_"] is not None  # user code may hold arrays
     compiled = isinstance(request.env, Environment) and run["dataset"] is None
     if of_others or not compiled or request.env.name.startswith(_SLOW_TO_TRACE):
         return request.env
