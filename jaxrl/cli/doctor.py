@@ -156,12 +156,12 @@ def gpu_processes() -> Iterator[Finding]:
 
 
 def randomness() -> Iterator[Finding]:
-    """Check that a seed gives the same run under `vmap` and on any number of devices."""
+    """Check that a seed results in the same run under `vmap` and on any number of devices."""
     implementation = jax.config.jax_default_prng_impl
     if implementation == "threefry2x32" and jax.config.jax_threefry_partitionable:
         yield Finding(OK, "random numbers", implementation)
     else:
-        advice = "a seed gives different results in a sweep; unset JAX_DEFAULT_PRNG_IMPL and JAX_THREEFRY_PARTITIONABLE"
+        advice = "seeds have different results in a sweep; unset JAX_DEFAULT_PRNG_IMPL and JAX_THREEFRY_PARTITIONABLE"
         yield Finding(PROBLEM, "random numbers", f"{implementation}: {advice}")
 
 

@@ -1,4 +1,4 @@
-"""The commands `jaxrl eval` and `jaxrl render`, which evaluate or draw a trained policy."""
+"""The commands `jaxrl eval` and `jaxrl render`, which evaluate a trained policy or render its episodes."""
 
 import sys
 from pathlib import Path

@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is not None:
         return _exit_code(argv)
     interrupts.own()
-    # Skip the final garbage collection of all imported objects, which takes as long as training for a second.
+    # Skip the final garbage collection of all imported objects, which takes about a second.
     atexit.register(gc.freeze)
     command_begins()
     codecs.register_error("jaxrl", _spelled)

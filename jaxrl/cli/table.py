@@ -94,7 +94,7 @@ def command_flags(command: str) -> list[Flag]:
 
 
 def preset(name: str) -> Mapping[str, Any]:
-    """Return a preset by name: "algorithm", "source", and "defaults", the text of each changed flag.
+    """Return the preset of this name, which has "algorithm", "source", and "defaults", texts by changed flag.
 
     Raises:
       ConfigError: the preset is unknown; suggests similar names.
@@ -129,7 +129,7 @@ def algorithm_flags(name: str) -> tuple[list[Flag], dict[str, str]]:
 
 
 def algorithms_accepting(flag: str, part: str) -> list[str]:
-    """Return the built-in algorithms whose flag of this name accepts this part."""
+    """Return the built-in algorithms that accept this part as a value of this flag."""
     return [
         name
         for name, (flags, _) in load()["algorithms"].items()

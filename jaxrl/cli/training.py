@@ -79,7 +79,7 @@ class TrainRequest:
 
     algo: Algorithm
     env: Any  # an environment or its recipe; None with only a dataset
-    arguments: dict[str, Any]  # the other flags that are passed on, without those that are None
+    arguments: dict[str, Any]  # values of the other flags, except None
 
 
 def prepare(parsed: ParsedCommand) -> TrainRequest:
@@ -134,11 +134,11 @@ def _no_dataset(parsed, algo):
     what = f"{type(algo).__name__} with {' and '.join(flags)}" if flags else type(algo).__name__
     if "dataset" in parsed.run:
         return f"{what} learns from a dataset: give --dataset PATH, such as rlds:data/pendulum"
-    return f"{what} learns from a dataset, unsupported by jaxrl {parsed.command}; use jaxrl train with --dataset"
+    return f"{what} learns from a dataset, which jaxrl {parsed.command} does not accept; use jaxrl train --dataset"
 
 
 def _with_threads(request, run, topology):
-    """Return the environment, recreated after restarting JAX with one thread if that makes the run faster."""
+    """Return the environment; if the run is faster with one thread, restart JAX and recreate the environment first."""
     of_others = not is_for_a_command() or run["import_"] is not None  # user code may hold arrays
     compiled = isinstance(request.env, Environment) and run["dataset"] is None
     if of_others or not compiled or request.env.name.startswith(_SLOW_TO_TRACE):

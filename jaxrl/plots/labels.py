@@ -31,7 +31,7 @@ class Run:
     Attributes:
       name: name of the run directory.
       config: configuration as in `config.json`, without the seed.
-      rows: rows with "step", and metrics by name.
+      rows: rows of metrics by name, each with its "step".
       seed: the seed, if known.
       place: location of the run: its directory, or the directory of its sweep with its configuration and seed. Runs in
         the same place count once; runs in different places count separately, even if their contents are equal.
@@ -145,7 +145,7 @@ def _label(group: Group, with_algorithm: bool, short: Mapping[str, str]) -> str:
 
 
 def differing_settings(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the settings of each configuration that differ between them, as numbers if possible, otherwise as text."""
+    """Return the differing settings of each configuration, as numbers if possible, otherwise as text."""
     return [
         {
             name: value if isinstance(value, bool | int | float) and abs(value) <= LARGEST else text
@@ -156,7 +156,7 @@ def differing_settings(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, A
 
 
 def _differences(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, tuple[Any, str]]]:
-    """Return the value and the text of each configuration's settings, for all settings that differ between them."""
+    """Return the value and the text of each differing setting, for each configuration."""
     found = list(_differing(configs, ()))
     differences = [entry for entry in found if entry[0][:2] not in _SPACES] or found
     settings: list[dict[str, tuple[Any, str]]] = [{} for _ in configs]

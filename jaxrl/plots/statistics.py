@@ -13,7 +13,7 @@ _LOGARITHMIC = 20.0  # ratio of the largest to the smallest number from which an
 
 
 def interquartile_mean(scores: np.ndarray) -> np.ndarray:
-    """Return the mean over the first axis without the lowest and highest quarters, each rounded down in size."""
+    """Return the mean over the first axis without the lowest and the highest quarter, whose sizes are rounded down."""
     from scipy import stats  # takes half a second to import, and only curves of several runs need it
 
     return stats.trim_mean(scores, 0.25, axis=0)
@@ -27,7 +27,7 @@ def bootstrap_interval(
     resamples: int = 2000,
     seed: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return a percentile interval of a statistic over runs, resampled within each stratum.
+    """Return a percentile bootstrap interval of a statistic over runs, which are resampled within each stratum.
 
     Args:
       strata: one array per task (or configuration), shape (runs, ...) with at least two runs; all dimensions except the
@@ -123,7 +123,7 @@ def summarize(
         return Summary(*(np.zeros(0) for _ in range(4)))
     steps, values = align(curves)
     center, low, high = (np.full(len(steps), np.nan) for _ in range(3))
-    # Each run covers one stretch, so there are at most twice as many combinations of runs as runs.
+    # Each run covers one contiguous range of steps, so there are at most twice as many combinations of runs as runs.
     present, pattern = np.unique(np.isfinite(values), axis=1, return_inverse=True)
     for number, runs in enumerate(present.T):
         points = pattern.ravel() == number

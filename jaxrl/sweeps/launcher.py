@@ -39,7 +39,7 @@ _ENDED = ("finished", "target_return")
 
 @dataclasses.dataclass(repr=False)
 class Experiments(SweepResult):
-    """The results of runs that have their own directories.
+    """The results of a sweep whose runs have separate directories.
 
     `returns` has one entry per run, the mean of its final evaluation. `learners` is empty; read the policies from the
     run directories with `jaxrl.load`.
@@ -100,11 +100,10 @@ def launch(
     progress: bool = True,
     **space: Any,
 ) -> Experiments:
-    """Train every configuration with every seed in a separate process; Ray runs as many at once as the cluster can.
+    """Train every configuration with every seed in a separate process; Ray runs as many at once as resources allow.
 
-    Each process calls `jaxrl.train`.
-
-    Runs that have ended are not repeated, and interrupted runs resume from their checkpoints.
+    Each process calls `jaxrl.train`. Runs that have ended are not repeated, and interrupted runs resume from their
+    checkpoints.
 
     Args:
       algo, env, num_envs, topology: settings of every run; host environments are supported. Defaults of the topology

@@ -293,7 +293,7 @@ def _result(part, first, population, seed, seeds, figures) -> PBTResult:
         steps=np.tile(steps, (members, 1)),
         metrics={name: curve[:members, None] for name, curve in sorted(part["metrics"].items())},
         returns=part["returns"][:members, None],
-        failed=part["failed"][:members, -1:],  # members that failed earlier then copied others
+        failed=part["failed"][:members, -1:],  # members that failed earlier have copied others
         learners=[jax.tree.map(lambda x, member=member: x[member][None], learners) for member in range(members)],
         configs=configs,
         **figures,

@@ -47,7 +47,7 @@ class Selection:
     copy_replay: bool = False
 
     def parents(self, rng: np.random.Generator, scores: np.ndarray, failed: np.ndarray) -> np.ndarray:
-        """Return the member that each member copies: most copy themselves, that is, remain unchanged.
+        """Return the index of the member that each member copies; members that stay unchanged have their own index.
 
         Args:
           rng: samples from the best members.
@@ -83,7 +83,7 @@ class Selection:
 
 @dataclasses.dataclass(frozen=True)
 class Hyperparameter:
-    """A field of the algorithm that differs between members, whose values are numbers or indices in a list.
+    """A field of the algorithm that differs between members, stored as one number: its value, or an index in a list.
 
     Args:
       name: the field's name.
@@ -211,7 +211,11 @@ class Population:
         return self._many.copied(states.replace(key=None), whole).replace(key=states.key)
 
     def evaluate(self, algos: Any, learners: Any, point: int) -> np.ndarray:
-        """Play the same episodes, set by `point`, with each of this process's members; return (members, episodes)."""
+        """Evaluate all members of this process in the same episodes, which depend on `point`.
+
+        Returns:
+          The returns, shape (members, episodes).
+        """
         key = keys.population_key(self._root, point)
         return self._many.evaluate(algos, learners, self._many.stack([key] * self._many.runs), self._run.settings)
 

@@ -40,14 +40,12 @@ class Actors:
         return max(1, int(self.gpus_per_run or self.cpus_per_run))
 
     def problems(self, devices: int | None) -> list[str]:
-        """Return one error line per conflict between these settings, or with `devices`, the number for each actor."""
+        """Return one error line per conflict between these settings, or with `devices`, the number per actor."""
         found = []
         if self.max_concurrent is None and not self.cpus_per_run and not self.gpus_per_run:
             found.append("cpus_per_run=0 and gpus_per_run=0 do not limit the number of actors; set max_concurrent")
         if self.gpus_per_run and devices is not None and devices > self.devices:
-            found.append(
-                f"devices={devices} must be at most {self.devices}, the GPUs of gpus_per_run={self.gpus_per_run:g}"
-            )
+            found.append(f"devices={devices} must be at most {self.devices}, since gpus_per_run={self.gpus_per_run:g}")
         return found
 
 

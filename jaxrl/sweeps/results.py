@@ -192,7 +192,7 @@ class SweepResult(Tabulated):
         return sweep_directory.BEST
 
     def _runs(self, metrics: Sequence[str]) -> Iterator[tuple[int, Run]]:
-        """Yield the configuration's number and the run, which has its score and its curves of these metrics."""
+        """Yield pairs (configuration number, run); each run has its score and its curves of these metrics."""
         scores = self.scores
         for number, config in enumerate(self.configs):
             for place, seed in enumerate(self.seeds):

@@ -82,7 +82,7 @@ class Study:
         self._path, self._fixed, self._sampler, self._search_seed = path, dict(fixed), sampler, search_seed
         self._distributions = {name: _distribution(values) for name, values in ranges.items()}
         self._trials: dict[int, Trial] = {}  # by number
-        self._begun: set[int] = set()  # numbers, including those of trials that ended
+        self._begun: set[int] = set()  # numbers of the trials that are running or have ended
         self._lines: list[bytes] = []
         self._has_warned = False
         optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -328,7 +328,7 @@ def _leave(study, title, path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Training:
-    """The training of any trial, in this process or in a Ray actor."""
+    """A function that trains a trial with given settings, in this process or in a Ray actor."""
 
     run: RunSettings
     seeds: list[int]
