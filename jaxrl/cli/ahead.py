@@ -16,7 +16,7 @@ _UNITS = ("", "k", "M", "G", "T", "P")
 
 
 def compile_(parsed: ParsedCommand) -> int:
-    """Compile what `jaxrl train` would run with these flags, on this machine or for a target, and print a report.
+    """Compile the programs of `jaxrl train` with these flags, for this machine or a target, and print a report.
 
     Returns:
       The exit code.

@@ -154,7 +154,7 @@ COMMANDS = {
     "train": ("training.train", "train an algorithm on an environment; run the same command again to resume"),
     "compile": (
         "ahead.compile_",
-        "compile what train would run with the same flags, so that it starts without compiling",
+        "compile and cache the programs that train would run with the same flags",
     ),
     "eval": ("evaluate.Evaluate", "evaluate a trained policy"),
     "render": (

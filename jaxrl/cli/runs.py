@@ -14,7 +14,7 @@ from jaxrl.core import limits
 from jaxrl.core.errors import ConfigError
 
 _COMPILES = (
-    "Compile what jaxrl train would run with the same flags, and cache the programs, so that training starts without "
+    "Compile and cache the programs that jaxrl train would run with the same flags, so that training starts without "
     "compiling. Nothing is written to --run-dir, --record or --wandb."
 )
 # Flags that change the programs of a run or how they run, but do not apply to a target.

@@ -119,7 +119,7 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
 
 
 def labels(groups: Sequence[Group]) -> tuple[list[str], str]:
-    """Return one label per group, unique for each environment, and a key to the abbreviations in the labels."""
+    """Return one label per group, unique within each environment, and a key to the abbreviations in the labels."""
     named = len({group.runs[0].algorithm for group in groups}) > 1 or not all(group.settings for group in groups)
     names = list(dict.fromkeys(itertools.chain.from_iterable(group.settings for group in groups)))
     found = [_label(group, named, {}) for group in groups]

@@ -35,7 +35,7 @@ class Selection:
       factor: factor that a copied hyperparameter is multiplied or divided by.
       resample: probability that a copied hyperparameter is sampled from its range instead.
       exploit_from: fraction of the run in which only failed members copy others.
-      score: episodes that determine a member's score: those of "training", or of an "evaluation".
+      score: the episodes whose mean return is a member's score: those of "training" or of an "evaluation".
       copy_replay: whether the replay buffer is copied too.
     """
 
