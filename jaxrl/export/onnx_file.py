@@ -44,7 +44,7 @@ def write(path: Path, function: ActFunction) -> None:
         # An action may also be part of the carry, and each output needs a name.
         return *jax.tree.leaves(action), *(jnp.copy(x) for x in carry)
 
-    logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # it warns about every constant
+    logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # it warns of every constant
     inputs = [name for part, tree in function.arguments.items() for name in _names(part, tree)]
     outputs = _names("action", function.action) + _names("next_carry", function.arguments["carry"])
     try:
