@@ -16,7 +16,7 @@ _UNITS = ("", "k", "M", "G", "T", "P")
 
 
 def compile_(parsed: ParsedCommand) -> int:
-    """Compile the programs of `jaxrl train` with these flags, here or for a target, and print a report.
+    """Compile the programs of `jaxrl train` with these flags, for this machine or a target, and print a report.
 
     Returns:
       The exit code.
@@ -55,7 +55,7 @@ def _row(one: Compiled) -> tuple[str, ...]:
 
 
 def _short(number: float | None, unit: str = "") -> str:
-    """Return a number with three digits: 1.23 MB; "-" for None."""
+    """Return a number as text with three significant digits, such as 1.23 MB; "-" for None."""
     if number is None:
         return "-"
     power = 0

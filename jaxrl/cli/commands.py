@@ -1,4 +1,4 @@
-"""Commands without training: dataclasses whose fields are the flags."""
+"""Commands that do not train, as dataclasses whose fields are the flags."""
 
 import dataclasses
 import inspect
@@ -23,8 +23,8 @@ def command[T](cls: type[T]) -> type[T]:
 class Command(Importing):
     """A command whose fields are its flags.
 
-    The docstring holds the help: a description, then the help of each field. A required field that was not given is
-    None.
+    The help is read from the docstring of each command: a description, then the help of each field. A required field is
+    None if its flag was not given.
 
     Attributes:
       positional: names of the fields that are positional arguments.
@@ -34,7 +34,7 @@ class Command(Importing):
 
     @classmethod
     def flags(cls, title: str) -> list[Flag]:
-        """Return the flags under this title, own before inherited; the table may define their choices and defaults."""
+        """Return the flags under this title, inherited ones last; some choices and defaults are from the table."""
         order = [name for base in cls.__mro__ for name in inspect.get_annotations(base)]
         known, flags = table.load()["values"], []
         for flag in argument_flags(cls).values():
@@ -44,7 +44,7 @@ class Command(Importing):
         return sorted(flags, key=lambda flag: (not flag.positional, order.index(flag.name)))
 
     def checks(self) -> dict[str, Any]:
-        """Return possible problems with the values: a message for each, and whether it applies."""
+        """Return possible problems with the values, as a dictionary from messages to whether they apply."""
         return {}
 
     def execute(self) -> int | None:
@@ -52,7 +52,7 @@ class Command(Importing):
         raise NotImplementedError
 
     def chosen(self, *names: str) -> dict[str, Any]:
-        """Return the values of these fields."""
+        """Return the values of these fields, by name."""
         return {name: getattr(self, name) for name in names}
 
 
@@ -61,7 +61,7 @@ def run(name: str, place: str, argv: Sequence[str]) -> int:
 
     Args:
       name: the command as typed.
-      place: location of its class.
+      place: module and name of the command's class.
       argv: the arguments after the command.
 
     Raises:

@@ -60,7 +60,7 @@ class ExportEpisodes(Playing):
     progress: bool = True
 
     def write(self, function: Any, output: Any, *options: str) -> None:
-        """Call a function of `jaxrl.run.recording.dataset_export` with these fields and the common ones."""
+        """Call a function of `dataset_export` with the common options and further `options`; print the result."""
         run = self.loaded()
         shared = ("episodes", "seed", "explore", "num_envs", "max_steps", "progress")
         print(function(run.policy, run.env, output, policy_version=run.step, **self.chosen(*shared, *options)))

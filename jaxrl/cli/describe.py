@@ -1,4 +1,4 @@
-"""Generation of the command line's table, which holds everything needed before JAX is imported."""
+"""Generation of the command line's table, which contains everything that is needed before JAX is imported."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -84,7 +84,7 @@ def table() -> dict[str, Any]:
 
 
 def algorithm_rows() -> list[tuple[str, str, str, str]]:
-    """Return name, source of experience, actions and a one-line description of every algorithm.
+    """Return the name, source of experience, actions and a one-line description of every algorithm.
 
     The supported actions are found by validating the algorithm with each kind of action space.
     """
@@ -155,7 +155,7 @@ _declared = dataclasses.dataclass(kw_only=True)
 
 @_declared
 class _Common:
-    """Flags of every command with an algorithm.
+    """Flags of every command that takes an algorithm.
 
     Args:
       env: environment, as suite:name.
@@ -260,7 +260,7 @@ class _PBT:
 
 
 def _commands() -> dict[str, list[Flag]]:
-    """Return the flags of every command with an algorithm."""
+    """Return the flags of every command that takes an algorithm, by command."""
     training = _open(_TOPOLOGY)
     training["record_every"] = replace(argument_flags(Record)["every"], name="record_every")
     experiments = argument_flags(launch, {*_NOT_FLAGS, *signature(sweep).parameters}, kind_of)
@@ -274,7 +274,7 @@ def _commands() -> dict[str, list[Flag]]:
 
 
 def _open(flags: dict[str, Flag], more: str = "") -> dict[str, Flag]:
-    """Return flags without their defaults, which are set by the function or class that receives the values."""
+    """Return flags without defaults; the function or class that receives the values sets the defaults."""
     return {
         name: replace(flag, kind=replace(flag.kind, optional=True), default="None", help=flag.help + more)
         for name, flag in flags.items()
@@ -282,7 +282,7 @@ def _open(flags: dict[str, Flag], more: str = "") -> dict[str, Flag]:
 
 
 def _flags(function: Callable, own: type, others: dict[str, Flag]) -> list[Flag]:
-    """Return the common flags, a command's own, those of the function that it calls, and others."""
+    """Return all flags of a command: common flags, those in `own`, those of the function that it calls, and others."""
     flags = argument_flags(_Common) | argument_flags(Importing) | _JOINING | argument_flags(own)
     flags |= argument_flags(function, {*_NOT_FLAGS, *flags}, kind_of) | others
     return [replace(flag, title=_TITLES.get(flag.name, "run")) for flag in typed(list(flags.values()))]

@@ -39,7 +39,7 @@ class Finding:
 
 
 def examine(run_dir: str | os.PathLike = "runs") -> int:
-    """Print every finding; return 0 without problems, otherwise 1."""
+    """Print every finding; return 1 if there is a problem, otherwise 0."""
     problems, at_run_dir = 0, partial(disk, files.expand(run_dir))
     for check in (python, packages, extras, devices, gpu_processes, randomness, compiler, threads, at_run_dir):
         for finding in check():
@@ -50,14 +50,14 @@ def examine(run_dir: str | os.PathLike = "runs") -> int:
 
 
 def describe_device(out: Path | None = None) -> int:
-    """Print the description of the first accelerator, in the format of `jaxrl compile --target`; return 0.
+    """Print a description of the first accelerator, in the format of `jaxrl compile --target`; return 0.
 
     Args:
-      out: file to write the description to as well.
+      out: file that the description is also written to, or None.
 
     Raises:
-      ConfigError: there is no accelerator, JAX does not report everything a description needs, or `out` exists and was
-        not written by jaxrl.
+      ConfigError: there is no accelerator, JAX does not report everything that a description needs, or `out` exists and
+        was not written by jaxrl.
     """
     if out is not None:
         ownership.check_output(out, "description")
@@ -70,7 +70,7 @@ def describe_device(out: Path | None = None) -> int:
 
 
 def python() -> Iterator[Finding]:
-    """Report the version of Python; versions older than required cannot parse this file."""
+    """Report the version of Python. It is always supported, since older versions cannot parse this file."""
     yield Finding(OK, "python", f"{platform.python_version()} at {sys.executable}")
 
 
@@ -138,7 +138,7 @@ def devices() -> Iterator[Finding]:
 
 
 def gpu_processes() -> Iterator[Finding]:
-    """Report other processes on the GPUs: they share its time, so each runs several times slower."""
+    """Report other processes on the GPUs; processes that share a GPU run several times slower."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return
@@ -156,12 +156,12 @@ def gpu_processes() -> Iterator[Finding]:
 
 
 def randomness() -> Iterator[Finding]:
-    """Check that a seed gives the same run under `vmap` and on any number of devices."""
+    """Check that a seed results in the same run under `vmap` and on any number of devices."""
     implementation = jax.config.jax_default_prng_impl
     if implementation == "threefry2x32" and jax.config.jax_threefry_partitionable:
         yield Finding(OK, "random numbers", implementation)
     else:
-        advice = "a seed gives different results in a sweep; unset JAX_DEFAULT_PRNG_IMPL and JAX_THREEFRY_PARTITIONABLE"
+        advice = "seeds have different results in a sweep; unset JAX_DEFAULT_PRNG_IMPL and JAX_THREEFRY_PARTITIONABLE"
         yield Finding(PROBLEM, "random numbers", f"{implementation}: {advice}")
 
 
@@ -186,7 +186,7 @@ def threads() -> Iterator[Finding]:
 
 
 def disk(run_dir: Path) -> Iterator[Finding]:
-    """Check that run directories are writable, and report the free space."""
+    """Check that run directories can be written, and report the free disk space."""
     try:
         check_no_pattern(run_dir)
     except RunDirectoryError as error:

@@ -24,7 +24,7 @@ def describe(name: str, words: Sequence[str] = ()) -> str:
 
     Args:
       name: "suite:name".
-      words: parameters as `key=value`; others keep their defaults.
+      words: parameters as `key=value`; all others keep their defaults.
 
     Raises:
       ConfigError: the environment is unknown, its package is missing, or an argument is not of the form `key=value`.
@@ -43,7 +43,7 @@ def describe(name: str, words: Sequence[str] = ()) -> str:
     elif isinstance(env, Environment):
         rows += _rows(envs.parameters(env))
     else:
-        rows.append(("parameters", "arguments of the suite's own constructor: --env-params NAME=VALUE"))
+        rows.append(("parameters", "arguments of the suite's constructor: --env-params NAME=VALUE"))
         if spec.name.startswith("gymnasium:"):
             from jaxrl.envs.host.gymnasium import arguments
 

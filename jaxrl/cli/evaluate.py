@@ -1,4 +1,4 @@
-"""The commands `jaxrl eval` and `jaxrl render`, which evaluate or draw a trained policy."""
+"""The commands `jaxrl eval` and `jaxrl render`, which evaluate a trained policy or render its episodes."""
 
 import sys
 from pathlib import Path
@@ -43,13 +43,13 @@ class Playing(OfRun):
         return None if self.env is None else make_environment(self.env, self.env_params)
 
     def loaded(self) -> Any:
-        """Load the run at the checkpoint, with the environment to play in."""
+        """Load the chosen checkpoint of the run, with the environment to play in."""
         from jaxrl.run.directory.loading import load_run
 
         return load_run(self.run, step=self.step, best=self.best, env=self.environment())
 
     def seed_for(self, run: Any) -> int:
-        """Return the seed of the episodes; by default, they differ from the evaluation episodes of the run."""
+        """Return the seed of the episodes; the default seed leads to episodes not used in the run's evaluations."""
         return run.held_out_seed if self.seed is None else self.seed
 
 

@@ -24,7 +24,8 @@ from jaxrl.networks import Core, DictEncoder, QHead, Torso
 from jaxrl.parallel.ray.ray_actors import Remote
 
 _OWN_NETWORK = "name of a registered network of your own, replacing the --{}.* flags"
-# Classes allowed in fields with these annotations. User-defined parts, and a torso per entry, are only set in Python.
+# Classes that flags support for fields with these annotations. User-defined parts and `DictEncoder`, which has a torso
+# per entry, can only be set in Python.
 PARTS: dict[Any, tuple[type, ...]] = {
     **{part: (part,) for part in (RND, Remote, Resources, FrameStack, View)},
     Optimizer: OPTIMIZERS,
@@ -35,12 +36,12 @@ PARTS: dict[Any, tuple[type, ...]] = {
 
 
 def algorithm_flags(algo: Algorithm) -> tuple[list[Flag], dict[str, str]]:
-    """Return the flags of all fields of an algorithm, and a description of each help section, the algorithm's first.
+    """Return the flags of an algorithm's fields, and a description of each help section, starting with the algorithm's.
 
     The fields of networks and other nested dataclasses have their own flags.
 
     Args:
-      algo: an instance; its values are the defaults.
+      algo: an instance of the algorithm; its values are the defaults.
     """
     own, nested, helps = [], [], {type(algo).__name__: first_line(algo)}
     for flag, value in _field_flags(algo, type(algo).__name__):
@@ -94,7 +95,7 @@ def _typed(text: str, names: Set[str]) -> str:
 
 
 def _option(found: re.Match[str]) -> str:
-    """Return the flag for a matched name, followed by its field of a network and its value, if any."""
+    """Return the flag for a matched name, followed by the matched field of a network and the matched value, if any."""
     return flags.option(found[1]) + (found[2] or "") + (f" {found[3]}" if found[3] else "")
 
 
@@ -120,7 +121,7 @@ def kind_of(annotation: Any) -> Kind:
     kinds = [kind for kind in values.alternatives(annotation) if kind is not NoneType]
     if schedules.Schedule in kinds:
         return Kind("number", optional=plain.optional)
-    if kinds[0] == PolicyLoss:  # a registered user-defined function, by name
+    if kinds[0] == PolicyLoss:  # the name of a function that the user registered
         return Kind("function", optional=plain.optional)
     described = all(isinstance(kind, type) and dataclasses.is_dataclass(kind) for kind in kinds)
     parts = PARTS.get(kinds[0], ()) if len(kinds) == 1 else kinds if described else ()

@@ -1,6 +1,6 @@
-"""Flags, and the parser and help formatter of all commands. This module does not import JAX.
+"""Flags of all commands, with a parser and a help formatter. This module does not import JAX.
 
-All values are parsed here, so that every wrong value is reported at once, in the format of `jaxrl.core.errors`.
+It parses all values, so that all wrong values are reported at once, in the format of `jaxrl.core.errors`.
 """
 
 import dataclasses
@@ -33,11 +33,11 @@ class Flag:
       name: name in Python; `total_steps` is `--total-steps`, `network.torso` the field of a network.
       kind: kind of the value, which determines how text is parsed.
       default: text of the default value.
-      help: one line.
+      help: one line of help.
       required: whether the help marks it as required.
       choices: allowed values; empty for any.
-      many: takes any number of values, as a tuple; empty by default.
-      positional: a positional argument.
+      many: whether the flag takes any number of values, as a tuple that is empty by default.
+      positional: whether it is a positional argument.
       limits: limits of a number, as in `jaxrl.core.limits`.
       title: section in the help.
     """
@@ -60,7 +60,7 @@ class Flag:
 
     @property
     def switches(self) -> dict[str, str]:
-        """The forms without a value and the value of each: `--network.shared`, `--network.no-shared`."""
+        """The forms of a boolean flag without a value, such as `--network.no-shared`, and the values they stand for."""
         if self.kind.name != "bool":
             return {}
         place = max(self.option.rfind(".") + 1, len("--"))
@@ -79,7 +79,7 @@ class Flag:
 
     @property
     def value(self) -> Any:
-        """The value if the flag is not given."""
+        """The parsed default value, which applies if the flag is not given."""
         if self.default == "None":
             return () if self.many else None
         return self.read(self.default)
@@ -128,8 +128,8 @@ def parse(
 
     Args:
       command: the command as typed.
-      description: its description.
-      flags: its flags.
+      description: description of the command.
+      flags: flags of the command.
       argv: the arguments after the command.
       helps: descriptions of the help's sections, by title.
       known_elsewhere: returns a more specific message for a value that a flag does not accept, or None.
@@ -154,7 +154,7 @@ def parse(
 def _texts(command, flags, argv):
     """Return the texts of every given flag, by name, and the problems with unexpected arguments.
 
-    An argument after an unknown flag is taken as its value.
+    An argument after an unknown flag is treated as that flag's value.
     """
     positional = [flag for flag in flags if flag.positional]
     named = {flag.option: (flag, None) for flag in flags if not flag.positional}

@@ -21,7 +21,7 @@ _OF_A_MODULE = re.compile(r"\bgymnasium:[\w.]+:")  # --env gymnasium:module:id a
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Importing:
-    """The flag that every command has.
+    """The flag `--import`, which every command has.
 
     Args:
       import_: modules to import first, which register your environments, networks or algorithms; separated by commas.
@@ -31,15 +31,15 @@ class Importing:
 
 
 def found(place: str) -> Any:
-    """Import and return an object of `jaxrl.cli` by module and name, such as "training.train"."""
+    """Import an object of `jaxrl.cli`, given as its module and name, such as "training.train"."""
     module, name = place.split(".")
     return getattr(importlib.import_module(f"jaxrl.cli.{module}"), name)
 
 
 def import_modules(argv: Sequence[str]) -> list[str]:
-    """Import the modules of `--import`, also from the current directory.
+    """Import the modules named by `--import`, which may be in the current directory.
 
-    Return the arguments with all modules in a single `--import`.
+    Return the arguments with all flags `--import` merged into one.
 
     Raises:
       ConfigError: a module was not found, or importing it failed; the traceback is printed.

@@ -36,12 +36,12 @@ _EXAMPLE = "jaxrl train ppo --env gymnax:CartPole-v1 --total-steps 500000 --run-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return the exit code.
 
-    With None, run the command line of the process and prepare for its exit.
+    If `argv` is None, run the command line of the process and prepare for the exit of the process.
     """
     if argv is not None:
         return _exit_code(argv)
     interrupts.own()
-    # Skip the final garbage collection over everything imported, which takes as long as a second of training.
+    # Skip the final garbage collection of all imported objects, which takes about a second.
     atexit.register(gc.freeze)
     command_begins()
     codecs.register_error("jaxrl", _spelled)
@@ -148,12 +148,13 @@ def _plain_warnings():
         yield
 
 
-# By command: the module and name of its function or class, imported when the command runs, and a line of help.
+# For each command, the module and name of its function or class, which is imported when the command runs, and one line
+# of help.
 COMMANDS = {
     "train": ("training.train", "train an algorithm on an environment; run the same command again to resume"),
     "compile": (
         "ahead.compile_",
-        "compile the programs of train with the same flags, and cache them for that run",
+        "compile and cache the programs that train would run with the same flags",
     ),
     "eval": ("evaluate.Evaluate", "evaluate a trained policy"),
     "render": (

@@ -12,9 +12,9 @@ from jaxrl.parallel.multihost.launch import Cluster, Several
 from jaxrl.parallel.multihost.place import own_place
 
 _EXPLICIT = ("coordinator", "num_processes", "process_id")
-_PATIENCE = 10.0  # seconds before a message is printed; the processes should start at about the same time
+_PATIENCE = 10.0  # seconds to wait before printing a message; processes should start at about the same time
 FLAGS = ("launch", "distributed", *_EXPLICIT)
-_OF_ONE_PROCESS = ("learner_batch", "ready", "error_buffer")  # several processes run in lockstep
+_OF_ONE_PROCESS = ("learner_batch", "ready", "error_buffer")  # not with several processes, which run in lockstep
 
 
 def problems(run: Mapping[str, Any], command: str = "train") -> list[str]:

@@ -58,7 +58,7 @@ def score(metrics: Mapping[str, float], *, count: bool = True) -> str:
         return f"no episode ended; {metrics['unfinished']} reached the step limit"
     mean, deviation = metrics["return_mean"], metrics["return_std"]
     size = max(abs(mean), deviation)
-    places = 3 - math.floor(math.log10(size)) if 1e-9 < size < 1 else 2  # small returns to four digits
+    places = 3 - math.floor(math.log10(size)) if 1e-9 < size < 1 else 2  # small returns have four significant digits
     line = f"{mean:.{places}f} ± {deviation:.{places}f}"
     line = f"return {line} over {metrics['episodes']} episodes" if count else line
     return line + (f"; {metrics['unfinished']} more did not end" if metrics["unfinished"] else "")

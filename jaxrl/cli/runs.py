@@ -14,8 +14,8 @@ from jaxrl.core import limits
 from jaxrl.core.errors import ConfigError
 
 _COMPILES = (
-    "Compile the programs of jaxrl train with the same flags, and cache them for that run. Nothing is written to "
-    "--run-dir, --record or --wandb."
+    "Compile and cache the programs that jaxrl train would run with the same flags, so that training starts without "
+    "compiling. Nothing is written to --run-dir, --record or --wandb."
 )
 # Flags that change the programs of a run or how they run, but do not apply to a target.
 _NO_TARGET = ("dataset", "record", "init_from", "async_evaluation", "video_every", "wandb", "launch", "distributed")
@@ -26,11 +26,11 @@ class ParsedCommand:
     """A command line that passed all checks possible without JAX.
 
     Attributes:
-      command: the command.
+      command: name of the command.
       algorithm: name of the algorithm.
-      values: the given values, with parts and schedules not yet built.
-      texts: the text of each given value.
-      run: values of all flags that do not belong to the algorithm, not yet built either.
+      values: the given values, by flag; parts and schedules are not yet built.
+      texts: the texts of the given values, by flag.
+      run: values of all flags that do not belong to the algorithm, including defaults; also not yet built.
     """
 
     command: str
@@ -41,7 +41,7 @@ class ParsedCommand:
 
 
 def read(command: str, argv: Sequence[str]) -> ParsedCommand:
-    """Parse `ALGORITHM [FLAGS]`.
+    """Parse and validate `ALGORITHM [FLAGS]`.
 
     Raises:
       ConfigError: lists every wrong value.
@@ -124,7 +124,7 @@ def _example(command, name, preset, flags):
 def _example_environment(name):
     actions = next((row[2] for row in table.load()["rows"] if row[0] == name), None)
     if actions is None:
-        return "SUITE:NAME"  # a user-defined algorithm, whose actions are unknown here
+        return "SUITE:NAME"  # a user-defined algorithm, which the table does not contain
     return "gymnax:CartPole-v1" if "discrete" in actions else "gymnax:Pendulum-v1"
 
 
@@ -150,7 +150,7 @@ def _limit_problems(title, flags, values):
 
 
 def _network_problems(values):
-    """Return problems with flags of a network that a user-defined network replaces."""
+    """Return problems with flags for a network that is replaced by a user-defined network."""
     return [
         f"{option(name)}: not with {option(network)}, which replaces that network"
         for name in values
@@ -159,7 +159,7 @@ def _network_problems(values):
 
 
 def _preset(argv):
-    """Return the requested preset, or None. It is read first, since the help shows its defaults."""
+    """Return the requested preset, or None. It is read before other flags, since the help shows its defaults."""
     for word, following in zip(argv, [*argv[1:], ""], strict=True):
         flag, equals, value = word.partition("=")
         if flag == "--preset":
@@ -168,11 +168,11 @@ def _preset(argv):
 
 
 def begin(command: str, place: str, argv: Sequence[str]) -> int:
-    """Run `jaxrl COMMAND ALGORITHM [FLAGS]`, which imports JAX only if all flags are valid; return the exit code.
+    """Run `jaxrl COMMAND ALGORITHM [FLAGS]` and return the exit code. JAX is only imported if all flags are valid.
 
     Args:
       command: the command as typed.
-      place: location of its function.
+      place: module and name of the command's function.
       argv: the arguments after the command.
     """
     if not argv or argv[0] in ("-h", "--help"):

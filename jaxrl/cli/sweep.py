@@ -25,7 +25,7 @@ from jaxrl.sweeps.sweep import sweep as run_sweep
 from jaxrl.sweeps.tune import tune as run_tune
 
 _PARAMETERS = {"jax": signature(run_sweep).parameters, "ray": signature(launch).parameters}
-# Flags that `train` also has, but with a value for another run or another meaning.
+# Flags that `train` also has, but whose values belong to the sweep or have another meaning.
 _NOT_OF_THE_RUN = ("run_dir", "overwrite", "progress", "devices")
 
 
@@ -81,7 +81,7 @@ def _prepared(parsed, flag):
     """Return the algorithm, the environment, the arguments, the values of `flag`, and the output file or None."""
     request = training.prepare(parsed)
     arguments = request.arguments
-    if len(arguments.get("seeds", ())) == 1:  # their number
+    if len(arguments.get("seeds", ())) == 1:  # the number of seeds
         [arguments["seeds"]] = arguments["seeds"]
     return request.algo, request.env, arguments, arguments.pop(flag), arguments.pop("out", None)
 
@@ -101,7 +101,7 @@ def _report(result, run_dir, out):
 
 
 def _backend(arguments: dict[str, Any]) -> Callable[..., Any]:
-    """Return the function that runs the sweep. Arguments of the other function are removed from `arguments`."""
+    """Return the function that runs the sweep, and remove the arguments of the other backend from `arguments`."""
     backend = arguments.pop("backend")
     others = [name for name in arguments if name not in _PARAMETERS[backend]]
     unusable = [option(name) for name in others if arguments.pop(name) is not False]
@@ -120,7 +120,7 @@ def _backend(arguments: dict[str, Any]) -> Callable[..., Any]:
 
 
 def read_space(algo: Algorithm, flag: str, words: Sequence[str]) -> dict[str, Any]:
-    """Return lists and distributions by field, from `learning_rate=1e-4,3e-4` or `learning_rate=log:1e-5:1e-2`.
+    """Parse a list or distribution per field, such as `learning_rate=1e-4,3e-4` or `learning_rate=log:1e-5:1e-2`.
 
     Args:
       algo: the algorithm with these fields.
@@ -164,7 +164,7 @@ def _searched_space(algo: Algorithm, words: Sequence[str]) -> dict[str, Any]:
 
 
 def train_command(parsed: ParsedCommand, settings: Mapping[str, Any]) -> str:
-    """Return the command `jaxrl train` with these settings, and otherwise the flags of the parsed command."""
+    """Return a command `jaxrl train` with these settings and all other flags of the parsed command."""
     of_train = {flag.name for flag in table.command_flags("train")}
     own = {flag.name for flag in table.command_flags(parsed.command)} - of_train
     words = ["jaxrl", "train", parsed.algorithm]
@@ -177,7 +177,7 @@ def train_command(parsed: ParsedCommand, settings: Mapping[str, Any]) -> str:
 
 
 def _save(result, out):
-    """Write a result to the file of `--out`, if given; the suffix selects arrays, a plot or the table."""
+    """Write a result to the file given by `--out`, if any; the suffix selects arrays, a plot or the table."""
     if out is None:
         return
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,7 @@
 
 The table is generated from the code by `jaxrl.cli.describe`, during set-up and when the wheel is built (`python -m
 jaxrl.cli.table`), otherwise at first use, and stored as a JSON file with a hash of the code. Objects that the user
-registered in this process are not in it; if there can be any, JAX is already imported and the code is used directly.
+registered in this process are not in it; if there can be any, JAX is already imported, and the code is used instead.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ def load() -> dict[str, Any]:
     """
     source, places = _source(), [FILE]
     in_checkout = (_PACKAGE.parent / "pyproject.toml").exists()  # files of a checkout may change, installed ones do not
-    with contextlib.suppress(RuntimeError, ConfigError):  # no home directory
+    with contextlib.suppress(RuntimeError, ConfigError):  # there is no home directory
         if (folder := files.cache_folder()) is not None:
             places.append(folder / f"cli-{_hash(os.fspath(_PACKAGE))}.json")
     for place in places:
@@ -94,7 +94,7 @@ def command_flags(command: str) -> list[Flag]:
 
 
 def preset(name: str) -> Mapping[str, Any]:
-    """Return a preset by name: "algorithm", "source", and "defaults", the text of each changed flag.
+    """Return the preset of this name, which has "algorithm", "source", and "defaults", texts by changed flag.
 
     Raises:
       ConfigError: the preset is unknown; suggests similar names.
@@ -112,7 +112,7 @@ def algorithms(command: str = "train") -> list[str]:
 
 
 def algorithm_flags(name: str) -> tuple[list[Flag], dict[str, str]]:
-    """Return the flags of an algorithm, and a description of each help section, the algorithm's first.
+    """Return the flags of an algorithm, and a description of each help section, starting with the algorithm's.
 
     Raises:
       ConfigError: the algorithm is unknown; suggests similar names.
@@ -129,7 +129,7 @@ def algorithm_flags(name: str) -> tuple[list[Flag], dict[str, str]]:
 
 
 def algorithms_accepting(flag: str, part: str) -> list[str]:
-    """Return the built-in algorithms whose flag of this name accepts this part."""
+    """Return the built-in algorithms that accept this part as a value of this flag."""
     return [
         name
         for name, (flags, _) in load()["algorithms"].items()
@@ -172,7 +172,7 @@ def environment_problems(name: str) -> list[str]:
 
 
 def _may_be(suite: str, name: str) -> bool:
-    """Return whether the suite has this environment, or its module has to explain why it rejects the name."""
+    """Return whether the suite may have this environment; if its module explains the rejection, this is True."""
     if suite != "gymnasium":
         return name in _names(suite) or name in load()["environments"].get(suite, {"refused": ()})["refused"]
     if ":" in name:
@@ -195,7 +195,7 @@ def _names(suite: str) -> Iterable[str]:
     module, known = suite_modules.SUITES[suite].module, load()["environments"].get(suite)
     package = known and known["package"]
     if known is None or module in sys.modules or known["version"] != (package and installed_version(package)):
-        return import_module(module).names()  # another version, or names registered by the user
+        return import_module(module).names()  # the package has another version, or the user may have registered names
     return known["names"]
 
 

@@ -32,12 +32,12 @@ from jaxrl.run.settings import RunSettings
 
 # Flags that are fields of either topology.
 _LAYOUT = {field.name for topology in (Sebulba, Anakin) for field in dataclasses.fields(topology)}
-# Suites whose steps take seconds to trace; with thousands of kernels each, one thread is as fast as two.
+# Suites whose steps take seconds to trace, and run thousands of kernels, so that one thread is no faster than two.
 _SLOW_TO_TRACE = ("brax:",)
 
 
 def train(parsed: ParsedCommand) -> int:
-    """Train as described by the flags; return the exit code. An evaluator process exits here."""
+    """Train as described by the flags; return the exit code. An evaluator process exits without returning."""
     settings = train_settings(parsed)
     project = parsed.run["wandb"]
     leader = distributed.is_leader()
@@ -75,11 +75,11 @@ def train_settings(parsed: ParsedCommand) -> RunSettings:
 
 @dataclasses.dataclass(frozen=True)
 class TrainRequest:
-    """The arguments of a command line for `jaxrl.train`, `sweep`, `tune` and `pbt`."""
+    """The arguments for `jaxrl.train`, `sweep`, `tune` or `pbt` from a command line."""
 
     algo: Algorithm
     env: Any  # an environment or its recipe; None with only a dataset
-    arguments: dict[str, Any]  # the other flags that are passed on, without those that are None
+    arguments: dict[str, Any]  # values of the other flags, except None
 
 
 def prepare(parsed: ParsedCommand) -> TrainRequest:
@@ -134,12 +134,12 @@ def _no_dataset(parsed, algo):
     what = f"{type(algo).__name__} with {' and '.join(flags)}" if flags else type(algo).__name__
     if "dataset" in parsed.run:
         return f"{what} learns from a dataset: give --dataset PATH, such as rlds:data/pendulum"
-    return f"{what} learns from a dataset, unsupported by jaxrl {parsed.command}; use jaxrl train with --dataset"
+    return f"{what} learns from a dataset, which jaxrl {parsed.command} does not accept; use jaxrl train --dataset"
 
 
 def _with_threads(request, run, topology):
-    """Return the environment, recreated after restarting JAX with one thread if that makes the run faster."""
-    of_others = not is_for_a_command() or run["import_"] is not None  # these may hold arrays
+    """Return the environment; if the run is faster with one thread, restart JAX and recreate the environment first."""
+    of_others = not is_for_a_command() or run["import_"] is not None  # user code may hold arrays
     compiled = isinstance(request.env, Environment) and run["dataset"] is None
     if of_others or not compiled or request.env.name.startswith(_SLOW_TO_TRACE):
         return request.env

@@ -55,7 +55,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Unmade:
-    """A parsed value that `build` creates, since this imports JAX."""
+    """A parsed value that is created later, by `build`, since creating it imports JAX."""
 
     make: Callable[[], Any]
 
@@ -146,8 +146,8 @@ def _network(name):
         why = str(error)
     if why:
         raise ConfigError(
-            f"{name!r} called without arguments did not return a network: {why}; register a function that does, as "
-            "lambda: jaxrl.networks.from_linen(...)"
+            f"{name!r} called without arguments did not return a network: {why}; register a function that does, such "
+            "as lambda: jaxrl.networks.from_linen(...)"
         )
     return made
 
@@ -195,7 +195,7 @@ def _read_part(parts, text):
 
 
 def _with_commas(part, words, position):
-    """Explain that a number was found instead of a name, since numbers of one argument are separated by commas."""
+    """Explain that a number is in the place of a name, since numbers of an argument must be separated by commas."""
     names = [kind.name for kind in part.fields.values()]
     text = ":".join([part.name, *words])
     if "ints" not in names[:position]:

@@ -1,1 +1,1 @@
-"""Policies as files that run without jaxrl: one function of arrays, as StableHLO, ONNX or numpy."""
+"""Export of policies to files that run without jaxrl: one function of arrays, as StableHLO, ONNX or numpy."""

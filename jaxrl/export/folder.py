@@ -20,19 +20,19 @@ _SCORES = "evaluation/"
 def write(
     path: Path, policy: Policy, config: Mapping[str, Any], step: int, metrics: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Write the folder, completely or not at all.
+    """Write the folder of a policy, completely or not at all.
 
     Args:
       path: the folder, which must not exist.
       policy: the policy to write.
-      config: configuration of its run, as in config.json.
-      step: environment steps that it has learned from.
-      metrics: the rows of its run.
+      config: configuration of the policy's run, as in config.json.
+      step: environment steps that the policy has learned from.
+      metrics: rows of metrics of the policy's run.
 
     Raises:
       ConfigError: `path` exists, or a value of the policy is not finite.
       MissingExtraError: safetensors is not installed.
-      OSError: it cannot be written.
+      OSError: the folder cannot be written.
     """
     config = {name: config[name] for name in _OF_ACTING if name in config}
     scores = _scores(metrics)
@@ -46,7 +46,7 @@ def write(
 
 @contextlib.contextmanager
 def building(path: Path) -> Generator[Path]:
-    """Yield a temporary folder next to `path`, which is renamed to it on exit, or deleted after an error.
+    """Yield a temporary folder next to `path`; rename it to `path` on exit, or delete it after an error.
 
     Raises:
       ConfigError: `path` exists.
@@ -63,7 +63,7 @@ def building(path: Path) -> Generator[Path]:
 
 
 def read_scores(path: Path) -> list[dict[str, Any]]:
-    """Return the evaluations stored in a folder, as the rows of a run; empty if they cannot be read."""
+    """Return the evaluations stored in a folder, as rows of metrics; an empty list if they cannot be read."""
     try:
         found = files.read_json(path / "scores.json")
     except (OSError, ValueError):
@@ -77,7 +77,7 @@ def read_scores(path: Path) -> list[dict[str, Any]]:
 
 
 def _scores(metrics) -> list[dict[str, Any]]:
-    """Return the evaluations among the rows of a run."""
+    """Return the rows of a run that contain an evaluation, with only the scores."""
     found = [
         {"step": row["step"]}
         | {name.removeprefix(_SCORES): x for name, x in row.items() if name.startswith(_SCORES) and x is not None}
@@ -87,7 +87,7 @@ def _scores(metrics) -> list[dict[str, Any]]:
 
 
 def _card(policy, config, step, scores) -> str:
-    """Return the model card, whose YAML header has names as JSON."""
+    """Return the model card; names in its YAML header are written as JSON."""
     algorithm, environment = type(policy.algo).__name__, policy.spec.name
     tags = ["reinforcement-learning", "jaxrl", algorithm, environment]
     rows = [("Algorithm", algorithm), ("Environment", environment), ("Environment steps", f"{step:,}")]
@@ -124,11 +124,11 @@ action, carry = policy(observation)
 ```
 
 `config.json` has all settings, `model.safetensors` the parameters and the statistics of observations, and
-`scores.json`, if it is here, all evaluations during training. Nothing in this folder is executed when it is loaded.
+`scores.json`, if it exists, all evaluations during training. Nothing in this folder is executed when it is loaded.
 """
     )
 
 
 def _inline(text: str) -> str:
-    """Return a name as the text of one cell, with unsafe characters replaced."""
+    """Return a name as text for a table cell, with unsafe characters replaced."""
     return "".join(c if c.isprintable() and c not in "|<>`[]" else " " for c in text)

@@ -1,4 +1,4 @@
-"""A policy as one pure function of arrays, for any batch."""
+"""A policy as one pure function of arrays, for any batch size."""
 
 from typing import Any
 
@@ -17,17 +17,17 @@ from jaxrl.run.policies.policy import Policy, act_once
 class ActFunction:
     """The function `(observation, carry, first, reward[, action_mask][, key]) -> (action, carry)` of a policy.
 
-    All leaves are `[B, ...]`. The carry is a tuple of the arrays that actions depend on: `()` for a policy without
-    memory. Where `first` is True its values are not read, so zeros begin an episode. `action_mask` is an argument if
-    the environment has one, and `key`, uint32 [2], if actions are sampled. It is the run's own `act`, with its
-    parameters and statistics inside.
+    All leaves have shape `[B, ...]`. The carry is a tuple of the memory's arrays that affect actions: `()` for a policy
+    without memory. Where `first` is True, the values of the carry are not read, so an episode can begin with zeros.
+    `action_mask` is an argument if the environment has one, and `key`, uint32 [2], if actions are sampled. The function
+    computes what `act` computes in the run, and contains the parameters and statistics.
 
     Attributes:
-      arguments: arguments by name, with shapes for the symbolic batch "b".
-      action: the action, with such shapes.
+      arguments: shapes and dtypes of the arguments by name, with the symbolic batch size "b".
+      action: shapes and dtypes of the action, with the same batch size.
 
     Raises:
-      ConfigError: the policy cannot be traced for any batch, or its mask is unknown.
+      ConfigError: the policy cannot be traced for a symbolic batch size, or its action mask is unknown.
     """
 
     def __init__(self, policy: Policy, sample: bool = False):
@@ -50,7 +50,7 @@ class ActFunction:
     def __call__(
         self, observation: PyTree, carry: tuple[jax.Array, ...], first: jax.Array, reward: jax.Array, *others: Any
     ) -> tuple[PyTree, tuple[jax.Array, ...]]:
-        """Return the actions, elements of the policy's `spec.action_space`, and the carry to pass to the next call."""
+        """Return the actions, in the policy's `spec.action_space`, and the carry to pass to the next call."""
         policy, size, more = self._policy, first.shape[0], dict(zip(list(self.arguments)[4:], others, strict=True))
         leaves = [jnp.broadcast_to(x, (size, *x.shape)) for x in self._initial]
         for place, x in zip(self._needed, carry, strict=True):
@@ -59,7 +59,7 @@ class ActFunction:
         memory, keys = jax.tree.unflatten(self._structure, leaves), None
         if self._sample:
             keys = jax.random.split(jax.random.wrap_key_data(more["key"], impl="threefry2x32"), size)
-        # As visible constants they would be folded by the compiler, and round differently than in a run.
+        # Without the barrier, the compiler would fold the parameters as constants and round differently than in a run.
         algo, actor = jax.lax.optimization_barrier(policy.acting)
         action, memory = act_once(
             algo,
@@ -96,7 +96,7 @@ class ActFunction:
         if spec.masked:
             env = self._policy.env
             if not isinstance(env, Environment):
-                raise ConfigError("the policy has no environment, which defines the action mask; load the run")
+                raise ConfigError("the policy has no environment, which defines the action mask; load the run instead")
             mask = jax.eval_shape(lambda key: env.reset(key)[1].action_mask, jax.eval_shape(lambda: jax.random.key(0)))
             found["action_mask"] = jax.tree.map(many, mask)
         if self._sample:
@@ -104,7 +104,7 @@ class ActFunction:
         return found
 
     def _read_by_actions(self) -> tuple[int, ...]:
-        """Return the indices of the memory's leaves that affect an action, now or later."""
+        """Return the indices of the memory's leaves that affect the current action or a later one."""
         program = self.traced()
         equations, outputs = flat_equations(program)
         start = len(jax.tree.leaves(self.arguments["observation"]))

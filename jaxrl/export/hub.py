@@ -1,4 +1,4 @@
-"""Folders of policies on the Hugging Face hub, or on another one set by `HF_ENDPOINT`."""
+"""Upload and download of policy folders, to and from the Hugging Face hub or another hub set by `HF_ENDPOINT`."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ from jaxrl.core.interrupts import interruptible
 from jaxrl.export.folder import building
 from jaxrl.run.policies.policy_folder import MODEL, is_policy_folder
 
-_FILES = ("README.md", "config.json", MODEL, "scores.json")  # nothing else is pushed, or pulled
+_FILES = ("README.md", "config.json", MODEL, "scores.json")  # no other files are pushed or pulled
 
 
 @interruptible
@@ -22,15 +22,15 @@ def push(folder: str | os.PathLike, repo_id: str, *, private: bool = False, revi
 
     Args:
       folder: a folder written by `export_policy(..., to="safetensors")`.
-      repo_id: the repository, "OWNER/NAME"; made if missing. `HF_TOKEN` or `hf auth login` sets the user.
+      repo_id: the repository, "OWNER/NAME"; created if missing. `HF_TOKEN` or `hf auth login` sets the user.
       private: whether a new repository is private.
-      revision: the branch; None: the main one.
+      revision: the branch; None: the main branch.
 
     Returns:
-      The address of the commit.
+      The URL of the commit.
 
     Raises:
-      ConfigError: the folder contains no policy, or the hub refuses it; the message has the reason.
+      ConfigError: the folder contains no policy, or the hub rejects the upload; the message has the reason.
       MissingExtraError: huggingface-hub is not installed.
     """
     path = files.expand(folder)
@@ -57,12 +57,12 @@ def push(folder: str | os.PathLike, repo_id: str, *, private: bool = False, revi
 @interruptible
 @checked()
 def pull(repo_id: str, path: str | os.PathLike, *, revision: str | None = None) -> Path:
-    """Pull a policy from a hub into a folder, which `jaxrl.load` reads. Nothing in it is executed.
+    """Pull a policy from a hub into a folder that `jaxrl.load` reads. Nothing in the folder is executed.
 
     Args:
       repo_id: the repository, "OWNER/NAME".
       path: the folder, which must not exist.
-      revision: a branch, tag or commit; None: the newest of the main branch.
+      revision: a branch, tag or commit; None: the newest commit of the main branch.
 
     Returns:
       The path.

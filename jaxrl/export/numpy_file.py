@@ -1,4 +1,4 @@
-"""Policies as one .npz file that needs only numpy."""
+"""Export of policies to one .npz file that needs only numpy to run."""
 
 import io
 import json
@@ -16,7 +16,7 @@ from jaxrl.export import numpy_policy
 from jaxrl.export.function import ActFunction
 from jaxrl.export.operations import Equation, Value, flat_equations, reachable
 
-# Parameters that an operation needs in addition to arrays; the others are for compilers.
+# Parameters that each operation needs in addition to arrays; its other parameters only concern compilers.
 _PARAMETERS = {
     "argmax": ("axes", "index_dtype"),
     "argmin": ("axes", "index_dtype"),
@@ -39,16 +39,16 @@ _PARAMETERS = {
 
 
 def write(path: Path, function: ActFunction, about: dict[str, Any]) -> None:
-    """Write a policy to `path`, and the code that runs it to a file next to it, with the suffix ".py".
+    """Write a policy to `path`, and the code that runs the policy to a file of the same name with the suffix ".py".
 
     Args:
       path: the .npz file.
       function: the policy.
-      about: entries of its description in addition to the operations.
+      about: entries of the stored description in addition to the operations.
 
     Raises:
       ConfigError: the policy has operations that numpy_policy.py lacks, such as convolutions.
-      OSError: it cannot be written.
+      OSError: one of the files cannot be written.
     """
     content = _content(function, about)
     with files.replacing(path, "wb") as file:
@@ -93,7 +93,7 @@ def _content(function, about):
         if f'"{numpy_policy.BATCH}"' in json.dumps(parameters) or not constants.keys() >= set(reads):
             operations.append((name, reads, writes, parameters))
             continue
-        with np.errstate(all="ignore"):  # the same each time, so computed here
+        with np.errstate(all="ignore"):  # a constant result, computed once
             found = known[name](1, parameters, *(constants[x] for x in reads))
         constants |= zip(writes, found if isinstance(found, list) else [found], strict=True)
     results = [number(x) for x in outputs]
@@ -129,13 +129,13 @@ def _parameters(equation: Equation) -> dict[str, Any] | None:
 
 
 def _sizes(sizes: Sequence[Any]) -> list[Any]:
-    """Return the sizes of a reshape, with -1 for a multiple of the batch, to be inferred from the others."""
+    """Return the sizes of a reshape, with -1 for a multiple of the batch size, which numpy infers."""
     symbolic = [size for size in sizes if not isinstance(size, int | np.integer)]
     return [-1 if [size] == symbolic and str(size) != numpy_policy.BATCH else _plain(size) for size in sizes]
 
 
 def _block(equation: Equation) -> dict[str, Any] | None:
-    """Return the parameters of a gather that takes one block, or None for any other."""
+    """Return the parameters of a gather that takes one block, or None for any other gather."""
     how, (x, start) = equation.parameters["dimension_numbers"], (value.aval for value in equation.inputs)
     axes, dropped = _plain(how.start_index_map), _plain(how.collapsed_slice_dims)
     in_order = tuple(how.offset_dims) == tuple(range(len(x.shape) - len(dropped)))

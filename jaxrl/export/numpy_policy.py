@@ -3,11 +3,11 @@
     import policy  # this file, which the export wrote next to policy.npz
 
     act = policy.load("policy.npz")
-    action, carry = act(observation)                # an episode begins
+    action, carry = act(observation)                # begins an episode
     action, carry = act(observation, carry)
 
-The file holds arrays and, as JSON, a list of operations on them. Nothing in it is executed: an operation is a name in
-the table below.
+The .npz file contains arrays and, as JSON, a list of operations on them. Nothing in the file is executed: each
+operation is given by a name in the table OPERATIONS below.
 """
 
 import json
@@ -31,20 +31,20 @@ class Policy:
         self.description = description
         self._constants = constants
         self._operations = [(OPERATIONS[name], *rest) for name, *rest in description["operations"]]
-        self._inputs = description["inputs"]  # by name: [numbers, shapes after the batch, dtypes]
+        self._inputs = description["inputs"]  # by name: [indices of values, shapes without the batch, dtypes]
 
     def __call__(self, observation, carry=None, first=None, reward=0.0, action_mask=None):
         """Return the action, and the carry to pass to the next call.
 
         Args:
-          observation: one, or a batch with one leading axis; dictionaries and tuples as in the environment.
+          observation: one observation, or a batch with one leading axis; dictionaries and tuples as in the environment.
           carry: the carry that the previous call returned; None begins an episode.
-          first: True where an episode begins; without a carry it begins everywhere.
+          first: True where an episode begins; without a carry, all episodes begin.
           reward: the reward that came with the observation.
-          action_mask: True where an action is allowed, for environments with masks; None allows all.
+          action_mask: True where an action is allowed, for environments with masks; None allows all actions.
 
         Raises:
-          ValueError: an argument has another shape or dtype than in training.
+          ValueError: an argument has a different shape or dtype than in training.
         """
         parts = _leaves(observation)
         numbers, shapes, _ = self._inputs["observation"]
@@ -82,10 +82,10 @@ class Policy:
 
 
 def load(path):
-    """Read a policy.
+    """Read a policy from an .npz file.
 
     Raises:
-      ValueError: the file has another format.
+      ValueError: the file has an unsupported format version.
     """
     with np.load(path, allow_pickle=False) as file:
         description = json.loads(file["description"].tobytes())
@@ -115,7 +115,7 @@ def _unflatten(form, leaves):
     return leaves[form]
 
 
-# --- operations: function(size of the batch, parameters, *arrays), as in jax.lax --------------------------------------
+# --- operations: function(batch size, parameters, *arrays), as in jax.lax ---------------------------------------------
 
 
 def _elementwise(function):
@@ -160,7 +160,7 @@ def _iota(size, parameters):
 
 
 def _gather(size, parameters, x, start):
-    """Take a block that begins at `start` along some axes, and drop the axes that are collapsed."""
+    """Return a block that begins at `start` along some axes, without the axes that are collapsed."""
     begin, sizes = [0] * x.ndim, _shape(size, parameters["slice_sizes"])
     for axis, n in zip(parameters["axes"], start, strict=True):
         begin[axis] = min(max(int(n), 0), x.shape[axis] - sizes[axis])

@@ -1,4 +1,4 @@
-"""Policies as ONNX, by jax2onnx, for onnxruntime and other readers."""
+"""Export of policies to ONNX with jax2onnx, for onnxruntime and other runtimes."""
 
 import logging
 from pathlib import Path
@@ -21,17 +21,17 @@ HOW = (
 
 
 def write(path: Path, function: ActFunction) -> None:
-    """Write a policy for any batch.
+    """Write a policy for any batch size.
 
-    Its inputs are "observation", "carry_0", ..., "first", "reward" and "action_mask", its outputs "action" and
-    "next_carry_0", ...; parts of observations and actions are named "observation/PART".
+    The inputs are "observation", "carry_0", ..., "first", "reward" and "action_mask"; the outputs are "action" and
+    "next_carry_0", ... Parts of nested observations and actions are named "observation/PART" and "action/PART".
 
     Raises:
-      ConfigError: jax2onnx is not installed, or does not know an operation of the policy.
-      OSError: it cannot be written.
+      ConfigError: jax2onnx is not installed, or does not support an operation of the policy.
+      OSError: the file cannot be written.
     """
     try:
-        import jax2onnx  # in a separate environment
+        import jax2onnx  # installed in a separate environment
     except ImportError as error:
         raise ConfigError(
             f"to='onnx' needs jax2onnx, which conflicts with the installed orbax-checkpoint; use a separate "

@@ -9,7 +9,7 @@ _LOOPS = ("scan", "while", "cond")
 
 
 class Equation(NamedTuple):
-    """One operation; inputs are variables, literals, or constants of the program as arrays."""
+    """One operation, whose inputs are variables, literals, or constant arrays of the program."""
 
     name: str
     inputs: tuple[Any, ...]
@@ -18,9 +18,10 @@ class Equation(NamedTuple):
 
 
 def flat_equations(program: ClosedJaxpr) -> tuple[list[Equation], list[Any]]:
-    """Return a program's operations, with called functions inlined, and its outputs.
+    """Return the operations of a program, with called functions inlined, and the program's outputs.
 
-    Literals and the inputs are JAX's; constants, and the results of each call of a function, are new `Value`s.
+    Literals and the program's inputs remain JAX objects. Constants and results become `Value`s, separate ones for each
+    call of a function.
     """
     equations: list[Equation] = []
 
@@ -62,7 +63,7 @@ def reachable(equations: Iterable[Equation], outputs: Iterable[Any]) -> set[Any]
 
 
 def _called(equation) -> ClosedJaxpr | None:
-    """Return the program of an operation that only calls it, or None for any other operation."""
+    """Return the program that an operation calls, if it does nothing else, or None for any other operation."""
     if equation.primitive.name in _LOOPS:
         return None
     inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))

@@ -26,7 +26,7 @@ from jaxrl.run.policies.policy_folder import is_policy_folder
 from jaxrl.run.result import Result
 
 FORMATS = ("stablehlo", "numpy", "safetensors", "onnx")
-PLATFORMS = ("cpu", "cuda", "tpu")  # of StableHLO programs
+PLATFORMS = ("cpu", "cuda", "tpu")  # platforms of StableHLO programs
 _SUFFIXES = {"stablehlo": ".stablehlo", "numpy": ".npz", "onnx": ".onnx"}  # suffix of each format's file
 
 
@@ -45,18 +45,19 @@ def export_policy(
 
         jaxrl.export_policy("runs/cartpole", "policy.stablehlo")
 
-    All formats but the folder contain one function of arrays, including the parameters, the normalization of
-    observations and the bounds of actions, for any batch size B:
+    Except for the folder, all formats contain one function of arrays for any batch size B, which includes the
+    parameters, the normalization of observations and the bounds of actions:
 
         (observation [B, ...], carry, first [B], reward [B][, action_mask][, key]) -> (action [B, ...], carry)
 
     Args:
       source: a policy, a result of `jaxrl.train`, or the directory of a run, a sweep or an exported policy.
-      path: the file, which ends in ".stablehlo", ".onnx" or ".npz"; only an earlier export is replaced. For
-        "safetensors" a folder, which must not exist; a bare policy has no configuration and cannot be written as one.
-      to: "stablehlo": needs only JAX, on CPU, GPU and TPU. "onnx": for onnxruntime. "numpy": an .npz, with a Python
-        file next to it that runs it with only numpy, for networks without convolutions. "safetensors": a folder that
-        `jaxrl.load` reads, with configuration, scores and a model card.
+      path: the file, which ends in ".stablehlo", ".onnx" or ".npz"; an existing file is only replaced if it is an
+        earlier export. For "safetensors", a folder that must not exist; a `Policy` without its run has no configuration
+        and cannot be written as a folder.
+      to: "stablehlo": needs only JAX, on CPU, GPU and TPU. "onnx": for onnxruntime. "numpy": an .npz file, and next to
+        it a Python file that runs the policy with only numpy; for networks without convolutions. "safetensors": a
+        folder that `jaxrl.load` reads, with configuration, scores and a model card.
       sample: sample actions as in training, with a key; only "stablehlo".
       step, best: the checkpoint, as in `jaxrl.load`; only for a run.
 
@@ -147,7 +148,7 @@ def _origin(source, step, best) -> _Origin:
 
 
 def _about(origin) -> dict[str, Any]:
-    """Return the description of a policy, as JSON values."""
+    """Return the description of a policy for its .npz file, as JSON values."""
     spec = origin.policy.spec
     return {
         "algorithm": type(origin.policy.algo).__name__,

@@ -1,4 +1,4 @@
-"""Figures of curves: panels, and a legend that fits. Importing this imports matplotlib."""
+"""Figures of curves, with panels and a legend that fits. Importing this module imports matplotlib."""
 
 import io
 import math
@@ -24,11 +24,11 @@ from jaxrl.core import files
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000", "#7F7F7F")
 _DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
 _MARKERS = "os^DvPX"
-_WIDTHS = {1: 7.0, 2: 10.0}  # inches of a figure, by its number of columns
+_WIDTHS = {1: 7.0, 2: 10.0}  # width of a figure in inches, by its number of columns
 _GAP = 0.1  # inches between axes, legend, caption and border
-_SIZES = (9.0, 8.0, 7.0, 6.0)  # points of the legend's text, the largest that fits
+_SIZES = (9.0, 8.0, 7.0, 6.0)  # font sizes of the legend in points; the largest that fits is used
 _MOST_ROWS = 12  # rows of a legend before its text becomes smaller
-_MOST_LINES = 3  # lines of one label, and of the caption
+_MOST_LINES = 3  # maximum number of lines of a label, and of the caption
 _MOST_LABELS = 60
 
 
@@ -42,12 +42,12 @@ class Chart(Figure):
 
 
 def panels(titles: Sequence[str], title: str, x_label: str, y_label: str) -> tuple[Chart, list[Axes]]:
-    """Make a figure with one panel for each title.
+    """Make a figure with one panel per title.
 
     Args:
-      titles: titles of the panels; a single one is replaced by the title of the figure.
-      title: title of the figure, may be empty.
-      x_label, y_label: labels of the axes; steps are written as 10k and 1M.
+      titles: titles of the panels; a single panel has the title of the figure instead.
+      title: title of the figure; may be empty.
+      x_label, y_label: labels of the axes; if `x_label` is "steps", its ticks are written as 10k and 1M.
 
     Returns:
       The figure, to be completed by `finish`, and the axes.
@@ -76,7 +76,7 @@ def panels(titles: Sequence[str], title: str, x_label: str, y_label: str) -> tup
 
 
 def style(place: int, marked: bool = True) -> dict[str, Any]:
-    """Return the style of the curve at this place: colors first, then lines and markers, distinguish the curves.
+    """Return the style of a curve; curves differ in color first, and then in line style and markers.
 
     Args:
       place: index among all curves of the figure, from 0.
@@ -91,7 +91,7 @@ def style(place: int, marked: bool = True) -> dict[str, Any]:
 
 
 def brightness(heights: np.ndarray) -> list[Any]:
-    """Return a color for each number between 0 and 1, darker for lower ones; they also differ in grayscale."""
+    """Return a color for each number between 0 and 1, darker for lower numbers; colors also differ in grayscale."""
     return colormaps["viridis"](0.95 * heights).tolist()
 
 
@@ -105,8 +105,8 @@ def finish(figure: Chart, handles: Mapping[str, Artist], caption: Sequence[str] 
 
     Args:
       figure: a figure from `panels`, with all curves drawn.
-      handles: the artist of each label of the legend.
-      caption: sentences below it, one per line, wrapped if they are longer.
+      handles: the artist of each label in the legend.
+      caption: sentences below the legend, each on a separate line and wrapped if it is too long.
     """
     width, height = figure.get_size_inches()
     legend = _legend(figure, handles, width - 2 * _GAP)
@@ -127,12 +127,12 @@ def finish(figure: Chart, handles: Mapping[str, Artist], caption: Sequence[str] 
 
 
 def plain(text: str) -> str:
-    """Return text to draw literally: escaped, because matplotlib reads a formula between two $."""
+    """Escape text so that matplotlib draws it literally; it would otherwise read a formula between two $."""
     return files.escape_for_terminal(text).replace("$", r"\$")
 
 
 def _legend(figure: Chart, handles: Mapping[str, Artist], width: float) -> Legend | None:
-    """Add a legend of at most `width` inches: as many columns as fit, and smaller text if there are many rows."""
+    """Add a legend of at most `width` inches with as many columns as fit, and smaller text if it has many rows."""
     if not handles:
         return None
     labels, artists = list(handles)[:_MOST_LABELS], list(handles.values())[:_MOST_LABELS]
@@ -160,12 +160,12 @@ def _legend(figure: Chart, handles: Mapping[str, Artist], width: float) -> Legen
 
 
 def _layouts(labels: Sequence[str], width: float) -> Iterator[tuple[Sequence[str], float, int]]:
-    """Yield the texts, size and number of columns of a legend of at most `width` inches, the best first."""
+    """Yield layouts to try for a legend of `width` inches, the best first: texts, font size and number of columns."""
     for size in _SIZES:
         for columns in range(min(len(labels), 8), 0, -1):
             if math.ceil(len(labels) / columns) <= _MOST_ROWS or size == _SIZES[-1]:
                 yield labels, size, columns
-    # Not even a single column fits: wrap long labels, and cut the rest in the middle.
+    # Not even a single column fits: wrap long labels, and cut the middle of labels that are still too long.
     for letters in range(int(width * 16), 8, -6):
         yield [_in_lines(label, letters) for label in labels], _SIZES[1], 1
 

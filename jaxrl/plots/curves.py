@@ -75,15 +75,15 @@ def plot_runs(
     """Plot the interquartile mean over the runs of each configuration, with its bootstrap interval.
 
     Runs that differ only in their seed form one curve. Each environment has a panel; a label names the algorithm, the
-    settings in which configurations of one algorithm and environment differ, and the number of seeds. A run counts
-    between its own first and last value, so a curve begins where the first of its runs does. A curve of one run has no
-    interval. Stars next to curves of training returns are the interquartile means of the last evaluations.
+    settings in which configurations of one algorithm and environment differ, and the number of seeds. A run contributes
+    between its first and its last value, so a curve begins with the first value of any of its runs. A curve of one run
+    has no interval. Stars next to curves of training returns are the interquartile means of the last evaluations.
 
     Args:
       runs: runs, or the rows of their metrics.
       out: image file to write, or None; its suffix sets the format.
-      metric: the metric to plot; None: the evaluation return if every run has two or more, otherwise the training
-        return.
+      metric: the metric to plot; None: the evaluation return if every run has at least two evaluations, otherwise the
+        training return.
       confidence: confidence level of the interval.
       resamples: number of resamples of the bootstrap.
       seed: seed of the bootstrap.
@@ -92,7 +92,7 @@ def plot_runs(
       The figure.
 
     Raises:
-      ConfigError: there is no run, none has values of the metric (close names are suggested), or the format is not
+      ConfigError: there are no runs, no run has values of the metric (close names are suggested), or the format is not
         supported.
     """
     if not runs:
@@ -138,10 +138,10 @@ def plot_runs(
 
 
 def plot_trials(scores: Sequence[float], out: str | os.PathLike | None = None, *, title: str = "") -> "Chart":
-    """Plot the scores of a search's trials and the best so far.
+    """Plot the scores of a search's trials and the best score so far.
 
     Args:
-      scores: one per trial, in order; NaN for those that did not finish.
+      scores: the score of each trial, in order; NaN for trials that did not finish.
       out: image file to write, or None; its suffix sets the format.
       title: title of the figure.
 
@@ -178,14 +178,14 @@ def _check_metric(metric: str, runs: Sequence[Run]) -> None:
 
 
 def _curves(group: Group, metric: str) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return the curves of the runs that have values."""
+    """Return the curve of a metric for each run in the group that has values of it."""
     return [curve for curve in (run.curve(metric) for run in group.runs) if len(curve[0])]
 
 
 def _count(groups: Sequence[Group], curves: Sequence[Sequence[Any]]) -> str:
-    """Return the number of seeds of a curve: "3 seeds", or over several panels "3 to 5 seeds".
+    """Return the number of seeds of a configuration's curves: "3 seeds", or "3 to 5 seeds" if panels differ.
 
-    If a seed has several curves, for example from runs of other lengths, they are "3 runs".
+    If a seed has several curves, for example from runs of different lengths, runs are counted instead: "3 runs".
     """
     counts = sorted({len(found) for found in curves})
     if counts[-1] == 0:

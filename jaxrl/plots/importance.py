@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from jaxrl.plots.chart import Chart
 
 _GROUPS = (3, 8)  # minimum and maximum number of groups for settings with many values
-_MOST_AXES = 10  # of a figure
+_MOST_AXES = 10  # maximum number of axes in a figure
 _MOST_LINES = 400
-_MOST_TICKS = 5  # of an axis
-_LEAST_DISTANCE = 0.04  # between ticks, in heights of the axis
+_MOST_TICKS = 5  # maximum number of ticks on an axis
+_LEAST_DISTANCE = 0.04  # minimum distance between ticks, as a fraction of the axis
 
 
 def importance(settings: Sequence[Mapping[str, Any]], scores: Sequence[float]) -> dict[str, float]:
-    """Return the share of the variance of scores that each setting explains by itself, the largest first.
+    """Return the share of the variance of scores that each setting explains by itself, in descending order.
 
-    Scores are fitted as a sum of effects, one per setting. A share is the variance of its effect, without the part due
-    to noise, over the variance of the scores: omega squared (Hays, 1963), on a full grid the main effect of the
-    functional analysis of variance (Hutter, Hoos and Leyton-Brown, 2014), corrected for chance. The remainder to 1 is
-    due to seeds and to interactions of settings. If there are more values than the configurations can distinguish, as
-    in random search, numbers are divided into three to eight groups of equal size.
+    The scores are fitted by a sum of effects, one per setting. The share of a setting is the variance of its effect,
+    minus the part due to noise, divided by the variance of the scores. This is omega squared (Hays, 1963); on a full
+    grid, it is the main effect of functional analysis of variance (Hutter, Hoos and Leyton-Brown, 2014), corrected for
+    chance. The rest of the variance is due to seeds and to interactions of settings. If there are more values than the
+    configurations can distinguish, as in random search, numbers are divided into three to eight groups of equal size.
 
     Args:
       settings: settings of each run, by name.
@@ -85,11 +85,12 @@ def plot_parallel(
     *,
     title: str = "",
 ) -> "Chart":
-    """Plot runs as lines over one axis per setting, and the score last (parallel coordinates).
+    """Plot runs as lines across one axis per setting and a last axis for the score (parallel coordinates).
 
     Settings are in order of importance, and better runs are brighter and on top. An axis of positive numbers that span
-    a factor of 20 or more is logarithmic; values that are not all finite numbers are shown as names. Runs without a
-    score are left out; of more than 400 runs, 400 are drawn, evenly spaced by score.
+    a factor of 20 or more is logarithmic. If the values of a setting are not all finite numbers, they are shown as
+    names. Runs without a score are left out; if there are more than 400 runs, 400 of them are drawn, evenly spaced in
+    the order of their scores.
 
     Args:
       settings: settings of each run, by name.
@@ -134,7 +135,7 @@ def plot_parallel(
 
 
 def _levels(values: Sequence[Any], groups: int | None = None) -> np.ndarray:
-    """Return the index of each value among the distinct ones, or that of its group beyond `groups` numbers."""
+    """Return the index of each value among the distinct values; divide more than `groups` numbers into groups."""
     if not all(_is_number(value) for value in values):
         return np.unique([str(value) for value in values], return_inverse=True)[1]
     numbers = np.asarray(values, float)
@@ -144,7 +145,7 @@ def _levels(values: Sequence[Any], groups: int | None = None) -> np.ndarray:
 
 
 def _axis(column: Sequence[Any], every: bool) -> tuple[np.ndarray, list[tuple[float, str]]]:
-    """Return the heights of the values between 0 and 1, and the ticks; `every`: numbers are never names."""
+    """Return the heights of the values, between 0 and 1, and the ticks; with `every`, the axis is always linear."""
     if not all(_is_number(value) for value in column):
         kinds, places = np.unique([str(value) for value in column], return_inverse=True)
         heights = (np.arange(len(kinds)) + 0.5) / len(kinds)

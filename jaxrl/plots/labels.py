@@ -13,11 +13,12 @@ from jaxrl.core import registry
 from jaxrl.core.errors import ConfigError
 
 EVALUATION, TRAINING = "evaluation/return_mean", "train/return_mean"
-# Characters of a label that fit in a legend of one column and of two; longer names are abbreviated.
+# Maximum length of labels in a legend of one column, for at most `_MANY` labels, and of two columns, for more labels.
+# If a label is longer, names are abbreviated.
 _LONGEST, _LONGEST_OF_MANY, _MANY = 75, 32, 6
 _SPACES = (("environment", "observation_space"), ("environment", "action_space"))  # determined by other settings
-_WRITTEN = {"float", "dtype", "registered", "opaque"}  # {"float": "inf"}: the form of a single value in a file
-LARGEST = 1e300  # largest number; NaN, infinities and larger numbers are text
+_WRITTEN = {"float", "dtype", "registered", "opaque"}  # keys of single values in files, such as {"float": "inf"}
+LARGEST = 1e300  # largest value used as a number; NaN, infinities and larger numbers are text
 _ABSENT = object()
 
 
@@ -25,16 +26,17 @@ _ABSENT = object()
 class Run:
     """A run for plotting: its name, its configuration and the rows of its metrics.
 
-    Runs of the same configuration form one curve, so settings that may differ within a curve are left out of it.
+    Runs of the same configuration form one curve, so settings that may differ within a curve are left out of `config`.
 
     Attributes:
-      name: name of its directory.
+      name: name of the run directory.
       config: configuration as in `config.json`, without the seed.
-      rows: rows with "step", and metrics by name.
+      rows: rows of metrics by name, each with its "step".
       seed: the seed, if known.
-      place: its location: its directory, or that of its sweep with its configuration and seed. A run given twice counts
-        once, and two runs with equal contents are two.
-      member: its name in a population; it has its own curve, as its settings changed during training.
+      place: location of the run: its directory, or the directory of its sweep with its configuration and seed. Runs in
+        the same place count once; runs in different places count separately, even if their contents are equal.
+      member: name of the run in a population. A member has a separate curve, since its settings changed during
+        training.
     """
 
     name: str
@@ -45,7 +47,7 @@ class Run:
     member: str = ""
 
     def curve(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return steps and values of a metric where it is finite, in ascending order; empty arrays if nowhere."""
+        """Return the finite values of a metric and their steps, in ascending order of steps; may be empty arrays."""
         points = {row["step"]: row[metric] for row in self.rows if row.get(metric) is not None}
         steps, values = np.array(sorted(points.items()), float).reshape(-1, 2).T
         return steps[np.isfinite(values)], values[np.isfinite(values)]
@@ -63,7 +65,7 @@ class Run:
         if not isinstance(name, str):
             return ""
         if name.startswith("algorithm:"):
-            with contextlib.suppress(ConfigError):  # not one of jaxrl's
+            with contextlib.suppress(ConfigError):  # the algorithm is not one of jaxrl's
                 return registry.find(name).__name__
         return name.rpartition(":")[2].upper()
 
@@ -85,7 +87,8 @@ class Group:
 
     Attributes:
       runs: at least one.
-      settings: name and text of each setting in which it differs from other groups of its algorithm and environment.
+      settings: name and text of each setting in which the group differs from others of the same algorithm and
+        environment.
     """
 
     runs: list[Run]
@@ -93,7 +96,7 @@ class Group:
 
 
 def once(found: Iterable[tuple[Hashable, Any]]) -> list[Any]:
-    """Return the first item of each place, from pairs of place and item."""
+    """Return the first item for each place, given pairs `(place, item)`."""
     items: dict[Hashable, Any] = {}
     for place, item in found:
         items.setdefault(place, item)
@@ -116,7 +119,7 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
 
 
 def labels(groups: Sequence[Group]) -> tuple[list[str], str]:
-    """Return a label for each group, equal only for groups of different environments, and a key to abbreviations."""
+    """Return one label per group, unique within each environment, and a key to the abbreviations in the labels."""
     named = len({group.runs[0].algorithm for group in groups}) > 1 or not all(group.settings for group in groups)
     names = list(dict.fromkeys(itertools.chain.from_iterable(group.settings for group in groups)))
     found = [_label(group, named, {}) for group in groups]
@@ -128,7 +131,7 @@ def labels(groups: Sequence[Group]) -> tuple[list[str], str]:
 
 
 def title(runs: Sequence[Run]) -> str:
-    """Return the algorithm, the environment, or both, if all runs share them."""
+    """Return a title with the algorithm if all runs share it, and with the environment if all runs share it."""
     algorithms, environments = {run.algorithm for run in runs}, {run.environment for run in runs}
     shared = (found.pop() if len(found) == 1 else "" for found in (algorithms, environments))
     return " on ".join(filter(None, shared))
@@ -142,7 +145,7 @@ def _label(group: Group, with_algorithm: bool, short: Mapping[str, str]) -> str:
 
 
 def differing_settings(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return for each configuration the settings in which they differ, as numbers or else as text."""
+    """Return the differing settings of each configuration, as numbers if possible, otherwise as text."""
     return [
         {
             name: value if isinstance(value, bool | int | float) and abs(value) <= LARGEST else text
@@ -153,7 +156,7 @@ def differing_settings(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, A
 
 
 def _differences(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, tuple[Any, str]]]:
-    """Return for each configuration the value and the text of every setting that differs."""
+    """Return the value and the text of each differing setting, for each configuration."""
     found = list(_differing(configs, ()))
     differences = [entry for entry in found if entry[0][:2] not in _SPACES] or found
     settings: list[dict[str, tuple[Any, str]]] = [{} for _ in configs]
@@ -165,7 +168,7 @@ def _differences(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, tuple[A
 
 
 def _differing(values: Sequence[Any], path: tuple[str, ...]):
-    """Yield the path of every setting that differs, and its values, `_ABSENT` for configurations that lack it."""
+    """Yield the path and the values of every setting that differs; configurations without it have `_ABSENT`."""
     if len({frozen(value) for value in values}) == 1:
         return
     trees = [_as_mapping(value) for value in values]
@@ -188,7 +191,7 @@ def _as_mapping(value: Any) -> Mapping[str, Any] | None:
 
 
 def _texts(values: Sequence[Any]) -> list[str | None]:
-    """Return the shortest texts that distinguish different values; None for those that are absent."""
+    """Return the shortest texts that distinguish different values; None for absent values."""
     different = len({frozen(value) for value in values if value is not _ABSENT})
     texts: list[str | None] = []
     for digits in (3, 4, 6, 9, 17, 0):
@@ -214,7 +217,7 @@ def _text(value: Any, digits: int, brief: bool) -> str:
 
 
 def unique_names(paths: Sequence[tuple[str, ...]], joint: str = ".") -> list[str]:
-    """Return the shortest end of each path that distinguishes it from the others."""
+    """Return the shortest suffix of each path that distinguishes it from the others, joined by `joint`."""
     counts = collections.Counter(path[-size:] for path in paths for size in range(1, len(path)))
     names = []
     for path in paths:
@@ -224,7 +227,7 @@ def unique_names(paths: Sequence[tuple[str, ...]], joint: str = ".") -> list[str
 
 
 def _abbreviated(names: Sequence[str]) -> dict[str, str]:
-    """Return the initials of names of several words, with more letters of the last word to avoid duplicates."""
+    """Abbreviate names of several words to initials, with more letters of the last word to avoid duplicates."""
     short: dict[str, str] = {}
     for name in names:
         *words, last = name.replace(".", "_").strip("_").split("_")

@@ -22,13 +22,14 @@ class Lineage:
     """The history of a population's members, interval by interval.
 
     Attributes:
-      steps: environment steps of each member at the end of each interval, (points,).
+      steps: environment steps of each member at the end of each interval, shape (points,).
       rows: environment steps per iteration.
-      scores: scores at the end of each interval, (points, population); NaN for a member without one.
-      parents: the member that each one copied then, (points, population); itself for most, and at the last point.
-      hyperparameters: by field, the value in each interval, (points, population); for a schedule its value in the
-        middle.
-      winner: the best member at the end.
+      scores: scores of the members at the end of each interval, shape (points, population); NaN without a score.
+      parents: index of the member that each member copied at the end of each interval, shape (points, population).
+        Members that copied none have their own index, as all members do at the last point.
+      hyperparameters: values of each searched field in each interval, shape (points, population). For a schedule, the
+        value in the middle of the interval.
+      winner: index of the best member at the end.
     """
 
     steps: np.ndarray
@@ -39,20 +40,20 @@ class Lineage:
     winner: int
 
     def ancestors(self, member: int | None = None) -> np.ndarray:
-        """Return the index that the line of a member (None: the winner) had in each interval, (points,)."""
+        """Return the index of a member's ancestor in each interval, shape (points,); None: the winner's ancestors."""
         found = [self.winner if member is None else member]
         for parents in self.parents[-2::-1]:
             found.append(int(parents[found[-1]]))
         return np.asarray(found[::-1])
 
     def schedule(self, name: str, member: int | None = None) -> PiecewiseConstant:
-        """Return a hyperparameter along the line of a member (None: the winner), as a schedule over the run.
+        """Return the values of a hyperparameter over a member's ancestors as a schedule; None: the winner's ancestors.
 
-        A run of the same number of iterations has the line's value in each iteration.
+        In a run with the same number of iterations, the schedule has the ancestors' value in each iteration.
         """
         values = self.hyperparameters[name][np.arange(len(self.steps)), self.ancestors(member)]
         changes = [point for point in range(1, len(values)) if values[point] != values[point - 1]]
-        # Halfway between two iterations, so that rounding cannot move the change to another one.
+        # The value changes halfway between two iterations, so that rounding cannot move the change to another one.
         boundaries = [float((self.steps[point - 1] - self.rows / 2) / self.steps[-1]) for point in changes]
         return PiecewiseConstant(tuple(float(values[point]) for point in [0, *changes]), tuple(boundaries))
 
@@ -76,9 +77,9 @@ class Lineage:
         """Return the lineage that `to_json` wrote.
 
         Raises:
-          LookupError, TypeError, ValueError: it is not a lineage.
+          LookupError, TypeError, ValueError: `found` is not a lineage.
         """
-        scores = np.asarray(found["scores"], float)  # None is NaN
+        scores = np.asarray(found["scores"], float)  # None becomes NaN
         steps, parents = np.asarray(found["steps"], np.int64), np.asarray(found["parents"], np.int64)
         values = {str(name): np.asarray(x, float) for name, x in dict(found["hyperparameters"]).items()}
         shape, winner = scores.shape, int(found["winner"])
@@ -115,7 +116,7 @@ def plot_lineage(lineage: Lineage, out: str | os.PathLike | None = None, *, titl
     handles: dict[str, Any] = {}
     drawn = [lineage.scores, *(lineage.hyperparameters[name] for name in names)]
     for axes, values in zip(panels, drawn, strict=True):
-        constant = values is not lineage.scores  # hyperparameters, in each interval
+        constant = values is not lineage.scores  # hyperparameters are constant in each interval
         segments, winners = _lines(lineage, values, alive, constant)
         for (label, width), color in lines.items():
             collection = LineCollection(segments[label == "to a last member"], colors=color, linewidths=width)
@@ -139,9 +140,10 @@ def _with_descendants(lineage):
 
 
 def _lines(lineage, values, alive, constant):
-    """Return lines from each parent's value at a point to its copy's at the next: {alive: lines}, and the winner's.
+    """Return lines from each parent's value at a point to its copy's value at the next: all lines, and the winner's.
 
-    With `constant`, the copy has its value from the beginning of the interval on.
+    All lines are in a dictionary with keys True and False, by whether the copy is `alive`. With `constant`, the copy
+    has its value from the beginning of the interval on.
     """
     found, winners, best = {True: [], False: []}, [], lineage.ancestors()
     begins = [0, *lineage.steps[:-1]]

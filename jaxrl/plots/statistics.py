@@ -8,12 +8,12 @@ import numpy as np
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import checked_seed
 
-_MOST_POINTS = 1000  # of a curve over several runs: more than a figure can show
+_MOST_POINTS = 1000  # maximum for a curve over several runs; more than a figure can show
 _LOGARITHMIC = 20.0  # ratio of the largest to the smallest number from which an axis is logarithmic
 
 
 def interquartile_mean(scores: np.ndarray) -> np.ndarray:
-    """Return the mean of the middle half over the first axis: a quarter, rounded down, is cut from each end."""
+    """Return the mean over the first axis without the lowest and the highest quarter, whose sizes are rounded down."""
     from scipy import stats  # takes half a second to import, and only curves of several runs need it
 
     return stats.trim_mean(scores, 0.25, axis=0)
@@ -27,15 +27,15 @@ def bootstrap_interval(
     resamples: int = 2000,
     seed: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return a percentile interval of a statistic over runs, resampled within each stratum.
+    """Return a percentile bootstrap interval of a statistic over runs, which are resampled within each stratum.
 
     Args:
-      strata: one array per task (or configuration), shape (runs, ...) with two runs or more; the shapes after the runs
-        are equal.
-      statistic: function of an array (all runs, ...) over its first axis, to (...).
+      strata: one array per task (or configuration), shape (runs, ...) with at least two runs; all dimensions except the
+        first must be equal.
+      statistic: function that reduces the first axis of an array of shape (all runs, ...).
       confidence: confidence level, between 0 and 1.
-      resamples: number of resamples; the error of the interval's ends falls with its square root.
-      seed: the same seed gives the same interval.
+      resamples: number of resamples; the error of the interval's ends decreases with its square root.
+      seed: seed of the resampling; the same seed results in the same interval.
 
     Returns:
       The lower and the upper end, shape (...).
@@ -52,7 +52,7 @@ def bootstrap_interval(
     # A few resamples at a time: runs x resamples x points would not fit for long curves.
     points = max(1, int(np.prod(strata[0].shape[1:])))
     found = stats.bootstrap(
-        strata,  # each of several samples is resampled by itself
+        strata,  # scipy resamples each of several samples separately
         lambda *samples, axis: statistic(np.moveaxis(np.concatenate(samples, axis), axis, 0)),
         axis=0,
         vectorized=True,
@@ -71,7 +71,7 @@ def is_logarithmic(values: np.ndarray) -> bool:
 
 
 def align(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Interpolate curves at common steps, each between its own first and last point only.
+    """Interpolate curves at common steps, without extrapolating a curve beyond its first and last point.
 
     Args:
       curves: ascending steps and finite values of each run, at least one point each.
@@ -89,12 +89,12 @@ def align(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, 
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """A curve over several runs, each array of shape (points,).
+    """A curve over several runs; all arrays have shape (points,).
 
     Attributes:
       steps: ascending steps.
-      center: interquartile mean of the runs that have a value there.
-      low, high: its bootstrap interval; NaN where fewer than two runs have a value.
+      center: interquartile mean of the runs that have a value at the step.
+      low, high: bootstrap interval of `center`; NaN where fewer than two runs have a value.
     """
 
     steps: np.ndarray
@@ -113,7 +113,7 @@ def summarize(
     """Return the interquartile mean over runs, with its bootstrap interval.
 
     Args:
-      curves: as in `align`; without curves there are no points.
+      curves: as in `align`; if there are none, the summary has no points.
       confidence, resamples, seed: see `bootstrap_interval`.
 
     Raises:
@@ -123,7 +123,7 @@ def summarize(
         return Summary(*(np.zeros(0) for _ in range(4)))
     steps, values = align(curves)
     center, low, high = (np.full(len(steps), np.nan) for _ in range(3))
-    # Each run covers one stretch, so there are at most twice as many combinations of runs as runs.
+    # Each run covers one contiguous range of steps, so there are at most twice as many combinations of runs as runs.
     present, pattern = np.unique(np.isfinite(values), axis=1, return_inverse=True)
     for number, runs in enumerate(present.T):
         points = pattern.ravel() == number

@@ -1,4 +1,4 @@
-"""Compilation of a run, or of a sweep, for accelerators that need not be attached to this machine."""
+"""Compilation of runs and sweeps for accelerators that need not be attached to this machine."""
 
 import dataclasses
 from functools import partial
@@ -51,7 +51,7 @@ def compile_for(
       runs: number of runs of a sweep, distributed over the devices; None: one run over all devices.
 
     Returns:
-      The programs with their memory, work, kernels and collectives.
+      A report on the memory, work, kernels and collectives of each program.
 
     Raises:
       ConfigError: lists all invalid settings; or the compiler for the target is not installed, or a program does not
@@ -69,7 +69,7 @@ def report_for(target: Target, settings: RunSettings, runs: int | None = None) -
 
     Args:
       target: the accelerators.
-      settings: the settings of the run as passed, without a dataset or a recording.
+      settings: the settings of the run before they are resolved, without a dataset or a recording.
       runs: as in `compile_for`.
 
     Raises:
@@ -77,7 +77,7 @@ def report_for(target: Target, settings: RunSettings, runs: int | None = None) -
     """
     topology = (settings.topology or Anakin(settings.num_envs)).over(target)
     devices: Any = topology.devices
-    if runs:  # each uses one of the devices
+    if runs:  # each run uses one of the devices
         if problems := device_problems(devices, target=target):
             raise ConfigError(problems)
         topology = dataclasses.replace(topology, devices=1)
@@ -98,7 +98,7 @@ def report_for(target: Target, settings: RunSettings, runs: int | None = None) -
 
 
 def _run(target, settings, program):
-    """Compile a run; return the number of devices, the environment steps of an iteration, and the programs."""
+    """Compile a run; return the number of devices, the environment steps per iteration, and the programs."""
     layout = program.layout
     everywhere = NamedSharding(layout.mesh, PartitionSpec())
     algo, env = layout.place((settings.algo, settings.env))
@@ -116,7 +116,7 @@ def _run(target, settings, program):
 
 
 def _sweep(target, settings, many):
-    """Compile the runs of a sweep; return the same as `_run`."""
+    """Compile the runs of a sweep; return the same values as `_run`."""
     over_runs, everywhere = (NamedSharding(many.mesh, spec) for spec in (PartitionSpec("runs"), PartitionSpec()))
     stacked = many.stack([settings.algo] * many.runs)
     algos = described(stacked, over_runs)

@@ -39,8 +39,8 @@ class LogUniform:
 
 
 Distribution = Uniform | LogUniform
-COUNT = {"low": 1}  # limits of an argument
-MOST_TRIALS = 20_000  # trials of a search; limited by the file size and by the time that Optuna takes to choose
+COUNT = {"low": 1}  # limits of an argument that is a count
+MOST_TRIALS = 20_000  # maximum number in a search; limited by the file size and by the time that Optuna takes to choose
 _LISTS = (list, tuple, np.ndarray, range)
 _MOST_SEEDS = 1 << 16
 
@@ -64,7 +64,7 @@ def checked_seeds(seeds: int | Sequence[int]) -> list[int]:
 
 
 def range_problems(name: str, values: Any) -> list[str]:
-    """Return why a distribution cannot be sampled or a list is empty, as a list of at most one line."""
+    """Return at most one error line: if `values` is an empty list, or a distribution that cannot be sampled."""
     if isinstance(values, Distribution):
         logarithmic = isinstance(values, LogUniform)
         ends = [end for end in (values.low, values.high) if not number_problems(name, end)]
@@ -75,7 +75,7 @@ def range_problems(name: str, values: Any) -> list[str]:
 
 
 def _repeated(name: str, values: list[Any]) -> list[str]:
-    """Return one line for each value that occurs twice, since its run would count as two."""
+    """Return one error line per value that occurs more than once, since its run would be counted twice."""
     counts = collections.Counter(text(value) for value in values)
     return [f"{name}: {found} occurs {count} times; list it once" for found, count in counts.items() if count > 1]
 
@@ -85,7 +85,7 @@ def configurations(num_samples: int | None, space: Mapping[str, Any], search_see
 
     Args:
       num_samples: number of random samples from the lists and distributions; None: all combinations.
-      space: by field, a list of values, a single value, or a distribution.
+      space: the values to try for each field: a list, a single value, or a distribution.
       search_seed: seed of the samples.
 
     Raises:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 200  # rows of a table
 _MOST_CURVES = 12  # curves of a picture
-_LEAST_CONFIGURATIONS = 4  # fewer are not enough for the importance of settings
+_LEAST_CONFIGURATIONS = 4  # minimum number for the importance of settings
 _TEXTS = ("configuration", "settings", "task", "ended", "machine", "versions")  # columns that are not numbers
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 70em; padding: 0 1em; color: #222; }
@@ -46,9 +46,10 @@ _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 def report(runs: Sequence[str | os.PathLike], out: str | os.PathLike) -> Path:
     """Write a report on saved runs, sweeps and searches as a single HTML file that includes its plots.
 
-    It contains a table of configurations with their scores, learning curves, and, if settings differ, their importance
-    and parallel coordinates, separately for each search and population; then each run with its command, machine and
-    versions. Everything read from files is shown as text, and the page forbids browsers to load or run anything.
+    Each algorithm and environment, and each search and population, has a section with a table of configurations and
+    their scores, learning curves, and, if settings differ, the importance of the settings and a plot with parallel
+    coordinates. The last section lists the runs with their commands, machines and versions. Everything read from files
+    is shown as text, and the page forbids browsers to load or run anything.
 
     Args:
       runs: directories of runs, sweeps and searches, or a single directory.
@@ -58,7 +59,7 @@ def report(runs: Sequence[str | os.PathLike], out: str | os.PathLike) -> Path:
       `out`.
 
     Raises:
-      ConfigError: there are no runs, or `out` does not end in .html, or exists and is not a report.
+      ConfigError: there are no runs, `out` does not end in .html, or it exists and is not a report.
       RunDirectoryError: a path is not such a directory.
     """
     out = files.expand(out)
@@ -109,7 +110,7 @@ def _family(name: str, members: Sequence[Record]) -> list[str]:
         if len(members) > 1:
             scores = [member.score for member in members]
             parts += ["<h3>Trials</h3>", _picture(plot_trials(scores, title=name), "the score of each trial")]
-    elif drawn:  # in the order, and so with the colors, of `jaxrl plot`
+    elif drawn:  # in the order of `jaxrl plot`, which determines the colors
         best = [member for group in groups if id(group) in drawn[:_MOST_CURVES] for member in group]
         more = f" of the best {_MOST_CURVES} configurations" if len(drawn) > _MOST_CURVES else ""
         parts += [f"<h3>Learning curves{more}</h3>", _picture(plot_runs(best), "learning curves")]
@@ -130,7 +131,7 @@ def _settings(name: str, members: Sequence[Record]) -> list[str]:
     parts, shares = [], importance(settings, scores)
     if shares:
         lines = [f'<meter value="{share:.3f}"></meter> {share:.0%} {_escaped(text)}' for text, share in shares.items()]
-        lines.append(f"{max(0.0, 1 - sum(shares.values())):.0%} seeds, and settings together")
+        lines.append(f"{max(0.0, 1 - sum(shares.values())):.0%} seeds, and interactions of settings")
         text = "<br>".join(["Share of the variance of scores:", *lines])
         parts = ["<h3>Importance of settings</h3>", f"<p>{text}</p>"]
     picture = plot_parallel(settings, scores, title=name)
@@ -138,7 +139,7 @@ def _settings(name: str, members: Sequence[Record]) -> list[str]:
 
 
 def _configurations(middles: Sequence[tuple[float, str]], groups: Sequence[Sequence[Record]]) -> dict[str, list[str]]:
-    """Return the columns of the table of configurations, each with its interquartile mean and interval."""
+    """Return the columns of the table of configurations, which has an interquartile mean and its interval per row."""
     columns: dict[str, list[str]] = {"IQM": significant([middle for middle, _ in middles])}
     columns["95 % interval"] = [interval for _, interval in middles]
     scores = [_finite(member.score for member in group) for group in groups]

@@ -39,14 +39,14 @@ _ENDED = ("finished", "target_return")
 
 @dataclasses.dataclass(repr=False)
 class Experiments(SweepResult):
-    """The results of runs that have their own directories.
+    """The results of a sweep whose runs have separate directories.
 
-    `returns` has one entry per run, the mean of its final evaluation. `learners` is empty; `jaxrl.load` reads them from
-    the run directories.
+    `returns` has one entry per run, the mean of its final evaluation. `learners` is empty; read the policies from the
+    run directories with `jaxrl.load`.
 
     Attributes:
       run_dirs: the run directories of each configuration, in the order of its seeds.
-      errors: tracebacks of failed runs, by the indices of configuration and seed.
+      errors: traceback of each failed run, keyed by the indices of its configuration and its seed.
     """
 
     run_dirs: list[list[Path]] = dataclasses.field(default_factory=list)
@@ -100,9 +100,10 @@ def launch(
     progress: bool = True,
     **space: Any,
 ) -> Experiments:
-    """Run every configuration with every seed by `jaxrl.train` in a separate process; Ray runs as many at once as fit.
+    """Train every configuration with every seed in a separate process; Ray runs as many at once as resources allow.
 
-    Runs that have ended are not repeated, and interrupted runs resume from their checkpoints.
+    Each process calls `jaxrl.train`. Runs that have ended are not repeated, and interrupted runs resume from their
+    checkpoints.
 
     Args:
       algo, env, num_envs, topology: settings of every run; host environments are supported. Defaults of the topology
@@ -128,9 +129,10 @@ def launch(
       The results; a run that raised is marked as failed, without affecting others.
 
     Raises:
-      ConfigError: invalid settings, before anything is launched; or a run needs more resources than the cluster has.
-      RunDirectoryError: a directory contains something else, is a link, or contains a file not written by jaxrl under a
-        name that jaxrl uses.
+      ConfigError: settings are invalid, which is reported before anything is launched; or a run needs more resources
+        than the cluster has.
+      RunDirectoryError: a directory contains something else, is a link, or contains a file that jaxrl did not write but
+        whose name it uses.
     """
     check_no_evaluator("a sweep of experiments")
     run = RunSettings.of(locals()).prepared()
@@ -177,7 +179,7 @@ def launch(
 
 
 def _run(unfinished, cpus, gpus, restarts, address, count, progress) -> dict[tuple[int, int], str]:
-    """Run the unfinished runs; return the errors by run."""
+    """Train the unfinished runs; return the error of each run that failed, keyed by the indices of the run."""
     errors: dict[tuple[int, int], str] = {}
     with contextlib.ExitStack() as stack:
         display = stack.enter_context(ProgressBar(unit="runs")) if progress else None
@@ -187,7 +189,7 @@ def _run(unfinished, cpus, gpus, restarts, address, count, progress) -> dict[tup
             return errors
         ray = connect(address)
         room(ray, cpus, gpus)
-        # One process per run: nothing is left in the process or on the accelerator for the next run.
+        # One process per run, so that no state is left in the process or on the accelerator for the next run.
         options = {"num_cpus": cpus, "num_gpus": gpus, "max_retries": restarts, "max_calls": 1}
         task = ray.remote(**options)(_experiment)
         pending = {task.remote(settings, gpus > 0): run for run, settings in unfinished.items()}
@@ -235,8 +237,8 @@ def _name(setting: Mapping[str, Any]) -> str:
 def _ended(run_dir, config) -> bool:
     """Return whether the run with this configuration has ended and was evaluated as configured.
 
-    Otherwise `train` is called: it raises if the directory has another run, naming the differences, and evaluates again
-    if only the evaluation differs.
+    If it has not, the caller runs `train`, which raises an error that names the differences if the directory has
+    another run, and only evaluates again if nothing but the evaluation differs.
     """
     record = run_status.read_result(run_dir)
     if record.get("stopped") not in _ENDED:
@@ -251,7 +253,7 @@ def _ended(run_dir, config) -> bool:
     return not difference(with_new_fields(before), files.as_read_back(config), may_change)
 
 
-# --- their results -----------------------------------------------------------------------------------------------
+# --- the results -------------------------------------------------------------------------------------------------
 
 
 def _gathered(settings, seeds, run_dirs, errors, total_steps, points, rate, wall, configs) -> Experiments:

@@ -36,17 +36,17 @@ def make_train(
         state, metrics = train(jax.random.split(jax.random.key(0), 16))
 
     `algo` may contain tracers, so a function of a learning rate can build its own run. Every run uses one device; use
-    `jaxrl.sweep` for several devices. Under `vmap` a run equals the single run with its key up to rounding, not bit for
-    bit (observed with PPO and SAC: batched products round differently). A run with a replay buffer in host memory can
-    be compiled, but not mapped.
+    `jaxrl.sweep` for several devices. Under `vmap`, each run equals the single run with the same key up to rounding,
+    not bit for bit (observed with PPO and SAC: batched products round differently). A run with a replay buffer in host
+    memory can be compiled, but not mapped.
 
     Args:
       algo, env, total_steps: as for `jaxrl.train`; JAX environments only.
-      num_envs: number of environments if `topology` is None; None: as in `jaxrl.train`.
-      topology: `Anakin` on one device.
+      num_envs: number of environments if `topology` is None; None: the default of `jaxrl.train`.
+      topology: an `Anakin` topology with one device.
 
     Returns:
-      key -> (state, metrics); each metric has one entry per iteration, NaN if no episode ended in it.
+      A function `key -> (state, metrics)`; each metric has one entry per iteration, NaN if no episode ended in it.
 
     Raises:
       ConfigError: lists all invalid settings.
@@ -55,8 +55,8 @@ def make_train(
 
 
 def _run(run, key):
-    # The compiler folds constants, which rounds differently. With the barrier, the run is bit for bit that of `train`
-    # and `sweep`.
+    # The compiler would fold constants, with different rounding. The barrier prevents this, so that the run equals
+    # those of `train` and `sweep` bit for bit.
     algo, env, total_steps_per_env = jax.lax.optimization_barrier(
         (
             jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), run.algo),
@@ -75,8 +75,8 @@ class CompiledRun:
       settings: the resolved settings, for one device.
       algo, env: the algorithm and the environment of the settings.
       program: the program of the run.
-      rows: environment steps of an iteration, over all environments.
-      iterations: number of iterations of the run.
+      rows: environment steps per iteration, over all environments.
+      iterations: number of iterations in the run.
     """
 
     settings: RunSettings
@@ -96,13 +96,13 @@ class CompiledRun:
         return [self.rows * (self.iterations * point // points) for point in range(1, points + 1)]
 
     def config(self, seed: int | None) -> dict[str, Any]:
-        """Return the contents of `config.json` for the run with this seed; None: for any seed."""
+        """Return the contents of `config.json` for the run with this seed; None leaves the seed open."""
         topology = dataclasses.replace(self.settings.topology, shards=self.program.layout.shards)
         return self.settings.replace(topology=topology).config() | {"seed": seed}
 
 
 def bind_run(settings: RunSettings) -> CompiledRun:
-    """Return the run as one compiled program.
+    """Resolve the settings and return the run as one compiled program.
 
     Raises:
       ConfigError: lists all invalid settings.
@@ -112,7 +112,7 @@ def bind_run(settings: RunSettings) -> CompiledRun:
     if not isinstance(env, Environment):
         raise ConfigError(f"{env.name} is stepped on the host and cannot be part of a compiled run; use jaxrl.train")
     if topology.devices not in (None, 1):
-        raise ConfigError(f"devices={topology.devices}: each run uses one device here; use devices=1")
+        raise ConfigError(f"devices={topology.devices}: a compiled run uses one device; use devices=1")
     settings = settings.replace(topology=dataclasses.replace(topology, devices=1)).resolved()
     algo = settings.algo
     program = settings.topology.bind(algo, env, processes=1)

@@ -35,13 +35,14 @@ _INTERVALS = 20  # the default number of intervals of a run
 class PBTResult(SweepResult):
     """The result of population-based training: its members as the configurations of a sweep with one seed.
 
-    `configurations` are the hyperparameters of each member at the end, `metrics` the curves of its slot in the
-    population, and `returns` the final evaluation that determines the winner.
+    `configurations` contains the final hyperparameters of each member, `metrics` the curves of each slot in the
+    population, which continue after copies, and `returns` the final evaluation, which determines the winner.
 
     Attributes:
       lineage: parents, scores and hyperparameters of all members in every interval.
-      fresh_returns: (episodes,) returns of the winner in fresh episodes, used neither for training nor to choose it;
-        NaN if unfinished. Unlike the best of many evaluations, they are not biased upwards by the choice.
+      fresh_returns: returns of the winner in fresh episodes, shape (episodes,); NaN for unfinished episodes. The
+        episodes were used neither for training nor to choose the winner, so unlike the best of many evaluations, their
+        returns are not biased upwards by the choice.
       member_seeds: the seed of each member's run, until it copies another member.
     """
 
@@ -94,7 +95,7 @@ class PBTResult(SweepResult):
         return {"lineage": self.lineage.to_json(), "fresh": fresh, "member_seeds": self.member_seeds}
 
     def _rows(self) -> list[dict[str, Any]]:
-        """Return a row for each member, the best first."""
+        """Return one row per member, sorted from best to worst."""
         copies = np.sum(self.lineage.parents != np.arange(len(self.configurations)), axis=0)
         return [
             {"member": int(member), **self._settings(int(member)), "score": float(self.scores[member, 0])}
@@ -136,11 +137,11 @@ def pbt(
     Population-based training (Jaderberg et al., 2017, arXiv:1711.09846) with truncation selection: every
     `exploit_every` steps, each of the worst members copies the learner (parameters, optimizer, normalization) of a
     random member of the best ones. It continues in its own environments, with hyperparameters that are perturbed or
-    sampled again. Settings thus become schedules within a single training.
+    sampled again. Settings thus become schedules within a single training run.
 
-    Until it copies another one, a member is the run of `jaxrl.train` with its seed and settings. If runs are mapped in
-    turn, a population is the same on any number of devices. With several processes, each trains a part of the members,
-    and all return the complete result.
+    Until it copies another one, each member is the same as the run of `jaxrl.train` with its seed and settings. If
+    `mapping` is "in_turn", the result is the same on any number of devices. With several processes, each process trains
+    some of the members, and all return the complete result.
 
     Args:
       algo, env, num_envs, topology: settings of every member, as for `make_train`.
@@ -176,10 +177,10 @@ def pbt(
 
     Raises:
       ConfigError: lists all invalid settings.
-      RunDirectoryError: `run_dir` is in use, contains anything but this population, or a file not written by jaxrl
-        under a name that jaxrl uses.
-      KeyboardInterrupt, SystemExit: after Ctrl-C; after SIGTERM or when the terminal is closed. Progress is saved in
-        `run_dir` first.
+      RunDirectoryError: `run_dir` is in use, contains anything but this population, or contains a file that jaxrl did
+        not write but whose name it uses.
+      KeyboardInterrupt: after Ctrl-C, once progress is saved in `run_dir`.
+      SystemExit: after SIGTERM or when the terminal is closed, once progress is saved in `run_dir`.
     """
     devices, mapping = devices_and_mapping(devices, mapping)
     run, selection = RunSettings.of(locals()), Selection(fraction, factor, resample, exploit_from, score, copy_replay)
@@ -203,7 +204,7 @@ def pbt(
     first, ranges = _bound(run.replace(algo=as_algorithm(run.algo)), space)
     every = run.total_steps / _INTERVALS if exploit_every is None else exploit_every
     points = min(max(1, round(run.total_steps / every)), first.iterations)
-    if points > 1_000_000:  # the scores and hyperparameters of each are recorded
+    if points > 1_000_000:  # the scores and hyperparameters of each round are recorded
         raise ConfigError(
             f"exploit_every={exploit_every} results in {points:,} rounds, but at most 1,000,000 can be recorded; "
             "increase exploit_every"
@@ -292,7 +293,7 @@ def _result(part, first, population, seed, seeds, figures) -> PBTResult:
         steps=np.tile(steps, (members, 1)),
         metrics={name: curve[:members, None] for name, curve in sorted(part["metrics"].items())},
         returns=part["returns"][:members, None],
-        failed=part["failed"][:members, -1:],  # members that failed earlier then copied others
+        failed=part["failed"][:members, -1:],  # members that failed earlier have copied others
         learners=[jax.tree.map(lambda x, member=member: x[member][None], learners) for member in range(members)],
         configs=configs,
         **figures,

@@ -1,6 +1,7 @@
 """Exploit and explore steps of population-based training (Jaderberg et al., 2017, arXiv:1711.09846).
 
-The host decides, from the scores of all members and a key folded with the point; states are copied on the devices.
+The host decides which members copy which others, from the scores of all members and a key folded with the point; the
+devices copy the states.
 """
 
 import dataclasses
@@ -26,14 +27,15 @@ Score = Literal["training", "evaluation"]
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """The truncation selection of members, and the exploration of a copy's hyperparameters.
+    """Truncation selection of members, and exploration of the hyperparameters of copies.
 
     Args:
-      fraction: fraction of the members that copy others, and of those that may be copied; at least one member each.
+      fraction: fraction of the members that copy others, and also the fraction that may be copied; both are at
+        least one member.
       factor: factor that a copied hyperparameter is multiplied or divided by.
       resample: probability that a copied hyperparameter is sampled from its range instead.
       exploit_from: fraction of the run in which only failed members copy others.
-      score: how members are scored.
+      score: the episodes whose mean return is a member's score: those of "training" or of an "evaluation".
       copy_replay: whether the replay buffer is copied too.
     """
 
@@ -45,15 +47,15 @@ class Selection:
     copy_replay: bool = False
 
     def parents(self, rng: np.random.Generator, scores: np.ndarray, failed: np.ndarray) -> np.ndarray:
-        """Return the member that each member copies: most copy themselves, that is, remain unchanged.
+        """Return the index of the member that each member copies; members that stay unchanged have their own index.
 
         Args:
           rng: samples from the best members.
-          scores: (population,), higher is better; a member with NaN neither copies nor is copied.
-          failed: bool (population,): failed members count as the worst, and all of them copy others.
+          scores: scores of shape (population,), higher is better; a member with NaN neither copies nor is copied.
+          failed: bool (population,); failed members count as the worst, and all of them copy others.
 
         Returns:
-          int32 (population,).
+          The index of the copied member for each member, int32 (population,).
         """
         parents = np.arange(len(scores), dtype=np.int32)
         ranked = [int(member) for member in np.argsort(np.where(failed, -np.inf, scores), kind="stable")]
@@ -69,7 +71,7 @@ class Selection:
     def explored(
         self, rng: np.random.Generator, hyperparameters: Sequence["Hyperparameter"], values: np.ndarray
     ) -> np.ndarray:
-        """Return perturbed or resampled values for a copy of a member with `values`, float32 (hyperparameters,)."""
+        """Perturb or resample `values`, the hyperparameters of a copied member; return float32 (hyperparameters,)."""
         found = []
         for one, value in zip(hyperparameters, values, strict=True):
             if rng.random() < self.resample:
@@ -81,7 +83,7 @@ class Selection:
 
 @dataclasses.dataclass(frozen=True)
 class Hyperparameter:
-    """A field of the algorithm that differs by member, represented by one number: its value, or its index in a list.
+    """A field of the algorithm that differs between members, stored as one number: its value, or an index in a list.
 
     Args:
       name: the field's name.
@@ -100,8 +102,9 @@ class Hyperparameter:
     def perturbed(self, value: float, factor: float) -> float:
         """Return a value near this one, clipped to the range.
 
-        In a logarithmic range it is `factor` times the value. In a uniform range it moves by ln(factor) of the width,
-        so that a factor and its inverse move equally far. In a list it is the next or the previous value.
+        In a logarithmic range, the value is multiplied by `factor`. In a uniform range, it moves by ln(factor) times
+        the width, so that a factor and its inverse move it equally far. In a list, it moves to the next or the previous
+        entry.
         """
         if isinstance(self.values, LogUniform):
             return min(max(value * factor, self.values.low), self.values.high)
@@ -115,7 +118,7 @@ class Hyperparameter:
         return value if isinstance(self.values, Distribution) else self.values[int(value)]
 
     def number(self, value: float, progress: float) -> float:
-        """Return the setting as a number; for a schedule, its number at `progress`."""
+        """Return the setting as a number; for a schedule, its value at `progress`."""
         setting = self.setting(value)
         return float(setting(progress)) if schedules.is_schedule(setting) else float(setting)
 
@@ -125,7 +128,7 @@ class Population:
 
     Args:
       many: the compiled program of this process's members.
-      run: the run of any member.
+      run: the compiled run of any member.
       space: the range of each hyperparameter, by field.
       selection: selects the copies and explores their hyperparameters.
       members: number of members over all processes.
@@ -134,8 +137,9 @@ class Population:
 
     Attributes:
       mine: the members of this process. Each process has the same number, so the last member may be repeated.
-      record: "values" (points, hyperparameters, population) in the interval before each point; "scores" (points,
-        population) at its end; and "parents" (points, population), the member that each member then copied, or itself.
+      record: a dictionary of arrays: "values" (points, hyperparameters, population), the hyperparameters in the
+        interval before each point; "scores" (points, population), the scores at each point; and "parents" (points,
+        population), the index of the member that each member copied at each point, or its own index if it copied none.
     """
 
     def __init__(
@@ -176,13 +180,13 @@ class Population:
         return self._many.stack([replace(self._run.algo, **self.settings(point, member)) for member in self.mine])
 
     def step(self, point: int, algos: Any, states: RunState, report: Report) -> RunState:
-        """Return the states after the worst members copied the best ones (exploit) and changed settings (explore).
+        """Let the worst members copy the best ones (exploit) and change settings (explore); return the new states.
 
         Args:
           point: the current point.
-          algos: algorithms of this process's members in the interval before it.
+          algos: algorithms of this process's members in the interval before this point.
           states: states of these members; donated.
-          report: report of these members since the previous point.
+          report: report on these members since the previous point.
         """
         scores, failed = self._scores(point, algos, states, report)
         record = self.record
@@ -207,7 +211,11 @@ class Population:
         return self._many.copied(states.replace(key=None), whole).replace(key=states.key)
 
     def evaluate(self, algos: Any, learners: Any, point: int) -> np.ndarray:
-        """Return the returns (members, episodes) of this process's members, all in the same episodes of a point."""
+        """Evaluate all members of this process in the same episodes, which depend on `point`.
+
+        Returns:
+          The returns, shape (members, episodes).
+        """
         key = keys.population_key(self._root, point)
         return self._many.evaluate(algos, learners, self._many.stack([key] * self._many.runs), self._run.settings)
 
@@ -216,7 +224,7 @@ class Population:
         return np.random.default_rng(words.ravel().tolist())
 
     def _scores(self, point, algos, states, report):
-        """Return the score of every member, and whether it failed, over all processes."""
+        """Return the scores of the members of all processes, and which of these members failed."""
         runs = self._many.runs
         if self._selection.score == "evaluation":
             returns = self.evaluate(algos, states.learner, point)

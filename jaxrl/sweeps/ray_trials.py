@@ -40,14 +40,12 @@ class Actors:
         return max(1, int(self.gpus_per_run or self.cpus_per_run))
 
     def problems(self, devices: int | None) -> list[str]:
-        """Return one line for each conflict between these settings and `devices`, the number for each actor."""
+        """Return one error line per conflict between these settings, or with `devices`, the number per actor."""
         found = []
         if self.max_concurrent is None and not self.cpus_per_run and not self.gpus_per_run:
             found.append("cpus_per_run=0 and gpus_per_run=0 do not limit the number of actors; set max_concurrent")
         if self.gpus_per_run and devices is not None and devices > self.devices:
-            found.append(
-                f"devices={devices} must be at most {self.devices}, the GPUs of gpus_per_run={self.gpus_per_run:g}"
-            )
+            found.append(f"devices={devices} must be at most {self.devices}, since gpus_per_run={self.gpus_per_run:g}")
         return found
 
 
@@ -61,15 +59,15 @@ def side_by_side(
 ) -> None:
     """Run several trials at once until the study has `trials` of them.
 
-    If an actor is lost or raises an unexpected error, its trial has failed, and another actor replaces it.
+    If an actor is lost or raises an unexpected error, its trial counts as failed, and another actor replaces it.
 
     Args:
       study: chooses the settings and the trials to prune.
-      evaluations: as in `Study.run`; every actor has a copy.
+      evaluations: function that trains and evaluates a trial, as in `Study.run`; every actor has a copy.
       trials: number of trials, including those that ended earlier.
       how: settings of the actors.
       devices: number of devices that each actor splits its CPU into.
-      report: called with the number of each trial that ended, and the trial.
+      report: function that is called with the number and the record of each trial that ended.
 
     Raises:
       ConfigError: the cluster has no room for a trial.
@@ -77,10 +75,11 @@ def side_by_side(
     """
     ray = connect(how.address)
     cls = actor_class(ray, TrialActor, how.cpus_per_run, how.gpus_per_run)
-    # In a list, so that Ray does not read it before the actor's own code runs: reading arrays starts JAX.
+    # The reference is in a list, so that Ray does not load the value before the actor's code runs: loading arrays
+    # initializes JAX.
     arguments = [ray.put(evaluations)], devices, how.gpus_per_run > 0
     actors: list[Any] = []
-    pending: dict[Any, tuple[Any, UnderWay | None]] = {}  # requests to actors, with the trial; None: start-up
+    pending: dict[Any, tuple[Any, UnderWay | None]] = {}  # actor and trial by request; no trial while it starts
 
     def start():
         actors.append(cls.remote(*arguments))
@@ -120,9 +119,9 @@ class TrialActor:
     """A Ray actor that trains one trial after another; each call trains until the next evaluation.
 
     Args:
-      evaluations: Ray's reference to the function, in a list.
+      evaluations: Ray's reference to the function that trains and evaluates a trial, in a list.
       devices: number of devices to split the CPU into.
-      gpu: whether it has accelerators.
+      gpu: whether the actor has accelerators.
     """
 
     def __init__(self, evaluations: list[Any], devices: int, gpu: bool):
@@ -136,7 +135,7 @@ class TrialActor:
         self._under_way: Iterator[tuple[float, bool]] = iter(())
 
     def evaluate(self, settings: dict[str, Any] | None = None) -> tuple[float, bool]:
-        """Return the next evaluation of the trial, or of a new one with these settings, and whether it was the last."""
+        """Return the score of the next evaluation, and whether it was the last; `settings` begin a new trial."""
         if settings is not None:
             self._under_way = self._evaluations(settings)
         return next(self._under_way)

@@ -23,10 +23,10 @@ class Record(Run):
     Attributes:
       family: name shared by comparable runs: the algorithm and the environment, and for trials and members also their
         search or population.
-      settings: the settings that differ between runs of the family; numbers as such, everything else as text.
-      ended: "finished", "pruned", "failed" or the reason in `result.json`; empty if unknown.
-      result: the contents of `result.json`, if there is one; for a sweep its "origin", for a population also its
-        "lineage".
+      settings: the settings that differ between runs of the family; numbers are kept, everything else is text.
+      ended: how the run ended: "finished", "pruned", "failed" or the reason in `result.json`; empty if unknown.
+      result: the contents of `result.json`, or an empty mapping. Runs of a sweep have the sweep's "origin" instead, and
+        members of a population also its "lineage".
     """
 
     family: str
@@ -42,15 +42,16 @@ class Record(Run):
 
     @property
     def steps(self) -> int:
-        """The environment steps at its last metrics."""
+        """The environment steps at the last row of metrics; 0 without rows."""
         return max((int(row["step"]) for row in self.rows), default=0)
 
 
 def read_records(paths: Sequence[str | os.PathLike]) -> list[Record]:
-    """Return the runs in directories of runs, sweeps and searches, in the order of the paths.
+    """Read the runs in directories of runs, sweeps and searches, in the order of the paths.
 
-    The runs of a search are its trials, whose metrics are mean returns over seeds. A run that is given twice, by its
-    directory and by that of its sweep, is returned once (`Run.place`). A member of a population has its last settings.
+    The runs of a search are its trials, whose metrics are mean returns over seeds. A run that is passed twice, through
+    its own directory and its sweep's, is returned once (see `Run.place`). Members of a population have their last
+    settings.
 
     Raises:
       ConfigError: there are no paths.
@@ -80,7 +81,7 @@ def to_pandas(paths: Sequence[str | os.PathLike]) -> "pandas.DataFrame":
     """Return a data frame of saved runs, sweeps and searches, with a row for each run.
 
     The columns are the run, the algorithm, the environment, the settings that differ between runs, the seed, the
-    environment steps, and the last value of every metric; "evaluation/return_mean" is that of the final evaluation.
+    environment steps, and the last value of every metric; for "evaluation/return_mean", that of the final evaluation.
 
     Args:
       paths: directories of runs, sweeps and searches, or a single directory.
@@ -99,7 +100,7 @@ def to_pandas(paths: Sequence[str | os.PathLike]) -> "pandas.DataFrame":
 
 
 def _read(path: str | os.PathLike, name: str) -> list[Record]:
-    """Return the runs of a directory, called `name`, without their settings."""
+    """Read the runs of a directory, which are named after `name`; `settings` are filled in later."""
     if sweep_directory.is_search(path):
         config, trials = sweep_directory.read_trials(path)
         config, most = run_directory.with_new_fields(config), max((len(trial.returns) for trial in trials), default=1)
@@ -125,7 +126,7 @@ def _read(path: str | os.PathLike, name: str) -> list[Record]:
     result = run_status.read_result(path)
     record = Record(**vars(run), family=run.title, ended=str(result.get("stopped", "")), result=result)
     evaluated = result.get("evaluation", {}).get("return_mean")
-    if isinstance(evaluated, float) and math.isfinite(evaluated) and not _has_score(run):  # by another process
+    if isinstance(evaluated, float) and math.isfinite(evaluated) and not _has_score(run):  # evaluated elsewhere
         record = dataclasses.replace(record, rows=[*run.rows, {"step": record.steps, EVALUATION: evaluated}])
     return [record]
 

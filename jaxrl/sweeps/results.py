@@ -1,4 +1,4 @@
-"""Results of sweeps: scores, tables, curves, and their directory, which also contains the best policy."""
+"""Results of sweeps: scores, tables, curves, and the directory that stores them together with the best policy."""
 
 import contextlib
 import dataclasses
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from jaxrl.plots.chart import Chart
 
-# Columns of a table whose numbers are compared.
+# Columns whose numbers are formatted for comparison.
 _STATISTICS = ("IQM", "mean", "std", "min", "max", "training", "score")
 
 
@@ -39,13 +39,13 @@ class SweepResult(Tabulated):
       seeds: the seeds of each configuration.
       steps: environment steps at each point of the curves, shape (configurations, points).
       metrics: curves by name, float32 (configurations, seeds, points); NaN where no episode ended.
-      returns: returns of the final evaluations, (configurations, seeds, episodes); NaN if unfinished.
-      failed: bool (configurations, seeds): whether a value was not finite in the run.
-      learners: the final learner states, leaves (seeds, ...), one tree per configuration.
-      steps_per_second: environment steps of all runs per second of training, in the last call that trained them.
-      wall_seconds: wall time of that call.
+      returns: returns of the final evaluations, (configurations, seeds, episodes); NaN for unfinished episodes.
+      failed: whether a run met a value that was not finite, bool (configurations, seeds).
+      learners: the final learner states, one tree per configuration, with leaves of shape (seeds, ...).
+      steps_per_second: environment steps of all runs per second of training, in the last call that trained any of them.
+      wall_seconds: wall time of the same call.
       configs: the contents of `config.json` for each configuration, without the seed.
-      origin: the command, the machine and the versions of that call.
+      origin: the command, the machine and the versions of the same call.
     """
 
     _MEMBER = ""  # format of a member's name in plots, for populations
@@ -100,7 +100,7 @@ class SweepResult(Tabulated):
         return self.configurations[found[0]]
 
     def plot(self, path: str | Path | None = None, *, metric: str = TRAINING) -> "Chart":
-        """Plot the interquartile mean over seeds of each configuration, with its bootstrap interval.
+        """Plot each configuration's interquartile mean over seeds, with its bootstrap interval.
 
         Args:
           path: image file to write, or None; its suffix sets the format.
@@ -114,7 +114,7 @@ class SweepResult(Tabulated):
         return plot_runs([run for _, run in self._runs([metric])], path, metric=metric)
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """Return a data frame with a row for each run: settings, seed, final metrics and the final evaluation.
+        """Return a data frame with one row per run: settings, seed, final metrics and the final evaluation.
 
         Raises:
           MissingExtraError: pandas is not installed.
@@ -129,19 +129,20 @@ class SweepResult(Tabulated):
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write a directory with the curves, the table as CSV and Markdown, a plot, and the best policy.
 
-        `jaxrl.load` and `jaxrl eval` read the best policy from it, `jaxrl plot` the curves. The best policy is that of
-        the configuration with the highest interquartile mean, from its seed with the highest score.
+        `jaxrl.load` and `jaxrl eval` read the best policy from the directory, and `jaxrl plot` reads the curves. The
+        best policy is from the configuration with the highest interquartile mean, and among its seeds from the one with
+        the highest score.
 
         Args:
           path: the directory, created if missing.
-          overwrite: replace the results of another sweep in it.
+          overwrite: replace the results of another sweep in the directory.
 
         Returns:
           The directory.
 
         Raises:
-          RunDirectoryError: it contains a run, a link, another sweep, or a file not written by jaxrl under a name that
-            jaxrl uses; or it cannot be written to.
+          RunDirectoryError: the directory contains a run, a link, another sweep, or a file that jaxrl did not write but
+            whose name it uses; or it cannot be written to.
           CheckpointError: the policy could not be saved.
         """
         path = files.expand(path)
@@ -168,7 +169,7 @@ class SweepResult(Tabulated):
         return path
 
     def _draw(self, path: Path) -> dict[str, Any]:
-        """Write plots of the runs to their directory; return further fields of its record."""
+        """Write plots to the directory of the sweep; return additional fields for its record."""
         if TRAINING in self.metrics:
             self.plot(path / "curves.png")
         return {}
@@ -191,7 +192,7 @@ class SweepResult(Tabulated):
         return sweep_directory.BEST
 
     def _runs(self, metrics: Sequence[str]) -> Iterator[tuple[int, Run]]:
-        """Yield the configuration's number and the run, with the curves of these metrics and its score."""
+        """Yield pairs (configuration number, run); each run has its score and its curves of these metrics."""
         scores = self.scores
         for number, config in enumerate(self.configs):
             for place, seed in enumerate(self.seeds):
@@ -214,7 +215,7 @@ class SweepResult(Tabulated):
         return [self._settings(number) for number, _ in self._runs([])], self.scores.ravel().tolist()
 
     def _rows(self) -> list[dict[str, Any]]:
-        """Return a row for each configuration, the best first, with the score of every seed."""
+        """Return one row per configuration with the score of every seed, sorted from best to worst."""
         rows = []
         for number in np.argsort(-self.interquartile_means):
             scores = self.scores[number][~np.isnan(self.scores[number])]
@@ -231,7 +232,7 @@ class SweepResult(Tabulated):
         return rows
 
     def _cells(self) -> list[list[str]]:
-        """Return the table as text, the header first."""
+        """Return the cells of the table as text, in rows that begin with the header."""
         rows = [{name: x for name, x in row.items() if not name.startswith("seed ")} for row in self._rows()]
         return cells(rows, _STATISTICS)
 
@@ -239,13 +240,13 @@ class SweepResult(Tabulated):
 def save_policy(
     path: Path, config: Mapping[str, Any], learner: PyTree, rows: Sequence[Mapping[str, Any]], score: float
 ) -> None:
-    """Write the policy of the best run of a sweep or a search, as a run directory within its directory.
+    """Write the policy of the best run in the directory of a sweep or a search, as a run directory within it.
 
     Args:
       path: the directory of the sweep or the search.
       config: the contents of `config.json` for the run.
       learner: the final learner state.
-      rows: the metrics of the run; the last row is of the final step.
+      rows: rows of metrics of the run; the last one is for the final step.
       score: the return of the final evaluation.
 
     Raises:
@@ -268,7 +269,8 @@ def leave[Result: SweepResult](result: Result, path: Path | None, *, trained: bo
     Args:
       result: the result of this call.
       path: the directory; None: nothing is saved.
-      trained: whether this call trained any of the runs. Otherwise the figures of the call that trained them are kept.
+      trained: whether this call trained any of the runs. If it did not, the speed, duration and origin recorded by the
+        call that trained them are kept.
 
     Returns:
       The saved result.

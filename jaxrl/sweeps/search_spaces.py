@@ -1,4 +1,4 @@
-"""Search spaces of `jaxrl.tune` and `jaxrl.pbt`: default ranges by algorithm, and the changes made by a call.
+"""Search spaces of `jaxrl.tune` and `jaxrl.pbt`: default ranges by algorithm, and overrides by the caller.
 
 All fields with default ranges are traced, so all trials of a study share one compiled program.
 """
@@ -22,7 +22,7 @@ _LEARNER: dict[str, Range] = {"learning_rate": _RATE, "gamma": _GAMMA}
 _POLICY_GRADIENT = _LEARNER | {"entropy_cost": LogUniform(1e-8, 0.1), "value_cost": Uniform(0.2, 1.0)}
 _ACTOR_AND_CRITIC: dict[str, Range] = {"learning_rate": _RATE, "policy_learning_rate": _RATE, "gamma": _GAMMA}
 _ACTOR_CRITIC = _ACTOR_AND_CRITIC | {"tau": _TAU}
-# Ranges of groups of fields, for algorithms without an entry below.
+# Default ranges by group of fields, for algorithms that are not in `SPACES`.
 _GROUPS: dict[type, dict[str, Range]] = {
     ActorCriticFields: _ACTOR_AND_CRITIC,
     TargetFields: {"tau": _TAU},
@@ -31,7 +31,8 @@ _GROUPS: dict[type, dict[str, Range]] = {
 _NOISE = Uniform(0.05, 0.5)  # standard deviation of exploration noise
 _SMOOTHING = Uniform(0.05, 0.4)  # standard deviation of the target policy's noise
 
-# By algorithm and field. Algorithms that need a dataset (BC, GAIL) are missing, since a search does not accept one.
+# Default ranges by algorithm and field. Algorithms that need a dataset (BC, GAIL) are missing, since searches do not
+# accept datasets.
 SPACES: dict[str, dict[str, Range]] = {
     "a2c": _POLICY_GRADIENT | {"gae_lambda": Uniform(0.8, 1.0), "max_grad_norm": LogUniform(0.3, 5.0)},
     "alphazero": _LEARNER | {"value_cost": Uniform(0.2, 1.0), "epsilon": Uniform(0.0, 0.5)},
@@ -84,7 +85,7 @@ SPACES: dict[str, dict[str, Range]] = {
 
 
 def _ranges(algo: Algorithm) -> dict[str, Range]:
-    """Return the default ranges of an algorithm, from its entry or else from its groups of fields."""
+    """Return the default ranges of an algorithm: its entry in `SPACES`, or otherwise those of its groups of fields."""
     of_groups: dict[str, Range] = {}
     for group, ranges in _GROUPS.items():
         if isinstance(algo, group):
@@ -97,11 +98,12 @@ def search_space(
 ) -> tuple[dict[str, Any], dict[str, Range]]:
     """Return the fixed fields with their values, and the searched fields with their ranges.
 
-    A field with a default range is searched if `algo` has its default value and it has an effect there.
+    A field with a default range is searched if it has its default value in `algo` and affects this algorithm.
 
     Args:
       algo: the algorithm to tune.
-      overrides: by field, a range or a list that replaces the default range; a single value fixes the field.
+      overrides: for each field, a range or a list that replaces the default range, or a single value that fixes the
+        field.
       schedules: whether a list may contain schedules.
 
     Raises:
@@ -121,7 +123,7 @@ def search_space(
         problems += range_problems(name, values)
         tried = ends(values)
         if isinstance(values, Distribution):
-            if not problems:  # a field of integers may accept the ends only
+            if not problems:  # an integer field may accept the two ends but no values between them
                 tried.append(values.low + 0.3 * (values.high - values.low))
         else:
             problems += [

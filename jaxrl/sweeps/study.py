@@ -23,7 +23,7 @@ from jaxrl.run.directory.sweep_directory import Trial
 from jaxrl.sweeps.distributions import MOST_TRIALS, Distribution, LogUniform
 from jaxrl.sweeps.search_spaces import Range
 
-_BEGINNING = b'{"settings": '  # of every line
+_BEGINNING = b'{"settings": '  # start of every line
 SAMPLERS: dict[str, Callable[..., optuna.samplers.BaseSampler]] = {
     # Running trials count as poor, so that new trials are not close to them.
     "tpe": functools.partial(optuna.samplers.TPESampler, constant_liar=True),
@@ -53,11 +53,11 @@ class UnderWay:
 
 
 class Study:
-    """The trials so far, and the choice of the next one.
+    """The trials of a search so far, and the choice of the next one.
 
     The settings of a trial depend on the seed, its number, and the trials that have ended or are running. A trial whose
-    process was killed is discarded and its number used again, so a study of one trial at a time that was killed and
-    resumed equals one that was not.
+    process was killed is discarded and its number is used again. Therefore, if trials run one at a time, a study that
+    was killed and resumed equals an uninterrupted one.
 
     Args:
       path: file with one JSON line per trial that ended; None: nothing is stored.
@@ -82,7 +82,7 @@ class Study:
         self._path, self._fixed, self._sampler, self._search_seed = path, dict(fixed), sampler, search_seed
         self._distributions = {name: _distribution(values) for name, values in ranges.items()}
         self._trials: dict[int, Trial] = {}  # by number
-        self._begun: set[int] = set()  # numbers, including those of trials that ended
+        self._begun: set[int] = set()  # numbers of the trials that are running or have ended
         self._lines: list[bytes] = []
         self._has_warned = False
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -90,7 +90,7 @@ class Study:
         try:
             if path is not None:
                 self._resume(path)
-        except Exception as error:  # any error of Optuna on a trial from another program
+        except Exception as error:  # Optuna may raise any error for another program's trial
             raise RunDirectoryError(
                 f"{path} cannot be read as a study: {error!r:.300}; if another program or an earlier jaxrl wrote it, "
                 "move it away to start a new search"
@@ -100,8 +100,8 @@ class Study:
         """Read the trials of the file, which is created if missing. A last line that was cut short is ignored.
 
         Raises:
-          OSError: it is a link or not a regular file, or cannot be written to.
-          ValueError, TypeError, KeyError: it contains something else, and is left unchanged.
+          OSError: the file is a link or not a regular file, or cannot be written to.
+          ValueError, TypeError, KeyError: the file is not a study of these ranges; it is left unchanged.
         """
         with files.open_to_append(path), files.open_to_read(path) as file:
             data = file.read(files.LARGEST + 1)
@@ -137,7 +137,7 @@ class Study:
     def begin(self) -> UnderWay:
         """Choose the settings of a new trial; other trials may be running."""
         number = self.next_number
-        high, low = divmod(self._search_seed, 1 << 32)  # the high word last: a 0 there changes nothing
+        high, low = divmod(self._search_seed, 1 << 32)  # the high word is last, where 0 has no effect
         seed = int(np.random.SeedSequence([low, number, high]).generate_state(1)[0])
         self._study.sampler = SAMPLERS[self._sampler](seed=seed)
         trial = self._study.ask(self._distributions)
@@ -147,22 +147,23 @@ class Study:
     def take(self, under_way: UnderWay, outcome: tuple[float, bool] | JaxrlError) -> Trial | None:
         """Record the outcome of the next evaluation of a trial.
 
-        If a trial that ended cannot be written to the file, this warns once, and a later trial writes both.
+        If a trial that ended cannot be written to the file, a warning is issued once, and the trial is written again
+        together with a later one.
 
         Args:
           under_way: the trial.
-          outcome: the score and whether it was the last evaluation; or an error: `ConfigError`, the settings are
-            incompatible; `NonFiniteError`, the run failed; another error, the process was lost.
+          outcome: the score and whether it was the last evaluation; or an error: `ConfigError` if the settings are
+            incompatible, `NonFiniteError` if the run failed, or another error if the process was lost.
 
         Returns:
-          The trial if it has ended; None: its training continues.
+          The trial if it has ended, or None if its training continues.
         """
         under_way.rung += 1
         trial = under_way.trial
         if isinstance(outcome, JaxrlError):
             trial.set_user_attr("problem", "; ".join(getattr(outcome, "problems", [str(outcome)])))
             if isinstance(outcome, NonFiniteError):
-                trial.report(math.nan, under_way.rung)  # to the sampler, the worst score at this evaluation
+                trial.report(math.nan, under_way.rung)  # the sampler treats NaN as the worst score
             frozen = self._study.tell(trial, state=TrialState.PRUNED)
         else:
             score, last = outcome
@@ -182,9 +183,9 @@ class Study:
         """Run one trial in this process.
 
         Args:
-          evaluations: function of the settings that yields the score of each evaluation and whether it was the last
-            one; it is not resumed after the trial was pruned. Raises ConfigError if the settings are incompatible,
-            NonFiniteError if the run failed.
+          evaluations: generator function that takes the settings and yields the score of each evaluation and whether it
+            was the last one. It is not resumed after the trial was pruned, and raises ConfigError if the settings are
+            incompatible, NonFiniteError if the run failed.
         """
         under_way = self.begin()
         found = evaluations(under_way.settings)
@@ -197,7 +198,7 @@ class Study:
                 return ended
 
     def _trial(self, frozen: FrozenTrial) -> Trial:
-        """Return a trial of Optuna that ended as one of ours."""
+        """Convert a trial of Optuna that ended to a `Trial`."""
         problem = frozen.user_attrs.get("problem")
         ended = "finished" if frozen.state == TrialState.COMPLETE else "failed" if problem else "pruned"
         returns = [value for _, value in sorted(frozen.intermediate_values.items())]
@@ -206,7 +207,7 @@ class Study:
     def _keep(self, path: Path, number: int, frozen: FrozenTrial) -> None:
         """Write a trial that ended, with all earlier ones, to the file; warn once if this fails."""
         record = dataclasses.asdict(self._trials[number]) | {"settings": frozen.params}
-        if number != len(self._trials) - 1:  # otherwise its line implies it
+        if number != len(self._trials) - 1:  # otherwise it equals the line's index
             record["number"] = number
         self._lines.append(files.to_json(record).encode())
         try:
@@ -219,10 +220,10 @@ class Study:
             self._has_warned = True
 
     def _add(self, record: Any) -> None:
-        """Add the trial of a line.
+        """Add the trial stored in a line of the file.
 
         Raises:
-          ValueError, TypeError, KeyError: it is not a trial of this search.
+          ValueError, TypeError, KeyError: the line is not a trial of this search.
         """
         frozen, number = self._read(record), record.get("number", len(self._trials))
         if type(number) is not int or not 0 <= number < MOST_TRIALS or number in self._trials:
@@ -232,10 +233,10 @@ class Study:
         self._begun.add(number)
 
     def _read(self, record: Any) -> FrozenTrial:
-        """Return the trial of a line.
+        """Return the trial stored in a line of the file, as a trial of Optuna.
 
         Raises:
-          ValueError, TypeError, KeyError: it is not a trial of this search.
+          ValueError, TypeError, KeyError: the line is not a trial of this search.
         """
         params, returns, problem = (record[name] for name in ("settings", "returns", "problem"))
         finished, failed = record["ended"] == "finished", record["ended"] == "failed"
@@ -243,9 +244,9 @@ class Study:
         if not all(value is None or is_number(value) for value in returns):
             raise ValueError("a return is not a number")
         if record["ended"] not in ("finished", "pruned", "failed") or failed != isinstance(problem, str):
-            raise ValueError("it neither finished, was pruned nor failed with a problem")
+            raise ValueError("it did not end as finished, as pruned, or as failed with a problem")
         if set(params) != set(self._distributions):
-            raise ValueError("its settings are not the searched ones")
+            raise ValueError("its settings are not those of this search")
         params = {  # converted to the types of the ranges
             name: values.to_external_repr(values.to_internal_repr(params[name]))
             for name, values in self._distributions.items()
@@ -262,7 +263,7 @@ class Study:
 
 
 def _distribution(values: Range) -> BaseDistribution:
-    """Return a range as a distribution of Optuna."""
+    """Convert a range to a distribution of Optuna."""
     if isinstance(values, Distribution):
         return FloatDistribution(values.low, values.high, log=isinstance(values, LogUniform))
     return CategoricalDistribution(list(values))

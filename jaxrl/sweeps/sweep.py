@@ -46,9 +46,9 @@ def sweep(
 ) -> SweepResult:
     """Train every configuration with every seed in one compiled program, sharded over the devices.
 
-    If the runs of a device are mapped in turn, each run is bit for bit the single run with that seed; under `vmap` it
-    is equal up to rounding. With several processes (`jaxrl.parallel.multihost.distributed`), each trains a part of the
-    runs, and all return the complete result, which `SweepResult.save` writes to `run_dir`.
+    If `mapping` is "in_turn", each run equals the single run with the same seed bit for bit; with "vmap", it is equal
+    up to rounding. With several processes (`jaxrl.parallel.multihost.distributed`), each process trains some of the
+    runs, and all return the complete result, which can be written to a directory with `SweepResult.save`.
 
     Args:
       algo, env, topology: settings of every run, as for `make_train`.
@@ -75,10 +75,10 @@ def sweep(
 
     Raises:
       ConfigError: lists all invalid settings.
-      RunDirectoryError: `run_dir` is in use, contains anything but this sweep, or a file not written by jaxrl under a
-        name that jaxrl uses.
-      KeyboardInterrupt, SystemExit: after Ctrl-C; after SIGTERM or when the terminal is closed. Progress is saved in
-        `run_dir` first.
+      RunDirectoryError: `run_dir` is in use, contains anything but this sweep, or contains a file that jaxrl did not
+        write but whose name it uses.
+      KeyboardInterrupt: after Ctrl-C, once progress is saved in `run_dir`.
+      SystemExit: after SIGTERM or when the terminal is closed, once progress is saved in `run_dir`.
     """
     devices, mapping = devices_and_mapping(devices, mapping)
     run = RunSettings.of(locals())
@@ -129,7 +129,7 @@ def sweep(
 
 
 def _settings(run, num_samples, search_seed, space) -> list[dict[str, Any]]:
-    """Return the settings of each configuration, with `num_envs` if there are several.
+    """Return the settings of each configuration, including `num_envs` if it has several values.
 
     Raises:
       ConfigError: lists all invalid settings.
@@ -141,7 +141,7 @@ def _settings(run, num_samples, search_seed, space) -> list[dict[str, Any]]:
 
 
 def _bound(run, setting):
-    """Return the compiled run of a configuration, with any seed."""
+    """Return the compiled run of a configuration, which is the same for all seeds."""
     fields = dict(setting)
     num_envs = fields.pop("num_envs", run.num_envs)
     return bind_run(run.replace(algo=replace(run.algo, **fields), num_envs=num_envs))

@@ -1,4 +1,4 @@
-"""Training loop of sweeps and populations, with checkpoints: many runs of one program, from point to point."""
+"""Training loop of sweeps and populations, which advances many runs of one program between points and saves them."""
 
 import contextlib
 import dataclasses
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 
 def settings_problems(kind: str, run: RunSettings, space: Mapping[str, Any]) -> list[str]:
-    """Return problems with the settings shared by sweeps, populations and searches, and enable the compilation cache.
+    """Validate settings that sweeps, populations and searches share; return the problems. Enable the compilation cache.
 
     Raises:
-      ConfigError: this program was launched with an evaluator, which cannot follow `kind`.
+      ConfigError: this program was launched with an evaluator, which does not support `kind`.
     """
     place.check_no_evaluator(kind)
     keep_compiled_programs()
@@ -75,11 +75,11 @@ def gathered(part: dict[str, Any], each: int) -> dict[str, Any]:
 
 @dataclasses.dataclass
 class Session:
-    """The state of one call: the checkpoints of its programs, its progress bar and its speed.
+    """The state of one call that trains a sweep or a population: checkpoints, progress bar and speed.
 
     Attributes:
       run_dir: the directory of the sweep, or None.
-      checkpointers: the checkpoints of each program; None without a directory.
+      checkpointers: the checkpointer of each program; None without a directory.
       display: the progress bar, or None.
       began: start of the call, in monotonic seconds.
       done: environment steps of all runs so far.
@@ -94,7 +94,7 @@ class Session:
     timed: list[tuple[float, int]] = dataclasses.field(default_factory=list)
 
     def figures(self) -> dict[str, Any]:
-        """Return the speed and the duration of the call, by their names in results."""
+        """Return the speed and the duration of the call, keyed by the names of these attributes of `SweepResult`."""
         rate = sum(rows for _, rows in self.timed) / max(sum(seconds for seconds, _ in self.timed), 1e-9)
         rate = sum(distributed.exchange("steps a second", rate))
         return {"steps_per_second": rate, "wall_seconds": time.monotonic() - self.began}
@@ -116,7 +116,7 @@ def opened_session(
       run: the settings of the call.
       kind: "a sweep" or "a population".
       identity: settings that must be equal on all processes, and when the call is resumed.
-      programs: for each program, further settings that must be equal when it is resumed.
+      programs: additional settings of each program that must be equal when the call is resumed.
       total: environment steps of all runs of this process.
       configs, seeds: the configurations and seeds that identify finished results.
 
@@ -129,7 +129,7 @@ def opened_session(
     with contextlib.ExitStack() as stack:
         checkpointers = [None] * len(programs)
         if run_dir is not None:
-            other = run.overwrite or (run_dir / "program-0").exists()  # opening the checkpoints names the differences
+            other = run.overwrite or (run_dir / "program-0").exists()  # opening the checkpoints reports differences
             sweep_directory.check(run_dir, kind, configs, seeds, overwrite=other)
             # No limit on failed saves: until all runs have ended, their states are kept in memory anyway.
             how = {"keep": 2, "max_failures": sys.maxsize}
@@ -171,10 +171,11 @@ def train_many(
       algos, roots: algorithms and root keys of the runs, stacked.
       run: any one of the runs, for the settings that all share.
       points: number of points of the curves, spaced evenly over the iterations.
-      population: changes the runs between points; None: a sweep.
+      population: the population, which changes the runs between points; None for a sweep.
 
     Returns:
-      "metrics" by name and "failed", each (runs, points), and "learner", the learner states of all runs.
+      A dictionary: "metrics", arrays (runs, points) by name; "failed", bool (runs, points); and "learner", the final
+      learner states of all runs.
 
     Raises:
       KeyboardInterrupt, SystemExit: on a signal, after the runs were saved.
@@ -188,7 +189,7 @@ def train_many(
     shapes = jax.eval_shape(lambda states: many.chunk(algos, env, states, 1, run.total_steps_per_env)[1], states)
     further = {} if population is None else {"beside": population.record}
     progress = Progress(states, shapes, borders[1:], checkpointer, every, further)
-    del states  # `restore` frees them
+    del states  # so that `restore` can free them
     progress.restore(many.mesh)
     session.done += borders[progress.points] * many.runs
     timed = []
@@ -200,7 +201,7 @@ def train_many(
             length = borders[point + 1] - borders[point]
             states, report = many.chunk(algos, env, progress.states, length // run.rows, run.total_steps_per_env)
             if checkpointer is not None:
-                signals.hold()  # the chunk is compiled, so a state to save will follow
+                signals.hold()  # the chunk is compiled, so a state that can be saved will follow
             report = jax.device_get(report)
             timed.append((time.monotonic() - since, length * many.runs))
             session.done += length * many.runs
@@ -232,7 +233,7 @@ def _mean_return(report, runs):
 
 
 def _interrupted(number):
-    """Return the exception to raise after a sweep interrupted by a signal was saved."""
+    """Return the exception to raise for a signal that interrupted a sweep, once the sweep is saved."""
     return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
 
 
@@ -245,11 +246,11 @@ class Progress:
       steps: the environment steps at each point.
       checkpointer: saves the progress; None: nothing is saved.
       every: environment steps between checkpoints.
-      further: further arrays to save, with room for all points; restored in place.
+      further: additional arrays to save, allocated for all points; restored in place.
 
     Attributes:
       states: the newest states.
-      points: number of points so far.
+      points: number of completed points.
     """
 
     def __init__(
@@ -262,14 +263,14 @@ class Progress:
         further: Mapping[str, Any],
     ):
         self.states, self.points = states, 0
-        # With room for all points, so that shapes do not depend on the number of points so far.
+        # Allocated for all points, so that shapes do not depend on the number of completed points.
         room = jax.tree.map(lambda x: np.zeros((len(steps), *x.shape), x.dtype), report)
         self._record: dict[str, Any] = {"reports": room, **further}
         self._steps, self._checkpointer, self._every, self._saved = list(steps), checkpointer, every, 0
 
     @property
     def reports(self) -> Report:
-        """The reports of the points so far; leaves (points, runs, ...)."""
+        """The reports of the completed points, with leaves of shape (points, runs, ...)."""
         return jax.tree.map(lambda x: x[: self.points], self._record["reports"])
 
     def restore(self, mesh: jax.sharding.Mesh) -> None:
@@ -295,7 +296,7 @@ class Progress:
         jax.tree.map(np.copyto, self._record, {name: saved[name] for name in self._record})
 
     def add(self, states: RunState, report: Report, signal_number: int | None) -> None:
-        """Add a point; save if a checkpoint is due, at the last point, or if a signal arrived.
+        """Add a point; save if a checkpoint is due, if the point is the last one, or if a signal arrived.
 
         Args:
           states: states of all runs at the point.

@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from jaxrl.plots.chart import Chart
 
 _DIGITS = 4  # significant digits of the largest number of a column
-_OF_DIFFERENCES = 2  # significant digits of the difference between the largest and the smallest
+_OF_DIFFERENCES = 2  # significant digits of the difference between the largest and the smallest number
 _MOST = 7  # significant digits of a float32
-_WIDEST = 12  # digits on either side of the point; wider numbers have an exponent
+_WIDEST = 12  # maximum digits on either side of the point; wider numbers are written with an exponent
 
 
 class Tabulated:
-    """Results with settings and scores, which are shown as a table and as a plot of the settings."""
+    """Base class of results with settings and scores, which can be shown as a table and plotted over the settings."""
 
     title = ""
 
     def table(self) -> str:
-        """Return a text table, the best result first.
+        """Return a text table that begins with the best result.
 
-        For a sweep, IQM to max are statistics over seeds of the scores, the mean returns of the final evaluations, and
-        "training" is the interquartile mean of the last returns in training.
+        The score of a run in a sweep is the mean return of its final evaluation. The columns "IQM" to "max" are
+        statistics of the scores over seeds; "training" is the interquartile mean of the last returns in training.
         """
         return aligned(self._cells())
 
@@ -55,7 +55,7 @@ class Tabulated:
         return plot_parallel(*self._settings_and_scores(), path, title=self.title)
 
     def _cells(self) -> list[list[str]]:
-        """Return the table as text, the header first."""
+        """Return the cells of the table as text, in rows that begin with the header."""
         raise NotImplementedError
 
     def _settings_and_scores(self) -> tuple[list[dict[str, Any]], list[float]]:
@@ -63,12 +63,12 @@ class Tabulated:
 
 
 def short(value: Any) -> str:
-    """Return a setting as text; a float has four digits."""
+    """Return a setting as text; floats have four significant digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def significant(values: Sequence[float]) -> list[str]:
-    """Format the numbers of a column for comparison, all with the same number of decimals.
+    """Format a column of numbers for comparison, all with the same number of decimals.
 
     The largest number has at least four significant digits, and the difference between the largest and the smallest has
     two, up to the precision of float32. Columns of very large or very small numbers are written with exponents.
@@ -90,7 +90,7 @@ def significant(values: Sequence[float]) -> list[str]:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows of cells, the header first, as lines of text with aligned columns."""
+    """Format rows of cells, the first of them the header, as lines of text with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
@@ -98,13 +98,13 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows of cells, the header first, as a Markdown table."""
+    """Format rows of cells, the first of them the header, as a Markdown table."""
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     return "\n".join([lines[0], "|" + " ---: |" * len(rows[0]), *lines[1:]])
 
 
 def cells(rows: Sequence[Mapping[str, Any]], compared: Collection[str]) -> list[list[str]]:
-    """Return rows as cells of text, the header first; the columns `compared` are formatted by `significant`."""
+    """Return a header and the rows as cells of text; `significant` formats the columns named in `compared`."""
     columns = {
         name: significant([row[name] for row in rows]) if name in compared else [short(row[name]) for row in rows]
         for name in rows[0]
@@ -120,7 +120,7 @@ def write_tables(path: Path, rows: Sequence[Mapping[str, Any]], cells: Sequence[
 
 
 def data_frame(rows: Sequence[Mapping[str, Any]]) -> "pandas.DataFrame":
-    """Return rows as a pandas data frame, with missing values for columns that a row does not have.
+    """Return rows as a pandas data frame, with missing values for columns that a row lacks.
 
     Raises:
       MissingExtraError: pandas is not installed.

@@ -65,7 +65,7 @@ class TuneResult(Tabulated):
 
     @property
     def best_trial(self) -> Trial:
-        """The trial with the highest final mean return; among equals, the first.
+        """The trial with the highest final mean return; if several are equal, the first of them.
 
         Raises:
           NonFiniteError: no trial finished.
@@ -81,7 +81,7 @@ class TuneResult(Tabulated):
         return self.best_trial.settings
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """Return a data frame with a row for each trial: settings, last return, number of evaluations, and outcome.
+        """Return a data frame with one row per trial: settings, last return, number of evaluations, and outcome.
 
         Raises:
           MissingExtraError: pandas is not installed.
@@ -118,7 +118,7 @@ class TuneResult(Tabulated):
             raise RunDirectoryError(f"the trials cannot be written to {path}: {error}") from error
 
     def _rows(self) -> list[dict[str, Any]]:
-        """Return a row for each trial, the best first, then the unfinished ones."""
+        """Return one row per trial, sorted from best to worst, with unfinished trials at the end."""
         ranked = sorted(enumerate(self.trials), key=lambda found: -np.nan_to_num(found[1].score, nan=-np.inf))
         return [
             {"trial": place, **trial.settings, "return": trial.returns[-1] if trial.returns else math.nan}
@@ -127,7 +127,7 @@ class TuneResult(Tabulated):
         ]
 
     def _cells(self) -> list[list[str]]:
-        """Return the table as text, the header first."""
+        """Return the cells of the table as text, in rows that begin with the header."""
         rows = self._rows()
         for row in rows:
             del row["problem"]
@@ -165,14 +165,14 @@ def tune(
 ) -> TuneResult:
     """Search for the settings of an algorithm with the highest final return, averaged over seeds.
 
-    All seeds of a trial are one compiled program, which all trials share if only traced fields are searched. A trial
-    may be pruned after each evaluation, which ends its training. Each run is the run of `jaxrl.train` with that seed
-    and these settings.
+    All seeds of a trial are trained by one compiled program, which all trials share if only traced fields are searched.
+    A trial may be pruned after each evaluation, which ends its training. Each run is the same as that of `jaxrl.train`
+    with the same seed and settings.
 
     With `backend="ray"` several trials run at once, each in a separate process, on any machine of a Ray cluster. The
     settings of a new trial depend on the trials that have ended, so they depend on which trials end first; with
-    `max_concurrent=1` the search is the same as without Ray. If the process of a trial is lost, the trial has failed
-    and the search continues.
+    `max_concurrent=1` the search is the same as without Ray. If the process of a trial is lost, the trial counts as
+    failed and the search continues.
 
     The default search spaces are in `jaxrl.sweeps.search_spaces.SPACES`. Fields of `algo` that differ from their
     defaults are not searched. Needs Optuna: `pip install 'jaxrl[tune]'`.
@@ -210,8 +210,8 @@ def tune(
       ConfigError: lists all invalid settings; or the Ray cluster has no room for a trial.
       MissingExtraError: Optuna is not installed, or Ray for `backend="ray"`.
       PeerError: no process could be started on the Ray cluster.
-      RunDirectoryError: `run_dir` is in use, contains anything but this search, or a file not written by jaxrl under a
-        name that jaxrl uses.
+      RunDirectoryError: `run_dir` is in use, contains anything but this search, or contains a file that jaxrl did not
+        write but whose name it uses.
     """
     if importlib.util.find_spec("optuna") is None:
         raise MissingExtraError("jaxrl.tune", "tune")
@@ -333,7 +333,7 @@ def _leave(study, title, path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Training:
-    """The training of any trial, in this process or in a Ray actor."""
+    """A function that trains a trial with given settings, in this process or in a Ray actor."""
 
     run: RunSettings
     seeds: list[int]
@@ -345,7 +345,7 @@ class _Training:
         """Train the runs of all seeds; yield the mean return of each evaluation, and whether it is the last.
 
         Raises:
-          NonFiniteError: for one of the seeds, a value was not finite or no episode ended.
+          NonFiniteError: a value was not finite, or no episode ended, for one of the seeds.
         """
         run, seeds = bind_run(self.run.replace(algo=replace(self.run.algo, **settings))), self.seeds
         many = VectorizedRuns(run.program, min(self.devices, len(seeds)), self.mapping, len(seeds))

@@ -34,14 +34,14 @@ from jaxrl.run.settings import RunSettings
 
 
 def devices_and_mapping(devices: int | None, mapping: str | None) -> tuple[int, str]:
-    """Return the number of devices of this process for the runs, and the mapping of runs on one device.
+    """Return the number of this process's devices that are used, and how the runs of one device are mapped.
 
     Args:
       devices: number of devices; None: all, which on a CPU is one per core if JAX has not started yet.
       mapping: "vmap", "in_turn", or None for the faster one on this platform.
 
     Raises:
-      ConfigError: there are fewer devices, or the mapping is unknown.
+      ConfigError: there are fewer devices than requested, or the mapping is unknown.
     """
     if devices is None:
         use_cpu_devices(cores())
@@ -63,7 +63,7 @@ def share[T](runs: list[T]) -> list[T]:
 
 @dataclasses.dataclass(frozen=True)
 class VectorizedRuns:
-    """The runs of one program over a mesh of devices, as a static value; runs beyond `runs` are padding."""
+    """The runs of one program on a mesh of devices, as a static argument of `jit`; runs beyond `runs` are padding."""
 
     program: Program[Environment, Rings]
     devices: int
@@ -76,7 +76,7 @@ class VectorizedRuns:
         return _mesh(local_devices(self.program.layout.target)[: self.devices])
 
     def stack(self, trees: list[Any]) -> Any:
-        """Return one tree with a leading axis of runs, padded to a multiple of the number of devices."""
+        """Stack trees along a leading axis of runs, which is padded to a multiple of the number of devices."""
         padded = trees + [trees[-1]] * (-len(trees) % self.devices)
         if isinstance(trees[0], jax.Array):
             return jnp.stack(padded)
@@ -96,17 +96,17 @@ class VectorizedRuns:
         return self.sharded(one_device, unmapped=1)(algos, keys, env)
 
     def chunk(self, algos, env, states, length, total_steps_per_env) -> tuple[RunState, Report]:
-        """Advance all runs by `length` iterations; return their states and the report of each."""
+        """Advance all runs by `length` iterations; return their states and their reports, stacked."""
         return chunk_many(self, algos, env, states, jnp.int32(length), jnp.float32(total_steps_per_env))
 
     def check_memory(self, algos: Any, env: Environment, keys: Any) -> None:
-        """Check that the states of all runs can be stored on the devices, and fit.
+        """Check that the devices can store the states of all runs and have enough memory.
 
         Args:
-          algos, env, keys: algorithms, environment and keys of the runs, stacked; the shapes of the keys suffice.
+          algos, env, keys: stacked algorithms, the environment, and the stacked keys of the runs or only their shapes.
 
         Raises:
-          ConfigError: the states cannot be stored on the devices, or do not fit.
+          ConfigError: the devices cannot store the states, or do not have enough memory.
         """
         sources = self.program.layout.experience(self.first(algos)).online_sources.values()
         if any(source.replay_memory == "host" for source in sources):
@@ -120,7 +120,7 @@ class VectorizedRuns:
         memory.check_run(self.first(algos), one, devices, runs=runs, saved=False, target=target)
 
     def evaluate(self, algos: Any, learners: Any, keys: jax.Array, settings: RunSettings) -> np.ndarray:
-        """Return the returns of complete episodes, (runs, episodes); NaN for an episode that did not end."""
+        """Evaluate all runs; return the returns of complete episodes, (runs, episodes), NaN for unfinished ones."""
         how = played(settings)
         scores = evaluate_many(self, algos, learners, settings.env, keys, **how)
         returns, _, done = jax.device_get(scores)
@@ -132,22 +132,22 @@ class VectorizedRuns:
 
         Args:
           trees: trees of the runs of this process, stacked as by `stack`; donated.
-          copies: pairs (to, source) of indices among the runs of all processes, each of which has `runs`; the same on
-            every process. No run is both a target and a source.
+          copies: pairs `(to, source)` of indices among the runs of all processes, where each process has `runs` runs.
+            Every process passes the same pairs, and no run is both a target and a source.
 
         Returns:
           The trees, bit for bit unchanged except for the overwritten runs.
         """
         if not copies:
             return trees
-        rows = -(-self.runs // self.devices) * self.devices  # runs of a process, with the padding of the last device
+        rows = -(-self.runs // self.devices) * self.devices  # runs per process, including padding
         places = np.asarray(copies) // self.runs * rows + np.asarray(copies) % self.runs
         mesh, runs, processes = self.mesh, PartitionSpec("runs"), jax.process_count()
         if processes > 1:
             devices = [jax.local_devices(process_index=number)[: self.devices] for number in range(processes)]
             mesh = _mesh(sum(devices, []))
             trees = from_processes(trees, mesh, runs)
-        room = np.zeros((rows * processes, 2), np.int32)  # one program for any number of copies
+        room = np.zeros((rows * processes, 2), np.int32)  # a fixed shape: one program for any number
         room[: len(places)] = places
         trees = _copy_many(mesh, trees, room, np.int32(len(places)))
         return trees if processes == 1 else multihost_utils.global_array_to_host_local_array(trees, mesh, runs)
@@ -159,7 +159,7 @@ class VectorizedRuns:
         return lambda *trees: jax.lax.map(lambda tree: function(*tree), trees)
 
     def sharded(self, function, unmapped: int):
-        """Return `function`, of one device's runs, sharded over all devices; the last `unmapped` arguments are not."""
+        """Shard a function of one device's runs over all devices, and replicate its last `unmapped` arguments."""
         runs = PartitionSpec("runs")
 
         def call(*arguments):
@@ -175,14 +175,14 @@ def _mesh(devices):
 
 
 def played(settings: RunSettings) -> dict[str, Any]:
-    """Return the keyword arguments of `evaluate_many` from the settings of an evaluation."""
+    """Return the keyword arguments of `evaluate_many` for these settings."""
     num_envs, quota = layout(settings.evaluation_episodes, agents=num_agents(settings.env))
     return {"num_envs": num_envs, "quota": quota, "explore": settings.explore_in_evaluation}
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=3)
 def chunk_many(many, algos, env, states, length, total_steps_per_env):
-    """Advance all runs by `length` iterations; return their states and the report of each."""
+    """Advance all runs by `length` iterations; return their states and their reports, stacked."""
     program = many.program
 
     def one_device(algos, states, env, length, total_steps_per_env):
@@ -190,7 +190,7 @@ def chunk_many(many, algos, env, states, length, total_steps_per_env):
             return _in_turn(
                 lambda algo, state: program.advance(algo, env, state, length, total_steps_per_env), algos, states
             )
-        # Under vmap the counters stay outside the mapped axis, so that branches on them stay branches.
+        # Under vmap the counters are not mapped, so that branches on them are not converted to selects.
         steps_per_env, empty_at = jax.tree.map(lambda x: x[0], (states.steps_per_env, states.empty_at))
         names = [field.name for field in dataclasses.fields(RunState)]
         mapped_axes: dict[str, Any] = dict.fromkeys(names, 0) | {"steps_per_env": None, "empty_at": None}
