@@ -1,4 +1,4 @@
-"""TD3 with a pull towards the data's actions (Fujimoto and Gu, 2021, arXiv:2106.06860)."""
+"""TD3 with a behavioral cloning term (Fujimoto and Gu, 2021, arXiv:2106.06860)."""
 
 import jax
 import jax.numpy as jnp
