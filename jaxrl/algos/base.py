@@ -1,4 +1,4 @@
-"""Base of algorithms: fields with their allowed values, and the registry by name."""
+"""Declaration of algorithms: fields and their validation, and the registry by name."""
 
 import dataclasses
 import functools
@@ -268,7 +268,7 @@ def network_problems(
     discrete: bool = False,
     dropout: bool = False,
 ) -> list[str]:
-    """Explain why a network does not fit the environment, or reads unknown inputs, one line each.
+    """Explain why a network does not fit the environment, or which of its inputs are missing, one line each.
 
     Args:
       label: name of the field that holds the network, such as `DQN.network`.
@@ -361,7 +361,7 @@ def _value_problems(label: str, field: dataclasses.Field, value: Any) -> list[st
 
 def _is_whole(field: dataclasses.Field) -> bool:
     """Return whether a field is declared as `int` or `int | None`."""
-    if isinstance(field.type, str):  # in a user's module
+    if isinstance(field.type, str):  # a string annotation, in a user's module
         return isinstance(field.default, int)
     of_tuple = typing.get_origin(field.type) is tuple
     return field.type is int or (int in typing.get_args(field.type) and not of_tuple)

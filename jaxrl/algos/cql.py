@@ -121,7 +121,7 @@ class CQL(StochasticActing, NStepReplayFields, TargetFields, TemperatureFields):
         critic, _, (fit, gap) = train_state.gradient(critic_loss, state.critic).step(optimizer, replicas)
         log_coefficient = state.log_coefficient
         if self.lagrange_threshold is not None:
-            slope = -0.5 * coefficient * (gap - self.lagrange_threshold)  # ascends the loss that the critics descend
+            slope = -0.5 * coefficient * (gap - self.lagrange_threshold)  # gradient ascent on the critics' loss
             log_coefficient = step_log(log_coefficient, slope, optimizer, replicas)
 
         def value_or_likelihood(distribution, value):

@@ -91,7 +91,11 @@ class DeterministicLearner(NStepFields, SupportFields, QuantileFields, ResetFiel
     def _policy_step(
         self, policy: TrainState, critic: TrainState, replay: TransitionBatch, spec: EnvSpec, replicas: Replicas
     ) -> tuple[TrainState, jax.Array]:
-        """Take a gradient step up the policy's value (Lillicrap et al., equation 6); return policy and loss before."""
+        """Take a gradient step of the policy that increases its value (Lillicrap et al., equation 6).
+
+        Returns:
+          The policy after the step, and the loss before the step.
+        """
         optimizer = self.policy_optimizer
 
         def loss(variables):

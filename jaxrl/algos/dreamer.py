@@ -60,7 +60,7 @@ class DreamerState(struct.PyTreeNode):
 
 
 class Imagined(struct.PyTreeNode):
-    """Trajectories of `H` steps from `N` states, without a gradient."""
+    """Imagined trajectories of `H` steps from `N` states, without gradient."""
 
     features: jax.Array  # [H + 1, N, features]
     action: PyTree  # [H, N, ...]

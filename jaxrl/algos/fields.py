@@ -123,7 +123,7 @@ class ActorCriticFields(DiscountFields):
 
 @field_group
 class TargetFields:
-    """Target networks that follow the networks by Polyak averaging."""
+    """Target networks, updated by Polyak averaging."""
 
     tau: Scalar = number(
         0.005, above=0, high=1, help="soft update coefficient of the target networks (Polyak averaging)"
@@ -136,7 +136,7 @@ _UNCHANGED = ("statistics", "updates", "return_scale", "policy_loss", "policy_me
 
 @field_group
 class ResetFields:
-    """Resets of the networks, because networks trained early on little data learn worse later."""
+    """Resets of the networks; networks trained early on little data learn worse later."""
 
     reset_at: tuple[int, ...] = static(
         (),
@@ -372,7 +372,7 @@ class StorageFields:
         """Return the number of updates per environment step, if each update samples `transitions` transitions."""
         if self.samples_per_insert is not None:
             return self.samples_per_insert / max(transitions, 1)
-        return 1.0 if self.replay_ratio is None else self.replay_ratio  # both None: see `problems`
+        return 1.0 if self.replay_ratio is None else self.replay_ratio  # `problems` reports if both are None
 
     def problems(self) -> list[str]:
         """Explain conflicts between the fields, one line each."""

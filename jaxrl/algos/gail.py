@@ -44,13 +44,13 @@ class GAILState(SACState):
 
     @classmethod
     def of(cls, sac: SACState, discriminator: TrainState) -> Self:
-        """Join SAC's state and the discriminator."""
+        """Combine SAC's state and the discriminator."""
         return cls(**vars(sac), discriminator=discriminator)
 
 
 @algorithm
 class GAIL(StochasticActing, ReplayFields, TargetFields, TemperatureFields):
-    """Generative adversarial imitation: SAC whose rewards a discriminator learns from demonstrations."""
+    """Generative adversarial imitation: SAC with rewards from a discriminator trained on demonstrations."""
 
     gamma: Scalar = changed(0.99, low=0, below=1)
     batch_size: int = changed(256, help="transitions per update, and equally many demonstrations")
@@ -131,7 +131,7 @@ class GAIL(StochasticActing, ReplayFields, TargetFields, TemperatureFields):
         variables = Variables(discriminator.params["network"], discriminator.model_state)
         reward = self._reward(logits(self.discriminator, variables, own.observation, own.action, spec)[0])
         metrics["learned_reward"] = weighted_mean(reward, own.weight, replicas)
-        if self.absorbing:  # SAC's target ends at a termination; the absorbing state's constant return is added here
+        if self.absorbing:  # SAC's target ends at a termination, so the absorbing state's constant return is added here
             endless = self._reward(discriminator.params["absorbing"]) / (1.0 - self.gamma)
             reward = reward + jnp.where(own.bootstrap, 0.0, self.gamma * endless)
         replay = batch["replay"].replace(rewards=reward[:, None])

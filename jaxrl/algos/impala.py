@@ -90,7 +90,7 @@ class IMPALA(BonusFields, PolicyValueActing):
             clip_c=self.clip_c,
             clip_pg_rho=self.clip_pg_rho,
         )
-        if intrinsic is not None:  # weighted as V-trace weights its own
+        if intrinsic is not None:  # weighted like the advantages of V-trace
             intrinsic = jnp.minimum(self.clip_pg_rho, jnp.exp(log_rhos)) * intrinsic
         advantages = on_policy.with_bonus(self, corrected.advantages, intrinsic)
 

@@ -81,7 +81,7 @@ def update(statistics: RunningStatistics, batch: PyTree, weight: jax.Array, repl
         axes = tuple(range(weight.ndim))
         counts = weight.reshape(weight.shape + (1,) * (x.ndim - weight.ndim))
         mean = jnp.expand_dims(moments.mean, axes)
-        # Deviations from the running mean, then from the batch's own: two passes, because squares of numbers far
+        # Deviations from the running mean, then from the batch's mean: two passes, because squares of numbers far
         # from zero would cancel, and the second pass also corrects the rounding of the first.
         shifted = jnp.where(counts, x.astype(jnp.float32) - mean, 0.0)
         shift = replicas.sum(jnp.sum(shifted, axes)) / entries

@@ -31,7 +31,7 @@ from jaxrl.networks import (
     Critic,
 )
 
-Statistics = RunningStatistics | tuple[()]  # of observations; () if they are not normalized
+Statistics = RunningStatistics | tuple[()]  # statistics of observations; () if these are not normalized
 
 
 class LearnerState(struct.PyTreeNode):
@@ -217,8 +217,8 @@ class CriticLoss(struct.PyTreeNode):
 
     metrics: Metrics  # this device's share
     error: jax.Array  # [batch], mean error of the members
-    values: jax.Array  # [ensemble, batch, actions], expected
-    taken: jax.Array  # [ensemble, batch], of the actions that were taken
+    values: jax.Array  # [ensemble, batch, actions], expected returns
+    taken: jax.Array  # [ensemble, batch], expected returns of the actions that were taken
 
 
 def critic_loss(

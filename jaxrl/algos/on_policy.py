@@ -148,8 +148,8 @@ def resolved(algo: OnPolicyFields, spec: EnvSpec, *, discrete_entropy: float = 0
     """Return an algorithm's fields that depend on the environment, by name, with defaults for unset ones.
 
     For continuous actions, observations and rewards are normalized, and there is no entropy bonus. For discrete
-    actions, neither is normalized, and the bonus is `discrete_entropy`. These are common defaults, as is a bonus of
-    0.01. Composite actions with a `Box` count as continuous.
+    actions, neither is normalized, and the bonus is `discrete_entropy`. These defaults, and a bonus of 0.01, are
+    common. Composite actions with a `Box` count as continuous.
     """
     continuous = spaces.is_continuous(spec.action_space)
     entropy_cost = algo.entropy_cost

@@ -226,7 +226,7 @@ def kl_penalty(divergence: jax.Array, penalty: jax.Array, target: Scalar, cutoff
 
 
 def adapted_penalty(penalty: jax.Array, divergence: jax.Array, target: Scalar, initial: Scalar = 1.0) -> jax.Array:
-    """Return the next batch's penalty: 1.5 times larger if the KL is above 1.3 targets, 1.5 times smaller below 0.7.
+    """Return the next penalty: multiplied by 1.5 if the KL is above 1.3 targets, divided by 1.5 if below 0.7 targets.
 
     The penalty is limited to between 1/1000 and 1000 times `initial`; it recovers from a limit in 18 batches. Without
     limits, it would underflow to 0 permanently after 216 batches of low KL in float32. TF-Agents limits it too, to at

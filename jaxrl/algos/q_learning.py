@@ -234,7 +234,7 @@ def action_values(output: Any, low: Scalar, high: Scalar) -> jax.Array:
     """
     if isinstance(output, CategoricalReturns):
         probabilities = jax.nn.softmax(output.logits, axis=-1)
-        # In float32 on every device: TF32 and bfloat16 would round the values that select actions.
+        # Computed in float32 on every device: TF32 and bfloat16 would round the values that select actions.
         atoms = support(low, high, probabilities.shape[-1])
         return mask_values(jnp.matmul(probabilities, atoms, precision=jax.lax.Precision.HIGHEST), output.mask)
     if isinstance(output, QuantileReturns):

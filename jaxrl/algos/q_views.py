@@ -143,7 +143,7 @@ class StepsWithin(struct.PyTreeNode):
     """The transitions of up to n steps that begin at the rows of sequences, N = L * batch."""
 
     action: PyTree  # [N, ...]
-    rewards: jax.Array  # [N, n], not discounted, 0 after an ending
+    rewards: jax.Array  # [N, n], not discounted, 0 after the end of an episode
     steps: jax.Array  # int32 [N], number of steps taken
     bootstrap: jax.Array  # as in `TransitionBatch`, [N]
     weight: jax.Array  # bool [N], False for rows to ignore in learning

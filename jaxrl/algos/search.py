@@ -97,7 +97,7 @@ def search(
 
     if keys is None:
         keys = jax.random.split(jax.random.key(0), root.value.shape[0])
-    # Not fold_in: folding in 1 gives the second key of a split, which mctx uses for its noise.
+    # Do not use fold_in: folding in 1 returns the second key of a split, which mctx uses for its noise.
     keys, of_chance = jnp.unstack(jax.vmap(jax.random.split)(keys), axis=1)
     options: dict[str, Any] = {"num_simulations": algo.simulations}
     if algo.tree_search == "gumbel":

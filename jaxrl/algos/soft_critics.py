@@ -102,7 +102,7 @@ def critic_step(
     spec: EnvSpec,
     replicas: Replicas,
 ) -> tuple[TrainState, CriticLoss]:
-    """Take a gradient step of the critics, with target networks or one forward pass over both observations.
+    """Take a gradient step of the critics, with target networks or one forward pass over both ends of transitions.
 
     Equations 5 and 6 of Haarnoja et al. (2018).
 

@@ -59,7 +59,7 @@ def value_and_log_prob(
     over_critics: Callable[..., jax.Array] = jnp.min,
     drop: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array, Any]:
-    """Return the smallest critic's value of the policy's action, the log-probability of it, and the critics' output.
+    """Return the smallest critic's value of the policy's action, the action's log-probability, and the critics' output.
 
     Value and log-probability are [batch], for a box action sampled with keys [batch], or as expectations over all
     discrete actions. `v_min` and `v_max` are the ends of the support of a categorical head; `over_critics` replaces the

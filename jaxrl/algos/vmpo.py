@@ -38,7 +38,7 @@ class VMPOState(struct.PyTreeNode):
     duals: TrainState  # float32 scalars: "temperature", "mean" and for boxes "std", before the softplus
     statistics: Statistics
     updates: jax.Array  # int32, batches
-    bonus: PyTree = ()  # of `exploration_bonus`; () without one
+    bonus: PyTree = ()  # state of `exploration_bonus`; () without a bonus
 
 
 @algorithm
