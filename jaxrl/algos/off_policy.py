@@ -230,7 +230,9 @@ def critic_loss(
     replicas: Replicas,
     **options: Any,
 ) -> tuple[jax.Array, tuple[CriticLoss, ModelState]]:
-    """Return this device's share of the critics' loss, summed over the members, auxiliary outputs and the model state.
+    """Return the critics' loss, its auxiliary outputs and the new model state.
+
+    The loss is this device's share, summed over the members.
 
     Args:
       network, critic: the ensemble and its variables.
@@ -255,7 +257,9 @@ def output_loss(
     v_max: Number = 0.0,
     quantile_huber: Number = 1.0,
 ) -> tuple[jax.Array, CriticLoss]:
-    """Return this device's share of the loss of the critics' outputs, summed over the members, and auxiliary outputs.
+    """Return the loss of the critics' outputs, and its auxiliary outputs.
+
+    The loss is this device's share, summed over the members.
 
     Args:
       output: output of `train_critic`, with leaves [ensemble, batch, actions, ...].

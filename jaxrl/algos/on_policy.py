@@ -316,7 +316,7 @@ def advantages(
 ) -> tuple[jax.Array, jax.Array]:
     """Return generalized advantages and value targets, each [T, B], from the values recorded while acting."""
     rows, carry = batch.rows, batch.carry.network
-    if algo.network.recurrent:  # recompute the carry: the actors' one may be from older parameters
+    if algo.network.recurrent:  # recomputed, because the actors' carry may be from older parameters
         _, carry, _ = unroll(algo, network, batch_inputs(algo, batch), carry, spec, train=False)
     values = segment(algo, batch, rows.extras["value"], bootstrap_value(algo, network, batch, carry, spec))
     estimates = returns.gae(values, algo.gamma, gae_lambda)
@@ -427,7 +427,7 @@ def total_loss(algo: OnPolicyFields, policy_loss: jax.Array, value_loss: jax.Arr
 
 
 def transformation(algo: OnPolicyFields) -> optax.GradientTransformation:
-    """Return the optimizer after clipping; the parameters "value" use `value_learning_rate` if it is set.
+    """Return the optimizer with clipping; the parameters "value" use `value_learning_rate` if it is set.
 
     The gradients of separate networks are clipped by their own norms: for a value far from its targets, the gradient is
     hundreds of times the policy's, so clipping by the joint norm would almost stop the policy from learning.

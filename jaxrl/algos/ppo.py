@@ -218,7 +218,7 @@ def squared_value_error(value: jax.Array, old_value: jax.Array, target: jax.Arra
 
 
 def kl_penalty(divergence: jax.Array, penalty: jax.Array, target: Scalar, cutoff_cost: Scalar) -> jax.Array:
-    """Return the KL penalty, beta KL + cutoff_cost max(0, KL - 2 target)^2.
+    """Return the KL penalty, `penalty * KL + cutoff_cost * max(0, KL - 2 * target)^2`.
 
     This is equation 8 with the hinge of BatchPPO (Hafner et al., 2017), whose `cutoff_cost` is 1000.
     """
