@@ -444,7 +444,7 @@ def categorical_projection(
 
 
 def _nearby(places: jax.Array, probabilities: jax.Array, atoms: int) -> jax.Array:
-    """Split each return [batch, K] between its two neighboring atoms: a triangle one spacing wide on each side of an atom."""
+    """Split each return [batch, K] between its two neighboring atoms, by a triangle of one spacing to each side."""
     distance = jnp.abs(places[:, None, :] - jnp.arange(atoms, dtype=jnp.float32)[None, :, None])
     return jnp.sum(jnp.maximum(1.0 - distance, 0.0) * probabilities[:, None, :], axis=-1)
 
