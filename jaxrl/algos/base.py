@@ -62,9 +62,9 @@ def number(default: Any, **limits) -> Any:
       **limits: optional metadata. `low` and `high` are inclusive bounds, `above` and `below` are exclusive ones, and
         `help` is one line. `only_with` is the setting without which the field has no effect, such as "prioritized",
         "objective=kl" or "network.head=quantilevalues"; several are joined by "and" or "or". `at_most` and `less_than`
-        name a setting that limits the number, such as "critic.ensemble". `options` is a field group: the field holds
-        an instance of it, or None. `before` is the value for configurations written before the field existed, if it
-        is not the default.
+        name another setting, such as "critic.ensemble", as an inclusive or exclusive upper bound. `options` is a field
+        group: the field holds an instance of this group, or None. `before` is the value for configurations written
+        before the field existed, if it is not the default.
     """
     return _field(default, True, **limits)
 

@@ -145,8 +145,8 @@ def proposals(
 ) -> tuple[jax.Array, jax.Array]:
     """Sample box actions [K, batch, n] with keys [batch]; return them with their log-densities [K, batch].
 
-    They are the samples of `soft_maximum`. A third each is sampled uniformly, from the policy at the observation, and
-    from the policy at the next observation (appendix F). Densities are over actions scaled to [-1, 1].
+    `soft_maximum` integrates over these samples. Equal numbers are sampled uniformly, from the policy at the
+    observation, and from the policy at the next observation (appendix F). Densities are over actions scaled to [-1, 1].
     """
 
     def draws(place):  # [samples, batch]

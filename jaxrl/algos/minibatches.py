@@ -188,7 +188,7 @@ def take_rows(tree: PyTree, indices: jax.Array) -> PyTree:
 
 
 def take_environments(tree: PyTree, indices: jax.Array, axis: int = 1) -> PyTree:
-    """Return the environments `indices` (shape (n,)) of leaves `[T, B, ...]`, or of leaves `[B, ...]` with `axis=0`."""
+    """Select the environments `indices` (shape (n,)) of leaves `[T, B, ...]`, or of leaves `[B, ...]` with `axis=0`."""
     return jax.tree.map(lambda x: jnp.take(x, indices, axis=axis, mode="clip"), tree)
 
 

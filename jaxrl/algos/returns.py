@@ -1,7 +1,7 @@
 """Returns and advantages, one function for each equation; batched, time-major `[T, B]`, aware of truncation.
 
 By the row convention (`jaxrl.core.types`) the last observation of an episode is a separate row, so the value of the
-observation after row t is always the value of row t + 1, and `bootstrap_value` after the last row. Hence
+observation after row t is always the value of row t + 1, and `bootstrap_value` after the last row. Therefore:
   - bootstrapping stops only at `terminated`: if an episode is truncated or the rollout ends, the value of the true
     next observation estimates the rest of the return;
   - sums over time are cut at `terminated | truncated`, so nothing leaks from one episode into another;
