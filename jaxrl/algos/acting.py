@@ -34,12 +34,12 @@ Noise = jax.Array | tuple[()]  # correlated, standard normal, [B, n]; () if step
 
 
 class ActingCarry(struct.PyTreeNode):
-    """Carry of acting between steps of an environment."""
+    """Acting state that is carried from step to step of an environment."""
 
     network: Carry  # the policy's recurrent state; () if feed-forward
     noise: Noise
     noise_steps: jax.Array | tuple[()] = ()  # int32, steps left to hold the noise; () if it is never held
-    noise_scale: jax.Array | tuple[()] = ()  # float32, of the episode; () if all have the same
+    noise_scale: jax.Array | tuple[()] = ()  # float32, of the episode; () if all episodes have the same scale
     discounted_return: jax.Array | tuple[()] = ()  # float32, so far; () if rewards are not scaled by it
 
 
@@ -96,7 +96,7 @@ class DeterministicActing(NoiseFields, NormalizationFields, ActorCriticFields):
 
 
 def actor_state(state: ActorCriticState, **exploration: Number) -> ActorState:
-    """Return the actor state, which acts randomly until the first update (after the replay's `min_size` steps)."""
+    """Return the actor state; actors act randomly until the first update (after the replay's `min_size` steps)."""
     values = {name: jnp.asarray(value, jnp.float32) for name, value in exploration.items()}
     return ActorState(
         params=state.policy.params,
@@ -109,9 +109,9 @@ def actor_state(state: ActorCriticState, **exploration: Number) -> ActorState:
 def policy_output(
     network: Network, actor: ActorState, timestep: TimeStep, carry: Carry, clip: Number | None, spec: EnvSpec
 ) -> tuple[PyTree, Carry]:
-    """Return the policy's output [B, ...] for time steps [B, ...], and its recurrent state after them.
+    """Return the policy's output [B, ...] for time steps [B, ...], and the policy's next recurrent state.
 
-    Observations are normalized if the actor's are.
+    Observations are normalized if the actor state has statistics.
     """
     observation = off_policy.normalize_observation(actor.statistics, timestep.observation, clip)
     inputs = NetworkInputs.of_timesteps(jax.tree.map(lambda x: x[None], timestep.replace(observation=observation)))
@@ -120,7 +120,7 @@ def policy_output(
 
 
 def initial_noise(algo: NoiseFields, spec: EnvSpec) -> tuple[Noise, jax.Array | tuple[()]]:
-    """Return an environment's noise [n] before its first step, and the steps for which it is held.
+    """Return an environment's noise [n] before its first step, and the number of steps for which the noise is held.
 
     The noise is () if steps are independent or actions are discrete; the steps are () if noise is never held.
     """
@@ -137,9 +137,9 @@ def with_noise(
     """Return the carry with a step's noise: `next_noise`, or the previous noise while it is held.
 
     Args:
-      algo: defines how long noise is held at most, and the correlation between steps.
-      actor: records whether it was updated.
-      carry: the previous step's, [B, ...].
+      algo: defines the maximum number of steps to hold noise, and the correlation between steps.
+      actor: the actor state, which records whether there was an update.
+      carry: the carry of the previous step, [B, ...].
       timestep: the time step to act at, [B, ...].
       key: keys [B].
     """
@@ -156,9 +156,9 @@ def with_noise(
 
 
 def held_steps(key: jax.Array, most: int) -> jax.Array:
-    """Sample for how many steps noise is held, int32 [B] from 1 to `most`, n with probability ~ 1 / n^2; keys [B].
+    """Sample the number of steps to hold noise with keys [B]: int32 [B] in 1 .. `most`, n with probability ~ 1 / n^2.
 
-    The zeta distribution of Dabney et al. (2021, arXiv:2006.01782), who use it for epsilon-greedy exploration.
+    This is the zeta distribution of Dabney et al. (2021, arXiv:2006.01782), who use it for epsilon-greedy exploration.
     """
     mass = 1.0 / np.arange(1, most + 1) ** 2
     below = jnp.asarray(np.cumsum(mass)[:-1] / np.sum(mass), jnp.float32)
@@ -167,15 +167,15 @@ def held_steps(key: jax.Array, most: int) -> jax.Array:
 
 
 def next_noise(noise: Noise, correlation: Number, timestep: TimeStep, key: jax.Array) -> Noise:
-    """Return the noise of a step, with autocorrelation `correlation` per step, drawn independently for each episode.
+    """Return the noise of a step, correlated with the previous step's noise and independent of previous episodes.
 
     The noise of each step is standard normal, so a single action has the same distribution as with independent noise.
     Correlated noise averages out more slowly, and so reaches more states (Eberhard et al., 2023,
     https://openreview.net/forum?id=hQ9V5QN27eS).
 
     Args:
-      noise: the previous step's; () stays ().
-      correlation: between successive steps.
+      noise: noise of the previous step; () stays ().
+      correlation: correlation of the noise between successive steps.
       timestep: the time step to act at, [B, ...].
       key: keys [B].
     """
@@ -204,13 +204,13 @@ def sample_action(
     if isinstance(noise, tuple):
         action = distribution.sample(key)
     else:
-        assert isinstance(distribution, TanhGaussian)  # of a Box
+        assert isinstance(distribution, TanhGaussian)  # for a Box
         action = distribution.of_noise(noise)
     return random_at_first(action, key, actor, spec.action_space, timestep.action_mask, noise)
 
 
 def with_scale(actor: ActorState, carry: ActingCarry, timestep: TimeStep, key: jax.Array) -> ActingCarry:
-    """Return the carry with each episode's noise standard deviation [B], sampled uniformly when it begins.
+    """Return the carry with each episode's noise standard deviation [B], sampled uniformly when the episode begins.
 
     Different amounts of exploration per environment give better replay data than the same amount everywhere (Li et al.,
     2023, arXiv:2307.12983).
@@ -243,7 +243,7 @@ def random_at_first(
 ) -> jax.Array:
     """Return the actions [B, ...], or before the first update, allowed actions sampled uniformly with keys [B].
 
-    With `noise`, they are uniform too, with its correlation.
+    With `noise`, the random actions are computed from it: they are also uniform, and as correlated as the noise.
     """
     key, warm_up = jax.vmap(lambda k: jax.random.fold_in(k, 1))(key), actor.exploration["warm_up"]
     if isinstance(space, spaces.Discrete):

@@ -1,4 +1,4 @@
-"""AlphaZero (Silver et al., 2018, doi:10.1126/science.aar6404), by PUCT or Gumbel search (Danihelka et al., 2022)."""
+"""AlphaZero (Silver et al., 2018, doi:10.1126/science.aar6404), with PUCT or Gumbel search (Danihelka et al., 2022)."""
 
 import functools
 from collections.abc import Mapping
@@ -32,11 +32,11 @@ from jaxrl.networks import Categorical, PolicyValue
 
 
 class Node(struct.PyTreeNode):
-    """A node of the search."""
+    """Node of the search tree."""
 
-    state: PyTree  # of the environment
-    carry: Carry  # of the network, after the node's observation
-    over: jax.Array  # bool: the episode ended here
+    state: PyTree  # the environment's state
+    carry: Carry  # the network's carry after the node's observation
+    over: jax.Array  # bool: whether the episode has ended
     output: tuple[jax.Array, jax.Array]  # logits and value
 
 
@@ -45,7 +45,7 @@ class AlphaZero(SearchFields, AdvantageFields, MinibatchFields, PolicyValueActin
     """AlphaZero: tree search with the environment as its model, for one agent or two players."""
 
     learning_rate: Scalar | None = changed(2e-3)
-    # Below 1, a later loss is better, so that a player in a lost position still defends.
+    # With gamma below 1, a later loss is better, so a player in a lost position still defends.
     gamma: Scalar = changed(0.97)
     gae_lambda: Scalar = changed(
         1.0, help="lambda of the value targets; 1: game outcomes, 0: one-step bootstrapped values"
@@ -69,7 +69,7 @@ class AlphaZero(SearchFields, AdvantageFields, MinibatchFields, PolicyValueActin
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        return {"rollout": on_policy.source(self, max_policy_lag=None)}  # the search's policy is a target at any lag
+        return {"rollout": on_policy.source(self, max_policy_lag=None)}  # the search policy is a target at any lag
 
     def plan(
         self,
@@ -82,7 +82,7 @@ class AlphaZero(SearchFields, AdvantageFields, MinibatchFields, PolicyValueActin
         spec: EnvSpec,
         explore: bool,
     ) -> ActorOutput:
-        """Return the action that a search finds for each environment; its policy is an extra for the update."""
+        """Return the best action found by search for each environment; its policy is an extra, used in the update."""
         (logits, value), network_carry = self._evaluate(actor, timestep, carry.network, spec)
         node = Node(model.state, network_carry, timestep.last, (logits, value))
         expand = functools.partial(self._expand, actor, model, spec)
@@ -106,9 +106,9 @@ class AlphaZero(SearchFields, AdvantageFields, MinibatchFields, PolicyValueActin
         return (_log_probs(output)[0], output.value[0]), carry
 
     def _expand(self, actor, model, spec, node, action, key) -> Expansion:
-        """Take an action in the environment; a finished episode stays in its last state, with that state's value.
+        """Take an action from a node's state; a finished episode stays in its last state and keeps that state's value.
 
-        After a time limit, the value estimates the return that would have followed; after a termination it is 0.
+        After a time limit, this value estimates the return that would have followed; after a termination, it is 0.
         """
         state, after = model.env.step(node.state, action, key)
         after = after.replace(previous_action=action)
@@ -152,7 +152,7 @@ class AlphaZero(SearchFields, AdvantageFields, MinibatchFields, PolicyValueActin
         return state.replace(network=network, statistics=statistics, updates=state.updates + 1), UpdateInfo(metrics)
 
     def _loss(self, network, minibatch, carry, spec, replicas):
-        """Return (z - v)^2 / 2 - pi log p, the loss of Silver et al. without its weight decay, and its parts."""
+        """Return the loss of Silver et al. without weight decay, (z - v)^2 / 2 - pi log p, and its parts as metrics."""
         output, _, model_state = on_policy.unroll(self, network, minibatch["inputs"], carry, spec, train=True)
         values = {
             "policy_loss": search.cross_entropy(minibatch["policy"], _log_probs(output)),
@@ -166,5 +166,5 @@ class AlphaZero(SearchFields, AdvantageFields, MinibatchFields, PolicyValueActin
 
 
 def _log_probs(output: PolicyValue) -> jax.Array:
-    assert isinstance(output.distribution, Categorical)  # as actions are discrete
+    assert isinstance(output.distribution, Categorical)  # because actions are discrete
     return output.distribution.log_probs()

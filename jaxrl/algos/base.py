@@ -1,4 +1,4 @@
-"""Base of algorithms: fields with their allowed values, and the registry by name."""
+"""Declaration of algorithms: fields and their validation, and the registry by name."""
 
 import dataclasses
 import functools
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _LIMITS = {"low", "above", "high", "below", "choices"}
-ALGORITHMS = registry.registered("algorithm")  # by lower-case name; `jaxrl.algos` enters those of jaxrl
+ALGORITHMS = registry.registered("algorithm")  # by lower-case name; importing `jaxrl.algos` adds the built-in ones
 
 
 def _field(
@@ -56,30 +56,32 @@ def _field(
 
 
 def number(default: Any, **limits) -> Any:
-    """Declare a traced field: a number or a schedule, so it can be swept, scheduled and vmapped.
+    """Declare a traced field, whose value is a number or a schedule and can be swept and vmapped.
 
     Args:
       default: a number, a schedule, or None.
-      **limits: `low`, `high` (inclusive), `above`, `below` (exclusive), `help`, one line, and `only_with`: the setting
-        without which the field does nothing, as "prioritized", "objective=kl" or "network.head=quantilevalues"; several
-        with "and" or "or" between. `at_most` and `less_than`: a setting that the number must not exceed, as
-        "critic.ensemble". `options`: a field group whose instances the field may hold, or None. `before`: the value for
-        configurations written before the field existed, if not the default.
+      **limits: optional metadata. `low` and `high` are inclusive bounds, `above` and `below` are exclusive ones, and
+        `help` is one line. `only_with` is the setting without which the field has no effect, such as "prioritized",
+        "objective=kl" or "network.head=quantilevalues"; several are joined by "and" or "or". `at_most` and `less_than`
+        name another setting, such as "critic.ensemble", as an inclusive or exclusive upper bound. `options` is a field
+        group: the field holds an instance of this group, or None. `before` is the value for configurations written
+        before the field existed, if it is not the default.
     """
     return _field(default, True, **limits)
 
 
 def static(default: Any, **limits) -> Any:
-    """Declare a static, hashable field, which changes shapes or control flow.
+    """Declare a static, hashable field, for a setting that changes shapes or control flow.
 
-    Limits are those of `number`, and `choices`. A field declared as `int` or `int | None` accepts whole numbers only.
+    The limits are those of `number`, and `choices`, the allowed values. A field declared as `int` or `int | None`
+    accepts only whole numbers.
     """
     return _field(default, False, **limits)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Change:
-    """Default and metadata with which a class overrides a field of its groups."""
+    """Override of a group's field: the new default and metadata."""
 
     default: Any
     metadata: dict[str, Any]
@@ -89,14 +91,14 @@ def changed(default: Any, **metadata) -> Any:
     """Override a group's field with another default, and optionally other `help`, `only_with` or limits.
 
     Args:
-      default: as in `number` or `static`, whichever the group's field is.
-      **metadata: overridden metadata; limits, if any, replace all limits of the group's field.
+      default: the new default, as in `number` or `static`, depending on how the group declares the field.
+      **metadata: the metadata to override; if it contains limits, they replace all limits of the group's field.
     """
     return _Change(default, metadata)
 
 
 def _with_changes[T](cls: type[T]) -> type[T]:
-    """Replace the overrides made by `changed` by complete fields."""
+    """Replace the overrides created by `changed` with complete fields."""
     inherited = {name: field for base in reversed(cls.__mro__) for name, field in _own_fields(base).items()}
     for name, change in [(name, value) for name, value in vars(cls).items() if isinstance(value, _Change)]:
         if name not in inherited:
@@ -120,7 +122,7 @@ def _own_fields(cls: type) -> dict[str, dataclasses.Field]:
 
 
 class StaticFunction(struct.PyTreeNode):
-    """A user's function in a traced field, such as an optimizer, stored statically because leaves must be numbers."""
+    """Static wrapper of a user's function in a traced field, such as an optimizer: pytree leaves must be numbers."""
 
     function: Callable[..., Any] = struct.field(pytree_node=False)
 
@@ -132,7 +134,7 @@ registry.add("function", static=StaticFunction)
 
 
 def _hold_functions(algo: "DataclassInstance") -> None:
-    """Wrap functions in traced fields as `StaticFunction`, after an algorithm's fields are set."""
+    """Wrap the functions in an algorithm's traced fields as `StaticFunction`, once all fields are set."""
     for field in dataclasses.fields(algo):
         value = getattr(algo, field.name)
         if field.metadata.get("pytree_node", True) and callable(value) and jax.tree_util.all_leaves([value]):
@@ -141,9 +143,10 @@ def _hold_functions(algo: "DataclassInstance") -> None:
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(number, static, changed))
 def field_group[T](cls: type[T]) -> type[T]:
-    """Make a class a group of fields that algorithms share: a frozen, keyword-only dataclass, and a pytree.
+    """Turn a class into a group of fields that algorithms share: a frozen, keyword-only dataclass and pytree.
 
-    Its optional method `problems()` explains conflicts between its fields; `field_problems` calls it for every group.
+    A group may have a method `problems()` that explains conflicts between its fields; `field_problems` calls the
+    method of every group.
     """
     made: Any = _with_changes(cls)
     return cast("type[T]", struct.dataclass(made, kw_only=True))
@@ -151,7 +154,7 @@ def field_group[T](cls: type[T]) -> type[T]:
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(number, static, changed))
 def algorithm[T](cls: type[T]) -> type[T]:
-    """Make a class an algorithm: a frozen, keyword-only dataclass, a pytree, registered by its lower-case name."""
+    """Turn a class into an algorithm: a frozen, keyword-only dataclass and pytree, registered by lower-case name."""
     made: Any = _with_changes(cls)
     made.__post_init__ = _hold_functions
     algorithm_class = cast("type[T]", struct.dataclass(made, kw_only=True))
@@ -190,7 +193,7 @@ def as_algorithm(algo: Algorithm | str) -> Algorithm:
     """Return `algo`, or create the algorithm of that name.
 
     Raises:
-      ConfigError: `algo` is neither.
+      ConfigError: `algo` is neither an algorithm nor the name of one.
     """
     if isinstance(algo, str):
         return make_algorithm(algo)
@@ -210,7 +213,7 @@ def make_algorithm(name: str, **fields: Any) -> Algorithm:
     """Make an algorithm by name, with some of its fields set.
 
     Raises:
-      ConfigError: names the unknown algorithm, or every unknown field, with the closest names.
+      ConfigError: the algorithm or a field is unknown; the message lists all unknown names and the closest known ones.
     """
     try:
         cls = ALGORITHMS[name.lower()]
@@ -223,7 +226,7 @@ def replace[T: "DataclassInstance"](algo: T, **fields: Any) -> T:
     """Return `algo` with some fields changed.
 
     Raises:
-      ConfigError: naming every unknown field, with the close names.
+      ConfigError: a field is unknown; the message lists all unknown fields and the closest known ones.
     """
     _check_names(type(algo), fields)
     return dataclasses.replace(algo, **fields)
@@ -231,7 +234,7 @@ def replace[T: "DataclassInstance"](algo: T, **fields: Any) -> T:
 
 @runtime_checkable
 class Readable(Protocol):
-    """A network or ensemble of critics that declares which inputs it reads."""
+    """Interface of networks and ensembles of critics that declare which inputs they read."""
 
     @property
     def requires(self) -> frozenset[str]: ...
@@ -239,7 +242,14 @@ class Readable(Protocol):
 
 
 def action_problems(name: str, spec: EnvSpec, *, box: bool = False, discrete: bool = False) -> list[str]:
-    """Explain why the algorithm `name`, which needs bounded boxes or discrete actions, cannot act; empty if it can."""
+    """Explain why the action space does not suit the algorithm `name`; empty if it does.
+
+    Args:
+      name: the algorithm's name, for the message.
+      spec: the environment's spec.
+      box: whether the algorithm supports bounded boxes of shape (n,).
+      discrete: whether the algorithm supports `Discrete` spaces.
+    """
     space = spec.action_space
     if discrete and isinstance(space, spaces.Discrete):
         return []
@@ -259,15 +269,16 @@ def network_problems(
     discrete: bool = False,
     dropout: bool = False,
 ) -> list[str]:
-    """Explain why a network does not fit the environment, or reads unknown inputs, one line each.
+    """Explain why a network does not fit the environment, or which of its inputs are missing, one line each.
 
     Args:
-      label: the field that holds it, such as `DQN.network`.
+      label: name of the field that holds the network, such as `DQN.network`.
       network: the network; it is not evaluated.
       spec: the environment's spec.
-      known: fields of `NetworkInputs`: `SEQUENCE_INPUTS`, or `TRANSITION_INPUTS` for a replay of single transitions.
-      discrete: whether its outputs are of discrete actions.
-      dropout: whether its dropout has an effect.
+      known: the available fields of `NetworkInputs`: `SEQUENCE_INPUTS`, or `TRANSITION_INPUTS` for a replay of single
+        transitions.
+      discrete: whether the network's outputs are for discrete actions.
+      dropout: whether the algorithm uses the network's dropout.
     """
     if discrete and (problems := action_problems(label.partition(".")[0], spec, discrete=True)):
         return problems
@@ -283,18 +294,18 @@ def network_problems(
         ]
     try:
         jax.eval_shape(lambda key: network.init(key, spec), jax.random.key(0))
-    except ValueError as error:  # a ConfigError, or an error of a user's module
+    except ValueError as error:  # a ConfigError, or an error raised by a user's module
         return [f"{label}: {error}"]
     return []
 
 
 def unresolved(algo: Any, field: str) -> ConfigError:
-    """Return the error for an algorithm that is used while `field` still depends on the environment."""
+    """Return the error for using an algorithm before `field` was resolved for an environment."""
     return ConfigError(f"{type(algo).__name__}.{field} is not set; call algo.resolve(spec, num_envs) first")
 
 
 def field_problems(algo: "DataclassInstance") -> list[str]:
-    """Explain each value of a wrong type, out of its limits or without effect, and conflicts between fields."""
+    """Explain values of a wrong type, outside their limits or without effect, and conflicts between fields."""
     problems = []
     for field in dataclasses.fields(algo):
         value, label = getattr(algo, field.name), f"{type(algo).__name__}.{field.name}"
@@ -308,7 +319,7 @@ def field_problems(algo: "DataclassInstance") -> list[str]:
 
 
 def _relation_problems(algo: "DataclassInstance", label: str, field: dataclasses.Field, value: Any) -> list[str]:
-    """Explain which setting a number exceeds; traced and scheduled numbers are not compared."""
+    """Explain which limiting setting a number exceeds; traced and scheduled numbers are not compared."""
     problems = []
     for relation, holds in (("at_most", operator.le), ("less_than", operator.lt)):
         path = field.metadata.get(relation)
@@ -319,7 +330,7 @@ def _relation_problems(algo: "DataclassInstance", label: str, field: dataclasses
 
 
 def _value_problems(label: str, field: dataclasses.Field, value: Any) -> list[str]:
-    """Explain why the field cannot have this value, whatever the others are."""
+    """Explain why the field cannot have this value, regardless of the other fields."""
     limits, traced = field.metadata.get("limits", {}), field.metadata.get("pytree_node", True)
     if (options := field.metadata.get("options")) is not None:
         if value is None or isinstance(value, options):
@@ -351,7 +362,7 @@ def _value_problems(label: str, field: dataclasses.Field, value: Any) -> list[st
 
 def _is_whole(field: dataclasses.Field) -> bool:
     """Return whether a field is declared as `int` or `int | None`."""
-    if isinstance(field.type, str):  # in a user's module
+    if isinstance(field.type, str):  # a string annotation, in a user's module
         return isinstance(field.default, int)
     of_tuple = typing.get_origin(field.type) is tuple
     return field.type is int or (int in typing.get_args(field.type) and not of_tuple)
@@ -364,7 +375,7 @@ def _takes_none(field: dataclasses.Field) -> bool:
 
 
 def has_effect(algo: "DataclassInstance", name: str) -> bool:
-    """Return whether the field `name` has an effect with the other settings (its `only_with`)."""
+    """Return whether the field `name` has an effect, given the settings that its `only_with` requires."""
     [field] = [field for field in dataclasses.fields(algo) if field.name == name]
     condition = field.metadata.get("only_with")
     if condition is None:
@@ -382,7 +393,7 @@ def _holds(algo: "DataclassInstance", part: str) -> bool:
 
 
 def _value_at(algo: "DataclassInstance", path: str) -> Any:
-    """Return the setting of a dotted path; None where it does not exist, as a user's network may lack a head."""
+    """Return the setting at a dotted path; None if it does not exist, such as the head of a user's network."""
     return functools.reduce(lambda value, attribute: getattr(value, attribute, None), path.split("."), algo)
 
 
@@ -412,10 +423,10 @@ def _limit_problems(label: str, value: Any, limits: dict[str, float]) -> list[st
     named = jax.tree_util.tree_leaves_with_path(value)
     for path, leaf in named:
         part = jax.tree_util.keystr(path).lstrip(".")
-        if part.startswith(("until", "boundaries")):  # of a schedule: a fraction of the run, not a value of the field
+        if part.startswith(("until", "boundaries")):  # a schedule's fractions of the run, not values of the field
             continue
         what = problem(leaf, limits)
-        # A schedule may end at a limit that the value itself may not have: a learning rate that decays to 0.
+        # A schedule may end at an exclusive limit: a learning rate may decay to 0.
         if what and not (part and "above" in limits and leaf == limits["above"]):
             return [f"{label}={value!r:.200} {what}"]
     return []

@@ -1,4 +1,4 @@
-"""Behavioral cloning (Pomerleau, 1989): a policy fitted to the actions of data, regardless of rewards."""
+"""Behavioral cloning (Pomerleau, 1989): a policy fitted to the actions of a dataset, regardless of rewards."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -14,7 +14,7 @@ _PARTS = ("replay", "newest", "view")
 
 
 def combined_batch(batch: Mapping[str, Any], replicas: Replicas) -> Any:
-    """Join the batches of all parts; a single part, also of sequences, is returned unchanged."""
+    """Join the batches of all parts; a single part, which may consist of sequences, is returned unchanged."""
     parts = [batch[name] for name in _PARTS if name in batch]
     return concatenate_by_shard(*parts, replicas=replicas) if len(parts) > 1 else parts[0]
 
@@ -41,7 +41,7 @@ LEAST_PRIORITY = 1e-6  # added to priorities so that every item stays reachable
 def priorities(
     error: jax.Array, sources: Mapping[str, Source], batch: Mapping[str, Any], replicas: Replicas
 ) -> dict[str, jax.Array]:
-    """Return the priorities by the errors [items] of a combined batch, for each source that uses priorities."""
+    """Convert the errors [items] of a combined batch to priorities, for each source that uses priorities."""
     if not (needed := sources_by_priority(sources)):
         return {}
     names = [name for name in _PARTS if name in batch]

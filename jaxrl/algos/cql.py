@@ -1,4 +1,4 @@
-"""Conservative Q-learning (Kumar et al., 2020, arXiv:2006.04779): SAC with a penalty on actions outside data."""
+"""Conservative Q-learning (Kumar et al., 2020, arXiv:2006.04779): SAC with a penalty on actions outside the data."""
 
 import math
 from collections.abc import Mapping
@@ -34,8 +34,8 @@ class CQLState(struct.PyTreeNode):
 
     policy: TrainState
     critic: TrainState
-    log_temperature: TrainState  # a float32 scalar; all () if the temperature is fixed
-    log_coefficient: TrainState  # a float32 scalar; all () if the coefficient is fixed
+    log_temperature: TrainState  # a float32 scalar; all fields are () if the temperature is fixed
+    log_coefficient: TrainState  # a float32 scalar; all fields are () if the coefficient is fixed
     statistics: Statistics
     updates: jax.Array  # int32
 
@@ -105,8 +105,9 @@ class CQL(StochasticActing, NStepReplayFields, TargetFields, TemperatureFields):
             drawn = proposals(self.policy, state.policy.variables, replay, next_key, self.samples, spec)
 
         def critic_loss(variables):
-            """Return half the authors' loss: squared errors, and coefficient times the gap over all actions.
+            """Return half the authors' loss: the squared errors, and the coefficient times the conservative gap.
 
+            The gap is log of the sum or integral of exp Q over all actions, minus Q of the data's action.
             Equation 4 halves only the squared errors, which would double the penalty at the same coefficient.
             """
             loss, (fit, model_state) = off_policy.critic_loss(self.critic, variables, replay, target, spec, replicas)
@@ -120,11 +121,11 @@ class CQL(StochasticActing, NStepReplayFields, TargetFields, TemperatureFields):
         critic, _, (fit, gap) = train_state.gradient(critic_loss, state.critic).step(optimizer, replicas)
         log_coefficient = state.log_coefficient
         if self.lagrange_threshold is not None:
-            slope = -0.5 * coefficient * (gap - self.lagrange_threshold)  # ascends the loss that the critics descend
+            slope = -0.5 * coefficient * (gap - self.lagrange_threshold)  # gradient ascent on the critics' loss
             log_coefficient = step_log(log_coefficient, slope, optimizer, replicas)
 
         def value_or_likelihood(distribution, value):
-            """Return the value, or in the first updates the likelihood of the data's actions."""
+            """Return the value, or in the first `cloning_updates` updates, the likelihood of the data's actions."""
             cloning = state.updates.astype(jnp.float32) < self.cloning_updates
             return jnp.where(cloning, regression.log_likelihood(distribution, replay.action), value)
 
@@ -142,10 +143,10 @@ class CQL(StochasticActing, NStepReplayFields, TargetFields, TemperatureFields):
 def proposals(
     network: Network, policy: Variables, batch: TransitionBatch, key: jax.Array, samples: int, spec: EnvSpec
 ) -> tuple[jax.Array, jax.Array]:
-    """Sample box actions [K, batch, n] for integration, with their log-densities [K, batch]; keys [batch].
+    """Sample box actions [K, batch, n] with keys [batch]; return them with their log-densities [K, batch].
 
-    Equal numbers are sampled uniformly, from the policy at the observation, and from the policy at the next observation
-    (appendix F). Densities are in units where the box is [-1, 1].
+    `soft_maximum` integrates over these samples. Equal numbers are sampled uniformly, from the policy at the
+    observation, and from the policy at the next observation (appendix F). Densities are over actions scaled to [-1, 1].
     """
 
     def draws(place):  # [samples, batch]
@@ -171,8 +172,8 @@ def soft_maximum(
     log_densities: jax.Array,
     spec: EnvSpec,
 ) -> jax.Array:
-    """Return log of the integral of exp Q over actions, [ensemble, batch], by importance sampling of `proposals`."""
-    # Mapped over the actions only, so that an observation is encoded once.
+    """Return log of the integral of exp Q over actions, [ensemble, batch], by importance sampling from `proposals`."""
+    # vmap over the actions only, so that each observation is encoded once.
     each = jax.vmap(lambda x: off_policy.evaluate_critic(network, critic, batch.observation, x, spec)[..., 0])
     weighted = each(actions) - log_densities[:, None]
     return jax.nn.logsumexp(weighted, axis=0) - math.log(weighted.shape[0])

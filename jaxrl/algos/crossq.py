@@ -1,7 +1,7 @@
 """CrossQ (Bhatt et al., 2024, arXiv:1902.05605v4): soft actor-critic with batch normalization, without targets.
 
-Both observations of a transition pass through the critics in one batch, so that batch normalization sees the actions of
-the data and of the policy. This makes target networks unnecessary.
+The observation and the next observation of a transition pass through the critics in one batch, so that batch
+normalization sees the actions of the data and of the policy. This makes target networks unnecessary.
 """
 
 from jaxrl.algos.base import algorithm, changed
@@ -14,7 +14,7 @@ from jaxrl.networks import Actor, Critic
 
 @algorithm
 class CrossQ(SAC):
-    """SAC without target networks: wide critics with batch renormalization over both observations of a transition."""
+    """SAC without target networks: wide critics with batch renormalization over observations and next observations."""
 
     learning_rate: Scalar = changed(1e-3)
     tau: Scalar | None = changed(None)

@@ -120,7 +120,7 @@ class CRR(StochasticActing, PeriodicTargetFields, NStepReplayFields):
     ) -> jax.Array:
         """Return the mean or maximum value [batch] of the policy's actions, by the smallest critic.
 
-        Box actions are sampled with keys [batch]; discrete actions are all allowed ones.
+        Box actions are sampled with keys [batch]; for discrete actions, all allowed ones are evaluated.
         """
         distribution = off_policy.evaluate_policy(self.policy, policy, observation, spec, mask)
         if isinstance(spec.action_space, spaces.Discrete):
@@ -128,7 +128,7 @@ class CRR(StochasticActing, PeriodicTargetFields, NStepReplayFields):
             return jnp.max(values, axis=-1) if reduction == "max" else off_policy.expected_value(distribution, values)
         keys = jax.vmap(lambda k: jax.random.split(k, samples), out_axes=1)(key)
         actions = jax.vmap(distribution.sample)(keys)
-        # Mapped over the actions only, so that an observation is encoded once.
+        # vmap over the actions only, so that each observation is encoded once.
         each = jax.vmap(lambda x: off_policy.evaluate_critic(self.critic, critic, observation, x, spec))
         values = jnp.min(each(actions), axis=1)[..., 0]
         return jnp.max(values, axis=0) if reduction == "max" else jnp.mean(values, axis=0)

@@ -36,12 +36,12 @@ from jaxrl.networks import CategoricalValues, Critic
 class TD3State(LearnerState):
     """State of the learner."""
 
-    policy_loss: jax.Array  # at the policy's last step; most updates have none
+    policy_loss: jax.Array  # at the policy's last step, which may be some updates ago
 
 
 @field_group
 class DeterministicLearner(NStepFields, SupportFields, QuantileFields, ResetFields, DeterministicActing, TargetFields):
-    """A deterministic policy and critics, with target networks of both."""
+    """Learner with a deterministic policy, critics, and target networks of the policy and the critics."""
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         return self.actor_critic_problems(spec, stochastic=False)
@@ -67,10 +67,10 @@ class DeterministicLearner(NStepFields, SupportFields, QuantileFields, ResetFiel
         spec: EnvSpec,
         replicas: Replicas,
     ) -> tuple[TrainState, CriticLoss]:
-        """Take a step of the critics towards the returns that follow if `next_action` [batch, n] is next.
+        """Take a gradient step of the critics towards targets that bootstrap from `next_action` [batch, n].
 
-        They are the rewards plus, unless the task terminated, the next action's returns under the target critic with
-        the smallest expectation (Fujimoto et al., 2018, equation 10).
+        The targets are the rewards plus, unless the task terminated, the next action's returns under the target critic
+        with the smallest expectation (Fujimoto et al., 2018, equation 10).
         """
         seen = replay.next_observation
         output = off_policy.evaluate_critic(self.critic, state.critic.target_variables, seen, next_action, spec)
@@ -91,7 +91,11 @@ class DeterministicLearner(NStepFields, SupportFields, QuantileFields, ResetFiel
     def _policy_step(
         self, policy: TrainState, critic: TrainState, replay: TransitionBatch, spec: EnvSpec, replicas: Replicas
     ) -> tuple[TrainState, jax.Array]:
-        """Take a step of the policy up its value (Lillicrap et al., equation 6); return it and the loss before it."""
+        """Take a gradient step of the policy that increases its value (Lillicrap et al., equation 6).
+
+        Returns:
+          The policy after the step, and the loss before the step.
+        """
         optimizer = self.policy_optimizer
 
         def loss(variables):
@@ -114,7 +118,7 @@ class DeterministicLearner(NStepFields, SupportFields, QuantileFields, ResetFiel
 
 @field_group
 class JointLearner(DeterministicLearner):
-    """DDPG's update: a step of the critics, the policy and the targets every time."""
+    """DDPG's update: a step of the critics, the policy and the targets at every update."""
 
     def update(
         self: Any, state: LearnerState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
@@ -154,7 +158,7 @@ class DelayedLearner(DeterministicLearner, DelayedPolicyFields):
 
         updates = state.updates + 1
         learned = state.policy, critic, state.policy_loss
-        # In vmapped runs, both results are computed.
+        # In vmapped runs, the two branches are always computed.
         due = updates % self.policy_delay == 0
         policy, critic, loss = jax.lax.cond(due, step, lambda *same: same, *learned)
         metrics = replicas.mean(fit.metrics) | {"policy_loss": loss}

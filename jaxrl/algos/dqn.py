@@ -243,7 +243,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
         output: PyTree,
         noise: list[jax.Array] | list[None],
     ) -> Returns:
-        """Return the target distribution of returns of each transition; `output` is the online network's."""
+        """Return each transition's target distribution of returns; `output` is the online network's output."""
         rows, rewards = view.rows, view.rows.rewards
         target_output, _ = view.output(target_network, noise[1], train=False)
         next_output = view.next(target_output, target_network, noise[2])
@@ -254,7 +254,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
             bonus = q_learning.munchausen_bonus(
                 values, rows.action, temperature, self.munchausen_scale, self.munchausen_clip
             )
-            # Only for the first of several steps: the replay stores no other action.
+            # Only the first reward gets the bonus: the replay stores only the first of several actions.
             rewards = rewards.at[:, 0].add(bonus)
             next_returns = q_learning.soft_returns(next_output, next_values, temperature)
         else:

@@ -1,7 +1,7 @@
 """DreamerV3 (Hafner et al., 2025, arXiv:2301.04104): an actor-critic that learns in the imagination of a world model.
 
-Equations are the paper's. Where they differ, we follow the published code (github.com/danijar/dreamerv3): in the
-optimizer, the critic's loss on replayed rewards, and the gradients that reach the model.
+Equation numbers are those of the paper. Where the published code (github.com/danijar/dreamerv3) differs from the paper,
+we follow the code: in the optimizer, the critic's loss on replayed rewards, and the gradients that reach the model.
 """
 
 import dataclasses
@@ -60,7 +60,7 @@ class DreamerState(struct.PyTreeNode):
 
 
 class Imagined(struct.PyTreeNode):
-    """Trajectories of `H` steps from `N` states, without a gradient."""
+    """Imagined trajectories of `H` steps from `N` states, without gradient."""
 
     features: jax.Array  # [H + 1, N, features]
     action: PyTree  # [H, N, ...]
@@ -191,7 +191,7 @@ class Dreamer(ReplayFields, MemoryFields, DiscountFields):
         reinforce = -(policy.log_prob(imagined.action) * advantage + self.entropy_cost * entropy)
 
         def critic_loss(features, target):
-            """Return the critic's loss to targets and to the slow critic's prediction."""
+            """Return the critic's loss for the targets, plus that for the slow critic's predictions."""
             critic = self.network.critic
             slow = critic.call(state.slow_critic, spec, lambda module: module(features).mean())
             values = critic.call(params["critic"], spec, lambda module: module(features))
@@ -201,7 +201,7 @@ class Dreamer(ReplayFields, MemoryFields, DiscountFields):
         losses |= {
             name: jnp.mean(imagined.weight * x, axis=0).reshape(count.shape) for name, x in imagined_losses.items()
         }
-        # A state's imagined return is its value, so that replayed returns follow the newest policy too.
+        # A state's imagined return is used as its value, so that replayed returns also follow the newest policy.
         value, rows = imagined.returns[0].reshape(count.shape), jax.tree.map(lambda x: x[:-1], batch.rows)
         replayed = returns.lambda_returns(Segment.of_rows(rows, value[:-1], value[-1]), self.gamma, self.return_lambda)
         replay_loss = jnp.where(rows.weight, critic_loss(observed.states.features[:-1], replayed), 0.0)
@@ -218,12 +218,12 @@ class Dreamer(ReplayFields, MemoryFields, DiscountFields):
         return loss, ((means | {"loss": loss} | jax.tree.map(jnp.mean, figures), return_range), ())
 
     def _imagine(self, params: Params, start: LatentState, keys: jax.Array, spec: EnvSpec) -> Imagined:
-        """Return trajectories of the policy in the model.
+        """Imagine trajectories of the policy in the model.
 
         Args:
-          params: the state's parameters, without gradient.
-          start: states [N], the flattened rows of sequences.
-          keys: one per sequence.
+          params: the learner's parameters, without gradient.
+          start: the first states [N], which are the flattened rows of sequences.
+          keys: one key per sequence.
           spec: the environment's spec.
         """
         steps, rows = self.imagination_length, start.deter.shape[0] // keys.shape[0]
@@ -263,12 +263,12 @@ class Dreamer(ReplayFields, MemoryFields, DiscountFields):
 def observe(
     network: WorldModel, params: Params, batch: SequenceBatch, keys: jax.Array, spec: EnvSpec
 ) -> tuple[Observed, SequenceBatch]:
-    """Return the states of sequences after their burn-in, and the sequences from there on.
+    """Return the model's states for the rows after the burn-in, and the sequences without the burn-in.
 
     Args:
-      network, params: the model, and its parameters.
-      batch: sequences with the acting states before their first rows.
-      keys: [batch], for sampling latents.
+      network, params: the model and its parameters.
+      batch: sequences, with the states stored while acting before their first rows.
+      keys: keys [batch] for sampling latents.
       spec: the environment's spec.
     """
     noise = latent_noise(keys, (batch.mask.shape[0], network.stoch))
@@ -295,9 +295,9 @@ def model_losses(
     if the other of two players moves next.
 
     Args:
-      observed: the states of the time steps.
+      observed: the model's states at the time steps.
       predicted: predictions from these states.
-      timesteps: [T, B].
+      timesteps: time steps [T, B].
       space: the observation space.
       free_nats: KL divergence below which the latents are not penalized.
     """
@@ -321,7 +321,7 @@ def model_losses(
 
 
 def observation_loss(predicted: list[jax.Array], observation: PyTree, space: spaces.Space) -> jax.Array:
-    """Return the decoder's loss [...]: squared errors of images and of symlogs, cross-entropy of categories; summed."""
+    """Return the decoder's loss [...], summed: squared errors of images and symlogs, cross-entropies of categories."""
     total = jnp.float32(0.0)
     for x, target, leaf in zip(predicted, jax.tree.leaves(observation), spaces.leaves(space), strict=True):
         if is_image(leaf):
@@ -337,7 +337,7 @@ def observation_loss(predicted: list[jax.Array], observation: PyTree, space: spa
 
 
 def mask_loss(logits: jax.Array, mask: PyTree, space: spaces.Space) -> jax.Array:
-    """Return the loss [...] of predicting which discrete actions are allowed, from logits [..., n]; summed."""
+    """Return the loss [...] of predicting which discrete actions are allowed, summed over the logits [..., n]."""
 
     def flat(space, mask):
         if isinstance(space, spaces.Composite):

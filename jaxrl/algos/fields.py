@@ -1,7 +1,7 @@
 """Groups of fields that algorithms share: discounting, actor-critics, exploration noise, and replays.
 
-A group has the checks of its fields and the objects that they describe. Groups of one kind of algorithm are in the
-module of its functions, such as `on_policy`.
+A group checks its fields and creates the objects that they describe. Groups for only one kind of algorithm are in the
+module for that kind, such as `on_policy`.
 """
 
 import dataclasses
@@ -62,7 +62,7 @@ class ActorCriticFields(DiscountFields):
     critic: Critic = static(Critic())
 
     def resolved_networks(self, spec: EnvSpec) -> dict[str, Any]:
-        """Return the networks by field, with unset torsos replaced by defaults for the observations."""
+        """Return the networks by field name, with unset torsos replaced by defaults for the observations."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: resolve_network(value, spec) for name, value in values.items() if isinstance(value, Readable)}
 
@@ -82,10 +82,10 @@ class ActorCriticFields(DiscountFields):
 
         Args:
           spec: the environment's spec.
-          stochastic: the kind of policy that it needs.
-          discrete: whether it can choose among discrete actions.
-          heads: the heads that its critics may have; empty: expected values, or any head if policies are deterministic.
-          dropout: whether its critics may have dropout.
+          stochastic: whether the algorithm needs a stochastic policy, or a deterministic one.
+          discrete: whether the algorithm supports discrete actions.
+          heads: the allowed heads of the critics; empty: expected values, or any head if policies are deterministic.
+          dropout: whether the critics may have dropout.
         """
         name, policy, critic = type(self).__name__, self.policy, self.critic
         found, head = action_problems(name, spec, box=True, discrete=discrete), critic.head
@@ -123,7 +123,7 @@ class ActorCriticFields(DiscountFields):
 
 @field_group
 class TargetFields:
-    """Target networks that follow the networks by Polyak averaging."""
+    """Target networks, updated by Polyak averaging."""
 
     tau: Scalar = number(
         0.005, above=0, high=1, help="soft update coefficient of the target networks (Polyak averaging)"
@@ -136,7 +136,7 @@ _UNCHANGED = ("statistics", "updates", "return_scale", "policy_loss", "policy_me
 
 @field_group
 class ResetFields:
-    """Resets of the networks, because networks trained early on little data learn worse later."""
+    """Resets of the networks; networks trained early on little data learn worse later."""
 
     reset_at: tuple[int, ...] = static(
         (),
@@ -152,9 +152,9 @@ class ResetFields:
         return [f"{name}.reset_at={updates!r:.80} must be a tuple of update counts, such as (15_000, 50_000)"]
 
     def after_reset[State: Any](self: Any, state: State, key: jax.Array, spec: EnvSpec) -> State:
-        """Return the state after an update, reinitialized except for statistics and counts if `reset_at` contains it.
+        """Return the state after an update; if the update is in `reset_at`, reinitialize all but statistics and counts.
 
-        The new state is computed only if a reset is due; in vmapped runs, it is always computed.
+        The reinitialized state is computed only if a reset is due; in vmapped runs, it is always computed.
         """
         if not self.reset_at:
             return state
@@ -164,7 +164,7 @@ class ResetFields:
             return self.init(key, spec).replace(**unchanged)
 
         due = jnp.isin(state.updates, jnp.asarray(self.reset_at, state.updates.dtype))
-        # Not the number of a shard, which others fold into the same key.
+        # This number is not that of a shard, because other functions fold shard numbers into the same key.
         key = jax.random.fold_in(key, 2**31 - 1)
         return jax.lax.cond(due, again, lambda same, _: same, state, key)
 
@@ -323,7 +323,7 @@ class StorageFields:
     @property
     def recurrent(self) -> bool:
         """Return whether the policy, the critics or the network are recurrent."""
-        # Values that are not networks are refused later.
+        # Values that are not networks are rejected later, by validation.
         networks = (getattr(self, name, None) for name in ("policy", "critic", "network"))
         return any(getattr(network, "recurrent", False) for network in networks)
 
@@ -339,11 +339,11 @@ class StorageFields:
         """Return the replay that these fields describe.
 
         Args:
-          sampler: used if the field `sampler` is None; None: uniform.
-          sequence: makes items sequences instead of transitions.
-          batch_size: items per batch; None: the field `batch_size`.
+          sampler: selection rule if the field `sampler` is None; None: uniform.
+          sequence: settings of sequences, which become the items; None: items are transitions.
+          batch_size: number of items per batch; None: the field `batch_size`.
           frame_stack: frame stacking of the observations.
-          n_step: rewards summed before bootstrapping.
+          n_step: number of rewards summed before bootstrapping.
         """
         items = self.batch_size if batch_size is None else batch_size
         return Replay(
@@ -363,16 +363,16 @@ class StorageFields:
         )
 
     def steps_per_update(self, num_envs: int) -> int:
-        """Return `rollout_length`, or the steps per environment that amount to one update."""
+        """Return `rollout_length`, or if it is None, the number of steps per environment for one update."""
         if self.rollout_length is not None:
             return self.rollout_length
         return steps_per_update(self._updates_per_step(self.batch_size), num_envs)
 
     def _updates_per_step(self, transitions: int) -> float:
-        """Return gradient updates per environment step if an update samples `transitions` transitions."""
+        """Return the number of updates per environment step, if each update samples `transitions` transitions."""
         if self.samples_per_insert is not None:
             return self.samples_per_insert / max(transitions, 1)
-        return 1.0 if self.replay_ratio is None else self.replay_ratio  # both None: see `problems`
+        return 1.0 if self.replay_ratio is None else self.replay_ratio  # `problems` reports if both are None
 
     def problems(self) -> list[str]:
         """Explain conflicts between the fields, one line each."""
@@ -454,7 +454,7 @@ _MEMORY = "policy.recurrent or critic.recurrent"
 
 @field_group
 class MemoryFields(StorageFields):
-    """Sequences for recurrent networks; every rollout begins one."""
+    """Sequences for recurrent networks; each rollout begins a new sequence."""
 
     sequence_length: int = static(
         17, low=2, only_with=_MEMORY, help="time steps per sequence; the last one is only used for bootstrapping"
@@ -465,12 +465,12 @@ class MemoryFields(StorageFields):
 
     @property
     def sequence(self) -> Sequence:
-        """Return the sequences that these fields describe, which continue into the next episode."""
+        """Return the settings of sequences that these fields describe; sequences continue into the next episode."""
         length = 1 if self.rollout_length is None else self.rollout_length
         return Sequence(self.sequence_length, length, "continue", self.burn_in, stored_carry=True)
 
     def steps_per_update(self, num_envs: int) -> int:
-        """Return the steps of each environment for an update; if recurrent, a quarter of a sequence."""
+        """Return the steps per environment for one update; if recurrent, by default a quarter of a sequence."""
         if self.rollout_length is None and self.recurrent:
             return max(self.sequence_length // 4, 1)
         return super().steps_per_update(num_envs)
@@ -481,10 +481,10 @@ class SequenceFields(NStepReplayFields, MemoryFields):
     """Sequences instead of transitions, for recurrent policies or critics."""
 
     def source_with_memory(self) -> Replay:
-        """Return the replay of transitions, or if recurrent, of sequences with about as many transitions."""
+        """Return the replay: of transitions, or if recurrent, of sequences with about `batch_size` steps per batch."""
         if not self.recurrent:
             return self.source(n_step=self.n_step)
-        # Not `batch_size` sequences, which would make an update more expensive by their length.
+        # With `batch_size` sequences, the cost of an update would grow with their length.
         whole = max(self.batch_size // max(self.sequence_length - 1, 1), 1)
         return self.source(sequence=self.sequence, batch_size=whole, n_step=self.n_step)
 
@@ -507,9 +507,9 @@ class CombinedReplayFields(StorageFields):
 
     @property
     def _views(self) -> dict[str, View]:
-        # Sampled as newest only once, so that several updates in one iteration get different transitions.
+        # Each item is sampled as newest only once, so that several updates in one iteration get different transitions.
         newest = {"newest": View(self.newest, Lifo(), max_times_sampled=1)} if self.newest else {}
-        # Values that are not views, and views that cannot be, are refused later.
+        # Values that are not views, and invalid views, are rejected later, by `problems`.
         return newest | ({"view": self.view} if isinstance(self.view, View) and not self.view.problems() else {})
 
     def combined_sources(self, replay: Replay) -> dict[str, Source]:
@@ -519,7 +519,7 @@ class CombinedReplayFields(StorageFields):
         return {"replay": own, **{name: view.of("replay", replay) for name, view in views.items()}}
 
     def problems(self) -> list[str]:
-        """Explain why batches cannot have such parts, one line each."""
+        """Explain why batches cannot have the parts `newest` and `view`, one line each."""
         name, found = type(self).__name__, []
         if not isinstance(self.view, View | None):
             return [f"{name}.view={self.view!r:.80} is not a jaxrl.core.sources.View, or None"]

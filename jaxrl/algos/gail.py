@@ -1,6 +1,6 @@
 """Generative adversarial imitation (Ho & Ermon, 2016, arXiv:1606.03476), off-policy: SAC on learned rewards.
 
-With a replay, a gradient penalty and absorbing states it is discriminator-actor-critic (Kostrikov et al., 2019,
+With a replay, a gradient penalty and absorbing states, it is discriminator-actor-critic (Kostrikov et al., 2019,
 arXiv:1809.02925).
 """
 
@@ -34,23 +34,23 @@ from jaxrl.core.types import (
 from jaxrl.networks import ActionValues, Critic
 from jaxrl.networks.torsos import to_float
 
-_LEAST_NORM = 1e-6  # of a gradient: a norm is not differentiable at 0
+_LEAST_NORM = 1e-6  # minimum norm of a gradient: a norm is not differentiable at 0
 
 
 class GAILState(SACState):
     """State of the learner."""
 
-    discriminator: TrainState  # "network", and "absorbing": the logit of what follows a termination
+    discriminator: TrainState  # parameters "network", and "absorbing", the logit of the absorbing state
 
     @classmethod
     def of(cls, sac: SACState, discriminator: TrainState) -> Self:
-        """Join SAC's state and the discriminator."""
+        """Combine SAC's state and the discriminator."""
         return cls(**vars(sac), discriminator=discriminator)
 
 
 @algorithm
 class GAIL(StochasticActing, ReplayFields, TargetFields, TemperatureFields):
-    """Generative adversarial imitation: SAC whose rewards a discriminator learns from demonstrations."""
+    """Generative adversarial imitation: SAC with rewards from a discriminator trained on demonstrations."""
 
     gamma: Scalar = changed(0.99, low=0, below=1)
     batch_size: int = changed(256, help="transitions per update, and equally many demonstrations")
@@ -84,7 +84,7 @@ class GAIL(StochasticActing, ReplayFields, TargetFields, TemperatureFields):
 
     @property
     def sac(self) -> SAC:
-        """Return the SAC that learns from the discriminator's rewards, with the settings that both have."""
+        """Return the SAC that learns from the discriminator's rewards, with the settings that it shares with GAIL."""
         names = [field.name for field in dataclasses.fields(SAC) if hasattr(self, field.name)]
         return SAC(**{name: getattr(self, name) for name in names})
 
@@ -127,11 +127,11 @@ class GAIL(StochasticActing, ReplayFields, TargetFields, TemperatureFields):
 
         discriminator, _, metrics = train_state.gradient(loss, state.discriminator).step(self._optimizer(), replicas)
 
-        # The environment's rewards are not read, not even those that are overwritten here.
+        # The environment's rewards are never read; learned rewards replace those of the batch below.
         variables = Variables(discriminator.params["network"], discriminator.model_state)
         reward = self._reward(logits(self.discriminator, variables, own.observation, own.action, spec)[0])
         metrics["learned_reward"] = weighted_mean(reward, own.weight, replicas)
-        if self.absorbing:  # SAC's target ends at a termination; the absorbing state's constant return is added here
+        if self.absorbing:  # SAC's target ends at a termination, so the absorbing state's constant return is added here
             endless = self._reward(discriminator.params["absorbing"]) / (1.0 - self.gamma)
             reward = reward + jnp.where(own.bootstrap, 0.0, self.gamma * endless)
         replay = batch["replay"].replace(rewards=reward[:, None])
@@ -139,7 +139,7 @@ class GAIL(StochasticActing, ReplayFields, TargetFields, TemperatureFields):
         return GAILState.of(learned, discriminator), UpdateInfo(info.metrics | replicas.mean(metrics))
 
     def _reward(self, logit: jax.Array) -> jax.Array:
-        """Return the reward of logits: log D - log(1 - D), where D is the probability of a demonstration."""
+        """Return the reward, log D - log(1 - D) or -log(1 - D), for logits of D, the probability of a demonstration."""
         return logit if self.reward == "airl" else jax.nn.softplus(logit)
 
     def _optimizer(self) -> optax.GradientTransformation:
@@ -167,7 +167,7 @@ def gradient_penalty(
 
     Args:
       network, variables: the discriminator.
-      own, expert: the run's own transitions and demonstrations, paired in order.
+      own, expert: the run's own transitions and the demonstrations, paired by position.
       key: keys [batch].
       spec: the environment's spec.
     """
@@ -177,7 +177,7 @@ def gradient_penalty(
         if isinstance(space, spaces.Dict):
             return {name: between(x[name], y[name], child) for name, child in space.items}
         if not isinstance(space, spaces.Box):
-            return y  # a category
+            return y  # categories are not interpolated
         x, y, part = to_float(x, space), to_float(y, space), fraction.reshape(-1, *[1] * (x.ndim - 1))
         return (1.0 - part) * x + part * y
 

@@ -1,7 +1,7 @@
 """Histories: inputs of a recurrent policy or critic up to a time step, instead of one observation.
 
-A batch of sequences becomes a batch of the transitions within them, whose observations are histories. An update of
-transitions then also learns from sequences, without changes.
+A batch of sequences becomes a batch of the transitions within them, whose observations are histories. An algorithm's
+update for transitions then also works for sequences, without changes.
 """
 
 import jax
@@ -45,9 +45,9 @@ class History(struct.PyTreeNode):
         return jax.tree.map(lambda x: self._taken(x)[None], self._part(slice(self.burn_in, None)))
 
     def policy(self, network: Network, policy: Variables, spec: EnvSpec, *, train: bool) -> tuple[PyTree, ModelState]:
-        """Return the policy's output at the N time steps, leaves [N, ...], and its new model state.
+        """Return the policy's output at the N time steps, with leaves [N, ...], and the new model state.
 
-        Its recurrent state starts from the acting one.
+        The policy's recurrent state starts from the state stored while acting.
         """
         if not network.recurrent:
             output, _, model_state = network.apply(
@@ -73,9 +73,9 @@ class History(struct.PyTreeNode):
         *,
         train: bool,
     ) -> tuple[PyTree, ModelState]:
-        """Return the critics' output for actions [N, n] at the time steps, leaves [ensemble, N, actions, ...].
+        """Return the critics' output, leaves [ensemble, N, actions, ...], for actions [N, n], and the new model state.
 
-        Actors do not store a critic's recurrent state, so it starts from the initial state and relies on the burn-in.
+        Actors do not store recurrent states of critics, so these begin at the initial state and rely on the burn-in.
         """
         action, mask = (None if x is None else x[None] for x in (action, mask))
         if not network.recurrent:
@@ -89,7 +89,7 @@ class History(struct.PyTreeNode):
             inputs, model_state = self._part(time), critic.model_state
             return network.encode(critic.params, inputs, carry, spec=spec, model_state=model_state, train=train)
 
-        members = jax.tree.leaves(critic.params)[0].shape[0]  # all, or only the first
+        members = jax.tree.leaves(critic.params)[0].shape[0]  # all members, or only the first
         carry = jax.tree.map(
             lambda x: jnp.broadcast_to(x, (members, self.columns, *x.shape)), network.initial_carry(spec)
         )
@@ -108,7 +108,7 @@ class History(struct.PyTreeNode):
 
 
 def transitions(batch: TransitionBatch | SequenceBatch, n_step: int) -> TransitionBatch:
-    """Return a batch's transitions; for sequences, the L * B that begin at the L rows after the burn-in of each.
+    """Return a batch's transitions; for B sequences, the L * B that begin at the L rows after the burn-in.
 
     Transitions of sequences have up to `n_step` steps; the last of each sequence has weight 0, since it only
     bootstraps.

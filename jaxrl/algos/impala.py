@@ -53,7 +53,7 @@ class IMPALA(BonusFields, PolicyValueActing):
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        return {"rollout": on_policy.source(self, max_policy_lag=None)}  # V-trace corrects for it
+        return {"rollout": on_policy.source(self, max_policy_lag=None)}  # V-trace corrects for the lag
 
     def update(
         self, state: PolicyState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
@@ -78,7 +78,7 @@ class IMPALA(BonusFields, PolicyValueActing):
         output, carry, model_state = on_policy.unroll(self, network, inputs, rollout.carry.network, spec, train=True)
         log_prob = output.distribution.log_prob(rows.action)
         log_rho = log_prob - rows.extras["log_prob"]
-        # The learner's own carry, because the actors' `final_carry` is of their older parameters.
+        # Use the learner's own carry, because the actors' `final_carry` is from older parameters.
         fixed, values, log_rhos, carry = jax.lax.stop_gradient((network, output.value, log_rho, carry))
         bootstrap_value = on_policy.bootstrap_value(self, fixed, rollout, carry, spec)
         corrected = returns.vtrace(
@@ -90,7 +90,7 @@ class IMPALA(BonusFields, PolicyValueActing):
             clip_c=self.clip_c,
             clip_pg_rho=self.clip_pg_rho,
         )
-        if intrinsic is not None:  # weighted as V-trace weights its own
+        if intrinsic is not None:  # weighted like the advantages of V-trace
             intrinsic = jnp.minimum(self.clip_pg_rho, jnp.exp(log_rhos)) * intrinsic
         advantages = on_policy.with_bonus(self, corrected.advantages, intrinsic)
 
@@ -104,7 +104,7 @@ class IMPALA(BonusFields, PolicyValueActing):
         if self.reduction == "sum" and acting is not weight:
             share = replicas.sum(jnp.sum(acting, dtype=jnp.float32)) / replicas.sum(jnp.sum(weight, dtype=jnp.float32))
         loss = on_policy.total_loss(self, share * policy_loss, value_loss, share * entropy)
-        if self.reduction == "sum":  # over all replicas, as the mean is
+        if self.reduction == "sum":  # over all replicas, like the mean
             loss = loss * replicas.sum(jnp.sum(weight, dtype=loss.dtype))
         metrics = {
             "policy_loss": policy_loss,
@@ -125,7 +125,7 @@ def clipped_reward(reward: jax.Array, how: str) -> jax.Array:
 
     Args:
       reward: any shape.
-      how: "none"; "abs_one", into [-1, 1]; "soft_asymmetric", 5 tanh(r / 5), times 0.3 where negative.
+      how: "none"; "abs_one": clip to [-1, 1]; "soft_asymmetric": 5 tanh(r / 5), times 0.3 if negative.
 
     Returns:
       The same shape.

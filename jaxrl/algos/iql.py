@@ -119,7 +119,7 @@ def state_value(
 
 
 def without_choice(spec: EnvSpec) -> EnvSpec:
-    """Return the same task with a single action, for which a critic is a value function."""
+    """Return the spec with a single discrete action, so that a critic becomes a state-value function."""
     return dataclasses.replace(spec, action_space=spaces.Discrete(1), masked=False)
 
 

@@ -15,7 +15,7 @@ LEAST_DUAL = -18.0  # before the softplus or the exponential, which map it to 1.
 
 @field_group
 class KLFields:
-    """Limits of the divergence, and their multipliers (MPO, V-MPO)."""
+    """KL limits of policy updates, and initial values of their multipliers (MPO, V-MPO)."""
 
     dual_learning_rate: Scalar = number(1e-2, above=0, help="learning rate of the temperature and the KL multipliers")
     epsilon: Scalar = number(0.1, above=0, help="KL limit of the improved policy, in nats")
@@ -31,13 +31,13 @@ class KLFields:
 
 
 def inverse_softplus(x: Scalar) -> jax.Array:
-    """Return the number whose softplus, log(1 + exp), is x > 0; float32."""
+    """Return y such that its softplus, log(1 + exp(y)), is x > 0; float32."""
     x = jnp.asarray(x, jnp.float32)
     return x + jnp.log(-jnp.expm1(-x))
 
 
 def decoupled_kl(old: DiagonalGaussian, new: DiagonalGaussian) -> tuple[jax.Array, jax.Array]:
-    """Return KL(old || new) per dimension in nats, [..., n], from the mean only and from the deviation only."""
+    """Return KL(old || new) per dimension, [..., n] in nats, if only the mean and if only the deviation changed."""
     mean, std, new_mean, new_std = (x[..., None] for x in (old.mean, old.log_std, new.mean, new.log_std))
     before = DiagonalGaussian(mean, std)
     return before.kl(DiagonalGaussian(new_mean, std)), before.kl(DiagonalGaussian(mean, new_std))
@@ -46,7 +46,7 @@ def decoupled_kl(old: DiagonalGaussian, new: DiagonalGaussian) -> tuple[jax.Arra
 def lagrangian_loss(kl: jax.Array, alpha: jax.Array, epsilon: Scalar) -> jax.Array:
     """Return the Lagrangian of kl <= epsilon: alpha kl for the policy, alpha (epsilon - kl) for alpha; kl, alpha [k].
 
-    Descending its gradient lowers the policy's weighted KL, and raises alpha where kl exceeds epsilon.
+    Gradient descent on this loss lowers the policy's weighted KL, and raises alpha where kl exceeds epsilon.
     """
     return jax.lax.stop_gradient(alpha) * kl + alpha * (epsilon - jax.lax.stop_gradient(kl))
 
@@ -54,9 +54,9 @@ def lagrangian_loss(kl: jax.Array, alpha: jax.Array, epsilon: Scalar) -> jax.Arr
 def step_log(
     log: TrainState, gradient: jax.Array, optimizer: optax.GradientTransformation, replicas: Replicas
 ) -> TrainState:
-    """Take a gradient step of a multiplier's logarithm, which stays within [-18, 18].
+    """Take a gradient step of a multiplier's logarithm, and clip it to [-18, 18].
 
-    Far outside, the multiplier would be 0 or infinite in float32, and would need as many steps to return.
+    Far outside this range, the multiplier would be 0 or infinite in float32, and its return would take as many steps.
     """
     log, _ = apply_gradients(log, gradient, optimizer, replicas)
     return log.replace(params=jnp.clip(log.params, LEAST_DUAL, -LEAST_DUAL))

@@ -1,7 +1,7 @@
 """Minibatches independent of the number of devices, shuffled without a sort.
 
 Environments are grouped in a fixed number of logical shards. Each shard shuffles its rows with a separate key,
-and minibatch m takes the m-th portion of every shard; so the devices together see the same rows in minibatch m,
+and minibatch m takes the m-th portion of every shard. Minibatch m therefore has the same rows over all devices,
 however the shards are distributed.
 
 `jax.random.permutation` sorts: 950 us for 8192 indices on a CPU. A keyed bijection, a Feistel network over the
@@ -21,7 +21,7 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import divisors, multiples
 from jaxrl.core.types import Carry, Metrics, PyTree, Replicas
 
-_RANKED_UP_TO = 32  # below, counting is quick, and the two digits of a Feistel network are too small to mix well
+_RANKED_UP_TO = 32  # up to here, counting is fast, and a Feistel network's digits are too small to mix well
 
 
 class Minibatches(struct.PyTreeNode):
@@ -47,14 +47,14 @@ class MinibatchFields:
     minibatches: int | None = static(4, low=1, help="gradient steps per pass")
 
     def divided(self, data: PyTree, carry: Carry, key: jax.Array, replicas: Replicas) -> Minibatches:
-        """Divide `data` [T, B, ...], acted with `carry` [B, ...], into minibatches, shuffled every epoch."""
+        """Divide `data` [T, B, ...], with the first row's `carry` [B, ...], into minibatches, shuffled every epoch."""
         rows, envs = jax.tree.leaves(data)[0].shape[:2]
         sizes = {"rows": rows, "num_envs": envs, "count": self.minibatches, "epochs": self.epochs}
         indices = minibatch_indices(key, replicas=replicas, recurrent=self._recurrent, **sizes)
         return Minibatches(indices, data if self._recurrent else flatten_rows(data), carry, self._recurrent)
 
     def minibatch_problems(self: Any, num_envs: int, shards: int) -> list[str]:
-        """Explain why batches of an algorithm with a `rollout_length` cannot be divided, one line each."""
+        """Explain why the algorithm's batches cannot be divided into minibatches, one line each."""
         sizes = {"shards": shards, "count": self.minibatches, "recurrent": self._recurrent}
         if not (episodes := getattr(self, "whole_episodes", 0)):
             return minibatch_problems(rows=self.rollout_length, num_envs=num_envs, **sizes)
@@ -74,8 +74,8 @@ def permutation(key: jax.Array, n: int) -> jax.Array:
 
     For n of at least 33, it is an alternating Feistel network (Luby and Rackoff, 1988) over the digits (l, r) of
     i = l b + r: l <- l + f(r) mod a, then r <- r + f(l) mod b, and so on; each round is a bijection for any a and b.
-    If n has no factorization into two digits of similar size, the network permutes a slightly larger a b, and the
-    indices above n - 1 are left out, which keeps it exact for every n.
+    If n has no factorization into two digits of similar size, the network permutes a slightly larger number a b of
+    indices and drops those above n - 1, so the result is an exact permutation for every n.
 
     Args:
       key: a typed key.
@@ -96,20 +96,20 @@ def permutation(key: jax.Array, n: int) -> jax.Array:
             left = _add_modulo(left, _scaled_hash(right, keys[i], a), a)
         else:
             right = _add_modulo(right, _scaled_hash(left, keys[i], b), b)
-    # Whatever uses the indices must not be fused into the rounds: XLA then computes them several times over on CPU,
-    # 495 us instead of 125 us for four epochs of 8192 rows in 8 shards.
+    # Operations that use the indices must not be fused with the rounds: on CPU, XLA would compute the rounds several
+    # times, in 495 us instead of 125 us for four epochs of 8192 rows in 8 shards.
     shuffled = jax.lax.optimization_barrier((left * jnp.uint32(b) + right).astype(jnp.int32))
     return shuffled if a * b == n else shuffled[jnp.nonzero(shuffled < n, size=n)[0]]
 
 
 def shuffled_indices(key: jax.Array, rows_per_shard: int, shards: int, first_shard: jax.Array | int) -> jax.Array:
-    """Return a permutation for each logical shard, which depends on its global number, not on its device.
+    """Return a permutation for each logical shard; it depends on the shard's global number, not on its device.
 
     Args:
       key: a typed key, the same on every device.
       rows_per_shard: rows of one shard, static.
-      shards: logical shards on this device, static.
-      first_shard: global number of the first of them, may be traced.
+      shards: number of logical shards on this device, static.
+      first_shard: global number of this device's first shard, may be traced.
 
     Returns:
       int32, shape (shards, rows_per_shard), each row a permutation of 0 .. rows_per_shard - 1.
@@ -133,16 +133,16 @@ def minibatch_indices(
 
     Args:
       key: a typed key, the same on every device.
-      rows: T, rows of each environment, static.
-      num_envs: environments on this device, the shards' side by side, static.
-      count: minibatches per epoch, static; None if the algorithm was not resolved.
-      replicas: which logical shards this device holds.
-      recurrent: select environments with all their rows, as recurrent networks need, instead of single rows.
+      rows: T, number of rows of each environment, static.
+      num_envs: number of environments on this device, grouped by shard, static.
+      count: number of minibatches per epoch, static; None if the algorithm was not resolved.
+      replicas: as passed to `update`; defines which logical shards this device holds.
+      recurrent: whether to select whole environments, as recurrent networks need, instead of single rows.
       epochs: passes over the data, each with a different permutation, static.
 
     Returns:
-      int32, shape (epochs * count, size): rows, into the axis [T * num_envs] of `flatten_rows` (see `take_rows`), or
-      environments, into their axis (see `take_environments`). Every index occurs once per epoch.
+      int32, shape (epochs * count, size): indices of rows in the output of `flatten_rows`, for `take_rows`; if
+      recurrent, indices of environments, for `take_environments`. Every index occurs once per epoch.
 
     Raises:
       ConfigError: the algorithm was not resolved.
@@ -181,14 +181,14 @@ def flatten_rows(tree: PyTree) -> PyTree:
 def take_rows(tree: PyTree, indices: jax.Array) -> PyTree:
     """Return the rows `indices` (shape (n,)) of leaves `[T * B, ...]`, as `[n, ...]`.
 
-    Leaf by leaf: packing the leaves into one matrix first was tried and is slower from 64 environments on
+    Rows are taken leaf by leaf: packing the leaves into one matrix first is slower from 64 environments on
     (265 us against 199 us for the 16 minibatches of 8192 CartPole rows, 9.7 ms against 5.6 ms for 262144).
     """
     return jax.tree.map(lambda x: x.at[indices].get(mode="promise_in_bounds"), tree)
 
 
 def take_environments(tree: PyTree, indices: jax.Array, axis: int = 1) -> PyTree:
-    """Return the environments `indices` (shape (n,)) of leaves `[T, B, ...]`; with `axis=0` of leaves `[B, ...]`."""
+    """Select the environments `indices` (shape (n,)) of leaves `[T, B, ...]`, or of leaves `[B, ...]` with `axis=0`."""
     return jax.tree.map(lambda x: jnp.take(x, indices, axis=axis, mode="clip"), tree)
 
 
@@ -198,10 +198,10 @@ def minibatch_problems(
     """Explain why a batch cannot be divided into `count` equal minibatches; empty if it can.
 
     Args:
-      rows: T, rows of each environment.
-      num_envs: environments, of one device with its `shards`, or of all devices with all shards.
-      shards: logical shards that hold them.
-      count: minibatches per epoch.
+      rows: T, number of rows of each environment.
+      num_envs: number of environments, on one device or on all devices.
+      shards: number of logical shards on the same devices.
+      count: number of minibatches per epoch.
       recurrent: whether minibatches consist of whole environments, as in `minibatch_indices`.
     """
     if rows is None or count is None:
@@ -227,14 +227,14 @@ def minibatch_problems(
 
 
 def _ranks(bits):
-    """Return each number's rank, by counting."""
+    """Return the rank of each number, by counting the numbers before it."""
     index = jnp.arange(bits.shape[0], dtype=jnp.int32)
     before = (bits[None] < bits[:, None]) | ((bits[None] == bits[:, None]) & (index[None] < index[:, None]))
     return jnp.sum(before, axis=1, dtype=jnp.int32)
 
 
 def _digits(n):
-    """Return bases a, b of two digits, of similar size, with a b = n if possible, else a little above n."""
+    """Return bases a, b of two digits of similar size, with a b = n if possible, otherwise slightly larger."""
     root = math.isqrt(n)
     for a in range(root, root // 4, -1):
         if n % a == 0 and n // a <= 2**16:
@@ -244,16 +244,16 @@ def _digits(n):
 
 
 def _rounds(a):
-    """Return enough rounds to spread pairs of rows like a random permutation, for a smaller digit below `a`.
+    """Return the number of rounds that spread pairs of rows like a random permutation; the smaller digit is below `a`.
 
-    Two indices that share a digit share it again after every second round with a probability of 1 / a. With 4 rounds,
-    which are enough for the positions of single rows, neighbors stay neighbors twice as often as they should.
+    Two indices that share a digit share it again after every second round with a probability of 1 / a. Four
+    rounds randomize the positions of single rows well, but neighbors stay neighbors twice as often as they should.
     """
     return max(6, 2 * math.ceil(15 / math.log2(a)))
 
 
 def _scaled_hash(x, key, bound):
-    """Return a hash of x in 0 .. bound - 1, for bound <= 2^16: high bits of Wellons' `lowbias32`."""
+    """Return a hash of x in 0 .. bound - 1, for bound <= 2^16, from the high bits of Wellons' `lowbias32`."""
     x = x ^ key
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
@@ -271,16 +271,16 @@ def steps_over_minibatches[State, Index](
     """Take a gradient step for each minibatch in turn, and return the means of their metrics.
 
     Args:
-      step: function from the state and a minibatch's indices to the next state and metrics, scalars by name.
-      state: before the first step.
-      indices: [minibatches, size], or a pytree whose leaves begin with that axis.
+      step: a function `step(state, indices) -> (state, metrics)` for one minibatch, with metrics as scalars by name.
+      state: the state before the first step.
+      indices: an array [minibatches, size], or a pytree with leaves [minibatches, ...].
     """
     names: list[str] = []
 
     def packed(state, index):
         state, metrics = step(state, index)
         names[:] = sorted(metrics)
-        # In one array, because the loop would write each metric with a separate kernel.
+        # Stacked into one array, because the loop would write each metric with a separate kernel.
         return state, jnp.stack([metrics[name].astype(jnp.float32) for name in names])
 
     state, metrics = jax.lax.scan(packed, state, indices)

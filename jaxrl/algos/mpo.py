@@ -55,7 +55,7 @@ class AllActions(struct.PyTreeNode):
 
     distribution: Categorical  # the policy's
     values: jax.Array  # [batch, K]
-    returns: jax.Array | tuple[()]  # [batch, K, atoms] probabilities of a support's atoms; () of expected values
+    returns: jax.Array | tuple[()]  # [batch, K, atoms] probabilities of a support's atoms; () for expected values
     log_prior: jax.Array  # [batch, K] log pi of each action
 
     def fit(self, new: Categorical, weights: jax.Array) -> jax.Array:
@@ -63,7 +63,7 @@ class AllActions(struct.PyTreeNode):
         return -jnp.sum(weights * new.log_probs(), axis=-1)
 
     def divergences(self, new: Categorical) -> dict[str, jax.Array]:
-        """Return the divergences of the new policy from this one, by the name of their limit, each [batch, k]."""
+        """Return the KL divergences [batch, k] of the new policy from this one, keyed by the name of their limit."""
         return {"mean": self.distribution.kl(new)[:, None]}
 
 
@@ -71,15 +71,16 @@ class SampledActions(struct.PyTreeNode):
     """K sampled actions of a box, with the critics' values."""
 
     distribution: TanhGaussian  # the policy's
-    points: jax.Array  # [K, batch, n] sampled from it, before the tanh
+    points: jax.Array  # [K, batch, n] sampled from the policy, before the tanh
     values: jax.Array  # [batch, K]
     returns: jax.Array | tuple[()]  # as in `AllActions`
     log_prior: jax.Array  # [batch, K] -log K of each sample
 
     def fit(self, new: TanhGaussian, weights: jax.Array) -> jax.Array:
-        """Fit the mean and the deviation of a Gaussian, each with the other from the old policy.
+        """Return the sum of two negative log-likelihoods [batch]: one fits the Gaussian's mean, one its deviation.
 
-        Both policies use the same tanh, so likelihoods before and after it differ only by a constant.
+        Each of them takes the other parameter from the old policy. The old and the new policy use the same tanh, so
+        likelihoods before and after the tanh differ only by a constant.
         """
 
         def likelihood(gaussian: DiagonalGaussian) -> jax.Array:
@@ -91,7 +92,7 @@ class SampledActions(struct.PyTreeNode):
         )
 
     def divergences(self, new: TanhGaussian) -> dict[str, jax.Array]:
-        """Return the divergences of mean and deviation, per dimension."""
+        """Return the KL divergences [batch, n] of the mean and of the deviation, per dimension."""
         mean, std = decoupled_kl(self.distribution.base, new.base)
         return {"mean": mean, "std": std}
 
@@ -184,22 +185,22 @@ class MPO(StochasticActing, PeriodicTargetFields, NStepReplayFields, CombinedRep
     def _candidates(
         self, state: MPOState, observation: PyTree, mask: jax.Array | None, key: jax.Array, spec: EnvSpec
     ) -> AllActions | SampledActions:
-        """Return candidate actions of the target policy at observations [batch], with the smallest target values.
+        """Return candidate actions of the target policy for observations [batch], valued by the smallest target critic.
 
-        These are all actions of a discrete space, or actions sampled from a box with keys [batch].
+        The candidates are all actions of a discrete space, or actions sampled from a box with keys [batch].
         """
         policy, critic = state.policy.target_variables, state.critic.target_variables
         distribution = off_policy.evaluate_policy(self.policy, policy, observation, spec, mask)
         if isinstance(spec.action_space, spaces.Discrete):
             output = off_policy.evaluate_critic(self.critic, critic, observation, None, spec, mask)
             values, returns = least(output, self.v_min, self.v_max)
-            # A forbidden action has probability 0, and the most negative finite number for a value.
+            # Forbidden actions have probability 0, and the most negative finite number as their value.
             allowed = values if mask is None else jnp.where(mask, values, 0.0)
             return AllActions(distribution, allowed, returns, distribution.log_probs())
         keys = jax.vmap(lambda k: jax.random.split(k, self.samples), out_axes=1)(key)
         points = jax.vmap(distribution.base.sample)(keys)
         actions = from_unit(jnp.tanh(points), spaces.expect(spec.action_space, spaces.Box))
-        # Mapped over the actions only, so that an observation is encoded once.
+        # vmap over the actions only, so that each observation is encoded once.
         each = jax.vmap(lambda x: off_policy.evaluate_critic(self.critic, critic, observation, x, spec), out_axes=2)
         output = jax.tree.map(lambda x: x[:, :, :, 0], each(actions))
         values, returns = least(output, self.v_min, self.v_max)
@@ -217,14 +218,14 @@ class MPO(StochasticActing, PeriodicTargetFields, NStepReplayFields, CombinedRep
 
 
 def least(output: Any, v_min: Scalar, v_max: Scalar) -> tuple[jax.Array, jax.Array | tuple[()]]:
-    """Return the smallest critic's entry for each action.
+    """Select the smallest critic's output for each action.
 
     Args:
       output: the critics' output, [ensemble, batch, K], or `CategoricalReturns` of that shape.
       v_min, v_max: the ends of the support of `CategoricalReturns`.
 
     Returns:
-      Expected returns [batch, K], and probabilities [batch, K, atoms] of the support's atoms, () without a support.
+      Expected returns [batch, K], and probabilities [batch, K, atoms] of the support's atoms; () without a support.
     """
     values = q_learning.action_values(output, v_min, v_max)
     if not isinstance(output, CategoricalReturns):
@@ -242,7 +243,7 @@ def improved(values: jax.Array, log_prior: jax.Array, temperature: Scalar) -> ja
 
     Args:
       values: Q [batch, K].
-      log_prior: log pi [batch, K] of the same actions; -log K where they were sampled from it.
+      log_prior: log pi [batch, K] of the same actions; -log K if the actions were sampled from pi.
       temperature: eta, more than 0.
 
     Returns:
@@ -256,7 +257,7 @@ def temperature_loss(values: jax.Array, log_prior: jax.Array, temperature: Scala
 
     Args:
       values, log_prior, temperature: as in `improved`.
-      epsilon: in nats.
+      epsilon: limit of the KL divergence, in nats.
 
     Returns:
       [batch].
@@ -265,5 +266,5 @@ def temperature_loss(values: jax.Array, log_prior: jax.Array, temperature: Scala
 
 
 def divergence(weights: jax.Array, log_prior: jax.Array) -> jax.Array:
-    """Return KL(q || pi) [batch] in nats, of weights q and log pi [batch, K]."""
+    """Return KL(q || pi) [batch] in nats, for weights q and log pi [batch, K]."""
     return jnp.sum(jax.scipy.special.xlogy(weights, weights) - weights * log_prior, axis=-1)

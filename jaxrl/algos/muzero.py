@@ -88,7 +88,7 @@ class MuZero(SearchFields, ReplayFields, NStepFields, SupportFields, DiscountFie
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
     ) -> ActorOutput:
-        """Return the action that a search in the model finds; without keys, as in exports, the policy's likeliest."""
+        """Return actions found by search in the model; without keys, as in exports, the policy's most likely ones."""
         inputs = NetworkInputs.of_timesteps(jax.tree.map(lambda x: x[None], timestep))
         output, _, _ = self.network.apply(
             actor.params, inputs, (), spec=spec, model_state=actor.model_state, train=False
@@ -106,7 +106,7 @@ class MuZero(SearchFields, ReplayFields, NStepFields, SupportFields, DiscountFie
     def _expand(self, actor, spec, discounted, latent, action, key) -> Expansion:
         output = self.network.step(actor.params, latent, action, spec=spec, model_state=actor.model_state)
         scalars = self._scalar(output.value), output.latent, self._scalar(output.reward)
-        follows = jnp.clip(output.discount, -1.0, 1.0) if discounted else 1.0  # of the environment's own
+        follows = jnp.clip(output.discount, -1.0, 1.0) if discounted else 1.0  # the environment's discount
         return Expansion(output.logits, *scalars, jnp.asarray(self.gamma, jnp.float32) * follows)
 
     def update(
@@ -123,7 +123,7 @@ class MuZero(SearchFields, ReplayFields, NStepFields, SupportFields, DiscountFie
             total: dict[str, Any] = {}
             for k in range(self.unroll_steps + 1):
                 if k:
-                    # Half of the gradient passes on, so that long unrolls weigh no more than short ones (appendix G).
+                    # Halve the gradient at each step, so that long unrolls weigh no more than short ones (appendix G).
                     latent = 0.5 * (output.latent + jax.lax.stop_gradient(output.latent))
                     output = self.network.step(network.params, latent, targets.action[k - 1], **variables)
                 losses = {
@@ -147,7 +147,7 @@ class MuZero(SearchFields, ReplayFields, NStepFields, SupportFields, DiscountFie
         return MuZeroState(network, state.updates + 1), UpdateInfo(metrics)
 
     def _targets(self, drawn: SequenceBatch, key, spec, replicas) -> "Targets":
-        """Return the targets of each unrolled step, from the sequence and what the search found in acting.
+        """Return the targets of each unrolled step, from the sequence and the search results stored while acting.
 
         After a termination, all targets are 0 and actions are random.
         """
@@ -177,7 +177,7 @@ class MuZero(SearchFields, ReplayFields, NStepFields, SupportFields, DiscountFie
         )
 
     def _two_hot(self, scalars):
-        """Return scalars [..., n] as probabilities of the two atoms around their `rescaled` values."""
+        """Encode scalars [...] as probabilities [..., atoms] of the two atoms around their `rescaled` values."""
         atoms = q_learning.rescaled(scalars).reshape(-1, 1)
         found = q_learning.categorical_projection(
             Returns(atoms, jnp.ones_like(atoms)), *self._support(), self.network.atoms
@@ -185,7 +185,7 @@ class MuZero(SearchFields, ReplayFields, NStepFields, SupportFields, DiscountFie
         return found.reshape(*scalars.shape, -1)
 
     def _scalar(self, logits):
-        """Return the expected values [...] of logits [..., atoms], `unscaled`."""
+        """Decode logits [..., atoms] to `unscaled` expected values [...]."""
         atoms = q_learning.support(*self._support(), self.network.atoms)
         return q_learning.unscaled(
             jnp.sum(jax.nn.softmax(logits, axis=-1) * jnp.expand_dims(atoms, range(logits.ndim - 1)), axis=-1)
@@ -199,16 +199,16 @@ class MuZero(SearchFields, ReplayFields, NStepFields, SupportFields, DiscountFie
 
 
 class Targets(struct.PyTreeNode):
-    """Targets of an update, [unrolled step, batch, ...]; actions, rewards and discounts are of the steps between."""
+    """Targets of an update, [unrolled step, batch, ...]; actions, rewards and discounts are one step shorter."""
 
     action: jax.Array
     policy: jax.Array
     value: jax.Array  # probabilities of atoms
-    reward: jax.Array  # likewise
-    discount: jax.Array | None  # the environment's own discounts; None: it has none
+    reward: jax.Array  # probabilities of atoms
+    discount: jax.Array | None  # the environment's own discounts, if it has any
     real: jax.Array  # float32: 1 if the step exists in the same episode
     known: jax.Array  # float32: 1 if real, or if the episode terminated before
-    returns: jax.Array  # [batch] at the first step
+    returns: jax.Array  # [batch], n-step returns at the first step
 
 
 def _entropy_to(target, logits):

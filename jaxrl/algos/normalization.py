@@ -17,7 +17,7 @@ from jaxrl.core.trees import named_leaves
 from jaxrl.core.types import Counter, PyTree, Replicas, TimeStep
 
 _EPSILON = 1e-8  # added to the variance, as in Gymnasium's and SB3's normalizers
-_MOST_EPSILON = 1e-4  # as a fraction of the variance, so that small units are normalized as well
+_MOST_EPSILON = 1e-4  # limit as a fraction of the variance, so that small units are normalized as well
 
 
 class Moments(struct.PyTreeNode):
@@ -46,7 +46,7 @@ def init(example: Any, *, integers: bool = False) -> RunningStatistics:
     Args:
       example: a space, or a tree of arrays without batch axes.
       integers: include integer boxes and arrays too (pixels, which networks otherwise scale themselves). `Discrete` and
-        `MultiDiscrete` spaces and booleans never are: their numbers are categories.
+        `MultiDiscrete` spaces and booleans are never included: their numbers are categories.
     """
     kinds = (jnp.floating, jnp.integer) if integers else (jnp.floating,)
     if isinstance(example, spaces.Space):
@@ -64,12 +64,12 @@ def init(example: Any, *, integers: bool = False) -> RunningStatistics:
 
 
 def update(statistics: RunningStatistics, batch: PyTree, weight: jax.Array, replicas: Replicas) -> RunningStatistics:
-    """Return the statistics with a batch merged in, over all replicas; the same on each of them.
+    """Merge a batch from all replicas into the statistics; the result is the same on every replica.
 
     Args:
-      statistics: those so far, the same on every replica.
+      statistics: the statistics so far, the same on every replica.
       batch: a tree like the example, leaves `weight.shape + leaf.shape`.
-      weight: bool, which entries count, e.g. shape (T, B). Last observations are real ones: include them.
+      weight: bool, e.g. of shape (T, B), True for entries that count. Include the last observations of episodes.
       replicas: as passed to `update`; entries are summed over them.
     """
     added = replicas.sum(jnp.sum(weight, dtype=jnp.uint32))
@@ -81,7 +81,7 @@ def update(statistics: RunningStatistics, batch: PyTree, weight: jax.Array, repl
         axes = tuple(range(weight.ndim))
         counts = weight.reshape(weight.shape + (1,) * (x.ndim - weight.ndim))
         mean = jnp.expand_dims(moments.mean, axes)
-        # Deviations from the running mean, then from the batch's own: two passes, because squares of numbers far
+        # Deviations from the running mean, then from the batch's mean: two passes, because squares of numbers far
         # from zero would cancel, and the second pass also corrects the rounding of the first.
         shifted = jnp.where(counts, x.astype(jnp.float32) - mean, 0.0)
         shift = replicas.sum(jnp.sum(shifted, axes)) / entries
@@ -89,7 +89,7 @@ def update(statistics: RunningStatistics, batch: PyTree, weight: jax.Array, repl
         left, squares = replicas.sum((jnp.sum(deviation, axes), jnp.sum(jnp.square(deviation), axes)))
         correction = left / entries
         variance = squares / entries - jnp.square(correction)
-        # The running mean is `mean + mean_rest`, and the shift was measured from `mean` alone.
+        # The running mean is `mean + mean_rest`, but the shift was measured from `mean` only.
         correction = correction - moments.mean_rest
         distance = jnp.square(shift + correction)
         change = variance - moments.variance - moments.variance_rest + distance * (1.0 - fraction)
@@ -103,14 +103,14 @@ def update(statistics: RunningStatistics, batch: PyTree, weight: jax.Array, repl
 
 
 def normalize(statistics: RunningStatistics, x: PyTree, clip: float | jax.Array = 10.0) -> PyTree:
-    """Return `(x - mean) / std`, limited to [-clip, clip]; the identity before two entries were seen.
+    """Return `(x - mean) / std`, clipped to [-clip, clip]; `x` is unchanged before two entries were seen.
 
-    Entries that hardly varied (see `varies`) become 0, whatever their value now.
+    Entries that hardly varied (see `varies`) become 0, whatever their current value.
 
     Args:
-      statistics: frozen; in a loss, those used for acting. Their leaves may have a batch axis, for rows that were acted
+      statistics: frozen statistics; in a loss, those used for acting. Leaves may have a batch axis, for rows collected
         with different statistics.
-      x: a tree like the example, leaves with any leading axes, of which the last is the batch.
+      x: a tree like the example; leaves may have leading axes, the last of which is the batch.
       clip: maximum absolute value of the result.
 
     Returns:
@@ -133,14 +133,14 @@ def normalize(statistics: RunningStatistics, x: PyTree, clip: float | jax.Array 
 
 
 def scale_reward(statistics: RunningStatistics, reward: jax.Array, clip: float | jax.Array = 10.0) -> jax.Array:
-    """Divide rewards by the standard deviation of the running discounted return, limited to [-clip, clip].
+    """Divide rewards by the standard deviation of the running discounted return, and clip them to [-clip, clip].
 
-    The mean is not subtracted, which would change the optimal policy. Rewards stay unchanged before two returns were
-    seen, and while returns hardly vary (see `varies`).
+    The mean is not subtracted, because that would change the optimal policy. Rewards stay unchanged before two returns
+    were seen, and while returns hardly vary (see `varies`).
 
     Args:
-      statistics: of the running discounted return, an `init` of a scalar; see `discounted_return`. Their leaves may
-        have a batch axis.
+      statistics: statistics of the running discounted return (see `discounted_return`), made by `init` for a scalar.
+        Leaves may have a batch axis.
       reward: any shape.
       clip: maximum absolute value of the result.
     """
@@ -153,9 +153,9 @@ def discounted_return(previous: jax.Array, timestep: TimeStep, gamma: float | ja
     """Return the running discounted return R <- gamma R + r, whose deviation scales rewards (Engstrom et al., 2020).
 
     Args:
-      previous: the previous time step's, [...].
+      previous: the discounted return at the previous time step, [...].
       timestep: the time step with the reward, [...]; at an episode's beginning, the return is 0.
-      gamma: discount, times the environment's own.
+      gamma: discount; it is multiplied by the environment's own discounts.
     """
     if timestep.discount is not None:  # at an episode's end, there is no later reward to discount
         gamma = gamma * jnp.where(timestep.terminated, 1.0, timestep.discount)
@@ -167,12 +167,12 @@ def _named(tree):
 
 
 def _with_axes(x, rank):
-    """Return `x` with leading axes of 1, up to a rank."""
+    """Prepend axes of size 1 to `x`, up to `rank` axes."""
     return jnp.expand_dims(x, tuple(range(rank - x.ndim)))
 
 
 def _is_known(statistics: RunningStatistics) -> jax.Array:
-    """Return whether at least two entries were seen, as normalization needs; bool, of the count's shape."""
+    """Return whether at least two entries were seen, which normalization requires; bool, of the count's shape."""
     return (statistics.count.high > 0) | (statistics.count.low >= 2)
 
 
@@ -184,7 +184,7 @@ def _inverse_std(moments: Moments, otherwise: float) -> jax.Array:
 
 
 def _compensated(total, rest, increment):
-    """Add `increment` to `total + rest` by Kahan's sum; return the rounded total and the rest."""
+    """Add `increment` to `total + rest` by Kahan summation; return the rounded total and the rest."""
     increment = increment + rest
     new = total + increment
     return new, increment - (new - total)

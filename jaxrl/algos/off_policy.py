@@ -1,4 +1,4 @@
-"""Functions of the off-policy actor-critics: their networks over a batch, targets, losses and normalization."""
+"""Functions shared by the off-policy actor-critics: evaluation of networks, targets, losses and normalization."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -31,11 +31,11 @@ from jaxrl.networks import (
     Critic,
 )
 
-Statistics = RunningStatistics | tuple[()]  # of observations; () if they are not normalized
+Statistics = RunningStatistics | tuple[()]  # statistics of observations; () if these are not normalized
 
 
 class LearnerState(struct.PyTreeNode):
-    """State of the learner of a policy and critics."""
+    """State of a learner with a policy and critics."""
 
     policy: TrainState
     critic: TrainState
@@ -52,7 +52,10 @@ def init_statistics(spec: EnvSpec, normalize_observation: bool) -> Statistics:
 
 
 def normalize_observation(statistics: Statistics, observation: PyTree, clip: Number | None) -> PyTree:
-    """Normalize observations [batch, ...], within `clip` of 0; None: no limit. Without statistics return them as is."""
+    """Normalize observations [batch, ...], clipped to [-clip, clip]; without statistics, return them unchanged.
+
+    With `clip=None`, normalized observations are not clipped.
+    """
     if not isinstance(statistics, RunningStatistics):
         return observation
     if isinstance(observation, History):
@@ -69,14 +72,14 @@ def learning_batch(
     *,
     n_step: int = 1,
 ) -> tuple[Statistics, TransitionBatch]:
-    """Return the running statistics with an update's batch merged in, and its transitions, normalized.
+    """Merge an update's batch into the running statistics; return these and the batch's normalized transitions.
 
     Args:
       algo: defines whether and how observations are normalized.
-      statistics: of the observations of previous updates.
+      statistics: statistics of the observations in previous updates.
       batch: as passed to `update`; all its parts are joined.
       replicas: as passed to `update`.
-      n_step: maximum steps of transitions taken from sequences.
+      n_step: maximum number of steps of transitions within sequences.
     """
     transitions = histories.transitions(combined_replay.combined_batch(batch, replicas), n_step)
     return normalize_batch(statistics, transitions, algo.observation_clip, replicas)
@@ -85,11 +88,11 @@ def learning_batch(
 def normalize_batch(
     statistics: Statistics, batch: TransitionBatch, clip: Number | None, replicas: Replicas
 ) -> tuple[Statistics, TransitionBatch]:
-    """Return the statistics with the batch's observations merged in, and the batch normalized with them.
+    """Merge a batch's observations into the statistics; return these and the batch normalized with them.
 
-    A learner sees the transitions sampled from its replay, not those just collected: a transition counts as often as it
-    is sampled, which weights the data as the losses do. Both observations of a transition are normalized with the same,
-    newest statistics.
+    The statistics are computed from the transitions sampled from the replay, not from those just collected: each
+    transition counts as often as it is sampled, so it has the same weight as in the losses. The newest statistics
+    normalize the observation and the next observation of a transition.
     """
     if not isinstance(statistics, RunningStatistics):
         return statistics, batch
@@ -109,7 +112,7 @@ def normalize_batch(
 def evaluate_policy(
     network: Network, policy: Variables, observation: PyTree, spec: EnvSpec, mask: jax.Array | None = None
 ) -> Any:
-    """Return the policy's output for observations [batch, ...] and action masks [batch, n]: leaves [batch, ...]."""
+    """Return the policy's output, leaves [batch, ...], for observations [batch, ...] and action masks [batch, n]."""
     return train_policy(network, policy, observation, spec, mask, train=False)[0]
 
 
@@ -122,7 +125,7 @@ def train_policy(
     *,
     train: bool = True,
 ) -> tuple[Any, ModelState]:
-    """Return `evaluate_policy` in training mode (`types.Network`), and the policy's new model state."""
+    """Return the output of `evaluate_policy` in training mode (see `types.Network`), and the new model state."""
     if isinstance(observation, History):
         return observation.policy(network, policy, spec, train=train)
     inputs = NetworkInputs.of_transitions(observation, mask)
@@ -141,15 +144,15 @@ def evaluate_critic(
     mask: jax.Array | None = None,
     key: jax.Array | None = None,
 ) -> Any:
-    """Return the critics' output, leaves [ensemble, batch, actions, ...].
+    """Return the critics' output, with leaves [ensemble, batch, actions, ...].
 
     Args:
       network: the ensemble.
-      critic: its variables.
-      observation: [batch, ...].
-      action: [batch, n] for a box, whose output has 1 action; None for discrete actions.
+      critic: variables of the ensemble.
+      observation: observations [batch, ...].
+      action: box actions [batch, n], for which `actions` is 1 in the output; None for discrete actions.
       spec: the environment's spec.
-      mask: [batch, actions], if actions are discrete and some forbidden.
+      mask: action masks [batch, actions], if actions are discrete and some are forbidden.
       key: keys [batch] for dropout; None: no dropout.
     """
     return train_critic(network, critic, observation, action, spec, mask, key, train=False)[0]
@@ -166,7 +169,7 @@ def train_critic(
     *,
     train: bool = True,
 ) -> tuple[Any, ModelState]:
-    """Return `evaluate_critic` in training mode (`types.Network`), and the ensemble's new model state."""
+    """Return the output of `evaluate_critic` in training mode (see `types.Network`), and the new model state."""
     if isinstance(observation, History):
         return observation.critic(network, critic, action, spec, mask, key, train=train)
     inputs = NetworkInputs.of_transitions(observation, mask)
@@ -196,7 +199,7 @@ def transition_keys(key: jax.Array, batch: TransitionBatch, replicas: Replicas) 
 def expected_value(distribution: Categorical, values: jax.Array) -> jax.Array:
     """Return the expectation [batch] of values [batch, n] of all actions under a policy."""
     probability = jnp.exp(distribution.log_probs())
-    # A forbidden action has probability 0, and the most negative finite number for a value.
+    # Forbidden actions have probability 0, and the most negative finite number as their value.
     return jnp.sum(probability * jnp.where(probability > 0.0, values, 0.0), axis=-1)
 
 
@@ -204,7 +207,7 @@ def expected_value(distribution: Categorical, values: jax.Array) -> jax.Array:
 
 
 def expected_target(batch: TransitionBatch, value: jax.Array, gamma: Number) -> Returns:
-    """Return the critics' target for each transition, with `value` [batch] of the next observation; no gradient."""
+    """Return the critics' target for each transition, given the next observation's `value` [batch]; no gradient."""
     target = q_learning.n_step_target(batch.rewards, batch.steps, batch.bootstrap, value, gamma)
     return Returns(target[:, None], jnp.ones_like(target[:, None]))
 
@@ -214,8 +217,8 @@ class CriticLoss(struct.PyTreeNode):
 
     metrics: Metrics  # this device's share
     error: jax.Array  # [batch], mean error of the members
-    values: jax.Array  # [ensemble, batch, actions], expected
-    taken: jax.Array  # [ensemble, batch], of the actions that were taken
+    values: jax.Array  # [ensemble, batch, actions], expected returns
+    taken: jax.Array  # [ensemble, batch], expected returns of the actions that were taken
 
 
 def critic_loss(
@@ -227,7 +230,9 @@ def critic_loss(
     replicas: Replicas,
     **options: Any,
 ) -> tuple[jax.Array, tuple[CriticLoss, ModelState]]:
-    """Return the critics' loss, this device's share, summed over the members; and their new model state.
+    """Return the critics' loss, its auxiliary outputs and the new model state.
+
+    The loss is this device's share, summed over the members.
 
     Args:
       network, critic: the ensemble and its variables.
@@ -252,14 +257,16 @@ def output_loss(
     v_max: Number = 0.0,
     quantile_huber: Number = 1.0,
 ) -> tuple[jax.Array, CriticLoss]:
-    """Return the loss of the critics' outputs: this device's share, summed over the members.
+    """Return the loss of the critics' outputs, and its auxiliary outputs.
+
+    The loss is this device's share, summed over the members.
 
     Args:
-      output: output of `train_critic`, leaves [ensemble, batch, actions, ...].
+      output: output of `train_critic`, with leaves [ensemble, batch, actions, ...].
       batch: transitions.
       target: target of each transition.
       spec, replicas: as passed to `update`.
-      importance: weights [batch] of a prioritized sample, or None.
+      importance: importance weights [batch] of a prioritized sample, or None.
       v_min, v_max: the ends of the support of a categorical head.
       quantile_huber: Huber threshold of a quantile head.
     """
@@ -287,7 +294,7 @@ def critic_step(
     replicas: Replicas,
     **options: Any,
 ) -> tuple[TrainState, CriticLoss]:
-    """Take a step of every member of the ensemble towards the targets; arguments as in `critic_loss`."""
+    """Take a gradient step of every member of the ensemble towards the targets; arguments as in `critic_loss`."""
 
     def loss(variables):
         return critic_loss(network, variables, batch, target, spec, replicas, **options)

@@ -84,7 +84,7 @@ class AdvantageFields:
 
 @field_group
 class BonusFields:
-    """A bonus added to the rewards, for policies that learn from advantages."""
+    """Exploration bonus added to the rewards, for policies that learn from advantages."""
 
     exploration_bonus: RND | None = number(
         None, options=RND, help="intrinsic reward for novel observations; None: no bonus"
@@ -124,8 +124,8 @@ class PolicyState(struct.PyTreeNode):
     network: TrainState
     statistics: Statistics
     updates: jax.Array  # int32, the version of the actor state
-    bonus: PyTree = ()  # of `exploration_bonus`; () without one
-    penalty: PyTree = ()  # PPO's adaptive weight of the divergence; () without one
+    bonus: PyTree = ()  # state of `exploration_bonus`; () without a bonus
+    penalty: PyTree = ()  # PPO's adaptive weight of the divergence; () without a penalty
 
 
 class ActingState(Protocol):
@@ -145,11 +145,11 @@ class PolicyCarry(struct.PyTreeNode):
 
 
 def resolved(algo: OnPolicyFields, spec: EnvSpec, *, discrete_entropy: float = 0.01) -> dict[str, Any]:
-    """Return an algorithm's unset fields by name, with defaults for the environment.
+    """Return an algorithm's fields that depend on the environment, by name, with defaults for unset ones.
 
     For continuous actions, observations and rewards are normalized, and there is no entropy bonus. For discrete
-    actions, neither is normalized, and the bonus is `discrete_entropy`. These are common defaults, as is a bonus of
-    0.01. Composite actions with a `Box` count as continuous.
+    actions, neither is normalized, and the bonus is `discrete_entropy`. These defaults, and a bonus of 0.01, are
+    common. Composite actions with a `Box` count as continuous.
     """
     continuous = spaces.is_continuous(spec.action_space)
     entropy_cost = algo.entropy_cost
@@ -171,7 +171,7 @@ def problems(algo: OnPolicyFields, spec: EnvSpec) -> list[str]:
 
 
 def resolved_normalization(algo: RolloutFields, spec: EnvSpec) -> dict[str, bool]:
-    """Return whether observations and rewards are normalized, by name; by default for continuous actions."""
+    """Return whether observations and rewards are normalized, by field name; the default is continuous actions only."""
     continuous = spaces.is_continuous(spec.action_space)
     chosen = {"normalize_observation": algo.normalize_observation, "normalize_reward": algo.normalize_reward}
     return {name: continuous if value is None else value for name, value in chosen.items()}
@@ -187,7 +187,7 @@ def init(algo: OnPolicyFields, key: jax.Array, spec: EnvSpec, *, target: bool = 
 
 
 def init_statistics(algo: RolloutFields, spec: EnvSpec) -> Statistics:
-    """Return empty statistics."""
+    """Return empty statistics of the observations and rewards that are normalized."""
     return Statistics(
         observation=normalization.init(spec.observation_space) if algo.normalize_observation else (),
         reward=normalization.init(spaces.Box(-jnp.inf, jnp.inf, ())) if algo.normalize_reward else (),
@@ -195,21 +195,21 @@ def init_statistics(algo: RolloutFields, spec: EnvSpec) -> Statistics:
 
 
 def initial_carry(algo: RolloutFields, network: Network, spec: EnvSpec) -> PolicyCarry:
-    """Return the carry of one environment before its first step; `network` acts."""
+    """Return the carry of one environment before its first step, for the acting `network`."""
     return PolicyCarry(
         network=network.initial_carry(spec), discounted_return=jnp.float32(0.0) if algo.normalize_reward else ()
     )
 
 
 def discounted_return(algo: RolloutFields, timestep: TimeStep, carry: PolicyCarry) -> PyTree:
-    """Return the discounted returns [B] including a time step's rewards; () if rewards are not normalized."""
+    """Return the discounted returns [B] so far, including the time step's rewards; () without reward normalization."""
     if not algo.normalize_reward:
         return ()
     return normalization.discounted_return(carry.discounted_return, timestep, algo.gamma)
 
 
 def network_inputs(algo: RolloutFields, timesteps: TimeStep, statistics: Statistics) -> NetworkInputs:
-    """Return the network's inputs of time steps, with observations normalized by frozen `statistics`."""
+    """Return the network's inputs for time steps, with observations normalized by frozen `statistics`."""
     inputs = NetworkInputs.of_timesteps(timesteps)
     if not algo.normalize_observation:
         return inputs
@@ -219,7 +219,7 @@ def network_inputs(algo: RolloutFields, timesteps: TimeStep, statistics: Statist
 
 @field_group
 class PolicyValueActing(OnPolicyFields):
-    """Acting by sampling from a policy whose network also returns the value, and the usual preparation for it."""
+    """Acting with a network that returns a policy and a value, and the usual setup of such algorithms."""
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         return dataclasses.replace(self, **resolved(self, spec))
@@ -232,7 +232,7 @@ class PolicyValueActing(OnPolicyFields):
         return init(self, key, spec)
 
     def preprocess(self, timesteps: TimeStep) -> TimeStep:
-        """Return time steps as the networks and the update read them."""
+        """Return time steps transformed for the networks and the update; by default, unchanged."""
         return timesteps
 
     def actor(self, state: ActingState) -> ActorState:
@@ -245,7 +245,7 @@ class PolicyValueActing(OnPolicyFields):
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: PolicyCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
     ) -> ActorOutput:
-        """Return an action for each environment, with the extras for the update: log-probability and value."""
+        """Return sampled actions with extras for the update; without exploration, the modes of the policy."""
         timestep = self.preprocess(timestep)
         inputs = jax.tree.map(lambda x: x[None], network_inputs(self, timestep, actor.statistics))
         output, network_carry, _ = self.network.apply(
@@ -264,7 +264,7 @@ class PolicyValueActing(OnPolicyFields):
 
 
 def batch_inputs(algo: OnPolicyFields, batch: Rollout) -> NetworkInputs:
-    """Return the network's inputs where the actions [T, B] were taken."""
+    """Return the network's inputs for the time steps [T, B] at which actions were taken."""
     return network_inputs(algo, batch.timesteps[:-1], batch.statistics)
 
 
@@ -276,22 +276,22 @@ def rewards(algo: RolloutFields, batch: Rollout) -> jax.Array:
 
 
 def bootstrap_value(algo: OnPolicyFields, network: Variables, batch: Rollout, carry: Carry, spec: EnvSpec) -> jax.Array:
-    """Return the value [B] of the time step after the last row, where the network's carry is `carry`."""
+    """Return the value [B] of the time step after the last row, given the network's `carry` before that time step."""
     final = jax.tree.map(lambda x: x[None], network_inputs(algo, batch.final, batch.statistics))
     return algo.network.value(network.params, final, carry, spec=spec, model_state=network.model_state)[0]
 
 
 def update_statistics(algo: RolloutFields, statistics: Statistics, batch: Rollout, replicas: Replicas) -> Statistics:
-    """Return the statistics with this batch merged in over all replicas; the next actor state will use them.
+    """Merge this batch from all replicas into the statistics, for the next actor state.
 
-    An update uses the statistics that the batch was acted with, so the first batch is not normalized; only REPPO scales
-    its rewards with the merged ones. Normalizing the first observations by their own moments would make probability
-    ratios between two different inputs: in brax's inverted pendulum, 1M steps, it lowered PPO's score from 992 to 930
-    (5 and 6 seeds).
+    An update uses the statistics with which its batch was collected, so the first batch is not normalized; only REPPO
+    scales its rewards with the merged statistics. If the first observations were normalized by their own moments,
+    probability ratios would compare policies on two different inputs: in brax's inverted pendulum with 1M steps, this
+    lowered PPO's score from 992 to 930 (5 and 6 seeds).
     """
     timesteps = batch.timesteps[:-1]
-    # Last observations count too, but rows after a whole episode are not part of the batch: neither after its end, nor
-    # after its environment failed and was rebuilt.
+    # Last observations count too. With whole episodes, rows after an episode's end, or after its environment failed and
+    # was rebuilt, are not part of the batch.
     real = jnp.ones_like(timesteps.first)
     if algo.whole_episodes:
         timesteps = batch.timesteps
@@ -316,7 +316,7 @@ def advantages(
 ) -> tuple[jax.Array, jax.Array]:
     """Return generalized advantages and value targets, each [T, B], from the values recorded while acting."""
     rows, carry = batch.rows, batch.carry.network
-    if algo.network.recurrent:  # the carry of these parameters; the actors' may be from older ones
+    if algo.network.recurrent:  # recomputed, because the actors' carry may be from older parameters
         _, carry, _ = unroll(algo, network, batch_inputs(algo, batch), carry, spec, train=False)
     values = segment(algo, batch, rows.extras["value"], bootstrap_value(algo, network, batch, carry, spec))
     estimates = returns.gae(values, algo.gamma, gae_lambda)
@@ -326,7 +326,7 @@ def advantages(
 def explore(
     algo: BonusFields, bonus: PyTree, batch: Rollout, *, spec: EnvSpec, key: jax.Array, replicas: Replicas
 ) -> tuple[PyTree, jax.Array | None, Metrics]:
-    """Return the next state of `exploration_bonus`, its advantages [T, B], and metrics; (), None and {} without one.
+    """Update `exploration_bonus`; return its state, advantages [T, B] and metrics; without a bonus, (), None and {}.
 
     The bonus learns from as many minibatches as the algorithm.
     """
@@ -340,7 +340,7 @@ def explore(
 
 
 def with_bonus(algo: BonusFields, advantages: jax.Array, intrinsic: jax.Array | None) -> jax.Array:
-    """Return the weighted sum of advantages and those of `explore`, of one shape (Burda et al., 2018, section 2.3)."""
+    """Return the weighted sum of advantages and of those returned by `explore` (Burda et al., 2018, section 2.3)."""
     bonus = algo.exploration_bonus
     if bonus is None or intrinsic is None:
         return advantages
@@ -354,9 +354,9 @@ def _bonus_key(key: jax.Array) -> jax.Array:
 def segment(
     algo: RolloutFields, batch: Rollout, values: jax.Array, bootstrap_value: jax.Array, bonus: jax.Array | None = None
 ) -> returns.Segment:
-    """Return the rollout's segment for computing returns: rewards, values [T, B], and the bootstrap value [B].
+    """Return the rollout's segment for computing returns, with `values` [T, B] and `bootstrap_value` [B].
 
-    The rewards are those of the rollout, normalized, with a bonus [T, B] if there is one.
+    The rewards are the rollout's normalized rewards plus `bonus` [T, B], if given.
     """
     rows, reward = batch.rows, rewards(algo, batch)
     return returns.Segment(
@@ -378,7 +378,7 @@ def unroll(
 
 
 def acting(weight: jax.Array, active: jax.Array | None) -> jax.Array:
-    """Return the rows from which the policy learns: those with weight whose agent could act (`Rollout.active`).
+    """Select the rows from which the policy learns: rows with weight whose agent could act (`Rollout.active`).
 
     Values are learned from all rows with weight, because returns of earlier rows bootstrap from the values of inactive
     agents. MAPPO's authors do the same (github.com/marlbenchmark/on-policy at de66d7a: `active_masks` with the options
@@ -404,8 +404,8 @@ def explained_variance(targets: jax.Array, values: jax.Array, weight: jax.Array,
 def standardized(x: jax.Array, weight: jax.Array, replicas: Replicas) -> jax.Array:
     """Standardize `x` to mean 0 and standard deviation 1 over the entries that count, on all replicas together.
 
-    All are 0 if they hardly vary compared with their mean (see `normalization.varies`): rounding errors have no
-    meaning.
+    If the entries hardly vary compared with their mean (see `normalization.varies`), return 0 for all of them: their
+    deviations are rounding errors.
     """
     weight = weight.astype(x.dtype)
     moments = replicas.sum(jnp.stack([jnp.sum(weight), jnp.sum(x * weight)]))
@@ -427,10 +427,10 @@ def total_loss(algo: OnPolicyFields, policy_loss: jax.Array, value_loss: jax.Arr
 
 
 def transformation(algo: OnPolicyFields) -> optax.GradientTransformation:
-    """Return the clipped optimizer; the parameters "value" have the value's learning rate if there is one.
+    """Return the optimizer with clipping; the parameters "value" use `value_learning_rate` if it is set.
 
-    Separate networks are clipped by their own norms: the gradient of a value far from its targets is hundreds of times
-    the policy's, so clipping by the joint norm would almost stop the policy from learning.
+    The gradients of separate networks are clipped by their own norms: for a value far from its targets, the gradient is
+    hundreds of times the policy's, so clipping by the joint norm would almost stop the policy from learning.
     """
     if algo.learning_rate is None:
         raise unresolved(algo, "learning_rate")
@@ -454,7 +454,7 @@ def _value_and_rest(params: Params) -> dict[str, str]:
 
 
 def _separate_networks(params: Params) -> dict[str, str]:
-    """Label all entries "policy" where policy and value share parameters."""
+    """Label the parameters of separate networks; if policy and value share parameters, label all "policy"."""
     return _value_and_rest(params) if set(params) == {"policy", "value"} else dict.fromkeys(params, "policy")
 
 
@@ -479,7 +479,7 @@ def gradient_step[Aux](
 def apply_gradients(
     algo: OnPolicyFields, network: TrainState, gradients: Params, replicas: Replicas, model_state: ModelState
 ) -> tuple[TrainState, Metrics]:
-    """Apply gradients with `transformation`, and return their norms as metrics.
+    """Apply gradients with `transformation`, and return the gradients' norms as metrics.
 
     Returns:
       The state after the step; the gradient's global norm, and for separate networks the norm of each; and the factor
@@ -502,7 +502,7 @@ def apply_gradients(
 
 def source(algo: RolloutFields, *, max_policy_lag: int | None) -> Rollouts | Episodes:
     """Return the source of an on-policy algorithm, with a policy lag of at most `max_policy_lag`."""
-    length = 1 if algo.rollout_length is None else algo.rollout_length  # None is not resolved yet
+    length = 1 if algo.rollout_length is None else algo.rollout_length  # None: not resolved yet
     if not algo.whole_episodes:
         return Rollouts(length, max_policy_lag)
     unit = getattr(algo, "minibatches", None) or 1

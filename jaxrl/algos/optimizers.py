@@ -1,7 +1,7 @@
 """Optimizers: functions from a learning rate to an `optax.GradientTransformation`.
 
-Those defined here are pytrees whose numbers are leaves, so they can be traced, swept and scheduled like every other
-number. A custom function, such as `PPO(optimizer=optax.lion)`, is static; its learning rate is still traced.
+The optimizers of this module are pytrees with their numbers as leaves, so these can be traced, swept and scheduled like
+all other numbers. A custom function, such as `PPO(optimizer=optax.lion)`, is static; its learning rate is still traced.
 """
 
 from typing import Any, Protocol, runtime_checkable
@@ -24,9 +24,9 @@ Number = float | jax.Array
 class Optimizer(Protocol):
     """Interface of optimizers: a function from a learning rate, which may be traced, to a gradient transformation.
 
-    It is called at every update, as the learning rate may have changed: anything that lasts from one update to the
-    next must be in the transformation's state. A transformation must not store its initial learning rate there, as
-    `optax.inject_hyperparams` does: it would never change.
+    The function is called at every update, because the learning rate may have changed, so everything that persists
+    between updates must be in the transformation's state. The state must not contain the initial learning rate, as that
+    of `optax.inject_hyperparams` does: the rate would never change.
     """
 
     def __call__(self, learning_rate: Number, /) -> optax.GradientTransformation: ...
@@ -37,7 +37,7 @@ class Adam(struct.PyTreeNode):
 
     Args:
       b1, b2: decay of the running means of gradients and of their squares.
-      eps: added to the root of the second, to avoid division by 0.
+      eps: added to the root of the mean square, to avoid division by 0.
     """
 
     b1: float = 0.9
@@ -53,7 +53,7 @@ class AdamW(struct.PyTreeNode):
 
     Args:
       b1, b2: decay of the running means of gradients and of their squares.
-      eps: added to the root of the second, to avoid division by 0.
+      eps: added to the root of the mean square, to avoid division by 0.
       weight_decay: decay of every parameter, multiplied by the learning rate.
     """
 
@@ -67,7 +67,7 @@ class AdamW(struct.PyTreeNode):
 
 
 class RMSProp(struct.PyTreeNode):
-    """RMSProp, gradients divided by the root of a running mean of their squares.
+    """RMSProp: gradients divided by the root of a running mean of their squares.
 
     Args:
       decay: decay of the running mean.
@@ -88,7 +88,7 @@ class RAdam(struct.PyTreeNode):
 
     Args:
       b1, b2: decay of the running means of gradients and of their squares.
-      eps: added to the root of the second, to avoid division by 0.
+      eps: added to the root of the mean square, to avoid division by 0.
     """
 
     b1: float = 0.9
@@ -141,7 +141,7 @@ class LaProp(struct.PyTreeNode):
     Gradients are first divided by the root of their mean square, then averaged: momentum averages normalized steps.
 
     Args:
-      b1, b2: decay of the running means of normalized gradients and of squares.
+      b1, b2: decay of the running means of normalized gradients and of squared gradients.
       eps: added to the root of the mean square, to avoid division by 0.
       clip: maximum norm of an array's gradient as a fraction of the array's own norm (`clip_by_array_norm`); None: no
         clipping.
@@ -212,9 +212,9 @@ def clip_by_array_norm(fraction: Number, least: float = 1e-3) -> optax.GradientT
 
 
 def global_norm(tree: Params) -> jax.Array:
-    """Return the root of the sum of all squares, as `optax.tree.norm` does.
+    """Return the global norm, the root of the sum of all squares, as `optax.tree.norm` does.
 
-    Small leaves are summed as one vector: separately, each would take two kernels.
+    Small leaves are concatenated and summed as one vector: separately, each would take two kernels.
     """
     small, large = [], []
     for leaf in jax.tree.leaves(tree):
@@ -224,7 +224,7 @@ def global_norm(tree: Params) -> jax.Array:
 
 
 def clip_factor(norm: jax.Array, max_norm: Number) -> jax.Array:
-    """Return the scalar factor that clips gradients with this global norm; 1 if it is small enough."""
+    """Return the scalar factor that clips gradients of global norm `norm` to `max_norm`; 1 if no clipping is needed."""
     return jnp.minimum(1.0, max_norm / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
 
 

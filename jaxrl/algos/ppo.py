@@ -26,13 +26,13 @@ from jaxrl.networks.torsos import has_grids
 
 
 class PolicyLoss(Protocol):
-    """Interface of custom policy losses: a pure function of arrays of the same shape, one entry per transition.
+    """Interface of custom policy losses: pure functions of arrays of the same shape, one entry per transition.
 
-    Register it (`jaxrl.register`), so that a run that was trained with it can be loaded.
+    Register the function with `jaxrl.register`, so that runs trained with it can be loaded.
     """
 
     def __call__(self, log_ratio: jax.Array, advantage: jax.Array, clip: Scalar, /) -> jax.Array:
-        """Return the loss of every entry, to minimize, as `clipped_surrogate` does."""
+        """Return the loss of every entry, which is minimized; `clipped_surrogate` is an example."""
         ...
 
 
@@ -75,7 +75,7 @@ class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         found = on_policy.resolved(self, spec)
-        # Why, with figures: docs/algorithms/ppo.md.
+        # The reasons, with figures, are in docs/algorithms/ppo.md.
         continuous = spaces.is_continuous(spec.action_space)
         if self.learning_rate is None:
             rate = 3e-4 if continuous else 2.5e-4 if spec.num_agents > 1 else 5e-4
@@ -186,8 +186,8 @@ class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
             values["policy_loss"] = -jnp.exp(log_ratio) * advantage
             values["divergence"] = old["distribution"].kl(output.distribution)
             metrics = weighted_means(values, acting, replicas)
-            # The hinge is of the mean divergence over all devices, so its value must be global here: each device
-            # contributes the gradient of its own share.
+            # The hinge applies to the mean divergence over all devices, so its value must be the global one; each
+            # device contributes the gradient of its own share.
             divergence = metrics.pop("divergence")
             everywhere = jax.lax.stop_gradient(replicas.mean(divergence) - divergence) + divergence
             metrics["policy_loss"] += kl_penalty(everywhere, penalty, self.kl_target, self.kl_cutoff_cost)
@@ -198,10 +198,10 @@ class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
 
 
 def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, clip: Scalar) -> jax.Array:
-    """Return the clipped policy objective, equation 7, negated so that it is minimized.
+    """Return the clipped policy objective (equation 7), negated because losses are minimized.
 
     Args:
-      log_ratio: log pi(a|o) now minus when acting, any shape.
+      log_ratio: log pi(a|o) of the current policy minus that of the acting policy, any shape.
       advantage: the same shape.
       clip: epsilon.
 
@@ -213,7 +213,7 @@ def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, clip: Scalar) 
 
 
 def squared_value_error(value: jax.Array, old_value: jax.Array, target: jax.Array, clip: Scalar | None) -> jax.Array:
-    """Return half the squared error of the value, at least that of the value moved by at most `clip`."""
+    """Return half the squared error of the value, or of `old_value` moved towards it by at most `clip` if larger."""
     error = jnp.square(value - target)
     if clip is not None:
         limited = old_value + jnp.clip(value - old_value, -clip, clip)
@@ -222,16 +222,19 @@ def squared_value_error(value: jax.Array, old_value: jax.Array, target: jax.Arra
 
 
 def kl_penalty(divergence: jax.Array, penalty: jax.Array, target: Scalar, cutoff_cost: Scalar) -> jax.Array:
-    """Return equation 8 with BatchPPO's hinge (Hafner et al., 2017): beta KL + 1000 max(0, KL - 2 target)^2."""
+    """Return the KL penalty, `penalty * KL + cutoff_cost * max(0, KL - 2 * target)^2`.
+
+    This is equation 8 with the hinge of BatchPPO (Hafner et al., 2017), whose `cutoff_cost` is 1000.
+    """
     return penalty * divergence + cutoff_cost * jnp.square(jnp.maximum(divergence - 2.0 * target, 0.0))
 
 
 def adapted_penalty(penalty: jax.Array, divergence: jax.Array, target: Scalar, initial: Scalar = 1.0) -> jax.Array:
-    """Return the next batch's penalty: multiplied by 1.5 if the KL is above 1.3 targets, divided by 1.5 below 0.7.
+    """Return the next penalty: multiplied by 1.5 if the KL is above 1.3 targets, divided by 1.5 if below 0.7 targets.
 
-    It stays between a thousandth of `initial` and 1,000 times it, from where it recovers in 18 batches. Without limits,
-    it would underflow to 0 for good after 216 batches of low KL in float32. TF-Agents limits it too, to at least 1e-15
-    (85 batches).
+    The penalty is limited to between 1/1000 and 1000 times `initial`; it recovers from a limit in 18 batches. Without
+    limits, it would underflow to 0 permanently after 216 batches of low KL in float32. TF-Agents limits it too, to at
+    least 1e-15 (85 batches).
     """
     raised = jnp.where(divergence > 1.3 * target, penalty * 1.5, penalty)
     adapted = jnp.where(divergence < 0.7 * target, penalty / 1.5, raised)

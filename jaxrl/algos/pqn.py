@@ -70,8 +70,8 @@ class PQN(MinibatchFields, QLearningFields):
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        # Targets are computed by the learner; actions from one update earlier are as exploratory, and lambda is not
-        # corrected.
+        # The learner computes the targets; actions from one update earlier are equally exploratory, and Q(lambda) has
+        # no off-policy correction.
         return {"rollout": Rollouts(self.rollout_length, max_policy_lag=1)}
 
     def init(self, key: jax.Array, spec: EnvSpec) -> QState:
@@ -118,7 +118,7 @@ class PQN(MinibatchFields, QLearningFields):
         return clipped(self.optimizer(self.learning_rate), self.max_grad_norm)
 
     def _targets(self, network: Variables, rollout: Rollout, spec: EnvSpec) -> jax.Array:
-        """Return Q(lambda) returns [T, B] by the parameters before the update."""
+        """Return Q(lambda) returns [T, B], computed with the parameters before the update."""
 
         def best_values(carry: Carry, timesteps: TimeStep) -> tuple[Carry, jax.Array]:
             values, carry, _ = self.network.apply(
@@ -135,7 +135,7 @@ class PQN(MinibatchFields, QLearningFields):
         steps = max(n for n in range(1, length + 1) if length % n == 0 and (n == 1 or n * envs <= _AT_ONCE))
         slices = jax.tree.map(lambda x: x.reshape(length // steps, steps, *x.shape[1:]), rollout.timesteps[:-1])
         carry, values = jax.lax.scan(best_values, rollout.carry.network, slices)
-        # Not the actors' final carry, which may be from older parameters.
+        # Do not use the actors' final carry, which may be from older parameters.
         _, bootstrap_values = best_values(carry, rollout.final[None])
         segment = returns.Segment.of_rows(rollout.rows, values.reshape(length, envs), bootstrap_values[0])
         return returns.lambda_returns(segment, self.gamma, self.return_lambda)

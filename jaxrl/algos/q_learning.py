@@ -39,7 +39,7 @@ class QCarry(struct.PyTreeNode):
 
     network: Carry
     ladder_position: jax.Array  # float32 in [0, 1]: 0 explores most
-    random_action: jax.Array | tuple[()] = ()  # int32, -1 while acting greedily; () if they are not repeated
+    random_action: jax.Array | tuple[()] = ()  # int32, -1 while acting greedily; () if random actions are not repeated
 
 
 class Returns(struct.PyTreeNode):
@@ -50,7 +50,7 @@ class Returns(struct.PyTreeNode):
 
 
 class QState(struct.PyTreeNode):
-    """State of a learner of values."""
+    """State of a Q-learner."""
 
     network: TrainState
     updates: jax.Array  # int32
@@ -76,7 +76,7 @@ class QLearningFields(DiscountFields):
     network: Network = static(QNetwork())
 
     def values_of(self, output: Any) -> jax.Array:
-        """Return the expected values [..., actions] of the network's output."""
+        """Return the expected values [..., actions] from the network's output."""
         return output
 
     def noise_keys(self, key: jax.Array) -> jax.Array | None:
@@ -95,7 +95,7 @@ class QLearningFields(DiscountFields):
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: QCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
     ) -> ActorOutput:
-        """Return the best action; when exploring, `epsilon_greedy` ones, persistent ones if the carry holds them."""
+        """Return greedy actions; when exploring, those of `epsilon_greedy` or `persistent_epsilon_greedy`."""
         noise = self.noise_keys(key) if explore else None
         inputs = NetworkInputs.of_timesteps(jax.tree.map(lambda x: x[None], timestep))
         output, network, _ = self.network.apply(
@@ -156,22 +156,23 @@ def persistent_epsilon_greedy(
     first: jax.Array,
     persistence: float,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return `epsilon_greedy` actions whose random ones are repeated at the next step with a given probability.
+    """Return `epsilon_greedy` actions; a random action is repeated at the next step with probability `persistence`.
 
     Independent random actions cancel out; repeated ones reach more distant states (temporally extended epsilon-greedy,
-    Dabney et al., 2021, arXiv:2006.01782, with geometric durations of mean 1 / (1 - persistence)). Every step is random
-    with probability epsilon, as without persistence: an episode begins with a random action with that probability;
-    later, if none is repeated, one begins with epsilon (1 - persistence) / (1 - epsilon persistence). If the action to
-    repeat is forbidden, another random one replaces it.
+    Dabney et al., 2021, arXiv:2006.01782, with geometric durations of mean 1 / (1 - persistence)). Every action is
+    random with probability epsilon, as without persistence: the first action of an episode is random with that
+    probability; at later steps without a repeated action, a new random action has probability
+    epsilon (1 - persistence) / (1 - epsilon persistence). A forbidden action is not repeated but replaced by another
+    random one.
 
     Args:
       key, greedy, mask, epsilon, actions: as in `epsilon_greedy`.
-      previous: the random action of the previous step, int32 [B]; -1 if that was greedy.
+      previous: the random action of the previous step, int32 [B]; -1 if the previous action was greedy.
       first: bool [B], True at an episode's first step, where nothing is repeated.
-      persistence: in [0, 1).
+      persistence: probability of repeating a random action, in [0, 1).
 
     Returns:
-      The actions, int32 [B], and the same with -1 where they are greedy: the next step's `previous`.
+      The actions, int32 [B], and the next step's `previous`: the same actions, with -1 for greedy ones.
     """
     draws = jax.vmap(lambda k: jax.random.uniform(k, (3,), jnp.float32))(key)
     goes_on = ~first & (previous >= 0) & (draws[:, 2] < persistence)
@@ -185,7 +186,7 @@ def persistent_epsilon_greedy(
 
 
 def _uniform_action(draw, mask, actions):
-    """Return the allowed action [B] selected by a uniform number in [0, 1)."""
+    """Select a uniformly distributed allowed action [B] by a uniform number [B] in [0, 1)."""
     if mask is None:
         return (draw * actions).astype(jnp.int32)
     rank = (draw * jnp.sum(mask, axis=-1, dtype=jnp.int32).astype(jnp.float32)).astype(jnp.int32)
@@ -210,7 +211,7 @@ def epsilon_ladder(epsilon: Scalar, position: jax.Array, exponent: Scalar) -> ja
 
 
 def transition_keys(key: jax.Array, batch: int, replicas: Replicas) -> jax.Array:
-    """Return a key for each transition [batch] of this device, by logical shard, independent of the devices."""
+    """Return keys [batch] for this device's transitions, which depend on logical shards, not on the devices."""
     shards = replicas.first_shard + jnp.arange(replicas.shards, dtype=jnp.int32)
     draw = jax.vmap(lambda shard: jax.random.split(jax.random.fold_in(key, shard), batch // replicas.shards))
     return draw(shards).reshape(-1)
@@ -220,20 +221,20 @@ def transition_keys(key: jax.Array, batch: int, replicas: Replicas) -> jax.Array
 
 
 def support(low: Scalar, high: Scalar, atoms: int) -> jax.Array:
-    """Return C51's fixed returns [atoms], evenly from `low` to `high`."""
+    """Return C51's support [atoms]: evenly spaced returns from `low` to `high`."""
     return low + (high - low) * jnp.arange(atoms, dtype=jnp.float32) / max(atoms - 1, 1)
 
 
 def action_values(output: Any, low: Scalar, high: Scalar) -> jax.Array:
-    """Return expected returns `[..., actions]`, the most negative finite number where forbidden.
+    """Return expected returns `[..., actions]`; for forbidden actions, the most negative finite number.
 
     Args:
-      output: a Q-network's: values, `CategoricalReturns` or `QuantileReturns`.
+      output: a Q-network's output: values, `CategoricalReturns` or `QuantileReturns`.
       low, high: the ends of C51's support.
     """
     if isinstance(output, CategoricalReturns):
         probabilities = jax.nn.softmax(output.logits, axis=-1)
-        # In float32 on every device: TF32 and bfloat16 would round the values that select actions.
+        # Computed in float32 on every device: TF32 and bfloat16 would round the values that select actions.
         atoms = support(low, high, probabilities.shape[-1])
         return mask_values(jnp.matmul(probabilities, atoms, precision=jax.lax.Precision.HIGHEST), output.mask)
     if isinstance(output, QuantileReturns):
@@ -242,7 +243,7 @@ def action_values(output: Any, low: Scalar, high: Scalar) -> jax.Array:
 
 
 def of_action(output: Any, action: jax.Array) -> jax.Array:
-    """Return the output for actions [batch]: values [batch, 1], logits [batch, K] or quantiles [batch, K]."""
+    """Select the output for the given actions [batch]: values [batch, 1], logits [batch, K] or quantiles [batch, K]."""
     if isinstance(output, CategoricalReturns):
         per_action = output.logits
     elif isinstance(output, QuantileReturns):
@@ -253,7 +254,7 @@ def of_action(output: Any, action: jax.Array) -> jax.Array:
 
 
 def returns_of(output: Any, action: jax.Array, low: Scalar, high: Scalar) -> Returns:
-    """Return the distribution of returns of actions [batch]."""
+    """Return the distribution of returns for the given actions [batch]."""
     chosen = of_action(output, action)
     if isinstance(output, CategoricalReturns):
         atoms = jnp.broadcast_to(support(low, high, chosen.shape[-1])[None], chosen.shape)
@@ -267,13 +268,13 @@ def returns_of(output: Any, action: jax.Array, low: Scalar, high: Scalar) -> Ret
 def n_step_target(
     rewards: jax.Array, steps: jax.Array, bootstrap: jax.Array, value: jax.Array, gamma: Scalar
 ) -> jax.Array:
-    """Return the sum over the steps taken of gamma^k r_k, plus gamma^steps V unless the task ended; no gradient.
+    """Return the n-step target: the sum of gamma^k r_k, plus gamma^steps V unless the task ended; no gradient.
 
     Args:
-      rewards: [batch, n], 0 after an ending.
+      rewards: [batch, n], 0 after the end of an episode.
       steps: [batch] number of steps taken, 1..n.
-      bootstrap: [batch] bool, False where the task terminated; float32 with discounts, as in `TransitionBatch`.
-      value: [batch] of the observation after `steps` steps.
+      bootstrap: [batch] bool, False if the task terminated; float32 with discounts, as in `TransitionBatch`.
+      value: [batch] value of the observation after `steps` steps.
       gamma: discount.
     """
     powers = jnp.power(jnp.asarray(gamma, jnp.float32), jnp.arange(rewards.shape[-1], dtype=jnp.float32))
@@ -287,7 +288,7 @@ def n_step_target(
 def n_step_returns(
     rewards: jax.Array, steps: jax.Array, bootstrap: jax.Array, next_returns: Returns, gamma: Scalar
 ) -> Returns:
-    """Return `n_step_target` for every atom of the next distribution; the probabilities are the same."""
+    """Apply `n_step_target` to every atom of the next distribution, and keep the probabilities."""
     each = jax.vmap(n_step_target, in_axes=(None, None, None, 1, None), out_axes=1)
     atoms = each(rewards, steps, bootstrap, next_returns.atoms, gamma)
     return Returns(atoms, jax.lax.stop_gradient(next_returns.probabilities))
@@ -301,8 +302,8 @@ def rescaled(x: jax.Array, epsilon: float = 1e-3) -> jax.Array:
 def unscaled(y: jax.Array, epsilon: float = 1e-3) -> jax.Array:
     """Invert `rescaled`: sign(y) (s^2 - 1), s = (sqrt(1 + 4 epsilon (|y| + 1 + epsilon)) - 1) / 2 epsilon.
 
-    (Proposition A.2 of the same.) The difference in s, of two numbers near 1, would cost float32 three digits: it is
-    computed as a quotient instead.
+    This is proposition A.2 of the same paper. The difference in s is between two numbers near 1 and would cost float32
+    three digits, so an equivalent quotient is computed instead.
     """
     inner = 4.0 * epsilon * (jnp.abs(y) + 1.0 + epsilon)
     root = 2.0 * (jnp.abs(y) + 1.0 + epsilon) / (jnp.sqrt(1.0 + inner) + 1.0)
@@ -313,11 +314,11 @@ def scaled_log_policy(values: jax.Array, temperature: Scalar) -> jax.Array:
     """Return tau log softmax(q / tau), stable for a small tau (Vieillard et al., 2020, arXiv:2007.14430, B.1).
 
     Args:
-      values: q [batch, actions], the most negative finite number where forbidden.
+      values: q [batch, actions]; for forbidden actions, the most negative finite number.
       temperature: tau, more than 0.
 
     Returns:
-      [batch, actions], -inf or nearly so where forbidden.
+      [batch, actions]; for forbidden actions, -inf or nearly so.
     """
     advantage = values - jnp.max(values, axis=-1, keepdims=True)
     return advantage - temperature * jax.nn.logsumexp(advantage / temperature, axis=-1, keepdims=True)
@@ -326,7 +327,7 @@ def scaled_log_policy(values: jax.Array, temperature: Scalar) -> jax.Array:
 def munchausen_bonus(
     values: jax.Array, action: jax.Array, temperature: Scalar, scale: Scalar, clip: Scalar
 ) -> jax.Array:
-    """Return Munchausen's bonus to the reward: alpha [tau log pi(a|o)] clipped to [clip, 0] (its equation 5).
+    """Return the Munchausen bonus: alpha times tau log pi(a|o) clipped to [clip, 0] (Vieillard et al., equation 5).
 
     Args:
       values: the target network's values of the action's observation, [batch, actions].
@@ -338,11 +339,11 @@ def munchausen_bonus(
 
 
 def soft_returns(output: Any, values: jax.Array, temperature: Scalar) -> Returns:
-    """Return sum_a pi(a) (Z(a) - tau log pi(a)), atom by atom, of values or of quantiles (Vieillard et al., 2020).
+    """Return sum_a pi(a) (Z(a) - tau log pi(a)) for each atom of values or quantiles (Vieillard et al., 2020).
 
     Args:
       output: the target network's output for the next observation; values or `QuantileReturns`.
-      values: its expected returns [batch, actions].
+      values: expected returns [batch, actions] of the output.
       temperature: tau.
     """
     log_policy = scaled_log_policy(values, temperature)
@@ -366,19 +367,20 @@ def td_loss(
     quantile_huber: Scalar,
     huber: Scalar | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the loss and the priority of each transition, by the kind of the network's output.
+    """Return the loss and the priority of each transition, according to the type of the network's output.
 
     Args:
-      output: the learning network's: values, `CategoricalReturns` or `QuantileReturns`, `[batch, actions, ...]`.
+      output: the learning network's output: values, `CategoricalReturns` or `QuantileReturns`, `[batch, actions, ...]`.
       action: int32 [batch].
       target: the target distribution of returns.
       low, high: the ends of C51's support.
-      quantile_huber: kappa, where QR-DQN's loss becomes linear.
+      quantile_huber: kappa, the absolute error above which QR-DQN's loss is linear.
       huber: Huber threshold of expected values; None: squared error.
 
     Returns:
-      The loss [batch], half the squared error or Huber's, the cross-entropy or the quantile loss; and the priority
-      [batch]: the absolute error, the divergence from the target (Hessel et al., 2018), or again the quantile loss.
+      The loss [batch] and the priority [batch]. For values, these are half the squared error, or Huber's loss, and the
+      absolute error; for categorical returns, the cross-entropy and the KL divergence from the target (Hessel et al.,
+      2018); for quantiles, the quantile loss is also the priority.
     """
     chosen = of_action(output, action)
     if isinstance(output, CategoricalReturns):
@@ -397,11 +399,11 @@ def td_loss(
 def prediction_error(
     prediction: jax.Array, action: jax.Array, reward: jax.Array, next_features: jax.Array
 ) -> jax.Array:
-    """Return the mean squared error [batch] of self-predictive heads in rewards and next features.
+    """Return the mean squared error [batch] of self-predictive heads, over the reward and the next features.
 
     Args:
-      prediction: [ensemble, batch, actions, 1 + features].
-      action: those taken, int32 [batch]; of any type where `actions` is 1.
+      prediction: predicted reward and features, [ensemble, batch, actions, 1 + features].
+      action: the actions taken, int32 [batch]; unused if `actions` is 1.
       reward: [batch].
       next_features: [batch, ensemble, features].
     """
@@ -415,10 +417,10 @@ def prediction_error(
 def categorical_projection(
     returns: Returns, low: Scalar, high: Scalar, atoms: int, smoothing: float = 0.0
 ) -> jax.Array:
-    """Project `returns` on C51's support as probabilities (Bellemare et al., 2017, arXiv:1707.06887, equation 7).
+    """Project `returns` onto C51's support, as probabilities (Bellemare et al., 2017, arXiv:1707.06887, equation 7).
 
     Args:
-      returns: K atoms; those outside the support are clipped to its ends.
+      returns: distributions with K atoms; atoms outside the support are clipped to its ends.
       low, high: the ends of the support.
       atoms: number of atoms of the support.
       smoothing: HL-Gauss's standard deviation in units of the atom spacing: each return becomes a normal distribution,
@@ -434,22 +436,22 @@ def categorical_projection(
         below = jax.scipy.special.ndtr((edges[None, :, None] - places[:, None, :]) / smoothing)
         shares = (below[:, 1:] - below[:, :-1]) / (below[:, -1:] - below[:, :1])
         return jax.lax.stop_gradient(jnp.sum(shares * returns.probabilities[:, None, :], axis=-1))
-    # K x K products, or on CPUs a scatter: 256 x 101 x 101 take 1 ms instead of 11, and a whole update of TD3 with
-    # small networks two thirds of the time. A GPU's scatter would add in a nondeterministic order.
+    # On CPUs, a scatter replaces the K x K products: 256 x 101 x 101 take 1 ms instead of 11, and a whole update of TD3
+    # with small networks takes two thirds of the time. On GPUs, a scatter would add in a nondeterministic order.
     scattered, nearby = (functools.partial(share_out, atoms=atoms) for share_out in (_scattered, _nearby))
     shared = jax.lax.platform_dependent(places, returns.probabilities, cpu=scattered, default=nearby)
     return jax.lax.stop_gradient(shared)
 
 
 def _nearby(places: jax.Array, probabilities: jax.Array, atoms: int) -> jax.Array:
-    """Split every return [batch, K] between its two neighbors: a triangle one spacing wide around each atom."""
+    """Split each return [batch, K] between its two neighboring atoms, by a triangle of one spacing to each side."""
     distance = jnp.abs(places[:, None, :] - jnp.arange(atoms, dtype=jnp.float32)[None, :, None])
     return jnp.sum(jnp.maximum(1.0 - distance, 0.0) * probabilities[:, None, :], axis=-1)
 
 
 def _scattered(places: jax.Array, probabilities: jax.Array, atoms: int) -> jax.Array:
-    """Return the same as `_nearby`, by scattering each return's two shares."""
-    # NaN stays NaN, at the first atom.
+    """Return the result of `_nearby`, computed by scattering the two shares of each return."""
+    # A NaN stays NaN, in the first atoms.
     lower = jnp.clip(jnp.floor(jnp.nan_to_num(places)), 0, max(atoms - 2, 0))
     share = places - lower
 
@@ -463,13 +465,13 @@ def _scattered(places: jax.Array, probabilities: jax.Array, atoms: int) -> jax.A
 def support_metrics(
     output: Any, target: Returns, low: Scalar, high: Scalar, weight: jax.Array, replicas: Replicas
 ) -> Metrics:
-    """Return metrics of how well the targets fit C51's support, empty for other heads; this device's share.
+    """Return this device's share of metrics of how well the targets fit C51's support; empty for other heads.
 
     `support_edge_mass` is the probability of the two end atoms after the projection, `support_clipped_mass` that of
     returns outside the support. Mass at an end is fine if returns cannot be more extreme; clipped mass is not.
 
     Args:
-      output: the learning network's.
+      output: the learning network's output.
       target: the target distribution of returns, before the projection.
       low, high: the ends of the support.
       weight: which transitions count, [batch].
@@ -493,7 +495,7 @@ def quantile_huber_loss(
     Args:
       quantiles: theta [batch, N], at tau_i.
       targets: y [batch, M], equally likely; no gradient.
-      huber: kappa, more than 0: L is u^2 / 2 up to there, and then linear.
+      huber: kappa, more than 0: L(u) is u^2 / 2 for |u| up to kappa, and linear above.
       levels: tau [batch, N]; None: (2 i + 1) / 2 N for i = 0 .. N-1.
 
     Returns:

@@ -1,7 +1,7 @@
-"""Views of a replay's batch with one interface for Q-learning: single transitions, and those within sequences.
+"""Views of a replay's batch: one interface for Q-learning from single transitions and from those within sequences.
 
-A view has the transitions' actions, rewards and weights, and returns a network's outputs at their first and next
-observations. A recurrent network is unrolled once for both.
+A view contains the transitions' actions, rewards and weights, and evaluates a network at their first and next
+observations. A recurrent network is unrolled only once for the two observations.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,10 @@ class Transitions(struct.PyTreeNode):
         return self.batch.importance
 
     def output(self, network: Variables, key: jax.Array | None, *, train: bool) -> tuple[PyTree, ModelState]:
-        """Return the output for `current` and `next`, and the new model state; `key` [N] is for noisy layers."""
+        """Return the network's output, to pass to `current` and `next`, and the new model state.
+
+        `key` [N] is for noisy layers.
+        """
         return self._apply(network, self.batch.observation, self.batch.action_mask, key, train=train)
 
     def current(self, output: PyTree) -> PyTree:
@@ -56,12 +59,12 @@ class Transitions(struct.PyTreeNode):
         return self._apply(network, self.batch.next_observation, self.batch.next_action_mask, key, train=False)[0]
 
     def loss(self, losses: jax.Array, reduction: str, replicas: Replicas) -> jax.Array:
-        """Return this device's share of the mean of losses [N]; `reduction` over time does not apply."""
+        """Return this device's share of the mean of `losses` [N]; `reduction` is unused, as there is no time axis."""
         del reduction
         return weighted_mean(losses, self.rows.weight, replicas)
 
     def priorities(self, error: jax.Array, eta: Scalar) -> jax.Array:
-        """Return the priority of every item of the batch from the error of each transition [N]."""
+        """Return the priority of each item: the `error` [N] of its transition; `eta` is unused."""
         return error
 
     def _apply(
@@ -75,9 +78,10 @@ class Transitions(struct.PyTreeNode):
 
 
 class Sequences(struct.PyTreeNode):
-    """View of the transitions within sequences of L rows after the burn-in: N = L * batch, of n steps or up to the end.
+    """View of the N = L * batch transitions within sequences of L rows after the burn-in.
 
-    A transition begins at every row except the last, which is only bootstrapped from.
+    A transition begins at every row except the last, which is only used for bootstrapping. It has n steps, or fewer at
+    the end of its sequence or episode.
     """
 
     batch: SequenceBatch
@@ -94,7 +98,10 @@ class Sequences(struct.PyTreeNode):
         return cls(batch, rows, importance, network, spec)
 
     def output(self, network: Variables, key: jax.Array | None, *, train: bool) -> tuple[PyTree, ModelState]:
-        """Unroll the network over the rows after the burn-in, [L, batch, ...]; one noise per sequence, by first key."""
+        """Unroll the network over the rows after the burn-in; return its output [L, batch, ...] and new model state.
+
+        Noisy layers use one noise per sequence, from the key of the sequence's first transition.
+        """
         key = None if key is None else key[: self.batch.mask.shape[1]]
 
         def unroll(network, time, carry, train):
@@ -110,13 +117,13 @@ class Sequences(struct.PyTreeNode):
         return jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), output)
 
     def next(self, output: PyTree, network: Variables, key: jax.Array | None) -> PyTree:
-        """Return the network's output at the next observations, [N, ...], already in `output`."""
+        """Return the network's output at the next observations, [N, ...], selected from `output`."""
         columns = self.batch.mask.shape[1]
         there = jnp.arange(self.rows.steps.shape[0], dtype=jnp.int32) + self.rows.steps * columns
         return jax.tree.map(lambda x: x[there], self.current(output))
 
     def loss(self, losses: jax.Array, reduction: str, replicas: Replicas) -> jax.Array:
-        """Return this device's share of the mean over sequences of losses [N] summed or averaged over time."""
+        """Return this device's share of the mean of `losses` [N] ("mean"), or of each sequence's sum ("sum")."""
         if reduction == "mean":
             return weighted_mean(losses, self.rows.weight, replicas)
         counts = self.rows.weight.reshape((-1, self.batch.mask.shape[1]))
@@ -136,7 +143,7 @@ class StepsWithin(struct.PyTreeNode):
     """The transitions of up to n steps that begin at the rows of sequences, N = L * batch."""
 
     action: PyTree  # [N, ...]
-    rewards: jax.Array  # [N, n], not discounted, 0 after an ending
+    rewards: jax.Array  # [N, n], not discounted, 0 after the end of an episode
     steps: jax.Array  # int32 [N], number of steps taken
     bootstrap: jax.Array  # as in `TransitionBatch`, [N]
     weight: jax.Array  # bool [N], False for rows to ignore in learning
@@ -155,12 +162,12 @@ def after_burn_in(
     The burn-in only warms up the recurrent state: it has no loss and no gradient.
 
     Args:
-      unroll: function from variables, a slice of time, the carry before it and whether to train to the output, the next
-        carry and the model state.
-      variables: of the network.
-      carry: before the burn-in.
-      burn_in: number of its time steps.
-      train: whether the later time steps are in training mode.
+      unroll: a function `unroll(variables, time, carry, train) -> (output, carry, model_state)`; `time` is a slice of
+        the time steps, and the given `carry` is that before the slice.
+      variables: the network's variables.
+      carry: the carry before the burn-in.
+      burn_in: number of time steps of the burn-in.
+      train: whether the time steps after the burn-in are evaluated in training mode.
     """
     if burn_in:
         frozen = jax.lax.stop_gradient(variables)
@@ -170,10 +177,15 @@ def after_burn_in(
 
 
 def steps_within(batch: SequenceBatch, n_step: int) -> StepsWithin:
-    """Return the transitions that begin at the L rows after the burn-in, except the last, which only bootstraps."""
+    """Return the transitions that begin at the L rows after the burn-in; the last row has weight 0: it only bootstraps.
+
+    Args:
+      batch: sequences.
+      n_step: maximum number of steps of a transition.
+    """
     rows = jax.tree.map(lambda x: x[batch.burn_in :], batch.rows)
     ends = jnp.zeros((1, rows.weight.shape[1]), bool)
-    # A row begins a step if it counts, and the row after it is here.
+    # A row begins a step if it counts and is followed by another row.
     counts = jnp.concatenate([(rows.weight & batch.mask[batch.burn_in :])[:-1], ends])
     alive, rewards = counts, []
     steps = jnp.zeros(counts.shape, jnp.int32)
@@ -203,7 +215,7 @@ def view(
 
 
 def of_rollout(rollout: Rollout, network: Network, spec: EnvSpec, n_step: int) -> Sequences:
-    """Return the view of a rollout of T rows as sequences of T + 1, the last of which only bootstraps."""
+    """Return the view of a rollout of T rows as sequences of T + 1 rows, the last of which only bootstraps."""
     rows = rollout.rows.replace(observation=(), extras={})
     rows = jax.tree.map(lambda x: jnp.concatenate([x, jnp.zeros_like(x[:1])]), rows)
     timesteps = rollout.timesteps.replace(episode=None, info=None)
@@ -212,5 +224,5 @@ def of_rollout(rollout: Rollout, network: Network, spec: EnvSpec, n_step: int) -
 
 
 def _ahead(x: jax.Array, k: int) -> jax.Array:
-    """Return x [L, batch] of the row k later, zeros past the end."""
+    """Shift `x` [L, batch] by k rows, so that each row has the entry of the row k later; the last k rows are 0."""
     return jnp.concatenate([x[k:], jnp.zeros_like(x[:k])])

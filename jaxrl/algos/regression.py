@@ -23,8 +23,8 @@ def log_likelihood(distribution: Distribution, action: jax.Array) -> jax.Array:
     that units do not matter.
 
     Args:
-      distribution: over actions, leaves [batch, ...].
-      action: [batch], or [batch, n] of a box.
+      distribution: the policy's distribution over actions, with leaves [batch, ...].
+      action: discrete actions [batch], or box actions [batch, n].
     """
     if not isinstance(distribution, TanhGaussian):
         return distribution.log_prob(action)
@@ -41,7 +41,7 @@ def log_likelihood(distribution: Distribution, action: jax.Array) -> jax.Array:
 
 
 def squared_distance(action: jax.Array, other: jax.Array, spec: EnvSpec) -> jax.Array:
-    """Return the mean squared difference over dimensions, in units of half the box's range; [..., n] to [...]."""
+    """Return the mean squared difference [...] between actions [..., n], in units of half the box's range."""
     box = spaces.expect(spec.action_space, spaces.Box)
     return jnp.mean(jnp.square(to_unit(action, box) - to_unit(other, box)), axis=-1)
 
@@ -64,11 +64,11 @@ def policy_step(
     spec: EnvSpec,
     replicas: Replicas,
 ) -> tuple[TrainState, Metrics]:
-    """Take a step of the policy up the weighted log-likelihood of the actions that were taken.
+    """Take a gradient step of the policy that increases the weighted log-likelihood of the actions that were taken.
 
     Args:
       network, policy: the policy's network and training state.
-      transformation: the optimizer at its learning rate.
+      transformation: the optimizer with its learning rate.
       batch: transitions.
       weights: weights of the transitions, [batch], without gradient.
       spec, replicas: as passed to `update`.

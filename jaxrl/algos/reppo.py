@@ -1,7 +1,7 @@
 """Relative entropy pathwise policy optimization (Voelcker et al., 2025, arXiv:2507.11019).
 
-It learns an action-value critic from lambda-returns with entropy, on rollouts of the newest policy, and moves the
-policy up that critic's gradient while its KL divergence from the policy before the update is within a limit. For
+A critic of action values is learned from lambda-returns with entropy, on rollouts of the newest policy. The policy
+follows the gradient of that critic while its KL divergence from the policy before the update is within a limit. For
 discrete actions, expectations over them are exact.
 """
 
@@ -48,7 +48,7 @@ class REPPOState(struct.PyTreeNode):
 
     policy: TrainState
     critic: TrainState
-    log_temperature: TrainState  # a float32 scalar; all () if the temperature is fixed
+    log_temperature: TrainState  # a float32 scalar; all fields are () if the temperature is fixed
     log_penalty: TrainState  # a float32 scalar: log of the divergence's weight
     statistics: Statistics
     updates: jax.Array  # int32, the version of the actor state
@@ -56,7 +56,7 @@ class REPPOState(struct.PyTreeNode):
 
 @algorithm
 class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
-    """Relative entropy pathwise policy optimization: on-policy, up a critic's gradient, within a KL limit."""
+    """Relative entropy pathwise policy optimization: on-policy ascent of a critic's gradient within a KL limit."""
 
     normalize_reward: bool | None = changed(True)
     temperature: Scalar = changed(0.01)
@@ -122,7 +122,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
         if not explore:
             return ActorOutput(distribution.mode(), carry)
         action, log_prob = distribution.sample_and_log_prob(key)
-        extras = {"log_prob": log_prob + soft_policies.log_half_range(spec.action_space)}  # of a box in [-1, 1]
+        extras = {"log_prob": log_prob + soft_policies.log_half_range(spec.action_space)}  # density over [-1, 1]
         if self.normalize_reward:
             extras["discounted_return"] = discounted
         return ActorOutput(action, carry, extras)
@@ -161,7 +161,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
         env_keys = q_learning.transition_keys(key, envs, replicas)
 
         def of_timestep(x):
-            """Return the policy, its soft value and the features of one of its actions, all [B, ...]."""
+            """Return the policy, its soft value, and the critic's features of one sampled action, all [B, ...]."""
             number, observation, mask = x
             keys = jax.vmap(lambda k: jax.random.fold_in(k, number))(env_keys)
             distribution = off_policy.evaluate_policy(self.policy, policy, observation, spec, mask)
@@ -171,8 +171,8 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
         temperature = soft_policies.temperature_of(self, state.log_temperature)
         moments = jnp.arange(length + 1, dtype=jnp.int32), inputs.observation, inputs.action_mask
         distribution, values, features = jax.lax.map(of_timestep, moments, batch_size=max(1, _AT_ONCE // envs))
-        # With the entropy of each row's own action: subtracting it from the observation's return gives the action's
-        # return.
+        # Rewards include the entropy of each row's action: subtracting it from the observation's return results in the
+        # action's return.
         bonus = -temperature * rows.extras["log_prob"]
         segment = on_policy.segment(self, rollout, values[:-1], values[-1], bonus)
         target = returns.lambda_returns(segment, self.gamma, self.return_lambda) - bonus
@@ -221,7 +221,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
             distribution, model_state = off_policy.train_policy(self.policy, variables, observation, spec, mask)
             value, log_prob, _ = self._value(critic.variables, distribution, observation, mask, key, spec)
             divergence = rows.extras["policy"].kl(distribution)
-            # Above the limit, a row only pulls the policy back.
+            # Rows above the limit only pull the policy back towards the old one.
             loss = mean(jnp.where(divergence < self.kl_limit, temperature * log_prob - value, penalty * divergence))
             return loss, ((loss, log_prob, divergence), model_state)
 

@@ -1,17 +1,17 @@
 """Returns and advantages, one function for each equation; batched, time-major `[T, B]`, aware of truncation.
 
 By the row convention (`jaxrl.core.types`) the last observation of an episode is a separate row, so the value of the
-observation after row t is always the value of row t + 1, and `bootstrap_value` after the last row. Hence
-  - bootstrapping stops only at `terminated`: where an episode is truncated, or the rollout ends, the value of the true
-    next observation estimates the rest;
+observation after row t is always the value of row t + 1, and `bootstrap_value` after the last row. Therefore:
+  - bootstrapping stops only at `terminated`: if an episode is truncated or the rollout ends, the value of the true
+    next observation estimates the rest of the return;
   - sums over time are cut at `terminated | truncated`, so nothing leaks from one episode into another;
-  - the return of a row of weight 0 is its own value and its advantage is 0. A row before one therefore bootstraps
-    from it, whatever the reason for the weight.
-Values of rows that no return depends on may be anything, NaN and infinities included.
+  - a row of weight 0 has its value as its return, and an advantage of 0. The row before it therefore bootstraps from
+    this value, whatever the reason for the weight.
+Values of rows that no return depends on may be anything, including NaN and infinities.
 
 An environment's own discounts (`Segment.discount`) multiply gamma in every equation.
 
-Nothing here stops gradients: that is for the loss to decide.
+These functions do not stop gradients; that is up to the loss.
 """
 
 import chex
@@ -25,7 +25,7 @@ Scalar = float | jax.Array
 
 
 class Segment(struct.PyTreeNode):
-    """Consecutive rows of B environments with their values, from which every return is computed."""
+    """Consecutive rows of B environments with their values: the input of every return."""
 
     rewards: jax.Array  # [T, B] reward after each row's action
     values: jax.Array  # [T, B] V(o_t)
@@ -33,15 +33,15 @@ class Segment(struct.PyTreeNode):
     terminated: jax.Array  # [T, B] bool, after the action
     truncated: jax.Array  # [T, B] bool, after the action
     weight: jax.Array  # [T, B] bool, False at last observations and masked rows
-    discount: jax.Array | None = None  # [T, B] the environment's own, after the action; None: 1
+    discount: jax.Array | None = None  # [T, B] the environment's discount after the action; None: 1
 
     @classmethod
     def of_rows(cls, rows: Trajectory, values: jax.Array, bootstrap_value: jax.Array) -> "Segment":
-        """Return the segment of `rows` [T, B], with their own rewards and with `values`."""
+        """Return the segment of `rows` [T, B], with the rewards of the rows and the given `values`."""
         return cls(rows.reward, values, bootstrap_value, rows.terminated, rows.truncated, rows.weight, rows.discount)
 
     def discounts(self, gamma: Scalar) -> Scalar:
-        """Return gamma, times the environment's own discounts [T, B] where it has any."""
+        """Return gamma, multiplied by the environment's discounts [T, B] if it has any."""
         return gamma if self.discount is None else gamma * self.discount
 
     @property
@@ -51,8 +51,8 @@ class Segment(struct.PyTreeNode):
 
     @property
     def next_values(self) -> jax.Array:
-        """Return V(o_{t+1}) [T, B]; 0 where the task ended."""
-        # `where` and not a product: the value after a terminal observation may be infinite or NaN.
+        """Return V(o_{t+1}) [T, B]; 0 after terminations."""
+        # `where`, not a product: the value after a terminal observation may be infinite or NaN.
         return jnp.where(self.terminated, 0.0, _next(self.values, self.bootstrap_value))
 
     def td_errors(self, gamma: Scalar) -> jax.Array:
@@ -61,10 +61,10 @@ class Segment(struct.PyTreeNode):
 
 
 class VTrace(struct.PyTreeNode):
-    """Output of `vtrace`, both `[T, B]`."""
+    """Output of `vtrace`; the two arrays have shape `[T, B]`."""
 
     values: jax.Array  # v_s, the targets of the value function
-    advantages: jax.Array  # of the policy gradient, with its clipped importance weight
+    advantages: jax.Array  # for the policy gradient, including its clipped importance weight
 
 
 def gae(segment: Segment, gamma: Scalar, gae_lambda: Scalar) -> jax.Array:
@@ -98,7 +98,7 @@ def lambda_returns(segment: Segment, gamma: Scalar, return_lambda: Scalar) -> ja
       return_lambda: lambda, a scalar in [0, 1]; 1 is the Monte-Carlo return (equation 3.9).
 
     Returns:
-      Returns, shape (T, B); the row's own value where weight is False.
+      Returns, shape (T, B); where weight is False, the row's value.
     """
     _check(segment)
     weight, gamma = segment.weight, segment.discounts(gamma)
@@ -127,13 +127,13 @@ def vtrace(
 
     Args:
       segment: rows and values, [T, B].
-      rhos: pi(a_t|o_t) / mu(a_t|o_t), of the learner's and the actor's policy, not clipped, shape (T, B).
+      rhos: unclipped ratios pi(a_t|o_t) / mu(a_t|o_t) of the learner's policy to the actor's policy, shape (T, B).
       gamma: discount, a scalar in [0, 1], may be traced.
       trace_lambda: lambda, a scalar in [0, 1] (remark 2 of the paper).
-      clip_rho, clip_c, clip_pg_rho: rho-bar, c-bar and rho-bar of the policy gradient, scalars; infinity for none.
+      clip_rho, clip_c, clip_pg_rho: rho-bar, c-bar, and rho-bar of the policy gradient, scalars; infinity: no clipping.
 
     Returns:
-      `VTrace`; where weight is False the value is the row's own and the advantage 0.
+      `VTrace`; where weight is False, the target is the row's value and the advantage is 0.
     """
     _check(segment, rhos)
     rhos = jnp.where(segment.weight, rhos, 0.0)
@@ -159,15 +159,15 @@ def _check(segment: Segment, *others: jax.Array) -> None:
 
 
 def _next(x: jax.Array, after: jax.Array) -> jax.Array:
-    """Return x of row t + 1 at row t; `after` [B] at the last one."""
+    """Shift `x` by one row, so that row t has the entry of row t + 1 and the last row has `after` [B]."""
     return jnp.concatenate([x[1:], after[None]])
 
 
 def _backward_sum(x: jax.Array, coefficients: jax.Array) -> jax.Array:
     """Return y_t = x_t + coefficients_t y_{t+1}, with y_T = 0.
 
-    A plain scan: on CPU it takes 7, 18 and 196 us for 4, 64 and 2048 environments of 128 rows, where unrolling it 16
-    times takes 60, 92 and 1787 us and `jax.lax.associative_scan` 37, 130 and 975 us.
+    A plain scan: on CPU it takes 7, 18 and 196 us for 4, 64 and 2048 environments of 128 rows; unrolling it 16
+    times takes 60, 92 and 1787 us, and `jax.lax.associative_scan` 37, 130 and 975 us.
     """
 
     def step(y, row):

@@ -1,8 +1,8 @@
 """Random network distillation (Burda et al., 2018, arXiv:1810.12894): a bonus for novel observations.
 
 A network learns to predict the output of a fixed random network. Its error, the *intrinsic reward*, is large for
-observations unlike any seen before. It has its own discount and value function, and its returns continue over the ends
-of episodes. Otherwise, ending an episode would forfeit all future novelty, and the policy would avoid it.
+observations unlike any seen before. This reward has a separate discount and value function, and its returns continue
+over the ends of episodes. Otherwise, ending an episode would forfeit all future novelty, and the policy would avoid it.
 """
 
 import dataclasses
@@ -26,14 +26,14 @@ from jaxrl.networks import Embedding, Torso, default_torso
 
 
 class RNDState(struct.PyTreeNode):
-    """State of the bonus, a part of a learner's state."""
+    """State of the bonus, which is part of a learner's state."""
 
     learned: TrainState  # "predictor", and "value" of intrinsic rewards
     target: Variables  # the random network as initialized
     observation: RunningStatistics
     returns: RunningStatistics  # of the discounted sum of errors up to each step
-    mean: jax.Array  # float32, of that sum over environments when the last rollout ended
-    deviation: jax.Array  # float32, its standard deviation
+    mean: jax.Array  # float32, mean of that sum over environments at the end of the last rollout
+    deviation: jax.Array  # float32, standard deviation of that sum over environments
 
 
 @field_group
@@ -56,7 +56,7 @@ class RND:
     )
 
     def resolve(self, spec: EnvSpec) -> Self:
-        """Return the bonus with a torso for the observations."""
+        """Return the bonus with its torso, by default the usual one for the observations."""
         return dataclasses.replace(self, torso=self.torso or default_torso(spec.observation_space))
 
     def network_problems(self, spec: EnvSpec) -> list[str]:
@@ -110,7 +110,7 @@ class RND:
           epochs, count: passes over the rollout, and minibatches per pass.
 
         Returns:
-          The next state; the advantages [T, B] of intrinsic rewards, by the parameters before; and metrics.
+          The next state; the advantages [T, B] of intrinsic rewards, by the parameters before the update; and metrics.
         """
         timesteps, weight = rollout.timesteps, rollout.rows.weight
         # Observations form one stream: a reset is a step like any other, and may lead to novel observations. Only rows
@@ -146,11 +146,11 @@ class RND:
         def loss(learned: Variables, indices: jax.Array, turn: jax.Array):
             parts = _parts(learned)
             rows = minibatches.take_rows(data, indices)
-            # The row of an environment's next step is `envs` further on.
+            # The row of an environment's next step is `envs` rows later.
             now, following = (minibatches.take_rows(observation, i) for i in (indices, indices + envs))
             predicted, predictor_state = apply("predictor", parts["predictor"], following, train=True)
             value, value_state = apply("value", parts["value"], now, train=True)
-            # Each pass takes different rows, and every row is taken equally often.
+            # Each pass trains on different rows, and over all passes, every row is used equally often.
             chosen = rows["counts"] & ((rows["chance"] + turn) % 1.0 < self.predictor_fraction)
             errors = jnp.mean(jnp.square(predicted - rows["embedding"]), axis=-1)
             predictor_loss = weighted_mean(errors, chosen, replicas)
@@ -174,11 +174,11 @@ class RND:
     def _normalized(
         self, state: RNDState, error: jax.Array, counts: jax.Array, replicas: Replicas
     ) -> tuple[jax.Array, tuple[RunningStatistics, jax.Array, jax.Array]]:
-        """Return errors [T, B] over the running deviation of their discounted sums, and the state for the next rollout.
+        """Divide errors [T, B] by the running deviation of their discounted sums; return them and the next statistics.
 
-        Each environment's sum continues from rollout to rollout (section 2.4). Of the previous rollout, only two
-        moments over environments are known: a sum begins at the mean and counts as two, one deviation above and one
-        below.
+        Each environment's sum continues from rollout to rollout (section 2.4). Only two moments over environments are
+        stored from the previous rollout, so each sum begins at the mean and counts as two sums: one deviation above and
+        one below.
         """
 
         def add(total, row):

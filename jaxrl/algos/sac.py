@@ -39,7 +39,7 @@ from jaxrl.networks import (
     QuantileValues,
 )
 
-RETURN = "discounted_return"  # extra of each row: of the rewards up to its observation
+RETURN = "discounted_return"  # extra of each row: the discounted return up to its observation
 _HEADS = (ActionValues, CategoricalValues, QuantileValues)
 
 
@@ -47,7 +47,7 @@ class ReturnScale(struct.PyTreeNode):
     """Statistics of discounted returns, and their largest absolute value."""
 
     statistics: RunningStatistics
-    largest: jax.Array  # float32, of absolute values
+    largest: jax.Array  # float32, the largest absolute return
 
 
 class SACState(struct.PyTreeNode):
@@ -55,11 +55,11 @@ class SACState(struct.PyTreeNode):
 
     policy: TrainState
     critic: TrainState
-    log_temperature: TrainState  # a float32 scalar; all () if the temperature is fixed
+    log_temperature: TrainState  # a float32 scalar; all fields are () if the temperature is fixed
     statistics: Statistics
     updates: jax.Array  # int32
     return_scale: ReturnScale | tuple[()]  # () if rewards are not scaled
-    policy_metrics: Metrics | tuple[()]  # of the policy's last step; () if it takes one at every update
+    policy_metrics: Metrics | tuple[()]  # of the policy's last step; () if the policy takes a step at every update
 
 
 @algorithm
@@ -189,12 +189,12 @@ class SAC(StochasticActing, SequenceFields, CombinedReplayFields, ResetFields, S
     def scaled(
         self, scale: ReturnScale | tuple[()], batch: TransitionBatch, replicas: Replicas
     ) -> tuple[Any, TransitionBatch]:
-        """Return the scale with a batch's returns merged in, and the batch with rewards divided by it.
+        """Merge a batch's returns into the scale; return the new scale, and the batch with rewards divided by it.
 
-        A fixed value support then fits any task. Acting stores the discounted return so far with each row. Rewards are
-        divided by the deviation of the returns, and at least by the largest return over `largest_return` (FlashSAC,
-        arXiv:2604.04539; Lee et al., 2025, arXiv:2502.15280, section 4.3). Before two returns were seen, and while they
-        hardly vary, the deviation counts as 1.
+        With scaled rewards, a fixed value support fits any task. Actors store the discounted return so far with each
+        row. Rewards are divided by the standard deviation of the returns, or by the largest absolute return over
+        `largest_return` if that is more (FlashSAC, arXiv:2604.04539; Lee et al., 2025, arXiv:2502.15280, section 4.3).
+        The standard deviation is taken as 1 before two returns were seen, and while returns hardly vary.
         """
         if not isinstance(scale, ReturnScale):
             return scale, batch
@@ -209,7 +209,7 @@ class SAC(StochasticActing, SequenceFields, CombinedReplayFields, ResetFields, S
 
 
 def rewarded(batch: Mapping[str, Any], replicas: Replicas) -> TransitionBatch:
-    """Join both parts, with reward 1 for steps of demonstrations and 0 for others (SQIL, algorithm 1)."""
+    """Join replay and demonstrations, with reward 1 for steps of demonstrations and 0 otherwise (SQIL, algorithm 1)."""
     own, expert = batch["replay"], batch["demonstrations"]
     if expert.rewards.shape[1] > 1 and expert.bootstrap.dtype != bool:
         raise ConfigError(

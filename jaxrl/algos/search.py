@@ -1,4 +1,4 @@
-"""Tree search over actions, by mctx (Danihelka et al., 2022, https://openreview.net/forum?id=bERaNdoegnO)."""
+"""Tree search over actions with mctx (Danihelka et al., 2022, https://openreview.net/forum?id=bERaNdoegnO)."""
 
 import importlib.util
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from jaxrl.core.types import PyTree
 
 @field_group
 class SearchFields:
-    """Search by a model before each action."""
+    """Settings of the tree search before each action."""
 
     simulations: int = static(32, low=1, help="number of simulations per search; each visits one new node")
     tree_search: str = static(
@@ -45,7 +45,7 @@ class SearchFields:
     )
 
     def problems(self) -> list[str]:
-        """Return no problems, after checking that mctx is installed.
+        """Check that mctx is installed, and return no problems.
 
         Raises:
           MissingExtraError: mctx is not installed.
@@ -56,20 +56,20 @@ class SearchFields:
 
 
 class Expansion(struct.PyTreeNode):
-    """A node of the search: the reward and discount on the way to it, and a network's outputs; leaves `[...]`."""
+    """Node of the search tree: the network's outputs, and the reward and discount of the step to it; leaves `[...]`."""
 
     logits: jax.Array  # [..., actions] of the prior policy
     value: jax.Array
     node: PyTree  # the node's state, from which its children are expanded
-    reward: jax.Array | float = 0.0  # of the action that led to it
-    discount: jax.Array | float = 1.0  # of its value, from the parent's perspective; may be negative
+    reward: jax.Array | float = 0.0  # of the action that leads to the node
+    discount: jax.Array | float = 1.0  # of the node's value, from the parent's perspective; may be negative
 
 
 class Plan(struct.PyTreeNode):
-    """Outcome of a search, `[B, ...]`."""
+    """Outcome of a search, with leaves `[B, ...]`."""
 
     action: jax.Array  # int32
-    policy: jax.Array  # [B, actions] probabilities, improved over the prior's
+    policy: jax.Array  # [B, actions] probabilities, improved compared with the prior
     value: jax.Array  # of the root under that policy
 
 
@@ -82,22 +82,22 @@ def search(
     mask: jax.Array | None,
     explore: bool,
 ) -> Plan:
-    """Search from each of B roots, each with its own key, so that a plan does not depend on the rest of its batch.
+    """Search from each of B roots with a separate key, so that a plan does not depend on the rest of the batch.
 
     Args:
       algo: settings of the search.
-      root: the nodes to act at, [B, ...].
-      expand: function from one node, an action (an int32 scalar) and a key to the child's `Expansion`, without batch
-        axes.
-      keys: [B]; None only without exploring, if nothing is sampled.
-      mask: bool [B, actions], True where allowed at the root; None allows all.
-      explore: search with the noise of training; otherwise return the best action.
+      root: the root nodes [B, ...], for which actions are chosen.
+      expand: a function `expand(node, action, key) -> Expansion` of the child, without batch axes; the action is an
+        int32 scalar.
+      keys: keys [B]; None only if `explore` is false and nothing is sampled.
+      mask: bool [B, actions], True for actions that are allowed at the root; None: all are allowed.
+      explore: whether to search with the noise of training; otherwise, the best action is returned.
     """
     import mctx  # an extra
 
     if keys is None:
         keys = jax.random.split(jax.random.key(0), root.value.shape[0])
-    # Not fold_in: folding in 1 gives the second key of a split, which mctx uses for its noise.
+    # Do not use fold_in: folding in 1 returns the second key of a split, which mctx uses for its noise.
     keys, of_chance = jnp.unstack(jax.vmap(jax.random.split)(keys), axis=1)
     options: dict[str, Any] = {"num_simulations": algo.simulations}
     if algo.tree_search == "gumbel":
@@ -125,7 +125,7 @@ def search(
         return Plan(output.action[0], weights, jnp.sum(weights * _action_values(tree)))
 
     invalid = None if mask is None else ~mask[:, None]
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # mctx needs both
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # mctx needs this
         plan = jax.vmap(one)(root.replace(reward=(), discount=()), keys, invalid)
     action = plan.action.astype(jnp.int32)
     if explore:
@@ -135,14 +135,14 @@ def search(
 
 
 def _action_values(tree) -> jax.Array:
-    """Return the value of each action at the root [actions]; for an unvisited action, the mixed value of the root.
+    """Return the values [actions] of the root's actions; for unvisited actions, the mixed value of the root.
 
     The mixed value is defined by Danihelka et al. (2022, appendix D). The mean over all visits, mctx's value of the
     root, is not the policy's value: sequential halving visits bad actions about as often as good ones.
     """
     import mctx
 
-    visits = jnp.max(tree.children_visits[tree.ROOT_INDEX])  # mctx multiplies by it
+    visits = jnp.max(tree.children_visits[tree.ROOT_INDEX])  # mctx multiplies the values by this
     values = mctx.qtransform_completed_by_mix_value(
         tree, tree.ROOT_INDEX, value_scale=1.0, maxvisit_init=0.0, rescale_values=False
     )
@@ -150,9 +150,9 @@ def _action_values(tree) -> jax.Array:
 
 
 def cross_entropy(policy: jax.Array, log_prob: jax.Array) -> jax.Array:
-    """Return -sum_a pi(a) log p(a) [...], of a search's policy and log-probabilities [..., actions].
+    """Return the cross-entropy -sum_a pi(a) log p(a) [...] of a search's policy and log-probabilities [..., actions].
 
-    Actions of probability 0 add nothing, whatever their logarithm.
+    Actions with pi(a) = 0 add nothing, even if log p(a) is infinite.
     """
     # The inner `where` avoids 0 times infinity in the gradient of excluded actions.
     return -jnp.sum(policy * jnp.where(policy > 0.0, log_prob, 0.0), axis=-1)

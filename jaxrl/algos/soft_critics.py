@@ -23,7 +23,7 @@ from jaxrl.networks import Categorical, CategoricalReturns, Critic, QuantileRetu
 
 @field_group
 class SoftCriticFields(SupportFields, QuantileFields, ActorCriticFields):
-    """The targets of the critics, and the schedule and values of the policy's updates."""
+    """Settings of the critics' targets, and of the schedule and the values of policy updates."""
 
     tau: Scalar | None = number(
         0.005,
@@ -61,10 +61,10 @@ class SoftCriticFields(SupportFields, QuantileFields, ActorCriticFields):
 
 
 def both_ends(here: PyTree, there: PyTree) -> PyTree:
-    """Concatenate trees of arrays [batch, ...] or histories to [2 * batch, ...]."""
+    """Concatenate two trees, whose leaves are arrays [batch, ...] or histories, to [2 * batch, ...]."""
 
     def joined(a, b):
-        if isinstance(a, History):  # the same rows, with different ones selected
+        if isinstance(a, History):  # the histories have the same rows but select different ones
             return a.replace(index=jnp.concatenate([a.index, b.index]))
         return jnp.concatenate([a, b])
 
@@ -72,7 +72,12 @@ def both_ends(here: PyTree, there: PyTree) -> PyTree:
 
 
 def rows_that_count(batch: TransitionBatch, ends: int = 1) -> contextlib.AbstractContextManager[None]:
-    """Declare which rows of a batch count in layers that normalize over it, `ends` times; all rows of histories do."""
+    """Declare which rows count in layers that normalize over the batch; all rows of histories count.
+
+    Args:
+      batch: transitions; their weights say which rows count.
+      ends: number of copies of the rows in the batch that the layers see, such as 2 with next observations.
+    """
     if isinstance(batch.observation, History):
         return contextlib.nullcontext()
     return weighted_rows(jnp.concatenate([batch.weight] * ends))
@@ -81,8 +86,8 @@ def rows_that_count(batch: TransitionBatch, ends: int = 1) -> contextlib.Abstrac
 class NextActions(NamedTuple):
     """The policy's actions at the next observations of transitions."""
 
-    policy: Any  # its distributions
-    action: jax.Array | None  # [batch, n] for a box; None for discrete actions, which all count
+    policy: Any  # the policy's distributions
+    action: jax.Array | None  # [batch, n] for a box; None for discrete actions, as expectations use all of them
     log_prob: jax.Array  # [batch]; the negative entropy of discrete actions
 
 
@@ -97,18 +102,18 @@ def critic_step(
     spec: EnvSpec,
     replicas: Replicas,
 ) -> tuple[TrainState, CriticLoss]:
-    """Take a step of the critics, with target networks or with one forward pass over both observations.
+    """Take a gradient step of the critics, with target networks or one forward pass over both ends of transitions.
 
     Equations 5 and 6 of Haarnoja et al. (2018).
 
     Args:
       algo: defines the ensemble, its optimizer and its targets.
-      critic: its training state.
-      batch: transitions, normalized.
+      critic: training state of the ensemble.
+      batch: normalized transitions.
       following: the policy's actions at the next observations.
       temperature: weight of the entropy.
-      key: samples the members that compute the targets.
-      drop: keys [batch] for dropout, in the targets and in the loss; None: no dropout.
+      key: a key to sample the members that compute the targets.
+      drop: two entries, keys [batch] for dropout in the targets and in the loss; None: no dropout.
       spec: the environment's spec.
       replicas: as passed to `update`.
     """
@@ -154,12 +159,12 @@ def joint_outputs(
     spec: EnvSpec,
     key: jax.Array | None = None,
 ) -> tuple[Any, Any, ModelState]:
-    """Return the critics' outputs at both observations, from one pass in training mode, and their model state.
+    """Return the critics' outputs at observations and next observations, from one training pass, and the model state.
 
     Args:
       network, critic: the ensemble and its variables.
       batch: transitions.
-      next_action: [batch, n] for a box; None for discrete actions, where the outputs are of all actions.
+      next_action: box actions [batch, n]; None for discrete actions, for which the outputs cover all actions.
       spec: the environment's spec.
       key: keys [batch] for dropout; None: no dropout.
     """
@@ -179,7 +184,10 @@ def joint_outputs(
 def dropout_keys(
     network: Critic, key: jax.Array, batch: TransitionBatch, replicas: Replicas
 ) -> tuple[jax.Array | None, ...]:
-    """Return keys [batch] for dropout in the critics' targets, their loss and the policy's; None without dropout."""
+    """Return keys [batch] for dropout in the critics' targets, the critics' loss and the policy's loss.
+
+    Without dropout, the three entries are None.
+    """
     if not network.dropout:
         return None, None, None
     keys = jax.random.split(jax.random.fold_in(key, 3), 3)
@@ -187,7 +195,11 @@ def dropout_keys(
 
 
 def drawn_critics(algo: SoftCriticFields, critic: Variables, key: jax.Array) -> jax.Array | None:
-    """Sample the members that compute an update's targets, int32 [target_critics]; None: all (Chen et al., 2021)."""
+    """Sample the members that compute an update's targets (Chen et al., 2021).
+
+    Returns:
+      Indices of members, int32 [target_critics]; None if all members are used.
+    """
     if algo.target_critics is None:
         return None
     members = jax.tree.leaves(critic.params)[0].shape[0]
@@ -195,7 +207,7 @@ def drawn_critics(algo: SoftCriticFields, critic: Variables, key: jax.Array) -> 
 
 
 def mean_member(output: Any) -> Any:
-    """Return the mean output of an ensemble as one member: of values, probabilities or quantiles."""
+    """Average an ensemble's output over its members, to one member: values, probabilities or quantiles."""
     first = jax.tree.map(lambda x: x[:1], output)
     if isinstance(output, CategoricalReturns):
         log_probs = jax.nn.log_softmax(output.logits, axis=-1)
@@ -206,13 +218,14 @@ def mean_member(output: Any) -> Any:
 
 
 def pessimistic_returns(output: Any, v_min: Number, v_max: Number, dropped: int = 0) -> Returns:
-    """Return an ensemble's returns of each action, atoms and probabilities [batch, actions, K].
+    """Return pessimistic returns of each action from an ensemble, as atoms and probabilities [batch, actions, K].
 
-    For values, the smallest; for categorical distributions, that of the member with the smallest expectation; for
-    quantiles, those of all members except the largest (Kuznetsov et al., 2020, arXiv:2005.04269, equation 3).
+    For values, use the smallest one; for categorical distributions, the distribution of the member with the smallest
+    expectation; for quantiles, the pooled quantiles of all members without the largest ones (Kuznetsov et al., 2020,
+    arXiv:2005.04269, equation 3).
 
     Args:
-      output: the critics' output, leaves [ensemble, batch, actions, ...].
+      output: the critics' output, with leaves [ensemble, batch, actions, ...].
       v_min, v_max: the ends of the support of a categorical head.
       dropped: number of largest quantiles to drop, per member.
     """
@@ -239,8 +252,9 @@ def soft_target(
     Args:
       batch: transitions.
       following: the returns of each action at the next observation, [batch, actions, K].
-      policy: the policy's distribution there. For discrete actions, the target is only the expected return.
-      log_prob: [batch], of the policy's action there.
+      policy: the policy's distribution at the next observation. For discrete actions, the target is only the expected
+        return.
+      log_prob: log-probability [batch] of the policy's action at the next observation.
       temperature: weight of the entropy.
       gamma: discount.
     """

@@ -25,10 +25,10 @@ from jaxrl.networks import Categorical, Critic, TanhGaussian
 def action_and_log_prob(
     distribution: Categorical | TanhGaussian, key: jax.Array, spec: EnvSpec
 ) -> tuple[jax.Array | None, jax.Array]:
-    """Sample box actions [batch, n] with keys [batch], and return their log-densities [batch] over [-1, 1] too.
+    """Sample box actions [batch, n] with keys [batch]; return them and their log-densities [batch] over [-1, 1].
 
-    Scaling the box to [-1, 1] removes the units. For discrete actions, return None, as all count, and the negative
-    entropy.
+    Densities over [-1, 1] do not depend on the units of the actions. For discrete actions, return None, as
+    expectations use all of them, and the negative entropy.
     """
     if isinstance(distribution, Categorical):
         return None, -distribution.entropy()
@@ -59,11 +59,11 @@ def value_and_log_prob(
     over_critics: Callable[..., jax.Array] = jnp.min,
     drop: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array, Any]:
-    """Return the smallest critic's value of the policy's action, its log-probability, and the critics' output.
+    """Return the smallest critic's value of the policy's action, the action's log-probability, and the critics' output.
 
-    Both are [batch], of an action sampled with keys [batch] from a box, or expectations over all discrete actions.
-    `v_min` and `v_max` are the ends of the support of a categorical head; `over_critics` takes the place of the minimum
-    over axis 0; `drop` are keys [batch] of the critics' dropout.
+    Value and log-probability are [batch], for a box action sampled with keys [batch], or as expectations over all
+    discrete actions. `v_min` and `v_max` are the ends of the support of a categorical head; `over_critics` replaces the
+    minimum over axis 0; `drop` are keys [batch] for the critics' dropout.
     """
     action, log_prob = action_and_log_prob(distribution, key, spec)
     output = off_policy.evaluate_critic(network, critic, observation, action, spec, mask, drop)
@@ -87,22 +87,24 @@ def policy_step(
     joint: bool = False,
     **options: Any,
 ) -> tuple[TrainState, jax.Array, jax.Array]:
-    """Take a step of the policy up the smallest critic's value and its own entropy (equation 9).
+    """Take a gradient step of the policy that increases the smallest critic's value and the entropy (equation 9).
 
     Args:
       algo: defines the networks and the optimizer.
-      policy, critic: their training states.
-      batch: transitions, normalized.
+      policy, critic: training states of the policy and the critics.
+      batch: normalized transitions.
       temperature: weight of the entropy.
       key: keys [batch].
       spec: the environment's spec.
       replicas: as passed to `update`.
-      value_of: replaces the values [batch], from the policy's distributions and those values.
-      joint: pass both observations through the policy as one batch, and learn from the first half.
+      value_of: a function `value_of(distribution, value) -> value` of the policy's distributions and the values
+        [batch], whose result replaces the values.
+      joint: whether to pass observations and next observations through the policy as one batch; the loss is only of
+        the former.
       options: keyword arguments of `value_and_log_prob`.
 
     Returns:
-      The policy after the step, this device's loss before it, and the log-probabilities [batch] of its actions.
+      The policy after the step, this device's loss before the step, and the log-probabilities [batch] of the actions.
     """
     observation, mask = seen = batch.observation, batch.action_mask
     if joint:
@@ -124,7 +126,7 @@ def policy_step(
 
 
 def initial_temperature(algo: TemperatureFields) -> TrainState:
-    """Return the initial log(alpha), a float32 scalar; () if the temperature is fixed."""
+    """Return the initial training state of log(alpha), a float32 scalar, or of () if the temperature is fixed."""
     log_temperature = jnp.log(jnp.asarray(algo.temperature, jnp.float32)) if algo.learn_temperature else ()
     return train_state.create(log_temperature, (), algo.temperature_optimizer)
 
@@ -148,7 +150,7 @@ def temperature_step(
       algo: defines the target and the optimizer.
       log_temperature: the current training state of log(alpha).
       batch: transitions.
-      log_prob: [batch], of the policy's actions there.
+      log_prob: log-probabilities [batch] of the policy's actions at these transitions.
       spec: the environment's spec.
       replicas: as passed to `update`.
     """
@@ -156,7 +158,7 @@ def temperature_step(
         return log_temperature
     target = target_entropy(batch, algo.target_entropy, algo.target_entropy_fraction, spec)
     missing = weighted_mean(log_prob + target, batch.weight, replicas)
-    # The loss is -log(alpha) times the missing entropy: log_prob is a sample, and has no gradient here.
+    # The loss is -log(alpha) times the missing entropy; log_prob is a sample without gradient.
     return step_log(log_temperature, -missing, algo.temperature_optimizer, replicas)
 
 
@@ -178,7 +180,7 @@ def target_entropy(batch: TransitionBatch, per_dimension: Number, fraction: Numb
 
 
 def log_half_range(space: spaces.Space) -> float:
-    """Return the logarithm of a box's volume in units of the sides of [-1, 1]; 0 of discrete actions."""
+    """Return the logarithm of a box's volume relative to the volume of [-1, 1]^n; 0 for discrete actions."""
     if not isinstance(space, spaces.Box):
         return 0.0
     return float(np.sum(np.log(0.5 * (space.high.astype(np.float64) - space.low))))

@@ -1,4 +1,4 @@
-"""TD3 with a pull towards the data's actions (Fujimoto and Gu, 2021, arXiv:2106.06860)."""
+"""TD3 with a behavioral cloning term (Fujimoto and Gu, 2021, arXiv:2106.06860)."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from jaxrl.core.types import (
 
 @algorithm
 class TD3BC(NStepReplayFields, DelayedLearner):
-    """TD3 whose policy loss adds a squared error to the data's actions; observations are normalized."""
+    """TD3 with the squared distance to the data's actions in the policy loss; observations are normalized."""
 
     offline = True  # designed for datasets; it also runs without one
 

@@ -14,14 +14,14 @@ from jaxrl.networks.unit import project
 
 
 class Variables(struct.PyTreeNode):
-    """Variables of a network: its parameters and its model state (`types.Network`)."""
+    """A network's variables: parameters and model state (see `types.Network`)."""
 
     params: Params
     model_state: ModelState = ()
 
 
 class TrainState(struct.PyTreeNode):
-    """A network's parameters and model state, with optimizer state and target."""
+    """Parameters and model state of a network, its optimizer state, and optionally a target network."""
 
     params: Params
     model_state: ModelState
@@ -47,12 +47,12 @@ def create(
     *,
     target: bool = False,
 ) -> TrainState:
-    """Return the state before the first step, optionally with a target in its own arrays.
+    """Return the training state before the first step, optionally with a target network.
 
     Args:
-      params, model_state: initial ones, as from `Network.init`; `()` for no model state.
-      transformation: an optimizer at any learning rate, as for `apply_gradients`.
-      target: whether there is a target.
+      params, model_state: the network's initial variables, as returned by `Network.init`; `()`: no model state.
+      transformation: the optimizer, as for `apply_gradients`; its learning rate does not matter here.
+      target: whether to add a target network, as a copy of the variables.
     """
     with jax.numpy_dtype_promotion("standard"):  # optax mixes weak and strong types
         optimizer_state = transformation.init(params)
@@ -64,7 +64,7 @@ type Loss[Aux] = Callable[..., tuple[jax.Array, tuple[Aux, ModelState]]]
 
 
 class Gradient[Aux](NamedTuple):
-    """Gradient of a loss on this device, and what the loss returned."""
+    """Gradient of a loss on this device, with the loss's auxiliary outputs and new model state."""
 
     state: TrainState
     gradients: Params
@@ -83,10 +83,10 @@ def gradient[Aux](loss: Loss[Aux], state: TrainState, *inputs: Any) -> Gradient[
     """Return the gradient of a loss with respect to a network's parameters.
 
     Args:
-      loss: function from the network's variables and `inputs` to this device's loss, made of `weighted_mean`s, and a
-        pair: auxiliary outputs, such as metrics, and the new model state.
+      loss: a function `loss(variables, *inputs) -> (loss, (aux, model_state))`. It returns this device's loss, made of
+        `weighted_mean`s, auxiliary outputs such as metrics, and the new model state.
       state: the network's current state.
-      inputs: further arguments of `loss`, without gradient.
+      inputs: further arguments of `loss`, which are not differentiated.
     """
 
     def of_params(params):
@@ -107,10 +107,11 @@ def apply_gradients(
 
     Args:
       state: the current state.
-      gradients: this device's, with the structure of `state.params`, of a loss made of `weighted_mean`s.
-      transformation: an optimizer at its learning rate, with clipping if any.
-      replicas: as passed to `update`; gradients are averaged over them, never losses.
-      model_state: this device's after the forward pass of the loss, averaged over replicas too; None: unchanged.
+      gradients: this device's gradients of a loss made of `weighted_mean`s, with the structure of `state.params`.
+      transformation: the optimizer with its current learning rate, including any clipping.
+      replicas: as passed to `update`; gradients, not losses, are averaged over them.
+      model_state: this device's model state after the loss's forward pass, also averaged over replicas; None:
+        unchanged.
 
     Returns:
       The state after the step, and the global norm of the averaged gradient before clipping.
@@ -126,7 +127,7 @@ def apply_averaged(
     replicas: Replicas,
     model_state: ModelState | None = None,
 ) -> TrainState:
-    """Take a step down gradients already averaged over replicas; arrays of unit norm keep it."""
+    """Take a step down gradients that are already averaged over replicas; arrays of unit norm keep their norm."""
     with jax.numpy_dtype_promotion("standard"):  # optax mixes weak and strong types
         updates, optimizer_state = transformation.update(gradients, state.optimizer_state, state.params)
         params = project(optax.apply_updates(state.params, updates))
@@ -137,7 +138,7 @@ def apply_averaged(
 
 
 def polyak_update(state: TrainState, tau: float | jax.Array) -> TrainState:
-    """Move the target by the fraction `tau` towards the parameters and the model state."""
+    """Move the target network by the fraction `tau` towards the current parameters and model state."""
 
     def moved(new, old):
         return optax.incremental_update(new, old, tau) if jnp.issubdtype(new.dtype, jnp.inexact) else new
@@ -149,15 +150,15 @@ def polyak_update(state: TrainState, tau: float | jax.Array) -> TrainState:
 
 
 def _mean_of_floats(x: jax.Array, replicas: Replicas) -> jax.Array:
-    """Return the mean over replicas of floats; counters are the same on all."""
+    """Average floats over replicas; return counters unchanged, as they are equal on all replicas."""
     return replicas.mean(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
 
 
 def weighted_mean(x: jax.Array, weight: jax.Array, replicas: Replicas) -> jax.Array:
     """Return the mean of `x` over the entries that count, as this device's share of the mean over all replicas.
 
-    The denominator is averaged over replicas, so that averaging the gradients of this gives the gradient of the
-    global mean even where devices hold different numbers of rows that count.
+    The denominator is averaged over replicas. The average of the shares' gradients is therefore the gradient of the
+    global mean, even if devices hold different numbers of rows that count.
 
     Args:
       x: values, any shape.
@@ -172,10 +173,10 @@ def weighted_mean(x: jax.Array, weight: jax.Array, replicas: Replicas) -> jax.Ar
 def weighted_means[Name](
     values: Mapping[Name, jax.Array], weight: jax.Array, replicas: Replicas
 ) -> dict[Name, jax.Array]:
-    """Return `weighted_mean` of several arrays of one shape.
+    """Return the `weighted_mean` of several arrays of the same shape.
 
-    Accelerators sum them together, to start fewer kernels. On a CPU the copy would cost a vmapped sweep a tenth of its
-    speed.
+    On accelerators, the arrays are stacked and summed together, to start fewer kernels. On a CPU, stacking would slow
+    down a vmapped sweep by a tenth.
     """
     if replicas.platform == "cpu":
         return {name: weighted_mean(x, weight, replicas) for name, x in values.items()}

@@ -34,11 +34,11 @@ from jaxrl.networks.torsos import has_images
 class VMPOState(struct.PyTreeNode):
     """State of the learner."""
 
-    network: TrainState  # its target acts
+    network: TrainState  # the target network acts
     duals: TrainState  # float32 scalars: "temperature", "mean" and for boxes "std", before the softplus
     statistics: Statistics
     updates: jax.Array  # int32, batches
-    bonus: PyTree = ()  # of `exploration_bonus`; () without one
+    bonus: PyTree = ()  # state of `exploration_bonus`; () without a bonus
 
 
 @algorithm
@@ -64,14 +64,14 @@ class VMPO(BonusFields, KLFields, AdvantageFields, MinibatchFields, PolicyValueA
     )
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        # Why, with figures: docs/algorithms/vmpo.md.
+        # The reasons, with figures, are in docs/algorithms/vmpo.md.
         images = has_images(spec.observation_space)
         found = on_policy.resolved(self, spec, discrete_entropy=0.15 if images else 0.0)
         longer = spaces.is_continuous(spec.action_space) and not found["network"].recurrent
         if self.rollout_length is None:
             found["rollout_length"] = 128 if longer else 64
         if self.minibatches is None:
-            # Eight suit the longer rollouts; with shorter ones they lower the score.
+            # Eight minibatches suit the longer rollouts but lower the score with shorter ones.
             found["minibatches"] = 8 if longer and self.rollout_length is None else 4
         return dataclasses.replace(self, **found)
 
@@ -107,7 +107,7 @@ class VMPO(BonusFields, KLFields, AdvantageFields, MinibatchFields, PolicyValueA
             self, state.bonus, rollout, spec=spec, key=key, replicas=replicas
         )
         rows, inputs, network = rollout.rows, on_policy.batch_inputs(self, rollout), state.network.variables
-        # The learner's own values, because the recorded ones are the target's.
+        # Use values of the learner's network, because the recorded ones are from the target network.
         output, carry, _ = on_policy.unroll(self, network, inputs, rollout.carry.network, spec, train=False)
         bootstrap_value = on_policy.bootstrap_value(self, network, rollout, carry, spec)
         segment = on_policy.segment(self, rollout, output.value, bootstrap_value)
@@ -174,9 +174,10 @@ class VMPO(BonusFields, KLFields, AdvantageFields, MinibatchFields, PolicyValueA
 
 
 def better_half(advantages: jax.Array, weight: jax.Array, replicas: Replicas) -> jax.Array:
-    """Select the rows with the larger half of advantages, over all devices (section 4.1); bool, the same shape.
+    """Select the rows with the larger half of the advantages of all devices (section 4.1); bool, the same shape.
 
-    They are at least as large as the median. The smaller half of an odd number is dropped; equal entries are all kept.
+    These are the rows with an advantage of at least the median. Of an odd number of rows, the larger part is selected;
+    rows that equal the median are all selected.
 
     Args:
       advantages: float32, any shape.
@@ -184,10 +185,10 @@ def better_half(advantages: jax.Array, weight: jax.Array, replicas: Replicas) ->
       replicas: as passed to `update`.
     """
     bits = jax.lax.bitcast_convert_type(advantages, jnp.uint32)
-    order = jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))  # in the order of the numbers
+    order = jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))  # integers in the order of the floats
     half = (replicas.sum(jnp.sum(weight, dtype=jnp.int32)) + 1) // 2
     digits, median = jnp.arange(16, dtype=jnp.uint32), jnp.uint32(0)
-    for shift in range(28, -1, -4):  # the largest number that `half` of them reach, digit by digit
+    for shift in range(28, -1, -4):  # find the largest number that `half` of the rows reach, digit by digit
         tried = median + (digits << shift)
         reach = (order.reshape(1, -1) >= tried[:, None]) & weight.reshape(1, -1)
         enough = replicas.sum(jnp.sum(reach, axis=1, dtype=jnp.int32)) >= half
@@ -198,17 +199,17 @@ def better_half(advantages: jax.Array, weight: jax.Array, replicas: Replicas) ->
 def advantage_weights(
     advantages: jax.Array, chosen: jax.Array, temperature: jax.Array, replicas: Replicas
 ) -> tuple[jax.Array, jax.Array]:
-    """Return psi proportional to exp(A / eta) over the selected rows of all devices, its largest 1 (equation 3).
+    """Return psi proportional to exp(A / eta) over the selected rows of all devices, with maximum 1 (equation 3).
 
     Args:
-      advantages: [...].
-      chosen: bool [...].
+      advantages: advantages A [...].
+      chosen: bool [...], True for the selected rows.
       temperature: eta, a scalar more than 0.
       replicas: as passed to `update`.
 
     Returns:
       The weights [...], 0 where not chosen, and KL(psi || uniform over the chosen), a scalar. The gradient of equation
-      4, eta epsilon + eta log mean exp(A / eta), is epsilon minus this.
+      4, eta epsilon + eta log mean exp(A / eta), with respect to eta is epsilon minus this divergence.
     """
     scaled = jnp.where(chosen, advantages / temperature, -jnp.inf)
     largest = replicas.max(jnp.max(scaled))
@@ -222,9 +223,10 @@ def advantage_weights(
 
 
 def divergences(old: Distribution, new: Any) -> dict[str, jax.Array]:
-    """Return KL(old || new) [...] by the name of its limit; for Gaussians, mean and deviation apart (section 4.2).
+    """Return KL(old || new) [...], keyed by the name of its limit (section 4.2).
 
-    Both have the same type; several parts are summed.
+    For Gaussians, the divergences of mean and deviation are separate. `old` and `new` have the same type; the
+    divergences of the parts of a joint distribution are summed.
     """
     if isinstance(old, Joint):
         each = [divergences(before, now) for before, now in zip(old.leaves, new.leaves, strict=True)]
