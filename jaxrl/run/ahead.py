@@ -49,8 +49,8 @@ class Compiled:
       seconds: total time to compile them or read them from the cache.
       argument_bytes, output_bytes, temp_bytes: memory of the largest program on one device; None if not reported.
       peak_bytes: total memory on one device; an output that reuses the memory of an argument counts once.
-      flops: FLOPs of the largest program as counted by XLA, which counts the body of a loop of unknown length once; None
-        if not reported.
+      flops: FLOPs of the largest program as counted by XLA, which counts a loop of unknown length once; None if not
+        reported.
     """
 
     name: str

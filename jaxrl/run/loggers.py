@@ -124,8 +124,8 @@ class CSVLogger:
 class TensorBoardLogger:
     """A logger that writes TensorBoard events, built from the protobuf messages of tensorboardX.
 
-    It does not use tensorboardX's SummaryWriter: its `flush` does not wait for queued rows, and if the disk is full, its
-    thread ends and further writes block.
+    It does not use tensorboardX's SummaryWriter: the `flush` of that class does not wait for queued rows, and if the
+    disk is full, its thread ends and further writes block.
 
     Args:
       directory: the directory of the event files.
@@ -181,7 +181,7 @@ class TensorBoardLogger:
         from tensorboardX.proto.event_pb2 import Event, SessionLog  # ty: ignore[missing-module-member]  # likewise
 
         self._directory.mkdir(exist_ok=True)
-        earlier = len(list(self._directory.glob("events.out.tfevents.*")))  # in the name, because the time is in whole seconds
+        earlier = len(list(self._directory.glob("events.out.tfevents.*")))  # a name's time is in whole seconds
         now = time.time()
         path = self._directory / f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{earlier}"
         file = TfRecordWriter(path)

@@ -151,7 +151,7 @@ def _described_run(path, algo, env):
         else:
             trained_on = config["environment"]
             both = (decode(trained_on.get(f"{what}_space")) for what in ("observation", "action"))
-            check_spaces(EnvSpec(full_name(trained_on), *both), made)  # a clearer error than that of parameters that do not match
+            check_spaces(EnvSpec(full_name(trained_on), *both), made)  # clearer than the error of mismatched parameters
         env = envs.prepared(made)
         spec = env_spec(env)
         algo = algo.resolve(spec, 0)  # without training environments, because it only acts

@@ -31,7 +31,7 @@ class Damaged(Exception):
 
 @dataclasses.dataclass
 class Leaf:
-    """A saved array, with its dtype and shape in the state and, as `data_*`, on disk (typed keys are stored as words)."""
+    """A saved array: its dtype and shape in the state and, as `data_*`, on disk (typed keys are stored as words)."""
 
     name: str
     dtype: str

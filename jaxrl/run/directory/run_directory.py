@@ -153,7 +153,7 @@ class RunDirectory:
         return True
 
     def _check_checkpoints(self) -> None:
-        """Check that a run with metrics has checkpoints to resume from; otherwise, resuming would delete the metrics."""
+        """Check that a run with metrics has checkpoints to resume from; without them, the metrics would be deleted."""
         # A run that was killed before its first checkpoint has an empty folder but no result; the result of a run that
         # could not save is "unsaved".
         ended = self.result.exists() and read_result(self.path).get("stopped") != "unsaved"
@@ -295,8 +295,8 @@ def check_no_pattern(path: str | os.PathLike) -> None:
     for part in place.parts:
         if "**" in part or not fnmatch.fnmatchcase(part, part):
             raise RunDirectoryError(
-                f"Orbax interprets {part!r} in the path of the run directory {place} as a pattern, so it would not find "
-                "the checkpoints; rename it, or use another --run-dir"
+                f"Orbax interprets {part!r} in the path of the run directory {place} as a pattern and would not find the "
+                "checkpoints; rename it, or use another --run-dir"
             )
 
 

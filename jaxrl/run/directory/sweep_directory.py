@@ -25,7 +25,7 @@ from jaxrl.run.directory.run_status import is_number
 from jaxrl.run.loggers import read_metrics, write_csv
 
 METRICS, BEST, JOURNAL = "metrics.jsonl", "best", "study.journal"
-OF_THE_CALL = ("steps_per_second", "wall_seconds")  # entries of the record, like "origin", by the last call that trained
+OF_THE_CALL = ("steps_per_second", "wall_seconds")  # recorded, like "origin", for the last call that trained
 _FORMAT = 1
 
 
@@ -82,7 +82,7 @@ def check_best(path: Path) -> None:
     """
     best = path / BEST
     check_below(path, best)
-    copied = ownership.folder_kind(best) == "a run" and is_sweep(path)  # copied from the best of several run directories
+    copied = ownership.folder_kind(best) == "a run" and is_sweep(path)  # copied from the best of the run directories
     ownership.check_folder(best, "a run" if copied else "the best policy of a sweep or a search")
 
 

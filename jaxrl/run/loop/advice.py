@@ -105,7 +105,7 @@ def below_best(rows: Sequence[Mapping[str, float]], run_dir: Any, best_step: int
 
 
 def late_return(rows: Sequence[Mapping[str, float]]) -> float | None:
-    """Return the mean return of the last fifth of training or, without an ended episode there, of the last row with one.
+    """Return the mean return of the last fifth of training; if no episode ended there, of the last row with episodes.
 
     The result is None if no episode ended in the whole run.
     """
@@ -176,7 +176,7 @@ def _rose(first, ended, evaluations, rows) -> bool:
         return True
     entropies = [row["update/entropy"] for row in rows if "update/entropy" in row]
     if not entropies or abs(entropies[-1] - entropies[0]) > 0.01 * abs(entropies[0]):
-        evaluations = [(0, first), *evaluations]  # with the same entropy, evaluations may differ only by the best actions
+        evaluations = [(0, first), *evaluations]  # otherwise, evaluations may differ only by the best actions
     return any(found.above(evaluations[0][1]) > _NOTABLE for _, found in evaluations)
 
 
@@ -192,8 +192,8 @@ def _lost_by_greedy_actions(first, last, evaluations) -> str | None:
     if not best.is_below(last) or 2.0 * (last.mean - best.mean) <= learned:
         return None
     return (
-        f"greedy actions returned {evaluations[-1].mean:.4g} in evaluation, but sampled actions {last.mean:.4g} in "
-        f"training; explore_in_evaluation=True (--explore-in-evaluation) samples actions as in training ({PAGE})"
+        f"the greedy actions in evaluations returned {evaluations[-1].mean:.4g}, but the sampled ones in training "
+        f"{last.mean:.4g}; explore_in_evaluation=True (--explore-in-evaluation) samples actions as in training ({PAGE})"
     )
 
 
