@@ -120,7 +120,7 @@ class Saver:
             abort_without_saving(error)
 
     def save_last(self, step: int, state: RunState, score: float | None, stop: Stop) -> Stop:
-        """Wait for the last save, retry it once if it failed, and return `stop`, or an "unsaved" stop if both failed."""
+        """Wait for the last save, and retry it once if it failed; return `stop`, or an "unsaved" stop if both fail."""
         assert self.checkpointer is not None  # called only if there are checkpoints
         try:
             self.checkpointer.wait(last=True)

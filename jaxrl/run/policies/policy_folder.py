@@ -89,7 +89,7 @@ def read(folder: str | os.PathLike, template: PyTree) -> tuple[PyTree, int]:
     _check_finite(str(path), arrays)
     step = metadata.get("step", "")
     if not (step.isascii() and step.isdecimal() and len(step) < 19):
-        raise ConfigError(f"the metadata of {path} have step={step!r:.40}, which must be a whole number of steps")
+        raise ConfigError(f"the metadata of {path} has step={step!r:.40}; it must be a number of steps")
     leaves = [jax.numpy.asarray(arrays[name]) for name in expected]
     return jax.tree.unflatten(jax.tree.structure(template), leaves), int(step)
 
