@@ -284,7 +284,7 @@ def _is_number(value: Any) -> bool:
 def _same_form(who: str, env: Environment | None, new: Environment) -> Environment:
     """Return `new` with the dtypes of `env`, so that the compiled program can be reused."""
     if env is None:
-        raise ConfigError(f"{who} sets an environment, but this run uses host environments; leave env= out")
+        raise ConfigError(f"{who} sets an environment, but this run steps its environments on the host; leave env= out")
     if jax.tree.structure(env) != jax.tree.structure(new):
         raise ConfigError(f"{who} sets an environment with another structure; change only the leaves of moment.env")
     shapes = [(jnp.shape(a), jnp.shape(b)) for a, b in zip(jax.tree.leaves(env), jax.tree.leaves(new), strict=True)]

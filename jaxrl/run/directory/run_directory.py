@@ -295,8 +295,8 @@ def check_no_pattern(path: str | os.PathLike) -> None:
     for part in place.parts:
         if "**" in part or not fnmatch.fnmatchcase(part, part):
             raise RunDirectoryError(
-                f"Orbax interprets {part!r} in the path of the run directory {place} as a pattern, so no checkpoint "
-                "would be found; rename it, or use another --run-dir"
+                f"{part!r} in the path of the run directory {place} is a pattern for Orbax, so it would not find the "
+                "checkpoints; rename it, or use another --run-dir"
             )
 
 
