@@ -65,7 +65,7 @@ class Decision:
 
 @runtime_checkable
 class Callback(Protocol):
-    """An object that inspects a run periodically. All processes call their own copies, which must decide the same."""
+    """An object that inspects a run periodically. With several processes, all must return the same decisions."""
 
     @property
     def name(self) -> str:

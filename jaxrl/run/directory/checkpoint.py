@@ -278,7 +278,7 @@ def restore(
       directory: the run's `checkpoints` folder.
       template: a pytree of arrays or `jax.ShapeDtypeStruct` with the structure, shapes, dtypes and shardings of the
         result. Leaves without a sharding and uncommitted arrays are restored as uncommitted arrays on the default
-        device, and numpy arrays and Python numbers as such. The number of devices may differ from that at the save.
+        device; numpy arrays and Python numbers keep their types. The number of devices may have changed since the save.
       step: the step to read, which must be sound; None: the newest sound step.
       partial: whether the template may leave out saved leaves.
 

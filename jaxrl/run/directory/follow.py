@@ -44,7 +44,7 @@ def follow(
 ) -> Iterator[tuple[int, Evaluation]]:
     """Evaluate the checkpoints of a run that another process trains, on this or another machine.
 
-    It may be called before the run begins. Checkpoints that the run deletes before their evaluation are skipped.
+    The call may precede the start of the run. Checkpoints that the run deletes before their evaluation are skipped.
     Results are appended to a file. Steps that are already in the file are not evaluated again, so a repeated call
     continues where the previous one stopped.
 

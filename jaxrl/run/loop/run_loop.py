@@ -223,7 +223,7 @@ class Loop:
         self.state, self.done = state, step // self.schedule.rows
 
     def _go_on(self):
-        """Evaluate or stop if this was still due at the checkpoint from which the run resumes.
+        """Evaluate or stop, if an evaluation or a stop was still due at the checkpoint from which the run resumes.
 
         Raises:
           Stop: the run was stopped at this checkpoint.
