@@ -30,7 +30,7 @@ from jaxrl.parallel.threads import requested
 
 MOST_BYTES = 2 * 2**30  # size limit of a processor's folder; the least recently used entries are deleted first
 _LEAST_FREE_BYTES = 256 * 2**20  # minimum free space on the disk
-_CHECKED = "checked"  # a file whose change time is that of the last check of the entries
+_CHECKED = "checked"  # a file whose time is the start of the last check of the entries
 _JAX_VARIABLES = ("JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE")
 _lock = threading.Lock()
 _COMPILED, _LOADED = "/jax/compilation_cache/cache_misses", "/jax/compilation_cache/cache_hits"
@@ -149,7 +149,7 @@ def _discard_damaged(folder: Path) -> None:
     """Delete new entries that cannot be decompressed, and the least recently used ones beyond the size limit."""
     checked = folder / _CHECKED
     since = checked.stat().st_ctime_ns if checked.exists() else 0
-    checked.touch()  # before the check, so that the next check includes entries written meanwhile
+    checked.touch()  # before the check, so that entries written meanwhile are new at the next one
     entries = []
     for path in folder.glob("*-cache"):
         found = path.stat()
